@@ -1,0 +1,71 @@
+//! Every diagnostic code, in one table: the number is stable and never used again for something else.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Audience;
+
+/// A stable diagnostic code, printed as `U0123`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Code(pub u16);
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "U{:04}", self.0)
+    }
+}
+
+/// One row of the table of codes.
+#[derive(Clone, Copy, Debug)]
+pub struct CodeInfo {
+    /// The code.
+    pub code: Code,
+    /// Whose it is to act.
+    pub audience: Audience,
+    /// What it is about, in a few words.
+    pub title: &'static str,
+}
+
+macro_rules! codes {
+    ($($name:ident = $number:literal, $audience:ident, $title:literal;)*) => {
+        impl Code {
+            $(
+                #[doc = $title]
+                pub const $name: Self = Self($number);
+            )*
+        }
+
+        /// All codes in numeric order.
+        pub const CODES: &[CodeInfo] = &[
+            $(CodeInfo { code: Code::$name, audience: Audience::$audience, title: $title },)*
+        ];
+    };
+}
+
+codes! {
+    // 00xx: Unisono itself and files that it reads
+    INTERNAL = 1, Bug, "a broken invariant of Unisono";
+    UNREADABLE_FILE = 10, Configuration, "a file cannot be read or written";
+    BAD_TEXT = 11, Configuration, "a text form that cannot be parsed";
+    UNKNOWN_KEY = 12, Configuration, "an unknown key or name";
+    BAD_MESSAGE = 13, Bug, "a message between Python and Rust that cannot be decoded";
+}
+
+impl Code {
+    /// The row of this code.
+    pub fn info(self) -> Option<&'static CodeInfo> {
+        CODES.iter().find(|info| info.code == self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_unique_and_in_order() {
+        assert!(CODES.windows(2).all(|pair| pair[0].code < pair[1].code));
+    }
+}

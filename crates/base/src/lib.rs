@@ -1,0 +1,17 @@
+//! What every crate of Unisono shares: typed ids with dense maps, units, fingerprints and diagnostics.
+//!
+//! Nothing here knows about tensors, graphs or devices.
+
+mod codes;
+mod diagnostic;
+mod fingerprint;
+mod id;
+mod suggest;
+mod units;
+
+pub use codes::{CODES, Code, CodeInfo};
+pub use diagnostic::{Audience, Diagnostic, Place, Result};
+pub use fingerprint::{Fingerprint, Fingerprinter};
+pub use id::{Id, PrimaryMap, SecondaryMap};
+pub use suggest::{nearest, unknown_name_hint};
+pub use units::{Bytes, Flops, Nanos};

@@ -1,0 +1,22 @@
+//! The extension module `unisono._native`: conversions between Python and the crates, and no logic of its own.
+//!
+//! One file per subject; [`error`] is the only place that turns diagnostics into Python exceptions.
+
+mod error;
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+/// Runs the `unisono` command line and returns its exit status.
+#[pyfunction]
+fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| cli::run(arguments))
+}
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(run_command, module)?)?;
+    error::register(module)
+}

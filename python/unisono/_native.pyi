@@ -1,0 +1,6 @@
+"""Types of the extension module."""
+
+__version__: str
+
+def run_command(arguments: list[str]) -> int: ...
+def raise_internal_error(message: str) -> None: ...
