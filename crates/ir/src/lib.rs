@@ -1,0 +1,20 @@
+//! The graph of a training step and what is said about it: types, placements, source lines.
+//!
+//! One [`Graph`] type serves as `StepGraph` (global shapes) and as `RankGraph` (local shapes and collectives). Node data, program
+//! order and side tables (places, modules, phases) are kept apart; every id is dense.
+
+mod graph;
+mod placement;
+mod types;
+
+pub use graph::{
+    Arg, Graph, Input, InputClass, InputId, Module, ModuleId, Node, NodeId, Op, OpId, Phase, PlaceId, Return,
+    Value, ValueDef, ValueId,
+};
+pub use placement::{Mesh, MeshAxis, Placement, Reduce};
+pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides};
+
+/// A graph with global shapes: what capture returns.
+pub type StepGraph = Graph;
+/// A graph with one rank's local shapes and its collectives: what partition returns.
+pub type RankGraph = Graph;

@@ -1,0 +1,143 @@
+//! Meshes and placements: where the parts of a tensor are.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// How the parts of a partial value are put together.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Reduce {
+    /// The value is the sum of the parts.
+    Sum,
+    /// The value is the root of the sum of the squares of the parts: 2-norms of disjoint pieces.
+    Norm,
+    /// The value is the largest of the parts.
+    Max,
+}
+
+/// Where a tensor is along one mesh axis.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Placement {
+    /// Every rank holds the whole.
+    Replicate,
+    /// Dimension `dim` is made of `blocks` equal blocks, and each rank holds its equal part of every block, in order.
+    /// One block is ordinary sharding; a fused query-key-value dimension sharded by heads has three.
+    Shard {
+        /// The tensor dimension.
+        dim: u8,
+        /// The number of blocks; at least 1.
+        blocks: u32,
+    },
+    /// Every rank holds a tensor of the whole shape; the value is their reduction.
+    Partial(Reduce),
+}
+
+impl Placement {
+    /// Ordinary sharding of `dim`.
+    pub const fn shard(dim: usize) -> Self {
+        Self::Shard { dim: dim as u8, blocks: 1 }
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replicate => f.write_str("replicate"),
+            Self::Shard { dim, blocks: 1 } => write!(f, "shard({dim})"),
+            Self::Shard { dim, blocks } => write!(f, "shard({dim}, {blocks})"),
+            Self::Partial(Reduce::Sum) => f.write_str("partial(sum)"),
+            Self::Partial(Reduce::Norm) => f.write_str("partial(norm)"),
+            Self::Partial(Reduce::Max) => f.write_str("partial(max)"),
+        }
+    }
+}
+
+impl FromStr for Placement {
+    /// What is wrong, in a few words.
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!("`{text}` is none of replicate, shard(DIM), shard(DIM, BLOCKS), partial(sum|norm|max)")
+        };
+        let (head, rest) = text.trim().split_once('(').unwrap_or((text.trim(), ")"));
+        let arguments = rest.strip_suffix(')').ok_or_else(wrong)?;
+        match (head.trim(), arguments.trim()) {
+            ("replicate", "") => Ok(Self::Replicate),
+            ("partial", "sum") => Ok(Self::Partial(Reduce::Sum)),
+            ("partial", "norm") => Ok(Self::Partial(Reduce::Norm)),
+            ("partial", "max") => Ok(Self::Partial(Reduce::Max)),
+            ("shard", arguments) => {
+                let (dim, blocks) = arguments.split_once(',').unwrap_or((arguments, "1"));
+                let dim = dim.trim().parse().map_err(|_| wrong())?;
+                let blocks = blocks.trim().parse().ok().filter(|blocks| *blocks > 0).ok_or_else(wrong)?;
+                Ok(Self::Shard { dim, blocks })
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl Serialize for Placement {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Placement {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// One named axis of a mesh.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct MeshAxis {
+    /// The axis's name, as pins and plans use it.
+    pub name: String,
+    /// How many ranks lie along it.
+    pub size: u32,
+}
+
+/// Named axes with sizes; ranks are numbered in row-major order, the last axis fastest.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Mesh {
+    /// The axes, outermost first.
+    pub axes: Vec<MeshAxis>,
+}
+
+impl Mesh {
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u32 {
+        self.axes.iter().map(|axis| axis.size).product()
+    }
+
+    /// The position of `rank` along the axis number `axis`.
+    pub fn coordinate(&self, rank: u32, axis: usize) -> u32 {
+        let inner: u32 = self.axes[axis + 1..].iter().map(|axis| axis.size).product();
+        rank / inner % self.axes[axis].size
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placements_round_trip_through_text() {
+        for text in ["replicate", "shard(0)", "shard(2, 3)", "partial(sum)", "partial(norm)"] {
+            assert_eq!(text.parse::<Placement>().unwrap().to_string(), text);
+        }
+        for wrong in ["", "shard", "shard(x)", "shard(0, 0)", "partial(mean)", "replicate(1)", "shard(1"] {
+            assert!(wrong.parse::<Placement>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_last_axis_of_a_mesh_counts_fastest() {
+        let axis = |name: &str, size| MeshAxis { name: name.into(), size };
+        let mesh = Mesh { axes: vec![axis("a", 2), axis("b", 3)] };
+        assert_eq!((mesh.ranks(), mesh.coordinate(4, 0), mesh.coordinate(4, 1)), (6, 1, 1));
+    }
+}

@@ -1,0 +1,172 @@
+//! Tensor types: element type, sizes, strides, device.
+
+use std::fmt;
+
+use base::Bytes;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// Sizes or strides, one per dimension.
+pub type Dims = SmallVec<[i64; 4]>;
+
+macro_rules! dtypes {
+    ($($name:ident, $text:literal, $torch:literal, $bytes:literal;)*) => {
+        /// An element type, named as in the text form.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+        pub enum Dtype {
+            $(
+                #[doc = concat!("`torch.", $torch, "`")]
+                #[serde(rename = $text)]
+                $name,
+            )*
+        }
+
+        impl Dtype {
+            /// All element types.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// The short name of the text form, such as `f32`.
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// PyTorch's name without the `torch.` prefix, such as `float32`.
+            pub const fn torch_name(self) -> &'static str {
+                match self { $(Self::$name => $torch,)* }
+            }
+
+            /// Bytes per element.
+            pub const fn bytes(self) -> u64 {
+                match self { $(Self::$name => $bytes,)* }
+            }
+        }
+    };
+}
+
+dtypes! {
+    F64, "f64", "float64", 8;
+    F32, "f32", "float32", 4;
+    F16, "f16", "float16", 2;
+    Bf16, "bf16", "bfloat16", 2;
+    F8e4m3, "f8e4m3", "float8_e4m3fn", 1;
+    F8e5m2, "f8e5m2", "float8_e5m2", 1;
+    C64, "c64", "complex64", 8;
+    C128, "c128", "complex128", 16;
+    I64, "i64", "int64", 8;
+    I32, "i32", "int32", 4;
+    I16, "i16", "int16", 2;
+    I8, "i8", "int8", 1;
+    U8, "u8", "uint8", 1;
+    U16, "u16", "uint16", 2;
+    U32, "u32", "uint32", 4;
+    U64, "u64", "uint64", 8;
+    Bool, "bool", "bool", 1;
+}
+
+impl Dtype {
+    /// Whether values of this type are real or complex numbers with a fraction.
+    pub const fn is_floating(self) -> bool {
+        use Dtype::{Bf16, C64, C128, F8e4m3, F8e5m2, F16, F32, F64};
+        matches!(self, F64 | F32 | F16 | Bf16 | F8e4m3 | F8e5m2 | C64 | C128)
+    }
+
+    /// The element type of a short name.
+    pub fn from_text(text: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|dtype| dtype.text() == text)
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// The kind of device that holds a tensor.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceKind {
+    /// Host memory.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU, or an AMD GPU under ROCm.
+    Cuda,
+    /// No memory at all: shapes only.
+    Meta,
+}
+
+/// A device. The index is the capturing process's and is replaced by the rank's own when a program is bound.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Device {
+    /// The kind.
+    pub kind: DeviceKind,
+    /// Which of that kind; 0 for `Cpu`.
+    pub index: u16,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            DeviceKind::Cpu => f.write_str("cpu"),
+            DeviceKind::Cuda => write!(f, "cuda:{}", self.index),
+            DeviceKind::Meta => f.write_str("meta"),
+        }
+    }
+}
+
+/// What is known of a tensor without its data.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct TensorType {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Size of each dimension.
+    pub shape: Dims,
+    /// Elements between neighbours of each dimension.
+    pub strides: Dims,
+    /// Where it is.
+    #[serde(default)]
+    pub device: Device,
+}
+
+impl TensorType {
+    /// A tensor laid out in row-major order on the CPU.
+    pub fn contiguous(dtype: Dtype, shape: impl Into<Dims>) -> Self {
+        let shape = shape.into();
+        let strides = contiguous_strides(&shape);
+        Self { dtype, shape, strides, device: Device::default() }
+    }
+
+    /// How many dimensions.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// How many elements.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().map(|size| *size as u64).product()
+    }
+
+    /// Bytes of all elements (of a broadcast view: as if it were materialised).
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.elements() * self.dtype.bytes())
+    }
+
+    /// Whether it is laid out in row-major order without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        self.shape.iter().zip(&self.strides).rev().all(|(size, stride)| {
+            let fits = *size == 1 || *stride == expected;
+            expected *= (*size).max(1);
+            fits
+        }) || self.elements() == 0
+    }
+}
+
+/// The strides of a row-major tensor of `shape`, as PyTorch computes them.
+pub fn contiguous_strides(shape: &[i64]) -> Dims {
+    let mut strides: Dims = SmallVec::from_elem(1, shape.len());
+    for dim in (0..shape.len().saturating_sub(1)).rev() {
+        strides[dim] = strides[dim + 1] * shape[dim + 1].max(1);
+    }
+    strides
+}
