@@ -1,0 +1,267 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import unisono
+from unisono._interpret import interpret
+
+
+class Classifier(nn.Module):
+    """Embedding, linear layers and batch norm: every class of input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.up = nn.Linear(8, 16, bias=False)  # before a norm, a bias has no gradient but noise
+        self.norm = nn.BatchNorm1d(16)
+        self.down = nn.Linear(16, 11)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.norm(self.up(self.embed(x)))))
+
+
+def make_step(model, optimizer, clip=1.0):
+    parameters = list(model.parameters())
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, clip)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def batches(count, size=6):
+    generator = torch.Generator().manual_seed(1)
+    return [tuple(torch.randint(0, 11, (2, size), generator=generator)) for _ in range(count)]
+
+
+def run_graph(graph, data):
+    """The returns of each step, and all inputs after the last, with the graph run node by node."""
+    decoded = graph.decoded()
+    inputs = [item.tensor.detach().clone() for item in graph.capture.inputs.inputs]
+    positions = [p for p in graph.capture.inputs.leaves if p is not None]
+    returns = []
+    for batch in data:
+        for position, tensor in zip(positions, batch, strict=True):
+            inputs[position] = tensor
+        result, updates = interpret(decoded, inputs)
+        returns.append(result[0])
+        for position, tensor in updates.items():
+            inputs[position] = tensor
+    return returns, {item.name: t for item, t in zip(graph.capture.inputs.inputs, inputs, strict=True)}
+
+
+OPTIMIZERS = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "AdamW in groups": lambda p: torch.optim.AdamW(
+        [{"params": p[:2], "lr": 1e-2}, {"params": p[2:], "weight_decay": 0.3}]
+    ),
+    "Adam with amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "SGD, not fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=False),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "RAdam": lambda p: torch.optim.RAdam(p),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True),
+    "ASGD": lambda p: torch.optim.ASGD(p),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_graph_of_a_step_gives_what_eager_pytorch_gives_with_every_optimizer(name):
+    torch.manual_seed(0)
+    model = Classifier()
+    reference = copy.deepcopy(model)
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
+    eager = OPTIMIZERS[name](list(reference.parameters()))
+    before = copy.deepcopy(model.state_dict())
+    graph = unisono.capture(make_step(model, optimizer), model=model, optimizer=optimizer, example=batches(1)[0])
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+    losses, after = run_graph(graph, batches(5))
+    eager_step = make_step(reference, eager)
+    expected = [eager_step(x, y) for x, y in batches(5)]
+    torch.testing.assert_close(losses, [loss.detach() for loss in expected], rtol=1e-5, atol=0)
+    for key, value in reference.named_parameters():
+        torch.testing.assert_close(after[f"params.{key}"], value.detach(), rtol=1e-5, atol=1e-6, msg=key)
+    for key, value in reference.named_buffers():
+        torch.testing.assert_close(after[f"buffers.{key}"], value, rtol=1e-5, atol=1e-6, msg=key)
+
+
+def captured(step=None, **changes):
+    torch.manual_seed(0)
+    model = Classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step = step(model, optimizer) if step else make_step(model, optimizer)
+    return unisono.capture(step, model=model, optimizer=optimizer, example=changes.get("example", batches(1)[0]))
+
+
+def test_inputs_are_classed_and_named():
+    names = {item["name"]: item["class"] for item in captured().decoded()["inputs"]}
+    assert names["params.embed.weight"] == "parameter"
+    assert names["buffers.norm.running_mean"] == "buffer"
+    assert names["optimizer.up.weight.exp_avg_sq"] == "optimizer"
+    assert (names["hyper.0.lr"], names["batch.x"], names["batch.y"]) == ("hyper", "batch", "batch")
+
+
+def test_no_in_place_operation_is_left_and_no_value_is_read_back():
+    graph = captured().decoded()
+    for op in graph["ops"]:
+        assert "(a!" not in op["schema"], op
+        assert "_local_scalar_dense" not in op["name"]
+
+
+def test_every_node_keeps_the_users_line_and_module_and_its_part_of_the_step():
+    graph = captured().decoded()
+    ops = [op["name"] for op in graph["ops"]]
+    by_op = {ops[node["op"]]: node for node in graph["nodes"]}
+    with open(__file__) as file:
+        lines = file.read().splitlines()
+
+    def line(op):
+        place = graph["places"][by_op[op]["place"]]
+        assert place["file"] == __file__
+        return lines[place["line"] - 1].strip()
+
+    assert line("aten::embedding").startswith("return self.down(")
+    assert line("aten::embedding_dense_backward").startswith("return self.down(")
+    assert line("aten::_fused_adamw.tensor_lr") == "optimizer.step()"
+    assert graph["modules"][by_op["aten::_native_batch_norm_legit_functional"]["module"]] == "norm"
+    assert graph["modules"][by_op["aten::native_batch_norm_backward"]["module"]] == "norm"
+    phases = [by_op[op]["phase"] for op in ("aten::embedding", "aten::gelu_backward", "aten::stack")]
+    assert phases == ["forward", "backward", "optimizer"]
+
+
+def test_gradients_zeroed_at_the_end_of_the_step_are_as_good_as_at_its_beginning():
+    def at_the_end(model, optimizer):
+        def step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step
+
+    assert captured(at_the_end).decoded()["updates"]
+
+
+def test_a_step_that_never_zeroes_its_gradients_is_refused():
+    def accumulating(model, optimizer):
+        def step(x, y):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        return step
+
+    with pytest.raises(unisono.errors.StepError, match="adds to gradients") as caught:
+        captured(accumulating)
+    assert "zero_grad" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("loss.item()", "reads the value of a tensor"),
+        ("bool(loss > 1)", "reads the value of a tensor"),
+        ("model(x)[x > 3]", "depends on data"),
+        ("torch.nonzero(x)", "depends on data"),
+    ],
+)
+def test_a_step_that_depends_on_data_is_refused_with_the_users_line(line, says, tmp_path):
+    source = "\n".join(
+        ["def step(x, y):", "    loss = F.cross_entropy(model(x), y)", f"    z = {line}", "    return loss"]
+    )
+    file = tmp_path / "users_step.py"
+    file.write_text(source)
+
+    def compiled(model, optimizer):
+        scope = {"F": F, "torch": torch, "model": model}
+        exec(compile(source, str(file), "exec"), scope)
+        return scope["step"]
+
+    with pytest.raises(unisono.errors.StepError, match=says) as caught:
+        captured(compiled)
+    assert caught.value.place == f"{file}:3"
+    assert caught.value.hint
+
+
+def test_gradients_zeroed_in_place_are_captured_as_zeros():
+    def zeroing(model, optimizer):
+        def step(x, y):
+            optimizer.zero_grad(set_to_none=False)
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    names = [op["name"] for op in captured(zeroing).decoded()["ops"]]
+    assert "aten::full" in names
+
+
+def test_a_step_that_changes_a_tensor_of_nobodys_is_refused():
+    seen = torch.zeros(11)
+
+    def counting(model, optimizer):
+        def step(x, y):
+            seen.add_(F.one_hot(x, 11).sum(0))
+            return F.cross_entropy(model(x), y)
+
+        return step
+
+    with pytest.raises(unisono.errors.StepError, match="in place") as caught:
+        captured(counting)
+    assert caught.value.place.startswith(__file__)
+
+
+def test_a_scheduler_inside_the_step_is_refused():
+    def scheduling(model, optimizer):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        inner = make_step(model, optimizer)
+
+        def step(x, y):
+            loss = inner(x, y)
+            scheduler.step()
+            return loss
+
+        return step
+
+    with pytest.raises(unisono.errors.StepError, match="learning rate"):
+        captured(scheduling)
+
+
+def test_an_example_that_does_not_fit_the_step_is_refused():
+    with pytest.raises(unisono.errors.ConfigurationError, match="does not fit"):
+        captured(example=(torch.zeros(1),))
+
+
+def test_optimizer_state_is_created_as_the_first_step_would():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.NAdam(model.parameters())
+    reference = copy.deepcopy(model)
+    eager = torch.optim.NAdam(reference.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    unisono.capture(step, model=model, optimizer=optimizer, example=torch.ones(4, 3))
+    reference(torch.ones(4, 3)).sum().backward()
+    eager.step()
+    state, expected = optimizer.state[model.weight], eager.state[reference.weight]
+    assert state.keys() == expected.keys()
+    assert (state["step"], state["mu_product"], state["exp_avg"].abs().sum()) == (0, 1, 0)

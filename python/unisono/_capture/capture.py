@@ -1,0 +1,68 @@
+"""The capture of a step as a whole: its graph and how to talk to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono._capture import optimizer as optimizers
+from unisono._capture.inputs import StepInputs, collect
+from unisono._capture.trace import Traced, trace
+from unisono._capture.wire import Encoder
+from unisono.errors import StepError
+
+
+@dataclass
+class Capture:
+    """A captured step.
+
+    Attributes:
+        message: the graph as MessagePack, as crate ``ir`` reads it.
+        inputs: the inputs, in the order of the graph's inputs.
+        returns: how the step's return value is put together.
+        return_constants: leaves of the return value that are no tensors, by position.
+        settings: the optimizer's settings that became constants of the graph.
+    """
+
+    message: bytes
+    inputs: StepInputs
+    returns: pytree.TreeSpec
+    return_constants: dict[int, Any]
+    settings: list[dict[str, Any]]
+
+
+def capture_step(
+    train_step: Callable[..., Any], *, model: nn.Module | None, optimizer: Optimizer | None, example: Any
+) -> Capture:
+    """Captures one call of ``train_step``; see :func:`unisono.capture`."""
+    if optimizer is not None:
+        optimizers.create_state(optimizer)
+    settings = optimizers.guarded_settings(optimizer)
+    inputs = collect(train_step, model, optimizer, example)
+    traced = trace(train_step, model, optimizer, inputs, gradients_may_be_there=True)
+    encoder = Encoder(traced, inputs)
+    if encoder.reads_stale_gradients:
+        traced, encoder, inputs = _without_gradients(train_step, model, optimizer, example, traced)
+    return Capture(encoder.bytes(), inputs, traced.returns, traced.return_constants, settings)
+
+
+def _without_gradients(
+    train_step: Callable[..., Any], model: nn.Module | None, optimizer: Optimizer | None, example: Any, before: Traced
+) -> tuple[Traced, Encoder, StepInputs]:
+    """The capture of a step that adds to the gradients it finds: legal if it finds none and leaves none."""
+    inputs = collect(train_step, model, optimizer, example)
+    there = [i.name for i in inputs.inputs if i.cls == "parameter" and i.tensor.grad is not None]
+    if there or not before.ends_without_gradients:
+        raise StepError(
+            "the step adds to gradients that an earlier step left",
+            code="U0109",
+            cause="gradients would have to be carried from step to step; they are not state of the captured step",
+            hint="call `optimizer.zero_grad()` at the beginning of the step; accumulate over micro-batches within one step",
+        )
+    traced = trace(train_step, model, optimizer, inputs, gradients_may_be_there=False)
+    return traced, Encoder(traced, inputs), inputs

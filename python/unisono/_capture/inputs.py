@@ -1,0 +1,148 @@
+"""The inputs of a step: every tensor that it reads from outside, with its class and its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.errors import ConfigurationError, StepError
+
+
+@dataclass
+class StepInput:
+    """One tensor that the step reads from outside.
+
+    Attributes:
+        cls: ``parameter``, ``buffer``, ``optimizer``, ``constant``, ``batch`` or ``hyper``.
+        name: unique, as described at :func:`unisono.capture`.
+        tensor: the user's own tensor; for a number, a 0-dim stand-in.
+        owner: for optimizer state, the parameter and the key in its state; for a hyperparameter, the number of its group and the key.
+    """
+
+    cls: str
+    name: str
+    tensor: torch.Tensor
+    owner: tuple[Any, Any] | None = None
+
+
+@dataclass
+class StepInputs:
+    """All inputs of a step, in the order of the graph's inputs, and how the step's arguments are put together."""
+
+    inputs: list[StepInput] = field(default_factory=list)
+    #: Arguments that are no tensors, by path: they become constants of the graph.
+    constants: dict[str, Any] = field(default_factory=dict)
+    arguments: pytree.TreeSpec | None = None
+    #: Position of each argument leaf among ``inputs``, or ``None`` for a constant.
+    leaves: list[int | None] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+
+    def add(self, item: StepInput) -> int:
+        """Appends an input and returns its position."""
+        self.inputs.append(item)
+        return len(self.inputs) - 1
+
+
+def collect(
+    train_step: Callable[..., Any], model: nn.Module | None, optimizer: Optimizer | None, example: Any
+) -> StepInputs:
+    """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, learning rates, batch."""
+    found = StepInputs()
+    names = _add_model(found, model)
+    if optimizer is not None:
+        _add_optimizer(found, optimizer, names)
+    _add_arguments(found, train_step, example)
+    return found
+
+
+def _add_model(found: StepInputs, model: nn.Module | None) -> dict[int, str]:
+    """Adds parameters and buffers; returns the parameters' names by ``id``."""
+    names: dict[int, str] = {}
+    if model is None:
+        return names
+    for name, parameter in model.named_parameters():
+        names[id(parameter)] = name
+        found.add(StepInput("parameter", f"params.{name}", parameter))
+    for name, buffer in model.named_buffers():
+        found.add(StepInput("buffer", f"buffers.{name}", buffer))
+    return names
+
+
+def _add_optimizer(found: StepInputs, optimizer: Optimizer, names: dict[int, str]) -> None:
+    for index, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            if id(parameter) not in names:
+                names[id(parameter)] = f"group{index}.{position}"
+                found.add(StepInput("parameter", f"params.{names[id(parameter)]}", parameter))
+            state = optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if isinstance(value, bool) or not isinstance(value, torch.Tensor | int | float):
+                    continue
+                tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=_wide(value))
+                name = f"optimizer.{names[id(parameter)]}.{key}"
+                found.add(StepInput("optimizer", name, tensor, (parameter, key)))
+    for index, group in enumerate(optimizer.param_groups):
+        if "lr" in group:
+            found.add(StepInput("hyper", f"hyper.{index}.lr", learning_rate(group), (index, "lr")))
+
+
+def learning_rate(group: dict[str, Any]) -> torch.Tensor:
+    """The learning rate of a group as a 0-dim tensor of double precision."""
+    lr = group["lr"]
+    return lr.detach().to(torch.float64) if isinstance(lr, torch.Tensor) else torch.tensor(lr, dtype=torch.float64)
+
+
+def _wide(value: float) -> torch.dtype:
+    return torch.int64 if isinstance(value, int) else torch.float64
+
+
+def _add_arguments(found: StepInputs, train_step: Callable[..., Any], example: Any) -> None:
+    arguments = example if isinstance(example, tuple) else (example,)
+    try:
+        bound = inspect.signature(train_step).bind(*arguments)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"`example` does not fit the training step: {error}",
+            code="U0120",
+            hint="`example` is the tuple of arguments that the step is called with",
+        ) from None
+    argument_names = _argument_names(bound, len(arguments))
+    leaves, found.arguments = pytree.tree_flatten_with_path(arguments)
+    for path, leaf in leaves:
+        name = ".".join([argument_names[path[0].idx], *(_key(key) for key in path[1:])])
+        found.paths.append(name)
+        if isinstance(leaf, torch.Tensor):
+            found.leaves.append(found.add(StepInput("batch", f"batch.{name}", leaf)))
+        elif leaf is None or isinstance(leaf, bool | int | float | str):
+            found.leaves.append(None)
+            found.constants[name] = leaf
+        else:
+            raise StepError(
+                f"argument `{name}` is a {type(leaf).__name__}",
+                code="U0121",
+                cause="a step's arguments are tensors, numbers, strings and containers of them",
+                hint="turn it into a tensor, or let the step close over it if it never changes",
+            )
+
+
+def _argument_names(bound: inspect.BoundArguments, count: int) -> list[str]:
+    names: list[str] = []
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        many = kind is inspect.Parameter.VAR_POSITIONAL
+        names.extend([f"{name}.{i}" for i in range(len(value))] if many else [name])
+    return names[:count]
+
+
+def _key(key: Any) -> str:
+    for attribute in ("idx", "key", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

@@ -1,0 +1,131 @@
+"""Where in the user's code, in which module and in which part of the step each operation was made."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.fx
+import torch.fx.traceback as fx_traceback
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from unisono.errors import StepError
+
+_NOT_THE_USERS = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.dirname(os.__file__) + os.sep + "contextlib.py",
+    "<",
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known of an operation's making."""
+
+    file: str
+    line: int
+    module: str
+    phase: str
+
+
+_NOWHERE = Origin("", 0, "", "forward")
+
+
+def is_the_users(file: str) -> bool:
+    """Whether a source file is neither PyTorch's nor Unisono's."""
+    return not file.startswith(_NOT_THE_USERS)
+
+
+def user_place(frame: FrameType | None) -> tuple[str, int]:
+    """The file and line of the innermost frame outside PyTorch and Unisono."""
+    while frame is not None:
+        if is_the_users(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def place_of(node: torch.fx.Node) -> str | None:
+    """``file:line`` of the user's code that a traced node comes from."""
+    origin = (node.meta.get("custom") or {}).get("origin")
+    return f"{origin.file}:{origin.line}" if origin and origin.file else None
+
+
+class OriginTracker(TorchDispatchMode):
+    """Notes the origin of every operation as ``custom["origin"]`` in the meta of the node that is traced for it.
+
+    Backward operations get the origin of the forward operation whose autograd node runs them.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        """Takes the model whose modules' names are to be noted."""
+        super().__init__()
+        self._names = {id(module): name for name, module in model.named_modules()} if model is not None else {}
+        self._modules: list[str] = []
+        self._by_sequence: dict[int, Origin] = {}
+        self._seen_backward = False
+
+    def current(self) -> Origin:
+        """The origin of an operation that is made now."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self._seen_backward = True
+            made = self._by_sequence.get(node._sequence_nr(), _NOWHERE)
+            return Origin(made.file, made.line, made.module, "backward")
+        file, line = user_place(sys._getframe(1))
+        module = self._modules[-1] if self._modules else ""
+        origin = Origin(file, line, module, "optimizer" if self._seen_backward else "forward")
+        self._by_sequence[torch.autograd._get_sequence_nr() - 1] = origin
+        return origin
+
+    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operation with its origin noted."""
+        origin = self.current()
+        fx_traceback.current_meta["custom"] = {"origin": origin}
+        try:
+            return func(*args, **(kwargs or {}))
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise data_dependence(func, origin, error) from None
+
+    @contextmanager
+    def tracking(self) -> Iterator[None]:
+        """Tracks modules and operations until it is left."""
+        entered = nn.modules.module.register_module_forward_pre_hook(self._enter)
+        left = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
+        try:
+            with fx_traceback.preserve_node_meta(), self:
+                yield
+        finally:
+            entered.remove()
+            left.remove()
+
+    def _enter(self, module: nn.Module, _arguments: Any) -> None:
+        self._modules.append(self._names.get(id(module), ""))
+
+    def _leave(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
+        if self._modules:
+            self._modules.pop()
+
+
+def data_dependence(func: Any, origin: Origin, error: Exception) -> StepError:
+    """The error for a step whose control flow or shapes depend on the data of tensors."""
+    name = str(func)
+    if isinstance(error, DynamicOutputShapeException):
+        message = f"the shape of a result of `{name}` depends on data"
+        cause = "one graph must serve every batch, so all shapes must be known beforehand"
+        hint = "use `torch.where`, a mask that is multiplied, or padding instead of selecting by a mask or by `nonzero`"
+    else:
+        message = "the step reads the value of a tensor (`.item()`, `float(t)`, `if t:`, printing it, ...)"
+        cause = "the whole step is captured once as a graph, before there is any data"
+        hint = "keep the value as a tensor: use `torch.where` for a choice, and return the tensor to print it outside"
+    place = f"{origin.file}:{origin.line}" if origin.file else None
+    return StepError(message, code="U0101", place=place, cause=cause, hint=hint)

@@ -1,0 +1,98 @@
+"""Rewrites that happen while a step is traced, before functionalisation sees the operations.
+
+List operations become one operation per tensor, so that each parameter can be placed by itself; a pass groups them again for the
+executor. Operations that change an operand without saying so in their schema become ones that say so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: Fused optimizer kernels, which take one list entry per parameter, with the functional operation and the positions of the arguments
+#: that it returns anew: parameters (first), then state; gradients (second) are only changed by a loss scale.
+_FUSED = {
+    "_fused_adamw_": (torch.ops.aten._fused_adamw, (0, 2, 3, 4)),
+    "_fused_adam_": (torch.ops.aten._fused_adam, (0, 2, 3, 4)),
+    "_fused_sgd_": (torch.ops.aten._fused_sgd, (0, 2)),
+    "_fused_adagrad_": (torch.ops.aten._fused_adagrad, (0, 2)),
+}
+
+
+class Rewrites(TorchDispatchMode):
+    """Applies the rewrites to every operation that runs under it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operation, or what stands for it."""
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        if name in _FUSED:
+            functional, changed = _FUSED[name]
+            for position in range(len(args[0])):
+                single = [[arg[position]] if isinstance(arg, list | tuple) and arg else arg for arg in args]
+                results = getattr(functional, func._schema.overload_name or "default")(*single, **kwargs)
+                returned = dict(zip(_returned(func), results, strict=True))
+                for argument in changed:
+                    for old, new in zip(single[argument], returned[argument], strict=True):
+                        torch.ops.aten.copy_.default(old, new)
+            return None
+        if name.startswith("_foreach_"):
+            return _one_at_a_time(func, name.removeprefix("_foreach_"), args, kwargs)
+        if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
+            return torch.ops.aten._native_batch_norm_legit.default(*args)
+        return func(*args, **kwargs)
+
+
+def _returned(func: Any) -> list[int]:
+    """The arguments of an in-place operation that its functional form returns, in order: those that it may change."""
+    arguments = enumerate(func._schema.arguments)
+    return [position for position, argument in arguments if argument.alias_info and argument.alias_info.is_write]
+
+
+def _one_at_a_time(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """A list operation as one operation per tensor, or as it is where there is no such operation."""
+    overload = func._schema.overload_name
+    single = _single_operation(name, overload)
+    if single is None:
+        return func(*args, **kwargs)
+    count = len(args[0])
+    lists = [list(arg) if isinstance(arg, list | tuple) and len(arg) == count else [arg] * count for arg in args]
+    results = [single(*each, **kwargs) for each in zip(*lists, strict=True)]
+    return results if func._schema.returns else None
+
+
+def _single_operation(name: str, overload: str) -> Any:
+    """The operation on one tensor that ``_foreach_<name>.<overload>`` applies to each, or ``None``."""
+    if name in ("norm", "powsum"):
+        return torch.ops.aten.linalg_vector_norm.default if name == "norm" else None
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return None
+    wanted = {"List": "Tensor", "ScalarList": "Scalar", "ScalarAndTensor": "Scalar"}.get(overload, overload)
+    for candidate in (wanted, f"Tensor_{wanted}", "Tensor", "default"):
+        if candidate in packet.overloads():
+            return getattr(packet, candidate)
+    return None
+
+
+class LiveScalars(TorchFunctionMode):
+    """Lets a tensor stand where PyTorch wants a number as the factor of an addition (``p.add_(g, alpha=-lr)``).
+
+    The learning rate is such a tensor while a step is traced, so that it stays an input.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one function, its factor multiplied in where it is a tensor."""
+        kwargs = kwargs or {}
+        factor = kwargs.get("alpha", kwargs.get("value"))
+        name = getattr(func, "__name__", "").rstrip("_")
+        if not isinstance(factor, torch.Tensor) or name not in ("add", "sub", "addcdiv", "addcmul"):
+            return func(*args, **kwargs)
+        if name in ("add", "sub"):
+            return func(args[0], args[1] * factor)
+        product = args[1] / args[2] if name == "addcdiv" else args[1] * args[2]
+        in_place = func.__name__.endswith("_")
+        return args[0].add_(product * factor) if in_place else args[0].add(product * factor)

@@ -1,0 +1,272 @@
+"""Tracing a step into a functional FX graph of ATen operations.
+
+Two passes: the first runs the user's step once on fake tensors, with the real autograd engine and the real optimizer; the second runs the
+graph of the first one again under functionalisation, which leaves no in-place operation and ends every input that changes in a ``copy_``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.fx
+import torch.fx.traceback as fx_traceback
+import torch.utils._pytree as pytree
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import stateless
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from unisono._capture import kernels
+from unisono._capture import optimizer as optimizers
+from unisono._capture.inputs import StepInput, StepInputs
+from unisono._capture.places import OriginTracker, is_the_users, place_of
+from unisono._capture.rewrites import LiveScalars, Rewrites
+from unisono.errors import StepError, UnisonoError, UnsupportedError
+
+
+@dataclass
+class Traced:
+    """A traced step.
+
+    Attributes:
+        graph: the functional graph; its placeholders are the inputs, in order.
+        returns: how the step's return value is put together; its tensor leaves are the first outputs of the graph.
+        return_constants: leaves of the return value that are no tensors, by position.
+        replaced: for each further output of the graph, the position of the input that it replaces.
+        stale_gradients: how many placeholders follow those of the inputs: gradients that parameters may have when the step begins; a
+            graph that reads one depends on earlier steps.
+        ends_without_gradients: whether no parameter has a gradient when the step is over.
+    """
+
+    graph: torch.fx.GraphModule
+    returns: pytree.TreeSpec
+    return_constants: dict[int, Any] = field(default_factory=dict)
+    replaced: list[int] = field(default_factory=list)
+    stale_gradients: int = 0
+    ends_without_gradients: bool = False
+
+
+def trace(
+    train_step: Callable[..., Any],
+    model: nn.Module | None,
+    optimizer: Optimizer | None,
+    inputs: StepInputs,
+    *,
+    gradients_may_be_there: bool,
+) -> Traced:
+    """Traces one step. The user's model and optimizer are as before when it returns or raises."""
+    kernels.register()
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [_fake(fake_mode, item) for item in inputs.inputs]
+    run = _Run(train_step, model, optimizer, inputs)
+    if gradients_may_be_there:
+        run.stale = [position for position, fake in enumerate(fakes) if fake.requires_grad]
+        with fake_mode:
+            fakes += [torch.empty_like(fakes[position], requires_grad=False) for position in run.stale]
+    with mock.patch("torch.compiler.is_compiling", lambda: True), run.explaining_errors():
+        first = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
+    assert run.traced is not None
+    run.traced.graph = _functionalise(first, fakes)
+    return run.traced
+
+
+def _fake(mode: FakeTensorMode, item: StepInput) -> torch.Tensor:
+    with torch.no_grad():
+        fake = mode.from_tensor(item.tensor, static_shapes=True)
+    wants_gradient = item.cls == "parameter" and item.tensor.requires_grad
+    return fake.detach().requires_grad_(wants_gradient) if fake.requires_grad != wants_gradient else fake
+
+
+def _functionalise(first: torch.fx.GraphModule, fakes: list[torch.Tensor]) -> torch.fx.GraphModule:
+    def again(*arguments: torch.Tensor) -> Any:
+        return _Again(first).run(*arguments)
+
+    functional = torch.func.functionalize(again, remove="mutations")
+    with torch.no_grad(), fx_traceback.preserve_node_meta():
+        plain = [fake.detach() for fake in fakes]
+        return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*plain)
+
+
+class _Again(torch.fx.Interpreter):
+    """Runs the nodes of the first pass; what functionalisation refuses gets the user's line."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except RuntimeError as error:
+            if "mutating a non-functional tensor" not in str(error):
+                raise
+            raise StepError(
+                "the step changes a tensor in place that is neither the model's nor the optimizer's",
+                code="U0112",
+                place=place_of(n),
+                cause="such a tensor is a constant of the captured step",
+                hint="register it as a buffer of the model (`register_buffer`), so that it is state",
+            ) from error
+
+
+class _Run:
+    """The function that is traced: the step on twins, returning its result and the state that it replaced."""
+
+    def __init__(
+        self, train_step: Callable[..., Any], model: nn.Module | None, optimizer: Optimizer | None, inputs: StepInputs
+    ) -> None:
+        self.train_step, self.model, self.optimizer, self.inputs = train_step, model, optimizer, inputs
+        self.origins = OriginTracker(model)
+        self.stale: list[int] = []
+        self.traced: Traced | None = None
+
+    def __call__(self, *arguments: torch.Tensor) -> list[torch.Tensor]:
+        fakes, stale = arguments[: len(self.inputs.inputs)], arguments[len(self.inputs.inputs) :]
+        items = list(zip(self.inputs.inputs, fakes, strict=True))
+        twins = {id(item.tensor): fake for item, fake in items if item.cls in ("parameter", "buffer")}
+        for position, gradient in zip(self.stale, stale, strict=True):
+            fakes[position].grad = gradient
+        with contextlib.ExitStack() as stack:
+            if self.model is not None:
+                named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+                swapped = {name: twins[id(tensor)] for name, tensor in named.items()}
+                stack.enter_context(stateless._reparametrize_module(self.model, swapped, tie_weights=True))
+            state = self._optimizer_state(items)
+            if self.optimizer is not None:
+                rates = {item.owner[0]: fake for item, fake in items if item.cls == "hyper" and item.owner}
+                stack.enter_context(optimizers.traceable(self.optimizer, twins, state, rates))
+            result = self._call(fakes, twins)
+            self._check_settings()
+            replaced = self._replaced(items, twins, state)
+        leaves, spec = pytree.tree_flatten(result)
+        self.traced = Traced(
+            graph=torch.fx.GraphModule({}, torch.fx.Graph()),
+            returns=spec,
+            return_constants={i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)},
+            replaced=list(replaced),
+            stale_gradients=len(stale),
+            ends_without_gradients=all(fake.grad is None for fake in fakes),
+        )
+        for fake in fakes:
+            fake.grad = None
+        returned = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return returned + [
+            tensor.detach().to(self.inputs.inputs[position].tensor.dtype) for position, tensor in replaced.items()
+        ]
+
+    def _call(self, fakes: tuple[torch.Tensor, ...], twins: dict[int, torch.Tensor]) -> Any:
+        leaves = [
+            fakes[position] if position is not None else self.inputs.constants[path]
+            for position, path in zip(self.inputs.leaves, self.inputs.paths, strict=True)
+        ]
+        assert self.inputs.arguments is not None
+        arguments = pytree.tree_unflatten(leaves, self.inputs.arguments)
+        with (
+            torch.enable_grad(),
+            torch.autograd.set_multithreading_enabled(False),
+            self.origins.tracking(),
+            Rewrites(),
+            LiveScalars(),
+            _Twins(twins),
+        ):
+            return self.train_step(*arguments)
+
+    def _optimizer_state(self, items: list[tuple[StepInput, torch.Tensor]]) -> dict[int, dict[str, Any]]:
+        """The optimizer's state with traced tensors, by the ``id`` of the parameter.
+
+        Scalars of groups without a fused kernel (step counters) are traced in double precision, because the optimizer computes
+        with them as Python numbers when it is not traced.
+        """
+        if self.optimizer is None:
+            return {}
+        state = {id(parameter): dict(values) for parameter, values in self.optimizer.state.items()}
+        fused = {id(p) for g in self.optimizer.param_groups if optimizers.can_be_fused(g) for p in g["params"]}
+        for item, fake in items:
+            if item.cls == "optimizer" and item.owner is not None:
+                parameter, key = item.owner
+                scalar = fake.dim() == 0 and fake.is_floating_point() and id(parameter) not in fused
+                state[id(parameter)][key] = fake.to(torch.float64) if scalar else fake
+        return state
+
+    def _replaced(
+        self,
+        items: list[tuple[StepInput, torch.Tensor]],
+        twins: dict[int, torch.Tensor],
+        state: dict[int, dict[str, Any]],
+    ) -> dict[int, torch.Tensor]:
+        """What the step put in the place of state, instead of changing it in place, by the input's position."""
+        replaced: dict[int, torch.Tensor] = {}
+        for position, (item, fake) in enumerate(items):
+            now: Any = fake
+            if item.cls == "buffer" and self.model is not None:
+                now = self.model.get_buffer(item.name.removeprefix("buffers."))
+            elif item.cls == "optimizer" and item.owner is not None and self.optimizer is not None:
+                now = self.optimizer.state[twins[id(item.owner[0])]].get(item.owner[1])
+            if now is fake:
+                continue
+            if not isinstance(now, torch.Tensor) or now.shape != fake.shape:
+                raise StepError(
+                    f"the step replaces `{item.name}` by something of another kind or shape",
+                    code="U0102",
+                    hint="state must keep its shape from step to step",
+                )
+            replaced[position] = now
+        return replaced
+
+    def _check_settings(self) -> None:
+        """Refuses a step that changes the optimizer's settings: that would happen once, at capture, and never again."""
+        if self.optimizer is None:
+            return
+        for index, group in enumerate(self.optimizer.param_groups):
+            lr = group.get("lr")
+            if lr is not None and not isinstance(lr, torch.Tensor):
+                raise StepError(
+                    f"the step changes the learning rate of parameter group {index}",
+                    code="U0103",
+                    cause="the step's Python code runs once, when it is captured",
+                    hint="call `scheduler.step()` outside of the training step; the learning rate is read anew at every step",
+                )
+
+    @contextlib.contextmanager
+    def explaining_errors(self) -> Iterator[None]:
+        """Turns what PyTorch raises during the trace into errors that name the user's line."""
+        try:
+            yield
+        except UnisonoError:
+            raise
+        except NotImplementedError as error:
+            raise UnsupportedError(
+                f"an operation of the step cannot be traced: {_first_line(error)}",
+                code="U0104",
+                place=self._place(error),
+                hint="register a fake implementation for a custom operation with `torch.library.register_fake`",
+            ) from error
+
+    def _place(self, error: BaseException) -> str | None:
+        places = []
+        traceback = error.__traceback__
+        while traceback is not None:
+            places.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+            traceback = traceback.tb_next
+        return next((f"{file}:{line}" for file, line in reversed(places) if is_the_users(file)), None)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+class _Twins(TorchFunctionMode):
+    """Lets references to the user's own parameters, made before the capture, stand for their traced twins."""
+
+    def __init__(self, twins: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self._twins = twins
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(id(leaf) in self._twins for leaf in pytree.tree_iter((args, kwargs))):
+            args, kwargs = pytree.tree_map(lambda leaf: self._twins.get(id(leaf), leaf), (args, kwargs))
+        return func(*args, **kwargs)

@@ -1,0 +1,320 @@
+"""A functional FX graph as the message that crate ``ir`` reads."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import msgpack
+import torch
+import torch.fx
+
+from unisono._capture.inputs import StepInput, StepInputs
+from unisono._capture.places import Origin, place_of
+from unisono._capture.trace import Traced
+from unisono.errors import StepError, UnsupportedError
+
+_DTYPES = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2", torch.complex64: "c64", torch.complex128: "c128",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
+    torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64", torch.bool: "bool",
+}  # fmt: skip
+TORCH_DTYPES = {text: dtype for dtype, text in _DTYPES.items()}
+_FORMATS = {
+    torch.contiguous_format: "contiguous",
+    torch.preserve_format: "preserve",
+    torch.channels_last: "channels_last",
+    torch.channels_last_3d: "channels_last_3d",
+}
+
+
+class Encoder:
+    """Turns one traced graph into a message; reading ``message`` afterwards gives its parts."""
+
+    def __init__(self, traced: Traced, inputs: StepInputs) -> None:
+        """Encodes the whole graph."""
+        self.traced, self.inputs = traced, inputs
+        self.ops: dict[str, tuple[int, str]] = {}
+        self.values: list[dict[str, Any]] = []
+        self.nodes: list[dict[str, Any]] = []
+        self.places: dict[tuple[str, int], int] = {}
+        self.modules: dict[str, int] = {}
+        self.updates: dict[int, int] = {}
+        self.returns: list[int] = []
+        #: Whether the graph reads gradients that an earlier step left.
+        self.reads_stale_gradients = False
+        self._stale: set[torch.fx.Node] = set()
+        # What each FX node stands for: the number of a value, a list or tuple of such, or a Python constant.
+        self._env: dict[torch.fx.Node, Any] = {}
+        self._placeholders: dict[torch.fx.Node, int] = {}
+        self._encode()
+
+    def bytes(self) -> bytes:
+        """The message."""
+        return msgpack.packb(self.message(), use_bin_type=True)
+
+    def message(self) -> dict[str, Any]:
+        """The message before it is packed, with the field names of crate ``ir``."""
+        return {
+            "ops": [{"name": name, "schema": schema} for name, (_, schema) in self.ops.items()],
+            "inputs": [{"class": i.cls, "name": i.name, "value": n} for n, i in self._numbered_inputs],
+            "values": self.values,
+            "nodes": self.nodes,
+            "order": list(range(len(self.nodes))),
+            "returns": self.returns,
+            "updates": sorted(self.updates.items()),
+            "places": [{"file": file, "line": line, "column": 0} for file, line in self.places],
+            "modules": list(self.modules),
+        }
+
+    def _encode(self) -> None:
+        self._numbered_inputs: list[tuple[int, StepInput]] = []
+        graph = self.traced.graph
+        placeholders = iter(list(self.inputs.inputs))
+        for node in graph.graph.nodes:
+            if self.reads_stale_gradients:
+                return
+            if node.op == "placeholder":
+                self._placeholder(node, next(placeholders, None))
+            elif node.op == "get_attr":
+                self._env[node] = self._constant(node, getattr(graph, node.target))
+            elif node.op == "output":
+                self._outputs(node.args[0])
+            elif node.target is operator.getitem:
+                self._env[node] = self._env[node.args[0]][node.args[1]]
+            else:
+                self._call(node)
+
+    def _input(self, item: StepInput, tensor: torch.Tensor) -> int:
+        number = self._value(tensor, {"input": len(self._numbered_inputs)})
+        self._numbered_inputs.append((number, item))
+        return number
+
+    def _placeholder(self, node: torch.fx.Node, item: StepInput | None) -> None:
+        """An input, or (``None``) a gradient of an earlier step, which must not be read; overwriting it with zeros is well."""
+        self._placeholders[node] = len(self._numbered_inputs)
+        overwrites = (torch.ops.aten.zero.default, torch.ops.aten.copy_.default, torch.ops.aten.zeros_like.default)
+        if item is not None:
+            self._env[node] = self._input(item, node.meta["val"])
+        elif any(user.target not in overwrites or user.args[0] is not node for user in node.users):
+            self.reads_stale_gradients = True
+        else:
+            self._stale.add(node)
+
+    def _constant(self, node: torch.fx.Node, tensor: Any) -> int:
+        if not isinstance(tensor, torch.Tensor):
+            raise UnsupportedError(f"the step calls `{node.target}`, which is no operation on tensors", code="U0105")
+        count = sum(item.cls == "constant" for item in self.inputs.inputs)
+        item = StepInput("constant", f"constants.{count}", tensor)
+        self.inputs.add(item)
+        return self._input(item, tensor)
+
+    def _outputs(self, outputs: Any) -> None:
+        outputs = [self._env[node] for node in outputs]
+        count = len(outputs) - len(self.traced.replaced)
+        self.returns = outputs[:count]
+        self.updates |= dict(zip(self.traced.replaced, outputs[count:], strict=True))
+
+    def _call(self, node: torch.fx.Node) -> None:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            place = place_of(node)
+            raise UnsupportedError(f"the step calls `{target}`, which is not supported", code="U0105", place=place)
+        if target.namespace == "profiler":
+            return
+        if node.args and node.args[0] in self._stale:
+            if target is torch.ops.aten.copy_.default:
+                return
+            self._zeros(node)
+            return
+        if target is torch.ops.aten.copy_.default and node.args[0] in self._placeholders:
+            self._update(node)
+            return
+        if self._is_identity(node):
+            source = node.args[1 if target is torch.ops.aten.copy.default else 0]
+            self._env[node] = self._env[source]  # type: ignore[index]
+            return
+        if target._schema.is_mutable:
+            raise StepError(
+                f"`{target}` changes a tensor in a way that cannot be made functional",
+                code="U0106",
+                place=place_of(node),
+            )
+        number = len(self.nodes)
+        returns, self._env[node] = self._returns(node, number)
+        self._append(node, target, self._arguments(node, target._schema), returns)
+
+    def _append(self, node: torch.fx.Node, target: Any, arguments: list[Any], returns: list[Any]) -> None:
+        origin: Origin | None = (node.meta.get("custom") or {}).get("origin")
+        self.nodes.append(
+            {
+                "op": self._op(target),
+                "args": arguments,
+                "returns": returns,
+                "place": self._place(origin),
+                "module": self.modules.setdefault(origin.module, len(self.modules))
+                if origin and origin.module
+                else None,
+                "phase": origin.phase if origin else "forward",
+            }
+        )
+
+    def _zeros(self, node: torch.fx.Node) -> None:
+        """Zeros in the shape of a gradient that is not there."""
+        tensor = node.meta["val"]
+        op = torch.ops.aten.full.default
+        number = len(self.nodes)
+        self._env[node] = self._value(tensor, {"result": [number, 0]})
+        arguments = [
+            _plain(list(tensor.shape), "int"),
+            _plain(0),
+            _plain(tensor.dtype),
+            "none",
+            _plain(tensor.device),
+            "none",
+        ]
+        self._append(node, op, arguments, [{"value": self._env[node]}])
+
+    @staticmethod
+    def _is_identity(node: torch.fx.Node) -> bool:
+        """Whether a functional node gives one of its operands as it is."""
+        if node.target is not torch.ops.aten.copy.default:
+            return node.target is torch.ops.aten.detach.default
+        old, new = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
+        return isinstance(new, torch.Tensor) and _tensor_type(old) == _tensor_type(new)
+
+    def _update(self, node: torch.fx.Node) -> None:
+        position = self._placeholders[node.args[0]]  # type: ignore[index]
+        item = self._numbered_inputs[position][1]
+        if item.cls == "hyper":
+            raise StepError(
+                f"the step changes the learning rate (`{item.name}`)",
+                code="U0103",
+                place=place_of(node),
+                cause="the step's Python code runs once, when it is captured",
+                hint="call `scheduler.step()` outside of the training step; the learning rate is read anew at every step",
+            )
+        if item.cls == "batch":
+            raise StepError(
+                f"the step changes its argument `{item.name}` in place",
+                code="U0107",
+                place=place_of(node),
+                hint="work on a copy: `x = x.clone()`",
+            )
+        self.updates[position] = self._env[node.args[1]]  # type: ignore[index]
+        self._env[node] = self._env[node.args[1]]  # type: ignore[index]
+
+    def _op(self, target: torch._ops.OpOverload) -> int:
+        name = target._schema.name + (f".{target._schema.overload_name}" if target._schema.overload_name else "")
+        if name not in self.ops:
+            schema = str(target._schema)
+            self.ops[name] = (len(self.ops), schema[schema.index("(") :])
+        return self.ops[name][0]
+
+    def _place(self, origin: Origin | None) -> int | None:
+        if origin is None or not origin.file:
+            return None
+        return self.places.setdefault((origin.file, origin.line), len(self.places))
+
+    def _value(self, tensor: torch.Tensor, definition: dict[str, Any]) -> int:
+        self.values.append({"type": _tensor_type(tensor), "def": definition})
+        return len(self.values) - 1
+
+    def _returns(self, node: torch.fx.Node, number: int) -> tuple[list[Any], Any]:
+        """The encoded returns, and what `getitem` on the node finds."""
+        made = node.meta.get("val")
+        count = 0
+
+        def one(tensor: torch.Tensor) -> int:
+            nonlocal count
+            count += 1
+            return self._value(tensor, {"result": [number, count - 1]})
+
+        def encode(value: Any) -> tuple[Any, Any]:
+            if isinstance(value, torch.Tensor):
+                made = one(value)
+                return {"value": made}, made
+            if isinstance(value, list | tuple):
+                made = [one(tensor) for tensor in value]
+                return {"values": made}, made
+            return "none", value
+
+        if len(node.target._schema.returns) == 1:  # type: ignore[union-attr]
+            encoded, found = encode(made)
+            return [encoded], found
+        pairs = [encode(value) for value in made or ()]
+        return [encoded for encoded, _ in pairs], [found for _, found in pairs]
+
+    def _arguments(self, node: torch.fx.Node, schema: Any) -> list[Any]:
+        arguments = []
+        for position, argument in enumerate(schema.arguments):
+            if position < len(node.args) and not argument.kwarg_only:
+                value = node.args[position]
+            elif argument.name in node.kwargs:
+                value = node.kwargs[argument.name]
+            else:
+                value = argument.default_value
+            arguments.append(self._argument(value, argument.real_type, node))
+        return arguments
+
+    def _argument(self, value: Any, kind: Any, node: torch.fx.Node) -> Any:
+        if isinstance(value, torch.fx.Node):
+            value = self._env[value]
+            # A return that is no tensor is known when the graph is made.
+            return {"value": value} if "Tensor" in str(kind) else _plain(value)
+        if isinstance(value, list | tuple):
+            if "Tensor" in str(kind):
+                return {"values": [None if item is None else self._env[item] for item in value]}
+            return _plain([self._env.get(i, i) if isinstance(i, torch.fx.Node) else i for i in value], str(kind))
+        encoded = _plain(value, str(kind))
+        if encoded is None:
+            message = f"argument of `{node.target}` of type {type(value).__name__} is not supported"
+            raise UnsupportedError(message, code="U0108", place=place_of(node))
+        return encoded
+
+
+def _plain(value: Any, kind: str = "") -> Any:
+    """An argument that is no tensor."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return {"bool": value}
+    if isinstance(value, int):
+        return {"float": float(value)} if kind in ("float", "Optional[float]") else {"int": value}
+    for types, name, convert in (
+        (float, "float", float),
+        (str, "str", str),
+        (torch.dtype, "dtype", _DTYPES.__getitem__),
+        (torch.layout, "layout", lambda layout: str(layout).removeprefix("torch.")),
+        (torch.memory_format, "memory_format", _FORMATS.__getitem__),
+        (torch.device, "device", _device),
+    ):
+        if isinstance(value, types):
+            return {name: convert(value)}
+    if isinstance(value, list):
+        return _plain_list(value, kind)
+    return None
+
+
+def _plain_list(value: list[Any], kind: str) -> Any:
+    if all(isinstance(item, bool) for item in value) and (value or "bool" in kind):
+        return {"bools": value}
+    if "float" in kind or any(isinstance(item, float) for item in value):
+        return {"floats": [float(item) for item in value]}
+    if "str" in kind:
+        return {"strs": value}
+    return {"ints": [int(item) for item in value]}
+
+
+def _device(device: torch.device) -> dict[str, Any]:
+    return {"kind": device.type, "index": device.index or 0}
+
+
+def _tensor_type(tensor: torch.Tensor) -> dict[str, Any]:
+    return {
+        "dtype": _DTYPES[tensor.dtype],
+        "shape": [int(size) for size in tensor.shape],
+        "strides": [int(stride) for stride in tensor.stride()],
+        "device": _device(tensor.device),
+    }

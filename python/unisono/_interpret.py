@@ -1,0 +1,99 @@
+"""A slow executor of graphs, node by node in Python: the oracle of the tests.
+
+Works on the message form of a graph (see crate ``ir``), global or local; collectives run through ``torch.distributed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from unisono._capture.wire import TORCH_DTYPES
+
+_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "preserve": torch.preserve_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
+
+
+def interpret(
+    graph: dict[str, Any], inputs: Sequence[torch.Tensor], groups: dict[str, str] | None = None
+) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
+    """Runs a graph once.
+
+    Args:
+        graph: the decoded message.
+        inputs: one tensor for each input of the graph; none is changed.
+        groups: the name of the process group for each symbolic group name, such as ``axis:a``.
+
+    Returns:
+        What the graph returns, and the new value of each input that it updates, by the input's number.
+    """
+    values: dict[int, torch.Tensor] = {}
+    for item, tensor in zip(graph["inputs"], inputs, strict=True):
+        values[item["value"]] = tensor
+    with torch.no_grad():
+        for number in graph["order"]:
+            node = graph["nodes"][number]
+            op = operator_of(graph["ops"][node["op"]]["name"])
+            results = op(*_positional(op, node, values, groups or {}), **_keyword(op, node, values, groups or {}))
+            _bind(node["returns"], results, values)
+    returns = [values[value] for value in graph["returns"]]
+    return returns, {position: values[value] for position, value in graph["updates"]}
+
+
+def operator_of(name: str) -> Any:
+    """The operator of a qualified name such as ``aten::add.Tensor``."""
+    qualified, _, overload = name.partition(".")
+    namespace, _, short = qualified.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
+
+
+def _positional(op: Any, node: Any, values: Any, groups: dict[str, str]) -> list[Any]:
+    pairs = zip(op._schema.arguments, node["args"], strict=True)
+    return [_decode(arg, values, groups) for argument, arg in pairs if not argument.kwarg_only]
+
+
+def _keyword(op: Any, node: Any, values: Any, groups: dict[str, str]) -> dict[str, Any]:
+    pairs = zip(op._schema.arguments, node["args"], strict=True)
+    return {argument.name: _decode(arg, values, groups) for argument, arg in pairs if argument.kwarg_only}
+
+
+def _decode(arg: Any, values: dict[int, torch.Tensor], groups: dict[str, str]) -> Any:
+    if arg == "none":
+        return None
+    (kind, content), *_ = arg.items()
+    match kind:
+        case "value":
+            return values[content]
+        case "values":
+            return [None if value is None else values[value] for value in content]
+        case "str":
+            return groups.get(content, content)
+        case "dtype":
+            return TORCH_DTYPES[content]
+        case "layout":
+            return getattr(torch, content)
+        case "memory_format":
+            return _FORMATS[content]
+        case "device":
+            return torch.device(content["kind"], content["index"]) if content["kind"] != "cpu" else torch.device("cpu")
+        case _:
+            return content
+
+
+def _bind(returns: list[Any], results: Any, values: dict[int, torch.Tensor]) -> None:
+    if len(returns) == 1:
+        results = [results]
+    for encoded, result in zip(returns, results if results is not None else (), strict=True):
+        if encoded == "none":
+            continue
+        (kind, content), *_ = encoded.items()
+        if kind == "value":
+            values[content] = result
+        else:
+            values.update(zip(content, result, strict=True))
