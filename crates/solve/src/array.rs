@@ -1,0 +1,157 @@
+//! Interned dense arrays of cells: equal arrays have equal ids, so that equality of tables is equality of numbers.
+
+use std::hash::{Hash, Hasher};
+
+use base::{PrimaryMap, define_id};
+use rustc_hash::{FxHashMap, FxHasher};
+use smallvec::SmallVec;
+
+use crate::Cost;
+
+define_id!(
+    /// An interned array.
+    ArrayId, "a"
+);
+
+/// Sizes of the axes, the slowest first.
+pub(crate) type Shape = SmallVec<[u32; 4]>;
+
+/// The cell of what is forbidden.
+pub(crate) const INFINITE: i64 = Cost::INFINITE.0;
+
+/// A dense array in row-major order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Array {
+    pub shape: Shape,
+    pub cells: Box<[i64]>,
+    /// The greatest finite cell; 0 where none is greater.
+    pub max: i64,
+}
+
+impl Array {
+    /// The array seen along `axis`: how many blocks, how many states, how many cells in a run.
+    pub fn around(&self, axis: usize) -> (usize, usize, usize) {
+        let count = |sizes: &[u32]| sizes.iter().map(|&size| size as usize).product();
+        (count(&self.shape[..axis]), self.shape[axis] as usize, count(&self.shape[axis + 1..]))
+    }
+}
+
+/// The arrays of a problem, each stored once.
+#[derive(Clone, Default)]
+pub(crate) struct Store {
+    arrays: PrimaryMap<ArrayId, Array>,
+    by_hash: FxHashMap<u64, SmallVec<[ArrayId; 1]>>,
+}
+
+impl Store {
+    /// The id of this array: an old one if it was seen before.
+    pub fn intern(&mut self, shape: Shape, cells: Vec<i64>) -> ArrayId {
+        debug_assert_eq!(shape.iter().map(|&size| size as usize).product::<usize>(), cells.len());
+        let mut hasher = FxHasher::default();
+        shape.hash(&mut hasher);
+        for &cell in &cells {
+            hasher.write_i64(cell);
+        }
+        let candidates = self.by_hash.entry(hasher.finish()).or_default();
+        let arrays = &self.arrays;
+        let same = |id: &&ArrayId| arrays[**id].shape == shape && *arrays[**id].cells == *cells;
+        if let Some(&id) = candidates.iter().find(same) {
+            return id;
+        }
+        let max = cells.iter().copied().filter(|&cell| cell < INFINITE).max().unwrap_or(0).max(0);
+        let id = self.arrays.push(Array { shape, cells: cells.into(), max });
+        candidates.push(id);
+        id
+    }
+
+    /// Interns the array after its minimum was subtracted; returns the minimum too, or `None` where all is forbidden.
+    pub fn intern_normalised(&mut self, shape: Shape, mut cells: Vec<i64>) -> Option<(ArrayId, i64)> {
+        let minimum = normalise(&mut cells)?;
+        Some((self.intern(shape, cells), minimum))
+    }
+}
+
+impl std::ops::Index<ArrayId> for Store {
+    type Output = Array;
+    fn index(&self, id: ArrayId) -> &Array {
+        &self.arrays[id]
+    }
+}
+
+/// Subtracts the minimum from all finite cells and returns it, or `None` where no cell is finite.
+pub(crate) fn normalise(cells: &mut [i64]) -> Option<i64> {
+    let minimum = cells.iter().copied().min().filter(|&cell| cell < INFINITE)?;
+    for cell in cells {
+        *cell = if *cell >= INFINITE { INFINITE } else { *cell - minimum };
+    }
+    Some(minimum)
+}
+
+/// Strides of a row-major array of `shape`.
+pub(crate) fn strides(shape: &[u32]) -> SmallVec<[usize; 8]> {
+    let mut strides: SmallVec<[usize; 8]> = SmallVec::from_elem(1, shape.len());
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis] as usize;
+    }
+    strides
+}
+
+/// The array with its axes rearranged: axis `i` of the result is axis `axes[i]` of `array`.
+pub(crate) fn permute(shape: &[u32], cells: &[i64], axes: &[usize]) -> (Shape, Vec<i64>) {
+    let source = strides(shape);
+    let result: Shape = axes.iter().map(|&axis| shape[axis]).collect();
+    let steps: SmallVec<[usize; 8]> = axes.iter().map(|&axis| source[axis]).collect();
+    let permuted = walk(&result, &steps).map(|offset| cells[offset]).collect();
+    (result, permuted)
+}
+
+/// Offsets into an array with one stride per axis, in row-major order of `shape`.
+pub(crate) fn walk<'a>(shape: &'a [u32], steps: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
+    let cells: usize = shape.iter().map(|&size| size as usize).product();
+    let mut index: SmallVec<[u32; 8]> = SmallVec::from_elem(0, shape.len());
+    let mut offset = 0;
+    (0..cells).map(move |_| {
+        let current = offset;
+        for axis in (0..shape.len()).rev() {
+            index[axis] += 1;
+            offset += steps[axis];
+            if index[axis] < shape[axis] {
+                break;
+            }
+            offset -= steps[axis] * shape[axis] as usize;
+            index[axis] = 0;
+        }
+        current
+    })
+}
+
+impl ArrayId {
+    /// Marks the absence of an array in dense tables.
+    pub(crate) const NONE: Self = Self(u32::MAX);
+
+    pub(crate) fn is_some(self) -> bool {
+        self != Self::NONE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_arrays_have_one_id_and_shape_counts() {
+        let mut store = Store::default();
+        let a = store.intern(Shape::from_slice(&[2, 3]), vec![1; 6]);
+        assert_eq!(store.intern(Shape::from_slice(&[2, 3]), vec![1; 6]), a);
+        assert_ne!(store.intern(Shape::from_slice(&[3, 2]), vec![1; 6]), a);
+        assert_eq!(store.arrays.len(), 2);
+    }
+
+    #[test]
+    fn permuting_twice_restores() {
+        let cells: Vec<i64> = (0..24).collect();
+        let (shape, permuted) = permute(&[2, 3, 4], &cells, &[2, 0, 1]);
+        assert_eq!((shape.as_slice(), permuted[1]), ([4, 2, 3].as_slice(), 4));
+        assert_eq!(permute(&shape, &permuted, &[1, 2, 0]).1, cells);
+    }
+}

@@ -1,0 +1,36 @@
+//! Why there is no solution.
+
+use std::fmt;
+
+use crate::VariableId;
+
+/// Why there is no solution. The caller knows what the variables stand for, and makes the diagnostic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The tables on these variables forbid every combination of their states.
+    Infeasible {
+        /// The variables at fault, in increasing order.
+        variables: Vec<VariableId>,
+    },
+    /// Finite costs beyond [`Cost::LIMIT`](crate::Cost::LIMIT).
+    CostOverflow,
+    /// A table over the limit.
+    TooLarge {
+        /// Its cells.
+        cells: u64,
+    },
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Infeasible { variables } => {
+                write!(f, "no choice satisfies the constraints among {variables:?}")
+            }
+            Self::CostOverflow => f.write_str("costs are too large to be added exactly"),
+            Self::TooLarge { cells } => write!(f, "a table of {cells} cells is over the limit"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}

@@ -1,0 +1,22 @@
+//! Minimises sums of small integer cost tables over variables with finitely many states, exactly, and says how it knows.
+//!
+//! A [`Problem`] is a set of [variables](VariableId) and of [tables](TableId) on small sets of them; [`solve`] is a pure
+//! function from it to a [`Solution`]. The method is bucket elimination in an order that keeps tables small. Equal tables
+//! are stored once and equal eliminations done once, so that a problem that repeats itself (the layers of a model) costs
+//! little more than one period of it.
+
+mod array;
+mod cost;
+mod eliminate;
+mod failure;
+mod kernel;
+mod network;
+mod order;
+mod problem;
+mod prune;
+mod solver;
+
+pub use cost::Cost;
+pub use failure::Failure;
+pub use problem::{Choices, Factor, Problem, TableId, VariableId, evaluate, weigh};
+pub use solver::{Options, Solution, Solver, Statistics, Stop, solve};

@@ -1,0 +1,120 @@
+//! The solver's own view of a problem: numbered variables, and interned non-negative arrays on sorted scopes.
+
+use base::Id;
+use rustc_hash::FxHashMap;
+
+use crate::{
+    Failure, Problem, TableId, VariableId,
+    array::{ArrayId, Store},
+};
+
+/// Factors on numbered variables. Scopes are sorted and stand one after the other in one list.
+#[derive(Clone, Default)]
+pub(crate) struct Network {
+    /// How many states each variable has.
+    pub sizes: Vec<u32>,
+    /// The array of each factor.
+    pub arrays: Vec<ArrayId>,
+    starts: Vec<u32>,
+    members: Vec<u32>,
+}
+
+impl Network {
+    /// A network of variables without factors.
+    pub fn new(sizes: Vec<u32>) -> Self {
+        Self { sizes, arrays: Vec::new(), starts: vec![0], members: Vec::new() }
+    }
+
+    /// Adds a factor and returns its number.
+    pub fn push(&mut self, array: ArrayId, scope: &[u32]) -> u32 {
+        self.members.extend_from_slice(scope);
+        self.starts.push(self.members.len() as u32);
+        self.arrays.push(array);
+        self.arrays.len() as u32 - 1
+    }
+
+    /// The variables of a factor, in increasing order.
+    pub fn scope(&self, factor: usize) -> &[u32] {
+        &self.members[self.starts[factor] as usize..self.starts[factor + 1] as usize]
+    }
+
+    /// For every variable, its factors in increasing order, each with the axis that the variable is.
+    pub fn incidence(&self) -> Incidence {
+        let mut starts = vec![0_u32; self.sizes.len() + 1];
+        for &variable in &self.members {
+            starts[variable as usize + 1] += 1;
+        }
+        for i in 1..starts.len() {
+            starts[i] += starts[i - 1];
+        }
+        let mut next = starts.clone();
+        let mut entries = vec![(0, 0); self.members.len()];
+        for factor in 0..self.arrays.len() {
+            for (axis, &variable) in self.scope(factor).iter().enumerate() {
+                entries[next[variable as usize] as usize] = (factor as u32, axis as u32);
+                next[variable as usize] += 1;
+            }
+        }
+        Incidence { starts, entries }
+    }
+}
+
+/// The factors of each variable.
+pub(crate) struct Incidence {
+    starts: Vec<u32>,
+    entries: Vec<(u32, u32)>,
+}
+
+impl Incidence {
+    /// Factors of `variable`, each with the axis that it is there.
+    pub fn of(&self, variable: u32) -> &[(u32, u32)] {
+        let variable = variable as usize;
+        &self.entries[self.starts[variable] as usize..self.starts[variable + 1] as usize]
+    }
+}
+
+/// Turns a problem's tables into arrays of what is to be minimised.
+pub(crate) trait Objective {
+    /// The array of a table, its minimum subtracted, and that minimum; `None` where the table forbids everything.
+    fn array(&mut self, problem: &Problem, store: &mut Store, table: TableId) -> Option<(ArrayId, i64)>;
+}
+
+/// Minimise the costs alone.
+pub(crate) struct CostsAlone;
+
+impl Objective for CostsAlone {
+    fn array(&mut self, problem: &Problem, store: &mut Store, table: TableId) -> Option<(ArrayId, i64)> {
+        let costs = &store[problem.arrays(table).costs];
+        let (shape, cells) = (costs.shape.clone(), costs.cells.to_vec());
+        store.intern_normalised(shape, cells)
+    }
+}
+
+/// The network of a problem, and the sum of the minima of its tables.
+pub(crate) fn build(
+    problem: &Problem,
+    store: &mut Store,
+    objective: &mut dyn Objective,
+) -> Result<(Network, i128), Failure> {
+    let mut network = Network::new(problem.sizes().values().copied().collect());
+    let mut constant = 0;
+    let mut arrays: FxHashMap<TableId, Option<(ArrayId, i64)>> = FxHashMap::default();
+    let mut scope: Vec<u32> = Vec::new();
+    for factor in problem.factors() {
+        let array =
+            *arrays.entry(factor.table).or_insert_with(|| objective.array(problem, store, factor.table));
+        let Some((array, minimum)) = array else {
+            return Err(Failure::Infeasible { variables: factor.scope.to_vec() });
+        };
+        constant += i128::from(minimum);
+        scope.clear();
+        scope.extend(factor.scope.iter().map(|x| x.0));
+        network.push(array, &scope);
+    }
+    Ok((network, constant))
+}
+
+/// The ids of numbered variables.
+pub(crate) fn ids(variables: &[u32]) -> Vec<VariableId> {
+    variables.iter().map(|&x| VariableId::from_index(x as usize)).collect()
+}

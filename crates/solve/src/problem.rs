@@ -1,0 +1,199 @@
+//! The problem: variables with finitely many states, and tables of costs on small sets of them.
+
+use base::{PrimaryMap, define_id};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::{
+    Cost,
+    array::{ArrayId, Shape, Store, permute, strides},
+};
+
+define_id!(
+    /// A variable: one decision.
+    VariableId, "x"
+);
+define_id!(
+    /// A table of costs, and of weights where given. Equal tables have equal ids.
+    TableId, "t"
+);
+
+/// The states chosen, by variable.
+pub type Choices = PrimaryMap<VariableId, u32>;
+
+/// A table with the variables that it is applied to, in increasing order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Factor {
+    /// The variables, one for each axis of the table.
+    pub scope: SmallVec<[VariableId; 2]>,
+    /// The table.
+    pub table: TableId,
+}
+
+/// Costs and weights of one table, each interned on its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct TableArrays {
+    pub costs: ArrayId,
+    /// [`ArrayId::NONE`] where all weights are 0.
+    pub weights: ArrayId,
+}
+
+/// A sum of tables over variables, to be minimised.
+///
+/// A *weight* is a second quantity (bytes, in the planner) that adds up just as the costs do, and of which there may be a
+/// budget. Shapes are the caller's invariant: a table whose number of cells or sizes do not fit panics.
+#[derive(Clone, Default)]
+pub struct Problem {
+    sizes: PrimaryMap<VariableId, u32>,
+    factors: Vec<Factor>,
+    tables: PrimaryMap<TableId, TableArrays>,
+    ids: FxHashMap<TableArrays, TableId>,
+    pub(crate) store: Store,
+}
+
+impl Problem {
+    /// A problem without variables, whose only solution costs nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a variable with one state for each of `costs`, its own costs.
+    pub fn variable(&mut self, costs: &[Cost]) -> VariableId {
+        self.weighted_variable(costs, &[])
+    }
+
+    /// Adds a variable whose states have weights too. No weights means that all are 0.
+    pub fn weighted_variable(&mut self, costs: &[Cost], weights: &[u64]) -> VariableId {
+        let size = u32::try_from(costs.len()).expect("a variable has at most u32::MAX states");
+        let table = self.weighted_table(&[costs.len()], costs, weights);
+        let variable = self.sizes.push(size);
+        self.factors.push(Factor { scope: SmallVec::from_slice(&[variable]), table });
+        variable
+    }
+
+    /// A table on two variables: `costs[row * cols + col]`, rows being the states of the first.
+    pub fn table(&mut self, rows: usize, cols: usize, costs: &[Cost]) -> TableId {
+        self.weighted_table(&[rows, cols], costs, &[])
+    }
+
+    /// A table with one axis for each of `shape`, in row-major order, with weights too. No weights means that all are 0.
+    pub fn weighted_table(&mut self, shape: &[usize], costs: &[Cost], weights: &[u64]) -> TableId {
+        assert_eq!(shape.iter().product::<usize>(), costs.len(), "a table has a cost for every cell");
+        let shape: Shape = shape.iter().map(|&size| u32::try_from(size).expect("axis size")).collect();
+        let costs = costs.iter().map(|cost| cost.0.clamp(-Cost::LIMIT.0, Cost::INFINITE.0)).collect();
+        let costs = self.store.intern(shape.clone(), costs);
+        let weights = self.intern_weights(shape, weights, costs);
+        self.table_id(TableArrays { costs, weights })
+    }
+
+    fn intern_weights(&mut self, shape: Shape, weights: &[u64], costs: ArrayId) -> ArrayId {
+        if weights.iter().all(|&weight| weight == 0) {
+            return ArrayId::NONE;
+        }
+        assert_eq!(weights.len(), self.store[costs].cells.len(), "a table has a weight for every cell");
+        let clamp =
+            |&weight: &u64| i64::try_from(weight).map_or(Cost::LIMIT.0, |weight| weight.min(Cost::LIMIT.0));
+        self.store.intern(shape, weights.iter().map(clamp).collect())
+    }
+
+    fn table_id(&mut self, arrays: TableArrays) -> TableId {
+        let next = self.tables.next_id();
+        let id = *self.ids.entry(arrays).or_insert(next);
+        if id == next {
+            self.tables.push(arrays);
+        }
+        id
+    }
+
+    /// Adds the cost `table[state of a, state of b]`.
+    pub fn pair(&mut self, a: VariableId, b: VariableId, table: TableId) {
+        self.factor(&[a, b], table);
+    }
+
+    /// Adds the cost of `table` at the states of `scope`: distinct variables, one for each axis.
+    pub fn factor(&mut self, scope: &[VariableId], table: TableId) {
+        let shape = &self.store[self.tables[table].costs].shape;
+        assert_eq!(shape.len(), scope.len(), "a table has an axis for every variable");
+        let fits = shape.iter().zip(scope).all(|(&size, &variable)| size == self.sizes[variable]);
+        assert!(fits, "{table} of shape {shape:?} does not fit the sizes of {scope:?}");
+        let mut axes: SmallVec<[usize; 4]> = (0..scope.len()).collect();
+        axes.sort_by_key(|&axis| scope[axis]);
+        let sorted: SmallVec<[VariableId; 2]> = axes.iter().map(|&axis| scope[axis]).collect();
+        assert!(sorted.windows(2).all(|pair| pair[0] < pair[1]), "{scope:?} names a variable twice");
+        let table = if axes.is_sorted() { table } else { self.permuted(table, &axes) };
+        self.factors.push(Factor { scope: sorted, table });
+    }
+
+    fn permuted(&mut self, table: TableId, axes: &[usize]) -> TableId {
+        let arrays = self.tables[table];
+        let mut permuted = |id: ArrayId| {
+            let (shape, cells) = permute(&self.store[id].shape, &self.store[id].cells, axes);
+            self.store.intern(shape, cells)
+        };
+        let costs = permuted(arrays.costs);
+        let weights = if arrays.weights.is_some() { permuted(arrays.weights) } else { ArrayId::NONE };
+        self.table_id(TableArrays { costs, weights })
+    }
+
+    /// How many states each variable has.
+    pub fn sizes(&self) -> &PrimaryMap<VariableId, u32> {
+        &self.sizes
+    }
+
+    /// All factors, those of single variables included.
+    pub fn factors(&self) -> &[Factor] {
+        &self.factors
+    }
+
+    /// How many distinct tables there are.
+    pub fn table_count(&self) -> usize {
+        self.tables.len()
+    }
+
+    pub(crate) fn arrays(&self, table: TableId) -> TableArrays {
+        self.tables[table]
+    }
+
+    /// The cell of `array` that the choices select through `scope`.
+    fn cell(&self, array: ArrayId, scope: &[VariableId], choices: &Choices) -> i64 {
+        let array = &self.store[array];
+        let steps = strides(&array.shape);
+        array.cells[scope.iter().zip(&steps).map(|(&x, step)| choices[x] as usize * step).sum::<usize>()]
+    }
+}
+
+/// What `choices` cost: a straight sum over all tables, independent of every solver.
+pub fn evaluate(problem: &Problem, choices: &Choices) -> Cost {
+    let cost =
+        |factor: &Factor| Cost(problem.cell(problem.tables[factor.table].costs, &factor.scope, choices));
+    problem.factors.iter().map(cost).sum()
+}
+
+/// What `choices` weigh: a straight sum over all tables.
+pub fn weigh(problem: &Problem, choices: &Choices) -> u64 {
+    let weight = |factor: &Factor| match problem.tables[factor.table].weights {
+        ArrayId::NONE => 0,
+        weights => problem.cell(weights, &factor.scope, choices) as u64,
+    };
+    problem.factors.iter().map(weight).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_in_either_order_is_the_same_factor() {
+        let costs = |numbers: &[i64]| numbers.iter().map(|&n| Cost::new(n, 0)).collect::<Vec<_>>();
+        let mut problem = Problem::new();
+        let a = problem.variable(&costs(&[0, 0]));
+        let b = problem.variable(&costs(&[0, 0, 0]));
+        let tall = problem.table(3, 2, &costs(&[1, 2, 3, 4, 5, 6]));
+        let wide = problem.table(2, 3, &costs(&[1, 3, 5, 2, 4, 6]));
+        problem.pair(b, a, tall);
+        problem.pair(a, b, wide);
+        assert_eq!(problem.factors()[2], problem.factors()[3]);
+        let choices = Choices::from_iter([1, 2]);
+        assert_eq!(evaluate(&problem, &choices), Cost::new(12, 0));
+    }
+}

@@ -1,0 +1,151 @@
+//! The solver: prune, order, eliminate, read the choices off, check.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Choices, Cost, Failure, Problem, VariableId,
+    array::Store,
+    eliminate::{Cache, eliminate},
+    evaluate,
+    network::{CostsAlone, Network, build},
+    order::min_weight,
+    prune::Pruner,
+};
+
+/// How to search. The default is right where nothing speaks against it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// The most cells that a bucket may have, at 8 bytes each.
+    pub table_limit: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { table_limit: 1 << 25 }
+    }
+}
+
+/// Why the search ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stop {
+    /// The solution is proved to be optimal: cost and bound are equal.
+    Optimal,
+    /// The exact way needs a table over the limit: cost and bound differ.
+    TableLimit,
+}
+
+/// What the search did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// Variables of the problem.
+    pub variables: u32,
+    /// States that were taken out beforehand.
+    pub states_pruned: u64,
+    /// Variables that were eliminated.
+    pub eliminations: u32,
+    /// Eliminations that had been done before.
+    pub cache_hits: u32,
+    /// Cells of all buckets.
+    pub cells: u64,
+    /// Cells of the buckets that were computed.
+    pub cells_computed: u64,
+    /// Cells of the largest bucket.
+    pub largest_table: u64,
+    /// Most neighbours of a variable at its elimination.
+    pub width: u32,
+}
+
+impl Statistics {
+    pub(crate) fn count(&mut self, sizes: &[u32]) {
+        let cells = sizes.iter().map(|&size| u64::from(size)).fold(1, u64::saturating_mul);
+        self.eliminations += 1;
+        self.cells = self.cells.saturating_add(cells);
+        self.largest_table = self.largest_table.max(cells);
+        self.width = self.width.max(sizes.len() as u32 - 1);
+    }
+}
+
+/// The best choices found and how good they are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Solution {
+    /// The state of each variable.
+    pub choices: Choices,
+    /// What they cost, as [`evaluate`] says.
+    pub cost: Cost,
+    /// No choices cost less.
+    pub bound: Cost,
+    /// Why the search ended.
+    pub stop: Stop,
+    /// What it did.
+    pub statistics: Statistics,
+}
+
+/// A problem with everything that was learnt about it: later solves of its variants are mostly look-ups.
+pub struct Solver<'a> {
+    problem: &'a Problem,
+    options: Options,
+    store: Store,
+    cache: Cache,
+    pruner: Pruner,
+}
+
+impl<'a> Solver<'a> {
+    /// A solver that has done nothing yet.
+    pub fn new(problem: &'a Problem, options: Options) -> Self {
+        Self {
+            problem,
+            options,
+            store: problem.store.clone(),
+            cache: Cache::default(),
+            pruner: Pruner::default(),
+        }
+    }
+
+    /// The choices of least cost.
+    pub fn solve(&mut self) -> Result<Solution, Failure> {
+        self.solve_fixed(&[])
+    }
+
+    /// The choices of least cost among those in which the given variables have the given states: a runner-up, for one.
+    pub fn solve_fixed(&mut self, fixed: &[(VariableId, u32)]) -> Result<Solution, Failure> {
+        let mut statistics =
+            Statistics { variables: self.problem.sizes().len() as u32, ..Statistics::default() };
+        let (network, constant) = build(self.problem, &mut self.store, &mut CostsAlone)?;
+        let fixed: Vec<(u32, u32)> = fixed.iter().map(|&(variable, state)| (variable.0, state)).collect();
+        let (choices, minimum) = self.minimise(network, &fixed, &mut statistics)?;
+        let cost = evaluate(self.problem, &choices);
+        let bound = Cost::saturated(constant + minimum);
+        assert_eq!(cost, bound, "elimination and evaluation agree");
+        Ok(Solution { choices, cost, bound, stop: Stop::Optimal, statistics })
+    }
+
+    fn minimise(
+        &mut self,
+        network: Network,
+        fixed: &[(u32, u32)],
+        statistics: &mut Statistics,
+    ) -> Result<(Choices, i128), Failure> {
+        let states = total(&network.sizes);
+        let mut pruned = self.pruner.prune(network, fixed, &mut self.store)?;
+        let network = std::mem::take(&mut pruned.network);
+        statistics.states_pruned = states - total(&network.sizes);
+        let order = min_weight(&network, |_| 0);
+        if order.largest > self.options.table_limit {
+            return Err(Failure::TooLarge { cells: order.largest });
+        }
+        let done = eliminate(network, order.variables, &mut self.store, &mut self.cache, statistics)?;
+        let choices = done.choose(&self.store);
+        let original = |(variable, &choice): (usize, &u32)| pruned.original(variable, choice);
+        Ok((choices.iter().enumerate().map(original).collect(), pruned.constant + done.minimum))
+    }
+}
+
+fn total(sizes: &[u32]) -> u64 {
+    sizes.iter().map(|&size| u64::from(size)).sum()
+}
+
+/// The choices of least cost. See [`Solver`] for many solves of one problem.
+pub fn solve(problem: &Problem, options: &Options) -> Result<Solution, Failure> {
+    Solver::new(problem, options.clone()).solve()
+}
