@@ -51,6 +51,9 @@ codes! {
     BAD_TEXT = 11, Configuration, "a text form that cannot be parsed";
     UNKNOWN_KEY = 12, Configuration, "an unknown key or name";
     BAD_MESSAGE = 13, Bug, "a message between Python and Rust that cannot be decoded";
+    BAD_GRAPH = 14, Bug, "a graph that breaks one of its invariants";
+    OTHER_VERSION = 15, Configuration, "a file or message written by another version";
+    TOO_LARGE = 16, Resources, "a file or message beyond the size limit";
 }
 
 impl Code {

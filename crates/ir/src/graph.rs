@@ -11,6 +11,7 @@ define_id!(/** A tensor that comes from outside. */ InputId, "i");
 define_id!(/** An entry of the table of operators that a graph uses. */ OpId, "op");
 define_id!(/** A place in the user's code. */ PlaceId, "p");
 define_id!(/** A module path. */ ModuleId, "m");
+define_id!(/** What made a node, if it was not capture. */ LabelId, "l");
 
 /// An operator with its schema, once per graph.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -156,6 +157,9 @@ pub struct Node {
     pub module: Option<ModuleId>,
     /// Which part of the step it belongs to.
     pub phase: Phase,
+    /// The patch or reshard that made it; none for what was captured.
+    #[serde(default)]
+    pub label: Option<LabelId>,
 }
 
 /// A module path, such as `blocks.0.attention`.
@@ -184,6 +188,9 @@ pub struct Graph {
     pub places: PrimaryMap<PlaceId, Place>,
     /// Module paths.
     pub modules: PrimaryMap<ModuleId, Module>,
+    /// What made the nodes that were not captured: a pass's patch, a reshard.
+    #[serde(default)]
+    pub labels: PrimaryMap<LabelId, String>,
 }
 
 impl Arg {

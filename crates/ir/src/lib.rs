@@ -3,16 +3,27 @@
 //! One [`Graph`] type serves as `StepGraph` (global shapes) and as `RankGraph` (local shapes and collectives). Node data, program
 //! order and side tables (places, modules, phases) are kept apart; every id is dense.
 
+mod build;
 mod graph;
+mod message;
 mod placement;
+mod renumber;
+mod schema;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod types;
+mod verify;
 
+pub use build::ReturnType;
 pub use graph::{
-    Arg, Graph, Input, InputClass, InputId, Module, ModuleId, Node, NodeId, Op, OpId, Phase, PlaceId, Return,
-    Value, ValueDef, ValueId,
+    Arg, Graph, Input, InputClass, InputId, LabelId, Module, ModuleId, Node, NodeId, Op, OpId, Phase,
+    PlaceId, Return, Value, ValueDef, ValueId,
 };
+pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
 pub use placement::{Mesh, MeshAxis, Placement, Reduce};
+pub use schema::{Parameter, Schema, SchemaType};
 pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides};
+pub use verify::{MAX_DIMS, verify};
 
 /// A graph with global shapes: what capture returns.
 pub type StepGraph = Graph;

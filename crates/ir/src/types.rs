@@ -3,7 +3,7 @@
 use std::fmt;
 
 use base::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use smallvec::SmallVec;
 
 /// Sizes or strides, one per dimension.
@@ -120,8 +120,10 @@ pub struct TensorType {
     /// Element type.
     pub dtype: Dtype,
     /// Size of each dimension.
+    #[serde(deserialize_with = "dims")]
     pub shape: Dims,
     /// Elements between neighbours of each dimension.
+    #[serde(deserialize_with = "dims")]
     pub strides: Dims,
     /// Where it is.
     #[serde(default)]
@@ -160,6 +162,11 @@ impl TensorType {
             fits
         }) || self.elements() == 0
     }
+}
+
+/// Reads [`Dims`] through a `Vec`, which grows as entries arrive: `SmallVec` would reserve whatever length a message claims.
+fn dims<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dims, D::Error> {
+    Vec::deserialize(deserializer).map(Dims::from_vec)
 }
 
 /// The strides of a row-major tensor of `shape`, as PyTorch computes them.
