@@ -1,0 +1,94 @@
+//! Factors: the indices of an operation's iteration space, and what sharding each of them means.
+
+use ir::{Placement, Reduce};
+use smallvec::SmallVec;
+
+use crate::{
+    Call, Realise, Seed, Strategy,
+    strategy::{Slot, divides},
+};
+
+/// What sharding a factor means for results that do not have it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FactorKind {
+    /// Every result has it.
+    Parallel,
+    /// Results without it are partial.
+    Reduce(Reduce),
+}
+
+/// An index of an operation's iteration space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Factor {
+    /// How many values it takes.
+    pub size: i64,
+    /// What sharding it means.
+    pub kind: FactorKind,
+    /// What becomes of the operation when it is sharded.
+    pub realise: Realise,
+    /// Whether it may be cut inside blocks.
+    pub blocks: bool,
+}
+
+/// For each dimension of a tensor the factor that it runs over; `None` where it must be whole.
+pub type DimMap = SmallVec<[Option<usize>; 4]>;
+
+/// The iteration space of an operation.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Factors {
+    /// The indices.
+    pub factors: Vec<Factor>,
+    /// For each operand, the factor of each dimension.
+    pub operands: Vec<DimMap>,
+    /// For each result, the factor of each dimension.
+    pub results: Vec<DimMap>,
+}
+
+impl Factors {
+    /// An iteration space without factors: every dimension must be whole.
+    pub fn none(call: &Call<'_>) -> Self {
+        let whole = |rank| SmallVec::from_elem(None, rank);
+        Self {
+            factors: Vec::new(),
+            operands: (0..call.operands.len()).map(|i| whole(call.operand(i).rank())).collect(),
+            results: (0..call.results.len()).map(|i| whole(call.result(i).rank())).collect(),
+        }
+    }
+
+    /// Adds a factor and returns its number.
+    pub fn add(&mut self, size: i64, kind: FactorKind) -> usize {
+        self.factors.push(Factor { size, kind, realise: Realise::Plain, blocks: true });
+        self.factors.len() - 1
+    }
+
+    /// Adds a factor that is realised in a special way and not cut inside blocks.
+    pub fn add_special(&mut self, size: i64, kind: FactorKind, realise: Realise) -> usize {
+        self.factors.push(Factor { size, kind, realise, blocks: false });
+        self.factors.len() - 1
+    }
+
+    /// The strategy in which the factor of the seed's dimension is sharded.
+    pub fn seeded(&self, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
+        let map = match seed.slot {
+            Slot::Operand(operand) => self.operands.get(operand)?,
+            Slot::Result(result) => self.results.get(result)?,
+        };
+        let number = (*map.get(seed.dim)?)?;
+        let factor = self.factors[number];
+        if !divides(factor.size, seed.blocks, ranks) || (seed.blocks > 1 && !factor.blocks) {
+            return None;
+        }
+        let dim_of = |map: &DimMap| map.iter().position(|dim| *dim == Some(number));
+        let shard = |dim: usize| Placement::Shard { dim: dim as u8, blocks: seed.blocks };
+        let without = match factor.kind {
+            FactorKind::Parallel => Placement::Replicate,
+            FactorKind::Reduce(reduce) => Placement::Partial(reduce),
+        };
+        debug_assert_eq!(self.operands.len(), call.operands.len(), "{}", call.name());
+        Some(Strategy {
+            operands: self.operands.iter().map(|m| dim_of(m).map_or(Placement::Replicate, shard)).collect(),
+            results: self.results.iter().map(|m| dim_of(m).map_or(without, shard)).collect(),
+            realise: factor.realise,
+        })
+    }
+}

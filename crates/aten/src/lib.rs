@@ -1,0 +1,19 @@
+//! The operation table: everything that is known of an ATen operation stands in its one [`Row`].
+//!
+//! A row says how the operation may be sharded (its rule), through which operands a partial value may pass, which argument repeats a
+//! shape, and how much work it is. From a row follow the [`Strategy`]s that an operation has along one mesh axis. An operation
+//! without a row runs replicated.
+
+mod call;
+mod einsum;
+mod factors;
+mod row;
+mod rules;
+mod strategy;
+mod table;
+
+pub use call::Call;
+pub use factors::{Factor, FactorKind, Factors};
+pub use row::{Linear, Row, Rule, Work};
+pub use strategy::{Realise, Seed, Strategy, replicated, seeded, strategies};
+pub use table::{ROWS, row};

@@ -1,0 +1,87 @@
+//! Look-ups, gathers and scatters.
+
+use ir::Reduce;
+
+use crate::{Call, FactorKind, Factors, Realise};
+
+/// `embedding(weight, indices, ...)`: the dimensions of the indices, the features, and the rows of the table.
+pub fn embedding(call: &Call<'_>) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let indices = call.operand(1).rank();
+    for dim in 0..indices {
+        let factor = space.add(call.operand(1).shape[dim], FactorKind::Parallel);
+        space.operands[1][dim] = Some(factor);
+        space.results[0][dim] = Some(factor);
+    }
+    let features = space.add(call.operand(0).shape[1], FactorKind::Parallel);
+    space.operands[0][1] = Some(features);
+    space.results[0][indices] = Some(features);
+    let rows = call.operand(0).shape[0];
+    let rows = space.add_special(rows, FactorKind::Reduce(Reduce::Sum), Realise::EmbeddingRows);
+    space.operands[0][0] = Some(rows);
+    Some(space)
+}
+
+/// `embedding_dense_backward(grad, indices, rows, padding, scale_by_frequency)`.
+pub fn embedding_backward(call: &Call<'_>) -> Option<Factors> {
+    if call.flag(4) == Some(true) {
+        return None;
+    }
+    let mut space = Factors::none(call);
+    let indices = call.operand(1).rank();
+    for dim in 0..indices {
+        let factor = space.add(call.operand(1).shape[dim], FactorKind::Reduce(Reduce::Sum));
+        space.operands[0][dim] = Some(factor);
+        space.operands[1][dim] = Some(factor);
+    }
+    let features = space.add(call.result(0).shape[1], FactorKind::Parallel);
+    space.operands[0][indices] = Some(features);
+    space.results[0][1] = Some(features);
+    let rows = call.result(0).shape[0];
+    let rows = space.add_special(rows, FactorKind::Parallel, Realise::EmbeddingRowsBackward);
+    space.results[0][0] = Some(rows);
+    Some(space)
+}
+
+/// `gather(x, dim, index)`: dimensions other than `dim` in which both have the same size.
+pub fn gather(call: &Call<'_>) -> Option<Factors> {
+    along(call, call.dim(1, call.operand(0).rank())?)
+}
+
+/// `scatter(x, dim, index, source)` and `scatter_add`.
+pub fn scatter(call: &Call<'_>) -> Option<Factors> {
+    along(call, call.dim(1, call.operand(0).rank())?)
+}
+
+fn along(call: &Call<'_>, along: usize) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    for (dim, size) in call.result(0).shape.iter().enumerate() {
+        let equal = (0..call.operands.len()).all(|i| call.operand(i).shape.get(dim) == Some(size));
+        if dim != along && equal {
+            let factor = space.add(*size, FactorKind::Parallel);
+            space.operands.iter_mut().chain(&mut space.results).for_each(|map| map[dim] = Some(factor));
+        }
+    }
+    Some(space)
+}
+
+/// `index(x, [i])` with one index tensor for the first dimension: the dimensions of the index, and the others of `x`.
+pub fn index(call: &Call<'_>) -> Option<Factors> {
+    let ir::Arg::Values(indices) = &call.node.args[1] else { return None };
+    if indices.len() != 1 || call.operands.len() != 2 || call.operand(1).dtype == ir::Dtype::Bool {
+        return None;
+    }
+    let mut space = Factors::none(call);
+    let rank = call.operand(1).rank();
+    for dim in 0..rank {
+        let factor = space.add(call.operand(1).shape[dim], FactorKind::Parallel);
+        space.operands[1][dim] = Some(factor);
+        space.results[0][dim] = Some(factor);
+    }
+    for dim in 1..call.operand(0).rank() {
+        let factor = space.add(call.operand(0).shape[dim], FactorKind::Parallel);
+        space.operands[0][dim] = Some(factor);
+        space.results[0][rank + dim - 1] = Some(factor);
+    }
+    Some(space)
+}

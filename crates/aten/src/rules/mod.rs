@@ -1,0 +1,13 @@
+//! Rules of operations that an einsum cannot describe, by family.
+
+#![allow(clippy::unnecessary_wraps, reason = "all rules have the signature that the table wants")]
+
+pub mod attention;
+pub mod index;
+pub mod join;
+pub mod matmul;
+pub mod normalise;
+pub mod optimizer;
+pub mod pointwise;
+pub mod reduce;
+pub mod views;

@@ -1,0 +1,41 @@
+//! Operations on each element, with broadcasting.
+
+use crate::{Call, FactorKind, Factors};
+
+/// Every dimension of the results is a factor; a dimension of an operand that is broadcast must be whole.
+pub fn broadcast(call: &Call<'_>) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let shape = (0..call.results.len()).map(|i| call.result(i)).max_by_key(|ty| ty.rank())?.shape.clone();
+    for size in &shape {
+        space.add(*size, FactorKind::Parallel);
+    }
+    for (map, ty) in space.operands.iter_mut().zip((0..).map(|i| call.operand(i))) {
+        align(map, &ty.shape, &shape)?;
+    }
+    for (map, ty) in space.results.iter_mut().zip((0..).map(|i| call.result(i))) {
+        align(map, &ty.shape, &shape)?;
+        if map.iter().filter(|dim| dim.is_some()).count() != shape.len() {
+            return None;
+        }
+    }
+    Some(space)
+}
+
+/// Gives the trailing dimensions of a tensor the factors of `shape` that they run over.
+fn align(map: &mut [Option<usize>], own: &[i64], shape: &[i64]) -> Option<()> {
+    let missing = shape.len().checked_sub(own.len())?;
+    for (dim, size) in own.iter().enumerate() {
+        map[dim] = (*size == shape[dim + missing]).then_some(dim + missing);
+    }
+    Some(())
+}
+
+/// Operations that make a tensor out of nothing but a shape: every dimension of the result is a factor.
+pub fn filled(call: &Call<'_>) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    for (dim, size) in call.result(0).shape.iter().enumerate() {
+        let factor = space.add(*size, FactorKind::Parallel);
+        space.results[0][dim] = Some(factor);
+    }
+    Some(space)
+}

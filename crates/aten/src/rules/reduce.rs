@@ -1,0 +1,114 @@
+//! Reductions over dimensions.
+
+use ir::Reduce;
+
+use crate::{Call, FactorKind, Factors, Realise};
+
+/// A reduction over the dimensions in argument `dims`, keeping them with size 1 if argument `keep` is true.
+fn over(
+    call: &Call<'_>,
+    dims: usize,
+    keep: usize,
+    reduced: impl Fn(&mut Factors, i64) -> Option<usize>,
+) -> Factors {
+    let operand = call.operand(0);
+    let gone = call.dims(dims, operand.rank());
+    let keep = call.flag(keep).unwrap_or(false);
+    let mut space = Factors::none(call);
+    let mut position = 0;
+    for (dim, size) in operand.shape.iter().enumerate() {
+        if gone.contains(&dim) {
+            space.operands[0][dim] = reduced(&mut space, *size);
+            position += usize::from(keep);
+        } else {
+            let factor = space.add(*size, FactorKind::Parallel);
+            space.operands[0][dim] = Some(factor);
+            space.results.iter_mut().for_each(|map| map[position] = Some(factor));
+            position += 1;
+        }
+    }
+    space
+}
+
+/// `sum(x, dims, keepdim)`: a reduced dimension that is sharded leaves a partial sum.
+pub fn sum(call: &Call<'_>) -> Option<Factors> {
+    Some(over(call, 1, 2, |space, size| Some(space.add(size, FactorKind::Reduce(Reduce::Sum)))))
+}
+
+/// `sum(x)`.
+pub fn sum_all(call: &Call<'_>) -> Option<Factors> {
+    Some(over(call, usize::MAX, usize::MAX, |space, size| {
+        Some(space.add(size, FactorKind::Reduce(Reduce::Sum)))
+    }))
+}
+
+/// `mean(x, dims, keepdim)`: the mean of a part is a share of the mean.
+pub fn mean(call: &Call<'_>) -> Option<Factors> {
+    Some(over(call, 1, 2, share))
+}
+
+/// `mean(x)`.
+pub fn mean_all(call: &Call<'_>) -> Option<Factors> {
+    Some(over(call, usize::MAX, usize::MAX, share))
+}
+
+fn share(space: &mut Factors, size: i64) -> Option<usize> {
+    Some(space.add_special(size, FactorKind::Reduce(Reduce::Sum), Realise::Averaged))
+}
+
+/// Reductions whose parts cannot be put together afterwards (`amax`, `var`, `any`): only the other dimensions.
+pub fn others_only(call: &Call<'_>) -> Option<Factors> {
+    Some(over(call, 1, 2, |_, _| None))
+}
+
+/// `argmax(x, dim, keepdim)`: without a dimension everything is reduced, and must be whole.
+pub fn argmax(call: &Call<'_>) -> Option<Factors> {
+    Some(over(call, 1, 2, |_, _| None))
+}
+
+/// `linalg_vector_norm(x, 2, dims, keepdim)`: the norm of a part is a part of the norm. Other orders: the other dimensions only.
+pub fn vector_norm(call: &Call<'_>) -> Option<Factors> {
+    let two = call.number(1).is_some_and(|order| (order - 2.0).abs() < f64::EPSILON);
+    Some(over(call, 2, 3, |space, size| two.then(|| space.add(size, FactorKind::Reduce(Reduce::Norm)))))
+}
+
+/// Losses that are a sum or a mean over all elements (`mse_loss(x, y, reduction)`): every dimension is a factor.
+pub fn loss(call: &Call<'_>) -> Option<Factors> {
+    elementwise_loss(call, 2, call.operand(0).rank())
+}
+
+/// Their backward (`mse_loss_backward(grad, x, y, reduction)`).
+pub fn loss_backward(call: &Call<'_>) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let realise = if call.int(3)? == MEAN { Realise::Averaged } else { Realise::Plain };
+    for (dim, size) in call.result(0).shape.iter().enumerate() {
+        let factor = space.add_special(*size, FactorKind::Parallel, realise);
+        for map in space.operands.iter_mut().chain(&mut space.results).filter(|map| map.len() > dim) {
+            map[dim] = Some(factor);
+        }
+    }
+    Some(space)
+}
+
+/// PyTorch's number for a loss that is a mean.
+const MEAN: i64 = 1;
+/// PyTorch's number for a loss that is not reduced.
+const UNREDUCED: i64 = 0;
+
+fn elementwise_loss(call: &Call<'_>, reduction: usize, rank: usize) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let reduction = call.int(reduction)?;
+    for dim in 0..rank {
+        let size = call.operand(0).shape[dim];
+        let factor = match reduction {
+            UNREDUCED => space.add(size, FactorKind::Parallel),
+            MEAN => space.add_special(size, FactorKind::Reduce(Reduce::Sum), Realise::Averaged),
+            _ => space.add(size, FactorKind::Reduce(Reduce::Sum)),
+        };
+        space.operands.iter_mut().for_each(|map| map[dim] = Some(factor));
+        if reduction == UNREDUCED {
+            space.results[0][dim] = Some(factor);
+        }
+    }
+    Some(space)
+}

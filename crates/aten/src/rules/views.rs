@@ -1,0 +1,171 @@
+//! Operations that only look at elements in another order or shape.
+
+use ir::{Placement, TensorType};
+use smallvec::SmallVec;
+
+use crate::{
+    Call, FactorKind, Factors, Realise, Seed, Strategy,
+    strategy::{Slot, divides},
+};
+
+/// `view` and its like: a sharding is known by how many equal pieces of row-major memory it takes turns through, blocks times the sizes
+/// of the dimensions before; the other side's sharding is the one with the same number of pieces.
+pub fn reshape(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
+    let (from, to) = match seed.slot {
+        Slot::Operand(_) => (call.operand(0), call.result(0)),
+        Slot::Result(_) => (call.result(0), call.operand(0)),
+    };
+    if !divides(*from.shape.get(seed.dim)?, seed.blocks, ranks) {
+        return None;
+    }
+    let here = Placement::Shard { dim: seed.dim as u8, blocks: seed.blocks };
+    let there = same_pieces(from, seed.dim, seed.blocks, to, ranks)?;
+    let (operand, result) = match seed.slot {
+        Slot::Operand(_) => (here, there),
+        Slot::Result(_) => (there, here),
+    };
+    Some(Strategy {
+        operands: SmallVec::from_elem(operand, 1),
+        results: SmallVec::from_elem(result, 1),
+        realise: Realise::Plain,
+    })
+}
+
+/// The sharding of `to` that takes turns through as many pieces as that of `from` by `dim` in `blocks`.
+fn same_pieces(from: &TensorType, dim: usize, blocks: u32, to: &TensorType, ranks: u32) -> Option<Placement> {
+    let pieces = i64::from(blocks) * from.shape[..dim].iter().product::<i64>();
+    let mut before = 1;
+    for (dim, size) in to.shape.iter().enumerate() {
+        if *size > 1 && pieces % before == 0 && *size % (pieces / before) == 0 {
+            let blocks = u32::try_from(pieces / before).ok()?;
+            if divides(*size, blocks, ranks) {
+                return Some(Placement::Shard { dim: dim as u8, blocks });
+            }
+        }
+        before *= size;
+        if before > pieces {
+            return None;
+        }
+    }
+    None
+}
+
+/// One result dimension for each operand dimension, in the order that `order` gives: `order[result dimension] = operand dimension`.
+fn reordered(call: &Call<'_>, order: impl Iterator<Item = Option<usize>>) -> Factors {
+    let mut space = Factors::none(call);
+    for (dim, size) in call.operand(0).shape.iter().enumerate() {
+        let factor = space.add(*size, FactorKind::Parallel);
+        space.operands[0][dim] = Some(factor);
+    }
+    for (result_dim, operand_dim) in order.enumerate() {
+        space.results[0][result_dim] = operand_dim;
+    }
+    // A dimension that the result does not have must be whole.
+    for (dim, slot) in space.operands[0].iter_mut().enumerate() {
+        if !space.results[0].contains(&Some(dim)) {
+            *slot = None;
+        }
+    }
+    space
+}
+
+/// `t`.
+pub fn t(call: &Call<'_>) -> Option<Factors> {
+    let rank = call.operand(0).rank();
+    Some(reordered(call, (0..rank).rev().map(Some)))
+}
+
+/// `transpose(x, a, b)`.
+pub fn transpose(call: &Call<'_>) -> Option<Factors> {
+    let rank = call.operand(0).rank();
+    let (a, b) = (call.dim(1, rank)?, call.dim(2, rank)?);
+    let swapped = move |dim| {
+        if dim == a {
+            b
+        } else if dim == b {
+            a
+        } else {
+            dim
+        }
+    };
+    Some(reordered(call, (0..rank).map(move |dim| Some(swapped(dim)))))
+}
+
+/// `permute(x, dims)`.
+pub fn permute(call: &Call<'_>) -> Option<Factors> {
+    let dims = call.dims(1, call.operand(0).rank());
+    Some(reordered(call, dims.into_iter().map(Some)))
+}
+
+/// `unsqueeze(x, dim)`.
+pub fn unsqueeze(call: &Call<'_>) -> Option<Factors> {
+    let new = call.dim(1, call.result(0).rank())?;
+    let old = move |dim: usize| if dim < new { Some(dim) } else { dim.checked_sub(1).filter(|_| dim != new) };
+    Some(reordered(call, (0..call.result(0).rank()).map(old)))
+}
+
+/// `squeeze(x, dim)` and `squeeze(x, dims)`, on dimensions of size 1; other dimensions are kept.
+pub fn squeeze(call: &Call<'_>) -> Option<Factors> {
+    let operand = call.operand(0);
+    let gone = call.dims(1, operand.rank());
+    let kept = (0..operand.rank()).filter(|dim| !(gone.contains(dim) && operand.shape[*dim] == 1));
+    Some(reordered(call, kept.map(Some).collect::<Vec<_>>().into_iter()))
+}
+
+/// `expand(x, sizes)`: a dimension that is repeated must be whole on both sides; others are factors.
+pub fn expand(call: &Call<'_>) -> Option<Factors> {
+    let (operand, result) = (call.operand(0), call.result(0));
+    let new = result.rank() - operand.rank();
+    let mut space = Factors::none(call);
+    for (dim, size) in result.shape.iter().enumerate() {
+        let factor = space.add(*size, FactorKind::Parallel);
+        space.results[0][dim] = Some(factor);
+        if dim >= new && operand.shape[dim - new] == *size {
+            space.operands[0][dim - new] = Some(factor);
+        }
+    }
+    Some(space)
+}
+
+/// `select(x, dim, index)`.
+pub fn select(call: &Call<'_>) -> Option<Factors> {
+    let gone = call.dim(1, call.operand(0).rank())?;
+    Some(reordered(call, (0..call.operand(0).rank()).filter(move |dim| *dim != gone).map(Some)))
+}
+
+/// Operations that work along dimension argument `arg` only, and keep all dimensions: the others are factors.
+fn all_but(call: &Call<'_>, along: &[usize]) -> Factors {
+    let mut space = Factors::none(call);
+    for (dim, size) in call.operand(0).shape.iter().enumerate() {
+        if !along.contains(&dim) {
+            let factor = space.add(*size, FactorKind::Parallel);
+            space.operands.iter_mut().chain(&mut space.results).for_each(|map| map[dim] = Some(factor));
+        }
+    }
+    space
+}
+
+/// `slice(x, dim, ...)`, `flip`, `cumsum(x, dim)`, `sort(x, dim)`: everything but the dimension in argument 1.
+pub fn along_arg_1(call: &Call<'_>) -> Option<Factors> {
+    Some(all_but(call, &call.dims(1, call.operand(0).rank())))
+}
+
+/// `topk(x, k, dim)`, `slice_backward(grad, sizes, dim, ...)`, `slice_scatter(x, source, dim)`: everything but the dimension in argument 2.
+pub fn along_arg_2(call: &Call<'_>) -> Option<Factors> {
+    Some(all_but(call, &[call.dim(2, call.operand(0).rank())?]))
+}
+
+/// `select_backward(grad, sizes, dim, index)`.
+pub fn select_backward(call: &Call<'_>) -> Option<Factors> {
+    let new = call.dim(2, call.result(0).rank())?;
+    let old = move |dim: usize| if dim < new { Some(dim) } else { dim.checked_sub(1).filter(|_| dim != new) };
+    Some(reordered(call, (0..call.result(0).rank()).map(old)))
+}
+
+/// `constant_pad_nd(x, pad, value)`: dimensions that are not padded.
+pub fn pad(call: &Call<'_>) -> Option<Factors> {
+    let rank = call.operand(0).rank();
+    let pads = call.ints(1)?;
+    let padded = |dim: &usize| pads.get(2 * (rank - 1 - dim)..2 * (rank - dim)).is_some_and(|p| p != [0, 0]);
+    Some(all_but(call, &(0..rank).filter(padded).collect::<Vec<_>>()))
+}
