@@ -54,6 +54,14 @@ codes! {
     BAD_GRAPH = 14, Bug, "a graph that breaks one of its invariants";
     OTHER_VERSION = 15, Configuration, "a file or message written by another version";
     TOO_LARGE = 16, Resources, "a file or message beyond the size limit";
+
+    // 04xx: balance
+    BAD_PROBLEM = 401, Configuration, "a balancing problem that makes no sense";
+    COST_OVERFLOW = 402, Configuration, "costs whose sum exceeds 64-bit integers";
+    GIANT_SAMPLE = 403, Step, "a sample that fits no rank or group of ranks";
+    FOREIGN_STATE = 404, Configuration, "a resume state of another dataset, setting or version";
+    PLAN_MISMATCH = 405, Configuration, "ranks that computed different plans";
+    UNSUPPORTED_PROBLEM = 406, Unsupported, "a combination of balancing settings that is not supported yet";
 }
 
 impl Code {

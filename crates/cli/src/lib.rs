@@ -3,6 +3,7 @@
 //! Data goes to stdout, progress and diagnostics to stderr. The wheel's `unisono` script calls [`run`] too, after it has
 //! taken the subcommands that need Python for itself.
 
+mod balance;
 mod doctor;
 
 use std::{ffi::OsString, io::Write};
@@ -25,6 +26,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Balance(balance::Balance),
     Doctor(doctor::Doctor),
 }
 
@@ -40,6 +42,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let result = match arguments.command {
+        Command::Balance(command) => command.run(&mut out),
         Command::Doctor(command) => command.run(&mut out),
     };
     finish(result, out)

@@ -1,0 +1,38 @@
+//! Balances samples of different length over the ranks of a training job.
+//!
+//! Pure and deterministic: integer costs, ties broken by sample id, no input or output, no clock. Every answer carries a
+//! lower bound.
+
+mod baseline;
+mod bins;
+mod bound;
+mod cost;
+pub mod exact;
+mod groups;
+mod lpt;
+mod machine;
+mod microbatch;
+mod multifit;
+mod order;
+mod partition;
+mod phases;
+mod pipeline;
+mod plan;
+mod problem;
+mod read;
+mod refine;
+mod solve;
+mod steps;
+mod vector;
+mod write;
+
+pub use baseline::{Baseline, naive};
+pub use bound::{Bound, Limit};
+pub use cost::{COST_LIMIT, Cost, Costs, Polynomial, Table};
+pub use machine::SequenceParallel;
+pub use partition::{Counts, Partition, Tier, partition};
+pub use plan::{Group, Layout, Plan, Unit};
+pub use problem::{MOST_RANKS, Objective, Problem};
+pub use read::read_problem;
+pub use solve::solve;
+pub use write::plan_json;

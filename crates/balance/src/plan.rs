@@ -1,0 +1,199 @@
+//! The answer: who takes what, what it takes, and how good that is.
+
+use crate::{
+    bound::Limit,
+    problem::{Objective, Problem},
+};
+
+/// What one unit of [`Plan::loads`] is.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Unit {
+    /// So many units of the problem's cost.
+    Whole(u64),
+    /// So many seconds (a power of two).
+    Seconds(f64),
+}
+
+impl Unit {
+    /// A number of units as a number of the problem's own units.
+    pub fn scale(self, units: u64) -> f64 {
+        match self {
+            Self::Whole(unit) => (u128::from(units) * u128::from(unit)) as f64,
+            Self::Seconds(unit) => units as f64 * unit,
+        }
+    }
+}
+
+/// Ranks that work on each sample together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// Its ranks, rising and contiguous.
+    pub ranks: Vec<u32>,
+    /// Index into the allowed degrees.
+    pub degree: usize,
+    /// By micro-step: sample ids; empty in steps that the group sits out (other groups may then use its ranks).
+    pub micro_batches: Vec<Vec<u32>>,
+}
+
+/// Who takes what.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// By rank, then micro-batch: sample ids.
+    Ranks(Vec<Vec<Vec<u32>>>),
+    /// By sequence-parallel group.
+    Groups(Vec<Group>),
+}
+
+/// An assignment with its certificate.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// Who takes what.
+    pub layout: Layout,
+    /// What the numbers below count.
+    pub unit: Unit,
+    /// Busy time by rank.
+    pub loads: Vec<u64>,
+    /// Busy time by phase, then rank; empty for one phase.
+    pub phase_loads: Vec<Vec<u64>>,
+    /// The objective's value.
+    pub makespan: u64,
+    /// No plan is better than this.
+    pub lower_bound: u64,
+    /// Which argument gives the bound.
+    pub limit: Limit,
+    /// Most tokens that a rank holds in one micro-batch.
+    pub tokens_max: u64,
+    /// What found it.
+    pub algorithm: String,
+}
+
+impl Plan {
+    /// Measures a layout. `time` gives a sample's time on a rank or group (by its index).
+    pub(crate) fn new(
+        problem: &Problem,
+        layout: Layout,
+        unit: Unit,
+        time: impl Fn(usize, u32) -> u64,
+        (lower_bound, limit, algorithm): (u64, Limit, String),
+    ) -> Self {
+        let rows = rows(&layout, time);
+        let mut loads = vec![0; problem.ranks];
+        for row in &rows {
+            row.ranks.iter().for_each(|rank| loads[*rank as usize] += row.times.iter().sum::<u64>());
+        }
+        let makespan = makespan(problem, &rows);
+        let tokens_max = tokens_max(problem, &layout);
+        let phase_loads = Vec::new();
+        Self { layout, unit, loads, phase_loads, makespan, lower_bound, limit, tokens_max, algorithm }
+    }
+
+    /// Measures each phase on its own: all ranks meet after it, so the slowest ranks of the phases add up.
+    pub(crate) fn set_phases(&mut self, phases: &[Vec<u64>], samples: &[Vec<u32>]) {
+        let load = |costs: &[u64], ids: &[u32]| ids.iter().map(|id| costs[*id as usize]).sum::<u64>();
+        self.phase_loads =
+            phases.iter().map(|costs| samples.iter().map(|ids| load(costs, ids)).collect()).collect();
+        let slowest = |loads: &Vec<u64>| loads.iter().copied().max().unwrap_or(0);
+        self.makespan = self.phase_loads.iter().map(slowest).sum();
+    }
+
+    /// How far the makespan is above the bound: 0 is optimal.
+    pub fn gap(&self) -> f64 {
+        if self.lower_bound == 0 { 0.0 } else { self.makespan as f64 / self.lower_bound as f64 - 1.0 }
+    }
+
+    /// 64 bits that two ranks compare to know that they computed the same plan.
+    pub fn hash(&self) -> u64 {
+        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        let mut add = |number: usize| hasher.update(&(number as u32).to_le_bytes());
+        let mut batches = |micro_batches: &[Vec<u32>]| {
+            add(micro_batches.len());
+            for batch in micro_batches {
+                add(batch.len());
+                for sample in batch {
+                    add(*sample as usize);
+                }
+            }
+        };
+        match &self.layout {
+            Layout::Ranks(ranks) => ranks.iter().for_each(|rank| batches(rank)),
+            Layout::Groups(groups) => {
+                for group in groups {
+                    batches(std::slice::from_ref(&group.ranks));
+                    batches(&group.micro_batches);
+                }
+            }
+        }
+        hasher.digest()
+    }
+}
+
+/// A rank or group with the times of its micro-batches.
+struct Row<'a> {
+    ranks: std::borrow::Cow<'a, [u32]>,
+    times: Vec<u64>,
+}
+
+fn rows(layout: &Layout, time: impl Fn(usize, u32) -> u64) -> Vec<Row<'_>> {
+    let times = |index: usize, batches: &[Vec<u32>]| {
+        batches.iter().map(|batch| batch.iter().map(|sample| time(index, *sample)).sum()).collect()
+    };
+    match layout {
+        Layout::Ranks(ranks) => (ranks.iter().enumerate())
+            .map(|(rank, batches)| Row { ranks: vec![rank as u32].into(), times: times(rank, batches) })
+            .collect(),
+        Layout::Groups(groups) => (groups.iter().enumerate())
+            .map(|(index, group)| Row {
+                ranks: group.ranks.as_slice().into(),
+                times: times(index, &group.micro_batches),
+            })
+            .collect(),
+    }
+}
+
+fn makespan(problem: &Problem, rows: &[Row<'_>]) -> u64 {
+    let sum = |row: &Row<'_>| row.times.iter().sum::<u64>();
+    let largest = |row: &Row<'_>| row.times.iter().copied().max().unwrap_or(0);
+    match problem.objective {
+        Objective::Free => rows.iter().map(sum).max().unwrap_or(0),
+        Objective::Pipeline => {
+            let bubbles = problem.stages.unwrap_or(1) - 1;
+            rows.iter().map(|row| sum(row) + bubbles * largest(row)).max().unwrap_or(0)
+        }
+        Objective::Lockstep => lockstep(rows.iter()),
+        Objective::Grouped => {
+            let size = problem.shard_group.unwrap_or(problem.ranks) as u32;
+            let spans = rows.iter().any(|row| row.ranks[0] / size != row.ranks[row.ranks.len() - 1] / size);
+            if spans {
+                return lockstep(rows.iter());
+            }
+            let shards = 0..(problem.ranks as u32 / size);
+            let inside = |shard| lockstep(rows.iter().filter(|row| row.ranks[0] / size == shard));
+            shards.map(inside).max().unwrap_or(0)
+        }
+    }
+}
+
+fn lockstep<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> u64 {
+    let mut steps: Vec<u64> = Vec::new();
+    for row in rows {
+        steps.resize(steps.len().max(row.times.len()), 0);
+        steps.iter_mut().zip(&row.times).for_each(|(step, time)| *step = (*step).max(*time));
+    }
+    steps.iter().sum()
+}
+
+/// Over all phases. A group's tokens are spread evenly over its ranks.
+fn tokens_max(problem: &Problem, layout: &Layout) -> u64 {
+    let tokens =
+        |phase: &[u64], batch: &[u32]| batch.iter().map(|sample| phase[*sample as usize]).sum::<u64>();
+    let most = |batches: &[Vec<u32>], ranks: u64| {
+        let all = problem.lengths.iter().flat_map(|phase| batches.iter().map(|batch| tokens(phase, batch)));
+        all.max().unwrap_or(0).div_ceil(ranks)
+    };
+    match layout {
+        Layout::Ranks(ranks) => ranks.iter().map(|rank| most(rank, 1)).max().unwrap_or(0),
+        Layout::Groups(groups) => {
+            groups.iter().map(|group| most(&group.micro_batches, group.ranks.len() as u64)).max().unwrap_or(0)
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Lock-step: in every micro-step all ranks wait for the slowest, so a step should hold samples of like duration.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use crate::machine::{Allocator, Machine, Place};
+
+/// A group's work in one micro-step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Work {
+    /// Who does it.
+    pub place: Place,
+    /// Sample ids.
+    pub samples: Vec<u32>,
+    /// In units.
+    pub time: u64,
+    tokens: u64,
+}
+
+/// One micro-step: groups that share no rank.
+pub type Step = Vec<Work>;
+
+/// The sum over the steps of the slowest group.
+pub fn duration(steps: &[Step]) -> u64 {
+    steps.iter().map(|step| step.iter().map(|work| work.time).max().unwrap_or(0)).sum()
+}
+
+/// Percent by which a step's time limit exceeds its longest sample: the candidates.
+const SLACKS: [u64; 14] = [100, 101, 102, 104, 106, 110, 115, 120, 130, 150, 175, 200, 300, 400];
+/// Percent of the least rank-time that is let go unused in a last step before it is split in two.
+const STRETCHES: [u64; 9] = [100, 101, 102, 103, 105, 108, 112, 120, 140];
+
+/// Builds micro-steps from the longest samples to the shortest, once per candidate slack, and returns the best. Ends early
+/// at `bound`.
+pub fn build(machine: &Machine, bound: u64) -> Vec<Step> {
+    let falling = machine.falling();
+    let mut best: Option<(u64, Vec<Step>)> = None;
+    for slack in SLACKS {
+        let steps = build_with(machine, &falling, slack);
+        let time = duration(&steps);
+        if best.as_ref().is_none_or(|best| time < best.0) {
+            best = Some((time, steps));
+        }
+        if best.as_ref().is_some_and(|best| best.0 <= bound + bound / 500) {
+            break;
+        }
+    }
+    best.map(|best| best.1).unwrap_or_default()
+}
+
+fn build_with(machine: &Machine, falling: &[u32], slack: u64) -> Vec<Step> {
+    let mut remaining = falling.to_vec();
+    let mut steps = Vec::new();
+    while let Some(first) = remaining.first().map(|first| *first as usize) {
+        let work: u64 = remaining.iter().map(|sample| machine.least_work(*sample as usize)).sum();
+        let mean = work.div_ceil(machine.ranks as u64);
+        let tokens: u128 = remaining.iter().map(|sample| u128::from(machine.tokens[*sample as usize])).sum();
+        let room = u128::from(machine.cap).saturating_mul(machine.ranks as u128);
+        let least_steps = tokens.div_ceil(room).max(1) as u64;
+        let longest = machine.times[machine.best_degree(first, mean)][first];
+        let mut step = Vec::new();
+        if least_steps == 1 {
+            for stretch in STRETCHES {
+                let limit = longest.max(percent(mean, stretch));
+                step = fill(machine, &remaining, limit);
+                if step.iter().map(|work: &Work| work.samples.len()).sum::<usize>() == remaining.len() {
+                    break;
+                }
+            }
+        } else {
+            let limit = percent(longest, slack).max(percent(mean.div_ceil(least_steps), slack));
+            step = fill(machine, &remaining, limit);
+        }
+        let mut done: Vec<u32> = step.iter().flat_map(|work| work.samples.iter().copied()).collect();
+        done.sort_unstable();
+        remaining.retain(|sample| done.binary_search(sample).is_err());
+        steps.push(step);
+    }
+    steps
+}
+
+fn percent(value: u64, percent: u64) -> u64 {
+    (u128::from(value) * u128::from(percent) / 100) as u64
+}
+
+/// Fills one step: each sample to a new group of the degree that suits it while there are ranks, then to the least loaded
+/// group with time and room for it. The first sample always finds a place.
+fn fill(machine: &Machine, remaining: &[u32], limit: u64) -> Step {
+    let mut allocator = Allocator::new(machine);
+    let mut groups: Vec<Work> = Vec::new();
+    let mut heaps: Vec<BinaryHeap<Reverse<(u64, usize)>>> = vec![BinaryHeap::new(); machine.degrees.len()];
+    for sample in remaining {
+        let sample = *sample as usize;
+        let degree = machine.best_degree(sample, limit);
+        let time = machine.times[degree][sample];
+        let in_time = time <= limit || groups.is_empty();
+        let place = if in_time && allocator.left > 0 { allocator.take(degree) } else { None };
+        if let Some(place) = place {
+            heaps[degree].push(Reverse((time, groups.len())));
+            groups.push(Work { place, samples: vec![sample as u32], time, tokens: machine.tokens[sample] });
+            continue;
+        }
+        for (degree, heap) in heaps.iter_mut().enumerate().skip(machine.smallest[sample]) {
+            if join(machine, &mut groups, heap, (degree, sample), limit) {
+                break;
+            }
+        }
+    }
+    groups
+}
+
+/// Groups of one degree that are looked at for one sample.
+const LOOKS: usize = 4;
+
+fn join(
+    machine: &Machine,
+    groups: &mut [Work],
+    heap: &mut BinaryHeap<Reverse<(u64, usize)>>,
+    (degree, sample): (usize, usize),
+    limit: u64,
+) -> bool {
+    let (time, tokens) = (machine.times[degree][sample], machine.tokens[sample]);
+    let mut passed = [None; LOOKS];
+    let mut joined = false;
+    for slot in &mut passed {
+        let Some(Reverse((load, group))) = heap.pop() else { break };
+        let fits = load.saturating_add(time) <= limit;
+        if fits && groups[group].tokens.saturating_add(tokens) <= machine.room(degree) {
+            groups[group].samples.push(sample as u32);
+            groups[group].tokens += tokens;
+            groups[group].time += time;
+            heap.push(Reverse((load + time, group)));
+            joined = true;
+            break;
+        }
+        *slot = Some(Reverse((load, group)));
+        if !fits {
+            break;
+        }
+    }
+    heap.extend(passed.into_iter().flatten());
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_samples_share_a_step_and_short_ones_another() {
+        let costs = vec![100, 1, 99, 1, 98, 1, 97, 1];
+        let machine = Machine::flat(4, costs.clone(), costs, Some(100)).unwrap();
+        let steps = build(&machine, 0);
+        assert!(duration(&steps) <= 101, "{steps:?}");
+    }
+
+    #[test]
+    fn without_a_cap_one_step_is_enough() {
+        let costs = vec![5, 4, 3, 2, 1, 1];
+        let machine = Machine::flat(2, costs.clone(), costs, None).unwrap();
+        let steps = build(&machine, 8);
+        assert_eq!((steps.len(), duration(&steps)), (1, 8));
+    }
+}
