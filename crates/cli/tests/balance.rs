@@ -9,7 +9,8 @@ use std::{
 fn balance(problem: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_unisono"));
     command.args(["balance", "-"]).args(arguments);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(problem.as_bytes()).unwrap();
     child.wait_with_output().unwrap()
 }
@@ -37,7 +38,9 @@ fn the_table_shows_bars_the_naive_split_and_what_limits() {
 #[test]
 fn the_comparison_lists_every_tier_and_baseline() {
     let text = String::from_utf8(balance(PROBLEM, &["--compare"]).stdout).unwrap();
-    for name in ["arrival order", "sorted, strided", "greedy", "lpt", "multifit", "local_search", "exact", "auto"] {
+    for name in
+        ["arrival order", "sorted, strided", "greedy", "lpt", "multifit", "local_search", "exact", "auto"]
+    {
         assert!(text.contains(name), "{name}: {text}");
     }
 }

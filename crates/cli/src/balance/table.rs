@@ -71,7 +71,9 @@ fn summary(problem: &Problem, plan: &Plan, naive: &Plan, solve_ms: f64, out: &mu
 fn degrees(plan: &Plan) -> String {
     let Layout::Groups(groups) = &plan.layout else { return String::new() };
     let mut counts = std::collections::BTreeMap::new();
-    groups.iter().for_each(|group| *counts.entry(group.ranks.len()).or_insert(0) += 1);
+    for group in groups {
+        *counts.entry(group.ranks.len()).or_insert(0) += 1;
+    }
     let texts = counts.iter().rev().map(|(size, count)| format!("{count} of {size} ranks"));
     texts.collect::<Vec<_>>().join(", ")
 }
