@@ -43,6 +43,22 @@ pub enum InputClass {
 }
 
 impl InputClass {
+    /// All classes, with their names in the text form.
+    pub const NAMES: [(Self, &str); 7] = [
+        (Self::Parameter, "parameter"),
+        (Self::Buffer, "buffer"),
+        (Self::Optimizer, "optimizer"),
+        (Self::Constant, "constant"),
+        (Self::Batch, "batch"),
+        (Self::Hyper, "hyper"),
+        (Self::Rng, "rng"),
+    ];
+
+    /// Its name in the text form.
+    pub fn text(self) -> &'static str {
+        Self::NAMES[self as usize].1
+    }
+
     /// Whether it lives on from step to step.
     pub const fn is_state(self) -> bool {
         matches!(self, Self::Parameter | Self::Buffer | Self::Optimizer | Self::Constant)

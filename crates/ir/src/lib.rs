@@ -11,6 +11,7 @@ mod renumber;
 mod schema;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod text;
 mod types;
 mod verify;
 
@@ -22,6 +23,7 @@ pub use graph::{
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
 pub use placement::{Mesh, MeshAxis, Placement, Reduce};
 pub use schema::{Parameter, Schema, SchemaType};
+pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};
 pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides};
 pub use verify::{MAX_DIMS, verify};
 

@@ -1,6 +1,6 @@
 //! Tensor types: element type, sizes, strides, device.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use base::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -114,6 +114,22 @@ impl fmt::Display for Device {
     }
 }
 
+impl FromStr for Device {
+    /// What is wrong, in a few words.
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is none of cpu, meta, cuda:INDEX");
+        let device = |kind, index| Self { kind, index };
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(device(DeviceKind::Cpu, 0)),
+            None if text == "meta" => Ok(device(DeviceKind::Meta, 0)),
+            Some(("cuda", index)) => Ok(device(DeviceKind::Cuda, index.parse().map_err(|_| wrong())?)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
 /// What is known of a tensor without its data.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct TensorType {
@@ -161,6 +177,25 @@ impl TensorType {
             expected *= (*size).max(1);
             fits
         }) || self.elements() == 0
+    }
+}
+
+impl fmt::Display for TensorType {
+    /// Such as `f32[8, 4]`, with strides where they are not row-major and the device where it is not the CPU:
+    /// `f32[8, 4]{1, 8} cuda:0`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.dtype, self.shape)?;
+        if self.strides != contiguous_strides(&self.shape) {
+            f.write_str("{")?;
+            for (dim, stride) in self.strides.iter().enumerate() {
+                write!(f, "{}{stride}", if dim == 0 { "" } else { ", " })?;
+            }
+            f.write_str("}")?;
+        }
+        if self.device != Device::default() {
+            write!(f, " {}", self.device)?;
+        }
+        Ok(())
     }
 }
 
