@@ -55,6 +55,14 @@ codes! {
     OTHER_VERSION = 15, Configuration, "a file or message written by another version";
     TOO_LARGE = 16, Resources, "a file or message beyond the size limit";
 
+    // 03xx: the executor and PyTorch
+    TORCH_NOT_LOADED = 300, Hardware, "PyTorch's library is not loaded";
+    TORCH_SYMBOL = 301, Hardware, "this PyTorch lacks a function that is needed";
+    TORCH_SELF_TEST = 302, Hardware, "this PyTorch fails the executor's self-test";
+    OPERATION_FAILED = 310, Step, "an operation of the step failed";
+    BAD_BINDING = 311, Step, "a tensor is not what the program was made for";
+    BAD_PROGRAM = 312, Bug, "a program that cannot be run";
+
     // 04xx: balance
     BAD_PROBLEM = 401, Configuration, "a balancing problem that makes no sense";
     COST_OVERFLOW = 402, Configuration, "costs whose sum exceeds 64-bit integers";

@@ -3,6 +3,7 @@
 //! One file per subject; [`error`] is the only place that turns diagnostics into Python exceptions.
 
 mod error;
+mod exec;
 
 use std::ffi::OsString;
 
@@ -18,5 +19,6 @@ fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
-    error::register(module)
+    error::register(module)?;
+    exec::register(module)
 }

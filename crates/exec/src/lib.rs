@@ -1,0 +1,20 @@
+//! The executor: lowers a flat list of operations to a program and runs it without Python.
+//!
+//! [`ProgramSpec`] says what to compute, [`lower`] makes a [`Program`] of it (pure data with a text form), and an
+//! [`Executor`] runs that over tensors, each call by one of the routes of `torch-sys`.
+
+mod effects;
+mod link;
+mod lower;
+mod program;
+mod route;
+mod run;
+mod spec;
+
+pub use effects::{Role, is_pure, role};
+pub use link::{PythonCall, proxy_document, python_calls};
+pub use lower::lower;
+pub use program::{Action, Instruction, Program, Route};
+pub use route::Abilities;
+pub use run::{Executor, Record};
+pub use spec::{OpCall, ProgramSpec, Shape, Update};

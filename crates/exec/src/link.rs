@@ -1,0 +1,188 @@
+//! Linking: instructions become calls that are ready to run.
+
+use base::{Code, Diagnostic, Result};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+use serde_json::Value;
+use torch_sys::{
+    Arg, DispatcherCall, Dtype, Failure, Library, Number, Output, ProxyCall, Schema, Slot, View, proxy,
+};
+
+use crate::{Action, Instruction, Program, Role, Route};
+
+/// What runs.
+pub(crate) enum Step {
+    Dispatcher(DispatcherCall),
+    Proxy(ProxyCall),
+    /// A view whose metadata is not known yet: a call that is replaced when it has been seen once.
+    UnseenView {
+        call: DispatcherCall,
+        source: Slot,
+        targets: Vec<Slot>,
+    },
+    Views(Box<[View]>),
+    Number {
+        value: Number,
+        dtype: Dtype,
+        target: Slot,
+    },
+}
+
+/// An instruction, ready to run.
+pub(crate) struct Linked {
+    pub(crate) step: Step,
+    /// What is left to release after it.
+    pub(crate) release: Box<[Slot]>,
+}
+
+/// A call that goes by Python: what the function of its name has to do.
+#[derive(Debug, Serialize)]
+pub struct PythonCall {
+    /// The name of the operation to register, without the name space `unisono_python`.
+    pub name: String,
+    /// The operation that it has to call.
+    pub op: String,
+    /// Its arguments; each tensor stands for the next one of those that are passed.
+    pub args: Vec<Arg>,
+}
+
+/// All calls by Python; `prefix` makes the names of this program different from those of others.
+pub fn python_calls(program: &Program, prefix: &str) -> Vec<PythonCall> {
+    let calls = program.instructions().filter_map(|instruction| match &instruction.action {
+        Action::Call { op, route: Route::Python, args, .. } => Some((op, args)),
+        _ => None,
+    });
+    let calls = calls.enumerate().map(|(index, (op, args))| PythonCall {
+        name: python_name(prefix, index),
+        op: program.schemas[*op as usize].full_name(),
+        args: args.clone(),
+    });
+    calls.collect()
+}
+
+fn python_name(prefix: &str, index: usize) -> String {
+    format!("{prefix}_{index}")
+}
+
+/// The JSON text of all proxy calls, in order, for torch to read.
+pub fn proxy_document(program: &Program) -> Result<String> {
+    let mut nodes: Vec<Value> = Vec::new();
+    for instruction in program.instructions() {
+        if let Action::Call { op, route: Route::Proxy, args, outputs, .. } = &instruction.action {
+            let schema = &program.schemas[*op as usize];
+            nodes.push(proxy::node(schema, args, outputs).map_err(Diagnostic::bug)?);
+        }
+    }
+    Ok(proxy::document(&nodes))
+}
+
+/// Makes the calls of one program.
+pub(crate) struct Linker<'a> {
+    library: &'static Library,
+    program: &'a Program,
+    prefix: &'a str,
+    proxies: usize,
+    pythons: usize,
+}
+
+impl<'a> Linker<'a> {
+    pub(crate) const fn new(library: &'static Library, program: &'a Program, prefix: &'a str) -> Self {
+        Self { library, program, prefix, proxies: 0, pythons: 0 }
+    }
+
+    pub(crate) fn link(&mut self, instructions: &[Instruction]) -> Result<Vec<Linked>> {
+        instructions.iter().map(|instruction| self.instruction(instruction)).collect()
+    }
+
+    fn instruction(&mut self, instruction: &Instruction) -> Result<Linked> {
+        let (step, release) = match &instruction.action {
+            Action::Number { value, dtype, target } => {
+                (Step::Number { value: *value, dtype: *dtype, target: *target }, instruction.release.clone())
+            }
+            Action::Call { op, route, role, args, outputs } => {
+                let schema = &self.program.schemas[*op as usize];
+                let failed = |failure: Failure| unlinkable(self.program, instruction, &failure);
+                match (route, role) {
+                    (Route::Dispatcher, Role::View) => {
+                        self.view(schema, args, outputs, instruction).map_err(failed)?
+                    }
+                    (Route::Dispatcher, _) => {
+                        self.dispatch(schema, args, outputs, instruction).map_err(failed)?
+                    }
+                    (Route::Proxy, _) => {
+                        let call = ProxyCall::new(self.proxies, schema, args, outputs);
+                        self.proxies += 1;
+                        (Step::Proxy(call), instruction.release.clone())
+                    }
+                    (Route::Python, _) => self.python(args, outputs, instruction)?,
+                }
+            }
+        };
+        Ok(Linked { step, release: release.into() })
+    }
+
+    /// A dispatcher call that gives away the slots that end there, each with its last use.
+    fn dispatch(
+        &self,
+        schema: &Schema,
+        args: &[Arg],
+        outputs: &[Output],
+        instruction: &Instruction,
+    ) -> Result<(Step, Vec<Slot>), Failure> {
+        let mut uses: FxHashMap<Slot, usize> = FxHashMap::default();
+        for slot in args.iter().flat_map(Arg::slots) {
+            *uses.entry(slot).or_default() += 1;
+        }
+        let mut takes = |slot: Slot| {
+            let left = uses.entry(slot).or_default();
+            *left = left.saturating_sub(1);
+            *left == 0 && instruction.release.contains(&slot)
+        };
+        let call = DispatcherCall::new(self.library, schema, args, outputs, &mut takes)?;
+        Ok((Step::Dispatcher(call), Vec::new()))
+    }
+
+    fn view(
+        &self,
+        schema: &Schema,
+        args: &[Arg],
+        outputs: &[Output],
+        instruction: &Instruction,
+    ) -> Result<(Step, Vec<Slot>), Failure> {
+        let Some(Arg::Tensor(source)) = args.first() else {
+            return self.dispatch(schema, args, outputs, instruction);
+        };
+        let call = DispatcherCall::new(self.library, schema, args, outputs, &mut |_| false)?;
+        let targets = outputs.iter().flat_map(Output::slots).collect();
+        Ok((Step::UnseenView { call, source: *source, targets }, instruction.release.clone()))
+    }
+
+    fn python(
+        &mut self,
+        args: &[Arg],
+        outputs: &[Output],
+        instruction: &Instruction,
+    ) -> Result<(Step, Vec<Slot>)> {
+        let name = python_name(self.prefix, self.pythons);
+        self.pythons += 1;
+        let schema = Schema::parse(&format!("unisono_python::{name}(Tensor[] tensors) -> Tensor[]"))?;
+        let args = [Arg::Tensors(args.iter().flat_map(Arg::slots).collect())];
+        let outputs = outputs.iter().flat_map(|output| match output {
+            Output::Ignored => vec![None],
+            Output::Tensor(slot) => vec![Some(*slot)],
+            Output::Tensors(slots) => slots.clone(),
+        });
+        let outputs = [Output::Tensors(outputs.collect())];
+        self.dispatch(&schema, &args, &outputs, instruction)
+            .map_err(|failure| unlinkable(self.program, instruction, &failure))
+    }
+}
+
+fn unlinkable(program: &Program, instruction: &Instruction, failure: &Failure) -> Box<Diagnostic> {
+    let what = format!("`{}` cannot be called", program.name(instruction));
+    let diagnostic = Diagnostic::new(Code::BAD_PROGRAM, what).because(failure.0.clone());
+    match program.place(instruction) {
+        Some(place) => diagnostic.at(place.clone()),
+        None => diagnostic,
+    }
+}

@@ -1,0 +1,352 @@
+//! Lowering: from a flat list of operations to a program.
+//!
+//! Aliases vanish, numbers become tensors where tensors are expected, what is the same at every step (constants, views of
+//! state) moves to the prologue, every call gets its route, and every slot is released by its last use.
+
+use base::{Code, Diagnostic, Result};
+use fixedbitset::FixedBitSet;
+use rustc_hash::FxHashMap;
+use torch_sys::{Arg, Dtype, Number, Output, Schema, Slot, Type};
+
+use crate::{
+    Abilities, Action, Instruction, OpCall, Program, ProgramSpec, Role, Route, Shape, Update,
+    effects::{is_pure, role},
+};
+
+/// The largest constant that is kept from step to step, in elements.
+const LARGEST_CONSTANT: i64 = 1 << 20;
+
+/// Makes a program of `spec` for a PyTorch with these `abilities`.
+pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
+    let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>()?;
+    check(spec, &schemas)?;
+    let mut lowering = Lowering::new(spec, &schemas, abilities);
+    lowering.find_written();
+    for call in &spec.calls {
+        lowering.call(call)?;
+    }
+    lowering.keep_overwritten_values();
+    lowering.finish()
+}
+
+/// Everything that a slot number or an argument count could get wrong.
+fn check(spec: &ProgramSpec, schemas: &[Schema]) -> Result<()> {
+    let bad = |what: String| Err(Diagnostic::new(Code::BAD_PROGRAM, what));
+    let mut known = FixedBitSet::with_capacity(spec.slots as usize);
+    for slot in spec.state.iter().chain(&spec.inputs) {
+        if slot.0 >= spec.slots || known.put(slot.0 as usize) {
+            return bad(format!("slot {slot} is no new slot of {}", spec.slots));
+        }
+    }
+    for (index, call) in spec.calls.iter().enumerate() {
+        let Some(schema) = schemas.get(call.op as usize) else {
+            return bad(format!("call {index} refers to schema {}, of {}", call.op, schemas.len()));
+        };
+        let name = schema.full_name();
+        if call.args.len() != schema.arguments.len() || call.outputs.len() != schema.returns.len() {
+            return bad(format!(
+                "call {index} of `{name}` has not as many arguments and outputs as the schema"
+            ));
+        }
+        if let Some(slot) =
+            call.args.iter().flat_map(Arg::slots).find(|slot| !known.contains(slot.0 as usize))
+        {
+            return bad(format!("call {index} of `{name}` reads slot {slot} before anything is there"));
+        }
+        for slot in call.outputs.iter().flat_map(Output::slots) {
+            if slot.0 >= spec.slots || known.put(slot.0 as usize) {
+                return bad(format!("call {index} of `{name}` fills slot {slot}, which is no new slot"));
+            }
+        }
+    }
+    let ends = spec
+        .updates
+        .iter()
+        .flat_map(|update| [update.state, update.value])
+        .chain(spec.returns.iter().copied());
+    match ends.into_iter().find(|slot| !known.contains(slot.0 as usize)) {
+        Some(slot) => bad(format!("slot {slot} goes out, but nothing is there")),
+        None => Ok(()),
+    }
+}
+
+struct Lowering<'a> {
+    spec: &'a ProgramSpec,
+    schemas: &'a [Schema],
+    abilities: &'a Abilities,
+    /// What each slot stands for after aliases have vanished.
+    same: Vec<Slot>,
+    /// The slot whose memory a slot shares.
+    root: Vec<Slot>,
+    /// Roots that some operation writes into.
+    written: FixedBitSet,
+    /// Slots that hold the same tensor at every step: state, constants and their views.
+    pinned: FixedBitSet,
+    /// Slots whose *values* are the same at every step too.
+    constant: FixedBitSet,
+    prologue: Vec<Instruction>,
+    body: Vec<Instruction>,
+    updates: Vec<Update>,
+    returns: Vec<Slot>,
+    numbers: FxHashMap<(u64, u8, Dtype), Slot>,
+    slots: u32,
+}
+
+impl<'a> Lowering<'a> {
+    fn new(spec: &'a ProgramSpec, schemas: &'a [Schema], abilities: &'a Abilities) -> Self {
+        let slots = spec.slots as usize;
+        let mut pinned = FixedBitSet::with_capacity(slots);
+        pinned.extend(spec.state.iter().map(|slot| slot.0 as usize));
+        Self {
+            spec,
+            schemas,
+            abilities,
+            same: (0..spec.slots).map(Slot).collect(),
+            root: (0..spec.slots).map(Slot).collect(),
+            written: FixedBitSet::with_capacity(slots),
+            pinned,
+            constant: FixedBitSet::with_capacity(slots),
+            prologue: Vec::new(),
+            body: Vec::new(),
+            updates: Vec::new(),
+            returns: Vec::new(),
+            numbers: FxHashMap::default(),
+            slots: spec.slots,
+        }
+    }
+
+    /// Follows memory through aliases, views and in-place operations, and marks what is written into.
+    fn find_written(&mut self) {
+        for call in &self.spec.calls {
+            let schema = &self.schemas[call.op as usize];
+            let shared = shared_argument(schema).and_then(|index| call.args[index].slots().next());
+            for slot in call.outputs.iter().flat_map(Output::slots) {
+                if let Some(shared) = shared {
+                    self.root[slot.0 as usize] = self.root[shared.0 as usize];
+                }
+            }
+            let arguments = schema.arguments.iter().zip(&call.args).filter(|(argument, _)| argument.written);
+            for slot in arguments.flat_map(|(_, arg)| arg.slots()) {
+                self.written.insert(self.root[slot.0 as usize].0 as usize);
+            }
+        }
+    }
+
+    fn call(&mut self, call: &OpCall) -> Result<()> {
+        let schema = &self.schemas[call.op as usize];
+        let role = role(schema);
+        if role == Role::Alias {
+            if let (Some(Arg::Tensor(from)), Some(Output::Tensor(to))) =
+                (call.args.first(), call.outputs.first())
+            {
+                self.same[to.0 as usize] = self.same[from.0 as usize];
+            }
+            return Ok(());
+        }
+        let args = self.arguments(call, schema)?;
+        let once = self.runs_once(schema, role, &args, &call.outputs);
+        let route = self.abilities.route(schema, &args, &call.outputs);
+        let outputs = call.outputs.clone();
+        let action = Action::Call { op: call.op, route, role, args, outputs };
+        let instruction = Instruction { action, release: Vec::new(), place: call.place };
+        if once {
+            self.prologue.push(instruction);
+        } else {
+            self.body.push(instruction);
+        }
+        Ok(())
+    }
+
+    /// Arguments with aliases replaced and numbers made tensors.
+    fn arguments(&mut self, call: &OpCall, schema: &Schema) -> Result<Vec<Arg>> {
+        let dense = call.args.iter().zip(&schema.arguments).map(|(arg, argument)| {
+            let number = match (argument.ty.required(), arg) {
+                (Type::Tensor, Arg::Int(value)) => Number::Int(*value),
+                (Type::Tensor, Arg::Float(value)) => Number::Float(*value),
+                (Type::Tensor, Arg::Bool(value)) => Number::Bool(*value),
+                _ => return Ok(arg.clone().map_slots(|slot| self.same[slot.0 as usize])),
+            };
+            self.number(number, call, schema).map(Arg::Tensor)
+        });
+        dense.collect()
+    }
+
+    /// The slot of `value` as a tensor that takes part in type promotion as a Python number does.
+    fn number(&mut self, value: Number, call: &OpCall, schema: &Schema) -> Result<Slot> {
+        let other = call.args.iter().find_map(|arg| match arg {
+            Arg::Tensor(slot) => self.spec.shape(*slot),
+            _ => None,
+        });
+        let dtype = number_type(value, other).ok_or_else(|| {
+            Diagnostic::new(
+                Code::BAD_PROGRAM,
+                format!(
+                    "`{}` has a number for a tensor, and no tensor of known shape beside it",
+                    schema.full_name()
+                ),
+            )
+        })?;
+        let (bits, kind) = match value {
+            Number::Int(value) => (value as u64, 0),
+            Number::Float(value) => (value.to_bits(), 1),
+            Number::Bool(value) => (u64::from(value), 2),
+        };
+        if let Some(slot) = self.numbers.get(&(bits, kind, dtype)) {
+            return Ok(*slot);
+        }
+        let target = self.new_slot();
+        self.numbers.insert((bits, kind, dtype), target);
+        self.pin(target, true);
+        let action = Action::Number { value, dtype, target };
+        self.prologue.push(Instruction { action, release: Vec::new(), place: None });
+        Ok(target)
+    }
+
+    fn new_slot(&mut self) -> Slot {
+        let slot = Slot(self.slots);
+        self.slots += 1;
+        self.same.push(slot);
+        self.root.push(slot);
+        slot
+    }
+
+    fn pin(&mut self, slot: Slot, constant: bool) {
+        self.pinned.grow_and_insert(slot.0 as usize);
+        if constant {
+            self.constant.grow_and_insert(slot.0 as usize);
+        }
+    }
+
+    /// Whether the call gives the same tensors at every step; if so, its outputs are pinned.
+    fn runs_once(&mut self, schema: &Schema, role: Role, args: &[Arg], outputs: &[Output]) -> bool {
+        let mut slots = args.iter().flat_map(Arg::slots);
+        let constant = is_pure(schema) && slots.all(|slot| self.constant.contains(slot.0 as usize));
+        let mut slots = args.iter().flat_map(Arg::slots);
+        let pinned_view = role == Role::View && slots.all(|slot| self.pinned.contains(slot.0 as usize));
+        let fits = |slot: Slot| {
+            let small = |shape: &Shape| shape.sizes.iter().product::<i64>() <= LARGEST_CONSTANT;
+            !self.written.contains(self.root[slot.0 as usize].0 as usize)
+                && self.spec.shape(slot).is_none_or(small)
+        };
+        let constant = constant && outputs.iter().flat_map(Output::slots).all(fits);
+        if constant || pinned_view {
+            for slot in outputs.iter().flat_map(Output::slots) {
+                self.pin(slot, constant);
+            }
+        }
+        constant || pinned_view
+    }
+
+    /// Updates and returns must see values from before the updates: what shares memory with updated state is cloned first.
+    fn keep_overwritten_values(&mut self) {
+        let root = |this: &Self, slot: Slot| this.root[this.same[slot.0 as usize].0 as usize];
+        let updates =
+            self.spec.updates.iter().filter(|update| self.same[update.value.0 as usize] != update.state);
+        let updates: Vec<Update> = updates.copied().collect();
+        let overwritten: Vec<Slot> = updates.iter().map(|update| root(self, update.state)).collect();
+        let mut clones = FxHashMap::default();
+        for update in updates {
+            let mut value = self.same[update.value.0 as usize];
+            if overwritten.contains(&root(self, value)) {
+                value = self.cloned(value, &mut clones);
+            }
+            self.updates.push(Update { state: update.state, value });
+        }
+        for slot in &self.spec.returns {
+            let mut slot = self.same[slot.0 as usize];
+            if overwritten.contains(&root(self, slot)) {
+                slot = self.cloned(slot, &mut clones);
+            }
+            self.returns.push(slot);
+        }
+    }
+
+    fn cloned(&mut self, slot: Slot, clones: &mut FxHashMap<Slot, Slot>) -> Slot {
+        if let Some(clone) = clones.get(&slot) {
+            return *clone;
+        }
+        let target = self.new_slot();
+        clones.insert(slot, target);
+        let action = Action::Call {
+            op: self.schemas.len() as u32,
+            route: Route::Dispatcher,
+            role: Role::Compute,
+            args: vec![Arg::Tensor(slot), Arg::None],
+            outputs: vec![Output::Tensor(target)],
+        };
+        self.body.push(Instruction { action, release: Vec::new(), place: None });
+        target
+    }
+
+    fn finish(mut self) -> Result<Program> {
+        self.release();
+        let mut schemas = self.schemas.to_vec();
+        schemas
+            .push(Schema::parse("aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor")?);
+        Ok(Program {
+            slots: self.slots,
+            schemas,
+            state: self.spec.state.clone(),
+            inputs: self.spec.inputs.clone(),
+            prologue: self.prologue,
+            body: self.body,
+            updates: self.updates,
+            returns: self.returns,
+            shapes: self.spec.shapes.clone(),
+            places: self.spec.places.clone(),
+            pinned: self.pinned,
+        })
+    }
+
+    /// Releases every slot at its last use, and drops outputs that nothing uses.
+    fn release(&mut self) {
+        let mut live = self.pinned.clone();
+        live.grow(self.slots as usize);
+        let ends = self.updates.iter().map(|update| update.value).chain(self.returns.iter().copied());
+        live.extend(ends.map(|slot| slot.0 as usize));
+        for instruction in self.body.iter_mut().rev() {
+            let Action::Call { args, outputs, .. } = &mut instruction.action else { continue };
+            for output in outputs.iter_mut() {
+                match output {
+                    Output::Tensor(slot) if !live.contains(slot.0 as usize) => *output = Output::Ignored,
+                    Output::Tensors(slots) => {
+                        let unused = |slot: &&mut Option<Slot>| {
+                            slot.is_some_and(|slot| !live.contains(slot.0 as usize))
+                        };
+                        slots.iter_mut().filter(unused).for_each(|slot| *slot = None);
+                    }
+                    _ => {}
+                }
+            }
+            for slot in args.iter().flat_map(Arg::slots) {
+                if !live.put(slot.0 as usize) {
+                    instruction.release.push(slot);
+                }
+            }
+        }
+    }
+}
+
+/// The argument whose memory the returns share: that of a view or alias, or the one that is written and returned.
+fn shared_argument(schema: &Schema) -> Option<usize> {
+    let by_role = matches!(role(schema), Role::View | Role::Alias | Role::Wait).then_some(0);
+    let returned = schema.returns.iter().find_map(|returned| returned.alias.as_deref());
+    by_role.or_else(|| {
+        let returned = returned?;
+        schema.arguments.iter().position(|argument| argument.alias.as_deref() == Some(returned))
+    })
+}
+
+/// The element type of the tensor that stands for a number beside a tensor of the shape `other`. A tensor without dimensions
+/// does not change the type of one with dimensions, unless it is of a higher kind; then a number counts as default type.
+fn number_type(value: Number, other: Option<&Shape>) -> Option<Dtype> {
+    let other = other?;
+    let scalar32 = other.sizes.is_empty() && other.dtype == Dtype::Float32;
+    Some(match value {
+        Number::Float(_) if scalar32 || !other.dtype.is_float() => Dtype::Float32,
+        Number::Float(_) => Dtype::Float64,
+        Number::Int(_) if scalar32 => Dtype::Float32,
+        Number::Int(_) => Dtype::Int64,
+        Number::Bool(_) => Dtype::Bool,
+    })
+}

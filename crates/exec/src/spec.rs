@@ -1,0 +1,75 @@
+//! What a program is made from: a flat list of operations over numbered slots, as plain data.
+
+use base::Place;
+use serde::{Deserialize, Serialize};
+use torch_sys::{Arg, Dtype, Output, Slot};
+
+/// A flat list of operations with what comes in and what goes out. Lists of tensors are written out, arguments stand in the
+/// order of the schema with defaults filled in, and a number may stand where a tensor is expected.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramSpec {
+    /// How many slots there are.
+    pub slots: u32,
+    /// Texts of the schemas, as PyTorch prints them.
+    pub schemas: Vec<String>,
+    /// Slots of parameters, buffers and optimizer state: bound once and kept from step to step.
+    pub state: Vec<Slot>,
+    /// Slots of what is passed at each step.
+    pub inputs: Vec<Slot>,
+    /// The operations in order.
+    pub calls: Vec<OpCall>,
+    /// New values of state, written after all operations.
+    #[serde(default)]
+    pub updates: Vec<Update>,
+    /// What a step returns.
+    pub returns: Vec<Slot>,
+    /// Element type and sizes by slot, where known; may be shorter than the slots are many.
+    #[serde(default)]
+    pub shapes: Vec<Option<Shape>>,
+    /// Places in the user's code that calls refer to.
+    #[serde(default)]
+    pub places: Vec<Place>,
+}
+
+/// One operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpCall {
+    /// Index of its schema.
+    pub op: u32,
+    /// Arguments, as many as the schema has.
+    pub args: Vec<Arg>,
+    /// Where the returns go, as many as the schema has.
+    pub outputs: Vec<Output>,
+    /// Index of the place in the user's code that it comes from.
+    #[serde(default)]
+    pub place: Option<u32>,
+}
+
+/// A new value of a state slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Update {
+    /// The state slot.
+    pub state: Slot,
+    /// The slot of the new value.
+    pub value: Slot,
+}
+
+/// Element type and sizes of a tensor.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Sizes of the dimensions.
+    pub sizes: Vec<i64>,
+}
+
+impl ProgramSpec {
+    /// Element type and sizes of `slot`, where known.
+    pub fn shape(&self, slot: Slot) -> Option<&Shape> {
+        self.shapes.get(slot.0 as usize)?.as_ref()
+    }
+}

@@ -1,0 +1,192 @@
+//! The executor in Python: programs from MessagePack, tensors as capsules of `AtenTensorHandle`.
+#![allow(unsafe_code, reason = "capsules hold raw tensor handles")]
+#![allow(clippy::needless_pass_by_value, reason = "arguments arrive from Python by value")]
+
+use std::{
+    path::PathBuf,
+    sync::{Mutex, TryLockError},
+};
+
+use base::{Code, Diagnostic};
+use exec::{Abilities, ProgramSpec, Route};
+use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
+use torch_sys::{Library, Tensor};
+
+use crate::error::to_python;
+
+/// Finds the libtorch that lies in `directory` and that this process runs; `release` is PyTorch's version, for messages.
+#[pyfunction]
+fn load_torch(py: Python<'_>, directory: PathBuf, release: &str) -> PyResult<(u8, u8)> {
+    // SAFETY: the caller is `unisono._executor`, which takes the directory from the imported torch, and schemas from it.
+    let library = unsafe { Library::load(&directory, release) }.map_err(|d| to_python(py, &d))?;
+    let version = library.version();
+    Ok((version.major, version.minor))
+}
+
+fn library(py: Python<'_>) -> PyResult<&'static Library> {
+    Library::get().ok_or_else(|| {
+        let diagnostic = Diagnostic::new(Code::TORCH_NOT_LOADED, "libtorch has not been loaded");
+        to_python(py, &diagnostic)
+    })
+}
+
+/// A lowered program: what `Executor` runs.
+#[pyclass(frozen, module = "unisono._native")]
+struct Program(exec::Program);
+
+#[pymethods]
+impl Program {
+    /// Lowers a `ProgramSpec` in MessagePack for devices of the kind `device`.
+    #[new]
+    fn new(py: Python<'_>, spec: &[u8], device: &str) -> PyResult<Self> {
+        let abilities = Abilities::of(library(py)?.version(), device);
+        let program = py.detach(|| {
+            let spec: ProgramSpec = rmp_serde::from_slice(spec).map_err(|error| {
+                Diagnostic::new(Code::BAD_MESSAGE, "cannot decode a program").because(error.to_string())
+            })?;
+            exec::lower(&spec, &abilities)
+        });
+        program.map(Self).map_err(|d| to_python(py, &d))
+    }
+
+    /// The text form.
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+
+    /// The JSON text for the proxy executor, or `None` where no call goes that way.
+    fn proxy_document(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let any = self
+            .0
+            .instructions()
+            .any(|instruction| matches!(&instruction.action, exec::Action::Call { route: Route::Proxy, .. }));
+        if !any {
+            return Ok(None);
+        }
+        py.detach(|| exec::proxy_document(&self.0)).map(Some).map_err(|d| to_python(py, &d))
+    }
+
+    /// The calls that go by Python, in MessagePack: a list of `{name, op, args}`.
+    fn python_calls<'py>(&self, py: Python<'py>, prefix: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let calls = exec::python_calls(&self.0, prefix);
+        let bytes =
+            rmp_serde::to_vec_named(&calls).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Instructions of each step by kind: views, and calls by dispatcher, proxy and Python; then those run once.
+    fn counts(&self) -> (usize, usize, usize, usize, usize) {
+        let by = |route| self.0.calls_by(route);
+        (self.0.views(), by(Route::Dispatcher), by(Route::Proxy), by(Route::Python), self.0.prologue.len())
+    }
+
+    /// Name and place of each instruction of a step.
+    fn instructions(&self) -> Vec<(String, Option<String>)> {
+        let line = |i: &exec::Instruction| (self.0.name(i), self.0.place(i).map(ToString::to_string));
+        self.0.body.iter().map(line).collect()
+    }
+}
+
+/// A program with its tensors.
+#[pyclass(frozen, module = "unisono._native")]
+struct Executor {
+    inner: Mutex<exec::Executor>,
+    /// The runner that owns the proxy executor. Declared after `inner`, so that it goes last.
+    _runner: Py<PyAny>,
+}
+
+#[pymethods]
+impl Executor {
+    /// Links `program`; `runner` is the model runner of its proxy document, just run in this thread, or `None`.
+    #[new]
+    fn new(py: Python<'_>, program: &Program, prefix: &str, runner: Py<PyAny>) -> PyResult<Self> {
+        // SAFETY: the runner is kept as long as the executor.
+        let proxy = if runner.is_none(py) { None } else { unsafe { torch_sys::captured_proxy() } };
+        let library = library(py)?;
+        let inner = py.detach(|| exec::Executor::new(program.0.clone(), library, proxy, prefix));
+        Ok(Self { inner: Mutex::new(inner.map_err(|d| to_python(py, &d))?), _runner: runner })
+    }
+
+    /// Binds the tensors of state, as capsules whose handles are taken over.
+    fn bind_state(&self, py: Python<'_>, capsules: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        let state = tensors(&capsules)?;
+        self.with(py, |executor| executor.bind_state(state))
+    }
+
+    /// Runs one step; inputs and returns are capsules whose handles are handed over. The interpreter lock is released.
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        capsules: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let inputs = tensors(&capsules)?;
+        let returns = self.with(py, |executor| executor.run(inputs))?;
+        returns.into_iter().map(|tensor| capsule(py, tensor)).collect()
+    }
+
+    /// Runs one step and notes `(instruction, start, duration)`, both times in nanoseconds.
+    #[allow(clippy::type_complexity, reason = "a pair of lists, as Python sees it")]
+    fn run_recorded<'py>(
+        &self,
+        py: Python<'py>,
+        capsules: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<(u32, i64, i64)>)> {
+        let inputs = tensors(&capsules)?;
+        let mut records = Vec::new();
+        let returns = self.with(py, |executor| executor.run_recorded(inputs, &mut records))?;
+        let returns = returns.into_iter().map(|tensor| capsule(py, tensor)).collect::<PyResult<_>>()?;
+        Ok((returns, records.iter().map(|r| (r.instruction, r.start.0, r.duration.0)).collect()))
+    }
+
+    /// The tensors of state as capsules.
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let state = self.with(py, |executor| executor.state())?;
+        state.into_iter().map(|tensor| capsule(py, tensor)).collect()
+    }
+
+    /// How many tensors are held.
+    fn live(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |executor| Ok(executor.live()))
+    }
+}
+
+impl Executor {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut exec::Executor) -> base::Result<T> + Send,
+    ) -> PyResult<T> {
+        let result = py.detach(|| match self.inner.try_lock() {
+            Ok(mut executor) => work(&mut executor),
+            Err(TryLockError::Poisoned(_)) => Err(Diagnostic::bug("an earlier step has panicked")),
+            Err(TryLockError::WouldBlock) => Err(Diagnostic::new(
+                Code::BAD_BINDING,
+                "the step is already running in another thread or in itself",
+            )),
+        });
+        result.map_err(|diagnostic| to_python(py, &diagnostic))
+    }
+}
+
+fn tensors(capsules: &[Bound<'_, PyAny>]) -> PyResult<Vec<Tensor>> {
+    let tensor = |capsule: &Bound<'_, PyAny>| {
+        // SAFETY: the object is alive; the call fails for what is no unnamed capsule. torch's unnamed capsules hold owned
+        // tensor handles, which are taken over once.
+        let tensor =
+            unsafe { Tensor::from_raw(ffi::PyCapsule_GetPointer(capsule.as_ptr(), std::ptr::null())) };
+        tensor.ok_or_else(|| PyErr::fetch(capsule.py()))
+    };
+    capsules.iter().map(tensor).collect()
+}
+
+fn capsule(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: the pointer is not null; whoever takes the capsule takes the handle over.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(tensor.into_raw(), std::ptr::null(), None)) }
+}
+
+/// Adds what belongs to the executor to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(load_torch, module)?)?;
+    module.add_class::<Program>()?;
+    module.add_class::<Executor>()
+}

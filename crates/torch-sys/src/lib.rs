@@ -1,0 +1,31 @@
+//! PyTorch's stable C interface, loaded at run time from the libtorch that the process already runs.
+//!
+//! Nothing is linked: one wheel serves every PyTorch whose library offers the symbols (probed by [`Library::load`]).
+//! A call goes by one of two routes, both prepared once ([`DispatcherCall`], [`ProxyCall`]) and run many times over a
+//! table of numbered tensors ([`Slots`]):
+//!
+//! - the *dispatcher*: `torch_call_dispatcher`, which refuses `Scalar` and `Any` arguments;
+//! - the *proxy*: a node of an `AOTInductor` proxy executor, which torch builds from a JSON text ([`proxy`]) and which
+//!   takes every argument type that a captured graph holds.
+//!
+//! This crate is the only one that knows libtorch, and its interface is safe: the one obligation, that the library is
+//! the libtorch whose schemas the calls are made from, is taken over by the caller of [`Library::load`].
+#![allow(unsafe_code, reason = "foreign functions; every block carries its safety argument")]
+
+mod container;
+pub mod dispatcher;
+mod library;
+pub mod proxy;
+mod schema;
+mod slots;
+mod tensor;
+mod value;
+
+pub use container::captured_proxy;
+pub use dispatcher::DispatcherCall;
+pub use library::{GradModeOff, Library, Version};
+pub use proxy::{Proxy, ProxyCall};
+pub use schema::{Argument, Returned, Schema, Type};
+pub use slots::{Slot, Slots, View};
+pub use tensor::{Failure, Layout as TensorLayout, Tensor};
+pub use value::{Arg, Device, Dtype, Layout, MemoryFormat, Number, Output};

@@ -1,0 +1,316 @@
+"""The executor gives, bit for bit, what the same operations give one by one in PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from fx_program import executor, from_fx, trace
+
+from unisono import _reference, errors
+from unisono._executor import Executor
+
+aten = torch.ops.aten
+
+
+def check(function, inputs, state=(), steps=3):
+    """Runs some steps here and there, on separate state, and compares everything."""
+    torch.manual_seed(0)
+    ours, theirs = ([one.clone() for one in state] for _ in range(2))
+    run, spec, constants = executor(function, inputs, ours)
+    live = None
+    for step in range(steps):
+        found = run(inputs)
+        if step == 0:
+            live = run._native.live()
+        assert run._native.live() == live, "a step has left tensors behind"
+        expected = _reference.run(spec, [*theirs, *constants], inputs)
+        assert len(found) == len(expected)
+        for a, b in zip([*found, *ours], [*expected, *theirs], strict=True):
+            assert a.dtype == b.dtype
+            assert a.shape == b.shape
+            assert torch.equal(a.nan_to_num(nan=7.5), b.nan_to_num(nan=7.5))
+    return run
+
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+NUMBERS = torch.arange(24).reshape(4, 6)
+OPERATIONS = {
+    "tensor": lambda x, i: aten.relu(x),
+    "scalar float": lambda x, i: aten.mul.Scalar(x, 0.3),
+    "scalar int": lambda x, i: aten.add.Tensor(i, i, alpha=3),
+    "scalar bool": lambda x, i: aten.eq.Scalar(i, True),
+    "scalar infinity": lambda x, i: aten.masked_fill.Scalar(x, x > 0, -math.inf),
+    "scalar list": lambda x, i: aten._foreach_mul.ScalarList([x, x], [0.5, 2.0]),
+    "mixed scalar list": lambda x, i: aten._foreach_add.ScalarList([x, i], [0.5, 2]),
+    "number for a tensor": lambda x, i: aten.mul.Tensor(x, 0.9) + aten.add.Tensor(i, 2),
+    "float beside integers": lambda x, i: aten.mul.Tensor(i, 0.5),
+    "number beside a scalar tensor": lambda x, i: aten.mul.Tensor(x.sum(), 0.3),
+    "number beside bfloat16": lambda x, i: aten.mul.Tensor(x.bfloat16(), 0.3),
+    "number beside float64": lambda x, i: aten.mul.Tensor(x.double(), 0.3),
+    "int and bool": lambda x, i: aten.softmax.int(x, 1),
+    "int list": lambda x, i: aten.sum.dim_IntList(x, [0, 1], True),
+    "empty int list": lambda x, i: aten.sum.dim_IntList(x, []),
+    "empty int list with a scalar": lambda x, i: aten.new_full(x, [], 2.5),
+    "float": lambda x, i: aten.native_layer_norm(x, [6], None, None, 1e-5),
+    "float infinity": lambda x, i: aten.nan_to_num(x / 0, 1.0, math.inf, -5.0),
+    "float list": lambda x, i: aten.upsample_nearest2d.vec(x[None, None], None, [2.0, 2.0]),
+    "bool list": lambda x, i: aten.convolution_backward(
+        x[None, :3],
+        x[None],
+        x[:3, :4, None].contiguous(),
+        [3],
+        [1],
+        [0],
+        [1],
+        False,
+        [0],
+        1,
+        [True, True, False],
+    ),
+    "string": lambda x, i: aten.gelu(x, approximate="tanh"),
+    "optional string": lambda x, i: aten.div.Tensor_mode(x, x + 1, rounding_mode="floor"),
+    "dtype": lambda x, i: aten._to_copy(x, dtype=torch.float64),
+    "layout, device and memory format": lambda x, i: aten._to_copy(
+        x[None, None],
+        dtype=torch.bfloat16,
+        layout=torch.strided,
+        device=torch.device("cpu"),
+        memory_format=torch.channels_last,
+    ),
+    "optional tensor": lambda x, i: aten.native_layer_norm(x, [6], x[0], None, 1e-5)[0],
+    "tensor list": lambda x, i: aten.cat([x, x * 2, x], 1),
+    "optional tensor list": lambda x, i: aten.index.Tensor(x, [None, i[0] % 6]),
+    "list return": lambda x, i: aten.split.Tensor(x, 2, 1)[1:],
+    "unused return": lambda x, i: aten.max.dim(x, 1)[0],
+    "undefined return": lambda x, i: aten.convolution_backward(
+        x[None], x[None], x[:4, :4, None].contiguous(), [4], [1], [0], [1], False, [0], 1, [False, True, True]
+    )[1:],
+    "constants": lambda x, i: x + torch.arange(6) * torch.full((4, 1), 2.0),
+    "constant that is written": lambda x, i: torch.zeros(4, 6).add_(x),
+    "complex scalar": lambda x, i: torch.view_as_real(aten.mul.Scalar(x, 2j)),
+    "complex": lambda x, i: torch.view_as_real(torch.view_as_complex(x.reshape(4, 3, 2)).conj() * 2),
+    "generator is default": lambda x, i: aten.native_dropout(x, 0.0, True),
+    "views": lambda x, i: x.t().unsqueeze(0).expand(2, 6, 4)[1, 2:5, ::2].diagonal() * 2,
+    "view of a view that is returned": lambda x, i: (x * 2).view(2, 12)[1:].t(),
+    "aliases": lambda x, i: aten.detach(aten.alias(x * 2)) + 1,
+    "same output twice": lambda x, i: (lambda y: (y, y))(x * 2),
+    "input is returned": lambda x, i: (x, x + 1),
+    "zero sizes": lambda x, i: x[:0].t() * 2,
+    "unbind": lambda x, i: torch.unbind((x * 3).view(2, 2, 6), 0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_kind_of_argument_and_return_is_bitwise_equal(name):
+    check(OPERATIONS[name], [X, NUMBERS])
+
+
+def test_random_operations_draw_the_same_numbers():
+    def function(x):
+        return torch.ops.aten.native_dropout(x, 0.5, True)[0] + torch.ops.aten.rand([4, 6])
+
+    run, spec, _ = executor(function, [X])
+    for _ in range(3):
+        torch.manual_seed(3)
+        found = run([X])
+        torch.manual_seed(3)
+        assert torch.equal(found[0], _reference.run(spec, [], [X])[0])
+
+
+def test_state_is_written_in_place():
+    def function(w, m, x):
+        w.add_(x, alpha=0.5)
+        m.mul_(0.9).add_(w.sum(0))
+        return (w * m).sum()
+
+    check(function, [X], [torch.ones(4, 6), torch.ones(6)])
+
+
+def test_updates_are_written_after_all_reads_even_when_they_cross():
+    graph = trace(lambda a, b, x: (a + x, b, a), [X], [X * 2, X * 3])
+    builder, _ = from_fx(graph, 2)
+    added, b, a = builder.returns
+    builder.update(a, b)
+    builder.update(b, added)
+    spec = builder.spec()
+    state = [X * 2, X * 3]
+    run = Executor(spec)
+    run.bind(state)
+    found = run([X])
+    for one, expected in zip([*found, *state], [X * 3, X * 3, X * 2, X * 3, X * 3], strict=True):
+        assert torch.equal(one, expected)
+
+
+def test_fused_and_foreach_optimizers_write_their_lists():
+    def function(p, q, m, n, v, w, s, t, x):
+        grads = [x * 2, x[0] * 3]
+        aten._fused_adamw_(
+            [p, q],
+            grads,
+            [m, n],
+            [v, w],
+            [],
+            [s, t],
+            lr=0.1,
+            beta1=0.9,
+            beta2=0.99,
+            weight_decay=0.01,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+        aten._foreach_add_.Scalar([s, t], 1)
+        norms = aten._foreach_norm.Scalar(grads, 2.0)
+        aten._foreach_mul_.Tensor([m, n], norms[0])
+        aten._foreach_addcdiv_.ScalarList([p, q], [m, n], [v + 1, w + 1], [-0.1, -0.2])
+        return p.sum()
+
+    state = [X, X[0], X * 0, X[0] * 0, X * 0, X[0] * 0, torch.tensor(1.0), torch.tensor(1.0)]
+    check(function, [X], [one.clone() for one in state], steps=5)
+
+
+def test_out_variants_write_into_their_argument():
+    check(lambda w, x: aten.mm.out(x, x.t(), out=w).sum(), [X], [torch.zeros(4, 4)])
+
+
+def test_operations_with_python_kernels_run():
+    @torch.library.custom_op("unisono_test::halve", mutates_args=())
+    def halve(x: torch.Tensor, times: int) -> torch.Tensor:
+        return x / 2**times
+
+    @halve.register_fake
+    def _(x, times):
+        return torch.empty_like(x)
+
+    check(lambda x: torch.ops.unisono_test.halve(x * 2, 3) + 1, [X])
+
+
+def test_an_error_in_a_python_kernel_arrives():
+    @torch.library.custom_op("unisono_test::fail", mutates_args=())
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("not today")
+
+    @fail.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    run, _, _ = executor(lambda x: torch.ops.unisono_test.fail(x * 2), [X])
+    with pytest.raises(errors.StepError, match="unisono_test::fail") as caught:
+        run([X])
+    assert "not today" in (caught.value.cause or "")
+
+
+def test_views_and_aliases_cost_no_dispatch_and_constants_run_once():
+    run, _, _ = executor(lambda w, x: x.detach() @ w.t() + torch.arange(4), [X], [X * 2])
+    views, dispatcher, proxy, python, once = run.program.counts()
+    assert (views, dispatcher, proxy, python, once) == (0, 1, 1, 0, 2), str(run.program)
+
+
+def test_inputs_in_another_order_of_memory_are_brought_into_the_first_one():
+    run, spec, _ = executor(lambda x: x[1:3].sum(0) + x.t()[:, 0], [X])
+    run([X])
+    other = torch.randn(6, 4).t()
+    assert torch.equal(run([other])[0], _reference.run(spec, [], [other])[0])
+
+
+def test_a_failing_operation_is_named_with_its_place_and_the_executor_goes_on():
+    def function(x, i):
+        return aten.relu(aten.index_select(x, 0, i))
+
+    run, _, _ = executor(function, [X, torch.tensor([0, 1])])
+    good = run([X, torch.tensor([1, 2])])[0]
+    for _ in range(3):
+        with pytest.raises(errors.StepError, match="aten::index_select") as caught:
+            run([X, torch.tensor([9, 9])])
+        assert caught.value.code == "U0310"
+        assert "out of range" in (caught.value.cause or "")
+        assert caught.value.place == "step.py:2"
+        assert run._native.live() == 0
+    assert torch.equal(run([X, torch.tensor([1, 2])])[0], good)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([torch.zeros(5, 6)], r"input 0 is float32 \[5, 6\], but .* float32 \[4, 6\]"),
+        ([torch.zeros(4, 6).int()], "input 0 is int32"),
+        ([], "0 inputs are passed where the program has 1"),
+    ],
+)
+def test_other_inputs_than_captured_are_refused(inputs, message):
+    run, _, _ = executor(lambda x: x * 2, [X])
+    for _ in range(2):
+        with pytest.raises(errors.StepError, match=message):
+            run(inputs)
+        run([X])
+
+
+def test_other_state_than_captured_is_refused():
+    builder, _ = from_fx(trace(lambda w, x: w + x, [X], [X]), 1)
+    run = Executor(builder.spec())
+    with pytest.raises(errors.StepError, match="no state is bound"):
+        run([X])
+    with pytest.raises(errors.StepError, match="tensor of state 0 is float32 \\[2\\]"):
+        run.bind([torch.zeros(2)])
+    with pytest.raises(errors.StepError, match="0 tensors of state"):
+        run.bind([])
+
+
+def test_modes_of_the_calling_thread_do_not_reach_in():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Refuse(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            raise AssertionError(func)
+
+    run, _, _ = executor(lambda x: x @ x.t(), [X])
+    expected = X @ X.t()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(run([X])[0], expected)
+    with torch.enable_grad():
+        assert not run([X.clone().requires_grad_()])[0].requires_grad
+        assert torch.is_grad_enabled()
+    with Refuse():
+        found = run([X])[0]
+    assert torch.equal(found, expected)
+
+
+def test_other_python_threads_go_on_during_a_step():
+    import threading
+
+    def function(x):
+        for _ in range(200):
+            x = x @ x * 1e-3
+        return x
+
+    big = torch.randn(256, 256)
+    run, _, _ = executor(function, [big])
+    ticks, stop = 0, threading.Event()
+
+    def tick():
+        nonlocal ticks
+        while not stop.wait(0.001):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    run([big])
+    thread.start()
+    before = ticks
+    for _ in range(20):
+        run([big])
+    during = ticks - before
+    stop.set()
+    thread.join()
+    assert during >= 3
+
+
+def test_a_recorded_step_has_a_time_for_every_instruction():
+    run, _, _ = executor(lambda x: (x @ x.t()).relu(), [X])
+    run([X])
+    _, records = run.record([X])
+    assert [index for index, _, _ in records] == list(range(len(run.program.instructions())))
+    assert all(duration > 0 for _, _, duration in records)
+    starts = [start for _, start, _ in records]
+    assert starts == sorted(starts)

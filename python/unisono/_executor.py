@@ -1,0 +1,157 @@
+"""The executor in Python: loads libtorch's functions, makes programs, binds tensors, runs steps."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+
+from unisono import _native, _reference
+from unisono._program import ProgramBuilder, Slot
+from unisono.errors import HardwareError
+
+_serial = itertools.count()
+_aoti: Any = getattr(torch._C, "_aoti")  # noqa: B009 - not in torch's type stubs
+_to_capsules = _aoti.unsafe_alloc_void_ptrs_from_tensors
+_from_capsules = _aoti.alloc_tensors_by_stealing_from_void_ptrs
+
+
+class Executor:
+    """Runs a program's steps without Python: one call binds the step's inputs, and Rust does the rest.
+
+    Between steps it holds the state and what the program computes once. Errors of operations name the line of the
+    user's code that they come from.
+    """
+
+    def __init__(
+        self, spec: Mapping[str, Any], *, objects: Mapping[str, Any] | None = None, device: str = "cpu"
+    ) -> None:
+        """Lowers and links a program.
+
+        Args:
+            spec: the program's data, as :meth:`ProgramBuilder.spec` gives it.
+            objects: arguments that only Python can pass, by name.
+            device: the kind of device that the program runs on.
+        """
+        _ready()
+        self._assemble(spec, objects, device)
+
+    def _assemble(self, spec: Mapping[str, Any], objects: Mapping[str, Any] | None, device: str) -> None:
+        self.program = _native.Program(msgpack.packb(spec), device)
+        prefix = f"p{os.getpid()}_{next(_serial)}"
+        self._fallbacks = _register_python_calls(self.program.python_calls(prefix), objects)
+        runner = _proxy_runner(self.program.proxy_document(), device)
+        self._native = _native.Executor(self.program, prefix, runner)
+
+    def bind(self, state: Sequence[torch.Tensor]) -> None:
+        """Binds the tensors of state, in the program's order; each step writes into them."""
+        self._native.bind_state(_to_capsules(list(state)))
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs one step on ``inputs``, in the program's order, and returns what the step returns."""
+        if _is_disturbed():
+            with _neutral():
+                return _from_capsules(self._native.run(_to_capsules(list(inputs))))
+        return _from_capsules(self._native.run(_to_capsules(list(inputs))))
+
+    def record(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[tuple[int, int, int]]]:
+        """Runs one step and also returns, for each instruction, its index, start and duration in nanoseconds."""
+        with _neutral():
+            returns, records = self._native.run_recorded(_to_capsules(list(inputs)))
+        return _from_capsules(returns), records
+
+    def state(self) -> list[torch.Tensor]:
+        """The tensors of state as they are bound."""
+        return _from_capsules(self._native.state())
+
+
+def _is_disturbed() -> bool:
+    """Whether a mode of this thread would change what operations do."""
+    return torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0
+
+
+class _neutral:  # noqa: N801 - a context, used like torch.no_grad
+    """Switches autocast and dispatch modes off."""
+
+    def __enter__(self) -> None:
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        self._modes = _disable_current_modes()
+        self._modes.__enter__()
+        self._autocast = torch._C._DisableAutocast()
+        self._autocast.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._autocast.__exit__(*error)
+        self._modes.__exit__(*error)
+
+
+def _proxy_runner(document: str | None, device: str) -> Any:
+    """torch's runner of a model that is this extension module itself, with ``document`` as its external calls."""
+    if document is None:
+        return None
+    kinds = {"cpu": "AOTIModelContainerRunnerCpu", "cuda": "AOTIModelContainerRunnerCuda"}
+    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+        model = Path(folder, "g.so")
+        model.symlink_to(Path(_native.__file__).resolve())
+        Path(folder, "g.json").write_text(document)
+        runner = getattr(_aoti, kinds[device])(str(model), 1)
+    runner.run([])
+    return runner
+
+
+def _register_python_calls(calls: bytes, objects: Mapping[str, Any] | None) -> Any:
+    """Registers a function for each call that only Python can make; they live as long as the returned library."""
+    decoded = msgpack.unpackb(calls)
+    if not decoded:
+        return None
+    library = torch.library.Library("unisono_python", "FRAGMENT")
+    for one in decoded:
+        library.define(f"{one['name']}(Tensor[] tensors) -> Tensor[]")
+        function = functools.partial(_call_by_python, _reference.operation(one["op"]), one["args"], objects)
+        library.impl(one["name"], function, "CompositeExplicitAutograd")
+    return library
+
+
+def _call_by_python(
+    op: Any, args: Sequence[Any], objects: Mapping[str, Any] | None, tensors: Sequence[Any]
+) -> list[Any]:
+    queue = iter(tensors)
+    result = _reference.call(op, [_reference.decode(arg, lambda _: next(queue), objects) for arg in args])
+    if isinstance(result, torch.Tensor):
+        return [result]
+    flat = [one for part in result or () for one in (part if isinstance(part, (list, tuple)) else [part])]
+    return [torch.empty(0) if one is None else one for one in flat]
+
+
+@functools.cache
+def _ready() -> None:
+    """Loads libtorch's functions and tries both routes, once in a process."""
+    _native.load_torch(str(Path(torch.__file__).parent / "lib"), torch.__version__)
+    executor = Executor.__new__(Executor)
+    builder = ProgramBuilder()
+    x, y, z = (builder.slot() for _ in range(3))
+    builder.inputs.append(x)
+    builder.call(torch.ops.aten.relu.default, [Slot(x)], {}, [y])
+    builder.call(torch.ops.aten.add.Tensor, [Slot(y), Slot(y)], {"alpha": 3}, [z])
+    builder.returns.append(z)
+    try:
+        executor._assemble(builder.spec(), None, "cpu")
+        (found,) = executor([torch.tensor([-1.0, 2.0])])
+        problem = None if found.tolist() == [0.0, 8.0] else f"relu and add gave {found.tolist()} for [-1, 2]"
+    except RuntimeError as error:
+        problem = str(error)
+    if problem is not None:
+        raise HardwareError(
+            f"PyTorch {torch.__version__} fails the executor's self-test",
+            code="U0302",
+            cause=problem,
+            hint="install a release that is supported: pip install 'torch>=2.12,<2.16'",
+        )
