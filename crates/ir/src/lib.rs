@@ -6,6 +6,7 @@
 mod build;
 mod graph;
 mod message;
+mod patch;
 mod placement;
 mod renumber;
 mod schema;
@@ -21,6 +22,7 @@ pub use graph::{
     PlaceId, Return, Value, ValueDef, ValueId,
 };
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
+pub use patch::{Change, Patch};
 pub use placement::{Mesh, MeshAxis, Placement, Reduce};
 pub use schema::{Parameter, Schema, SchemaType};
 pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};

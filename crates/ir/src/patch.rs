@@ -1,0 +1,261 @@
+//! Patches: labelled changes to a graph, built aside and applied whole.
+//!
+//! A patch borrows the graph that it changes and numbers its new nodes and values behind that graph's. Nothing happens until
+//! [`Patch::apply`] makes the changed graph, in which the program is put in order again.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use base::{Diagnostic, Id, Result, SecondaryMap};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::{
+    Arg, Graph, LabelId, Node, NodeId, OpId, ReturnType, TensorType, Value, ValueDef, ValueId,
+    build::new_returns,
+};
+
+/// Changes to a graph.
+#[derive(Clone, Debug)]
+pub struct Patch<'g> {
+    base: &'g Graph,
+    /// The graph with what is new: nodes in the table, but not in the program.
+    graph: Graph,
+    ops: FxHashMap<String, OpId>,
+    /// For each new node, in order, the node whose position it takes.
+    sources: Vec<NodeId>,
+    replaced: FxHashMap<ValueId, ValueId>,
+    replaced_in: FxHashMap<NodeId, Vec<(ValueId, ValueId)>>,
+    removed: FxHashSet<NodeId>,
+    order: Option<Vec<NodeId>>,
+    changes: Vec<Change>,
+}
+
+/// What was done under one label.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    /// Why, for the report: the pass and what it met.
+    pub label: String,
+    /// How many nodes were added.
+    pub added: usize,
+    /// How many nodes were removed.
+    pub removed: usize,
+    /// How many values were replaced by others.
+    pub replaced: usize,
+    id: Option<LabelId>,
+}
+
+impl<'g> Patch<'g> {
+    /// No changes to `graph`, which is verified.
+    pub fn new(graph: &'g Graph) -> Self {
+        Self {
+            base: graph,
+            graph: graph.clone(),
+            ops: graph.ops.iter().map(|(id, op)| (op.name.clone(), id)).collect(),
+            sources: Vec::new(),
+            replaced: FxHashMap::default(),
+            replaced_in: FxHashMap::default(),
+            removed: FxHashSet::default(),
+            order: None,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Begins a change: what follows is done under this label, which new nodes carry.
+    pub fn label(&mut self, label: impl Into<String>) -> &mut Self {
+        self.changes.push(Change { label: label.into(), added: 0, removed: 0, replaced: 0, id: None });
+        self
+    }
+
+    /// What is done, by label.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        let edits = self.sources.is_empty() && self.replaced.is_empty() && self.replaced_in.is_empty();
+        edits && self.removed.is_empty() && self.order.as_ref().is_none_or(|order| *order == self.base.order)
+    }
+
+    /// The type of a value, old or new.
+    pub fn ty(&self, value: ValueId) -> &TensorType {
+        self.graph.ty(value)
+    }
+
+    /// Adds a node that takes the position, place, module and phase of `source` (a new node may be a source too). `op` is
+    /// its schema, as for [`Graph::push`]. It moves behind its operands where they come later.
+    pub fn push(&mut self, source: NodeId, op: &str, args: Vec<Arg>, returns: Vec<ReturnType>) -> NodeId {
+        let op = self.op(op);
+        let label = self.current_label();
+        self.change().added += 1;
+        let id = self.graph.nodes.next_id();
+        let returns = new_returns(&mut self.graph.values, id, returns);
+        let Node { place, module, phase, .. } = self.graph.nodes[source];
+        self.graph.nodes.push(Node { op, args, returns, place, module, phase, label: Some(label) });
+        self.sources.push(source);
+        id
+    }
+
+    /// Adds a node, as [`push`](Self::push) does, that returns one tensor.
+    pub fn push_value(&mut self, source: NodeId, op: &str, args: Vec<Arg>, ty: TensorType) -> ValueId {
+        let result = self.graph.values.next_id();
+        self.push(source, op, args, vec![ty.into()]);
+        result
+    }
+
+    /// A node, old or new.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.graph.nodes[id]
+    }
+
+    /// Replaces every use of `old` by `new`, which has the same element type and sizes, returns and updates included. The node
+    /// that makes `new` goes on reading `old`.
+    pub fn replace(&mut self, old: ValueId, new: ValueId) {
+        self.change().replaced += 1;
+        self.replaced.insert(old, new);
+    }
+
+    /// Replaces the uses of `old` by one node.
+    pub fn replace_in(&mut self, node: NodeId, old: ValueId, new: ValueId) {
+        self.change().replaced += 1;
+        self.replaced_in.entry(node).or_default().push((old, new));
+    }
+
+    /// Removes a node, whose results nothing uses in the end.
+    pub fn remove(&mut self, node: NodeId) {
+        let removed = self.removed.insert(node);
+        self.change().removed += usize::from(removed);
+    }
+
+    /// Puts the program into another order, before anything else that the patch does.
+    pub fn reorder(&mut self, order: Vec<NodeId>) {
+        self.order = Some(order);
+    }
+
+    /// The changed graph. Fails with a bug where a value that is used was removed, where a value is replaced by one of another
+    /// type, or where the changes make a circle.
+    pub fn apply(mut self) -> Result<Graph> {
+        let resolved = self.resolve()?;
+        let old_order = self.order.take().unwrap_or_else(|| std::mem::take(&mut self.graph.order));
+        let positions = self.positions(&old_order);
+        for id in positions.iter().map(|(_, id)| *id) {
+            self.redirect(id, &resolved);
+        }
+        let through = |value: &mut ValueId| *value = *resolved.get(value).unwrap_or(value);
+        self.graph.returns.iter_mut().for_each(through);
+        self.graph.updates.iter_mut().map(|(_, value)| value).for_each(through);
+        self.graph.order = in_order(&self.graph, &positions)?;
+        Ok(self.graph)
+    }
+
+    fn op(&mut self, text: &str) -> OpId {
+        let name = &text[..text.find('(').unwrap_or(text.len())];
+        if let Some(id) = self.ops.get(name) {
+            return *id;
+        }
+        let id = self.graph.op(text);
+        self.ops.insert(name.into(), id);
+        id
+    }
+
+    fn change(&mut self) -> &mut Change {
+        self.changes.last_mut().expect("a label is set before changes are made")
+    }
+
+    fn current_label(&mut self) -> LabelId {
+        let change = self.changes.last_mut().expect("a label is set before changes are made");
+        *change.id.get_or_insert_with(|| self.graph.labels.push(change.label.clone()))
+    }
+
+    /// What each replaced value becomes, chains followed to their end.
+    fn resolve(&self) -> Result<FxHashMap<ValueId, ValueId>> {
+        let mut resolved = FxHashMap::default();
+        for (old, first) in &self.replaced {
+            let mut new = *first;
+            let mut steps = 0;
+            while let Some(next) = self.replaced.get(&new) {
+                new = *next;
+                steps += 1;
+                if steps > self.replaced.len() {
+                    return Err(Diagnostic::bug(format!("a patch replaces {old} in a circle")));
+                }
+            }
+            let (was, is) = (self.ty(*old), self.ty(new));
+            if (was.dtype, &was.shape) != (is.dtype, &is.shape) {
+                return Err(Diagnostic::bug(format!("a patch replaces {old} of {was} by {new} of {is}")));
+            }
+            resolved.insert(*old, new);
+        }
+        Ok(resolved)
+    }
+
+    /// The nodes of the new program with the positions that they want: old nodes their own, new ones right behind their source's.
+    fn positions(&self, order: &[NodeId]) -> Vec<((usize, usize), NodeId)> {
+        let mut wanted: SecondaryMap<NodeId, usize> = SecondaryMap::with_default(order.len());
+        order.iter().enumerate().for_each(|(at, id)| wanted[*id] = at);
+        let kept = order.iter().enumerate().filter(|(_, id)| !self.removed.contains(id));
+        let mut positions: Vec<_> = kept.map(|(at, id)| ((at, 0), *id)).collect();
+        for (number, source) in self.sources.iter().enumerate() {
+            let id = NodeId::from_index(self.base.nodes.len() + number);
+            wanted[id] = wanted[*source];
+            if !self.removed.contains(&id) {
+                positions.push(((wanted[*source], number + 1), id));
+            }
+        }
+        positions.sort_unstable();
+        positions
+    }
+
+    /// Replaces the operands of a node.
+    fn redirect(&mut self, id: NodeId, resolved: &FxHashMap<ValueId, ValueId>) {
+        let here = self.replaced_in.get(&id);
+        let values = &self.graph.values;
+        let map = |value: ValueId| {
+            let value = here
+                .and_then(|here| here.iter().find(|(old, _)| *old == value))
+                .map_or(value, |(_, new)| *new);
+            let new = resolved.get(&value).copied().unwrap_or(value);
+            let own = matches!(values[new].def, ValueDef::Result(maker, _) if maker == id);
+            if own { value } else { new }
+        };
+        self.graph.nodes[id].args.iter_mut().for_each(|arg| arg.map_values(map));
+    }
+}
+
+/// The nodes in the order of their wanted positions, but each behind those that make its operands.
+fn in_order(graph: &Graph, positions: &[((usize, usize), NodeId)]) -> Result<Vec<NodeId>> {
+    let mut included: SecondaryMap<NodeId, Option<usize>> = SecondaryMap::with_default(None);
+    positions.iter().enumerate().for_each(|(rank, (_, id))| included[*id] = Some(rank));
+    let maker = |value: ValueId| match &graph.values[value] {
+        Value { def: ValueDef::Result(node, _), .. } => Some(*node),
+        Value { def: ValueDef::Input(_), .. } => None,
+    };
+    let mut missing: Vec<usize> = vec![0; positions.len()];
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); positions.len()];
+    for (rank, (_, id)) in positions.iter().enumerate() {
+        for (value, made_by) in graph.nodes[*id].operands().filter_map(|value| Some((value, maker(value)?))) {
+            let Some(made_at) = included[made_by] else {
+                let user = graph.op_name(*id);
+                return Err(Diagnostic::bug(format!("a patch removes {value}, which {id} ({user}) uses")));
+            };
+            users[made_at].push(rank);
+            missing[rank] += 1;
+        }
+    }
+    let mut ready: BinaryHeap<Reverse<usize>> =
+        missing.iter().enumerate().filter(|(_, n)| **n == 0).map(|(rank, _)| Reverse(rank)).collect();
+    let mut order = Vec::with_capacity(positions.len());
+    while let Some(Reverse(rank)) = ready.pop() {
+        order.push(positions[rank].1);
+        for user in std::mem::take(&mut users[rank]) {
+            missing[user] -= 1;
+            if missing[user] == 0 {
+                ready.push(Reverse(user));
+            }
+        }
+    }
+    if order.len() == positions.len() {
+        return Ok(order);
+    }
+    let stuck = missing.iter().position(|n| *n > 0).map_or(NodeId(0), |rank| positions[rank].1);
+    Err(Diagnostic::bug(format!("a patch makes {stuck} ({}) depend on itself", graph.op_name(stuck))))
+}
