@@ -101,28 +101,51 @@ pub(crate) fn permute(shape: &[u32], cells: &[i64], axes: &[usize]) -> (Shape, V
     let source = strides(shape);
     let result: Shape = axes.iter().map(|&axis| shape[axis]).collect();
     let steps: SmallVec<[usize; 8]> = axes.iter().map(|&axis| source[axis]).collect();
-    let permuted = walk(&result, &steps).map(|offset| cells[offset]).collect();
+    let mut permuted = Vec::with_capacity(cells.len());
+    for_each_run(&result, &steps, |run| permuted.extend(run.of(cells)));
     (result, permuted)
 }
 
-/// Offsets into an array with one stride per axis, in row-major order of `shape`.
-pub(crate) fn walk<'a>(shape: &'a [u32], steps: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
-    let cells: usize = shape.iter().map(|&size| size as usize).product();
-    let mut index: SmallVec<[u32; 8]> = SmallVec::from_elem(0, shape.len());
+/// Cells at equal distances in an array.
+#[derive(Clone, Copy)]
+pub(crate) struct Run {
+    pub offset: usize,
+    pub step: usize,
+    pub length: usize,
+}
+
+impl Run {
+    /// The cells of the run.
+    pub fn of(self, cells: &[i64]) -> impl Iterator<Item = i64> + use<'_> {
+        (0..self.length).map(move |i| cells[self.offset + i * self.step])
+    }
+}
+
+/// Visits an array with one stride per axis in row-major order of `shape`, in runs as long as its strides allow.
+pub(crate) fn for_each_run(shape: &[u32], steps: &[usize], mut visit: impl FnMut(Run)) {
+    let mut axes: SmallVec<[(usize, usize); 12]> = SmallVec::new();
+    for (&size, &step) in shape.iter().zip(steps) {
+        let size = size as usize;
+        match axes.last_mut() {
+            Some((slower, stride)) if *stride == step * size => (*slower, *stride) = (*slower * size, step),
+            _ => axes.push((size, step)),
+        }
+    }
+    let (length, step) = axes.pop().unwrap_or((1, 0));
+    let mut index: SmallVec<[usize; 12]> = SmallVec::from_elem(0, axes.len());
     let mut offset = 0;
-    (0..cells).map(move |_| {
-        let current = offset;
-        for axis in (0..shape.len()).rev() {
-            index[axis] += 1;
-            offset += steps[axis];
-            if index[axis] < shape[axis] {
+    for _ in 0..axes.iter().map(|(size, _)| size).product() {
+        visit(Run { offset, step, length });
+        for (i, (size, step)) in index.iter_mut().zip(&axes).rev() {
+            *i += 1;
+            offset += step;
+            if *i < *size {
                 break;
             }
-            offset -= steps[axis] * shape[axis] as usize;
-            index[axis] = 0;
+            offset -= step * size;
+            *i = 0;
         }
-        current
-    })
+    }
 }
 
 impl ArrayId {

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Cost, Failure,
-    array::{INFINITE, Store, permute, strides, walk},
+    array::{INFINITE, Store, for_each_run, permute, strides},
 };
 
 /// Axes, as bits of their positions in the bucket.
@@ -102,13 +102,20 @@ impl Bucket {
     fn sum(&self, a: &Operand<'_>, b: &Operand<'_>) -> Operand<'static> {
         let mask = a.mask | b.mask;
         let mut cells = self.spread(a, mask);
-        if b.mask == mask {
-            cells.iter_mut().zip(&*b.cells).for_each(|(cell, &other)| *cell = (*cell + other).min(INFINITE));
-        } else {
-            let (shape, steps) = self.steps(b, mask);
-            let offsets = walk(&shape, &steps);
-            cells.iter_mut().zip(offsets).for_each(|(cell, at)| *cell = (*cell + b.cells[at]).min(INFINITE));
-        }
+        let (shape, steps) = self.steps(b, mask);
+        let mut rest = cells.as_mut_slice();
+        for_each_run(&shape, &steps, |run| {
+            let (cells, tail) = std::mem::take(&mut rest).split_at_mut(run.length);
+            rest = tail;
+            match run.step {
+                0 => cells.iter_mut().for_each(|cell| *cell = (*cell + b.cells[run.offset]).min(INFINITE)),
+                1 => {
+                    let others = &b.cells[run.offset..][..run.length];
+                    cells.iter_mut().zip(others).for_each(|(cell, other)| *cell = (*cell + other).min(INFINITE));
+                }
+                _ => unreachable!("axes are in the same order in all arrays"),
+            }
+        });
         Operand { mask, cells: Cow::Owned(cells) }
     }
 
@@ -118,7 +125,13 @@ impl Bucket {
             return operand.cells.to_vec();
         }
         let (shape, steps) = self.steps(operand, mask);
-        walk(&shape, &steps).map(|offset| operand.cells[offset]).collect()
+        let mut cells = Vec::with_capacity(self.cells(mask) * self.states());
+        for_each_run(&shape, &steps, |run| match run.step {
+            0 => cells.resize(cells.len() + run.length, operand.cells[run.offset]),
+            1 => cells.extend_from_slice(&operand.cells[run.offset..][..run.length]),
+            _ => unreachable!("axes are in the same order in all arrays"),
+        });
+        cells
     }
 
     /// Sizes of the pivot and of the axes of `mask`, with the array's stride along each: 0 along an axis that it lacks.

@@ -39,11 +39,16 @@ impl Graph {
         Self { neighbours }
     }
 
-    /// Cells of the bucket of `variable` if it went now.
+    /// Cells of the bucket of `variable` if it went now; `u64::MAX` where they are beyond counting.
     fn cells(&self, sizes: &[u32], variable: u32) -> u64 {
-        let list = &self.neighbours[variable as usize];
-        let size = |&x: &u32| u64::from(sizes[x as usize]);
-        list.iter().map(size).fold(size(&variable), u64::saturating_mul)
+        let mut cells = u64::from(sizes[variable as usize]);
+        for &neighbour in &self.neighbours[variable as usize] {
+            let Some(more) = cells.checked_mul(u64::from(sizes[neighbour as usize])) else {
+                return u64::MAX;
+            };
+            cells = more;
+        }
+        cells
     }
 
     /// Connects the neighbours of `variable` with one another, takes it out and returns them.
@@ -51,10 +56,27 @@ impl Graph {
         let clique = std::mem::take(&mut self.neighbours[variable as usize]);
         for &member in &clique {
             let list = &mut self.neighbours[member as usize];
-            merge_without(list, &clique, [member, variable], scratch);
-            std::mem::swap(list, scratch);
+            if list.len() > 8 * clique.len() {
+                remove(list, variable);
+                clique.iter().filter(|&&other| other != member).for_each(|&other| insert(list, other));
+            } else {
+                merge_without(list, &clique, [member, variable], scratch);
+                std::mem::swap(list, scratch);
+            }
         }
         clique
+    }
+}
+
+fn remove(list: &mut Vec<u32>, value: u32) {
+    if let Ok(at) = list.binary_search(&value) {
+        list.remove(at);
+    }
+}
+
+fn insert(list: &mut Vec<u32>, value: u32) {
+    if let Err(at) = list.binary_search(&value) {
+        list.insert(at, value);
     }
 }
 
