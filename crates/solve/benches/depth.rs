@@ -12,7 +12,16 @@ const RUNS: usize = 9;
 fn main() {
     println!(
         "{:>6} {:>9} {:>8} {:>10} {:>9} {:>9} {:>10} {:>10} {:>5} {:>6}",
-        "layers", "variables", "factors", "least ms", "us/layer", "ms/layer", "cells", "computed", "width", "hits"
+        "layers",
+        "variables",
+        "factors",
+        "least ms",
+        "us/layer",
+        "ms/layer",
+        "cells",
+        "computed",
+        "width",
+        "hits"
     );
     let mut last: Option<(usize, i64)> = None;
     for layers in [2, 4, 8, 16, 32, 80] {
@@ -25,9 +34,8 @@ fn main() {
         let runs: Vec<_> = (0..RUNS).map(|_| run()).collect();
         let (time, solution) = runs.into_iter().min_by_key(|(time, _)| *time).expect("a run");
         let Solution { cost, statistics, .. } = solution;
-        let per_layer = last.map_or(0, |(before, earlier)| {
-            (cost.primary() - earlier) / (layers - before) as i64
-        });
+        let per_layer =
+            last.map_or(0, |(before, earlier)| (cost.primary() - earlier) / (layers - before) as i64);
         println!(
             "{layers:>6} {:>9} {:>8} {:>10.2} {:>9.0} {:>9.6} {:>10} {:>10} {:>5} {:>5.1}%",
             statistics.variables,

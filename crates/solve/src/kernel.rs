@@ -1,7 +1,7 @@
 //! The inner kernel: add the arrays of a bucket and minimise over one variable.
 //!
-//! Cells are non-negative and at most [`INFINITE`], of which seven can be added. Every array is first laid out with the
-//! variable that goes as its slowest axis, so that the innermost loops run over contiguous cells of the result.
+//! Cells are non-negative and at most [`INFINITE`], of which seven can be added. The innermost loops run over contiguous
+//! cells of the result.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Cost, Failure,
-    array::{INFINITE, Store, for_each_run, permute, strides},
+    array::{ArrayId, INFINITE, Run, Shape, Store, for_each_run, strides},
 };
 
 /// Axes, as bits of their positions in the bucket.
@@ -25,14 +25,22 @@ pub(crate) struct Bucket {
     /// The axis that is minimised over.
     pub pivot: usize,
     /// Number of an array, and its axes.
-    pub operands: SmallVec<[(crate::array::ArrayId, Mask); 8]>,
+    pub operands: SmallVec<[(ArrayId, Mask); 8]>,
 }
 
-/// An array whose slowest axis is the pivot, followed by the axes of `mask`.
+/// An array on the axes of `mask`, with a stride for every axis of the bucket: 0 along those that it lacks.
 struct Operand<'a> {
     mask: Mask,
+    steps: SmallVec<[usize; 12]>,
     cells: Cow<'a, [i64]>,
 }
+
+/// Added to every sum that is compared. Read as the bits of a floating-point number, integers from here to far beyond
+/// three times [`INFINITE`] are positive and normal, so that they compare as they do as integers, and the machine has an
+/// instruction for the minimum.
+const BIAS: i64 = 1 << 60;
+/// More than any biased sum: the bits of infinity.
+const WORST: i64 = f64::INFINITY.to_bits() as i64;
 
 impl Bucket {
     /// For each state of the other axes, the least sum over the states of the pivot. Not normalised; what is forbidden is
@@ -42,12 +50,17 @@ impl Bucket {
         if greatest >= Cost::LIMIT.0 {
             return Err(Failure::CostOverflow);
         }
-        let mut operands = self.lay_out(store);
+        let borrow = |&(id, mask): &(ArrayId, Mask)| {
+            let cells = Cow::Borrowed(&*store[id].cells);
+            Operand { mask, steps: self.steps(self.axes(mask)), cells }
+        };
+        let mut operands: Vec<Operand<'_>> = self.operands.iter().map(borrow).collect();
         self.merge(&mut operands);
         Ok(self.reduce(operands))
     }
 
-    fn axes(&self, mask: Mask) -> impl DoubleEndedIterator<Item = usize> + use<'_> {
+    /// The positions of the axes of `mask`.
+    fn axes(&self, mask: Mask) -> impl DoubleEndedIterator<Item = usize> + Clone + use<> {
         (0..self.sizes.len()).filter(move |axis| mask >> axis & 1 == 1)
     }
 
@@ -55,27 +68,18 @@ impl Bucket {
         self.axes(mask).map(|axis| self.sizes[axis] as usize).product()
     }
 
-    fn states(&self) -> usize {
-        self.sizes[self.pivot] as usize
+    fn shape(&self, axes: impl Iterator<Item = usize>) -> Shape {
+        axes.map(|axis| self.sizes[axis]).collect()
     }
 
-    /// Brings the pivot to the front of every array.
-    fn lay_out<'a>(&self, store: &'a Store) -> Vec<Operand<'a>> {
-        let pivot = 1 << self.pivot;
-        let lay_out = |&(id, mask): &(_, Mask)| {
-            let array = &store[id];
-            let axis = (mask & (pivot - 1)).count_ones() as usize;
-            let cells = if axis == 0 {
-                Cow::Borrowed(&*array.cells)
-            } else {
-                let axes: SmallVec<[usize; 8]> = std::iter::once(axis)
-                    .chain((0..array.shape.len()).filter(|&other| other != axis))
-                    .collect();
-                Cow::Owned(permute(&array.shape, &array.cells, &axes).1)
-            };
-            Operand { mask: mask & !pivot, cells }
-        };
-        self.operands.iter().map(lay_out).collect()
+    /// Strides, by axis of the bucket, of an array that has these axes in this order.
+    fn steps(&self, axes: impl Iterator<Item = usize> + Clone) -> SmallVec<[usize; 12]> {
+        let mut steps = SmallVec::from_elem(0, self.sizes.len());
+        let shape = self.shape(axes.clone());
+        for (axis, stride) in axes.zip(strides(&shape)) {
+            steps[axis] = stride;
+        }
+        steps
     }
 
     /// Adds arrays up before the reduction, the smallest sums first, until at most three are left.
@@ -84,11 +88,15 @@ impl Bucket {
         let total = self.cells(all);
         while operands.len() > 1 {
             let (cells, i, j) = self.cheapest_pair(operands);
-            if operands.len() <= 3 && cells * 2 > total && cells > operands[i].cells.len() / self.states() {
+            if operands.len() <= 3 && cells * 2 > total && cells > operands[i].cells.len() {
                 break;
             }
             let other = operands.remove(j);
-            operands[i] = self.sum(&operands[i], &other);
+            let mask = operands[i].mask | other.mask;
+            let axes = || self.axes(mask);
+            let mut cells = self.lay_out(&operands[i], axes());
+            self.add(&mut cells, &other, axes());
+            operands[i] = Operand { mask, steps: self.steps(axes()), cells: Cow::Owned(cells) };
         }
     }
 
@@ -99,59 +107,47 @@ impl Bucket {
         pairs.map(cost).min().expect("there are two operands")
     }
 
-    fn sum(&self, a: &Operand<'_>, b: &Operand<'_>) -> Operand<'static> {
-        let mask = a.mask | b.mask;
-        let mut cells = self.spread(a, mask);
-        let (shape, steps) = self.steps(b, mask);
-        let mut rest = cells.as_mut_slice();
-        for_each_run(&shape, &steps, |run| {
-            let (cells, tail) = std::mem::take(&mut rest).split_at_mut(run.length);
-            rest = tail;
-            match run.step {
-                0 => cells.iter_mut().for_each(|cell| *cell = (*cell + b.cells[run.offset]).min(INFINITE)),
-                1 => {
-                    let others = &b.cells[run.offset..][..run.length];
-                    cells.iter_mut().zip(others).for_each(|(cell, other)| *cell = (*cell + other).min(INFINITE));
-                }
-                _ => unreachable!("axes are in the same order in all arrays"),
-            }
-        });
-        Operand { mask, cells: Cow::Owned(cells) }
+    fn for_each_run(
+        &self,
+        operand: &Operand<'_>,
+        axes: impl Iterator<Item = usize> + Clone,
+        visit: impl FnMut(Run),
+    ) {
+        let steps: SmallVec<[usize; 12]> = axes.clone().map(|axis| operand.steps[axis]).collect();
+        for_each_run(&self.shape(axes), &steps, visit);
     }
 
-    /// The array repeated along the axes of `mask` that it lacks.
-    fn spread(&self, operand: &Operand<'_>, mask: Mask) -> Vec<i64> {
-        if operand.mask == mask {
-            return operand.cells.to_vec();
-        }
-        let (shape, steps) = self.steps(operand, mask);
-        let mut cells = Vec::with_capacity(self.cells(mask) * self.states());
-        for_each_run(&shape, &steps, |run| match run.step {
+    /// The array on these axes in this order, repeated along those that it lacks.
+    fn lay_out(&self, operand: &Operand<'_>, axes: impl Iterator<Item = usize> + Clone) -> Vec<i64> {
+        let mut cells = Vec::with_capacity(axes.clone().map(|axis| self.sizes[axis] as usize).product());
+        self.for_each_run(operand, axes, |run| match run.step {
             0 => cells.resize(cells.len() + run.length, operand.cells[run.offset]),
             1 => cells.extend_from_slice(&operand.cells[run.offset..][..run.length]),
-            _ => unreachable!("axes are in the same order in all arrays"),
+            _ => cells.extend(run.of(&operand.cells)),
         });
         cells
     }
 
-    /// Sizes of the pivot and of the axes of `mask`, with the array's stride along each: 0 along an axis that it lacks.
-    fn steps(&self, operand: &Operand<'_>, mask: Mask) -> (SmallVec<[u32; 12]>, SmallVec<[usize; 12]>) {
-        let own: SmallVec<[u32; 12]> =
-            std::iter::once(self.pivot).chain(self.axes(operand.mask)).map(|axis| self.sizes[axis]).collect();
-        let mut own_strides = strides(&own).into_iter();
-        let mut shape = SmallVec::from_slice(&[self.sizes[self.pivot]]);
-        let mut steps: SmallVec<[usize; 12]> = own_strides.next().into_iter().collect();
-        for axis in self.axes(mask) {
-            shape.push(self.sizes[axis]);
-            let has = operand.mask >> axis & 1 == 1;
-            steps.push(if has { own_strides.next().expect("one stride for each axis") } else { 0 });
-        }
-        (shape, steps)
+    /// Adds the array to `cells`, which have these axes in this order.
+    fn add(&self, cells: &mut [i64], operand: &Operand<'_>, axes: impl Iterator<Item = usize> + Clone) {
+        let mut rest = cells;
+        self.for_each_run(operand, axes, |run| {
+            let (cells, tail) = std::mem::take(&mut rest).split_at_mut(run.length);
+            rest = tail;
+            let add = |(cell, other): (&mut i64, i64)| *cell = (*cell + other).min(INFINITE);
+            match run.step {
+                0 => cells.iter_mut().for_each(|cell| add((cell, operand.cells[run.offset]))),
+                1 => cells.iter_mut().zip(operand.cells[run.offset..].iter().copied()).for_each(add),
+                _ => cells.iter_mut().zip(run.of(&operand.cells)).for_each(add),
+            }
+        });
     }
 
-    /// Minimises over the pivot. The fastest axes of the result form blocks; an array covers a block wholly or not at all.
+    /// Minimises over the pivot. The fastest axes of the result form blocks; an array covers a block wholly, with cells in
+    /// the block's own order, or not at all.
     fn reduce(&self, mut operands: Vec<Operand<'_>>) -> Vec<i64> {
-        let all = operands.iter().fold(0, |mask, operand| mask | operand.mask);
+        let pivot: Mask = 1 << self.pivot;
+        let all = operands.iter().fold(0, |mask, operand| mask | operand.mask) & !pivot;
         let mut block: Mask = 0;
         for axis in self.axes(all).rev() {
             if self.cells(block) >= BLOCK {
@@ -159,69 +155,76 @@ impl Bucket {
             }
             block |= 1 << axis;
         }
-        for operand in &mut operands {
-            if operand.mask & block != 0 && operand.mask & block != block {
-                let mask = operand.mask | block;
-                *operand = Operand { mask, cells: Cow::Owned(self.spread(operand, mask)) };
-            }
-        }
         // What covers blocks comes first.
         operands.sort_by_key(|operand| operand.mask & block == 0);
         let covering = operands.iter().filter(|operand| operand.mask & block != 0).count();
-        let mut result = vec![i64::MAX; self.cells(all)];
-        let heads: SmallVec<[u32; 12]> = self.axes(all & !block).map(|axis| self.sizes[axis]).collect();
+        for operand in &mut operands[..covering] {
+            self.cover(operand, block);
+        }
+        let heads: SmallVec<[usize; 12]> = self.axes(all & !block).collect();
         let mut index: SmallVec<[u32; 12]> = SmallVec::from_elem(0, heads.len());
-        let steps: Vec<_> = operands.iter().map(|operand| self.steps(operand, all).1).collect();
         let mut offsets: SmallVec<[usize; 3]> = SmallVec::from_elem(0, operands.len());
+        let mut result = vec![WORST; self.cells(all)];
         for row in result.chunks_exact_mut(self.cells(block)) {
-            self.reduce_row(row, &operands, covering, &offsets, &steps);
-            for axis in (0..heads.len()).rev() {
-                index[axis] += 1;
-                let wraps = index[axis] == heads[axis];
-                for (offset, steps) in offsets.iter_mut().zip(&steps) {
-                    *offset += steps[axis + 1];
-                    if wraps {
-                        *offset -= steps[axis + 1] * heads[axis] as usize;
-                    }
+            self.reduce_row(row, &operands, covering, &offsets);
+            for (i, &axis) in index.iter_mut().zip(&heads).rev() {
+                *i += 1;
+                let back = if *i == self.sizes[axis] { self.sizes[axis] as usize } else { 0 };
+                for (offset, operand) in offsets.iter_mut().zip(&operands) {
+                    *offset = *offset + operand.steps[axis] - operand.steps[axis] * back;
                 }
-                if !wraps {
+                if back == 0 {
                     break;
                 }
-                index[axis] = 0;
+                *i = 0;
             }
         }
         result
     }
 
-    fn reduce_row(
-        &self,
-        row: &mut [i64],
-        operands: &[Operand<'_>],
-        covering: usize,
-        offsets: &[usize],
-        steps: &[SmallVec<[usize; 12]>],
-    ) {
-        for state in 0..self.states() {
-            let at = |i: usize| offsets[i] + state * steps[i][0];
+    /// Lays the array out anew unless it has all axes of the block, and these last.
+    fn cover(&self, operand: &mut Operand<'_>, block: Mask) {
+        let pivot: Mask = 1 << self.pivot;
+        if operand.steps == self.steps(self.axes(operand.mask)) {
+            let first = block.trailing_zeros() as usize;
+            if operand.mask & block == block && self.pivot < first {
+                return;
+            }
+        }
+        let mask = (operand.mask | block) & !pivot;
+        let axes = std::iter::once(self.pivot).chain(self.axes(mask));
+        let cells = self.lay_out(operand, axes.clone());
+        *operand = Operand { mask: mask | pivot, steps: self.steps(axes), cells: Cow::Owned(cells) };
+    }
+
+    fn reduce_row(&self, row: &mut [i64], operands: &[Operand<'_>], covering: usize, offsets: &[usize]) {
+        for state in 0..self.sizes[self.pivot] as usize {
+            let at = |i: usize| offsets[i] + state * operands[i].steps[self.pivot];
             let slice = |i: usize| &operands[i].cells[at(i)..][..row.len()];
-            let constant: i64 = (covering..operands.len()).map(|i| operands[i].cells[at(i)]).sum();
+            let constant = BIAS + (covering..operands.len()).map(|i| operands[i].cells[at(i)]).sum::<i64>();
             match covering {
-                0 => row.iter_mut().for_each(|cell| *cell = (*cell).min(constant)),
+                0 => row.iter_mut().for_each(|cell| *cell = lesser(*cell, constant)),
                 1 => {
-                    let a = slice(0);
-                    row.iter_mut().zip(a).for_each(|(cell, a)| *cell = (*cell).min(a + constant));
+                    let sums = slice(0).iter().map(|a| a + constant);
+                    row.iter_mut().zip(sums).for_each(|(cell, sum)| *cell = lesser(*cell, sum));
                 }
                 2 => {
-                    let (a, b) = (slice(0), slice(1));
-                    let sums = a.iter().zip(b).map(|(a, b)| a + b + constant);
-                    row.iter_mut().zip(sums).for_each(|(cell, sum)| *cell = (*cell).min(sum));
+                    let sums = slice(0).iter().zip(slice(1)).map(|(a, b)| a + b + constant);
+                    row.iter_mut().zip(sums).for_each(|(cell, sum)| *cell = lesser(*cell, sum));
                 }
                 _ => {
-                    let (a, b, c) = (slice(0), slice(1), slice(2));
-                    let sums = a.iter().zip(b).zip(c).map(|((a, b), c)| a + b + c);
-                    row.iter_mut().zip(sums).for_each(|(cell, sum)| *cell = (*cell).min(sum));
+                    let sums =
+                        slice(0).iter().zip(slice(1)).zip(slice(2)).map(|((a, b), c)| a + b + c + constant);
+                    row.iter_mut().zip(sums).for_each(|(cell, sum)| *cell = lesser(*cell, sum));
                 }
             }
         }
+        row.iter_mut().for_each(|cell| *cell -= BIAS);
     }
+}
+
+/// The minimum of two integers between [`BIAS`] and [`WORST`].
+fn lesser(a: i64, b: i64) -> i64 {
+    let (a, b) = (f64::from_bits(a as u64), f64::from_bits(b as u64));
+    (if a < b { a } else { b }).to_bits() as i64
 }

@@ -230,8 +230,11 @@ impl Step {
             (Kind::Scale, &[a, b]) => {
                 let to_a = self.push(Kind::Scale, &[gradient, b], bytes[0]);
                 let product = self.push(Kind::Scale, &[gradient, a], bytes[0]);
-                let to_b =
-                    if bytes[0] == bytes[1] { product } else { self.push(Kind::RowSum, &[product], bytes[1]) };
+                let to_b = if bytes[0] == bytes[1] {
+                    product
+                } else {
+                    self.push(Kind::RowSum, &[product], bytes[1])
+                };
                 self.accumulate(a, to_a);
                 self.accumulate(b, to_b);
             }
@@ -261,7 +264,8 @@ impl Step {
     fn optimizer(&mut self) {
         self.phase = 2;
         let parameters = self.parameters.clone();
-        let gradients: Vec<usize> = parameters.iter().map(|&p| self.gradients[p].expect("a gradient")).collect();
+        let gradients: Vec<usize> =
+            parameters.iter().map(|&p| self.gradients[p].expect("a gradient")).collect();
         let norms: Vec<usize> = gradients.iter().map(|&g| self.push(Kind::RowSum, &[g], 4)).collect();
         // The hub only adds what it gets, partial or not.
         let hub = self.push(Kind::Add, &norms, 4);
@@ -408,7 +412,9 @@ impl Step {
                 None => link(problem, (variables[id], &operation.ways), (*copy, sets), |way, set| {
                     reshard(way.gives, set.from, value.bytes)
                 }),
-                Some(before) => link(problem, (before, sets), (*copy, sets), |a: &CopySet, b| a.offer(b.from)),
+                Some(before) => {
+                    link(problem, (before, sets), (*copy, sets), |a: &CopySet, b| a.offer(b.from))
+                }
             }
             source = Some(*copy);
         }
