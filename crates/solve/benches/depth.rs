@@ -1,5 +1,7 @@
 //! How long it takes to place decoders of growing depth, and what the solver did: `cargo bench -p unisono-solve`.
 
+#![allow(clippy::print_stdout, reason = "a measurement prints what it measured")]
+
 mod ladder;
 
 use std::time::Instant;

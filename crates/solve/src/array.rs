@@ -89,7 +89,9 @@ fn hash(shape: &Shape, cells: &[i64]) -> u64 {
     }
     let mut hasher = FxHasher::default();
     shape.hash(&mut hasher);
-    lanes.iter().for_each(|lane| hasher.write_u64(lane.finish()));
+    for lane in lanes {
+        hasher.write_u64(lane.finish());
+    }
     hasher.finish()
 }
 

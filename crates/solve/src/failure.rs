@@ -12,6 +12,11 @@ pub enum Failure {
         /// The variables at fault, in increasing order.
         variables: Vec<VariableId>,
     },
+    /// Whatever is chosen weighs more than the budget.
+    OverBudget {
+        /// What the lightest choices weigh, or a weight that none falls below.
+        least: u64,
+    },
     /// Finite costs beyond [`Cost::LIMIT`](crate::Cost::LIMIT).
     CostOverflow,
     /// A table over the limit.
@@ -27,6 +32,7 @@ impl fmt::Display for Failure {
             Self::Infeasible { variables } => {
                 write!(f, "no choice satisfies the constraints among {variables:?}")
             }
+            Self::OverBudget { least } => write!(f, "all choices weigh at least {least}, over the budget"),
             Self::CostOverflow => f.write_str("costs are too large to be added exactly"),
             Self::TooLarge { cells } => write!(f, "a table of {cells} cells is over the limit"),
         }

@@ -219,7 +219,9 @@ impl Bucket {
                 }
             }
         }
-        row.iter_mut().for_each(|cell| *cell -= BIAS);
+        for cell in row {
+            *cell -= BIAS;
+        }
     }
 }
 

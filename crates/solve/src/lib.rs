@@ -6,16 +6,20 @@
 //! little more than one period of it.
 
 mod array;
+mod budget;
+mod components;
 mod cost;
 mod eliminate;
 mod failure;
 mod kernel;
+mod knapsack;
 mod network;
 mod order;
 mod problem;
 mod prune;
 mod solver;
 
+pub use budget::{Budgeted, Point, Price};
 pub use cost::Cost;
 pub use failure::Failure;
 pub use problem::{Choices, Factor, Problem, TableId, VariableId, evaluate, weigh};

@@ -4,8 +4,8 @@ use base::Id;
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Failure, Problem, TableId, VariableId,
-    array::{ArrayId, Store},
+    Cost, Failure, Problem, TableId, VariableId,
+    array::{ArrayId, INFINITE, Store},
 };
 
 /// Factors on numbered variables. Scopes are sorted and stand one after the other in one list.
@@ -73,20 +73,40 @@ impl Incidence {
     }
 }
 
-/// Turns a problem's tables into arrays of what is to be minimised.
-pub(crate) trait Objective {
-    /// The array of a table, its minimum subtracted, and that minimum; `None` where the table forbids everything.
-    fn array(&mut self, problem: &Problem, store: &mut Store, table: TableId) -> Option<(ArrayId, i64)>;
+/// What is to be minimised. Nothing that the costs forbid is ever allowed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Objective {
+    /// The costs.
+    Costs,
+    /// The weights, whatever they cost.
+    Weights,
+    /// The costs plus the weights at a price of `numerator / denominator` each, rounded down in every cell.
+    Priced { numerator: i128, denominator: i128 },
 }
 
-/// Minimise the costs alone.
-pub(crate) struct CostsAlone;
+impl Objective {
+    /// The array of a table, its minimum subtracted, and that minimum; `None` where the table forbids everything.
+    fn array(self, problem: &Problem, store: &mut Store, table: TableId) -> Option<(ArrayId, i64)> {
+        let arrays = problem.arrays(table);
+        let costs = &store[arrays.costs];
+        let weight =
+            |cell: usize| if arrays.weights.is_some() { store[arrays.weights].cells[cell] } else { 0 };
+        let objective = |(cell, &cost): (usize, &i64)| {
+            if cost >= INFINITE { INFINITE } else { self.cell(cost, weight(cell)) }
+        };
+        let cells = costs.cells.iter().enumerate().map(objective).collect();
+        store.intern_normalised(costs.shape.clone(), cells)
+    }
 
-impl Objective for CostsAlone {
-    fn array(&mut self, problem: &Problem, store: &mut Store, table: TableId) -> Option<(ArrayId, i64)> {
-        let costs = &store[problem.arrays(table).costs];
-        let (shape, cells) = (costs.shape.clone(), costs.cells.to_vec());
-        store.intern_normalised(shape, cells)
+    fn cell(self, cost: i64, weight: i64) -> i64 {
+        match self {
+            Self::Costs => cost,
+            Self::Weights => weight,
+            Self::Priced { numerator, denominator } => {
+                let price = i128::from(weight).saturating_mul(numerator).div_euclid(denominator);
+                Cost::saturated(price.saturating_add(i128::from(cost))).0
+            }
+        }
     }
 }
 
@@ -94,7 +114,7 @@ impl Objective for CostsAlone {
 pub(crate) fn build(
     problem: &Problem,
     store: &mut Store,
-    objective: &mut dyn Objective,
+    objective: Objective,
 ) -> Result<(Network, i128), Failure> {
     let mut network = Network::new(problem.sizes().values().copied().collect());
     let mut constant = 0;

@@ -162,20 +162,25 @@ impl Problem {
     }
 }
 
+pub(crate) fn cost_of(problem: &Problem, factor: &Factor, choices: &Choices) -> Cost {
+    Cost(problem.cell(problem.tables[factor.table].costs, &factor.scope, choices))
+}
+
+pub(crate) fn weight_of(problem: &Problem, factor: &Factor, choices: &Choices) -> u64 {
+    match problem.tables[factor.table].weights {
+        ArrayId::NONE => 0,
+        weights => problem.cell(weights, &factor.scope, choices) as u64,
+    }
+}
+
 /// What `choices` cost: a straight sum over all tables, independent of every solver.
 pub fn evaluate(problem: &Problem, choices: &Choices) -> Cost {
-    let cost =
-        |factor: &Factor| Cost(problem.cell(problem.tables[factor.table].costs, &factor.scope, choices));
-    problem.factors.iter().map(cost).sum()
+    problem.factors.iter().map(|factor| cost_of(problem, factor, choices)).sum()
 }
 
 /// What `choices` weigh: a straight sum over all tables.
 pub fn weigh(problem: &Problem, choices: &Choices) -> u64 {
-    let weight = |factor: &Factor| match problem.tables[factor.table].weights {
-        ArrayId::NONE => 0,
-        weights => problem.cell(weights, &factor.scope, choices) as u64,
-    };
-    problem.factors.iter().map(weight).sum()
+    problem.factors.iter().map(|factor| weight_of(problem, factor, choices)).sum()
 }
 
 #[cfg(test)]

@@ -53,18 +53,21 @@ pub(crate) struct Pruned {
 }
 
 impl Pruned {
-    /// The state of the original network that `choice` stands for.
-    pub fn original(&self, variable: usize, choice: u32) -> u32 {
-        self.states[variable].as_ref().map_or(choice, |states| states[choice as usize])
+    /// The states of the network before pruning that `choices` stand for.
+    pub fn original(&self, choices: &[u32]) -> Vec<u32> {
+        let original = |(states, &choice): (&Option<Box<[u32]>>, &u32)| {
+            states.as_ref().map_or(choice, |states| states[choice as usize])
+        };
+        self.states.iter().zip(choices).map(original).collect()
     }
 }
 
 impl Pruner {
-    /// Prunes to a fixed point. `fixed` variables keep only the given state.
+    /// Prunes to a fixed point. The variables of `kept` start with only the given states, in increasing order.
     pub fn prune(
         &mut self,
         network: Network,
-        fixed: &[(u32, u32)],
+        kept: &[(u32, Vec<u32>)],
         store: &mut Store,
     ) -> Result<Pruned, Failure> {
         let count = network.sizes.len();
@@ -72,7 +75,7 @@ impl Pruner {
         let mut pruned = Pruned { network, states: vec![None; count], constant: 0 };
         let mut cut = vec![ALL; count];
         let cuts: Vec<(u32, ListId)> =
-            fixed.iter().map(|&(variable, state)| (variable, self.list(vec![state]))).collect();
+            kept.iter().map(|(variable, states)| (*variable, self.list(states.clone()))).collect();
         self.apply(&cuts, &mut pruned, &incidence, &mut cut, store)?;
         let mut dirty: Vec<u32> = (0..count as u32).collect();
         let mut key = Vec::new();

@@ -7,7 +7,7 @@ use crate::{
     array::Store,
     eliminate::{Cache, eliminate},
     evaluate,
-    network::{CostsAlone, Network, build},
+    network::{Objective, build},
     order::min_weight,
     prune::Pruner,
 };
@@ -33,11 +33,15 @@ pub enum Stop {
     Optimal,
     /// The exact way needs a table over the limit: cost and bound differ.
     TableLimit,
+    /// The budget lies between two plans that no price tells apart: cost and bound differ.
+    Budget,
 }
 
 /// What the search did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
+    /// How often a whole problem was minimised.
+    pub solves: u32,
     /// Variables of the problem.
     pub variables: u32,
     /// States that were taken out beforehand.
@@ -83,7 +87,7 @@ pub struct Solution {
 
 /// A problem with everything that was learnt about it: later solves of its variants are mostly look-ups.
 pub struct Solver<'a> {
-    problem: &'a Problem,
+    pub(crate) problem: &'a Problem,
     options: Options,
     store: Store,
     cache: Cache,
@@ -107,38 +111,50 @@ impl<'a> Solver<'a> {
         self.solve_fixed(&[])
     }
 
-    /// The choices of least cost among those in which the given variables have the given states: a runner-up, for one.
+    /// The choices of least cost among those in which the given variables, each named once, have the given states: a
+    /// runner-up, for one.
     pub fn solve_fixed(&mut self, fixed: &[(VariableId, u32)]) -> Result<Solution, Failure> {
-        let mut statistics =
-            Statistics { variables: self.problem.sizes().len() as u32, ..Statistics::default() };
-        let (network, constant) = build(self.problem, &mut self.store, &mut CostsAlone)?;
-        let fixed: Vec<(u32, u32)> = fixed.iter().map(|&(variable, state)| (variable.0, state)).collect();
-        let (choices, minimum) = self.minimise(network, &fixed, &mut statistics)?;
-        let cost = evaluate(self.problem, &choices);
-        let bound = Cost::saturated(constant + minimum);
-        assert_eq!(cost, bound, "elimination and evaluation agree");
-        Ok(Solution { choices, cost, bound, stop: Stop::Optimal, statistics })
+        let kept: Vec<(u32, Vec<u32>)> =
+            fixed.iter().map(|&(variable, state)| (variable.0, vec![state])).collect();
+        let mut statistics = self.statistics();
+        let minimum = self.minimise(Objective::Costs, &kept, &mut statistics)?;
+        let cost = evaluate(self.problem, &minimum.choices);
+        let bound = Cost::saturated(minimum.bound);
+        assert!(bound <= cost, "the bound of {bound} holds for choices that cost {cost}");
+        let stop = if cost == bound { Stop::Optimal } else { Stop::TableLimit };
+        Ok(Solution { choices: minimum.choices, cost, bound, stop, statistics })
     }
 
-    fn minimise(
+    pub(crate) fn statistics(&self) -> Statistics {
+        Statistics { variables: self.problem.sizes().len() as u32, ..Statistics::default() }
+    }
+
+    pub(crate) fn minimise(
         &mut self,
-        network: Network,
-        fixed: &[(u32, u32)],
+        objective: Objective,
+        kept: &[(u32, Vec<u32>)],
         statistics: &mut Statistics,
-    ) -> Result<(Choices, i128), Failure> {
+    ) -> Result<Minimum, Failure> {
+        statistics.solves += 1;
+        let (network, constant) = build(self.problem, &mut self.store, objective)?;
         let states = total(&network.sizes);
-        let mut pruned = self.pruner.prune(network, fixed, &mut self.store)?;
+        let mut pruned = self.pruner.prune(network, kept, &mut self.store)?;
         let network = std::mem::take(&mut pruned.network);
-        statistics.states_pruned = states - total(&network.sizes);
+        statistics.states_pruned += states - total(&network.sizes);
         let order = min_weight(&network, |_| 0);
         if order.largest > self.options.table_limit {
             return Err(Failure::TooLarge { cells: order.largest });
         }
         let done = eliminate(network, order.variables, &mut self.store, &mut self.cache, statistics)?;
-        let choices = done.choose(&self.store);
-        let original = |(variable, &choice): (usize, &u32)| pruned.original(variable, choice);
-        Ok((choices.iter().enumerate().map(original).collect(), pruned.constant + done.minimum))
+        let choices = pruned.original(&done.choose(&self.store)).into_iter().collect();
+        Ok(Minimum { choices, bound: constant + pruned.constant + done.minimum })
     }
+}
+
+/// What minimises an objective, and what no choices fall below.
+pub(crate) struct Minimum {
+    pub choices: Choices,
+    pub bound: i128,
 }
 
 fn total(sizes: &[u32]) -> u64 {

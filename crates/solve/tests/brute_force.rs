@@ -1,56 +1,11 @@
 //! On small random problems the solver finds what trying everything finds.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use arbtest::{arbitrary::Unstructured, arbtest};
-use unisono_solve::{Choices, Cost, Failure, Options, Problem, VariableId, evaluate, solve};
+mod random;
 
-type Draw<T> = arbtest::arbitrary::Result<T>;
-
-fn costs(u: &mut Unstructured<'_>, count: usize) -> Draw<Vec<Cost>> {
-    let range = if u.ratio(1, 2)? { 3 } else { 1000 };
-    let cost = |u: &mut Unstructured<'_>| {
-        Ok(if u.ratio(1, 5)? { Cost::INFINITE } else { Cost::new(u.int_in_range(-range..=range)?, 0) })
-    };
-    (0..count).map(|_| cost(u)).collect()
-}
-
-/// Up to six variables of up to four states, with pairs and triples in any order of variables.
-fn problem(u: &mut Unstructured<'_>) -> Draw<Problem> {
-    let mut problem = Problem::new();
-    let count = u.int_in_range(1..=6)?;
-    for _ in 0..count {
-        let size = u.int_in_range(1..=4)?;
-        let costs = costs(u, size)?;
-        problem.variable(&costs);
-    }
-    for _ in 0..u.int_in_range(0..=9)? {
-        let mut scope: Vec<u32> = (0..count).collect();
-        for i in (1..scope.len()).rev() {
-            scope.swap(i, u.int_in_range(0..=i)?);
-        }
-        scope.truncate(u.int_in_range(1..=3)?);
-        let scope: Vec<VariableId> = scope.into_iter().map(VariableId).collect();
-        let shape: Vec<usize> = scope.iter().map(|&x| problem.sizes()[x] as usize).collect();
-        let costs = costs(u, shape.iter().product())?;
-        let table = problem.weighted_table(&shape, &costs, &[]);
-        problem.factor(&scope, table);
-    }
-    Ok(problem)
-}
-
-/// All choices, in lexicographic order.
-fn all_choices(problem: &Problem) -> Vec<Choices> {
-    let mut all = vec![vec![]];
-    for &size in problem.sizes().values() {
-        let extend = |prefix: Vec<u32>| (0..size).map(move |state| [&prefix[..], &[state]].concat());
-        all = all.into_iter().flat_map(extend).collect();
-    }
-    all.into_iter().map(Choices::from_iter).collect()
-}
-
-fn least(problem: &Problem) -> Cost {
-    all_choices(problem).iter().map(|choices| evaluate(problem, choices)).min().unwrap()
-}
+use arbtest::arbtest;
+use random::{all_choices, least, problem};
+use unisono_solve::{Cost, Failure, Options, Solver, VariableId, evaluate, solve, weigh};
 
 #[test]
 fn the_solver_finds_the_least_cost() {
@@ -68,4 +23,62 @@ fn the_solver_finds_the_least_cost() {
         Ok(())
     })
     .budget_ms(4000);
+}
+
+#[test]
+fn runners_up_are_the_least_among_the_choices_that_have_the_state() {
+    arbtest(|u| {
+        let problem = problem(u)?;
+        let variable = VariableId(u.choose_index(problem.sizes().len())? as u32);
+        let state = u.int_in_range(0..=problem.sizes()[variable] - 1)?;
+        let mut solver = Solver::new(&problem, Options::default());
+        // What was learnt before must not matter.
+        let _ = solver.solve();
+        let among = all_choices(&problem).into_iter().filter(|choices| choices[variable] == state);
+        let least = among.map(|choices| evaluate(&problem, &choices)).min().unwrap();
+        match solver.solve_fixed(&[(variable, state)]) {
+            Ok(solution) => {
+                assert_eq!(solution.choices[variable], state);
+                assert_eq!((solution.cost, solution.bound), (least, least));
+            }
+            Err(failure) => {
+                assert!(matches!(failure, Failure::Infeasible { .. }));
+                assert_eq!(least, Cost::INFINITE);
+            }
+        }
+        Ok(())
+    })
+    .budget_ms(2000);
+}
+
+#[test]
+fn choices_within_a_budget_keep_it_and_the_bound_holds() {
+    let (mut tight, mut all) = (0, 0);
+    arbtest(|u| {
+        let problem = problem(u)?;
+        let limit = u.int_in_range(0..=300)?;
+        let within = all_choices(&problem).into_iter().filter(|choices| weigh(&problem, choices) <= limit);
+        let least = within.map(|choices| evaluate(&problem, &choices)).min().unwrap_or(Cost::INFINITE);
+        match Solver::new(&problem, Options::default()).solve_within(limit) {
+            Ok(found) => {
+                let cost = found.solution.cost;
+                assert!(found.weight <= limit && found.weight == weigh(&problem, &found.solution.choices));
+                assert!(found.solution.bound <= least && least <= cost && cost.is_finite());
+                assert_eq!(cost, evaluate(&problem, &found.solution.choices));
+                tight += u32::from(cost == least);
+                all += 1;
+            }
+            Err(Failure::OverBudget { least: weight }) => {
+                assert_eq!(least, Cost::INFINITE);
+                assert!(weight > limit);
+            }
+            Err(failure) => {
+                assert!(matches!(failure, Failure::Infeasible { .. }));
+                assert_eq!(least, Cost::INFINITE);
+            }
+        }
+        Ok(())
+    })
+    .budget_ms(3000);
+    assert!(all > 50 && tight * 10 > all * 8, "{tight} of {all} are optimal");
 }

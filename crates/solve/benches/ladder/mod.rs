@@ -390,8 +390,8 @@ impl Step {
             let shared = value.uses.len() > 1;
             copies.push([0, 1, 2].map(|phase| (shared && used(phase)).then(|| problem.variable(&set_costs))));
         }
-        for id in 0..self.operations.len() {
-            self.connect(id, &variables, &copies[id], &sets, &mut problem);
+        for (id, copies) in copies.iter().enumerate() {
+            self.connect(id, &variables, copies, &sets, &mut problem);
         }
         problem
     }
@@ -413,7 +413,7 @@ impl Step {
                     reshard(way.gives, set.from, value.bytes)
                 }),
                 Some(before) => {
-                    link(problem, (before, sets), (*copy, sets), |a: &CopySet, b| a.offer(b.from))
+                    link(problem, (before, sets), (*copy, sets), |a: &CopySet, b| a.offer(b.from));
                 }
             }
             source = Some(*copy);

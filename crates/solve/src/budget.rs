@@ -1,0 +1,182 @@
+//! The least cost within a budget of weight: a price on the weight, and independent exchanges between the two plans that the
+//! right price cannot tell apart.
+//!
+//! For every price `p`, `min (cost + p weight) - p limit` is a bound. The greatest such bound lies at a price where a plan
+//! over the limit and one within it tie; they are found by going from tie to tie, each a whole minimisation.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Choices, Cost, Failure, Solution, Solver, Statistics, Stop, components::components, evaluate, knapsack,
+    network::Objective, weigh,
+};
+
+/// A price: cost units ([`Cost`]`.0`) for each unit of weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Price {
+    /// Cost units.
+    pub numerator: i128,
+    /// For this many units of weight, at least 1.
+    pub denominator: i128,
+}
+
+/// What one plan on the way costs and weighs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Point {
+    /// Its cost.
+    pub cost: Cost,
+    /// Its weight.
+    pub weight: u64,
+}
+
+/// The best choices found within a budget.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Budgeted {
+    /// The choices, their cost, and a bound for all choices within the budget.
+    pub solution: Solution,
+    /// What the choices weigh.
+    pub weight: u64,
+    /// The price at which the bound was found; 0 where the budget does not bind.
+    pub price: Price,
+    /// The plans met on the way, from the lightest to the heaviest.
+    pub points: Vec<Point>,
+    /// How many independent exchanges there were to choose from at the end.
+    pub exchanges: u32,
+}
+
+/// Plans on the way are rarely more than ten.
+const MOST_PRICES: usize = 60;
+
+#[derive(Clone)]
+struct Plan {
+    choices: Choices,
+    cost: Cost,
+    weight: u64,
+}
+
+impl Plan {
+    fn value(&self, price: Price) -> i128 {
+        i128::from(self.cost.0)
+            .saturating_mul(price.denominator)
+            .saturating_add(i128::from(self.weight).saturating_mul(price.numerator))
+    }
+}
+
+/// The search for the price: a plan over the limit, a plan within it, and the greatest bound.
+struct Hull {
+    limit: u64,
+    heavy: Plan,
+    light: Plan,
+    bound: i128,
+    price: Price,
+    points: Vec<Point>,
+}
+
+impl Solver<'_> {
+    /// The choices of least cost that weigh at most `limit`.
+    pub fn solve_within(&mut self, limit: u64) -> Result<Budgeted, Failure> {
+        let mut statistics = self.statistics();
+        let (heavy, bound) = self.plan(Objective::Costs, &mut statistics)?;
+        let free = Price { numerator: 0, denominator: 1 };
+        let points = vec![heavy.point()];
+        if heavy.weight <= limit {
+            return Ok(finish(heavy, bound, free, points, 0, statistics));
+        }
+        let (light, least) = self.plan(Objective::Weights, &mut statistics)?;
+        if light.weight > limit {
+            return Err(Failure::OverBudget { least: u64::try_from(least).unwrap_or(0) });
+        }
+        let mut hull = Hull { limit, heavy, light, bound, price: free, points };
+        self.find_price(&mut hull, &mut statistics)?;
+        let (best, exchanges) = self.exchange(&hull);
+        let Hull { bound, price, mut points, .. } = hull;
+        points.sort_by_key(|point| (point.weight, point.cost));
+        points.dedup();
+        Ok(finish(best, bound, price, points, exchanges, statistics))
+    }
+
+    fn plan(&mut self, objective: Objective, statistics: &mut Statistics) -> Result<(Plan, i128), Failure> {
+        let minimum = self.minimise(objective, &[], statistics)?;
+        let cost = evaluate(self.problem, &minimum.choices);
+        let weight = weigh(self.problem, &minimum.choices);
+        Ok((Plan { choices: minimum.choices, cost, weight }, minimum.bound))
+    }
+
+    /// Goes from tie to tie until no plan is below the line through the heavy and the light one.
+    fn find_price(&mut self, hull: &mut Hull, statistics: &mut Statistics) -> Result<(), Failure> {
+        for _ in 0..MOST_PRICES {
+            let numerator = i128::from(hull.light.cost.0) - i128::from(hull.heavy.cost.0);
+            let denominator = i128::from(hull.heavy.weight) - i128::from(hull.light.weight);
+            if numerator <= 0 {
+                return Ok(());
+            }
+            let price = Price { numerator, denominator };
+            let (plan, minimum) = match self.plan(Objective::Priced { numerator, denominator }, statistics) {
+                Ok(found) => found,
+                // The bound found so far holds, and so does the light plan.
+                Err(Failure::CostOverflow) => return Ok(()),
+                Err(failure) => return Err(failure),
+            };
+            hull.raise_bound(minimum, price);
+            hull.points.push(plan.point());
+            if plan.value(price) >= hull.heavy.value(price) {
+                return Ok(());
+            }
+            if plan.weight > hull.limit {
+                hull.heavy = plan;
+            } else {
+                hull.light = plan;
+            }
+        }
+        Ok(())
+    }
+
+    /// From the light plan, makes the exchanges towards the heavy one that gain most within the limit.
+    fn exchange(&self, hull: &Hull) -> (Plan, u32) {
+        let components = components(self.problem, &hull.light.choices, &hull.heavy.choices);
+        let exchanges: Vec<_> = components.iter().map(|component| component.exchange).collect();
+        let made = knapsack::choose(&exchanges, i128::from(hull.limit) - i128::from(hull.light.weight));
+        let mut choices: Vec<u32> = hull.light.choices.values().copied().collect();
+        for (component, _) in components.iter().zip(made).filter(|&(_, made)| made) {
+            for &variable in &component.variables {
+                choices[variable.0 as usize] = hull.heavy.choices[variable];
+            }
+        }
+        let choices = Choices::from_iter(choices);
+        let (cost, weight) = (evaluate(self.problem, &choices), weigh(self.problem, &choices));
+        assert!(weight <= hull.limit && cost <= hull.light.cost, "exchanges add up");
+        (Plan { choices, cost, weight }, exchanges.len() as u32)
+    }
+}
+
+impl Plan {
+    fn point(&self) -> Point {
+        Point { cost: self.cost, weight: self.weight }
+    }
+}
+
+impl Hull {
+    /// No plan within the limit costs less than `minimum - price * limit`, and costs are whole.
+    fn raise_bound(&mut self, minimum: i128, price: Price) {
+        let paid = price.numerator.saturating_mul(i128::from(self.limit)).div_euclid(price.denominator);
+        if minimum - paid > self.bound {
+            self.bound = minimum - paid;
+            self.price = price;
+        }
+    }
+}
+
+fn finish(
+    plan: Plan,
+    bound: i128,
+    price: Price,
+    points: Vec<Point>,
+    exchanges: u32,
+    statistics: Statistics,
+) -> Budgeted {
+    let bound = Cost::saturated(bound);
+    assert!(bound <= plan.cost, "the bound of {bound} holds for choices that cost {}", plan.cost);
+    let stop = if plan.cost == bound { Stop::Optimal } else { Stop::Budget };
+    let solution = Solution { choices: plan.choices, cost: plan.cost, bound, stop, statistics };
+    Budgeted { solution, weight: plan.weight, price, points, exchanges }
+}
