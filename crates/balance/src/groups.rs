@@ -50,31 +50,37 @@ pub fn mixed(machine: &Machine, bound: u64) -> (Fixed, &'static str) {
     let falling = machine.falling();
     let largest = "the largest degree holds every sample and has at least one group";
     let (mut low, mut high) = (bound, best.as_ref().expect(largest).0.makespan());
+    let mut attempt = |candidate: u64| {
+        let fixed = fit(machine, &falling, candidate)?;
+        let makespan = fixed.makespan();
+        if best.as_ref().is_none_or(|best| makespan < best.0.makespan()) {
+            best = Some((fixed, "mixed_degrees"));
+        }
+        Some(makespan.min(candidate))
+    };
     // A start near the bound: the answer mostly is.
     let mut candidate = bound + bound / 64;
     for _ in 0..ROUNDS {
-        if low >= high {
+        if high <= bound + bound / 1000 || low >= high {
             break;
         }
         candidate = candidate.clamp(low, high);
-        match fit(machine, &falling, candidate) {
-            Some(fixed) => {
-                high = fixed.makespan().min(candidate);
-                if best.as_ref().is_none_or(|best| fixed.makespan() < best.0.makespan()) {
-                    best = Some((fixed, "mixed_degrees"));
-                }
-                if high <= bound + bound / 1000 {
-                    break;
-                }
-            }
+        match attempt(candidate) {
+            Some(makespan) => high = makespan,
             None => low = candidate + 1,
         }
         candidate = low + (high - low) / 2;
     }
+    // The greedy rule may succeed again below a makespan at which it failed.
+    let gap = high - bound;
+    for part in (1..PROBES).filter(|_| gap > bound / 200) {
+        attempt(bound + gap / PROBES * part);
+    }
     best.expect(largest)
 }
 
-const ROUNDS: usize = 18;
+const ROUNDS: usize = 14;
+const PROBES: u64 = 16;
 
 /// Groups and samples such that no group exceeds `limit`, if the greedy rule finds them.
 fn fit(machine: &Machine, falling: &[u32], limit: u64) -> Option<Fixed> {

@@ -168,6 +168,23 @@ impl Machine {
         fastest.expect("every sample fits a degree")
     }
 
+    /// What no plan of fixed groups can beat. Within a makespan `T` a sample can only use degrees that finish it within
+    /// `T`: the smallest `T` that is not exceeded by the least rank-time under that condition, spread over all ranks.
+    pub fn fixed_bound(&self) -> (u64, Limit) {
+        let (bound, limit) = self.bound();
+        let work = |most: u64| {
+            let least = |sample: usize| self.work(self.best_degree(sample, most), sample);
+            let total: u64 = (0..self.tokens.len()).map(least).sum();
+            total.div_ceil(self.ranks as u64)
+        };
+        let (mut low, mut high) = (bound, work(bound).max(bound));
+        while high - low > bound / 4096 {
+            let middle = low + (high - low) / 2;
+            if work(middle) <= middle { high = middle } else { low = middle + 1 }
+        }
+        (low, limit)
+    }
+
     /// What no plan can beat: all ranks busy with the least rank-time of every sample, or the slowest sample where it is
     /// fastest.
     pub fn bound(&self) -> (u64, Limit) {

@@ -190,7 +190,8 @@ fn solve_groups(problem: &Problem) -> Result<Plan> {
     let operations = |length: &u64| problem.costs[0].at(*length).map_or(f64::INFINITY, |cost| cost as f64);
     let samples: Vec<(u64, f64)> = lengths.iter().map(|length| (*length, operations(length))).collect();
     let (machine, unit) = Machine::grouped(problem.ranks, parallel, &samples, problem.tokens_per_rank)?;
-    let (bound, limit) = machine.bound();
+    let fixed = matches!(problem.objective, Objective::Free | Objective::Pipeline);
+    let (bound, limit) = if fixed { machine.fixed_bound() } else { machine.bound() };
     if let Some(stages) = problem.stages.filter(|_| problem.objective == Objective::Pipeline) {
         pipeline::check(&machine.times[0], stages)?;
     }

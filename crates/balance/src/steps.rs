@@ -24,10 +24,11 @@ pub fn duration(steps: &[Step]) -> u64 {
     steps.iter().map(|step| step.iter().map(|work| work.time).max().unwrap_or(0)).sum()
 }
 
-/// Percent by which a step's time limit exceeds its longest sample: the candidates.
-const SLACKS: [u64; 14] = [100, 101, 102, 104, 106, 110, 115, 120, 130, 150, 175, 200, 300, 400];
-/// Percent of the least rank-time that is let go unused in a last step before it is split in two.
-const STRETCHES: [u64; 9] = [100, 101, 102, 103, 105, 108, 112, 120, 140];
+/// A step's time limit in percent of its longest sample, or of the mean of what is left if that is more: the candidates.
+/// Below 100 the longest samples go to larger groups than suits them best.
+const SLACKS: [u64; 22] = [
+    100, 101, 102, 104, 106, 108, 110, 115, 120, 130, 150, 175, 200, 300, 400, 98, 96, 93, 90, 80, 70, 50,
+];
 
 /// Builds micro-steps from the longest samples to the shortest, once per candidate slack, and returns the best. Ends early
 /// at `bound`.
@@ -40,7 +41,7 @@ pub fn build(machine: &Machine, bound: u64) -> Vec<Step> {
         if best.as_ref().is_none_or(|best| time < best.0) {
             best = Some((time, steps));
         }
-        if best.as_ref().is_some_and(|best| best.0 <= bound + bound / 500) {
+        if best.as_ref().is_some_and(|best| best.0 <= bound + bound / 200) {
             break;
         }
     }
@@ -57,19 +58,7 @@ fn build_with(machine: &Machine, falling: &[u32], slack: u64) -> Vec<Step> {
         let room = u128::from(machine.cap).saturating_mul(machine.ranks as u128);
         let least_steps = tokens.div_ceil(room).max(1) as u64;
         let longest = machine.times[machine.best_degree(first, mean)][first];
-        let mut step = Vec::new();
-        if least_steps == 1 {
-            for stretch in STRETCHES {
-                let limit = longest.max(percent(mean, stretch));
-                step = fill(machine, &remaining, limit);
-                if step.iter().map(|work: &Work| work.samples.len()).sum::<usize>() == remaining.len() {
-                    break;
-                }
-            }
-        } else {
-            let limit = percent(longest, slack).max(percent(mean.div_ceil(least_steps), slack));
-            step = fill(machine, &remaining, limit);
-        }
+        let step = fill(machine, &remaining, percent(longest.max(mean.div_ceil(least_steps)), slack));
         let mut done: Vec<u32> = step.iter().flat_map(|work| work.samples.iter().copied()).collect();
         done.sort_unstable();
         remaining.retain(|sample| done.binary_search(sample).is_err());
