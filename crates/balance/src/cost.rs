@@ -150,10 +150,15 @@ impl Costs {
     }
 }
 
+/// What divides the costs of all phases.
+pub fn phase_unit(costs: &[Cost]) -> u64 {
+    costs.iter().fold(0, |unit, cost| gcd(unit, cost.divisor())).max(1)
+}
+
 /// The costs of every sample in every phase, in a unit that all phases share. The sum over all phases is limited as in
 /// [`Costs::of`].
 pub fn phase_costs(costs: &[Cost], lengths: &[Vec<u64>]) -> Result<(Vec<Vec<u64>>, u64)> {
-    let unit = costs.iter().fold(0, |unit, cost| gcd(unit, cost.divisor())).max(1);
+    let unit = phase_unit(costs);
     let phases = costs.iter().zip(lengths);
     let phases: Vec<Vec<u64>> = phases
         .map(|(cost, lengths)| Ok(Costs::with_unit(cost, lengths.iter().copied(), unit)?.values))

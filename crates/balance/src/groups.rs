@@ -69,7 +69,7 @@ pub fn mixed(machine: &Machine, bound: u64) -> (Fixed, &'static str) {
             Some(makespan) => high = makespan,
             None => low = candidate + 1,
         }
-        candidate = low + (high - low) / 2;
+        candidate = low + high.saturating_sub(low) / 2;
     }
     // The greedy rule may succeed again below a makespan at which it failed.
     let gap = high - bound;

@@ -27,7 +27,7 @@ pub enum Tier {
     Multifit,
     /// Pairwise exchanges, from LPT, until the bound is met or the effort is spent.
     LocalSearch,
-    /// Branch and bound; falls back to what local search found after [`crate::exact::NODES`] nodes.
+    /// Branch and bound; falls back to what local search found after 200,000 nodes.
     Exact,
 }
 

@@ -73,13 +73,8 @@ impl Problem {
 
     /// Refuses what makes no sense, with the number at fault.
     pub fn check(&self) -> Result<()> {
+        self.check_settings()?;
         let refuse = |what: String| Err(Diagnostic::new(Code::BAD_PROBLEM, what));
-        if self.ranks == 0 {
-            return refuse("`ranks` is 0: there must be at least one".to_owned());
-        }
-        if self.ranks > MOST_RANKS {
-            return refuse(format!("`ranks` is {}: at most {MOST_RANKS} are supported", self.ranks));
-        }
         if self.samples() == 0 {
             return refuse("`lengths` is empty: there is nothing to balance".to_owned());
         }
@@ -87,13 +82,25 @@ impl Problem {
             let (costs, phases) = (self.costs.len(), self.lengths.len());
             return refuse(format!("`cost` has {costs} entries for {phases} phases of `lengths`"));
         }
-        if self.lengths.len() > MOST_PHASES {
-            return refuse(format!("`lengths` has {} phases: at most {MOST_PHASES}", self.lengths.len()));
-        }
         for sample in 0..self.samples() {
             if self.lengths.iter().all(|phase| phase[sample] == 0) {
                 return refuse(format!("`lengths[{sample}]` is 0: a length is a positive number of tokens"));
             }
+        }
+        Ok(())
+    }
+
+    /// Refuses settings that make no sense whatever the samples are.
+    pub fn check_settings(&self) -> Result<()> {
+        let refuse = |what: String| Err(Diagnostic::new(Code::BAD_PROBLEM, what));
+        if self.ranks == 0 {
+            return refuse("`ranks` is 0: there must be at least one".to_owned());
+        }
+        if self.ranks > MOST_RANKS {
+            return refuse(format!("`ranks` is {}: at most {MOST_RANKS} are supported", self.ranks));
+        }
+        if self.costs.len() > MOST_PHASES {
+            return refuse(format!("`cost` has {} phases: at most {MOST_PHASES}", self.costs.len()));
         }
         if self.tokens_per_rank == Some(0) {
             return refuse("`tokens_per_rank` is 0: no sample fits".to_owned());
@@ -129,7 +136,7 @@ impl Problem {
     fn check_combination(&self) -> Result<()> {
         let refuse = |what: &str| Err(Diagnostic::new(Code::UNSUPPORTED_PROBLEM, what));
         let Some(parallel) = &self.sequence_parallel else {
-            let phased = self.lengths.len() > 1;
+            let phased = self.costs.len() > 1;
             if phased && (self.objective != Objective::Free || self.equal_count) {
                 return refuse(
                     "several phases are balanced for the objective `free` only, without `equal_count`",
@@ -137,7 +144,7 @@ impl Problem {
             }
             return Ok(());
         };
-        if self.lengths.len() > 1 {
+        if self.costs.len() > 1 {
             return refuse("`sequence_parallel` takes one length per sample, not several phases");
         }
         if self.equal_count {

@@ -38,10 +38,22 @@ const KEYS: [&str; 16] = [
 /// Reads the text of a problem file; `file` is its name in messages.
 pub fn read_problem(text: &str, file: &str) -> Result<Problem> {
     let Entries(entries) = serde_json::from_str(text).map_err(|error| syntax(&error, file))?;
-    build(&entries).map_err(|diagnostic| match diagnostic.place {
+    build(&entries, false).map_err(|diagnostic| match diagnostic.place {
         Some(_) => diagnostic,
         None => place(diagnostic, text, file),
     })
+}
+
+/// Reads a problem without `lengths`: the settings of a sampler, for which samples come later.
+pub fn read_settings(text: &str) -> Result<Problem> {
+    let Entries(entries) = serde_json::from_str(text).map_err(|error| syntax(&error, "settings"))?;
+    if entries.iter().any(|entry| entry.0 == "lengths") {
+        return Err(Diagnostic::new(
+            Code::UNKNOWN_KEY,
+            "settings hold no `lengths`: they come with the samples",
+        ));
+    }
+    build(&entries, true)
 }
 
 /// Where the first quoted name of the message stands in the file, if it does.
@@ -90,7 +102,7 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-fn build(entries: &[(String, Value)]) -> Result<Problem> {
+fn build(entries: &[(String, Value)], template: bool) -> Result<Problem> {
     known(entries.iter().map(|entry| entry.0.as_str()), "the problem", &KEYS)?;
     let get = |key: &str| {
         entries.iter().find(|entry| entry.0 == key).map(|entry| &entry.1).filter(|v| !v.is_null())
@@ -99,7 +111,7 @@ fn build(entries: &[(String, Value)]) -> Result<Problem> {
         let what = || Diagnostic::new(Code::BAD_PROBLEM, format!("the problem lacks the key `{key}`"));
         get(key).ok_or_else(what)
     };
-    let lengths = read_lengths(need("lengths")?)?;
+    let lengths = if template { Vec::new() } else { read_lengths(need("lengths")?)? };
     let costs = read_costs(need("cost")?)?;
     let ranks = whole(need("ranks")?, "ranks")? as usize;
     let integer = |key: &str| get(key).map(|value| whole(value, key)).transpose();
@@ -125,7 +137,11 @@ fn build(entries: &[(String, Value)]) -> Result<Problem> {
         tier: choice(get("tier"), "tier", &Tier::ALL)?,
         moving: integer("moving")?,
     };
-    problem.check()?;
+    if template {
+        problem.check_settings()?;
+    } else {
+        problem.check()?;
+    }
     Ok(problem)
 }
 

@@ -26,9 +26,8 @@ pub fn duration(steps: &[Step]) -> u64 {
 
 /// A step's time limit in percent of its longest sample, or of the mean of what is left if that is more: the candidates.
 /// Below 100 the longest samples go to larger groups than suits them best.
-const SLACKS: [u64; 22] = [
-    100, 101, 102, 104, 106, 108, 110, 115, 120, 130, 150, 175, 200, 300, 400, 98, 96, 93, 90, 80, 70, 50,
-];
+const SLACKS: [u64; 22] =
+    [100, 101, 102, 104, 106, 108, 110, 115, 120, 130, 150, 175, 200, 300, 400, 98, 96, 93, 90, 80, 70, 50];
 
 /// Builds micro-steps from the longest samples to the shortest, once per candidate slack, and returns the best. Ends early
 /// at `bound`.
