@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
+from unisono import _native
+
 if TYPE_CHECKING:
     from unisono._capture import Capture
 
@@ -22,6 +24,14 @@ class StepGraph:
         """The graph as MessagePack."""
         return self.capture.message
 
+    def text(self) -> str:
+        """The text form of the graph."""
+        return _native.graph_text(self.message)
+
+    def fingerprint(self) -> str:
+        """What identifies the graph: of what it computes, whatever the lines of the code are."""
+        return _native.graph_fingerprint(self.message)
+
     def decoded(self) -> dict[str, Any]:
         """The graph as plain Python data, with the field names of crate ``ir``."""
-        return msgpack.unpackb(self.message)
+        return msgpack.unpackb(self.message)["graph"]

@@ -122,7 +122,6 @@ fn passing(row: &Row, call: &Call<'_>) -> Vec<Strategy> {
     let floating = call.results.iter().all(|value| call.graph.ty(*value).dtype.is_floating());
     let floating = floating && call.operands.iter().all(|value| call.graph.ty(*value).dtype.is_floating());
     match row.linear {
-        Linear::No => Vec::new(),
         Linear::Jointly if floating => vec![partial(Reduce::Sum, &|_| true)],
         Linear::Stacked if floating => {
             vec![partial(Reduce::Sum, &|_| true), partial(Reduce::Norm, &|_| true)]
@@ -141,6 +140,6 @@ fn passing(row: &Row, call: &Call<'_>) -> Vec<Strategy> {
             let member = |operand: usize| args.contains(&call.operand_args[operand]);
             vec![partial(Reduce::Sum, &member)]
         }
-        Linear::Jointly | Linear::Stacked | Linear::Norms | Linear::Together(_) => Vec::new(),
+        _ => Vec::new(),
     }
 }

@@ -55,6 +55,30 @@ codes! {
     OTHER_VERSION = 15, Configuration, "a file or message written by another version";
     TOO_LARGE = 16, Resources, "a file or message beyond the size limit";
 
+    // 01xx: capture of the training step (raised in Python)
+    DATA_DEPENDENT = 101, Step, "the step depends on the data of tensors";
+    STATE_REPLACED = 102, Step, "the step replaces state by something of another kind or shape";
+    SETTING_CHANGED = 103, Step, "the step changes the optimizer's settings";
+    UNTRACEABLE = 104, Unsupported, "an operation that cannot be traced";
+    UNSUPPORTED_CALL = 105, Unsupported, "a call that is no operation on tensors";
+    NOT_FUNCTIONAL = 106, Step, "a change of a tensor that cannot be made functional";
+    ARGUMENT_CHANGED = 107, Step, "the step changes an argument in place";
+    UNSUPPORTED_ARGUMENT = 108, Unsupported, "an argument of an operation of an unknown kind";
+    STALE_GRADIENTS = 109, Step, "the step adds to gradients of an earlier step";
+    FIRST_STEP_DIFFERS = 110, Unsupported, "an optimizer whose first step is unlike the others";
+    NEEDS_CLOSURE = 111, Step, "an optimizer that cannot step by itself";
+    FOREIGN_TENSOR_CHANGED = 112, Step, "the step changes a tensor that is nobody's state";
+    EXAMPLE_MISFIT = 120, Configuration, "an example that does not fit the step";
+    BAD_ARGUMENT = 121, Step, "an argument of the step that is no tensor, number or string";
+    BATCH_CHANGED = 122, Step, "a batch that is not like the captured one";
+
+    // 02xx: plans and configuration
+    BAD_CLUSTER = 201, Configuration, "a cluster description that cannot be used";
+    BAD_PIN = 202, Configuration, "a pin that cannot be kept";
+    FOREIGN_PLAN = 203, Configuration, "a plan for another graph, mesh or version";
+    NO_PLAN = 204, Resources, "no plan fits the memory limit";
+    BAD_MESH = 205, Configuration, "a mesh that does not fit the ranks";
+
     // 03xx: the executor and PyTorch
     TORCH_NOT_LOADED = 300, Hardware, "PyTorch's library is not loaded";
     TORCH_SYMBOL = 301, Hardware, "this PyTorch lacks a function that is needed";

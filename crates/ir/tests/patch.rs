@@ -130,7 +130,9 @@ fn chains_of_replacements_are_followed_and_a_wrapper_reads_what_it_wraps() {
 
 #[test]
 fn one_use_can_be_replaced() {
-    changed(|patch| patch.replace_in(NodeId(3), ValueId(3), ValueId(1)), &expect![[r#"
+    changed(
+        |patch| patch.replace_in(NodeId(3), ValueId(3), ValueId(1)),
+        &expect![[r#"
         v1: f32[4] = aten::relu(v0) @p0 m0
         v2: f32[4] = aten::neg(v1) @b
         v3: f32[4] = aten::relu(v0) @p1 o
@@ -144,13 +146,17 @@ fn one_use_can_be_replaced() {
         place p1 "train.py":2
 
         module m0 "body"
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn impossible_changes_are_refused() {
     changed(|patch| patch.remove(NodeId(0)), &expect!["a patch removes v1, which n1 (aten::neg) uses"]);
-    changed(|patch| patch.replace_in(NodeId(0), ValueId(0), ValueId(2)), &expect!["a patch makes n0 (aten::relu) depend on itself"]);
+    changed(
+        |patch| patch.replace_in(NodeId(0), ValueId(0), ValueId(2)),
+        &expect!["a patch makes n0 (aten::relu) depend on itself"],
+    );
 }
 
 #[test]

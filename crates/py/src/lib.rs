@@ -4,6 +4,7 @@
 
 mod error;
 mod exec;
+mod plan;
 
 use std::ffi::OsString;
 
@@ -20,5 +21,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     error::register(module)?;
-    exec::register(module)
+    exec::register(module)?;
+    plan::register(module)
 }

@@ -52,7 +52,7 @@ class Encoder:
 
     def bytes(self) -> bytes:
         """The message."""
-        return msgpack.packb(self.message(), use_bin_type=True)
+        return msgpack.packb({"version": 1, "graph": self.message()}, use_bin_type=True)
 
     def message(self) -> dict[str, Any]:
         """The message before it is packed, with the field names of crate ``ir``."""

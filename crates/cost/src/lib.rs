@@ -1,0 +1,7 @@
+//! Time of operations and changes of placement, in integer picoseconds; memory of a rank's graph.
+
+mod memory;
+mod time;
+
+pub use memory::{Peak, peak};
+pub use time::{GraphTime, collective_time, graph_time, operation_time, reshard_time};

@@ -1,0 +1,143 @@
+//! Times, in integer picoseconds.
+
+use aten::{Call, Realise, Strategy, Work};
+use cluster::{Cluster, Link};
+use ir::{Graph, Placement, TensorType};
+use shard::{Collective, CollectiveKind, Reshard, local_shape, reshard_steps};
+
+const PICOS: f64 = 1e12;
+
+/// The time of one collective among `ranks`.
+pub fn collective_time(cluster: &Cluster, collective: Collective, ranks: u32) -> i64 {
+    let share = f64::from(ranks - 1) / f64::from(ranks);
+    let bytes = collective.bytes.0 as f64;
+    let links = &cluster.links;
+    let (link, sent) = match collective.kind {
+        CollectiveKind::AllReduce => (links.all_reduce, 2.0 * bytes * share),
+        CollectiveKind::AllGather => (links.all_gather, bytes * share),
+        CollectiveKind::ReduceScatter => (links.reduce_scatter, bytes * share),
+        CollectiveKind::AllToAll => (links.all_to_all, bytes * share),
+    };
+    on_link(link, sent)
+}
+
+fn on_link(link: Link, bytes: f64) -> i64 {
+    (link.latency_ns * 1e3 + bytes / link.bandwidth * PICOS).round() as i64
+}
+
+/// The time of a change of placement: its collectives, and the copies that put parts in order. `None` where it is impossible.
+pub fn reshard_time(cluster: &Cluster, ty: &TensorType, reshard: Reshard, ranks: u32) -> Option<i64> {
+    let steps = reshard_steps(ty, reshard, ranks)?;
+    let collectives: i64 = steps.iter().map(|step| collective_time(cluster, *step, ranks)).sum();
+    let copies = match (reshard.from, reshard.to) {
+        (from, to) if from == to => 0,
+        (Placement::Shard { dim: 0, blocks: 1 }, Placement::Replicate)
+        | (Placement::Replicate, Placement::Shard { dim: 0, blocks: 1 })
+        | (Placement::Partial(_), Placement::Replicate | Placement::Shard { dim: 0, blocks: 1 }) => 0,
+        (Placement::Replicate, Placement::Shard { .. }) => {
+            traffic(cluster, 2 * ty.bytes().0 / u64::from(ranks))
+        }
+        (Placement::Replicate, _) => traffic(cluster, ty.bytes().0),
+        _ => traffic(cluster, 2 * ty.bytes().0),
+    };
+    Some(collectives + copies)
+}
+
+fn traffic(cluster: &Cluster, bytes: u64) -> i64 {
+    (bytes as f64 / cluster.device.memory_bandwidth * PICOS + cluster.device.operation_ns * 1e3).round()
+        as i64
+}
+
+/// The time of one operation on one rank under a strategy, the collectives inside it included.
+pub fn operation_time(cluster: &Cluster, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> i64 {
+    let Some(row) = aten::row(call.name()) else {
+        return traffic(cluster, bytes(call, strategy, ranks));
+    };
+    let time = match row.work {
+        Work::View => return 0,
+        Work::Traffic => traffic(cluster, bytes(call, strategy, ranks)),
+        Work::Flops(flops) => {
+            let divided = strategy
+                .operands
+                .iter()
+                .chain(&strategy.results)
+                .any(|p| matches!(p, Placement::Shard { .. }));
+            let flops = flops(call).0 as f64 / if divided { f64::from(ranks) } else { 1.0 };
+            let rate = cluster.matmul_rate(call.result(0).dtype);
+            let computing = (flops / rate * PICOS + cluster.device.operation_ns * 1e3).round() as i64;
+            computing.max(traffic(cluster, bytes(call, strategy, ranks)))
+        }
+    };
+    time + inner_collectives(cluster, call, strategy, ranks)
+}
+
+/// Bytes that an operation reads and writes on one rank.
+fn bytes(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> u64 {
+    let local = |ty: &TensorType, placement: Placement| {
+        let elements: i64 = local_shape(&ty.shape, placement, ranks).iter().product();
+        elements as u64 * ty.dtype.bytes()
+    };
+    let read = strategy.operands.iter().enumerate().map(|(i, p)| local(call.operand(i), *p));
+    let written = strategy.results.iter().enumerate().map(|(i, p)| local(call.result(i), *p));
+    read.chain(written).sum()
+}
+
+/// The small all-reduces that some strategies make inside an operation, and the passes over the operand that they add.
+fn inner_collectives(cluster: &Cluster, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> i64 {
+    let count = match strategy.realise {
+        Realise::Softmax | Realise::LogSoftmax => 2,
+        Realise::SoftmaxBackward | Realise::LogSoftmaxBackward => 1,
+        _ => return 0,
+    };
+    let Some(Placement::Shard { dim, .. }) = strategy.results.first() else { return 0 };
+    let result = call.result(0);
+    let bytes = base::Bytes(result.bytes().0 / result.shape[usize::from(*dim)].max(1) as u64);
+    let passes = traffic(cluster, 2 * bytes_of_part(result, ranks));
+    count * (collective_time(cluster, Collective { kind: CollectiveKind::AllReduce, bytes }, ranks) + passes)
+}
+
+fn bytes_of_part(ty: &TensorType, ranks: u32) -> u64 {
+    ty.bytes().0 / u64::from(ranks)
+}
+
+/// The predicted time of one rank's graph.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct GraphTime {
+    /// Operations, in picoseconds.
+    pub compute: i64,
+    /// Collectives, in picoseconds, as if nothing ran beside them.
+    pub communication: i64,
+    /// Operations.
+    pub operations: u32,
+    /// Collectives.
+    pub collectives: u32,
+}
+
+/// Adds up the times of a rank's graph.
+pub fn graph_time(cluster: &Cluster, graph: &Graph, ranks: u32) -> GraphTime {
+    let mut time = GraphTime::default();
+    for node in &graph.order {
+        let call = Call::new(graph, *node);
+        if let Some(collective) = collective(&call, ranks) {
+            time.communication += collective_time(cluster, collective, ranks);
+            time.collectives += 1;
+        } else if !call.name().starts_with("_c10d_functional::wait") {
+            time.compute += operation_time(cluster, &call, &aten::replicated(&call), 1);
+            time.operations += 1;
+        }
+    }
+    time
+}
+
+fn collective(call: &Call<'_>, ranks: u32) -> Option<Collective> {
+    let name = call.name().strip_prefix("_c10d_functional::")?;
+    let operand: u64 = (0..call.operands.len()).map(|i| call.operand(i).bytes().0).sum();
+    let (kind, bytes) = match name {
+        _ if name.starts_with("all_reduce") => (CollectiveKind::AllReduce, operand),
+        _ if name.starts_with("all_gather") => (CollectiveKind::AllGather, operand * u64::from(ranks)),
+        _ if name.starts_with("reduce_scatter") => (CollectiveKind::ReduceScatter, operand),
+        _ if name.starts_with("all_to_all") => (CollectiveKind::AllToAll, operand),
+        _ => return None,
+    };
+    Some(Collective { kind, bytes: base::Bytes(bytes) })
+}

@@ -1,0 +1,62 @@
+//! The way from a captured graph to a rank's graph, as few functions: what the command and the extension module call.
+
+use base::{Code, Diagnostic, Result};
+use cluster::Cluster;
+use ir::{Graph, RankGraph};
+use plan::{Pins, Plan, Request, search};
+use serde::{Deserialize, Serialize};
+use shard::{Axis, canonical, partition};
+
+/// What is asked of the planner, as settings.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanSettings {
+    /// The name of the mesh axis.
+    pub axis: String,
+    /// How many ranks lie along it.
+    pub ranks: u32,
+    /// Most bytes of one rank.
+    #[serde(default)]
+    pub memory_limit: Option<u64>,
+    /// Demanded placements by axis, by name pattern of inputs.
+    #[serde(default)]
+    pub pins: Pins,
+}
+
+/// Plans a captured graph for a cluster.
+pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> Result<Plan> {
+    if settings.ranks == 0 {
+        return Err(
+            Diagnostic::new(Code::BAD_MESH, "a mesh axis of 0 ranks").hint("name an axis of at least 1")
+        );
+    }
+    let request = Request {
+        graph,
+        cluster,
+        axis: Axis { name: settings.axis.clone(), ranks: settings.ranks },
+        memory_limit: settings.memory_limit,
+        pins: &settings.pins,
+    };
+    Ok(search(&request)?.plan)
+}
+
+/// The graph that `rank` runs under a plan for `graph`. On one rank it is the captured graph itself.
+pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
+    let axis = plan.axis()?;
+    if rank >= axis.ranks {
+        let message = format!("a plan for {} ranks has no rank {rank}", axis.ranks);
+        return Err(Diagnostic::new(Code::FOREIGN_PLAN, message)
+            .hint("start as many processes as the plan has ranks"));
+    }
+    let canonical = canonical(graph);
+    let assignment = plan.assignment(&canonical, graph.fingerprint())?;
+    if axis.ranks == 1 {
+        return Ok(graph.clone());
+    }
+    partition(&canonical, &assignment, &axis, rank)
+}
+
+/// What a plan does, for people.
+pub fn explain_plan(graph: &Graph, plan: &Plan) -> Result<String> {
+    Ok(plan::explain(plan, &rank_graph(graph, plan, 0)?))
+}

@@ -1,0 +1,87 @@
+//! A plan for people.
+
+use std::{collections::BTreeMap, fmt::Write};
+
+use base::{Bytes, Nanos};
+use ir::{Placement, RankGraph};
+
+use crate::Plan;
+
+/// What a plan does, what it is expected to cost and why it is not another one; `graph` is one rank's graph.
+pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
+    let mut text = String::new();
+    let axes: Vec<String> = plan.mesh.iter().map(|(name, size)| format!("{name} = {size}")).collect();
+    let p = &plan.prediction;
+    let _ = writeln!(text, "plan {} on mesh [{}]", plan.fingerprint(), axes.join(", "));
+    let _ = writeln!(
+        text,
+        "  step    {} predicted: {} of operations, {} of collectives ({})",
+        Nanos(p.step_ns),
+        Nanos(p.compute_ns),
+        Nanos(p.communication_ns),
+        p.collectives
+    );
+    let _ = writeln!(
+        text,
+        "  memory  {} at the peak of a rank, {} of it state",
+        Bytes(p.peak_bytes),
+        Bytes(p.state_bytes)
+    );
+    let gap = if p.bound_ns == p.model_ns {
+        "optimal in its model".to_owned()
+    } else {
+        format!("bound {}", Nanos(p.bound_ns))
+    };
+    let _ = writeln!(text, "  search  {gap}; limited by {}", plan.limit);
+    let _ = writeln!(text, "  state   {}", placements(plan));
+    for (what, count) in collectives(graph) {
+        let _ = writeln!(text, "  {count:>4} x {what}");
+    }
+    for other in &plan.runners_up {
+        let _ = writeln!(
+            text,
+            "  not     {}: {} predicted, {}",
+            other.name,
+            Nanos(other.step_ns),
+            Bytes(other.peak_bytes)
+        );
+    }
+    for (operator, count) in &plan.without_row {
+        let _ = writeln!(
+            text,
+            "  note    {count} x {operator} runs replicated: the operation table has no row for it"
+        );
+    }
+    text
+}
+
+fn placements(plan: &Plan) -> String {
+    let mut counts: BTreeMap<Placement, u32> = BTreeMap::new();
+    for placement in plan.inputs.values() {
+        *counts.entry(*placement).or_default() += 1;
+    }
+    let parts: Vec<String> =
+        counts.iter().map(|(placement, count)| format!("{count} x {placement}")).collect();
+    if parts.is_empty() {
+        "whole on every rank".into()
+    } else {
+        format!("{}, the rest whole", parts.join(", "))
+    }
+}
+
+/// Collectives by kind, with the bytes of one rank's operands.
+fn collectives(graph: &RankGraph) -> Vec<(String, u32)> {
+    let mut kinds: BTreeMap<&str, (u32, u64)> = BTreeMap::new();
+    for node in &graph.order {
+        let Some(name) = graph.op_name(*node).strip_prefix("_c10d_functional::") else { continue };
+        if name != "wait_tensor" {
+            let entry = kinds.entry(name).or_default();
+            entry.0 += 1;
+            entry.1 += graph.nodes[*node].operands().map(|value| graph.ty(value).bytes().0).sum::<u64>();
+        }
+    }
+    kinds
+        .into_iter()
+        .map(|(name, (count, bytes))| (format!("{name}, {} in all", Bytes(bytes)), count))
+        .collect()
+}

@@ -1,0 +1,223 @@
+//! Plans: what was decided, as a small text file that can be read, kept and run again.
+
+use std::collections::BTreeMap;
+
+use aten::Call;
+use base::{Code, Diagnostic, Fingerprint, Result};
+use indexmap::IndexMap;
+use ir::{Graph, Mesh, MeshAxis, NodeId, Phase, Placement, ValueId};
+use serde::{Deserialize, Serialize};
+use shard::{Assignment, Axis, Space};
+
+/// The version of the text form.
+const VERSION: u32 = 1;
+
+/// What a plan is expected to cost.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Prediction {
+    /// Time of a step, in nanoseconds: operations and collectives one after the other.
+    pub step_ns: i64,
+    /// Operations alone.
+    pub compute_ns: i64,
+    /// Collectives alone.
+    pub communication_ns: i64,
+    /// Most memory of one rank, in bytes.
+    pub peak_bytes: u64,
+    /// State of one rank: parameters, buffers, optimizer state, in bytes.
+    pub state_bytes: u64,
+    /// Collectives in a step.
+    pub collectives: u32,
+    /// No plan of the model costs less than this, in nanoseconds: the bound of the search.
+    pub bound_ns: i64,
+    /// What the model says of this plan, in nanoseconds.
+    pub model_ns: i64,
+}
+
+/// Another plan that was considered.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RunnerUp {
+    /// What it is, in a few words.
+    pub name: String,
+    /// Its predicted time, in nanoseconds.
+    pub step_ns: i64,
+    /// Its predicted memory, in bytes.
+    pub peak_bytes: u64,
+}
+
+/// A plan along one axis.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// The version of the text form.
+    pub version: u32,
+    /// The graph that it is for.
+    pub graph: Fingerprint,
+    /// The cluster that it was made for.
+    pub cluster: Fingerprint,
+    /// The mesh.
+    pub mesh: IndexMap<String, u32>,
+    /// The expected cost.
+    pub prediction: Prediction,
+    /// Other plans that were considered, best first.
+    pub runners_up: Vec<RunnerUp>,
+    /// What limits it, in a sentence.
+    pub limit: String,
+    /// Operators that run replicated because the operation table has no row for them, with their number.
+    pub without_row: BTreeMap<String, u32>,
+    /// Inputs that are not whole on every rank.
+    pub inputs: BTreeMap<String, Placement>,
+    /// Operations that are not replicated: `number = "operator: operands -> results"`, by position in program order.
+    pub nodes: BTreeMap<String, String>,
+    /// Placements in which values enter a later part of the step: `value.phase`.
+    pub kept: BTreeMap<String, Placement>,
+}
+
+impl Plan {
+    /// The plan that an assignment is.
+    pub fn new(
+        graph: &Graph,
+        fingerprints: (Fingerprint, Fingerprint),
+        axis: &Axis,
+        assignment: &Assignment,
+    ) -> Self {
+        let inputs = graph.inputs.iter().filter_map(|(id, input)| {
+            let placement = *assignment.inputs.get(&id)?;
+            (placement != Placement::Replicate).then(|| (input.name.clone(), placement))
+        });
+        let nodes = graph.order.iter().enumerate().filter_map(|(position, id)| {
+            let text = strategy_text(graph, *id, assignment)?;
+            Some((position.to_string(), text))
+        });
+        let kept = assignment
+            .kept
+            .iter()
+            .map(|((value, phase), p)| (format!("{}.{}", value.0, phase_name(*phase)), *p));
+        Self {
+            version: VERSION,
+            graph: fingerprints.0,
+            cluster: fingerprints.1,
+            mesh: std::iter::once((axis.name.clone(), axis.ranks)).collect(),
+            prediction: Prediction::default(),
+            runners_up: Vec::new(),
+            limit: String::new(),
+            without_row: BTreeMap::new(),
+            inputs: inputs.collect(),
+            nodes: nodes.collect(),
+            kept: kept.collect(),
+        }
+    }
+
+    /// The text form.
+    pub fn text(&self) -> String {
+        let header =
+            "# A Unisono plan: which rank holds and computes what. `unisono explain` prints it for people.\n";
+        format!("{header}{}", toml::to_string(self).expect("a plan has no keys that TOML lacks"))
+    }
+
+    /// Reads the text form. `file` is what diagnostics call it.
+    pub fn parse(text: &str, file: &str) -> Result<Self> {
+        let plan: Self = toml::from_str(text).map_err(|error| {
+            let offset = error.span().map_or(0, |span| span.start).min(text.len());
+            let line = 1 + text[..offset].matches('\n').count() as u32;
+            Diagnostic::new(Code::BAD_TEXT, format!("not a plan: {}", error.message())).at_line(file, line, 0)
+        })?;
+        if plan.version != VERSION {
+            let message = format!("a plan of version {}, not {VERSION}", plan.version);
+            return Err(Diagnostic::new(Code::OTHER_VERSION, message).at_line(file, 0, 0).hint("plan again"));
+        }
+        Ok(plan)
+    }
+
+    /// What identifies the plan: of what it decides, not of what it predicts.
+    pub fn fingerprint(&self) -> Fingerprint {
+        let mut print = base::Fingerprinter::new();
+        print.part(self.graph.to_string().as_bytes());
+        for (axis, ranks) in &self.mesh {
+            print.part(axis.as_bytes()).number(u64::from(*ranks));
+        }
+        for (name, placement) in self.inputs.iter().chain(&self.kept) {
+            print.part(name.as_bytes()).part(placement.to_string().as_bytes());
+        }
+        for (position, text) in &self.nodes {
+            print.part(position.as_bytes()).part(text.as_bytes());
+        }
+        print.finish()
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> Mesh {
+        Mesh {
+            axes: self.mesh.iter().map(|(name, size)| MeshAxis { name: name.clone(), size: *size }).collect(),
+        }
+    }
+
+    /// The only axis.
+    pub fn axis(&self) -> Result<Axis> {
+        let mut axes = self.mesh.iter();
+        match (axes.next(), axes.next()) {
+            (Some((name, ranks)), None) if *ranks > 0 => Ok(Axis { name: name.clone(), ranks: *ranks }),
+            _ => Err(Diagnostic::new(Code::BAD_MESH, "a plan's mesh must have one axis")),
+        }
+    }
+
+    /// The decisions of the plan on the graph that it is for, in canonical form. Fails where it is for another graph.
+    pub fn assignment(&self, graph: &Graph, fingerprint: Fingerprint) -> Result<Assignment> {
+        let foreign = |what: String| {
+            Diagnostic::new(Code::FOREIGN_PLAN, "the plan is for another training step")
+                .because(what)
+                .hint("plan again: the model, the batch or the version of PyTorch has changed")
+        };
+        if self.graph != fingerprint {
+            return Err(foreign(format!("its graph is {}, this step's is {fingerprint}", self.graph)));
+        }
+        let space = Space::new(graph, self.axis()?.ranks);
+        let mut assignment = Assignment::default();
+        for (id, input) in graph.inputs.iter() {
+            let placement = self.inputs.get(&input.name).copied().unwrap_or(Placement::Replicate);
+            if let Placement::Shard { dim, blocks } = placement
+                && !space.offers[input.value].contains(&(dim, blocks))
+            {
+                return Err(foreign(format!("`{}` cannot be `{placement}`", input.name)));
+            }
+            assignment.inputs.insert(id, placement);
+        }
+        for (position, id) in graph.order.iter().enumerate() {
+            let strategies = &space.strategies[id];
+            let Some(wanted) = self.nodes.get(&position.to_string()) else { continue };
+            let found = strategies.iter().find(|s| text_of(graph, *id, s) == *wanted);
+            let found =
+                found.ok_or_else(|| foreign(format!("operation {position} cannot run as `{wanted}`")))?;
+            assignment.nodes.insert(*id, found.clone());
+        }
+        for (key, placement) in &self.kept {
+            let (value, phase) = parse_kept(key).ok_or_else(|| foreign(format!("`{key}` names no value")))?;
+            assignment.kept.insert((value, phase), *placement);
+        }
+        Ok(assignment)
+    }
+}
+
+fn strategy_text(graph: &Graph, id: NodeId, assignment: &Assignment) -> Option<String> {
+    let strategy = assignment.nodes.get(&id)?;
+    let replicated = aten::replicated(&Call::new(graph, id));
+    (*strategy != replicated).then(|| text_of(graph, id, strategy))
+}
+
+fn text_of(graph: &Graph, id: NodeId, strategy: &aten::Strategy) -> String {
+    let list =
+        |placements: &[Placement]| placements.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    format!("{}: {} -> {}", graph.op_name(id), list(&strategy.operands), list(&strategy.results))
+}
+
+const PHASES: [(Phase, &str); 3] =
+    [(Phase::Forward, "forward"), (Phase::Backward, "backward"), (Phase::Optimizer, "optimizer")];
+
+fn phase_name(phase: Phase) -> &'static str {
+    PHASES.iter().find(|(known, _)| *known == phase).map_or("forward", |(_, name)| name)
+}
+
+fn parse_kept(key: &str) -> Option<(ValueId, Phase)> {
+    let (value, phase) = key.split_once('.')?;
+    let phase = PHASES.iter().find(|(_, name)| *name == phase)?.0;
+    Some((ValueId(value.parse().ok()?), phase))
+}

@@ -1,0 +1,73 @@
+//! Graphs and plans: text and MessagePack in and out.
+
+use base::Result;
+use cluster::Cluster;
+use driver::PlanSettings;
+use ir::Graph;
+use plan::Plan;
+use pyo3::{prelude::*, types::PyBytes};
+
+use crate::error::to_python;
+
+/// Runs `work` without the interpreter lock and turns a diagnostic into an exception.
+fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+    py.detach(work).map_err(|diagnostic| to_python(py, &diagnostic))
+}
+
+/// The text form of a graph.
+#[pyfunction]
+fn graph_text(py: Python<'_>, graph: &[u8]) -> PyResult<String> {
+    run(py, || Ok(Graph::from_bytes(graph)?.text()))
+}
+
+/// The fingerprint of a graph.
+#[pyfunction]
+fn graph_fingerprint(py: Python<'_>, graph: &[u8]) -> PyResult<String> {
+    run(py, || Ok(Graph::from_bytes(graph)?.fingerprint().to_string()))
+}
+
+/// The text form of the plan of a graph on a cluster; `settings` is MessagePack of the planner's settings.
+#[pyfunction]
+fn plan_graph(py: Python<'_>, graph: &[u8], cluster: &str, settings: &[u8]) -> PyResult<String> {
+    run(py, || {
+        let graph = Graph::from_bytes(graph)?;
+        let cluster = Cluster::parse(cluster, "the cluster description")?;
+        let settings: PlanSettings = rmp_serde::from_slice(settings).map_err(|error| {
+            base::Diagnostic::new(base::Code::BAD_PIN, format!("settings that cannot be used: {error}"))
+                .hint("pins map name patterns to placements per axis: {\"params.*\": {\"a\": \"shard(0)\"}}")
+        })?;
+        Ok(driver::plan_graph(&graph, &cluster, &settings)?.text())
+    })
+}
+
+/// What a plan does, for people.
+#[pyfunction]
+fn explain_plan(py: Python<'_>, graph: &[u8], plan: &str) -> PyResult<String> {
+    run(py, || driver::explain_plan(&Graph::from_bytes(graph)?, &Plan::parse(plan, "the plan")?))
+}
+
+/// The graph that a rank runs under a plan.
+#[pyfunction]
+fn rank_graph<'py>(py: Python<'py>, graph: &[u8], plan: &str, rank: u32) -> PyResult<Bound<'py, PyBytes>> {
+    let bytes = run(py, || {
+        let plan = Plan::parse(plan, "the plan")?;
+        Ok(driver::rank_graph(&Graph::from_bytes(graph)?, &plan, rank)?.to_bytes())
+    })?;
+    Ok(PyBytes::new(py, &bytes))
+}
+
+/// What identifies a plan.
+#[pyfunction]
+fn plan_fingerprint(py: Python<'_>, plan: &str) -> PyResult<String> {
+    run(py, || Ok(Plan::parse(plan, "the plan")?.fingerprint().to_string()))
+}
+
+/// Adds what belongs to graphs and plans to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(graph_text, module)?)?;
+    module.add_function(wrap_pyfunction!(graph_fingerprint, module)?)?;
+    module.add_function(wrap_pyfunction!(plan_graph, module)?)?;
+    module.add_function(wrap_pyfunction!(explain_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(rank_graph, module)?)?;
+    module.add_function(wrap_pyfunction!(plan_fingerprint, module)?)
+}

@@ -1,0 +1,258 @@
+//! Operations that cannot be sharded as they are, rewritten into some that can.
+//!
+//! Means over a batch with ignored elements become a sum and a count; batch norm becomes means, products and sums, so that its statistics
+//! are those of the whole batch under any sharding.
+
+use ir::{Arg, Graph, NodeId, Return, TensorType, ValueId};
+use rustc_hash::FxHashMap;
+
+use crate::emit::{Emitter, Origin};
+
+/// PyTorch's numbers for losses that are a mean and a sum.
+const MEAN: i64 = 1;
+const SUM: i64 = 2;
+
+/// `graph` with such operations rewritten. Inputs, returns and updates are the same.
+pub fn canonical(graph: &Graph) -> Graph {
+    let mut rewrite = Rewrite {
+        graph,
+        out: Graph {
+            ops: graph.ops.clone(),
+            places: graph.places.clone(),
+            modules: graph.modules.clone(),
+            labels: graph.labels.clone(),
+            ..Graph::default()
+        },
+        new: FxHashMap::default(),
+    };
+    for input in graph.inputs.values() {
+        let value = rewrite.out.input(input.class, input.name.clone(), graph.ty(input.value).clone());
+        rewrite.new.insert(input.value, value);
+    }
+    for node in &graph.order {
+        rewrite.node(*node);
+    }
+    let Rewrite { mut out, new, .. } = rewrite;
+    out.returns = graph.returns.iter().map(|value| new[value]).collect();
+    out.updates = graph.updates.iter().map(|(input, value)| (*input, new[value])).collect();
+    out
+}
+
+struct Rewrite<'a> {
+    graph: &'a Graph,
+    out: Graph,
+    new: FxHashMap<ValueId, ValueId>,
+}
+
+impl Rewrite<'_> {
+    fn node(&mut self, id: NodeId) {
+        let node = &self.graph.nodes[id];
+        let reduction = |arg: usize| node.args.get(arg) == Some(&Arg::Int(MEAN));
+        match self.graph.op_name(id) {
+            "aten::nll_loss_forward" if reduction(3) => self.nll_loss(id),
+            "aten::nll_loss_backward" if reduction(4) => self.nll_loss_backward(id),
+            "aten::_native_batch_norm_legit_functional" if node.args[5] == Arg::Bool(true) => {
+                self.batch_norm(id);
+            }
+            "aten::native_batch_norm_backward" if node.args[7] == Arg::Bool(true) => {
+                self.batch_norm_backward(id);
+            }
+            _ => self.copy(id),
+        }
+    }
+
+    fn args(&self, id: NodeId) -> Vec<Arg> {
+        let mut args = self.graph.nodes[id].args.clone();
+        for arg in &mut args {
+            arg.map_values(|value| self.new[&value]);
+        }
+        args
+    }
+
+    fn emitter(&mut self, id: NodeId) -> Emitter<'_> {
+        let node = &self.graph.nodes[id];
+        let origin = Origin { place: node.place, module: node.module, phase: node.phase, label: node.label };
+        Emitter { graph: &mut self.out, origin }
+    }
+
+    /// The operand that argument `arg` is.
+    fn operand(&self, id: NodeId, arg: usize) -> Option<ValueId> {
+        match self.graph.nodes[id].args.get(arg)? {
+            Arg::Value(value) => Some(self.new[value]),
+            _ => None,
+        }
+    }
+
+    fn number(&self, id: NodeId, arg: usize) -> f64 {
+        match self.graph.nodes[id].args[arg] {
+            Arg::Float(number) => number,
+            Arg::Int(number) => number as f64,
+            _ => 0.0,
+        }
+    }
+
+    /// Lets `new` stand for return number `position` of a node.
+    fn bind(&mut self, id: NodeId, position: usize, new: ValueId) {
+        if let Some(Return::Value(old)) = self.graph.nodes[id].returns.get(position) {
+            self.new.insert(*old, new);
+        }
+    }
+
+    fn copy(&mut self, id: NodeId) {
+        let mut node = self.graph.nodes[id].clone();
+        node.args = self.args(id);
+        let new_id = self.out.nodes.next_id();
+        let mut position = 0;
+        let mut renew = |old: &mut ValueId| {
+            let ty = self.graph.ty(*old).clone();
+            let value = self.out.values.push(ir::Value { ty, def: ir::ValueDef::Result(new_id, position) });
+            position += 1;
+            self.new.insert(*old, value);
+            *old = value;
+        };
+        for returned in &mut node.returns {
+            match returned {
+                Return::None => {}
+                Return::Value(value) => renew(value),
+                Return::Values(values) => values.iter_mut().for_each(&mut renew),
+            }
+        }
+        self.out.nodes.push(node);
+        self.out.order.push(new_id);
+    }
+
+    /// The mean is the sum over the total weight: both sums can be put together from parts, the mean cannot.
+    fn nll_loss(&mut self, id: NodeId) {
+        let mut args = self.args(id);
+        args[3] = Arg::Int(SUM);
+        let types: Vec<TensorType> =
+            self.graph.nodes[id].results().map(|value| self.graph.ty(value).clone()).collect();
+        let schema = format!("aten::nll_loss_forward{}", self.graph.ops[self.graph.nodes[id].op].schema);
+        let mut out = self.emitter(id);
+        let (sum, weight) = out.pair(&schema, args, types[0].clone(), types[1].clone());
+        let mean = out.binary("div.Tensor", sum, weight);
+        self.bind(id, 0, mean);
+        self.bind(id, 1, weight);
+    }
+
+    fn nll_loss_backward(&mut self, id: NodeId) {
+        let mut args = self.args(id);
+        let ty = self.graph.ty(self.graph.nodes[id].results().next().expect("one result")).clone();
+        let schema = format!("aten::nll_loss_backward{}", self.graph.ops[self.graph.nodes[id].op].schema);
+        let (Some(gradient), Some(weight)) = (self.operand(id, 0), self.operand(id, 6)) else {
+            return self.copy(id);
+        };
+        let mut out = self.emitter(id);
+        let share = out.binary("div.Tensor", gradient, weight);
+        args[0] = Arg::Value(share);
+        args[4] = Arg::Int(SUM);
+        let result = out.op(&schema, args, ty);
+        self.bind(id, 0, result);
+    }
+
+    /// `(x - mean) * rsqrt(var + eps) * weight + bias`, with the statistics of the whole batch.
+    fn batch_norm(&mut self, id: NodeId) {
+        let (momentum, eps) = (self.number(id, 6), self.number(id, 7));
+        let operands = [0, 1, 2, 3, 4].map(|arg| self.operand(id, arg));
+        let [Some(x), weight, bias, Some(running_mean), Some(running_var)] = operands else {
+            return self.copy(id);
+        };
+        let shape = self.out.ty(x).shape.clone();
+        let dims: Vec<usize> = (0..shape.len()).filter(|dim| *dim != 1).collect();
+        let count: i64 = dims.iter().map(|dim| shape[*dim]).product();
+        let channels = [shape[1]];
+        let mut out = self.emitter(id);
+        let mean = out.reduce("mean", x, &dims, true);
+        let centred = out.sum("sub", x, mean);
+        let squares = out.binary("mul.Tensor", centred, centred);
+        let variance = out.reduce("mean", squares, &dims, true);
+        let shifted = out.shifted(variance, Arg::Float(eps));
+        let inverse = out.unary("rsqrt", shifted);
+        let mut result = out.binary("mul.Tensor", centred, inverse);
+        if let Some(weight) = weight {
+            let weight = out.per_channel(weight, shape.len());
+            result = out.binary("mul.Tensor", result, weight);
+        }
+        if let Some(bias) = bias {
+            let bias = out.per_channel(bias, shape.len());
+            result = out.sum("add", result, bias);
+        }
+        let (mean, inverse) = (out.view(mean, &channels), out.view(inverse, &channels));
+        let variance = out.view(variance, &channels);
+        let unbiased = out.scaled(variance, count as f64 / (count - 1).max(1) as f64);
+        let new_mean = out.moved(running_mean, mean, momentum);
+        let new_var = out.moved(running_var, unbiased, momentum);
+        for (position, value) in [result, mean, inverse, new_mean, new_var].into_iter().enumerate() {
+            self.bind(id, position, value);
+        }
+    }
+
+    /// With `y = (x - mean) * inverse`: bias `sum(g)`, weight `sum(g * y)`, input
+    /// `weight * inverse * (g - sum(g) / n - y * sum(g * y) / n)`.
+    fn batch_norm_backward(&mut self, id: NodeId) {
+        let operands = [0, 1, 2, 5, 6].map(|arg| self.operand(id, arg));
+        let [Some(gradient), Some(x), weight, Some(mean), Some(inverse)] = operands else {
+            return self.copy(id);
+        };
+        let shape = self.out.ty(x).shape.clone();
+        let dims: Vec<usize> = (0..shape.len()).filter(|dim| *dim != 1).collect();
+        let share = 1.0 / dims.iter().map(|dim| shape[*dim]).product::<i64>() as f64;
+        let channels = [shape[1]];
+        let mut out = self.emitter(id);
+        let (mean, inverse) = (out.per_channel(mean, shape.len()), out.per_channel(inverse, shape.len()));
+        let centred = out.sum("sub", x, mean);
+        let y = out.binary("mul.Tensor", centred, inverse);
+        let bias_gradient = out.reduce("sum", gradient, &dims, true);
+        let product = out.binary("mul.Tensor", gradient, y);
+        let weight_gradient = out.reduce("sum", product, &dims, true);
+        let bias_share = out.scaled(bias_gradient, share);
+        let weight_share = out.scaled(weight_gradient, share);
+        let along = out.binary("mul.Tensor", y, weight_share);
+        let result = out.sum("sub", gradient, bias_share);
+        let result = out.sum("sub", result, along);
+        let mut result = out.binary("mul.Tensor", result, inverse);
+        if let Some(weight) = weight {
+            let weight = out.per_channel(weight, shape.len());
+            result = out.binary("mul.Tensor", result, weight);
+        }
+        let weight_gradient = out.view(weight_gradient, &channels);
+        let bias_gradient = out.view(bias_gradient, &channels);
+        for (position, value) in [result, weight_gradient, bias_gradient].into_iter().enumerate() {
+            self.bind(id, position, value);
+        }
+    }
+}
+
+impl Emitter<'_> {
+    /// Writes an operation with two results.
+    fn pair(
+        &mut self,
+        schema: &str,
+        args: Vec<Arg>,
+        first: TensorType,
+        second: TensorType,
+    ) -> (ValueId, ValueId) {
+        let node = self.graph.push(schema, args, vec![first.into(), second.into()]);
+        let origin = self.origin;
+        let node = &mut self.graph.nodes[node];
+        (node.place, node.module, node.phase, node.label) =
+            (origin.place, origin.module, origin.phase, origin.label);
+        let mut results = node.results();
+        (results.next().expect("two results"), results.next().expect("two results"))
+    }
+
+    /// A value per channel as `[1, channels, 1, ...]`.
+    fn per_channel(&mut self, value: ValueId, rank: usize) -> ValueId {
+        let channels = self.graph.ty(value).shape[0];
+        let mut shape = vec![1; rank];
+        shape[1] = channels;
+        self.view(value, &shape)
+    }
+
+    /// `old * (1 - momentum) + new * momentum`.
+    fn moved(&mut self, old: ValueId, new: ValueId, momentum: f64) -> ValueId {
+        let kept = self.scaled(old, 1.0 - momentum);
+        let added = self.scaled(new, momentum);
+        self.sum("add", kept, added)
+    }
+}

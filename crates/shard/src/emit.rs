@@ -1,0 +1,217 @@
+//! Writing nodes into the graph of a rank.
+
+use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, Phase, PlaceId, TensorType, ValueId};
+
+/// Where new nodes come from.
+#[derive(Clone, Copy, Default)]
+pub struct Origin {
+    /// Place in the user's code.
+    pub place: Option<PlaceId>,
+    /// Module.
+    pub module: Option<ModuleId>,
+    /// Part of the step.
+    pub phase: Phase,
+    /// What caused them.
+    pub label: Option<LabelId>,
+}
+
+/// Writes nodes, all of one origin, at the end of a graph.
+pub struct Emitter<'a> {
+    /// The graph.
+    pub graph: &'a mut Graph,
+    /// The origin of what is written.
+    pub origin: Origin,
+}
+
+impl Emitter<'_> {
+    /// Writes an operation with one result.
+    pub fn op(&mut self, schema: &str, args: Vec<Arg>, ty: TensorType) -> ValueId {
+        let node = self.graph.nodes.next_id();
+        let value = self.graph.push_value(schema, args, ty);
+        let node = &mut self.graph.nodes[node];
+        node.place = self.origin.place;
+        node.module = self.origin.module;
+        node.phase = self.origin.phase;
+        node.label = self.origin.label;
+        value
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, value: ValueId) -> TensorType {
+        self.graph.ty(value).clone()
+    }
+
+    fn contiguous(&self, like: ValueId, shape: &[i64]) -> TensorType {
+        let ty = self.graph.ty(like);
+        TensorType { device: ty.device, ..TensorType::contiguous(ty.dtype, Dims::from_slice(shape)) }
+    }
+
+    /// Looks at a contiguous value in another shape.
+    pub fn view(&mut self, value: ValueId, shape: &[i64]) -> ValueId {
+        if self.graph.ty(value).shape.as_slice() == shape {
+            return value;
+        }
+        let ty = self.contiguous(value, shape);
+        self.op(
+            "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)",
+            vec![Arg::Value(value), Arg::Ints(shape.to_vec())],
+            ty,
+        )
+    }
+
+    /// Reorders dimensions: result dimension `i` is dimension `order[i]`.
+    pub fn permute(&mut self, value: ValueId, order: &[usize]) -> ValueId {
+        if order.iter().copied().eq(0..order.len()) {
+            return value;
+        }
+        let old = self.ty(value);
+        let ty = TensorType {
+            shape: order.iter().map(|dim| old.shape[*dim]).collect(),
+            strides: order.iter().map(|dim| old.strides[*dim]).collect(),
+            ..old
+        };
+        let dims = order.iter().map(|dim| *dim as i64).collect();
+        self.op(
+            "aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)",
+            vec![Arg::Value(value), Arg::Ints(dims)],
+            ty,
+        )
+    }
+
+    /// The same value in row-major order, copied if it is not.
+    pub fn in_order(&mut self, value: ValueId) -> ValueId {
+        if self.graph.ty(value).is_contiguous() {
+            return value;
+        }
+        let shape = self.graph.ty(value).shape.clone();
+        let ty = self.contiguous(value, &shape);
+        let format = Arg::MemoryFormat("contiguous".into());
+        self.op(
+            "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor",
+            vec![Arg::Value(value), format],
+            ty,
+        )
+    }
+
+    /// Elements `start..end` of a dimension.
+    pub fn slice(&mut self, value: ValueId, dim: usize, start: i64, end: i64) -> ValueId {
+        let mut ty = self.ty(value);
+        ty.shape[dim] = end - start;
+        let args = vec![Arg::Value(value), Arg::Int(dim as i64), Arg::Int(start), Arg::Int(end), Arg::Int(1)];
+        self.op(
+            "aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)",
+            args,
+            ty,
+        )
+    }
+
+    /// One element of a dimension, which goes away.
+    pub fn select(&mut self, value: ValueId, dim: usize, index: i64) -> ValueId {
+        let mut ty = self.ty(value);
+        ty.shape.remove(dim);
+        ty.strides.remove(dim);
+        let args = vec![Arg::Value(value), Arg::Int(dim as i64), Arg::Int(index)];
+        self.op("aten::select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)", args, ty)
+    }
+
+    /// Zeros in the shape of a value.
+    pub fn zeros_like(&mut self, value: ValueId) -> ValueId {
+        let ty = self.ty(value);
+        let mut args = vec![Arg::Value(value)];
+        args.resize(6, Arg::None);
+        let schema = "aten::zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor";
+        let ty =
+            TensorType { strides: crate::local::local_type(&ty, ir::Placement::Replicate, 1).strides, ..ty };
+        self.op(schema, args, ty)
+    }
+
+    /// An operation on one tensor that keeps its type.
+    pub fn unary(&mut self, name: &str, value: ValueId) -> ValueId {
+        let ty = self.ty(value);
+        self.op(&format!("aten::{name}(Tensor self) -> Tensor"), vec![Arg::Value(value)], ty)
+    }
+
+    /// `a op b` for two tensors that broadcast; `name` is `mul`, `div`, `maximum`, ... and the result has the type of `a` in the
+    /// broadcast shape.
+    pub fn binary(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
+        let shape = broadcast(&self.graph.ty(a).shape, &self.graph.ty(b).shape);
+        let ty = self.contiguous(a, &shape);
+        self.op(
+            &format!("aten::{name}(Tensor self, Tensor other) -> Tensor"),
+            vec![Arg::Value(a), Arg::Value(b)],
+            ty,
+        )
+    }
+
+    /// `a + alpha * b`, or `a - alpha * b` for `name` "sub".
+    pub fn sum(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
+        let shape = broadcast(&self.graph.ty(a).shape, &self.graph.ty(b).shape);
+        let ty = self.contiguous(a, &shape);
+        let schema = format!("aten::{name}.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor");
+        self.op(&schema, vec![Arg::Value(a), Arg::Value(b), Arg::Int(1)], ty)
+    }
+
+    /// A tensor times a number.
+    pub fn scaled(&mut self, value: ValueId, factor: f64) -> ValueId {
+        let ty = self.ty(value);
+        let args = vec![Arg::Value(value), Arg::Float(factor)];
+        self.op("aten::mul.Scalar(Tensor self, Scalar other) -> Tensor", args, ty)
+    }
+
+    /// A tensor plus a number.
+    pub fn shifted(&mut self, value: ValueId, addend: Arg) -> ValueId {
+        let ty = self.ty(value);
+        let args = vec![Arg::Value(value), addend, Arg::Int(1)];
+        self.op("aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", args, ty)
+    }
+
+    /// The sum (or another reduction with the same arguments, such as "mean") over dimensions.
+    pub fn reduce(&mut self, name: &str, value: ValueId, dims: &[usize], keep: bool) -> ValueId {
+        let shape = reduced(&self.graph.ty(value).shape, dims, keep);
+        let ty = self.contiguous(value, &shape);
+        let dims = Arg::Ints(dims.iter().map(|dim| *dim as i64).collect());
+        let name = if name == "sum" { "sum.dim_IntList" } else { "mean.dim" };
+        let schema = format!(
+            "aten::{name}(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
+        );
+        self.op(&schema, vec![Arg::Value(value), dims, Arg::Bool(keep), Arg::None], ty)
+    }
+
+    /// The largest element along a dimension, which is kept with size 1.
+    pub fn amax(&mut self, value: ValueId, dim: usize) -> ValueId {
+        let shape = reduced(&self.graph.ty(value).shape, &[dim], true);
+        let ty = self.contiguous(value, &shape);
+        let args = vec![Arg::Value(value), Arg::Ints(vec![dim as i64]), Arg::Bool(true)];
+        self.op("aten::amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", args, ty)
+    }
+
+    /// A comparison with a number.
+    pub fn compare(&mut self, name: &str, value: ValueId, number: i64) -> ValueId {
+        let ty = TensorType { dtype: Dtype::Bool, ..self.ty(value) };
+        let args = vec![Arg::Value(value), Arg::Int(number)];
+        self.op(&format!("aten::{name}.Scalar(Tensor self, Scalar other) -> Tensor"), args, ty)
+    }
+
+    /// `value` with `number` where `mask` is true.
+    pub fn masked_fill(&mut self, value: ValueId, mask: ValueId, number: Arg) -> ValueId {
+        let shape = broadcast(&self.graph.ty(value).shape, &self.graph.ty(mask).shape);
+        let ty = self.contiguous(value, &shape);
+        let args = vec![Arg::Value(value), Arg::Value(mask), number];
+        self.op("aten::masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor", args, ty)
+    }
+}
+
+fn broadcast(a: &[i64], b: &[i64]) -> Dims {
+    let rank = a.len().max(b.len());
+    let size = |shape: &[i64], dim: usize| (dim + shape.len()).checked_sub(rank).map_or(1, |dim| shape[dim]);
+    (0..rank).map(|dim| size(a, dim).max(size(b, dim))).collect()
+}
+
+fn reduced(shape: &[i64], dims: &[usize], keep: bool) -> Dims {
+    let kept = |(dim, size): (usize, &i64)| match dims.contains(&dim) {
+        true if keep => Some(1),
+        true => None,
+        false => Some(*size),
+    };
+    shape.iter().enumerate().filter_map(kept).collect()
+}

@@ -1,0 +1,106 @@
+//! Strides of views.
+
+use aten::Call;
+use ir::{Dims, TensorType};
+
+/// The strides of the result of a view operation on an operand of type `operand`, if it is one that is known; `shape` is the result's.
+pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Option<Dims> {
+    let rank = operand.rank();
+    let mut strides = operand.strides.clone();
+    match call.name() {
+        "aten::view" | "aten::_unsafe_view" | "aten::reshape" => return reshaped(operand, shape),
+        "aten::t" => strides.reverse(),
+        "aten::transpose.int" => strides.swap(call.dim(1, rank)?, call.dim(2, rank)?),
+        "aten::permute" => strides = call.dims(1, rank).iter().map(|dim| operand.strides[*dim]).collect(),
+        "aten::unsqueeze" => {
+            let dim = call.dim(1, rank + 1)?;
+            let step = if dim < rank { operand.shape[dim] * operand.strides[dim] } else { 1 };
+            strides.insert(dim, step);
+        }
+        "aten::squeeze" | "aten::squeeze.dim" | "aten::squeeze.dims" => {
+            let gone = call.dims(1, rank);
+            let kept = (0..rank).filter(|dim| !(gone.contains(dim) && operand.shape[*dim] == 1));
+            strides = kept.map(|dim| operand.strides[dim]).collect();
+        }
+        "aten::expand" => {
+            let new = shape.len().checked_sub(rank)?;
+            let repeated = |dim: usize| dim < new || operand.shape[dim - new] != shape[dim];
+            strides = (0..shape.len())
+                .map(|dim| if repeated(dim) { 0 } else { operand.strides[dim - new] })
+                .collect();
+        }
+        "aten::select.int" | "aten::unbind.int" => {
+            strides.remove(call.dim(1, rank)?);
+        }
+        "aten::slice.Tensor" => {
+            let dim = call.dim(1, rank)?;
+            strides[dim] *= call.int(4).unwrap_or(1);
+        }
+        "aten::split.Tensor" | "aten::split_with_sizes" | "aten::alias" => {}
+        _ => return None,
+    }
+    Some(strides)
+}
+
+/// The strides of `operand` looked at in another shape, if that needs no copy: each run of dimensions that lie together in memory is
+/// cut anew.
+pub fn reshaped(operand: &TensorType, shape: &[i64]) -> Option<Dims> {
+    if operand.elements() == 0 || shape.is_empty() {
+        return Some(ir::contiguous_strides(shape));
+    }
+    let mut strides: Dims = smallvec::smallvec![0; shape.len()];
+    let mut view_dim = shape.len();
+    let mut base = *operand.strides.last().unwrap_or(&1);
+    let (mut elements, mut view_elements) = (1, 1);
+    for dim in (0..operand.rank()).rev() {
+        elements *= operand.shape[dim];
+        let run_ends =
+            dim == 0 || (operand.shape[dim - 1] != 1 && operand.strides[dim - 1] != elements * base);
+        if !run_ends {
+            continue;
+        }
+        while view_dim > 0 && (view_elements < elements || shape[view_dim - 1] == 1) {
+            view_dim -= 1;
+            strides[view_dim] = view_elements * base;
+            view_elements *= shape[view_dim];
+        }
+        if view_elements != elements {
+            return None;
+        }
+        if dim > 0 {
+            base = operand.strides[dim - 1];
+            (elements, view_elements) = (1, 1);
+        }
+    }
+    if operand.rank() == 0 {
+        return Some(smallvec::smallvec![1; shape.len()]);
+    }
+    (view_dim == 0).then_some(strides)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::Dtype;
+
+    fn strided(shape: &[i64], strides: &[i64]) -> TensorType {
+        TensorType { strides: strides.into(), ..TensorType::contiguous(Dtype::F32, Dims::from_slice(shape)) }
+    }
+
+    #[test]
+    fn a_reshape_of_a_strided_tensor_is_a_view_where_runs_allow_it() {
+        type Case<'a> = ([&'a [i64]; 3], Option<&'a [i64]>);
+        let cases: [Case<'_>; 6] = [
+            ([&[2, 3, 4], &[12, 4, 1], &[6, 4]], Some(&[4, 1])),
+            ([&[2, 3, 4], &[12, 1, 3], &[6, 4]], None),
+            ([&[2, 3, 4], &[24, 4, 1], &[2, 12]], Some(&[24, 1])),
+            ([&[2, 3, 4], &[24, 4, 1], &[24]], None),
+            ([&[4, 1, 6], &[6, 6, 1], &[2, 2, 6, 1]], Some(&[12, 6, 1, 1])),
+            ([&[6], &[2], &[2, 3]], Some(&[6, 2])),
+        ];
+        for ([shape, strides, to], expected) in cases {
+            let found = reshaped(&strided(shape, strides), to);
+            assert_eq!(found.as_deref(), expected, "{shape:?} {strides:?} -> {to:?}");
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! From factor rules to a rank's graph.
+//!
+//! [`canonical`] rewrites a captured graph into operations that can be sharded; [`Space`] is all that each operation may do along one
+//! mesh axis; [`partition`] turns a choice of one strategy for every operation into the graph that one rank runs.
+
+mod canonical;
+mod emit;
+mod layout;
+mod local;
+mod partition;
+mod realise;
+mod reshard;
+mod space;
+
+pub use canonical::canonical;
+pub use local::{local_shape, local_type};
+pub use partition::{Assignment, Axis, GROUP_PREFIX, partition};
+pub use reshard::{Collective, CollectiveKind, Reshard, reshard_steps};
+pub use space::{Offer, Space};

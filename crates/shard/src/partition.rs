@@ -1,0 +1,185 @@
+//! From a graph and a choice for each of its operations to the graph of one rank.
+
+use aten::{Call, Strategy};
+use base::{Diagnostic, Result};
+use ir::{Graph, InputId, LabelId, NodeId, Phase, Placement, RankGraph, ValueDef, ValueId};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::{
+    emit::{Emitter, Origin},
+    local::local_type,
+    realise::Realised,
+    reshard::{Reshard, Resharder, reshard_steps},
+};
+
+/// Symbolic group names are this and the axis's name.
+pub const GROUP_PREFIX: &str = "axis:";
+
+/// The axis to partition along.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Axis {
+    /// Its name.
+    pub name: String,
+    /// How many ranks lie along it.
+    pub ranks: u32,
+}
+
+/// What a plan decides along one axis.
+#[derive(Clone, Debug, Default)]
+pub struct Assignment {
+    /// How each node runs.
+    pub nodes: FxHashMap<NodeId, Strategy>,
+    /// How each input is stored; inputs that are not here are whole on every rank.
+    pub inputs: FxHashMap<InputId, Placement>,
+    /// The placement in which a value enters a later part of the step; other copies of it are not used there.
+    pub kept: FxHashMap<(ValueId, Phase), Placement>,
+}
+
+/// A copy of a value.
+#[derive(Clone, Copy)]
+struct Held {
+    placement: Placement,
+    local: ValueId,
+    phase: Phase,
+}
+
+/// The graph of the rank at `coordinate` along `axis`: local shapes, localised sizes, and a change of placement exactly where an operation
+/// requires another placement than the ones that are there.
+///
+/// Every node of a change of placement carries a label that says which value changes from what to what. All ranks' graphs have the same
+/// collectives in the same order.
+pub fn partition(graph: &Graph, assignment: &Assignment, axis: &Axis, coordinate: u32) -> Result<RankGraph> {
+    let group = format!("{GROUP_PREFIX}{}", axis.name);
+    let resharder = Resharder { ranks: axis.ranks, coordinate, group: &group };
+    let mut state = Partition {
+        graph,
+        assignment,
+        resharder: &resharder,
+        out: Graph { places: graph.places.clone(), modules: graph.modules.clone(), ..Graph::default() },
+        held: FxHashMap::default(),
+        names: names(graph),
+    };
+    state.inputs();
+    for node in &graph.order {
+        state.node(*node)?;
+    }
+    state.finish()?;
+    Ok(state.out)
+}
+
+fn names(graph: &Graph) -> FxHashMap<ValueId, &str> {
+    graph.inputs.values().map(|input| (input.value, input.name.as_str())).collect()
+}
+
+struct Partition<'a> {
+    graph: &'a Graph,
+    assignment: &'a Assignment,
+    resharder: &'a Resharder<'a>,
+    out: Graph,
+    held: FxHashMap<ValueId, SmallVec<[Held; 2]>>,
+    names: FxHashMap<ValueId, &'a str>,
+}
+
+impl Partition<'_> {
+    fn inputs(&mut self) {
+        for (id, input) in self.graph.inputs.iter() {
+            let placement = self.assignment.inputs.get(&id).copied().unwrap_or(Placement::Replicate);
+            let ty = local_type(self.graph.ty(input.value), placement, self.resharder.ranks);
+            let local = self.out.input(input.class, input.name.clone(), ty);
+            self.hold(input.value, Held { placement, local, phase: Phase::Forward });
+        }
+    }
+
+    fn hold(&mut self, value: ValueId, held: Held) {
+        self.held.entry(value).or_default().push(held);
+    }
+
+    fn node(&mut self, id: NodeId) -> Result<()> {
+        let call = Call::new(self.graph, id);
+        let node = call.node;
+        let strategy = match self.assignment.nodes.get(&id) {
+            Some(strategy) => strategy.clone(),
+            None => aten::replicated(&call),
+        };
+        let origin = Origin { place: node.place, module: node.module, phase: node.phase, label: None };
+        let mut operands = SmallVec::new();
+        for (value, placement) in call.operands.iter().zip(&strategy.operands) {
+            operands.push(self.require(*value, *placement, origin)?);
+        }
+        let realised = Realised { call: &call, strategy: &strategy, operands, resharder: self.resharder };
+        let results = realised.write(&mut Emitter { graph: &mut self.out, origin });
+        for ((value, local), placement) in call.results.iter().zip(results).zip(&strategy.results) {
+            self.hold(*value, Held { placement: *placement, local, phase: node.phase });
+        }
+        Ok(())
+    }
+
+    /// The local value of `value` in a placement: one that is there, or one that is made.
+    fn require(&mut self, value: ValueId, placement: Placement, origin: Origin) -> Result<ValueId> {
+        let available = self.available(value, origin.phase);
+        if let Some(held) = available.iter().find(|held| held.placement == placement) {
+            return Ok(held.local);
+        }
+        let ty = self.graph.ty(value);
+        let ranks = self.resharder.ranks;
+        let cost = |held: &&Held| {
+            let steps = reshard_steps(ty, Reshard { from: held.placement, to: placement }, ranks);
+            steps.map_or((usize::MAX, 0), |steps| (steps.len(), steps.iter().map(|step| step.bytes.0).sum()))
+        };
+        let source = *available
+            .iter()
+            .min_by_key(cost)
+            .ok_or_else(|| Diagnostic::bug(format!("no copy of {value}")))?;
+        let reshard = Reshard { from: source.placement, to: placement };
+        if reshard_steps(ty, reshard, ranks).is_none() {
+            let message = format!("{value} cannot go from {} to {placement}", source.placement);
+            return Err(Diagnostic::bug(message));
+        }
+        let label = self.label(value, reshard);
+        let mut emitter = Emitter { graph: &mut self.out, origin: Origin { label: Some(label), ..origin } };
+        let local = self.resharder.reshard(&mut emitter, source.local, &ty.shape, reshard);
+        self.hold(value, Held { placement, local, phase: origin.phase });
+        Ok(local)
+    }
+
+    /// The copies of a value that may be used in a part of the step.
+    fn available(&self, value: ValueId, phase: Phase) -> SmallVec<[Held; 2]> {
+        let all = self.held.get(&value).cloned().unwrap_or_default();
+        let Some(kept) = self.assignment.kept.get(&(value, phase)) else { return all };
+        let usable: SmallVec<[Held; 2]> =
+            all.iter().copied().filter(|held| held.phase == phase || held.placement == *kept).collect();
+        if usable.is_empty() { all } else { usable }
+    }
+
+    fn label(&mut self, value: ValueId, reshard: Reshard) -> LabelId {
+        let name = self.names.get(&value).map_or_else(|| self.made_by(value), |name| (*name).to_owned());
+        self.out.labels.push(format!("reshard {name}: {} -> {}", reshard.from, reshard.to))
+    }
+
+    /// The name of a value that is no input: the operation and the module that made it.
+    fn made_by(&self, value: ValueId) -> String {
+        match self.graph.values[value].def {
+            ValueDef::Result(node, _) => {
+                let module =
+                    self.graph.nodes[node].module.map_or("", |module| self.graph.modules[module].as_str());
+                format!("{value} of {} in `{module}`", self.graph.op_name(node))
+            }
+            ValueDef::Input(_) => value.to_string(),
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let origin = Origin { phase: Phase::Optimizer, ..Origin::default() };
+        for (input, value) in &self.graph.updates {
+            let placement = self.assignment.inputs.get(input).copied().unwrap_or(Placement::Replicate);
+            let local = self.require(*value, placement, origin)?;
+            self.out.updates.push((*input, local));
+        }
+        for value in &self.graph.returns {
+            let local = self.require(*value, Placement::Replicate, origin)?;
+            self.out.returns.push(local);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,301 @@
+//! What an operation becomes on one rank.
+
+use aten::{Call, Realise, Strategy};
+use ir::{Arg, Dtype, Placement, Return, TensorType, ValueDef, ValueId};
+use smallvec::SmallVec;
+
+use crate::{
+    emit::Emitter,
+    layout::{reshaped, view_strides},
+    local::{local_shape, local_type},
+    reshard::Resharder,
+};
+
+/// PyTorch's default for a target that does not count; never a class.
+const IGNORED: i64 = -100;
+
+/// One operation with its local operands.
+pub struct Realised<'a> {
+    /// The operation in the global graph.
+    pub call: &'a Call<'a>,
+    /// How it runs.
+    pub strategy: &'a Strategy,
+    /// Its operands in the rank's graph, in the required placements.
+    pub operands: SmallVec<[ValueId; 4]>,
+    /// The axis.
+    pub resharder: &'a Resharder<'a>,
+}
+
+impl Realised<'_> {
+    /// Writes the nodes and returns the local results, in the placements that the strategy provides.
+    pub fn write(&self, out: &mut Emitter<'_>) -> SmallVec<[ValueId; 2]> {
+        match self.strategy.realise {
+            Realise::Plain => self.plain(out),
+            Realise::Averaged => self.averaged(out),
+            Realise::Softmax | Realise::LogSoftmax => smallvec::smallvec![self.softmax(out)],
+            Realise::SoftmaxBackward => smallvec::smallvec![self.softmax_backward(out)],
+            Realise::LogSoftmaxBackward => smallvec::smallvec![self.log_softmax_backward(out)],
+            Realise::NllPick => self.on_own_classes(out, 0, 1, 4),
+            Realise::NllPickBackward => self.on_own_classes(out, 1, 2, 5),
+            Realise::EmbeddingRows => smallvec::smallvec![self.embedding(out)],
+            Realise::EmbeddingRowsBackward => smallvec::smallvec![self.embedding_backward(out)],
+        }
+    }
+
+    fn ranks(&self) -> u32 {
+        self.resharder.ranks
+    }
+
+    /// The same operation on local operands.
+    fn plain(&self, out: &mut Emitter<'_>) -> SmallVec<[ValueId; 2]> {
+        let mut operands = self.operands.clone();
+        if matches!(self.call.name(), "aten::view" | "aten::_unsafe_view") {
+            let shape = self.result_shape(0);
+            if reshaped(out.graph.ty(operands[0]), &shape).is_none() {
+                operands[0] = out.in_order(operands[0]);
+            }
+        }
+        let args = self.args(&operands);
+        self.push(out, args, &operands)
+    }
+
+    fn result_shape(&self, result: usize) -> ir::Dims {
+        local_shape(&self.call.result(result).shape, self.strategy.results[result], self.ranks())
+    }
+
+    /// The arguments with local operands and localised sizes.
+    fn args(&self, operands: &[ValueId]) -> Vec<Arg> {
+        let mut args = self.call.node.args.clone();
+        let mut next = operands.iter().copied();
+        for arg in &mut args {
+            arg.map_values(|_| next.next().expect("one local operand for each operand"));
+        }
+        let row = aten::row(self.call.name());
+        if let Some(sizes) = row.and_then(|row| row.sizes) {
+            args[sizes] = Arg::Ints(self.result_shape(0).to_vec());
+        }
+        if matches!(self.call.name(), "aten::split.Tensor" | "aten::split_with_sizes") {
+            self.localise_split(&mut args[1]);
+        }
+        args
+    }
+
+    /// The sizes of the parts of a split along a dimension that is cut.
+    fn localise_split(&self, sizes: &mut Arg) {
+        let split = self.call.dim(2, self.call.operand(0).rank());
+        let cut = matches!(self.strategy.operands[0], Placement::Shard { dim, .. } if Some(usize::from(dim)) == split);
+        if !cut {
+            return;
+        }
+        let ranks = i64::from(self.ranks());
+        match sizes {
+            Arg::Int(size) => *size /= ranks,
+            Arg::Ints(sizes) => sizes.iter_mut().for_each(|size| *size /= ranks),
+            _ => {}
+        }
+    }
+
+    /// Writes the operation itself.
+    fn push(&self, out: &mut Emitter<'_>, args: Vec<Arg>, operands: &[ValueId]) -> SmallVec<[ValueId; 2]> {
+        let op = self.call.graph.ops[self.call.node.op].clone();
+        let known = out.graph.ops.iter().find(|(_, known)| **known == op).map(|(id, _)| id);
+        let op = known.unwrap_or_else(|| out.graph.ops.push(op));
+        let id = out.graph.nodes.next_id();
+        let mut results = SmallVec::new();
+        let mut position = 0;
+        let mut local = |value: &ValueId, out: &mut Emitter<'_>| {
+            let ty = self.local_result(position, operands, out);
+            debug_assert_eq!(self.call.results[position], *value);
+            let made = out.graph.values.push(ir::Value { ty, def: ValueDef::Result(id, position as u32) });
+            position += 1;
+            results.push(made);
+            made
+        };
+        let returns = self.call.node.returns.iter().map(|returned| match returned {
+            Return::None => Return::None,
+            Return::Value(value) => Return::Value(local(value, out)),
+            Return::Values(values) => Return::Values(values.iter().map(|value| local(value, out)).collect()),
+        });
+        let returns = returns.collect();
+        let origin = out.origin;
+        out.graph.nodes.push(ir::Node {
+            op,
+            args,
+            returns,
+            place: origin.place,
+            module: origin.module,
+            phase: origin.phase,
+            label: origin.label,
+        });
+        out.graph.order.push(id);
+        results
+    }
+
+    /// The local type of a result: for a view, what the view makes of the operand's strides.
+    fn local_result(&self, result: usize, operands: &[ValueId], out: &Emitter<'_>) -> TensorType {
+        let ty = local_type(self.call.result(result), self.strategy.results[result], self.ranks());
+        let operand = operands.first().map(|operand| out.graph.ty(*operand));
+        match operand.and_then(|operand| view_strides(self.call, operand, &ty.shape)) {
+            Some(strides) => TensorType { strides, ..ty },
+            None => ty,
+        }
+    }
+
+    fn averaged(&self, out: &mut Emitter<'_>) -> SmallVec<[ValueId; 2]> {
+        let share = 1.0 / f64::from(self.ranks());
+        let floating = |value: ValueId, out: &Emitter<'_>| out.graph.ty(value).dtype.is_floating();
+        let results = self.plain(out);
+        results
+            .into_iter()
+            .map(|value| if floating(value, out) { out.scaled(value, share) } else { value })
+            .collect()
+    }
+
+    /// The dimension that the operand `slot` is cut in.
+    fn cut_dim(&self, slot: usize) -> usize {
+        match self.strategy.operands[slot] {
+            Placement::Shard { dim, .. } => usize::from(dim),
+            _ => unreachable!("this realisation belongs to a strategy that cuts operand {slot}"),
+        }
+    }
+
+    /// Softmax or log-softmax along the dimension that is cut: the largest element and the sum of exponentials of all ranks.
+    fn softmax(&self, out: &mut Emitter<'_>) -> ValueId {
+        let dim = self.cut_dim(0);
+        let x = self.as_result_type(out, self.operands[0]);
+        let largest = out.amax(x, dim);
+        let largest = self.resharder.all_reduce(out, largest, "max");
+        let shifted = out.sum("sub", x, largest);
+        let exponential = out.unary("exp", shifted);
+        let sum = out.reduce("sum", exponential, &[dim], true);
+        let sum = self.resharder.all_reduce(out, sum, "sum");
+        if self.strategy.realise == Realise::Softmax {
+            return out.binary("div.Tensor", exponential, sum);
+        }
+        let logarithm = out.unary("log", sum);
+        out.sum("sub", shifted, logarithm)
+    }
+
+    /// `x` in the element type of the result.
+    fn as_result_type(&self, out: &mut Emitter<'_>, x: ValueId) -> ValueId {
+        let dtype = self.call.result(0).dtype;
+        let ty = out.ty(x);
+        if ty.dtype == dtype {
+            return x;
+        }
+        let schema = "aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor";
+        let args = vec![
+            Arg::Value(x),
+            Arg::Dtype(dtype),
+            Arg::None,
+            Arg::None,
+            Arg::None,
+            Arg::Bool(false),
+            Arg::None,
+        ];
+        out.op(schema, args, TensorType { dtype, ..ty })
+    }
+
+    /// `y * (g - sum(g * y))`.
+    fn softmax_backward(&self, out: &mut Emitter<'_>) -> ValueId {
+        let (gradient, y) = (self.operands[0], self.operands[1]);
+        let product = out.binary("mul.Tensor", gradient, y);
+        let sum = out.reduce("sum", product, &[self.cut_dim(0)], true);
+        let sum = self.resharder.all_reduce(out, sum, "sum");
+        let weighted = out.binary("mul.Tensor", y, sum);
+        let result = out.sum("sub", product, weighted);
+        self.as_result_type(out, result)
+    }
+
+    /// `g - exp(y) * sum(g)`.
+    fn log_softmax_backward(&self, out: &mut Emitter<'_>) -> ValueId {
+        let (gradient, y) = (self.operands[0], self.operands[1]);
+        let sum = out.reduce("sum", gradient, &[self.cut_dim(0)], true);
+        let sum = self.resharder.all_reduce(out, sum, "sum");
+        let probability = out.unary("exp", y);
+        let weighted = out.binary("mul.Tensor", probability, sum);
+        let result = out.sum("sub", gradient, weighted);
+        self.as_result_type(out, result)
+    }
+
+    /// Numbers of rows or classes from the first of this rank's `own` on, and which of them are other ranks' or equal `without`.
+    fn own_numbers(
+        &self,
+        out: &mut Emitter<'_>,
+        numbers: ValueId,
+        own: i64,
+        without: Option<i64>,
+    ) -> (ValueId, ValueId) {
+        let first = own * i64::from(self.resharder.coordinate);
+        let shifted = out.shifted(numbers, Arg::Int(-first));
+        let below = out.compare("lt", shifted, 0);
+        let above = out.compare("ge", shifted, own);
+        let mut others = out.binary("bitwise_or.Tensor", below, above);
+        if let Some(without) = without {
+            let excluded = out.compare("eq", numbers, without);
+            others = out.binary("bitwise_or.Tensor", others, excluded);
+        }
+        (shifted, others)
+    }
+
+    /// The negative log-likelihood (or its backward) on this rank's classes: targets of other ranks are ignored.
+    fn on_own_classes(
+        &self,
+        out: &mut Emitter<'_>,
+        scores: usize,
+        targets: usize,
+        ignore_arg: usize,
+    ) -> SmallVec<[ValueId; 2]> {
+        let own = out.graph.ty(self.operands[scores]).shape[1];
+        let ignored = self.call.int(ignore_arg);
+        let (shifted, others) = self.own_numbers(out, self.operands[targets], own, ignored);
+        let mut operands = self.operands.clone();
+        operands[targets] = out.masked_fill(shifted, others, Arg::Int(IGNORED));
+        let mut args = self.args(&operands);
+        args[ignore_arg] = Arg::Int(IGNORED);
+        self.push(out, args, &operands)
+    }
+
+    fn embedding(&self, out: &mut Emitter<'_>) -> ValueId {
+        let own = out.graph.ty(self.operands[0]).shape[0];
+        let (shifted, others) = self.own_numbers(out, self.operands[1], own, None);
+        let mut operands = self.operands.clone();
+        operands[1] = out.masked_fill(shifted, others, Arg::Int(0));
+        let mut args = self.args(&operands);
+        args[2] = Arg::Int(-1);
+        let rows = self.push(out, args, &operands)[0];
+        let others = self.unsqueezed(out, others);
+        out.masked_fill(rows, others, Arg::Float(0.0))
+    }
+
+    fn unsqueezed(&self, out: &mut Emitter<'_>, mask: ValueId) -> ValueId {
+        let mut shape = out.graph.ty(mask).shape.to_vec();
+        shape.push(1);
+        let mask = out.in_order(mask);
+        out.view(mask, &shape)
+    }
+
+    /// One more row than this rank has takes the gradients of other ranks' rows, and of the padding row.
+    fn embedding_backward(&self, out: &mut Emitter<'_>) -> ValueId {
+        let own = self.result_shape(0)[0];
+        let padding = self.call.int(3).filter(|row| *row >= 0);
+        let (shifted, others) = self.own_numbers(out, self.operands[1], own, padding);
+        let numbers = out.masked_fill(shifted, others, Arg::Int(own));
+        let mut shape = self.result_shape(0);
+        shape[0] = own + 1;
+        let ty = TensorType::contiguous(out.graph.ty(self.operands[0]).dtype, shape);
+        let ty = TensorType { device: out.graph.ty(self.operands[0]).device, ..ty };
+        let args = vec![
+            Arg::Value(self.operands[0]),
+            Arg::Value(numbers),
+            Arg::Int(own + 1),
+            Arg::Int(-1),
+            Arg::Bool(false),
+        ];
+        let schema = "aten::embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx, bool scale_grad_by_freq) -> Tensor";
+        let rows = out.op(schema, args, ty);
+        let own_rows = out.slice(rows, 0, 0, own);
+        debug_assert_ne!(out.graph.ty(numbers).dtype, Dtype::Bool);
+        own_rows
+    }
+}

@@ -1,0 +1,253 @@
+//! Changes of placement: which collectives they need, and the nodes that do them.
+
+use base::Bytes;
+use ir::{Arg, Dims, Placement, Reduce, TensorType, ValueId};
+use serde::{Deserialize, Serialize};
+
+use crate::emit::Emitter;
+
+/// A kind of collective.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    /// Every rank gets the reduction of all.
+    AllReduce,
+    /// Every rank gets the parts of all.
+    AllGather,
+    /// Every rank gets its part of the reduction of all.
+    ReduceScatter,
+    /// Every rank gets a part from each.
+    AllToAll,
+}
+
+/// A collective with the bytes that it works on: of the whole tensor for gathers and reductions, of one rank's tensor for an all-to-all.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Collective {
+    /// Which.
+    pub kind: CollectiveKind,
+    /// On how much.
+    pub bytes: Bytes,
+}
+
+/// A change of placement.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Reshard {
+    /// As it is.
+    pub from: Placement,
+    /// As it shall be.
+    pub to: Placement,
+}
+
+/// The collectives that a change of placement of a tensor of type `ty` takes; none where every rank has what it needs; `None` where it
+/// cannot be done.
+pub fn reshard_steps(ty: &TensorType, reshard: Reshard, ranks: u32) -> Option<Vec<Collective>> {
+    use Placement::{Partial, Replicate, Shard};
+    let whole = ty.bytes();
+    let one = |kind, bytes| Some(vec![Collective { kind, bytes }]);
+    match (reshard.from, reshard.to) {
+        (from, to) if from == to => Some(Vec::new()),
+        (Replicate, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm)) => Some(Vec::new()),
+        (Shard { dim: a, .. }, Shard { dim: b, .. }) if a != b => {
+            one(CollectiveKind::AllToAll, Bytes(whole.0 / u64::from(ranks)))
+        }
+        // Other blocks of the same dimension go through the whole.
+        (Shard { .. }, Replicate | Shard { .. }) => one(CollectiveKind::AllGather, whole),
+        (Partial(Reduce::Sum), Shard { .. }) => one(CollectiveKind::ReduceScatter, whole),
+        (Partial(_), Replicate | Shard { .. }) => one(CollectiveKind::AllReduce, whole),
+        (_, Partial(_)) => None,
+    }
+}
+
+/// Writes the nodes of changes of placement along one axis, for one rank.
+pub struct Resharder<'a> {
+    /// The size of the axis.
+    pub ranks: u32,
+    /// This rank's position on it.
+    pub coordinate: u32,
+    /// The symbolic name of the process group.
+    pub group: &'a str,
+}
+
+impl Resharder<'_> {
+    /// Writes the nodes that take `value`, one rank's part of a tensor of global `shape`, from one placement to another, which must be
+    /// possible (see [`reshard_steps`]).
+    pub fn reshard(&self, out: &mut Emitter<'_>, value: ValueId, shape: &[i64], reshard: Reshard) -> ValueId {
+        use Placement::{Partial, Replicate, Shard};
+        match (reshard.from, reshard.to) {
+            (from, to) if from == to => value,
+            (Replicate, Shard { dim, blocks }) => self.cut(out, value, usize::from(dim), blocks),
+            (Replicate, Partial(_)) if self.coordinate == 0 => value,
+            (Replicate, Partial(_)) => out.zeros_like(value),
+            (Shard { dim, blocks }, Replicate) => self.gather(out, value, usize::from(dim), blocks),
+            (Shard { dim: from, blocks: a }, Shard { dim: to, blocks: b }) if from != to => {
+                self.exchange(out, value, (usize::from(from), a), (usize::from(to), b))
+            }
+            (Partial(Reduce::Sum), Shard { dim, blocks }) => {
+                self.reduce_cut(out, value, usize::from(dim), blocks)
+            }
+            (Partial(Reduce::Sum), Replicate) => self.all_reduce(out, value, "sum"),
+            (Partial(Reduce::Max), Replicate) => self.all_reduce(out, value, "max"),
+            (Partial(Reduce::Norm), Replicate) => {
+                let squares = out.binary("mul.Tensor", value, value);
+                let sum = self.all_reduce(out, squares, "sum");
+                out.unary("sqrt", sum)
+            }
+            (from, to) => {
+                debug_assert!(
+                    from != Replicate && to != Replicate,
+                    "{from} to {to} of {shape:?} goes through the whole"
+                );
+                let whole = self.reshard(out, value, shape, Reshard { from, to: Replicate });
+                self.reshard(out, whole, shape, Reshard { from: Replicate, to })
+            }
+        }
+    }
+
+    /// This rank's part of a whole tensor.
+    fn cut(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
+        let size = out.graph.ty(value).shape[dim];
+        let part = size / i64::from(self.ranks);
+        if blocks == 1 {
+            let start = part * i64::from(self.coordinate);
+            let cut = out.slice(value, dim, start, start + part);
+            // Leading dimensions of size 1 leave the cut in order.
+            return out.in_order(cut);
+        }
+        let whole = out.in_order(value);
+        let opened = self.open(out, whole, dim, blocks);
+        let mine = out.select(opened, dim + 1, i64::from(self.coordinate));
+        self.close(out, mine, dim)
+    }
+
+    /// Looks at dimension `dim` as `[blocks, ranks, rest]`.
+    fn open(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
+        let shape = out.graph.ty(value).shape.clone();
+        let (blocks, ranks) = (i64::from(blocks), i64::from(self.ranks));
+        let mut opened = Dims::from_slice(&shape[..dim]);
+        opened.extend([blocks, ranks, shape[dim] / blocks / ranks]);
+        opened.extend_from_slice(&shape[dim + 1..]);
+        out.view(value, &opened)
+    }
+
+    /// Looks at dimensions `dim` and `dim + 1` as one, copying if they do not lie together.
+    fn close(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize) -> ValueId {
+        let value = out.in_order(value);
+        let mut shape = out.graph.ty(value).shape.clone();
+        let inner = shape.remove(dim + 1);
+        shape[dim] *= inner;
+        out.view(value, &shape)
+    }
+
+    /// The whole tensor from all parts.
+    fn gather(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
+        let value = out.in_order(value);
+        let ty = out.ty(value);
+        let ranks = i64::from(self.ranks);
+        let mut gathered_ty = ty.clone();
+        if ty.shape.is_empty() {
+            return value;
+        }
+        gathered_ty.shape[0] *= ranks;
+        gathered_ty.strides = ir::contiguous_strides(&gathered_ty.shape);
+        let args = vec![Arg::Value(value), Arg::Int(ranks), Arg::Str(self.group.into())];
+        let schema = "_c10d_functional::all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor";
+        let gathered = self.wait(out, schema, args, gathered_ty);
+        if dim == 0 && blocks == 1 {
+            return gathered;
+        }
+        self.interleave(out, gathered, &ty.shape, dim, blocks)
+    }
+
+    /// From `[ranks, parts...]`, flattened over the first two dimensions, to the tensor in which dimension `dim` is whole.
+    fn interleave(
+        &self,
+        out: &mut Emitter<'_>,
+        value: ValueId,
+        part: &[i64],
+        dim: usize,
+        blocks: u32,
+    ) -> ValueId {
+        let blocks = i64::from(blocks);
+        let mut stacked = Dims::from_slice(&[i64::from(self.ranks)]);
+        stacked.extend_from_slice(&part[..dim]);
+        stacked.extend([blocks, part[dim] / blocks]);
+        stacked.extend_from_slice(&part[dim + 1..]);
+        let stacked = out.view(value, &stacked);
+        // [ranks, before.., blocks, rest, after..] -> [before.., blocks, ranks, rest, after..]
+        let rank = part.len() + 2;
+        let mut order: Vec<usize> = (1..=dim + 1).collect();
+        order.push(0);
+        order.extend(dim + 2..rank);
+        let turned = out.permute(stacked, &order);
+        let turned = out.in_order(turned);
+        let mut whole = Dims::from_slice(part);
+        whole[dim] *= i64::from(self.ranks);
+        out.view(turned, &whole)
+    }
+
+    /// The parts of each rank one after the other: `[ranks * part...]`, from a tensor in which dimension `dim` is whole.
+    fn deal(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> (ValueId, Dims) {
+        let value = out.in_order(value);
+        let opened = self.open(out, value, dim, blocks);
+        let rank = out.graph.ty(opened).rank();
+        let mut order = vec![dim + 1];
+        order.extend((0..rank).filter(|d| *d != dim + 1));
+        let turned = out.permute(opened, &order);
+        let turned = out.in_order(turned);
+        let mut part: Dims = out.graph.ty(value).shape.clone();
+        part[dim] /= i64::from(self.ranks);
+        let mut dealt = part.clone();
+        dealt[0] *= i64::from(self.ranks);
+        (out.view(turned, &dealt), part)
+    }
+
+    /// This rank's part of the sum.
+    fn reduce_cut(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
+        let (dealt, part) = self.deal(out, value, dim, blocks);
+        let ty = TensorType { strides: ir::contiguous_strides(&part), shape: part, ..out.ty(dealt) };
+        let args = vec![
+            Arg::Value(dealt),
+            Arg::Str("sum".into()),
+            Arg::Int(i64::from(self.ranks)),
+            Arg::Str(self.group.into()),
+        ];
+        let schema = "_c10d_functional::reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor";
+        self.wait(out, schema, args, ty)
+    }
+
+    /// From parts of one dimension to parts of another.
+    fn exchange(
+        &self,
+        out: &mut Emitter<'_>,
+        value: ValueId,
+        from: (usize, u32),
+        to: (usize, u32),
+    ) -> ValueId {
+        let (dealt, part) = self.deal(out, value, to.0, to.1);
+        let ty = out.ty(dealt);
+        let splits = vec![ty.shape[0] / i64::from(self.ranks); self.ranks as usize];
+        let args = vec![
+            Arg::Value(dealt),
+            Arg::Ints(splits.clone()),
+            Arg::Ints(splits),
+            Arg::Str(self.group.into()),
+        ];
+        let schema = "_c10d_functional::all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, str group_name) -> Tensor";
+        let received = self.wait(out, schema, args, ty);
+        self.interleave(out, received, &part, from.0, from.1)
+    }
+
+    /// The reduction of all, on every rank.
+    pub fn all_reduce(&self, out: &mut Emitter<'_>, value: ValueId, reduce: &str) -> ValueId {
+        let value = out.in_order(value);
+        let ty = out.ty(value);
+        let args = vec![Arg::Value(value), Arg::Str(reduce.into()), Arg::Str(self.group.into())];
+        let schema = "_c10d_functional::all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor";
+        self.wait(out, schema, args, ty)
+    }
+
+    fn wait(&self, out: &mut Emitter<'_>, schema: &str, args: Vec<Arg>, ty: TensorType) -> ValueId {
+        let issued = out.op(schema, args, ty.clone());
+        out.op("_c10d_functional::wait_tensor(Tensor tensor) -> Tensor", vec![Arg::Value(issued)], ty)
+    }
+}

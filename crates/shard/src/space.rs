@@ -1,0 +1,156 @@
+//! The search space: the shardings that values may have, and the strategies that operations may use, along one axis.
+
+use aten::{Call, Row, Seed, Strategy};
+use base::SecondaryMap;
+use ir::{Graph, NodeId, Placement, ValueDef, ValueId};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// A sharding that a value may have.
+pub type Offer = (u8, u32);
+
+/// No value is offered more shardings than this: those with more than one block come last and are left out first.
+const MOST_OFFERS: usize = 12;
+
+/// All that the operations of a graph may do along one axis.
+pub struct Space {
+    /// How many ranks lie along the axis.
+    pub ranks: u32,
+    /// The strategies of each node; the replicated one first.
+    pub strategies: FxHashMap<NodeId, Vec<Strategy>>,
+    /// The shardings that each value may have.
+    pub offers: SecondaryMap<ValueId, SmallVec<[Offer; 4]>>,
+    /// Operators without a row, which run replicated, with the number of their nodes; in program order.
+    pub without_row: Vec<(String, u32)>,
+}
+
+impl Space {
+    /// The space of `graph` along an axis of `ranks`.
+    pub fn new(graph: &Graph, ranks: u32) -> Self {
+        let mut space = Self {
+            ranks,
+            strategies: FxHashMap::default(),
+            offers: SecondaryMap::default(),
+            without_row: Vec::new(),
+        };
+        space.offer(graph);
+        for node in &graph.order {
+            let strategies = space.strategies_of(graph, *node);
+            space.strategies.insert(*node, strategies);
+        }
+        space
+    }
+
+    fn strategies_of(&mut self, graph: &Graph, node: NodeId) -> Vec<Strategy> {
+        let call = Call::new(graph, node);
+        let Some(row) = aten::row(call.name()) else {
+            match self.without_row.iter_mut().find(|(name, _)| name == call.name()) {
+                Some((_, count)) => *count += 1,
+                None => self.without_row.push((call.name().to_owned(), 1)),
+            }
+            return vec![aten::replicated(&call)];
+        };
+        let seeds: Vec<Seed> = self.seeds(&call).collect();
+        aten::strategies(row, &call, &seeds, self.ranks)
+    }
+
+    fn seeds<'a>(&'a self, call: &'a Call<'_>) -> impl Iterator<Item = Seed> + 'a {
+        let operands = call.operands.iter().enumerate().flat_map(move |(i, value)| {
+            self.offers[*value].iter().map(move |(dim, blocks)| Seed::operand(i, usize::from(*dim), *blocks))
+        });
+        let results = call.results.iter().enumerate().flat_map(move |(i, value)| {
+            self.offers[*value].iter().map(move |(dim, blocks)| Seed::result(i, usize::from(*dim), *blocks))
+        });
+        operands.chain(results)
+    }
+
+    /// Offers every value the even cut of each dimension, and follows what rules make of it: views, splits and joins lead to cuts
+    /// inside blocks, on either side.
+    fn offer(&mut self, graph: &Graph) {
+        let mut queue: Vec<(ValueId, Offer)> = Vec::new();
+        for (value, info) in graph.values.iter() {
+            for (dim, size) in info.ty.shape.iter().enumerate() {
+                if *size > 0 && size % i64::from(self.ranks) == 0 {
+                    self.offers[value].push((dim as u8, 1));
+                    queue.push((value, (dim as u8, 1)));
+                }
+            }
+        }
+        let users = users(graph);
+        let mut next = 0;
+        while let Some((value, offer)) = queue.get(next).copied() {
+            next += 1;
+            let maker = match graph.values[value].def {
+                ValueDef::Result(node, _) => Some(node),
+                ValueDef::Input(_) => None,
+            };
+            for node in maker.into_iter().chain(users[value].iter().copied()) {
+                self.follow(graph, node, value, offer, &mut queue);
+            }
+        }
+    }
+
+    /// Offers what follows for the other operands and results of `node` when `value` is cut by `offer`.
+    fn follow(
+        &mut self,
+        graph: &Graph,
+        node: NodeId,
+        value: ValueId,
+        offer: Offer,
+        queue: &mut Vec<(ValueId, Offer)>,
+    ) {
+        let call = Call::new(graph, node);
+        let Some(row) = aten::row(call.name()) else { return };
+        // One block stays one block except where dimensions are regrouped.
+        if offer.1 == 1 && !regroups(row) {
+            return;
+        }
+        let seed = |slot: usize, operand: bool| {
+            let dim = usize::from(offer.0);
+            if operand { Seed::operand(slot, dim, offer.1) } else { Seed::result(slot, dim, offer.1) }
+        };
+        let as_operands =
+            call.operands.iter().enumerate().filter(|(_, v)| **v == value).map(|(i, _)| seed(i, true));
+        let as_results =
+            call.results.iter().enumerate().filter(|(_, v)| **v == value).map(|(i, _)| seed(i, false));
+        let ranks = self.ranks;
+        for strategy in as_operands.chain(as_results).filter_map(|s| aten::seeded(row, &call, s, ranks)) {
+            let placed = call
+                .operands
+                .iter()
+                .zip(&strategy.operands)
+                .chain(call.results.iter().zip(&strategy.results));
+            for (value, placement) in placed {
+                if let Placement::Shard { dim, blocks } = placement {
+                    self.add(*value, (*dim, *blocks), queue);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, value: ValueId, offer: Offer, queue: &mut Vec<(ValueId, Offer)>) {
+        let offers = &mut self.offers[value];
+        if !offers.contains(&offer) && offers.len() < MOST_OFFERS {
+            offers.push(offer);
+            queue.push((value, offer));
+        }
+    }
+}
+
+/// Whether a rule can lead from one block to several.
+fn regroups(row: &Row) -> bool {
+    matches!(row.rule, aten::Rule::Seeded(_))
+}
+
+/// The nodes that read each value.
+pub fn users(graph: &Graph) -> SecondaryMap<ValueId, SmallVec<[NodeId; 4]>> {
+    let mut users: SecondaryMap<ValueId, SmallVec<[NodeId; 4]>> = SecondaryMap::default();
+    for node in &graph.order {
+        for value in graph.nodes[*node].operands() {
+            if users[value].last() != Some(node) {
+                users[value].push(*node);
+            }
+        }
+    }
+    users
+}
