@@ -1,6 +1,6 @@
 //! Strategies: the ways in which an operation can run along one mesh axis.
 
-use ir::{Placement, Reduce};
+use ir::{Graph, Placement, Reduce, ValueDef, ValueId};
 use smallvec::SmallVec;
 
 use crate::{Call, Linear, Row, Rule};
@@ -121,11 +121,13 @@ fn passing(row: &Row, call: &Call<'_>) -> Vec<Strategy> {
     };
     let floating = call.results.iter().all(|value| call.graph.ty(*value).dtype.is_floating());
     let floating = floating && call.operands.iter().all(|value| call.graph.ty(*value).dtype.is_floating());
+    let norms = call.operands.iter().all(|value| is_norm(call.graph, *value));
     match row.linear {
         Linear::Jointly if floating => vec![partial(Reduce::Sum, &|_| true)],
-        Linear::Stacked if floating => {
+        Linear::Stacked if floating && norms => {
             vec![partial(Reduce::Sum, &|_| true), partial(Reduce::Norm, &|_| true)]
         }
+        Linear::Stacked if floating => vec![partial(Reduce::Sum, &|_| true)],
         Linear::InEach(args) => args
             .iter()
             .filter_map(|arg| call.operand_of_arg(*arg))
@@ -135,11 +137,21 @@ fn passing(row: &Row, call: &Call<'_>) -> Vec<Strategy> {
             })
             .map(|member| partial(Reduce::Sum, &|operand| operand == member))
             .collect(),
-        Linear::Norms if call.number(1) == Some(2.0) => vec![partial(Reduce::Norm, &|_| true)],
+        Linear::Norms if norms && call.number(1) == Some(2.0) => vec![partial(Reduce::Norm, &|_| true)],
         Linear::Together(args) if args.iter().all(|arg| call.operand_of_arg(*arg).is_some()) => {
             let member = |operand: usize| args.contains(&call.operand_args[operand]);
             vec![partial(Reduce::Sum, &member)]
         }
         _ => Vec::new(),
+    }
+}
+
+/// Whether a value is a 2-norm, or is put together from some: parts of a norm lose the sign, so nothing else may be one.
+fn is_norm(graph: &Graph, value: ValueId) -> bool {
+    let ValueDef::Result(node, _) = graph.values[value].def else { return false };
+    match crate::row(graph.op_name(node)).map(|row| row.linear) {
+        Some(Linear::Norms) => Call::new(graph, node).number(1) == Some(2.0),
+        Some(Linear::Stacked) => graph.nodes[node].operands().all(|operand| is_norm(graph, operand)),
+        _ => false,
     }
 }

@@ -2,6 +2,7 @@
 
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
+use ir::Placement;
 use ir::{Graph, RankGraph};
 use plan::{Pins, Plan, Request, search};
 use serde::{Deserialize, Serialize};
@@ -59,4 +60,40 @@ pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
 /// What a plan does, for people.
 pub fn explain_plan(graph: &Graph, plan: &Plan) -> Result<String> {
     Ok(plan::explain(plan, &rank_graph(graph, plan, 0)?))
+}
+
+/// One operation under one strategy, see [`shard::exam`].
+#[derive(Clone, Debug, Serialize)]
+pub struct Question {
+    /// The operation, by its number in the graph.
+    pub node: u32,
+    /// The placement of each operand.
+    pub operands: Vec<Placement>,
+    /// The placement of each result.
+    pub results: Vec<Placement>,
+    /// Each rank's graph, as a message.
+    pub graphs: Vec<serde_bytes::ByteBuf>,
+}
+
+/// Everything that the operation table claims about the operations of a graph, in a form that a test can run.
+pub fn exam(graph: &Graph, ranks: u32) -> Vec<Question> {
+    let canonical = canonical(graph).renumbered();
+    let questions = shard::exam(&canonical, ranks).into_iter();
+    questions
+        .map(|question| Question {
+            node: question.node.0,
+            operands: question.strategy.operands.to_vec(),
+            results: question.strategy.results.to_vec(),
+            graphs: question
+                .graphs
+                .iter()
+                .map(|graph| serde_bytes::ByteBuf::from(graph.to_bytes()))
+                .collect(),
+        })
+        .collect()
+}
+
+/// The canonical form of a graph, in which [`exam`] counts.
+pub fn canonical_graph(graph: &Graph) -> Graph {
+    canonical(graph).renumbered()
 }

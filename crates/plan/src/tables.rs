@@ -40,6 +40,7 @@ pub struct Tables {
 }
 
 /// Something that requires a value: a variable, and for each of its states the placements that it requires.
+#[derive(Clone)]
 struct Use {
     variable: VariableId,
     required: Vec<SmallVec<[Placement; 1]>>,
@@ -121,13 +122,14 @@ impl Tables {
         if !call.operands.iter().any(|value| depends[*value]) && !call.operands.is_empty() {
             strategies.truncate(1);
         }
-        let whole_batch = |strategy: &Strategy| {
+        // A part of the batch whose placement is demanded is used in that placement and no other.
+        let as_demanded = |strategy: &Strategy| {
             call.operands.iter().zip(&strategy.operands).all(|(value, placement)| {
-                *placement == Placement::Replicate || !self.is_whole_batch(setting, *value)
+                demanded_batch(setting, *value).is_none_or(|demanded| demanded == *placement)
             })
         };
         let kept: Vec<Strategy> =
-            strategies.iter().filter(|strategy| whole_batch(strategy)).cloned().collect();
+            strategies.iter().filter(|strategy| as_demanded(strategy)).cloned().collect();
         if !kept.is_empty() {
             strategies = kept;
         }
@@ -139,13 +141,6 @@ impl Tables {
             .collect();
         let variable = self.problem.variable(&costs);
         self.nodes.insert(id, (variable, strategies));
-    }
-
-    /// Whether a value is a part of the batch that is to be used whole.
-    fn is_whole_batch(&self, setting: &Setting<'_>, value: ValueId) -> bool {
-        let ValueDef::Input(id) = setting.graph.values[value].def else { return false };
-        setting.graph.inputs[id].class == InputClass::Batch
-            && matches!(setting.pins.get(&id), Some((Placement::Replicate, _)))
     }
 
     fn source(&self, setting: &Setting<'_>, value: ValueId) -> Option<Source> {
@@ -365,6 +360,17 @@ impl Tables {
                 .collect(),
         }
     }
+}
+
+/// The placement that is demanded of a value, if it is a part of the batch.
+fn demanded_batch(setting: &Setting<'_>, value: ValueId) -> Option<Placement> {
+    let ValueDef::Input(id) = setting.graph.values[value].def else { return None };
+    let (placement, _) = setting.pins.get(&id)?;
+    let possible = match placement {
+        Placement::Shard { dim, blocks } => setting.space.offers[value].contains(&(*dim, *blocks)),
+        _ => true,
+    };
+    (setting.graph.inputs[id].class == InputClass::Batch && possible).then_some(*placement)
 }
 
 /// The cost of a change of placement: its time, then its number of collectives.

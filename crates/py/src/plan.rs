@@ -17,7 +17,7 @@ fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyRe
 /// The text form of a graph.
 #[pyfunction]
 fn graph_text(py: Python<'_>, graph: &[u8]) -> PyResult<String> {
-    run(py, || Ok(Graph::from_bytes(graph)?.text()))
+    run(py, || Ok(Graph::from_bytes(graph)?.to_string()))
 }
 
 /// The fingerprint of a graph.
@@ -62,6 +62,22 @@ fn plan_fingerprint(py: Python<'_>, plan: &str) -> PyResult<String> {
     run(py, || Ok(Plan::parse(plan, "the plan")?.fingerprint().to_string()))
 }
 
+/// Everything that the operation table claims about the operations of a graph: its canonical form, and MessagePack of the questions.
+#[pyfunction]
+fn exam<'py>(
+    py: Python<'py>,
+    graph: &[u8],
+    ranks: u32,
+) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+    let (canonical, questions) = run(py, || {
+        let graph = Graph::from_bytes(graph)?;
+        let questions = rmp_serde::to_vec_named(&driver::exam(&graph, ranks));
+        let questions = questions.map_err(|error| base::Diagnostic::bug(error.to_string()))?;
+        Ok((driver::canonical_graph(&graph).to_bytes(), questions))
+    })?;
+    Ok((PyBytes::new(py, &canonical), PyBytes::new(py, &questions)))
+}
+
 /// Adds what belongs to graphs and plans to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(graph_text, module)?)?;
@@ -69,5 +85,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan_graph, module)?)?;
     module.add_function(wrap_pyfunction!(explain_plan, module)?)?;
     module.add_function(wrap_pyfunction!(rank_graph, module)?)?;
+    module.add_function(wrap_pyfunction!(exam, module)?)?;
     module.add_function(wrap_pyfunction!(plan_fingerprint, module)?)
 }

@@ -5,6 +5,7 @@
 
 mod canonical;
 mod emit;
+mod exam;
 mod layout;
 mod local;
 mod partition;
@@ -13,6 +14,7 @@ mod reshard;
 mod space;
 
 pub use canonical::canonical;
+pub use exam::{Question, exam};
 pub use local::{local_shape, local_type};
 pub use partition::{Assignment, Axis, GROUP_PREFIX, partition};
 pub use reshard::{Collective, CollectiveKind, Reshard, reshard_steps};

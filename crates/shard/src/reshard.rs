@@ -50,8 +50,10 @@ pub fn reshard_steps(ty: &TensorType, reshard: Reshard, ranks: u32) -> Option<Ve
         (Shard { dim: a, .. }, Shard { dim: b, .. }) if a != b => {
             one(CollectiveKind::AllToAll, Bytes(whole.0 / u64::from(ranks)))
         }
-        // Other blocks of the same dimension go through the whole.
-        (Shard { .. }, Replicate | Shard { .. }) => one(CollectiveKind::AllGather, whole),
+        // Other blocks of the same dimension, and parts of a sum, go through the whole.
+        (Shard { .. }, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm)) => {
+            one(CollectiveKind::AllGather, whole)
+        }
         (Partial(Reduce::Sum), Shard { .. }) => one(CollectiveKind::ReduceScatter, whole),
         (Partial(_), Replicate | Shard { .. }) => one(CollectiveKind::AllReduce, whole),
         (_, Partial(_)) => None,

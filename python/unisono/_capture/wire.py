@@ -135,6 +135,11 @@ class Encoder:
             source = node.args[1 if target is torch.ops.aten.copy.default else 0]
             self._env[node] = self._env[source]  # type: ignore[index]
             return
+        if torch.Tag.inplace_view in target.tags:
+            # Only the shape of the operand changes: from here on it is what the operation returns.
+            target = getattr(getattr(torch.ops.aten, target.overloadpacket.__name__.rstrip("_")), target._overloadname)
+            self._view_in_place(node, target)
+            return
         if target._schema.is_mutable:
             raise StepError(
                 f"`{target}` changes a tensor in a way that cannot be made functional",
@@ -144,6 +149,12 @@ class Encoder:
         number = len(self.nodes)
         returns, self._env[node] = self._returns(node, number)
         self._append(node, target, self._arguments(node, target._schema), returns)
+
+    def _view_in_place(self, node: torch.fx.Node, target: Any) -> None:
+        arguments = self._arguments(node, target._schema)
+        self._env[node] = self._value(node.meta["val"], {"result": [len(self.nodes), 0]})
+        self._append(node, target, arguments, [{"value": self._env[node]}])
+        self._env[node.args[0]] = self._env[node]  # type: ignore[index]
 
     def _append(self, node: torch.fx.Node, target: Any, arguments: list[Any], returns: list[Any]) -> None:
         origin: Origin | None = (node.meta.get("custom") or {}).get("origin")

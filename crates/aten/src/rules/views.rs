@@ -78,6 +78,9 @@ pub fn t(call: &Call<'_>) -> Option<Factors> {
 /// `transpose(x, a, b)`.
 pub fn transpose(call: &Call<'_>) -> Option<Factors> {
     let rank = call.operand(0).rank();
+    if rank == 0 {
+        return None;
+    }
     let (a, b) = (call.dim(1, rank)?, call.dim(2, rank)?);
     let swapped = move |dim| {
         if dim == a {
@@ -104,12 +107,13 @@ pub fn unsqueeze(call: &Call<'_>) -> Option<Factors> {
     Some(reordered(call, (0..call.result(0).rank()).map(old)))
 }
 
-/// `squeeze(x, dim)` and `squeeze(x, dims)`, on dimensions of size 1; other dimensions are kept.
+/// `squeeze(x, dim)` and `squeeze(x, dims)`: dimensions that are named but not of size 1 stay, and must be whole, lest a part of size 1 go.
 pub fn squeeze(call: &Call<'_>) -> Option<Factors> {
     let operand = call.operand(0);
-    let gone = call.dims(1, operand.rank());
-    let kept = (0..operand.rank()).filter(|dim| !(gone.contains(dim) && operand.shape[*dim] == 1));
-    Some(reordered(call, kept.map(Some).collect::<Vec<_>>().into_iter()))
+    let named = call.dims(1, operand.rank());
+    let stays = |dim: &usize| !(named.contains(dim) && operand.shape[*dim] == 1);
+    let order = (0..operand.rank()).filter(stays).map(|dim| (!named.contains(&dim)).then_some(dim));
+    Some(reordered(call, order.collect::<Vec<_>>().into_iter()))
 }
 
 /// `expand(x, sizes)`: a dimension that is repeated must be whole on both sides; others are factors.

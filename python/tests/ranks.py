@@ -1,0 +1,90 @@
+"""Several ranks in one process: their graphs run in lock-step, node by node, with collectives computed on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from unisono._interpret import _bind, _keyword, _positional, operator_of
+
+
+def _rank(graph: dict[str, Any], inputs: list[torch.Tensor]) -> Iterator[Any]:
+    """Runs one rank; yields ``(operator, arguments)`` at each collective and is sent its result."""
+    values = {item["value"]: tensor for item, tensor in zip(graph["inputs"], inputs, strict=True)}
+    for number in graph["order"]:
+        node = graph["nodes"][number]
+        name = graph["ops"][node["op"]]["name"]
+        if name.startswith("_c10d_functional::"):
+            arguments = [next(iter(a.values())) for a in node["args"]]
+            arguments[0] = values[arguments[0]]
+            result = arguments[0] if "wait" in name else (yield name.partition("::")[2], arguments)
+        else:
+            op = operator_of(name)
+            result = op(*_positional(op, node, values, {}), **_keyword(op, node, values, {}))
+        _bind(node["returns"], result, values)
+        check_types(graph, node, values)
+    yield "done", ([values[v] for v in graph["returns"]], {p: values[v] for p, v in graph["updates"]})
+
+
+def check_types(graph: dict[str, Any], node: dict[str, Any], values: dict[int, torch.Tensor]) -> None:
+    """What the graph says of the shape and type of each result is so."""
+    for returned in node["returns"]:
+        if returned == "none":
+            continue
+        made = next(iter(returned.values()))
+        for value in made if isinstance(made, list) else [made]:
+            said, tensor = graph["values"][value]["type"], values[value]
+            assert list(tensor.shape) == said["shape"], (graph["ops"][node["op"]]["name"], tensor.shape, said)
+
+
+@torch.no_grad()
+def run_ranks(graphs: list[dict[str, Any]], inputs: list[list[torch.Tensor]]) -> list[tuple[list[torch.Tensor], dict[int, torch.Tensor]]]:
+    """Runs one graph per rank and returns ``(returns, updates)`` of each."""
+    ranks = [_rank(graph, tensors) for graph, tensors in zip(graphs, inputs, strict=True)]
+    events = [next(rank) for rank in ranks]
+    while events[0][0] != "done":
+        names = {name for name, _ in events}
+        assert len(names) == 1, f"ranks disagree on the next collective: {names}"
+        results = _collective(events[0][0], [arguments for _, arguments in events])
+        events = [rank.send(result) for rank, result in zip(ranks, results, strict=True)]
+    assert all(name == "done" for name, _ in events), "ranks have different numbers of collectives"
+    return [result for _, result in events]
+
+
+def _collective(name: str, arguments: list[list[Any]]) -> list[torch.Tensor]:
+    tensors = [a[0] for a in arguments]
+    assert all(t.is_contiguous() for t in tensors), name
+    count = len(tensors)
+    if name.startswith("all_reduce"):
+        stacked = torch.stack(tensors)
+        result = stacked.sum(0) if arguments[0][1] == "sum" else stacked.amax(0)
+        return [result.clone() for _ in tensors]
+    if name.startswith("all_gather"):
+        return [torch.cat(tensors) for _ in tensors]
+    if name.startswith("reduce_scatter"):
+        return list(torch.stack(tensors).sum(0).chunk(count))
+    assert name.startswith("all_to_all"), name
+    pieces = [t.chunk(count) for t in tensors]
+    return [torch.cat([pieces[source][rank] for source in range(count)]) for rank in range(count)]
+
+
+def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
+    """One rank's part of a tensor."""
+    if placement == "replicate":
+        return tensor
+    dim, _, blocks = placement.removeprefix("shard(").removesuffix(")").partition(", ")
+    pieces = tensor.chunk(int(blocks or 1), int(dim))
+    return torch.cat([piece.chunk(ranks, int(dim))[rank] for piece in pieces], int(dim)).contiguous()
+
+
+def whole(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
+    """The tensor that the ranks' parts make."""
+    if placement == "replicate":
+        for part in parts[1:]:
+            torch.testing.assert_close(part, parts[0], rtol=0, atol=0)
+        return parts[0]
+    dim, _, blocks = placement.removeprefix("shard(").removesuffix(")").partition(", ")
+    pieces = [part.chunk(int(blocks or 1), int(dim)) for part in parts]
+    return torch.cat([piece[b] for b in range(int(blocks or 1)) for piece in pieces], int(dim))

@@ -1,0 +1,276 @@
+"""Every claim of the operation table, proved: operands are cut as a strategy requires, each rank runs its graph, and the results put
+together as the strategy says must be the whole result."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgpack
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import cut, run_ranks, whole
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.common_methods_invocations import op_db
+
+from unisono import _native
+from unisono._capture.inputs import StepInput, StepInputs
+from unisono._capture.trace import Traced
+from unisono._capture.trace import _functionalise as functionalised
+from unisono._capture.wire import Encoder
+from unisono._interpret import _bind, _keyword, _positional, operator_of
+
+#: A sum of so many roundings; samples are in double precision.
+TOLERANCE = {"rtol": 1e-7, "atol": 1e-8}
+
+
+def message(function, tensors):
+    """The graph of a function of tensors, traced as capture traces."""
+    first = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+    graph = functionalised(first, tensors)
+    inputs = StepInputs([StepInput("constant", f"constants.{i}", t) for i, t in enumerate(tensors)])
+    graph.graph.eliminate_dead_code()
+    for node in graph.graph.nodes:
+        if node.op == "output" and not isinstance(node.args[0], list | tuple):
+            node.args = ([node.args[0]],)
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    output.args = ([n for n in output.args[0] if isinstance(n, torch.fx.Node)],)
+    encoder = Encoder(Traced(graph=graph, returns=None), inputs)  # type: ignore[arg-type]
+    return encoder.bytes(), [item.tensor for item in inputs.inputs]
+
+
+def values_of(graph, inputs):
+    """All values of a graph."""
+    values = {item["value"]: tensor for item, tensor in zip(graph["inputs"], inputs, strict=True)}
+    with torch.no_grad():
+        for number in graph["order"]:
+            node = graph["nodes"][number]
+            op = operator_of(graph["ops"][node["op"]]["name"])
+            _bind(node["returns"], op(*_positional(op, node, values, {}), **_keyword(op, node, values, {})), values)
+    return values
+
+
+def operands(node):
+    """The values that a node reads, lists flattened."""
+    found = []
+    for arg in node["args"]:
+        if arg != "none" and "value" in arg:
+            found.append(arg["value"])
+        elif arg != "none" and "values" in arg:
+            found.extend(v for v in arg["values"] if v is not None)
+    return found
+
+
+def results(node):
+    found = []
+    for returned in node["returns"]:
+        if returned != "none":
+            made = next(iter(returned.values()))
+            found.extend(made if isinstance(made, list) else [made])
+    return found
+
+
+def parts(tensor, placement, ranks, generator):
+    """The parts of a tensor; those of a sum are uneven and of both signs."""
+    if placement == "partial(sum)":
+        others = [torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * 3 for _ in range(ranks - 1)]
+        others = [other.to(tensor.dtype) for other in others]
+        return [*others, tensor - sum(others)]
+    if placement == "partial(norm)":
+        shares = torch.rand((ranks, *tensor.shape), generator=generator, dtype=torch.float64) + 0.1
+        return list(tensor * (shares / shares.sum(0)).sqrt().to(tensor.dtype))
+    return [cut(tensor, placement, rank, ranks) for rank in range(ranks)]
+
+
+def combined(pieces, placement):
+    if placement == "partial(sum)":
+        return sum(pieces)
+    if placement == "partial(norm)":
+        return torch.stack(pieces).square().sum(0).sqrt()
+    if placement == "partial(max)":
+        return torch.stack(pieces).amax(0)
+    return whole(pieces, placement)
+
+
+def examine(function, tensors, ranks, seen=None):
+    """Asks all questions of a function's graph; returns how many there were beside the trivial ones, by operator."""
+    bytes_, tensors = message(function, tensors)
+    canonical, questions = _native.exam(bytes_, ranks)
+    graph = msgpack.unpackb(canonical)["graph"]
+    values = values_of(graph, tensors)
+    generator = torch.Generator().manual_seed(0)
+    asked: dict[str, int] = {}
+    for question in msgpack.unpackb(questions):
+        placements = question["operands"] + question["results"]
+        if all(placement == "replicate" for placement in placements):
+            continue
+        node = graph["nodes"][question["node"]]
+        name = graph["ops"][node["op"]]["name"]
+        key = (name, ranks, tuple(placements), str(node["args"]), tuple(values[v].shape for v in operands(node)))
+        if seen is not None:
+            if key in seen:
+                continue
+            seen.add(key)
+        cuts = [parts(values[v], p, ranks, generator) for v, p in zip(operands(node), question["operands"], strict=True)]
+        graphs = [msgpack.unpackb(g)["graph"] for g in question["graphs"]]
+        made = run_ranks(graphs, [[pieces[rank] for pieces in cuts] for rank in range(ranks)])
+        for position, (value, placement) in enumerate(zip(results(node), question["results"], strict=True)):
+            if "empty" in name:
+                continue
+            put_together = combined([returned[position] for returned, _ in made], placement)
+            what = f"{name}: {', '.join(question['operands'])} -> {', '.join(question['results'])} over {ranks}"
+            torch.testing.assert_close(put_together, values[value], equal_nan=True, msg=lambda m, w=what: f"{w}\n{m}", **TOLERANCE)
+        asked[name] = asked.get(name, 0) + 1
+    return asked
+
+
+#: Samples are random, or not worth the time.
+LEFT_OUT = {"bernoulli", "normal", "nn.functional.dropout"}
+SUPPORTED = [op for op in op_db if torch.float64 in op.dtypes and op.name not in LEFT_OUT]
+#: Variants that lead to operators without a row, or that nothing can be cut in: they run replicated.
+WITHOUT_A_ROW = {
+    *("tril", "triu", "argmax", "isinf", "index_select", "clamp", "round.decimals_0", "round.decimals_3", "round.decimals_neg_3"),
+    *("div.floor_rounding", "div.trunc_rounding", "div_floor_rounding", "div_trunc_rounding"),
+    *(f"nn.functional.pad.{mode}" for mode in ("reflect", "replicate", "replicate_negative", "circular")),
+}
+NAMES = set(
+    """add sub mul div neg reciprocal pow sqrt rsqrt square exp log log1p expm1 sin cos erf abs sign sgn floor ceil round clamp
+    maximum minimum floor_divide remainder addcmul addcdiv lerp nn.functional.relu nn.functional.gelu nn.functional.silu tanh
+    sigmoid nn.functional.leaky_relu nn.functional.elu nn.functional.softplus nn.functional.hardtanh eq ne lt le gt ge isnan isinf
+    logical_not logical_and logical_or bitwise_and bitwise_or bitwise_not where masked_fill clone zeros_like ones_like full_like view
+    reshape t transpose permute unsqueeze squeeze expand select unbind split split_with_sizes chunk cat stack flip sum mean
+    linalg.vector_norm amax amin argmax cumsum sort topk nn.functional.mse_loss softmax log_softmax nn.functional.layer_norm
+    nn.functional.rms_norm nn.functional.nll_loss nn.functional.cross_entropy nn.functional.embedding gather scatter scatter_add
+    index_select mm bmm addmm baddbmm matmul nn.functional.linear nn.functional.conv2d nn.functional.conv1d constant_pad_nd
+    nn.functional.pad new_zeros new_ones new_full tril triu nn.functional.batch_norm nn.functional.scaled_dot_product_attention""".split()
+)
+
+
+@pytest.mark.parametrize("op", [op for op in SUPPORTED if op.name in NAMES], ids=lambda op: op.full_name)
+def test_every_strategy_of_the_samples_of_an_operation_gives_the_whole_result(op):
+    seen: set = set()
+    asked = 0
+    for sample in itertools.islice(op.sample_inputs("cpu", torch.float64), 24):
+        arguments, kwargs = [sample.input, *sample.args], sample.kwargs
+        flat, spec = torch.utils._pytree.tree_flatten((arguments, kwargs))
+        tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+        if any(t.numel() > 20_000 or t.is_complex() for t in tensors):
+            continue
+
+        def function(*given, flat=flat, spec=spec):
+            given = iter(given)
+            full = [next(given) if isinstance(x, torch.Tensor) else x for x in flat]
+            args, kw = torch.utils._pytree.tree_unflatten(full, spec)
+            made = op.op(*args, **kw)
+            return [t for t in torch.utils._pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]
+
+        for ranks in (2, 5):
+            asked += sum(examine(function, tensors, ranks, seen).values())
+    assert asked or op.full_name in WITHOUT_A_ROW
+
+
+def with_gradients(function, tensors):
+    """A function's result and the gradients of its sum to all floating-point tensors."""
+
+    def both(*given):
+        leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in given]
+        with torch.enable_grad():
+            result = function(*leaves)
+            wanted = [t for t in leaves if t.requires_grad]
+            return [result.detach(), *torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)]
+
+    return both, tensors
+
+
+def rand(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def integers(high, *shape):
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+BACKWARD = {
+    "linear": (lambda x, w, b: F.linear(x, w, b), [rand(4, 6, 8), rand(12, 8), rand(12)]),
+    "a fused projection, split into heads": (
+        lambda x, w: torch.cat([p.view(2, 4, 6, 2).transpose(1, 2) for p in F.linear(x, w).split(12, 2)], 3),
+        [rand(2, 4, 6), rand(36, 6)],
+    ),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (8,), w, b), [rand(4, 6, 8), rand(8), rand(8)]),
+    "rms norm": (lambda x, w: F.rms_norm(x, (8,), w), [rand(4, 6, 8), rand(8)]),
+    "gelu": (lambda x: F.gelu(x), [rand(4, 6)]),
+    "silu": (lambda x: F.silu(x), [rand(4, 6)]),
+    "tanh and sigmoid": (lambda x: torch.tanh(x) * torch.sigmoid(x), [rand(4, 6)]),
+    "relu": (lambda x: F.relu(x), [rand(4, 6)]),
+    "softmax": (lambda x: F.softmax(x, -1) * x, [rand(4, 12)]),
+    "cross entropy": (lambda x, y: F.cross_entropy(x, y), [rand(6, 12), integers(12, 6)]),
+    "cross entropy with ignored targets": (
+        lambda x, y: F.cross_entropy(x, torch.where(y < 6, y, -100)),
+        [rand(6, 12), integers(12, 6)],
+    ),
+    "cross entropy that ignores a class": (
+        lambda x, y: F.cross_entropy(x, y, ignore_index=3),
+        [rand(12, 12), integers(12, 12)],
+    ),
+    "mean square error": (lambda x, y: F.mse_loss(x, y), [rand(4, 6), rand(4, 6)]),
+    "embedding": (lambda w, i: F.embedding(i, w), [rand(12, 4), integers(12, 6, 2)]),
+    "embedding with padding": (lambda w, i: F.embedding(i, w, padding_idx=3), [rand(12, 4), integers(12, 6, 4)]),
+    "batch norm": (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        [rand(6, 4), rand(4), rand(4)],
+    ),
+    "batch norm of images": (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        [rand(4, 6, 2, 2), rand(6), rand(6)],
+    ),
+    "convolution": (lambda x, w, b: F.conv2d(x, w, b, padding=1), [rand(4, 3, 5, 5), rand(6, 3, 3, 3), rand(6)]),
+    "attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        [rand(2, 4, 6, 8), rand(2, 4, 6, 8) + 1, rand(2, 4, 6, 8) - 1],
+    ),
+    "causal attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        [rand(2, 4, 6, 8), rand(2, 4, 6, 8) + 1, rand(2, 4, 6, 8) - 1],
+    ),
+    "attention with a mask": (
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
+        [rand(2, 4, 6, 8), rand(2, 4, 6, 8) + 1, rand(2, 4, 6, 8) - 1, rand(2, 1, 6, 6)],
+    ),
+    "slices, selects, stacks": (
+        lambda x: torch.stack([x[:, 1:3].sum(), x[:, 0].sum(), x.cumsum(1).select(0, 1).sum()]),
+        [rand(4, 6)],
+    ),
+    "norms": (lambda x, y: torch.stack([x.norm(), y.norm()]).norm() * x.sum(), [rand(4, 6), rand(6)]),
+    "expand and mean": (lambda x, y: (x + y.expand(4, 6)).mean(1, keepdim=True) * x, [rand(4, 6), rand(1, 6)]),
+    "choice": (lambda x, y: torch.where(x > 0, x, y) / (1 + y * y), [rand(4, 6), rand(4, 6)]),
+    "look-up by an index": (lambda x, i: x[i] * 2, [rand(12, 4), integers(12, 6)]),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", BACKWARD)
+def test_every_strategy_of_an_operation_and_its_backward_gives_the_whole_result(name, ranks):
+    function, tensors = BACKWARD[name]
+    assert examine(*with_gradients(function, tensors), ranks)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "adagrad"])
+def test_every_strategy_of_a_fused_optimizer_gives_the_whole_result(kind):
+    state = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad": 1}[kind]
+    tensors = [rand(8, 6), rand(8, 6) + 1, *[rand(8, 6).abs() for _ in range(state)]]
+    lr = torch.tensor(0.1, dtype=torch.float64)
+
+    def update(p, g, *moments):
+        op = getattr(torch.ops.aten, f"_fused_{kind}").tensor_lr
+        lists = [[m] for m in moments]
+        if kind in ("adam", "adamw"):
+            common = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": False, "maximize": False}
+            made = op([p], [g], *lists, [], [torch.tensor(3.0)], lr=lr, **common)
+        elif kind == "sgd":
+            common = {"weight_decay": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "maximize": False}
+            made = op([p], [g], *lists, lr=lr, is_first_step=False, **common)
+        else:
+            made = op([p], [g], *lists, [torch.tensor(3.0)], lr=lr, lr_decay=0.0, weight_decay=0.1, eps=1e-8, maximize=False)
+        return [t for group in made for t in group]
+
+    assert f"aten::_fused_{kind}.tensor_lr" in examine(update, tensors, 2)
