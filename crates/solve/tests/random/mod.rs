@@ -60,3 +60,16 @@ pub fn all_choices(problem: &Problem) -> Vec<Choices> {
 pub fn least(problem: &Problem) -> Cost {
     all_choices(problem).iter().map(|choices| evaluate(problem, choices)).min().unwrap()
 }
+
+/// Numbers that a seed determines (`SplitMix64`).
+pub struct Random(pub u64);
+
+impl Random {
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % end
+    }
+}
