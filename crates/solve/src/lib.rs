@@ -5,10 +5,12 @@
 //! are stored once and equal eliminations done once, so that a problem that repeats itself (the layers of a model) costs
 //! little more than one period of it.
 
+mod approximate;
 mod array;
 mod budget;
 mod components;
 mod cost;
+mod dual;
 mod eliminate;
 mod failure;
 mod kernel;

@@ -66,6 +66,22 @@ impl Graph {
         }
         clique
     }
+
+    /// Takes a variable out, connecting nothing, and returns its neighbours.
+    fn fix(&mut self, variable: u32) -> Vec<u32> {
+        let neighbours = std::mem::take(&mut self.neighbours[variable as usize]);
+        for &neighbour in &neighbours {
+            remove(&mut self.neighbours[neighbour as usize], variable);
+        }
+        neighbours
+    }
+
+    /// The variable or its neighbour that has the most neighbours, the first of equals.
+    fn busiest_around(&self, variable: u32) -> u32 {
+        let around = self.neighbours[variable as usize].iter().copied().chain([variable]);
+        let busy = |&x: &u32| (self.neighbours[x as usize].len(), Reverse(x));
+        around.max_by_key(busy).expect("a variable is around itself")
+    }
 }
 
 fn remove(list: &mut Vec<u32>, value: u32) {
@@ -101,38 +117,94 @@ const GONE: u64 = u64::MAX;
 
 /// The greedy order; `noise` is added to the logarithm of a bucket's cells, in 64ths of a bit.
 pub(crate) fn min_weight(network: &Network, noise: impl Fn(u32) -> u64) -> Order {
-    let sizes = &network.sizes;
-    let mut graph = Graph::new(network);
-    let mut key: Vec<u64> = Vec::with_capacity(sizes.len());
-    let mut heap = BinaryHeap::with_capacity(sizes.len() * 2);
-    for variable in 0..sizes.len() as u32 {
-        key.push(log_cells(graph.cells(sizes, variable)) + noise(variable));
-        if sizes[variable as usize] > 1 {
-            heap.push(Reverse((key[variable as usize], variable)));
+    min_weight_below(network, u64::MAX, noise).0
+}
+
+/// A greedy order in which no bucket has more than `limit` cells, and the variables that have to be fixed for that.
+pub(crate) fn min_weight_below(
+    network: &Network,
+    limit: u64,
+    noise: impl Fn(u32) -> u64,
+) -> (Order, Vec<u32>) {
+    let mut greedy = Greedy::new(network, noise);
+    let mut fixed = Vec::new();
+    while let Some(variable) = greedy.next() {
+        let cells = greedy.graph.cells(greedy.sizes, variable);
+        if cells > limit {
+            let hub = greedy.graph.busiest_around(variable);
+            greedy.fix(hub);
+            fixed.push(hub);
+        } else {
+            greedy.eliminate(variable, cells);
         }
     }
-    let mut order = Order { variables: Vec::with_capacity(heap.len()), total: 0, largest: 0, width: 0 };
-    let mut scratch = Vec::new();
-    while let Some(Reverse((at, variable))) = heap.pop() {
-        if key[variable as usize] != at {
-            continue;
+    (greedy.order, fixed)
+}
+
+/// The graph on its way, with a queue of the variables by the cells of their buckets.
+struct Greedy<'a, N> {
+    sizes: &'a [u32],
+    noise: N,
+    graph: Graph,
+    keys: Vec<u64>,
+    heap: BinaryHeap<Reverse<(u64, u32)>>,
+    order: Order,
+    scratch: Vec<u32>,
+}
+
+impl<'a, N: Fn(u32) -> u64> Greedy<'a, N> {
+    fn new(network: &'a Network, noise: N) -> Self {
+        let sizes = network.sizes.as_slice();
+        let graph = Graph::new(network);
+        let heap = BinaryHeap::with_capacity(sizes.len() * 2);
+        let variables = Vec::with_capacity(sizes.len());
+        let order = Order { variables, total: 0, largest: 0, width: 0 };
+        let keys = vec![GONE; sizes.len()];
+        let mut greedy = Self { sizes, noise, graph, keys, heap, order, scratch: Vec::new() };
+        for variable in (0..sizes.len() as u32).filter(|&x| sizes[x as usize] > 1) {
+            greedy.enqueue(variable);
         }
-        key[variable as usize] = GONE;
-        let cells = graph.cells(sizes, variable);
-        order.variables.push(variable);
-        order.total += u128::from(cells);
-        order.largest = order.largest.max(cells);
-        let clique = graph.eliminate(variable, &mut scratch);
-        order.width = order.width.max(clique.len() as u32);
-        for member in clique {
-            let new = log_cells(graph.cells(sizes, member)) + noise(member);
-            if new != key[member as usize] {
-                key[member as usize] = new;
-                heap.push(Reverse((new, member)));
+        greedy
+    }
+
+    fn enqueue(&mut self, variable: u32) {
+        let key = log_cells(self.graph.cells(self.sizes, variable)) + (self.noise)(variable);
+        if key != self.keys[variable as usize] {
+            self.keys[variable as usize] = key;
+            self.heap.push(Reverse((key, variable)));
+        }
+    }
+
+    /// The variable with the fewest cells, the first of equals. It stays in the graph.
+    fn next(&mut self) -> Option<u32> {
+        loop {
+            let Reverse((key, variable)) = self.heap.pop()?;
+            if self.keys[variable as usize] == key {
+                return Some(variable);
             }
         }
     }
-    order
+
+    fn eliminate(&mut self, variable: u32, cells: u64) {
+        self.keys[variable as usize] = GONE;
+        self.order.variables.push(variable);
+        self.order.total += u128::from(cells);
+        self.order.largest = self.order.largest.max(cells);
+        let clique = self.graph.eliminate(variable, &mut self.scratch);
+        self.order.width = self.order.width.max(clique.len() as u32);
+        for member in clique {
+            self.enqueue(member);
+        }
+    }
+
+    /// Takes a variable out without a bucket. The one that was next is queued again.
+    fn fix(&mut self, variable: u32) {
+        self.keys[variable as usize] = GONE;
+        for neighbour in self.graph.fix(variable) {
+            self.keys[neighbour as usize] = GONE;
+            self.enqueue(neighbour);
+        }
+    }
 }
 
 /// The binary logarithm in 64ths, rounded down by linear interpolation: monotone, and the same everywhere.

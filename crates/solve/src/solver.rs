@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Choices, Cost, Failure, Problem, VariableId,
+    approximate::{Bracket, Means, bracket},
     array::Store,
     eliminate::{Cache, eliminate},
     evaluate,
@@ -142,12 +143,22 @@ impl<'a> Solver<'a> {
         let network = std::mem::take(&mut pruned.network);
         statistics.states_pruned += states - total(&network.sizes);
         let order = min_weight(&network, |_| 0);
-        if order.largest > self.options.table_limit {
-            return Err(Failure::TooLarge { cells: order.largest });
-        }
-        let done = eliminate(network, order.variables, &mut self.store, &mut self.cache, statistics)?;
-        let choices = pruned.original(&done.choose(&self.store)).into_iter().collect();
-        Ok(Minimum { choices, bound: constant + pruned.constant + done.minimum })
+        let (choices, minimum) = if order.largest <= self.options.table_limit {
+            let done = eliminate(network, order.variables, &mut self.store, &mut self.cache, statistics)?;
+            (done.choose(&self.store), done.minimum)
+        } else {
+            let mut means = Means {
+                store: &mut self.store,
+                cache: &mut self.cache,
+                pruner: &mut self.pruner,
+                statistics,
+                table_limit: self.options.table_limit,
+            };
+            let Bracket { choices, bound } = bracket(network, &mut means)?;
+            (choices, bound)
+        };
+        let choices = pruned.original(&choices).into_iter().collect();
+        Ok(Minimum { choices, bound: constant + pruned.constant + minimum })
     }
 }
 

@@ -7,11 +7,14 @@ use microlp::{ComparisonOp, OptimizationDirection, Variable};
 use random::Random;
 use unisono_solve::{Cost, Options, Problem, Solver, VariableId, evaluate};
 
+/// Cost and weight, unless forbidden.
+type Cell = Option<(i64, u64)>;
+
 /// A tree with extra edges: 14 to 20 variables of 2 to 5 states; a tenth of the pairs of states is forbidden.
 struct Instance {
     problem: Problem,
     unary: Vec<Vec<(i64, u64)>>,
-    pairs: Vec<(usize, usize, Vec<Option<(i64, u64)>>)>,
+    pairs: Vec<(usize, usize, Vec<Cell>)>,
 }
 
 impl Instance {
@@ -44,7 +47,7 @@ impl Instance {
             free.then(|| (random.below(100) as i64, random.below(50)))
         };
         let cells: Vec<_> = (0..rows * cols).map(&mut cell).collect();
-        let cost = |cell: &Option<(i64, u64)>| cell.map_or(Cost::INFINITE, |(cost, _)| Cost::new(cost, 0));
+        let cost = |cell: &Cell| cell.map_or(Cost::INFINITE, |(cost, _)| Cost::new(cost, 0));
         let costs: Vec<Cost> = cells.iter().map(cost).collect();
         let weights: Vec<u64> = cells.iter().map(|cell| cell.map_or(0, |(_, weight)| weight)).collect();
         let table = self.problem.weighted_table(&[rows, cols], &costs, &weights);
@@ -66,9 +69,9 @@ impl Instance {
         }
         for (a, b, cells) in &self.pairs {
             let bound = |cell: &Option<_>| (0.0, if cell.is_some() { 1.0 } else { 0.0 });
-            let cost = |cell: &Option<(i64, u64)>| cell.map_or(0.0, |(cost, _)| cost as f64);
+            let cost = |cell: &Cell| cell.map_or(0.0, |(cost, _)| cost as f64);
             let edges: Vec<Variable> = cells.iter().map(|c| program.add_var(cost(c), bound(c))).collect();
-            let weight = |cell: &Option<(i64, u64)>| cell.map_or(0.0, |(_, weight)| weight as f64);
+            let weight = |cell: &Cell| cell.map_or(0.0, |(_, weight)| weight as f64);
             weights.extend(edges.iter().zip(cells).map(|(&x, cell)| (x, weight(cell))));
             let cols = states[*b].len();
             for (i, &x) in states[*a].iter().enumerate() {

@@ -110,6 +110,11 @@ fn reshard(from: Placement, to: Placement, bytes: i64) -> Cost {
     }
 }
 
+/// Bytes of a device's part.
+fn local(placement: Placement, bytes: i64) -> u64 {
+    (if matches!(placement, Rows | Columns) { bytes / DEVICES } else { bytes }) as u64
+}
+
 impl Step {
     fn push(&mut self, kind: Kind, inputs: &[usize], bytes: i64) -> usize {
         let id = self.operations.len();
@@ -364,6 +369,12 @@ impl CopySet {
         ALL.into_iter().flat_map(with).collect()
     }
 
+    /// Bytes kept on a device: what it is read from, where that is kept at all, and the extras.
+    fn weight(&self, bytes: i64, from_is_kept: bool) -> u64 {
+        let kept = self.extras.iter().chain(from_is_kept.then_some(&self.from));
+        kept.map(|&placement| local(placement, bytes)).sum()
+    }
+
     fn cost(&self, bytes: i64) -> Cost {
         self.extras.iter().map(|&extra| reshard(self.from, extra, bytes)).sum()
     }
@@ -384,11 +395,21 @@ impl Step {
         let mut copies: Vec<[Option<VariableId>; 3]> = Vec::new();
         for (operation, value) in self.operations.iter().zip(&self.values) {
             let costs: Vec<Cost> = operation.ways.iter().map(|way| Cost::new(way.cost, 0)).collect();
-            variables.push(problem.variable(&costs));
+            // State stays on the device; of all other values, copies weigh what outlives the phase.
+            let state = operation.inputs.is_empty();
+            let kept = |way: &Way| if state { local(way.gives, value.bytes) } else { 0 };
+            variables.push(
+                problem.weighted_variable(&costs, &operation.ways.iter().map(kept).collect::<Vec<_>>()),
+            );
             let set_costs: Vec<Cost> = sets.iter().map(|set| set.cost(value.bytes)).collect();
             let used = |phase| value.uses.iter().any(|&(user, _)| self.operations[user].phase == phase);
             let shared = value.uses.len() > 1;
-            copies.push([0, 1, 2].map(|phase| (shared && used(phase)).then(|| problem.variable(&set_costs))));
+            copies.push([0, 1, 2].map(|phase| {
+                let crosses = phase > operation.phase;
+                let weights = |set: &CopySet| if crosses { set.weight(value.bytes, !state) } else { 0 };
+                let weights: Vec<u64> = sets.iter().map(weights).collect();
+                (shared && used(phase)).then(|| problem.weighted_variable(&set_costs, &weights))
+            }));
         }
         for (id, copies) in copies.iter().enumerate() {
             self.connect(id, &variables, copies, &sets, &mut problem);

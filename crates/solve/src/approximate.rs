@@ -1,0 +1,277 @@
+//! What to do where exact elimination needs too large a table: a lower bound, good choices, and elimination of what lies
+//! between them. Exact where the bound leaves few enough states; otherwise choices and bound differ, and both are said.
+
+use rustc_hash::FxHashMap;
+
+use crate::{
+    Failure, Statistics,
+    array::{ArrayId, INFINITE, Store, strides},
+    dual::{minima, reparametrise},
+    eliminate::{Cache, eliminate},
+    network::{Incidence, Network},
+    order::{min_weight, min_weight_below},
+    prune::{Pruned, Pruner},
+};
+
+/// Rounds of bound, choices and pruning.
+const ROUNDS: u32 = 6;
+/// Sweeps forward and backward in each round.
+const SWEEPS: u32 = 15;
+/// Moves that improve the choices in each round.
+const MOVES: u64 = 6;
+/// Moves use smaller tables than the exact elimination.
+const MOVE_LIMIT: u64 = 1 << 18;
+
+/// What the solver lends.
+pub(crate) struct Means<'a> {
+    pub store: &'a mut Store,
+    pub cache: &'a mut Cache,
+    pub pruner: &'a mut Pruner,
+    pub statistics: &'a mut Statistics,
+    pub table_limit: u64,
+}
+
+/// Choices and their sum in the network that was given, and what no choices fall below.
+pub(crate) struct Bracket {
+    pub choices: Vec<u32>,
+    pub bound: i128,
+}
+
+/// The search: a network that shrinks, and the best choices in terms of the first one.
+struct Search<'a, 'b> {
+    means: &'a mut Means<'b>,
+    first: Network,
+    network: Network,
+    /// The states of the first network that those of the present one are; `None` where they are the same.
+    states: Vec<Option<Box<[u32]>>>,
+    lower: i128,
+    best: Option<(i128, Vec<u32>)>,
+}
+
+/// Bounds the least sum of a network from both sides. Fails where no choices were found that are allowed.
+pub(crate) fn bracket(network: Network, means: &mut Means<'_>) -> Result<Bracket, Failure> {
+    let states = vec![None; network.sizes.len()];
+    let mut search = Search { means, first: network.clone(), network, states, lower: 0, best: None };
+    let mut largest = 0;
+    for round in 0..ROUNDS {
+        let (network, gained) = reparametrise(&search.network, search.means.store, SWEEPS);
+        search.network = network;
+        search.lower += gained;
+        search.improve(u64::from(round) * MOVES);
+        if search.is_closed() {
+            break;
+        }
+        search.near_bound();
+        largest = search.prune_by_bound()?;
+        if search.is_closed() {
+            break;
+        }
+        if largest <= search.means.table_limit {
+            search.finish()?;
+            break;
+        }
+    }
+    let lower = search.lower;
+    match search.best {
+        Some((value, choices)) => Ok(Bracket { choices, bound: lower.min(value) }),
+        None => Err(Failure::TooLarge { cells: largest }),
+    }
+}
+
+impl Search<'_, '_> {
+    fn gap(&self) -> Option<i128> {
+        self.best.as_ref().map(|(value, _)| value - self.lower)
+    }
+
+    /// Whether nothing better than the best choices is left.
+    fn is_closed(&self) -> bool {
+        self.gap().is_some_and(|gap| gap <= 0)
+    }
+
+    /// Takes choices of the present network into account.
+    fn consider(&mut self, choices: &[u32]) {
+        let original = |(states, &choice): (&Option<Box<[u32]>>, &u32)| {
+            states.as_ref().map_or(choice, |states| states[choice as usize])
+        };
+        let choices: Vec<u32> = self.states.iter().zip(choices).map(original).collect();
+        let better = |&value: &i128| self.best.as_ref().is_none_or(|&(best, _)| value < best);
+        if let Some(value) = value(&self.first, self.means.store, &choices).filter(better) {
+            self.best = Some((value, choices));
+        }
+    }
+
+    /// Reads choices off the tables, and improves them by exact elimination of all but a few variables at a time.
+    fn improve(&mut self, seed: u64) {
+        let mut choices = decode(&self.network, self.means.store);
+        let mut present = value(&self.network, self.means.store, &choices);
+        self.consider(&choices);
+        let soft = soften(&self.network, self.means.store);
+        for turn in 0..MOVES {
+            let network = if present.is_some() { self.network.clone() } else { soft.clone() };
+            let noise = |variable: u32| scatter(seed + turn, variable) % 128;
+            let limit = MOVE_LIMIT.min(self.means.table_limit);
+            let (_, fixed) = min_weight_below(&network, limit, noise);
+            let kept: Vec<_> = fixed.into_iter().map(|x| (x, vec![choices[x as usize]])).collect();
+            let Ok(moved) = self.minimise(network, &kept, u64::MAX) else { continue };
+            let Some((moved, _)) = moved else { continue };
+            choices = moved;
+            present = value(&self.network, self.means.store, &choices);
+            self.consider(&choices);
+        }
+    }
+
+    /// Exact elimination of the given states, unless a table is over the limit: then `None`.
+    fn minimise(
+        &mut self,
+        network: Network,
+        kept: &[(u32, Vec<u32>)],
+        limit: u64,
+    ) -> Result<Option<(Vec<u32>, i128)>, Failure> {
+        let Means { store, cache, pruner, statistics, table_limit } = self.means;
+        let mut pruned = pruner.prune(network, kept, store)?;
+        let order = min_weight(&pruned.network, |_| 0);
+        if order.largest > limit.min(*table_limit) {
+            return Ok(None);
+        }
+        let network = std::mem::take(&mut pruned.network);
+        let done = eliminate(network, order.variables, store, cache, statistics)?;
+        Ok(Some((pruned.original(&done.choose(store)), pruned.constant + done.minimum)))
+    }
+
+    /// Per variable, the states in which the sum is at most `excess` over the bound, for all that is known.
+    fn states_within(&self, excess: i128) -> Vec<(u32, Vec<u32>)> {
+        let incidence = self.network.incidence();
+        let mut kept = Vec::new();
+        for variable in 0..self.network.sizes.len() as u32 {
+            let slack = slack(&self.network, &incidence, self.means.store, variable);
+            let near: Vec<u32> =
+                (0..slack.len() as u32).filter(|&state| slack[state as usize] <= excess).collect();
+            if near.len() < slack.len() {
+                kept.push((variable, near));
+            }
+        }
+        kept
+    }
+
+    /// Eliminates the states nearest to the bound, as many as tables allow.
+    fn near_bound(&mut self) {
+        let mut excess = self.gap().unwrap_or(i128::from(INFINITE) - 1);
+        for _ in 0..40 {
+            let kept = self.states_within(excess);
+            match self.minimise(self.network.clone(), &kept, MOVE_LIMIT) {
+                Ok(Some((choices, _))) => return self.consider(&choices),
+                // With fewer states there is no solution either.
+                Err(Failure::Infeasible { .. }) => return,
+                _ => excess /= 2,
+            }
+        }
+    }
+
+    /// Takes out the states that are in no choices better than the best known; returns the largest table of what is left.
+    fn prune_by_bound(&mut self) -> Result<u64, Failure> {
+        let kept = self.gap().map_or_else(Vec::new, |gap| self.states_within(gap));
+        let network = std::mem::take(&mut self.network);
+        let Pruned { network, states, constant } =
+            self.means.pruner.prune(network, &kept, self.means.store)?;
+        for (old, new) in self.states.iter_mut().zip(states) {
+            let Some(new) = new else { continue };
+            *old = Some(match old {
+                Some(old) => new.iter().map(|&state| old[state as usize]).collect(),
+                None => new,
+            });
+        }
+        self.lower += constant;
+        self.network = network;
+        Ok(min_weight(&self.network, |_| 0).largest)
+    }
+
+    /// Eliminates what is left: the optimum is there, or it is the best choices known.
+    fn finish(&mut self) -> Result<(), Failure> {
+        let network = std::mem::take(&mut self.network);
+        if let Some((choices, minimum)) = self.minimise(network, &[], u64::MAX)? {
+            self.consider(&choices);
+            self.lower += minimum;
+        }
+        Ok(())
+    }
+}
+
+/// The sum of a network's tables, or `None` where one forbids the choices.
+pub(crate) fn value(network: &Network, store: &Store, choices: &[u32]) -> Option<i128> {
+    let cell = |factor: usize| {
+        let array = &store[network.arrays[factor]];
+        let steps = strides(&array.shape);
+        let offsets =
+            network.scope(factor).iter().zip(&steps).map(|(&x, step)| choices[x as usize] as usize * step);
+        array.cells[offsets.sum::<usize>()]
+    };
+    let cells = (0..network.arrays.len()).map(cell);
+    cells.map(|cell| (cell < INFINITE).then_some(i128::from(cell))).sum()
+}
+
+/// Per state, what the tables around a variable cost at least: all others are at least 0.
+fn slack(network: &Network, incidence: &Incidence, store: &Store, variable: u32) -> Vec<i128> {
+    let mut slack = vec![0; network.sizes[variable as usize] as usize];
+    for &(factor, axis) in incidence.of(variable) {
+        let array = &store[network.arrays[factor as usize]];
+        for (slack, minimum) in slack.iter_mut().zip(minima(&array.shape, &array.cells, axis as usize)) {
+            *slack += i128::from(minimum);
+        }
+    }
+    slack
+}
+
+/// Chooses one variable after the other, each as cheap as the tables and the choices before allow.
+fn decode(network: &Network, store: &Store) -> Vec<u32> {
+    let incidence = network.incidence();
+    let mut choices = vec![0; network.sizes.len()];
+    for variable in 0..network.sizes.len() as u32 {
+        let mut sums = vec![0_i128; network.sizes[variable as usize] as usize];
+        for &(factor, axis) in incidence.of(variable) {
+            let array = &store[network.arrays[factor as usize]];
+            let scope = network.scope(factor as usize);
+            let (mut shape, mut cells) = (array.shape.clone(), array.cells.to_vec());
+            for (axis, &x) in scope.iter().enumerate().take(axis as usize) {
+                cells = select(&shape, &cells, axis, choices[x as usize]);
+                shape[axis] = 1;
+            }
+            for (sum, minimum) in sums.iter_mut().zip(minima(&shape, &cells, axis as usize)) {
+                *sum += i128::from(minimum);
+            }
+        }
+        choices[variable as usize] = (0..sums.len()).min_by_key(|&state| sums[state]).unwrap_or(0) as u32;
+    }
+    choices
+}
+
+/// The cells of one state of an axis.
+fn select(shape: &[u32], cells: &[i64], axis: usize, state: u32) -> Vec<i64> {
+    let run: usize = shape[axis + 1..].iter().map(|&size| size as usize).product();
+    let blocks = cells.chunks_exact(run * shape[axis] as usize);
+    blocks.flat_map(|block| &block[state as usize * run..][..run]).copied().collect()
+}
+
+/// The network with a penalty instead of every prohibition, greater than all that is allowed where that fits.
+fn soften(network: &Network, store: &mut Store) -> Network {
+    let total: i64 = network.arrays.iter().map(|&array| store[array].max).fold(1, i64::saturating_add);
+    let penalty = total.min(1 << 48);
+    let mut softened: FxHashMap<ArrayId, ArrayId> = FxHashMap::default();
+    let mut result = Network::new(network.sizes.clone());
+    for (factor, &array) in network.arrays.iter().enumerate() {
+        let soft = *softened.entry(array).or_insert_with(|| {
+            let array = &store[array];
+            let soft = |&cell: &i64| if cell >= INFINITE { penalty } else { cell };
+            let (shape, cells) = (array.shape.clone(), array.cells.iter().map(soft).collect());
+            store.intern(shape, cells)
+        });
+        result.push(soft, network.scope(factor));
+    }
+    result
+}
+
+/// A number that looks random and depends on nothing else.
+pub(crate) fn scatter(seed: u64, variable: u32) -> u64 {
+    let mixed = (seed << 32 | u64::from(variable)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mixed = (mixed ^ mixed >> 31).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed ^ mixed >> 29
+}

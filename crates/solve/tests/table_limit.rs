@@ -1,0 +1,66 @@
+//! Where tables are not allowed to be large enough, choices and bound are still true, and often equal.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod random;
+
+use arbtest::arbtest;
+use random::{Random, least, problem};
+use unisono_solve::{Cost, Failure, Options, Problem, Stop, VariableId, evaluate, solve};
+
+#[test]
+fn small_problems_are_bracketed() {
+    arbtest(|u| {
+        let problem = problem(u)?;
+        let options = Options { table_limit: u.int_in_range(4..=16)? };
+        match solve(&problem, &options) {
+            Ok(solution) => {
+                let least = least(&problem);
+                assert!(solution.bound <= least && least <= solution.cost && solution.cost.is_finite());
+                assert_eq!(solution.cost, evaluate(&problem, &solution.choices));
+                assert_eq!(solution.stop == Stop::Optimal, solution.cost == solution.bound);
+            }
+            Err(Failure::Infeasible { .. }) => assert_eq!(least(&problem), Cost::INFINITE),
+            Err(Failure::TooLarge { cells }) => assert!(cells > options.table_limit),
+            Err(failure) => panic!("{failure}"),
+        }
+        Ok(())
+    })
+    .budget_ms(3000);
+}
+
+/// A square grid of variables with random costs: its width is its side.
+fn grid(side: u32, states: u64, seed: u64) -> Problem {
+    let mut random = Random(seed);
+    let mut costs =
+        |count: u64| (0..count).map(|_| Cost::new(random.below(1000) as i64, 0)).collect::<Vec<_>>();
+    let mut problem = Problem::new();
+    for _ in 0..side * side {
+        problem.variable(&costs(states));
+    }
+    for i in 0..side * side {
+        let mut join = |to: u32| {
+            let table = problem.table(states as usize, states as usize, &costs(states * states));
+            problem.pair(VariableId(i), VariableId(to), table);
+        };
+        if i % side + 1 < side {
+            join(i + 1);
+        }
+        if i + side < side * side {
+            join(i + side);
+        }
+    }
+    problem
+}
+
+#[test]
+fn grids_wider_than_the_limit_are_bracketed_closely() {
+    for seed in 0..4 {
+        let problem = grid(7, 3, seed);
+        let optimum = solve(&problem, &Options::default()).unwrap();
+        assert_eq!(optimum.stop, Stop::Optimal);
+        let solution = solve(&problem, &Options { table_limit: 81 }).unwrap();
+        assert!(solution.bound <= optimum.cost && optimum.cost <= solution.cost);
+        let gap = (solution.cost.0 - solution.bound.0) as f64 / optimum.cost.0 as f64;
+        assert!(gap < 0.1, "a gap of {gap}");
+    }
+}
