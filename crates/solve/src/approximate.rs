@@ -261,8 +261,8 @@ fn soften(network: &Network, store: &mut Store) -> Network {
         let soft = *softened.entry(array).or_insert_with(|| {
             let array = &store[array];
             let soft = |&cell: &i64| if cell >= INFINITE { penalty } else { cell };
-            let (shape, cells) = (array.shape.clone(), array.cells.iter().map(soft).collect());
-            store.intern(shape, cells)
+            let (shape, cells): (_, Vec<i64>) = (array.shape.clone(), array.cells.iter().map(soft).collect());
+            store.intern(shape, &cells)
         });
         result.push(soft, network.scope(factor));
     }

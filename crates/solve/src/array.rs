@@ -45,9 +45,9 @@ pub(crate) struct Store {
 
 impl Store {
     /// The id of this array: an old one if it was seen before.
-    pub fn intern(&mut self, shape: Shape, cells: Vec<i64>) -> ArrayId {
+    pub fn intern(&mut self, shape: Shape, cells: &[i64]) -> ArrayId {
         debug_assert_eq!(shape.iter().map(|&size| size as usize).product::<usize>(), cells.len());
-        let candidates = self.by_hash.entry(hash(&shape, &cells)).or_default();
+        let candidates = self.by_hash.entry(hash(&shape, cells)).or_default();
         let arrays = &self.arrays;
         let same = |id: &&ArrayId| arrays[**id].shape == shape && *arrays[**id].cells == *cells;
         if let Some(&id) = candidates.iter().find(same) {
@@ -60,8 +60,8 @@ impl Store {
     }
 
     /// Interns the array after its minimum was subtracted; returns the minimum too, or `None` where all is forbidden.
-    pub fn intern_normalised(&mut self, shape: Shape, mut cells: Vec<i64>) -> Option<(ArrayId, i64)> {
-        let minimum = normalise(&mut cells)?;
+    pub fn intern_normalised(&mut self, shape: Shape, cells: &mut [i64]) -> Option<(ArrayId, i64)> {
+        let minimum = normalise(cells)?;
         Some((self.intern(shape, cells), minimum))
     }
 }
@@ -181,9 +181,9 @@ mod tests {
     #[test]
     fn equal_arrays_have_one_id_and_shape_counts() {
         let mut store = Store::default();
-        let a = store.intern(Shape::from_slice(&[2, 3]), vec![1; 6]);
-        assert_eq!(store.intern(Shape::from_slice(&[2, 3]), vec![1; 6]), a);
-        assert_ne!(store.intern(Shape::from_slice(&[3, 2]), vec![1; 6]), a);
+        let a = store.intern(Shape::from_slice(&[2, 3]), &[1; 6]);
+        assert_eq!(store.intern(Shape::from_slice(&[2, 3]), &[1; 6]), a);
+        assert_ne!(store.intern(Shape::from_slice(&[3, 2]), &[1; 6]), a);
         assert_eq!(store.arrays.len(), 2);
     }
 

@@ -114,7 +114,7 @@ impl<'a> Tables<'a> {
         let mut result = Network::new(self.network.sizes.clone());
         let mut push = |shape: Shape, mut cells: Vec<i64>, scope: &[u32], constant: &mut i128| {
             *constant += i128::from(normalise(&mut cells).unwrap_or(0));
-            let array: ArrayId = store.intern(shape, cells);
+            let array: ArrayId = store.intern(shape, &cells);
             result.push(array, scope);
         };
         for (variable, cells) in self.own.into_iter().enumerate().filter(|(_, cells)| cells.len() > 1) {
@@ -151,17 +151,18 @@ mod tests {
         let mut store = Store::default();
         let mut network = Network::new(vec![3; 9]);
         let mut number = 0..;
-        let mut cells =
-            |count: usize| (0..count).map(|_| (scatter(7, number.next().unwrap_or(0)) % 90) as i64).collect();
+        let mut cells = |count: usize| -> Vec<i64> {
+            (0..count).map(|_| (scatter(7, number.next().unwrap_or(0)) % 90) as i64).collect()
+        };
         for i in 0..9 {
-            let array = store.intern(Shape::from_slice(&[3]), cells(3));
+            let array = store.intern(Shape::from_slice(&[3]), &cells(3));
             network.push(array, &[i]);
         }
         for scope in
             [&[0, 1][..], &[1, 2], &[0, 2], &[2, 3, 5], &[4, 5, 6], &[3, 7], &[7, 8], &[0, 8], &[1, 6, 8]]
         {
             let array =
-                store.intern(scope.iter().map(|_| 3).collect(), cells(3_usize.pow(scope.len() as u32)));
+                store.intern(scope.iter().map(|_| 3).collect(), &cells(3_usize.pow(scope.len() as u32)));
             network.push(array, scope);
         }
         let (moved, constant) = reparametrise(&network, &mut store, 10);

@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 
 use crate::{
     Failure, Statistics,
-    array::{ArrayId, Shape, Store},
-    kernel::{Bucket, Mask},
+    array::{ArrayId, Shape, Store, normalise},
+    kernel::{Bucket, Mask, Scratch},
     network::{Network, ids},
 };
 
@@ -14,6 +14,7 @@ use crate::{
 #[derive(Default)]
 pub(crate) struct Cache {
     messages: FxHashMap<Box<[u32]>, Message>,
+    scratch: Scratch,
 }
 
 /// The minimum over the pivot of a bucket.
@@ -103,7 +104,7 @@ pub(crate) fn eliminate(
             statistics.cache_hits += 1;
             message
         } else {
-            let message = minimise(&bucket, store)?;
+            let message = minimise(&bucket, store, &mut cache.scratch)?;
             let message = message.ok_or_else(|| Failure::Infeasible { variables: ids(&scope) })?;
             statistics.cells_computed += cells(&bucket.sizes);
             cache.messages.insert(key.as_slice().into(), message);
@@ -153,15 +154,17 @@ fn write_key(bucket: &Bucket, key: &mut Vec<u32>) {
     }
 }
 
-fn minimise(bucket: &Bucket, store: &mut Store) -> Result<Option<Message>, Failure> {
-    let mut cells = bucket.minimise(store)?;
+fn minimise(bucket: &Bucket, store: &mut Store, scratch: &mut Scratch) -> Result<Option<Message>, Failure> {
+    let mut cells = bucket.minimise(store, scratch)?;
     let others = bucket.sizes.iter().enumerate().filter(|&(axis, _)| axis != bucket.pivot);
     let shape: Shape = others.map(|(_, &size)| size).collect();
-    Ok(if shape.is_empty() {
-        crate::array::normalise(&mut cells).map(|minimum| Message { array: ArrayId::NONE, minimum })
+    let message = if shape.is_empty() {
+        normalise(&mut cells).map(|minimum| Message { array: ArrayId::NONE, minimum })
     } else {
-        store.intern_normalised(shape, cells).map(|(array, minimum)| Message { array, minimum })
-    })
+        store.intern_normalised(shape, &mut cells).map(|(array, minimum)| Message { array, minimum })
+    };
+    scratch.give(cells);
+    Ok(message)
 }
 
 impl Elimination {

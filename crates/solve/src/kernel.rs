@@ -15,8 +15,11 @@ use crate::{
 /// Axes, as bits of their positions in the bucket.
 pub(crate) type Mask = u64;
 
-/// Innermost loops should be at least this long.
-const BLOCK: usize = 32;
+/// Innermost loops need not be longer than this.
+const BLOCK: usize = 64;
+
+/// What starting an innermost loop costs, in cells.
+const ROW_OVERHEAD: usize = 16;
 
 /// What is eliminated at once: arrays on subsets of axes that all contain the pivot.
 pub(crate) struct Bucket {
@@ -42,10 +45,40 @@ const BIAS: i64 = 1 << 60;
 /// More than any biased sum: the bits of infinity.
 const WORST: i64 = f64::INFINITY.to_bits() as i64;
 
+/// Buffers that were used before: large ones are costly to get from the system.
+#[derive(Default)]
+pub(crate) struct Scratch(Vec<Vec<i64>>);
+
+impl Scratch {
+    fn take(&mut self) -> Vec<i64> {
+        let mut buffer = self.0.pop().unwrap_or_default();
+        buffer.clear();
+        buffer
+    }
+
+    /// Takes a buffer back.
+    pub fn give(&mut self, buffer: Vec<i64>) {
+        self.0.push(buffer);
+    }
+
+    fn give_all(&mut self, operands: Vec<Operand<'_>>) {
+        self.0.extend(operands.into_iter().filter_map(Operand::buffer));
+    }
+}
+
+impl Operand<'_> {
+    fn buffer(self) -> Option<Vec<i64>> {
+        match self.cells {
+            Cow::Owned(buffer) => Some(buffer),
+            Cow::Borrowed(_) => None,
+        }
+    }
+}
+
 impl Bucket {
     /// For each state of the other axes, the least sum over the states of the pivot. Not normalised; what is forbidden is
     /// at least [`INFINITE`].
-    pub fn minimise(&self, store: &Store) -> Result<Vec<i64>, Failure> {
+    pub fn minimise(&self, store: &Store, scratch: &mut Scratch) -> Result<Vec<i64>, Failure> {
         let greatest: i64 = self.operands.iter().map(|(id, _)| store[*id].max).fold(0, i64::saturating_add);
         if greatest >= Cost::LIMIT.0 {
             return Err(Failure::CostOverflow);
@@ -55,8 +88,8 @@ impl Bucket {
             Operand { mask, steps: self.steps(self.axes(mask)), cells }
         };
         let mut operands: Vec<Operand<'_>> = self.operands.iter().map(borrow).collect();
-        self.merge(&mut operands);
-        Ok(self.reduce(operands))
+        self.merge(&mut operands, scratch);
+        Ok(self.reduce(operands, scratch))
     }
 
     /// The positions of the axes of `mask`.
@@ -83,7 +116,7 @@ impl Bucket {
     }
 
     /// Adds arrays up before the reduction, the smallest sums first, until at most three are left.
-    fn merge(&self, operands: &mut Vec<Operand<'_>>) {
+    fn merge(&self, operands: &mut Vec<Operand<'_>>, scratch: &mut Scratch) {
         let all = operands.iter().fold(0, |mask, operand| mask | operand.mask);
         let total = self.cells(all);
         while operands.len() > 1 {
@@ -94,9 +127,11 @@ impl Bucket {
             let other = operands.remove(j);
             let mask = operands[i].mask | other.mask;
             let axes = || self.axes(mask);
-            let mut cells = self.lay_out(&operands[i], axes());
+            let mut cells = self.lay_out(&operands[i], axes(), scratch);
             self.add(&mut cells, &other, axes());
-            operands[i] = Operand { mask, steps: self.steps(axes()), cells: Cow::Owned(cells) };
+            let sum = Operand { mask, steps: self.steps(axes()), cells: Cow::Owned(cells) };
+            let merged = std::mem::replace(&mut operands[i], sum);
+            scratch.give_all(vec![merged, other]);
         }
     }
 
@@ -118,8 +153,14 @@ impl Bucket {
     }
 
     /// The array on these axes in this order, repeated along those that it lacks.
-    fn lay_out(&self, operand: &Operand<'_>, axes: impl Iterator<Item = usize> + Clone) -> Vec<i64> {
-        let mut cells = Vec::with_capacity(axes.clone().map(|axis| self.sizes[axis] as usize).product());
+    fn lay_out(
+        &self,
+        operand: &Operand<'_>,
+        axes: impl Iterator<Item = usize> + Clone,
+        scratch: &mut Scratch,
+    ) -> Vec<i64> {
+        let mut cells = scratch.take();
+        cells.reserve(axes.clone().map(|axis| self.sizes[axis] as usize).product());
         self.for_each_run(operand, axes, |run| match run.step {
             0 => cells.resize(cells.len() + run.length, operand.cells[run.offset]),
             1 => cells.extend_from_slice(&operand.cells[run.offset..][..run.length]),
@@ -143,34 +184,84 @@ impl Bucket {
         });
     }
 
-    /// Minimises over the pivot. The fastest axes of the result form blocks; an array covers a block wholly, with cells in
-    /// the block's own order, or not at all.
-    fn reduce(&self, mut operands: Vec<Operand<'_>>) -> Vec<i64> {
-        let pivot: Mask = 1 << self.pivot;
-        let all = operands.iter().fold(0, |mask, operand| mask | operand.mask) & !pivot;
-        let mut block: Mask = 0;
-        for axis in self.axes(all).rev() {
-            if self.cells(block) >= BLOCK {
-                break;
-            }
-            block |= 1 << axis;
-        }
+    /// Minimises over the pivot.
+    fn reduce(&self, mut operands: Vec<Operand<'_>>, scratch: &mut Scratch) -> Vec<i64> {
+        let all = operands.iter().fold(0, |mask, operand| mask | operand.mask) & !(1 << self.pivot);
+        let block = self.best_block(&operands, all);
         // What covers blocks comes first.
         operands.sort_by_key(|operand| operand.mask & block == 0);
         let covering = operands.iter().filter(|operand| operand.mask & block != 0).count();
-        for operand in &mut operands[..covering] {
-            self.cover(operand, block);
+        for operand in operands[..covering].iter_mut().filter(|operand| !self.covers(operand, block)) {
+            let axes = self.axes(operand.mask & !block).chain(self.axes(block));
+            let cells = self.lay_out(operand, axes.clone(), scratch);
+            let moved = Operand { mask: operand.mask, steps: self.steps(axes), cells: Cow::Owned(cells) };
+            scratch.give_all(vec![std::mem::replace(operand, moved)]);
         }
+        let mut result = scratch.take();
+        result.resize(self.cells(all), WORST);
+        self.reduce_blocks(&operands, covering, (all, block), &mut result);
+        scratch.give_all(operands);
+        if self.is_last(block, all) {
+            return result;
+        }
+        let steps = self.steps(self.axes(all & !block).chain(self.axes(block)));
+        let result = Operand { mask: all, steps, cells: Cow::Owned(result) };
+        let sorted = self.lay_out(&result, self.axes(all), scratch);
+        scratch.give_all(vec![result]);
+        sorted
+    }
+
+    /// Some axes of the result that all belong to the same arrays, so that each array covers them wholly or not at all:
+    /// innermost loops run over them. Those that save most work, roughly in cells.
+    fn best_block(&self, operands: &[Operand<'_>], all: Mask) -> Mask {
+        let signature = |axis: usize| {
+            operands.iter().map(|operand| operand.mask >> axis & 1).collect::<SmallVec<[Mask; 3]>>()
+        };
+        let mut blocks: SmallVec<[(SmallVec<[Mask; 3]>, Mask); 8]> = SmallVec::new();
+        for axis in self.axes(all).rev() {
+            let signature = signature(axis);
+            match blocks.iter_mut().find(|(known, _)| *known == signature) {
+                Some((_, block)) if self.cells(*block) < BLOCK => *block |= 1 << axis,
+                Some(_) => {}
+                None => blocks.push((signature, 1 << axis)),
+            }
+        }
+        let work = |block: Mask| {
+            let rows = self.cells(all) / self.cells(block) * self.sizes[self.pivot] as usize;
+            let moved =
+                operands.iter().filter(|operand| operand.mask & block != 0 && !self.covers(operand, block));
+            let result = if self.is_last(block, all) { 0 } else { self.cells(all) };
+            rows * ROW_OVERHEAD + result + moved.map(|operand| operand.cells.len()).sum::<usize>()
+        };
+        blocks.into_iter().map(|(_, block)| block).min_by_key(|&block| work(block)).unwrap_or(0)
+    }
+
+    fn is_last(&self, block: Mask, all: Mask) -> bool {
+        (all & !block) < block & block.wrapping_neg() || block == 0
+    }
+
+    /// Whether the array has the axes of the block contiguously in their order.
+    fn covers(&self, operand: &Operand<'_>, block: Mask) -> bool {
+        let contiguous = self.steps(self.axes(block));
+        self.axes(block).all(|axis| operand.steps[axis] == contiguous[axis])
+    }
+
+    fn reduce_blocks(
+        &self,
+        operands: &[Operand<'_>],
+        covering: usize,
+        (all, block): (Mask, Mask),
+        result: &mut [i64],
+    ) {
         let heads: SmallVec<[usize; 12]> = self.axes(all & !block).collect();
         let mut index: SmallVec<[u32; 12]> = SmallVec::from_elem(0, heads.len());
         let mut offsets: SmallVec<[usize; 3]> = SmallVec::from_elem(0, operands.len());
-        let mut result = vec![WORST; self.cells(all)];
         for row in result.chunks_exact_mut(self.cells(block)) {
-            self.reduce_row(row, &operands, covering, &offsets);
+            self.reduce_row(row, operands, covering, &offsets);
             for (i, &axis) in index.iter_mut().zip(&heads).rev() {
                 *i += 1;
                 let back = if *i == self.sizes[axis] { self.sizes[axis] as usize } else { 0 };
-                for (offset, operand) in offsets.iter_mut().zip(&operands) {
+                for (offset, operand) in offsets.iter_mut().zip(operands) {
                     *offset = *offset + operand.steps[axis] - operand.steps[axis] * back;
                 }
                 if back == 0 {
@@ -179,22 +270,6 @@ impl Bucket {
                 *i = 0;
             }
         }
-        result
-    }
-
-    /// Lays the array out anew unless it has all axes of the block, and these last.
-    fn cover(&self, operand: &mut Operand<'_>, block: Mask) {
-        let pivot: Mask = 1 << self.pivot;
-        if operand.steps == self.steps(self.axes(operand.mask)) {
-            let first = block.trailing_zeros() as usize;
-            if operand.mask & block == block && self.pivot < first {
-                return;
-            }
-        }
-        let mask = (operand.mask | block) & !pivot;
-        let axes = std::iter::once(self.pivot).chain(self.axes(mask));
-        let cells = self.lay_out(operand, axes.clone());
-        *operand = Operand { mask: mask | pivot, steps: self.steps(axes), cells: Cow::Owned(cells) };
     }
 
     fn reduce_row(&self, row: &mut [i64], operands: &[Operand<'_>], covering: usize, offsets: &[usize]) {

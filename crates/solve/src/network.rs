@@ -94,8 +94,8 @@ impl Objective {
         let objective = |(cell, &cost): (usize, &i64)| {
             if cost >= INFINITE { INFINITE } else { self.cell(cost, weight(cell)) }
         };
-        let cells = costs.cells.iter().enumerate().map(objective).collect();
-        store.intern_normalised(costs.shape.clone(), cells)
+        let mut cells: Vec<i64> = costs.cells.iter().enumerate().map(objective).collect();
+        store.intern_normalised(costs.shape.clone(), &mut cells)
     }
 
     fn cell(self, cost: i64, weight: i64) -> i64 {

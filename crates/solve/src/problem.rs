@@ -80,8 +80,9 @@ impl Problem {
     pub fn weighted_table(&mut self, shape: &[usize], costs: &[Cost], weights: &[u64]) -> TableId {
         assert_eq!(shape.iter().product::<usize>(), costs.len(), "a table has a cost for every cell");
         let shape: Shape = shape.iter().map(|&size| u32::try_from(size).expect("axis size")).collect();
-        let costs = costs.iter().map(|cost| cost.0.clamp(-Cost::LIMIT.0, Cost::INFINITE.0)).collect();
-        let costs = self.store.intern(shape.clone(), costs);
+        let costs: Vec<i64> =
+            costs.iter().map(|cost| cost.0.clamp(-Cost::LIMIT.0, Cost::INFINITE.0)).collect();
+        let costs = self.store.intern(shape.clone(), &costs);
         let weights = self.intern_weights(shape, weights, costs);
         self.table_id(TableArrays { costs, weights })
     }
@@ -93,7 +94,7 @@ impl Problem {
         assert_eq!(weights.len(), self.store[costs].cells.len(), "a table has a weight for every cell");
         let clamp =
             |&weight: &u64| i64::try_from(weight).map_or(Cost::LIMIT.0, |weight| weight.min(Cost::LIMIT.0));
-        self.store.intern(shape, weights.iter().map(clamp).collect())
+        self.store.intern(shape, &weights.iter().map(clamp).collect::<Vec<_>>())
     }
 
     fn table_id(&mut self, arrays: TableArrays) -> TableId {
@@ -128,7 +129,7 @@ impl Problem {
         let arrays = self.tables[table];
         let mut permuted = |id: ArrayId| {
             let (shape, cells) = permute(&self.store[id].shape, &self.store[id].cells, axes);
-            self.store.intern(shape, cells)
+            self.store.intern(shape, &cells)
         };
         let costs = permuted(arrays.costs);
         let weights = if arrays.weights.is_some() { permuted(arrays.weights) } else { ArrayId::NONE };

@@ -207,7 +207,7 @@ impl Pruner {
             cells = take(&shape, &cells, axis, states);
             shape[axis] = states.len() as u32;
         }
-        let restricted = store.intern_normalised(shape, cells);
+        let restricted = store.intern_normalised(shape, &mut cells);
         self.restricted.insert((array, lists), restricted);
         restricted
     }
@@ -225,7 +225,7 @@ impl Pruner {
                 let squeezed = *self.squeezed.entry(array).or_insert_with(|| {
                     let (shape, cells) = (&store[array].shape, store[array].cells.to_vec());
                     let shape = shape.iter().copied().filter(|&size| size > 1).collect();
-                    store.intern(shape, cells)
+                    store.intern(shape, &cells)
                 });
                 result.push(squeezed, &scope);
             }
