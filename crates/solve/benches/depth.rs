@@ -24,7 +24,7 @@ fn least<T>(runs: usize, mut run: impl FnMut() -> T) -> (Duration, T) {
     let timed = |()| {
         let start = processor_time();
         let answer = run();
-        (processor_time() - start, answer)
+        (processor_time().saturating_sub(start), answer)
     };
     std::iter::repeat_n((), runs).map(timed).min_by_key(|(time, _)| *time).expect("a run")
 }
