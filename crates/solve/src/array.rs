@@ -95,13 +95,47 @@ fn hash(shape: &Shape, cells: &[i64]) -> u64 {
     hasher.finish()
 }
 
+/// Added to what is compared. Read as the bits of a floating-point number, integers between minus half of this and six
+/// times this are positive and normal then, so that they compare as they do as integers, and machines have instructions
+/// for the minimum of many at once.
+pub(crate) const BIAS: i64 = 1 << 60;
+
+/// More than any biased sum: the bits of infinity.
+pub(crate) const WORST: i64 = f64::INFINITY.to_bits() as i64;
+
+/// Whether one biased integer is less than another.
+pub(crate) fn less(a: i64, b: i64) -> bool {
+    f64::from_bits(a as u64) < f64::from_bits(b as u64)
+}
+
+/// The lesser of two biased integers.
+pub(crate) fn lesser(a: i64, b: i64) -> i64 {
+    let (a, b) = (f64::from_bits(a as u64), f64::from_bits(b as u64));
+    (if a < b { a } else { b }).to_bits() as i64
+}
+
 /// Subtracts the minimum from all finite cells and returns it, or `None` where no cell is finite.
 pub(crate) fn normalise(cells: &mut [i64]) -> Option<i64> {
-    let minimum = cells.iter().copied().min().filter(|&cell| cell < INFINITE)?;
-    for cell in cells {
-        *cell = if *cell >= INFINITE { INFINITE } else { *cell - minimum };
+    const FORBIDDEN: i64 = INFINITE + BIAS;
+    let mut lanes = [WORST; 4];
+    let quads = cells.chunks_exact(4);
+    for (lane, &cell) in lanes.iter_mut().zip(quads.remainder()) {
+        *lane = cell + BIAS;
     }
-    Some(minimum)
+    for quad in quads {
+        for (lane, &cell) in lanes.iter_mut().zip(quad) {
+            *lane = lesser(*lane, cell + BIAS);
+        }
+    }
+    let minimum = lanes.into_iter().fold(WORST, lesser);
+    if !less(minimum, FORBIDDEN) {
+        return None;
+    }
+    for cell in cells {
+        let biased = *cell + BIAS;
+        *cell = if less(biased, FORBIDDEN) { biased - minimum } else { INFINITE };
+    }
+    Some(minimum - BIAS)
 }
 
 /// Strides of a row-major array of `shape`.
@@ -185,6 +219,14 @@ mod tests {
         assert_eq!(store.intern(Shape::from_slice(&[2, 3]), &[1; 6]), a);
         assert_ne!(store.intern(Shape::from_slice(&[3, 2]), &[1; 6]), a);
         assert_eq!(store.arrays.len(), 2);
+    }
+
+    #[test]
+    fn the_minimum_is_taken_from_what_is_allowed() {
+        let mut cells = [-Cost::LIMIT.0, 7, INFINITE, Cost::LIMIT.0 - 1, 3 * INFINITE];
+        assert_eq!(normalise(&mut cells), Some(-Cost::LIMIT.0));
+        assert_eq!(cells, [0, Cost::LIMIT.0 + 7, INFINITE, 2 * Cost::LIMIT.0 - 1, INFINITE]);
+        assert_eq!(normalise(&mut [INFINITE, 2 * INFINITE]), None);
     }
 
     #[test]

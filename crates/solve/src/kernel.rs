@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Cost, Failure,
-    array::{ArrayId, INFINITE, Run, Shape, Store, for_each_run, strides},
+    array::{ArrayId, BIAS, INFINITE, Run, Shape, Store, WORST, for_each_run, lesser, strides},
 };
 
 /// Axes, as bits of their positions in the bucket.
@@ -37,13 +37,6 @@ struct Operand<'a> {
     steps: SmallVec<[usize; 12]>,
     cells: Cow<'a, [i64]>,
 }
-
-/// Added to every sum that is compared. Read as the bits of a floating-point number, integers from here to far beyond
-/// three times [`INFINITE`] are positive and normal, so that they compare as they do as integers, and the machine has an
-/// instruction for the minimum.
-const BIAS: i64 = 1 << 60;
-/// More than any biased sum: the bits of infinity.
-const WORST: i64 = f64::INFINITY.to_bits() as i64;
 
 /// Buffers that were used before: large ones are costly to get from the system.
 #[derive(Default)]
@@ -298,10 +291,4 @@ impl Bucket {
             *cell -= BIAS;
         }
     }
-}
-
-/// The minimum of two integers between [`BIAS`] and [`WORST`].
-fn lesser(a: i64, b: i64) -> i64 {
-    let (a, b) = (f64::from_bits(a as u64), f64::from_bits(b as u64));
-    (if a < b { a } else { b }).to_bits() as i64
 }

@@ -147,7 +147,8 @@ struct Greedy<'a, N> {
     noise: N,
     graph: Graph,
     keys: Vec<u64>,
-    heap: BinaryHeap<Reverse<(u64, u32)>>,
+    /// The key in the upper half, the variable in the lower.
+    heap: BinaryHeap<Reverse<u64>>,
     order: Order,
     scratch: Vec<u32>,
 }
@@ -171,16 +172,16 @@ impl<'a, N: Fn(u32) -> u64> Greedy<'a, N> {
         let key = log_cells(self.graph.cells(self.sizes, variable)) + (self.noise)(variable);
         if key != self.keys[variable as usize] {
             self.keys[variable as usize] = key;
-            self.heap.push(Reverse((key, variable)));
+            self.heap.push(Reverse(key << 32 | u64::from(variable)));
         }
     }
 
     /// The variable with the fewest cells, the first of equals. It stays in the graph.
     fn next(&mut self) -> Option<u32> {
         loop {
-            let Reverse((key, variable)) = self.heap.pop()?;
-            if self.keys[variable as usize] == key {
-                return Some(variable);
+            let Reverse(entry) = self.heap.pop()?;
+            if self.keys[entry as u32 as usize] == entry >> 32 {
+                return Some(entry as u32);
             }
         }
     }
