@@ -13,6 +13,7 @@ mod cost;
 mod dual;
 mod eliminate;
 mod failure;
+mod good_order;
 mod kernel;
 mod knapsack;
 mod network;

@@ -8,8 +8,8 @@ use crate::{
     array::Store,
     eliminate::{Cache, eliminate},
     evaluate,
+    good_order::good_order,
     network::{Objective, build},
-    order::min_weight,
     prune::Pruner,
 };
 
@@ -142,7 +142,7 @@ impl<'a> Solver<'a> {
         let mut pruned = self.pruner.prune(network, kept, &mut self.store)?;
         let network = std::mem::take(&mut pruned.network);
         statistics.states_pruned += states - total(&network.sizes);
-        let order = min_weight(&network, |_| 0);
+        let order = good_order(&network);
         let (choices, minimum) = if order.largest <= self.options.table_limit {
             let done = eliminate(network, order.variables, &mut self.store, &mut self.cache, statistics)?;
             (done.choose(&self.store), done.minimum)
