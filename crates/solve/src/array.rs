@@ -26,6 +26,8 @@ pub(crate) struct Array {
     pub cells: Box<[i64]>,
     /// The greatest finite cell; 0 where none is greater.
     pub max: i64,
+    /// Whether a cell is finite.
+    pub allows: bool,
 }
 
 impl Array {
@@ -53,8 +55,9 @@ impl Store {
         if let Some(&id) = candidates.iter().find(same) {
             return id;
         }
-        let max = cells.iter().copied().filter(|&cell| cell < INFINITE).max().unwrap_or(0).max(0);
-        let id = self.arrays.push(Array { shape, cells: cells.into(), max });
+        let max = cells.iter().copied().filter(|&cell| cell < INFINITE).max();
+        let (max, allows) = (max.unwrap_or(0).max(0), max.is_some());
+        let id = self.arrays.push(Array { shape, cells: cells.into(), max, allows });
         candidates.push(id);
         id
     }

@@ -9,6 +9,7 @@ mod approximate;
 mod array;
 mod budget;
 mod components;
+mod conflict;
 mod cost;
 mod dual;
 mod eliminate;

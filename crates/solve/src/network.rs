@@ -4,8 +4,8 @@ use base::Id;
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Cost, Failure, Problem, TableId, VariableId,
-    array::{ArrayId, INFINITE, Store},
+    Cost, Problem, TableId, VariableId,
+    array::{ArrayId, INFINITE, Store, normalise},
 };
 
 /// Factors on numbered variables. Scopes are sorted and stand one after the other in one list.
@@ -85,8 +85,8 @@ pub(crate) enum Objective {
 }
 
 impl Objective {
-    /// The array of a table, its minimum subtracted, and that minimum; `None` where the table forbids everything.
-    fn array(self, problem: &Problem, store: &mut Store, table: TableId) -> Option<(ArrayId, i64)> {
+    /// The array of a table, its minimum subtracted, and that minimum.
+    fn array(self, problem: &Problem, store: &mut Store, table: TableId) -> (ArrayId, i64) {
         let arrays = problem.arrays(table);
         let costs = &store[arrays.costs];
         let weight =
@@ -95,7 +95,9 @@ impl Objective {
             if cost >= INFINITE { INFINITE } else { self.cell(cost, weight(cell)) }
         };
         let mut cells: Vec<i64> = costs.cells.iter().enumerate().map(objective).collect();
-        store.intern_normalised(costs.shape.clone(), &mut cells)
+        let shape = costs.shape.clone();
+        let minimum = normalise(&mut cells).unwrap_or(0);
+        (store.intern(shape, &cells), minimum)
     }
 
     fn cell(self, cost: i64, weight: i64) -> i64 {
@@ -111,27 +113,20 @@ impl Objective {
 }
 
 /// The network of a problem, and the sum of the minima of its tables.
-pub(crate) fn build(
-    problem: &Problem,
-    store: &mut Store,
-    objective: Objective,
-) -> Result<(Network, i128), Failure> {
+pub(crate) fn build(problem: &Problem, store: &mut Store, objective: Objective) -> (Network, i128) {
     let mut network = Network::new(problem.sizes().values().copied().collect());
     let mut constant = 0;
-    let mut arrays: FxHashMap<TableId, Option<(ArrayId, i64)>> = FxHashMap::default();
+    let mut arrays: FxHashMap<TableId, (ArrayId, i64)> = FxHashMap::default();
     let mut scope: Vec<u32> = Vec::new();
     for factor in problem.factors() {
-        let array =
+        let (array, minimum) =
             *arrays.entry(factor.table).or_insert_with(|| objective.array(problem, store, factor.table));
-        let Some((array, minimum)) = array else {
-            return Err(Failure::Infeasible { variables: factor.scope.to_vec() });
-        };
         constant += i128::from(minimum);
         scope.clear();
         scope.extend(factor.scope.iter().map(|x| x.0));
         network.push(array, &scope);
     }
-    Ok((network, constant))
+    (network, constant)
 }
 
 /// The ids of numbered variables.

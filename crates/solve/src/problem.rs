@@ -146,6 +146,13 @@ impl Problem {
         &self.factors
     }
 
+    /// Shape and costs of a table.
+    pub fn costs(&self, table: TableId) -> (Vec<usize>, Vec<Cost>) {
+        let array = &self.store[self.tables[table].costs];
+        let shape = array.shape.iter().map(|&size| size as usize).collect();
+        (shape, array.cells.iter().map(|&cell| Cost(cell)).collect())
+    }
+
     /// How many distinct tables there are.
     pub fn table_count(&self) -> usize {
         self.tables.len()

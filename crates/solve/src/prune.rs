@@ -70,6 +70,10 @@ impl Pruner {
         kept: &[(u32, Vec<u32>)],
         store: &mut Store,
     ) -> Result<Pruned, Failure> {
+        if let Some(factor) = (0..network.arrays.len()).find(|&factor| !store[network.arrays[factor]].allows)
+        {
+            return Err(Failure::Infeasible { variables: ids(network.scope(factor)) });
+        }
         let count = network.sizes.len();
         let incidence = network.incidence();
         let mut pruned = Pruned { network, states: vec![None; count], constant: 0 };

@@ -6,10 +6,11 @@ use crate::{
     Choices, Cost, Failure, Problem, VariableId,
     approximate::{Bracket, Means, bracket},
     array::Store,
+    conflict::Conflict,
     eliminate::{Cache, eliminate},
     evaluate,
     good_order::good_order,
-    network::{Objective, build},
+    network::{Network, Objective, build, ids},
     prune::Pruner,
 };
 
@@ -137,7 +138,28 @@ impl<'a> Solver<'a> {
         statistics: &mut Statistics,
     ) -> Result<Minimum, Failure> {
         statistics.solves += 1;
-        let (network, constant) = build(self.problem, &mut self.store, objective)?;
+        let (network, constant) = build(self.problem, &mut self.store, objective);
+        let minimum = self.minimise_network(network.clone(), kept, statistics);
+        let (choices, minimum) = minimum.map_err(|failure| self.blame(failure, &network, kept))?;
+        Ok(Minimum { choices: choices.into_iter().collect(), bound: constant + minimum })
+    }
+
+    /// Narrows an infeasibility down to a set of variables from which none can be left out.
+    fn blame(&mut self, failure: Failure, network: &Network, kept: &[(u32, Vec<u32>)]) -> Failure {
+        let Failure::Infeasible { variables } = failure else { return failure };
+        let noticed: Vec<u32> = variables.iter().map(|x| x.0).collect();
+        let limit = self.options.table_limit;
+        let fault = Conflict::new(network, kept, &mut self.store, limit).narrow(&noticed);
+        Failure::Infeasible { variables: ids(&fault) }
+    }
+
+    /// Choices and the least sum of the network's tables, or a bound of it.
+    fn minimise_network(
+        &mut self,
+        network: Network,
+        kept: &[(u32, Vec<u32>)],
+        statistics: &mut Statistics,
+    ) -> Result<(Vec<u32>, i128), Failure> {
         let states = total(&network.sizes);
         let mut pruned = self.pruner.prune(network, kept, &mut self.store)?;
         let network = std::mem::take(&mut pruned.network);
@@ -157,8 +179,7 @@ impl<'a> Solver<'a> {
             let Bracket { choices, bound } = bracket(network, &mut means)?;
             (choices, bound)
         };
-        let choices = pruned.original(&choices).into_iter().collect();
-        Ok(Minimum { choices, bound: constant + pruned.constant + minimum })
+        Ok((pruned.original(&choices), pruned.constant + minimum))
     }
 }
 

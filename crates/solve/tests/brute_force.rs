@@ -5,7 +5,7 @@ mod random;
 
 use arbtest::arbtest;
 use random::{all_choices, least, problem};
-use unisono_solve::{Cost, Failure, Options, Solver, VariableId, evaluate, solve, weigh};
+use unisono_solve::{Cost, Failure, Options, Problem, Solver, VariableId, evaluate, solve, weigh};
 
 #[test]
 fn the_solver_finds_the_least_cost() {
@@ -81,4 +81,40 @@ fn choices_within_a_budget_keep_it_and_the_bound_holds() {
     })
     .budget_ms(3000);
     assert!(all > 50 && tight * 10 > all * 8, "{tight} of {all} are optimal");
+}
+
+/// The problem of some variables and the factors among them.
+fn part(problem: &Problem, variables: &[VariableId]) -> Problem {
+    let mut part = Problem::new();
+    for &variable in variables {
+        part.variable(&vec![Cost::ZERO; problem.sizes()[variable] as usize]);
+    }
+    for factor in problem.factors() {
+        let place = |x: &VariableId| variables.iter().position(|y| x == y).map(|i| VariableId(i as u32));
+        if let Some(scope) = factor.scope.iter().map(place).collect::<Option<Vec<_>>>() {
+            let (shape, costs) = problem.costs(factor.table);
+            let table = part.weighted_table(&shape, &costs, &[]);
+            part.factor(&scope, table);
+        }
+    }
+    part
+}
+
+#[test]
+fn variables_at_fault_forbid_everything_and_none_can_be_left_out() {
+    let mut conflicts = 0;
+    arbtest(|u| {
+        let problem = problem(u)?;
+        if let Err(Failure::Infeasible { variables }) = solve(&problem, &Options::default()) {
+            assert_eq!(least(&part(&problem, &variables)), Cost::INFINITE);
+            for i in 0..variables.len() {
+                let without = [&variables[..i], &variables[i + 1..]].concat();
+                assert!(least(&part(&problem, &without)).is_finite(), "{variables:?} is not minimal");
+            }
+            conflicts += 1;
+        }
+        Ok(())
+    })
+    .budget_ms(3000);
+    assert!(conflicts > 20, "{conflicts} conflicts are too few to tell");
 }
