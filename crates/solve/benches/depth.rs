@@ -42,7 +42,7 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 fn by_depth() {
-    println!("layers variables factorsCPU ms  us/layer  cost/layer     cells  computed width  hits");
+    println!("layers variables factors CPU ms  us/layer  cost/layer     cells  computed width  hits");
     let mut last = (0, 0);
     for layers in [2, 4, 8, 16, 32, 80] {
         let problem = ladder(Shape::llama(layers));
