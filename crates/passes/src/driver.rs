@@ -1,0 +1,116 @@
+//! The driver: which passes run, in which order, and what is told of each.
+
+use base::{Bytes, Diagnostic, Result};
+use ir::{Change, Graph, Patch, verify};
+
+use crate::{
+    BucketCollectives, CommonSubexpressions, DeadCode, DropAliases, GroupLists, OrderCollectives, Regather,
+};
+
+/// A step from a graph to an equal graph.
+pub trait Pass {
+    /// Its name, that of its file.
+    fn name(&self) -> &'static str;
+
+    /// What it changes in a verified graph; an empty patch for nothing.
+    fn run<'g>(&self, graph: &'g Graph) -> Result<Patch<'g>>;
+}
+
+/// What a pass did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The pass.
+    pub pass: &'static str,
+    /// Whether it changed anything.
+    pub changed: bool,
+    /// Nodes in the program before it.
+    pub nodes_before: usize,
+    /// Nodes in the program after it.
+    pub nodes_after: usize,
+    /// What was done, by label.
+    pub changes: Vec<Change>,
+}
+
+/// The settings of the passes that have any.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// A bucket of collectives moves at most so much.
+    pub bucket_limit: Bytes,
+    /// So much may be gathered ahead of its first use.
+    pub prefetch_limit: Bytes,
+    /// A gathered parameter of at least so much is gathered again for the backward part; none is where there is no limit.
+    pub regather_from: Option<Bytes>,
+}
+
+impl Default for Settings {
+    /// Buckets of 25 MiB as PyTorch's DistributedDataParallel has them, and twice that gathered ahead.
+    fn default() -> Self {
+        Self { bucket_limit: Bytes(25 << 20), prefetch_limit: Bytes(50 << 20), regather_from: None }
+    }
+}
+
+/// The passes that a graph goes through before it runs, in their order. Regathering stands before bucketing, which puts the
+/// new gathers together, and ordering last, since every patch may move nodes.
+pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
+    let mut passes: Vec<Box<dyn Pass>> =
+        vec![Box::new(DropAliases), Box::new(CommonSubexpressions), Box::new(DeadCode), Box::new(GroupLists)];
+    if let Some(threshold) = settings.regather_from {
+        passes.push(Box::new(Regather { threshold }));
+    }
+    passes.push(Box::new(BucketCollectives { limit: settings.bucket_limit }));
+    passes.push(Box::new(DeadCode));
+    passes.push(Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }));
+    passes
+}
+
+/// The pass called `name`.
+pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
+    let threshold = settings.regather_from.unwrap_or_default();
+    let all: [Box<dyn Pass>; 7] = [
+        Box::new(DropAliases),
+        Box::new(CommonSubexpressions),
+        Box::new(DeadCode),
+        Box::new(GroupLists),
+        Box::new(Regather { threshold }),
+        Box::new(BucketCollectives { limit: settings.bucket_limit }),
+        Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
+    ];
+    all.into_iter().find(|pass| pass.name() == name)
+}
+
+/// Runs `passes` over a verified graph, one after the other, and tells `observe` of each. The result is verified and
+/// [renumbered](Graph::renumbered).
+pub fn run(passes: &[Box<dyn Pass>], graph: &Graph, mut observe: impl FnMut(&Outcome)) -> Result<Graph> {
+    let mut graph = graph.renumbered();
+    for pass in passes {
+        let patch = pass.run(&graph)?;
+        let mut outcome = Outcome {
+            pass: pass.name(),
+            changed: !patch.is_empty(),
+            nodes_before: graph.order.len(),
+            nodes_after: graph.order.len(),
+            changes: patch.changes().to_vec(),
+        };
+        if outcome.changed {
+            graph = applied(pass.name(), patch)?;
+            outcome.nodes_after = graph.order.len();
+        }
+        observe(&outcome);
+    }
+    Ok(graph)
+}
+
+/// The graph after a pass; what is wrong with it is the pass's fault.
+fn applied(pass: &str, patch: Patch<'_>) -> Result<Graph> {
+    let blamed = |diagnostic: Box<Diagnostic>| {
+        let cause = diagnostic.cause.clone();
+        let blamed = Diagnostic {
+            message: format!("the pass {pass} breaks the graph: {}", diagnostic.message),
+            ..*diagnostic
+        };
+        Box::new(Diagnostic { cause, ..blamed })
+    };
+    let graph = patch.apply().map_err(blamed)?;
+    verify(&graph).map_err(blamed)?;
+    Ok(graph.renumbered())
+}

@@ -1,0 +1,62 @@
+//! Drops nodes whose result is their operand: in a graph without writes, another name or a copy of a tensor is that tensor.
+//!
+//! `clone` is kept where it changes the layout, and also where it does not: a user writes it to say so.
+
+use base::Result;
+use ir::{Arg, Graph, Node, Patch, Return, ValueId};
+
+use crate::Pass;
+
+/// Gives the operand of an alias to its users.
+pub struct DropAliases;
+
+/// Operations that give their first operand as it is if that has the same type as the result. Each keeps the order of elements
+/// whenever it keeps the sizes, so that equal types mean equal tensors; a permutation does not.
+const ALIASES: &[&str] = &[
+    "aten::detach",
+    "aten::alias",
+    "aten::lift",
+    "aten::lift_fresh",
+    "aten::lift_fresh_copy",
+    "aten::_to_copy",
+    "aten::contiguous",
+    "aten::view",
+    "aten::_unsafe_view",
+    "aten::reshape",
+    "aten::_reshape_alias",
+    "aten::expand",
+    "aten::squeeze",
+    "aten::squeeze.dim",
+    "aten::squeeze.dims",
+    "aten::slice.Tensor",
+    "aten::narrow",
+];
+
+impl Pass for DropAliases {
+    fn name(&self) -> &'static str {
+        "drop_aliases"
+    }
+
+    fn run<'g>(&self, graph: &'g Graph) -> Result<Patch<'g>> {
+        let mut patch = Patch::new(graph);
+        patch.label("drop_aliases");
+        for id in &graph.order {
+            let node = &graph.nodes[*id];
+            if let Some((operand, result)) = alias(graph, node) {
+                patch.replace(result, operand);
+                patch.remove(*id);
+            }
+        }
+        Ok(patch)
+    }
+}
+
+/// The operand and the result of an alias.
+fn alias(graph: &Graph, node: &Node) -> Option<(ValueId, ValueId)> {
+    let (Some(Arg::Value(operand)), [Return::Value(result)]) = (node.args.first(), node.returns.as_slice())
+    else {
+        return None;
+    };
+    let known = ALIASES.contains(&graph.ops[node.op].name.as_str());
+    (known && graph.ty(*operand) == graph.ty(*result)).then_some((*operand, *result))
+}

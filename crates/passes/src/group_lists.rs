@@ -1,0 +1,207 @@
+//! Horizontal grouping: one operation on lists where there were many, one for each parameter.
+//!
+//! An optimizer does the same to every parameter, and capture gives a node for each. Nodes of the optimizer part that have the
+//! same operator and the same settings, and do not depend on each other, become one node of the table of list operations.
+
+use base::{Result, SecondaryMap};
+use ir::{Arg, Graph, Node, NodeId, Op, Patch, Phase, Return, ReturnType, TensorType, ValueId};
+use rustc_hash::FxHashMap;
+
+use crate::{
+    Pass,
+    lists::{ENTRYWISE, FORMS, ListForm, Role},
+};
+
+/// Makes list operations of the optimizer part's nodes.
+pub struct GroupLists;
+
+impl Pass for GroupLists {
+    fn name(&self) -> &'static str {
+        "group_lists"
+    }
+
+    fn run<'g>(&self, graph: &'g Graph) -> Result<Patch<'g>> {
+        let mut patch = Patch::new(graph);
+        for group in groups(graph).iter().filter(|group| group.members.len() > 1) {
+            let name = &graph.op_name(group.members[0]);
+            patch.label(format!("group_lists: {} {name}", group.members.len()));
+            match group.form {
+                Form::List(form) => list_operation(graph, &mut patch, form, &group.members),
+                Form::Entrywise => longer_lists(graph, &mut patch, &group.members),
+            }
+        }
+        Ok(patch)
+    }
+}
+
+/// How the nodes of a group become one.
+#[derive(Clone, Copy)]
+enum Form {
+    List(&'static ListForm),
+    Entrywise,
+}
+
+struct Group {
+    form: Form,
+    /// In program order.
+    members: Vec<NodeId>,
+}
+
+/// All candidates, grouped. Members of a group have the same *level*, the largest number of candidates on a path to them: none
+/// depends on another, and since every path from a group to another goes up, groups cannot depend on each other in a circle.
+fn groups(graph: &Graph) -> Vec<Group> {
+    let shared = shared_operands(graph);
+    let mut levels: SecondaryMap<ValueId, u32> = SecondaryMap::with_default(0);
+    let mut known: FxHashMap<String, usize> = FxHashMap::default();
+    let mut groups: Vec<Group> = Vec::new();
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        let form = form(graph, &shared, node);
+        let below = node.operands().map(|operand| levels[operand]).max().unwrap_or(0);
+        let level = below + u32::from(form.is_some());
+        node.results().for_each(|result| levels[result] = level);
+        if let Some(form) = form {
+            let key = format!("{level} {}", key(graph, form, node));
+            let group = *known.entry(key).or_insert(groups.len());
+            if group == groups.len() {
+                groups.push(Group { form, members: Vec::new() });
+            }
+            groups[group].members.push(*id);
+        }
+    }
+    groups
+}
+
+/// The 0-dimensional tensors that are the second operand of more than one node of an operator, as clipping's factor is.
+fn shared_operands(graph: &Graph) -> FxHashMap<(ir::OpId, ValueId), u32> {
+    let mut counts = FxHashMap::default();
+    for node in graph.order.iter().map(|id| &graph.nodes[*id]).filter(|node| node.phase == Phase::Optimizer) {
+        if let Some(Arg::Value(second)) = node.args.get(1)
+            && graph.ty(*second).rank() == 0
+        {
+            *counts.entry((node.op, *second)).or_default() += 1;
+        }
+    }
+    counts
+}
+
+/// The form that a node fits, if it is a candidate.
+fn form(graph: &Graph, shared: &FxHashMap<(ir::OpId, ValueId), u32>, node: &Node) -> Option<Form> {
+    if node.phase != Phase::Optimizer {
+        return None;
+    }
+    let name = graph.ops[node.op].name.as_str();
+    if ENTRYWISE.contains(&name) {
+        let one_each = node.args.iter().all(|arg| !matches!(arg, Arg::Values(values) if values.len() > 1));
+        return one_each.then_some(Form::Entrywise);
+    }
+    let [Return::Value(result)] = node.returns.as_slice() else { return None };
+    let is_shared = |value: &ValueId| shared.get(&(node.op, *value)).is_some_and(|count| *count > 1);
+    let fits = |(role, arg): (&Role, &Arg)| match (role, arg) {
+        (Role::Each, Arg::Value(_)) => true,
+        (Role::Shared, Arg::Value(value)) => is_shared(value),
+        (Role::Each | Role::Shared, _) => false,
+        (Role::Static, arg) => arg.values().next().is_none(),
+        (Role::Neutral, arg) => {
+            matches!(arg, Arg::None | Arg::Bool(false) | Arg::Int(1))
+                || *arg == Arg::Ints(Vec::new())
+                || *arg == Arg::Float(1.0)
+        }
+    };
+    let found = FORMS.iter().find(|form| {
+        form.single == name
+            && form.roles.len() == node.args.len()
+            && form.roles.iter().zip(&node.args).all(fits)
+    })?;
+    // A list operation works on entries whose first tensor says what the result is.
+    let keeps_shape =
+        entries(found, node).next().is_some_and(|first| graph.ty(first).shape == graph.ty(*result).shape);
+    let reduces = found.single == "aten::linalg_vector_norm" && graph.ty(*result).rank() == 0;
+    (keeps_shape || reduces).then_some(Form::List(found))
+}
+
+/// The tensors of a node that become entries of lists.
+fn entries<'n>(form: &ListForm, node: &'n Node) -> impl Iterator<Item = ValueId> + use<'n> {
+    let roles = form.roles;
+    roles.iter().zip(&node.args).filter(|(role, _)| **role == Role::Each).flat_map(|(_, arg)| arg.values())
+}
+
+/// What members of a group have in common, as a text: operator, settings, shared tensors, element types and devices.
+fn key(graph: &Graph, form: Form, node: &Node) -> String {
+    let entry = |ty: &TensorType| format!("{} {}", ty.dtype, ty.device);
+    let list = |values: &mut dyn Iterator<Item = ValueId>| {
+        values.map(|value| entry(graph.ty(value))).collect::<Vec<_>>().join(",")
+    };
+    let each = |position: usize| match form {
+        Form::List(form) => form.roles[position] == Role::Each,
+        Form::Entrywise => matches!(node.args[position], Arg::Values(_)),
+    };
+    let args = node
+        .args
+        .iter()
+        .enumerate()
+        .map(|(position, arg)| if each(position) { list(&mut arg.values()) } else { format!("{arg:?}") });
+    let returns = node.returns.iter().map(|returned| match returned {
+        Return::None => "_".into(),
+        returned => list(&mut returned.values().iter().copied()),
+    });
+    let parts: Vec<String> = [format!("{}", node.op)].into_iter().chain(args).chain(returns).collect();
+    parts.join("; ")
+}
+
+/// Replaces `members` by the operation of `form` on lists.
+fn list_operation(graph: &Graph, patch: &mut Patch<'_>, form: &ListForm, members: &[NodeId]) {
+    let first = &graph.nodes[members[0]];
+    let mut args = Vec::new();
+    for (position, role) in form.roles.iter().enumerate() {
+        match role {
+            Role::Each => args.push(joined(graph, members, position)),
+            Role::Shared | Role::Static => args.push(first.args[position].clone()),
+            Role::Neutral => {}
+        }
+    }
+    replace_by(graph, patch, form.list, args, members);
+}
+
+/// Replaces `members`, which are on lists already, by one node on their lists together.
+fn longer_lists(graph: &Graph, patch: &mut Patch<'_>, members: &[NodeId]) {
+    let first = &graph.nodes[members[0]];
+    let args = first.args.iter().enumerate().map(|(position, arg)| match arg {
+        Arg::Values(_) => joined(graph, members, position),
+        other => other.clone(),
+    });
+    let op: &Op = &graph.ops[first.op];
+    replace_by(graph, patch, &op.to_string(), args.collect(), members);
+}
+
+/// The tensors of the argument at `position` of all members, in order.
+fn joined(graph: &Graph, members: &[NodeId], position: usize) -> Arg {
+    let values = |member: &NodeId| match &graph.nodes[*member].args[position] {
+        Arg::Values(values) => values.clone(),
+        arg => arg.values().map(Some).collect(),
+    };
+    Arg::Values(members.iter().flat_map(values).collect())
+}
+
+/// Adds the node that stands for all members and gives their results to its users. It takes the first one's position, and moves
+/// behind what it needs.
+fn replace_by(graph: &Graph, patch: &mut Patch<'_>, op: &str, args: Vec<Arg>, members: &[NodeId]) {
+    let returned =
+        |member: &NodeId, position: usize| graph.nodes[*member].returns[position].values().to_vec();
+    let mut old: Vec<ValueId> = Vec::new();
+    let mut returns = Vec::new();
+    for (position, first) in graph.nodes[members[0]].returns.iter().enumerate() {
+        let values: Vec<ValueId> = members.iter().flat_map(|member| returned(member, position)).collect();
+        returns.push(match first {
+            Return::None => ReturnType::None,
+            _ => ReturnType::Tensors(values.iter().map(|value| graph.ty(*value).clone()).collect()),
+        });
+        old.extend(values);
+    }
+    let node = patch.push(members[0], op, args, returns);
+    let new: Vec<ValueId> = patch.node(node).results().collect();
+    old.into_iter().zip(new).for_each(|(old, new)| patch.replace(old, new));
+    for member in members {
+        patch.remove(*member);
+    }
+}

@@ -1,0 +1,86 @@
+//! Making the nodes that flatten, join and part tensors.
+
+use ir::{Arg, Dims, NodeId, Patch, ReturnType, TensorType, ValueId, contiguous_strides};
+
+const VIEW: &str = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)";
+const PERMUTE: &str = "aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)";
+const CLONE: &str = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor";
+const CAT: &str = "aten::cat(Tensor[] tensors, int dim=0) -> Tensor";
+const SPLIT: &str =
+    "aten::split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]";
+
+/// Adds layout nodes to a patch, all with one source.
+pub struct Layout<'p, 'g> {
+    /// The patch that they belong to.
+    pub patch: &'p mut Patch<'g>,
+    /// The node whose position, place, module and phase they take.
+    pub source: NodeId,
+}
+
+impl Layout<'_, '_> {
+    /// A contiguous tensor in another shape.
+    pub fn view(&mut self, value: ValueId, shape: &[i64]) -> ValueId {
+        let old = self.patch.ty(value);
+        if *old.shape == *shape {
+            return value;
+        }
+        let ty = TensorType { shape: shape.into(), strides: contiguous_strides(shape), ..old.clone() };
+        self.patch.push_value(self.source, VIEW, vec![Arg::Value(value), Arg::Ints(shape.to_vec())], ty)
+    }
+
+    /// The tensor with its dimensions in another order: dimension `i` of the result is `dims[i]` of `value`.
+    pub fn permute(&mut self, value: ValueId, dims: &[usize]) -> ValueId {
+        if dims.iter().copied().eq(0..dims.len()) {
+            return value;
+        }
+        let old = self.patch.ty(value);
+        let pick = |of: &Dims| dims.iter().map(|dim| of[*dim]).collect();
+        let ty = TensorType { shape: pick(&old.shape), strides: pick(&old.strides), ..old.clone() };
+        let order = Arg::Ints(dims.iter().map(|dim| *dim as i64).collect());
+        self.patch.push_value(self.source, PERMUTE, vec![Arg::Value(value), order], ty)
+    }
+
+    /// The tensor in row-major order, copied where it is not.
+    pub fn contiguous(&mut self, value: ValueId) -> ValueId {
+        let old = self.patch.ty(value);
+        if old.is_contiguous() {
+            return value;
+        }
+        let ty = TensorType { strides: contiguous_strides(&old.shape), ..old.clone() };
+        let args = vec![Arg::Value(value), Arg::MemoryFormat("contiguous".into())];
+        self.patch.push_value(self.source, CLONE, args, ty)
+    }
+
+    /// Contiguous tensors behind one another along `dim`; they are alike in all else.
+    pub fn cat(&mut self, values: &[ValueId], dim: usize) -> ValueId {
+        let mut shape = self.patch.ty(values[0]).shape.clone();
+        shape[dim] = values.iter().map(|value| self.patch.ty(*value).shape[dim]).sum();
+        let ty =
+            TensorType { strides: contiguous_strides(&shape), shape, ..self.patch.ty(values[0]).clone() };
+        let list = Arg::Values(values.iter().copied().map(Some).collect());
+        self.patch.push_value(self.source, CAT, vec![list, Arg::Int(dim as i64)], ty)
+    }
+
+    /// The parts of `value` along `dim`, as views.
+    pub fn split(&mut self, value: ValueId, sizes: &[i64], dim: usize) -> Vec<ValueId> {
+        let whole = self.patch.ty(value).clone();
+        let types = sizes.iter().map(|size| {
+            let mut part = whole.clone();
+            part.shape[dim] = *size;
+            part
+        });
+        let types = ReturnType::Tensors(types.collect());
+        let args = vec![Arg::Value(value), Arg::Ints(sizes.to_vec()), Arg::Int(dim as i64)];
+        let node = self.patch.push(self.source, SPLIT, args, vec![types]);
+        self.patch.node(node).results().collect()
+    }
+}
+
+/// The dimensions of a tensor from the slowest to the fastest in memory, where it fills its memory without gaps or overlaps.
+pub fn memory_order(ty: &TensorType) -> Option<Vec<usize>> {
+    let mut dims: Vec<usize> = (0..ty.rank()).collect();
+    dims.sort_by_key(|dim| (std::cmp::Reverse(ty.strides[*dim]), *dim));
+    let pick = |of: &Dims| dims.iter().map(|dim| of[*dim]).collect::<Dims>();
+    let in_order = TensorType { shape: pick(&ty.shape), strides: pick(&ty.strides), ..ty.clone() };
+    in_order.is_contiguous().then_some(dims)
+}

@@ -1,0 +1,26 @@
+//! Passes: from a graph to an equal graph that is smaller, faster or better ordered.
+//!
+//! One file per pass. A pass reads a graph and returns a [`Patch`]; the [driver](run) applies it, verifies the result, brings it
+//! into canonical form and tells an observer what was done.
+
+mod bucket_collectives;
+mod common_subexpressions;
+mod dead_code;
+mod driver;
+mod drop_aliases;
+mod facts;
+mod group_lists;
+mod layout;
+mod lists;
+mod order_collectives;
+mod regather;
+
+pub use bucket_collectives::BucketCollectives;
+pub use common_subexpressions::CommonSubexpressions;
+pub use dead_code::DeadCode;
+pub use driver::{Outcome, Pass, Settings, by_name, pipeline, run};
+pub use drop_aliases::DropAliases;
+pub use group_lists::GroupLists;
+pub use ir::Patch;
+pub use order_collectives::OrderCollectives;
+pub use regather::Regather;

@@ -1,0 +1,128 @@
+//! Orders collectives for overlap: each starts as soon as its operand is there and is waited for just before its first use.
+//!
+//! A gather of state could start at the very beginning; how early it may is limited by the memory that gathered tensors take until
+//! their first use. The order follows from the graph alone, so all ranks start their collectives in the same order.
+
+use base::{Bytes, Id, Result, SecondaryMap};
+use ir::{Graph, NodeId, Patch, ValueId};
+
+use crate::{
+    Pass,
+    facts::{Facts, maker, of_state_alone, users},
+};
+
+/// Starts collectives early and waits for them late.
+pub struct OrderCollectives {
+    /// How many bytes may be gathered ahead of their first use. A gather that is larger starts when the one before it is used.
+    pub prefetch_limit: Bytes,
+}
+
+/// Where a node wants to stand: at the position of a node of the old program, before (below 0), at (0) or behind (1) it.
+type Wanted = (usize, i32);
+
+impl Pass for OrderCollectives {
+    fn name(&self) -> &'static str {
+        "order_collectives"
+    }
+
+    fn run<'g>(&self, graph: &'g Graph) -> Result<Patch<'g>> {
+        let mut patch = Patch::new(graph);
+        patch.label("order_collectives");
+        let facts = Facts::new(graph);
+        if graph.order.iter().any(|id| facts.is_communication(&graph.nodes[*id])) {
+            let mut wanted = start_early(graph, &facts);
+            wait_late(graph, &facts, &mut wanted);
+            self.hoist_gathers(graph, &facts, &mut wanted);
+            let mut order = graph.order.clone();
+            order.sort_by_key(|id| wanted[*id]);
+            patch.reorder(order);
+        }
+        Ok(patch)
+    }
+}
+
+/// Every node at its old position, but collectives right behind what makes their last operand.
+fn start_early(graph: &Graph, facts: &Facts<'_>) -> SecondaryMap<NodeId, Wanted> {
+    let mut wanted: SecondaryMap<NodeId, Wanted> = SecondaryMap::with_default((0, 0));
+    for (position, id) in graph.order.iter().enumerate() {
+        let node = &graph.nodes[*id];
+        let ready =
+            node.operands().filter_map(|operand| maker(graph, operand)).map(|maker| wanted[maker]).max();
+        wanted[*id] = match ready {
+            // A gather of an input of the graph would be ready at once: it is hoisted where there is memory for it.
+            Some(ready) if facts.is_collective(node) => (ready.0, 1),
+            _ => (position, 0),
+        };
+    }
+    wanted
+}
+
+impl OrderCollectives {
+    /// Moves gathers of state, with what they are made of, up to where their results may begin to take memory.
+    fn hoist_gathers(&self, graph: &Graph, facts: &Facts<'_>, wanted: &mut SecondaryMap<NodeId, Wanted>) {
+        let alone = of_state_alone(graph, facts);
+        let users = users(graph);
+        let is_gather = |id: &NodeId| {
+            let node = &graph.nodes[*id];
+            let gathers = graph.op_name(*id).starts_with("_c10d_functional::all_gather_into_tensor");
+            gathers && node.operands().all(|operand| alone.contains(operand.index()))
+        };
+        let first_use = |id: NodeId| {
+            // Its wait stands right before its first use by now.
+            let waits = graph.nodes[id].results().flat_map(|result| &users[result]);
+            waits.map(|wait| wanted[*wait].0).min().unwrap_or(graph.order.len())
+        };
+        let size =
+            |id: NodeId| graph.nodes[id].results().map(|result| graph.ty(result).bytes()).sum::<Bytes>();
+        let mut gathers: Vec<(usize, NodeId, Bytes)> = graph
+            .order
+            .iter()
+            .filter(|id| is_gather(id))
+            .map(|id| (first_use(*id), *id, size(*id)))
+            .collect();
+        gathers.sort_by_key(|(first_use, ..)| *first_use);
+        // The gathers behind `in_use` are ahead of their use when the current one starts.
+        let (mut in_use, mut ahead) = (0, Bytes(0));
+        for current in 0..gathers.len() {
+            ahead += gathers[current].2;
+            while in_use < current && ahead > self.prefetch_limit {
+                ahead = ahead - gathers[in_use].2;
+                in_use += 1;
+            }
+            let start = if in_use == 0 { 0 } else { gathers[in_use - 1].0 };
+            hoist(graph, wanted, gathers[current].1, (start, -1));
+        }
+    }
+}
+
+/// Moves a node and all that it depends on up to `target`, where they are behind it.
+fn hoist(graph: &Graph, wanted: &mut SecondaryMap<NodeId, Wanted>, id: NodeId, target: Wanted) {
+    let mut todo = vec![id];
+    while let Some(id) = todo.pop() {
+        if wanted[id] > target {
+            wanted[id] = target;
+            todo.extend(graph.nodes[id].operands().filter_map(|operand| maker(graph, operand)));
+        }
+    }
+}
+
+/// Moves waits, and what only carries what was waited for, to right before their first use; what is only returned is waited for
+/// at the end.
+fn wait_late(graph: &Graph, facts: &Facts<'_>, wanted: &mut SecondaryMap<NodeId, Wanted>) {
+    let users = users(graph);
+    let mut waited: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
+    let mut late = Vec::new();
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        let carries = facts.carries(node) && node.operands().all(|operand| waited[operand]);
+        if facts.is_wait(node) || carries {
+            node.results().for_each(|result| waited[result] = true);
+            late.push(*id);
+        }
+    }
+    for id in late.iter().rev() {
+        let results = graph.nodes[*id].results();
+        let first = results.flat_map(|result| &users[result]).map(|user| wanted[*user]).min();
+        wanted[*id] = first.map_or((graph.order.len(), 0), |(position, side)| (position, side.min(0) - 1));
+    }
+}

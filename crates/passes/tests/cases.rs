@@ -1,0 +1,92 @@
+//! Passes, text in and text out: each file of `cases/` names its passes, and holds a graph and what becomes of it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{fmt::Write, fs, path::PathBuf};
+
+use base::Bytes;
+use expect_test::expect_file;
+use ir::Graph;
+use unisono_passes::{Pass, Settings, by_name, run};
+
+const SEPARATOR: &str = "\n----\n";
+
+/// The passes of the line `# passes: NAME NAME KEY=BYTES ...`.
+fn passes(case: &str) -> Vec<Box<dyn Pass>> {
+    let line = case.lines().find_map(|line| line.strip_prefix("# passes: ")).unwrap();
+    let mut settings = Settings::default();
+    for (key, value) in line.split(' ').filter_map(|word| word.split_once('=')) {
+        let value = Bytes(value.parse().unwrap());
+        match key {
+            "bucket" => settings.bucket_limit = value,
+            "prefetch" => settings.prefetch_limit = value,
+            "regather" => settings.regather_from = Some(value),
+            _ => panic!("unknown setting {key}"),
+        }
+    }
+    line.split(' ').filter(|word| !word.contains('=')).map(|name| by_name(name, settings).unwrap()).collect()
+}
+
+/// The program of the changed graph, behind what the observer was told; operators, inputs and places stand above already.
+fn outcome(case: &str) -> String {
+    let graph = Graph::from_text("case", case).unwrap();
+    let mut told = String::new();
+    let changed = run(&passes(case), &graph, |outcome| {
+        let counts = format!("{} -> {}", outcome.nodes_before, outcome.nodes_after);
+        writeln!(told, "{}: {}", outcome.pass, if outcome.changed { counts.as_str() } else { "no change" })
+            .unwrap();
+    });
+    let text = changed.unwrap().to_string();
+    let program = text.split("\n\n").filter(|part| {
+        !["unisono", "op ", "input ", "place ", "module "].iter().any(|word| part.starts_with(word))
+    });
+    format!("{told}\n{}\n", program.collect::<Vec<_>>().join("\n\n").trim_end())
+}
+
+fn check(folder: &str) {
+    let mut files: Vec<PathBuf> = fs::read_dir(PathBuf::from("tests/cases").join(folder))
+        .unwrap()
+        .map(|entry| fs::canonicalize(entry.unwrap().path()).unwrap())
+        .collect();
+    files.sort();
+    assert!(!files.is_empty());
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        let case = text.split(SEPARATOR).next().unwrap();
+        expect_file![&file].assert_eq(&format!("{}{SEPARATOR}{}", case.trim_end(), outcome(case)));
+    }
+}
+
+#[test]
+fn dead_code() {
+    check("dead_code");
+}
+
+#[test]
+fn common_subexpressions() {
+    check("common_subexpressions");
+}
+
+#[test]
+fn drop_aliases() {
+    check("drop_aliases");
+}
+
+#[test]
+fn group_lists() {
+    check("group_lists");
+}
+
+#[test]
+fn bucket_collectives() {
+    check("bucket_collectives");
+}
+
+#[test]
+fn order_collectives() {
+    check("order_collectives");
+}
+
+#[test]
+fn regather() {
+    check("regather");
+}
