@@ -58,6 +58,7 @@ pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
         passes.push(Box::new(Regather { threshold }));
     }
     passes.push(Box::new(BucketCollectives { limit: settings.bucket_limit }));
+    passes.push(Box::new(CommonSubexpressions));
     passes.push(Box::new(DeadCode));
     passes.push(Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }));
     passes

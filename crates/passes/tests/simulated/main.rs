@@ -1,0 +1,56 @@
+//! Every pipeline of passes gives, bit for bit, what the graph gave before: random rank graphs run on simulated ranks.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod program;
+mod run;
+
+use base::Bytes;
+use ir::{Graph, testing::Random};
+use unisono_passes::{Outcome, Settings, pipeline, run};
+
+use crate::{
+    program::rank_graph,
+    run::{RANKS, Tensor, execute},
+};
+
+/// The inputs of all ranks: equal where the graph says nothing else, since only state and batch differ between ranks.
+fn inputs(graph: &Graph, seed: u64) -> Vec<Vec<Tensor>> {
+    let mut random = Random::new(seed);
+    let mut rank = || {
+        let types = graph.inputs.values().map(|input| graph.ty(input.value));
+        types.map(|ty| Tensor::random(&mut random, ty)).collect()
+    };
+    (0..RANKS).map(|_| rank()).collect()
+}
+
+#[test]
+fn random_rank_graphs_give_the_same_after_all_passes() {
+    let mut changed = std::collections::BTreeMap::new();
+    for seed in 0..150 {
+        let graph = rank_graph(seed, 60);
+        ir::verify(&graph).unwrap();
+        let mut random = Random::new(seed);
+        let mut limit = || Bytes(1 << random.below(12));
+        let settings = Settings {
+            bucket_limit: limit(),
+            prefetch_limit: limit(),
+            regather_from: Some(Bytes(0)).filter(|_| seed % 2 == 0),
+        };
+        let after = run(&pipeline(settings), &graph, |outcome: &Outcome| {
+            *changed.entry(outcome.pass).or_insert(0) += usize::from(outcome.changed);
+        });
+        let inputs = inputs(&graph, seed);
+        assert_eq!(execute(&after.unwrap(), &inputs), execute(&graph, &inputs), "seed {seed}");
+    }
+    // The graphs are such that every pass has something to do.
+    assert!(changed.values().all(|count| *count > 20), "{changed:?}");
+}
+
+#[test]
+fn passes_do_not_change_their_own_result_but_for_the_order() {
+    for seed in 0..40 {
+        let once = run(&pipeline(Settings::default()), &rank_graph(seed, 60), |_| {}).unwrap();
+        let twice = run(&pipeline(Settings::default()), &once, |_| {}).unwrap();
+        assert_eq!(twice.nodes.len(), once.nodes.len(), "seed {seed}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Random rank graphs: parameters in halves that are gathered, products and sums of them, reductions, and an optimizer's arithmetic.
+
+use ir::{Arg, Dtype, Graph, InputClass, InputId, Phase, TensorType, ValueId, testing::Random};
+
+const GATHER: &str =
+    "_c10d_functional::all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor";
+const REDUCE: &str = "_c10d_functional::all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor";
+const SCATTER: &str = "_c10d_functional::reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor";
+const WAIT: &str = "_c10d_functional::wait_tensor(Tensor tensor) -> Tensor";
+const MM: &str = "aten::mm(Tensor self, Tensor mat2) -> Tensor";
+const T: &str = "aten::t(Tensor(a) self) -> Tensor(a)";
+const NEG: &str = "aten::neg(Tensor self) -> Tensor";
+const DETACH: &str = "aten::detach(Tensor(a) self) -> Tensor(a)";
+const ABS: &str = "aten::abs(Tensor self) -> Tensor";
+const ADD: &str = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor";
+const MUL: &str = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor";
+
+/// Rows and columns of a whole matrix; a rank holds half of the rows.
+const SIZE: i64 = 4;
+
+struct Maker {
+    random: Random,
+    graph: Graph,
+    phase: Phase,
+    halves: Vec<ValueId>,
+    wholes: Vec<ValueId>,
+}
+
+/// A graph of about `nodes` operations for one of two ranks.
+pub fn rank_graph(seed: u64, nodes: usize) -> Graph {
+    let mut maker = Maker {
+        random: Random::new(seed),
+        graph: Graph::default(),
+        phase: Phase::Forward,
+        halves: Vec::new(),
+        wholes: Vec::new(),
+    };
+    for i in 0..4 {
+        let half = maker.graph.input(InputClass::Parameter, format!("params.{i}"), matrix(SIZE / 2));
+        maker.halves.push(half);
+    }
+    let batch = maker.graph.input(InputClass::Batch, "batch.0", matrix(SIZE));
+    maker.wholes.push(batch);
+    let scale = TensorType::contiguous(Dtype::F32, [].as_slice());
+    let scale = maker.graph.input(InputClass::Hyper, "hyper.0.lr", scale);
+    maker.gathered_parameters();
+    for _ in 0..nodes / 3 {
+        maker.arithmetic();
+    }
+    maker.phase = Phase::Backward;
+    for _ in 0..nodes / 3 {
+        maker.arithmetic();
+    }
+    let gradients: Vec<ValueId> = (0..4).map(|_| maker.scattered()).collect();
+    let wholes: Vec<ValueId> = (0..3).map(|_| maker.reduced()).collect();
+    maker.phase = Phase::Optimizer;
+    maker.optimizer(&gradients, scale);
+    let sums: Vec<ValueId> =
+        wholes.iter().map(|value| maker.push(NEG, vec![Arg::Value(*value)], matrix(SIZE))).collect();
+    maker.graph.returns = sums.into_iter().chain([maker.wholes[maker.wholes.len() - 1]]).collect();
+    maker.graph
+}
+
+fn matrix(rows: i64) -> TensorType {
+    TensorType::contiguous(Dtype::F32, [rows, SIZE].as_slice())
+}
+
+impl Maker {
+    fn push(&mut self, op: &str, args: Vec<Arg>, ty: TensorType) -> ValueId {
+        let value = self.graph.push_value(op, args, ty);
+        let node = self.graph.order[self.graph.order.len() - 1];
+        self.graph.nodes[node].phase = self.phase;
+        value
+    }
+
+    fn whole(&mut self) -> ValueId {
+        *self.random.pick(&self.wholes)
+    }
+
+    fn gathered_parameters(&mut self) {
+        for half in self.halves.clone() {
+            let cast = if self.random.once_in(2) {
+                self.push(NEG, vec![Arg::Value(half)], matrix(SIZE / 2))
+            } else {
+                half
+            };
+            let whole = self.waited(GATHER, vec![Arg::Value(cast), Arg::Int(2)], matrix(SIZE));
+            self.wholes.push(whole);
+        }
+    }
+
+    /// A collective and its wait.
+    fn waited(&mut self, op: &str, mut args: Vec<Arg>, ty: TensorType) -> ValueId {
+        args.push(Arg::Str("axis:a".into()));
+        let started = self.push(op, args, ty.clone());
+        self.push(WAIT, vec![Arg::Value(started)], ty)
+    }
+
+    fn arithmetic(&mut self) {
+        let (left, right) = (Arg::Value(self.whole()), Arg::Value(self.whole()));
+        let new = match self.random.below(9) {
+            0 | 1 => self.push(MM, vec![left, right], matrix(SIZE)),
+            2 => self.push(ADD, vec![left, right, Arg::Int(1)], matrix(SIZE)),
+            3 => self.push(MUL, vec![left, right], matrix(SIZE)),
+            4 => self.push(NEG, vec![left], matrix(SIZE)),
+            5 => self.reduced(),
+            6 => {
+                let operand = self.whole();
+                let ty = self.graph.ty(operand).clone();
+                self.push(DETACH, vec![Arg::Value(operand)], ty)
+            }
+            _ => {
+                let operand = self.whole();
+                let mut ty = self.graph.ty(operand).clone();
+                ty.strides.swap(0, 1);
+                self.push(T, vec![Arg::Value(operand)], ty)
+            }
+        };
+        self.wholes.push(new);
+    }
+
+    /// A sum over the ranks, with the strides of its operand or in row-major order.
+    fn reduced(&mut self) -> ValueId {
+        let operand = self.whole();
+        let ty = if self.random.once_in(2) { self.graph.ty(operand).clone() } else { matrix(SIZE) };
+        let reduction = *self.random.pick(&["sum", "sum", "max"]);
+        self.waited(REDUCE, vec![Arg::Value(operand), Arg::Str(reduction.into())], ty)
+    }
+
+    fn scattered(&mut self) -> ValueId {
+        let args = vec![Arg::Value(self.whole()), Arg::Str("sum".into()), Arg::Int(2)];
+        self.waited(SCATTER, args, matrix(SIZE / 2))
+    }
+
+    /// The same few operations for every parameter, some of which are left out for some.
+    fn optimizer(&mut self, gradients: &[ValueId], scale: ValueId) {
+        for (i, gradient) in gradients.iter().enumerate() {
+            let ty = matrix(SIZE / 2);
+            let mut step = self.push(MUL, vec![Arg::Value(*gradient), Arg::Value(scale)], ty.clone());
+            if !self.random.once_in(3) {
+                step = self.push(ABS, vec![Arg::Value(step)], ty.clone());
+            }
+            let args = vec![Arg::Value(self.halves[i]), Arg::Value(step), Arg::Float(-0.5)];
+            let new = self.push(ADD, args, ty.clone());
+            let new = self.push(MUL, vec![Arg::Value(new), Arg::Float(0.25)], ty);
+            self.graph.updates.push((InputId(i as u32), new));
+        }
+    }
+}
