@@ -4,7 +4,8 @@ use base::{Bytes, Diagnostic, Result};
 use ir::{Change, Graph, Patch, verify};
 
 use crate::{
-    BucketCollectives, CommonSubexpressions, DeadCode, DropAliases, GroupLists, OrderCollectives, Regather,
+    BucketCollectives, CommonSubexpressions, DeadCode, DropAliases, GroupLists, MergeViews, OrderCollectives,
+    Regather,
 };
 
 /// A step from a graph to an equal graph.
@@ -50,14 +51,21 @@ impl Default for Settings {
 }
 
 /// The passes that a graph goes through before it runs, in their order. Regathering stands before bucketing, which puts the
-/// new gathers together, and ordering last, since every patch may move nodes.
+/// new gathers together; views are merged once more behind it, since those that flatten meet those that were there; ordering
+/// comes last, since every patch may move nodes.
 pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
-    let mut passes: Vec<Box<dyn Pass>> =
-        vec![Box::new(DropAliases), Box::new(CommonSubexpressions), Box::new(DeadCode), Box::new(GroupLists)];
+    let mut passes: Vec<Box<dyn Pass>> = vec![
+        Box::new(DropAliases),
+        Box::new(MergeViews),
+        Box::new(CommonSubexpressions),
+        Box::new(DeadCode),
+        Box::new(GroupLists),
+    ];
     if let Some(threshold) = settings.regather_from {
         passes.push(Box::new(Regather { threshold }));
     }
     passes.push(Box::new(BucketCollectives { limit: settings.bucket_limit }));
+    passes.push(Box::new(MergeViews));
     passes.push(Box::new(CommonSubexpressions));
     passes.push(Box::new(DeadCode));
     passes.push(Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }));
@@ -67,8 +75,9 @@ pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
     let threshold = settings.regather_from.unwrap_or_default();
-    let all: [Box<dyn Pass>; 7] = [
+    let all: [Box<dyn Pass>; 8] = [
         Box::new(DropAliases),
+        Box::new(MergeViews),
         Box::new(CommonSubexpressions),
         Box::new(DeadCode),
         Box::new(GroupLists),

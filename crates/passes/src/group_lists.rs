@@ -47,77 +47,84 @@ struct Group {
     members: Vec<NodeId>,
 }
 
-/// All candidates, grouped. Members of a group have the same *level*, the largest number of candidates on a path to them: none
-/// depends on another, and since every path from a group to another goes up, groups cannot depend on each other in a circle.
+/// A node that may be grouped, with each form that it fits and the key of the group that it would be in.
+struct Candidate {
+    node: NodeId,
+    choices: Vec<(Form, String)>,
+}
+
+/// All candidates, grouped: each takes the form in which it has the most company.
 fn groups(graph: &Graph) -> Vec<Group> {
-    let shared = shared_operands(graph);
-    let mut levels: SecondaryMap<ValueId, u32> = SecondaryMap::with_default(0);
-    let mut known: FxHashMap<String, usize> = FxHashMap::default();
+    let candidates = candidates(graph);
+    let mut company: FxHashMap<&str, usize> = FxHashMap::default();
+    for (_, key) in candidates.iter().flat_map(|candidate| &candidate.choices) {
+        *company.entry(key).or_default() += 1;
+    }
+    let mut known: FxHashMap<&str, usize> = FxHashMap::default();
     let mut groups: Vec<Group> = Vec::new();
-    for id in &graph.order {
-        let node = &graph.nodes[*id];
-        let form = form(graph, &shared, node);
-        let below = node.operands().map(|operand| levels[operand]).max().unwrap_or(0);
-        let level = below + u32::from(form.is_some());
-        node.results().for_each(|result| levels[result] = level);
-        if let Some(form) = form {
-            let key = format!("{level} {}", key(graph, form, node));
-            let group = *known.entry(key).or_insert(groups.len());
-            if group == groups.len() {
-                groups.push(Group { form, members: Vec::new() });
-            }
-            groups[group].members.push(*id);
+    for candidate in &candidates {
+        let most = candidate.choices.iter().rev().max_by_key(|(_, key)| company[key.as_str()]);
+        let (form, key) = most.expect("a candidate has a choice");
+        let group = *known.entry(key).or_insert(groups.len());
+        if group == groups.len() {
+            groups.push(Group { form: *form, members: Vec::new() });
         }
+        groups[group].members.push(candidate.node);
     }
     groups
 }
 
-/// The 0-dimensional tensors that are the second operand of more than one node of an operator, as clipping's factor is.
-fn shared_operands(graph: &Graph) -> FxHashMap<(ir::OpId, ValueId), u32> {
-    let mut counts = FxHashMap::default();
-    for node in graph.order.iter().map(|id| &graph.nodes[*id]).filter(|node| node.phase == Phase::Optimizer) {
-        if let Some(Arg::Value(second)) = node.args.get(1)
-            && graph.ty(*second).rank() == 0
-        {
-            *counts.entry((node.op, *second)).or_default() += 1;
+/// The candidates in program order. A key holds the *level*, the largest number of candidates on a path to the node: members of a
+/// group do not depend on each other, and since every path from a group to another goes up, neither do groups in a circle.
+fn candidates(graph: &Graph) -> Vec<Candidate> {
+    let mut levels: SecondaryMap<ValueId, u32> = SecondaryMap::with_default(0);
+    let mut candidates = Vec::new();
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        let forms = forms(graph, node);
+        let below = node.operands().map(|operand| levels[operand]).max().unwrap_or(0);
+        let level = below + u32::from(!forms.is_empty());
+        for result in node.results() {
+            levels[result] = level;
+        }
+        if !forms.is_empty() {
+            let choices = forms.into_iter().map(|form| (form, format!("{level} {}", key(graph, form, node))));
+            candidates.push(Candidate { node: *id, choices: choices.collect() });
         }
     }
-    counts
+    candidates
 }
 
-/// The form that a node fits, if it is a candidate.
-fn form(graph: &Graph, shared: &FxHashMap<(ir::OpId, ValueId), u32>, node: &Node) -> Option<Form> {
+/// The forms that a node fits; none if it is no candidate.
+fn forms(graph: &Graph, node: &Node) -> Vec<Form> {
     if node.phase != Phase::Optimizer {
-        return None;
+        return Vec::new();
     }
     let name = graph.ops[node.op].name.as_str();
     if ENTRYWISE.contains(&name) {
         let one_each = node.args.iter().all(|arg| !matches!(arg, Arg::Values(values) if values.len() > 1));
-        return one_each.then_some(Form::Entrywise);
+        return if one_each { vec![Form::Entrywise] } else { Vec::new() };
     }
-    let [Return::Value(result)] = node.returns.as_slice() else { return None };
-    let is_shared = |value: &ValueId| shared.get(&(node.op, *value)).is_some_and(|count| *count > 1);
-    let fits = |(role, arg): (&Role, &Arg)| match (role, arg) {
-        (Role::Each, Arg::Value(_)) => true,
-        (Role::Shared, Arg::Value(value)) => is_shared(value),
+    let [Return::Value(result)] = node.returns.as_slice() else { return Vec::new() };
+    let fitting = FORMS.iter().filter(|form| form.single == name && form.roles.len() == node.args.len());
+    let fitting =
+        fitting.filter(|form| form.roles.iter().zip(&node.args).all(|(role, arg)| fits(graph, *role, arg)));
+    // A list operation works on entries whose first tensor says what the result is.
+    let shape = |value: ValueId| &graph.ty(value).shape;
+    let reduces = name == "aten::linalg_vector_norm" && shape(*result).is_empty();
+    let keeps =
+        |form: &&ListForm| entries(form, node).next().is_some_and(|first| shape(first) == shape(*result));
+    fitting.filter(|form| reduces || keeps(form)).map(Form::List).collect()
+}
+
+fn fits(graph: &Graph, role: Role, arg: &Arg) -> bool {
+    match (role, arg) {
+        (Role::Each, Arg::Value(_)) | (Role::Neutral, Arg::None | Arg::Bool(false) | Arg::Int(1)) => true,
+        (Role::Shared, Arg::Value(value)) => graph.ty(*value).rank() == 0,
         (Role::Each | Role::Shared, _) => false,
         (Role::Static, arg) => arg.values().next().is_none(),
-        (Role::Neutral, arg) => {
-            matches!(arg, Arg::None | Arg::Bool(false) | Arg::Int(1))
-                || *arg == Arg::Ints(Vec::new())
-                || *arg == Arg::Float(1.0)
-        }
-    };
-    let found = FORMS.iter().find(|form| {
-        form.single == name
-            && form.roles.len() == node.args.len()
-            && form.roles.iter().zip(&node.args).all(fits)
-    })?;
-    // A list operation works on entries whose first tensor says what the result is.
-    let keeps_shape =
-        entries(found, node).next().is_some_and(|first| graph.ty(first).shape == graph.ty(*result).shape);
-    let reduces = found.single == "aten::linalg_vector_norm" && graph.ty(*result).rank() == 0;
-    (keeps_shape || reduces).then_some(Form::List(found))
+        (Role::Neutral, arg) => *arg == Arg::Ints(Vec::new()) || *arg == Arg::Float(1.0),
+    }
 }
 
 /// The tensors of a node that become entries of lists.
@@ -145,7 +152,8 @@ fn key(graph: &Graph, form: Form, node: &Node) -> String {
         Return::None => "_".into(),
         returned => list(&mut returned.values().iter().copied()),
     });
-    let parts: Vec<String> = [format!("{}", node.op)].into_iter().chain(args).chain(returns).collect();
+    let list = if let Form::List(form) = form { form.list } else { "" };
+    let parts: Vec<String> = [format!("{} {list}", node.op)].into_iter().chain(args).chain(returns).collect();
     parts.join("; ")
 }
 

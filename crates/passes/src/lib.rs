@@ -12,6 +12,7 @@ mod facts;
 mod group_lists;
 mod layout;
 mod lists;
+mod merge_views;
 mod order_collectives;
 mod regather;
 
@@ -22,5 +23,6 @@ pub use driver::{Outcome, Pass, Settings, by_name, pipeline, run};
 pub use drop_aliases::DropAliases;
 pub use group_lists::GroupLists;
 pub use ir::Patch;
+pub use merge_views::MergeViews;
 pub use order_collectives::OrderCollectives;
 pub use regather::Regather;

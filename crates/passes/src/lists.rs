@@ -28,7 +28,8 @@ pub struct ListForm {
 
 macro_rules! forms {
     ($($single:literal [$($role:ident),*] => $list:literal;)*) => {
-        /// All list operations of torch 2.13 that an optimizer's arithmetic has use for; the first that fits is taken.
+        /// All list operations of torch 2.13 that an optimizer's arithmetic has use for. Where an operation fits
+        /// several, it takes the one in which it finds the most others, and the first of equals.
         pub const FORMS: &[ListForm] = &[
             $(ListForm { single: $single, roles: &[$($role),*], list: $list },)*
         ];

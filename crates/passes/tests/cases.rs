@@ -72,6 +72,11 @@ fn drop_aliases() {
 }
 
 #[test]
+fn merge_views() {
+    check("merge_views");
+}
+
+#[test]
 fn group_lists() {
     check("group_lists");
 }

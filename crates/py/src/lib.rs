@@ -4,6 +4,7 @@
 
 mod error;
 mod exec;
+mod passes;
 mod plan;
 
 use std::ffi::OsString;
@@ -22,5 +23,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     error::register(module)?;
     exec::register(module)?;
+    crate::passes::register(module)?;
     plan::register(module)
 }

@@ -1,0 +1,44 @@
+//! Passes: a graph in, the changed graph and what was done out.
+
+use ::passes::{Outcome, Settings, pipeline, run};
+use base::Bytes;
+use ir::Graph;
+use pyo3::{prelude::*, types::PyBytes};
+
+use crate::error::to_python;
+
+/// The changed graph, and of each pass its name and the nodes before and after it.
+type Changed<'py> = (Bound<'py, PyBytes>, Vec<(&'static str, usize, usize)>);
+
+/// Runs the pipeline of passes; limits are in bytes.
+#[pyfunction]
+#[pyo3(signature = (graph, bucket_limit=None, prefetch_limit=None, regather_from=None))]
+fn run_passes<'py>(
+    py: Python<'py>,
+    graph: &[u8],
+    bucket_limit: Option<u64>,
+    prefetch_limit: Option<u64>,
+    regather_from: Option<u64>,
+) -> PyResult<Changed<'py>> {
+    let default = Settings::default();
+    let settings = Settings {
+        bucket_limit: bucket_limit.map_or(default.bucket_limit, Bytes),
+        prefetch_limit: prefetch_limit.map_or(default.prefetch_limit, Bytes),
+        regather_from: regather_from.map(Bytes),
+    };
+    let work = || {
+        let mut done = Vec::new();
+        let observe =
+            |outcome: &Outcome| done.push((outcome.pass, outcome.nodes_before, outcome.nodes_after));
+        let changed = run(&pipeline(settings), &Graph::from_bytes(graph)?, observe)?;
+        Ok((changed.to_bytes(), done))
+    };
+    let (bytes, done) =
+        py.detach(work).map_err(|diagnostic: Box<base::Diagnostic>| to_python(py, &diagnostic))?;
+    Ok((PyBytes::new(py, &bytes), done))
+}
+
+/// Adds what belongs to passes to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(run_passes, module)?)
+}
