@@ -204,15 +204,13 @@ impl Machine {
     }
 }
 
-fn giant(index: usize, length: u64, cap: u64, degree: usize) -> Box<Diagnostic> {
-    let holders = if degree == 1 { "one rank".to_owned() } else { format!("{degree} ranks") };
+/// A sample that fits nowhere.
+pub fn giant(index: usize, length: u64, cap: u64, degree: usize) -> Box<Diagnostic> {
+    let holders = if degree == 1 { "one rank holds".to_owned() } else { format!("{degree} ranks hold") };
     let what = format!("sample {index} of length {length} fits no rank: the cap is {cap} tokens");
     let what = if degree == 1 { what } else { what.replace("no rank", "no group of ranks") };
     Diagnostic::new(Code::GIANT_SAMPLE, what)
-        .because(format!(
-            "{holders} hold at most {} tokens in one micro-batch",
-            cap.saturating_mul(degree as u64)
-        ))
+        .because(format!("{holders} at most {} tokens in one micro-batch", cap.saturating_mul(degree as u64)))
         .hint("raise `tokens_per_rank`, allow a larger sequence-parallel degree, or leave the sample out")
 }
 

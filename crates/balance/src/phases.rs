@@ -6,7 +6,6 @@ use base::Result;
 use crate::{
     bound::{Limit, lower_bound},
     cost::phase_costs,
-    machine::Machine,
     microbatch::pack_below,
     order::falling,
     plan::{Layout, Plan, Unit},
@@ -18,11 +17,7 @@ use crate::{
 /// One assignment for all phases.
 pub fn solve(problem: &Problem) -> Result<Plan> {
     let (phases, unit) = phase_costs(&problem.costs, &problem.lengths)?;
-    if let Some(cap) = problem.tokens_per_rank {
-        for lengths in &problem.lengths {
-            Machine::flat(problem.ranks, lengths.clone(), lengths.clone(), Some(cap))?;
-        }
-    }
+    problem.check_room(&problem.lengths)?;
     let bounds: Vec<_> = phases.iter().map(|costs| lower_bound(&falling(costs).1, problem.ranks)).collect();
     let lower: u64 = bounds.iter().map(|bound| bound.value).sum();
     let giant = bounds.iter().any(|bound| bound.limit != Limit::Mean);

@@ -3,7 +3,12 @@
 use base::{Code, Diagnostic, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::{cost::Cost, machine::SequenceParallel, partition::Tier, vector::MOST_PHASES};
+use crate::{
+    cost::Cost,
+    machine::{SequenceParallel, giant},
+    partition::Tier,
+    vector::MOST_PHASES,
+};
 
 /// What is minimised: how ranks wait for each other follows from how the model is sharded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -107,6 +112,20 @@ impl Problem {
         }
         self.check_objective()?;
         self.check_combination()
+    }
+
+    /// Refuses a sample that fits nowhere.
+    pub fn check_room(&self, lengths: &[Vec<u64>]) -> Result<()> {
+        let Some(cap) = self.tokens_per_rank else { return Ok(()) };
+        let allowed = self.sequence_parallel.iter().flat_map(|parallel| &parallel.degrees);
+        let degree = allowed.copied().filter(|degree| *degree <= self.ranks).max().unwrap_or(1);
+        let room = cap.saturating_mul(degree as u64);
+        for phase in lengths {
+            if let Some(index) = phase.iter().position(|length| *length > room) {
+                return Err(giant(index, phase[index], cap, degree));
+            }
+        }
+        Ok(())
     }
 
     fn check_objective(&self) -> Result<()> {

@@ -262,7 +262,7 @@ pub struct Sampler {
     planner: Planner,
     drop_last: bool,
     stream: Stream,
-    order: Vec<u32>,
+    order: Arc<Vec<u32>>,
     state: State,
 }
 
@@ -284,6 +284,7 @@ impl Sampler {
                 Diagnostic::new(Code::BAD_PROBLEM, what).hint("with drop_last there is no step at all")
             );
         }
+        planner.template.check_room(&data.lengths)?;
         let state = State {
             version: STATE_VERSION,
             fingerprint: fingerprint(&data, &planner.template, stream, drop_last),
@@ -292,7 +293,7 @@ impl Sampler {
             step: 0,
             composer: Composer::new(stream)?,
         };
-        let order = order(&data, stream, 0);
+        let order = Arc::new(order(&data, stream, 0));
         Ok(Self { data, planner, drop_last, stream, order, state })
     }
 
@@ -307,7 +308,7 @@ impl Sampler {
         let composer =
             Composer::new(Stream { seed: self.stream.seed ^ epoch.rotate_left(32), ..self.stream })?;
         self.state = State { version: STATE_VERSION, fingerprint, epoch, position: 0, step: 0, composer };
-        self.order = order(&self.data, self.stream, epoch);
+        self.order = Arc::new(order(&self.data, self.stream, epoch));
         Ok(())
     }
 
@@ -328,7 +329,7 @@ impl Sampler {
             return refuse(format!("the resume state is damaged: position {}", state.position));
         }
         if state.epoch != self.state.epoch {
-            self.order = order(&self.data, self.stream, state.epoch);
+            self.order = Arc::new(order(&self.data, self.stream, state.epoch));
         }
         self.state = state;
         Ok(())

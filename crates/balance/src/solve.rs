@@ -101,7 +101,7 @@ fn lockstep(problem: &Problem, machine: &Machine, samples: &[Vec<u32>], bound: u
     if problem.equal_count {
         return fixed;
     }
-    let mut stepped = steps_to_batches(&build(machine, bound), problem.ranks);
+    let mut stepped = steps_to_batches(&build(machine, bound), machine.ranks);
     even_out_empty(&mut stepped);
     if lockstep_duration(&stepped, times) <= lockstep_duration(&fixed.batches, times) {
         Found { batches: stepped, algorithm: "like_steps".to_owned() }

@@ -1,5 +1,6 @@
 //! `unisono.data`: samplers that plan ahead on a thread of their own. Settings come as JSON, arrays as little-endian bytes,
 //! plans go out as MessagePack.
+#![allow(clippy::needless_pass_by_value, reason = "arguments are converted from Python's")]
 
 use std::{
     sync::{
@@ -83,6 +84,11 @@ impl BalanceSampler {
     /// Where the next window starts, as JSON.
     fn state(&self) -> String {
         serde_json::to_string(self.sampler.state()).expect("a state holds numbers only")
+    }
+
+    /// Another sampler of the same data, where this one stands.
+    fn fork(&self) -> Self {
+        Self { sampler: self.sampler.clone(), windows: Mutex::new(None) }
     }
 
     fn steps_per_epoch(&self) -> u64 {

@@ -2,6 +2,7 @@
 //!
 //! One file per subject; [`error`] is the only place that turns diagnostics into Python exceptions.
 
+mod balance;
 mod error;
 mod exec;
 mod passes;
@@ -21,6 +22,7 @@ fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
+    balance::register(module)?;
     error::register(module)?;
     exec::register(module)?;
     crate::passes::register(module)?;

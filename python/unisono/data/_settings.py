@@ -1,0 +1,35 @@
+"""Keyword arguments as the native settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from unisono.data._cost import Cost, SequenceParallel
+
+
+def world(ranks: int | None, rank: int | None) -> tuple[int, int]:
+    """The number of ranks and this rank, from torch.distributed where they are not given."""
+    if ranks is None or rank is None:
+        import torch.distributed as dist
+
+        ready = dist.is_available() and dist.is_initialized()
+        ranks = (dist.get_world_size() if ready else 1) if ranks is None else ranks
+        rank = (dist.get_rank() if ready else 0) if rank is None else rank
+    return ranks, rank
+
+
+def problem_settings(
+    *, ranks: int, cost: Cost | Sequence[Cost], sequence_parallel: SequenceParallel | None, **others: Any
+) -> str:
+    """A problem without lengths, as JSON."""
+    costs = cost.settings() if isinstance(cost, Cost) else [one.settings() for one in cost]
+    parallel = sequence_parallel.settings() if sequence_parallel is not None else {}
+    given = {key: value for key, value in others.items() if value is not None}
+    return json.dumps({"ranks": ranks, "cost": costs, **parallel, **given})
+
+
+def stream_settings(*, batch_size: int, window: int, delay: int, seed: int, shuffle: bool) -> str:
+    """How steps are composed, as JSON."""
+    return json.dumps({"batch": batch_size, "window": window, "delay": delay, "seed": seed, "shuffle": shuffle})
