@@ -188,7 +188,7 @@ def test_subsets_sources_and_columns():
 
     sources = np.arange(500) % 5 == 0
     steps = [plan.samples for plan in sampler(sources=sources.astype(int), delay=1).plans()]
-    # The first window gives out one step less: the reserve holds it.
+    # The first window fills the reserve and gives out one step less.
     for plans in (steps[:2], steps[2:5], steps[5:8], steps[8:11]):
         share = np.mean(sources[np.concatenate(plans)])
         assert abs(share - 0.2) <= 0.01

@@ -337,6 +337,16 @@ impl Sampler {
 
     /// Plans the next window; one without steps after the end of the epoch.
     pub fn next_window(&mut self) -> Result<Window> {
+        loop {
+            let window = self.one_window()?;
+            if !window.steps.is_empty() || self.state.position as usize >= self.order.len() {
+                return Ok(window);
+            }
+        }
+    }
+
+    /// A window may be used up by filling the reserve.
+    fn one_window(&mut self) -> Result<Window> {
         let start = self.state.clone();
         let from = self.state.position as usize;
         if from >= self.order.len() {

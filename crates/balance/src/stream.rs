@@ -4,9 +4,10 @@
 //! samples of a step are alike and ranks can be even; the steps are then shuffled. What is composed depends on costs and
 //! order alone, never on the number of ranks.
 //!
-//! A reserve of one step's samples holds outliers back until there are enough for a step of their own, or until one has
-//! waited for the maximum delay. The reserve holds a fixed share of every source, and each window releases as many samples
-//! of a source as it takes in: the mixture of a window is that of the stream.
+//! A reserve of half a window's samples holds the most costly ones back, so that outliers of many windows meet. Sorted, it
+//! is a row of queues of one step each: one is released when one of its samples has waited for the maximum delay. The
+//! reserve holds a fixed share of every source, and each window releases as many samples of a source as it takes in: the
+//! mixture of a window is that of the stream.
 
 use std::cmp::Reverse;
 
@@ -52,9 +53,6 @@ pub struct Composer {
     reserve: Vec<Sample>,
 }
 
-/// Times the mean cost beyond which a sample is an outlier.
-const OUTLIER: u64 = 8;
-
 impl Stream {
     /// Refuses settings that make no sense.
     pub fn check(&self) -> Result<()> {
@@ -92,8 +90,8 @@ impl Composer {
     }
 
     /// Takes in the next samples of the stream and gives out the steps of a window. All windows but the last take
-    /// [`intake`](Self::intake) samples. The first gives out one step less where there is a reserve; the last everything, its
-    /// last step shorter if it does not divide.
+    /// [`intake`](Self::intake) samples. The first fills the reserve and gives out fewer steps (with a window of one step, none);
+    /// the last gives out everything, its last step shorter if it does not divide.
     pub fn compose(&mut self, fresh: Vec<Sample>, last: bool) -> Vec<Vec<Sample>> {
         let first = self.window == 0;
         let shares = self.shares(&fresh, first);
@@ -126,35 +124,35 @@ impl Composer {
             counts[sample.source as usize] += 1;
         }
         if first {
-            share_out(&mut counts, self.stream.batch);
+            share_out(&mut counts, self.stream.batch * (self.stream.window / 2).max(1));
         }
         counts
     }
 
-    /// Moves samples to the reserve: outliers, or the cheapest if the outliers are to go out now.
+    /// Moves the most costly samples to the reserve, but for whole steps of them of which one is overdue.
     fn hold(&mut self, all: &mut Vec<Sample>, shares: &[usize]) {
-        let total: u128 = all.iter().map(|sample| u128::from(sample.cost)).sum();
-        let limit = total * u128::from(OUTLIER) / all.len().max(1) as u128;
-        let outlier = |sample: &Sample| u128::from(sample.cost) > limit;
-        let outliers = all.iter().filter(|sample| outlier(sample)).count();
-        let overdue = all.iter().any(|sample| outlier(sample) && sample.age >= self.stream.delay);
-        let release = outliers >= self.stream.batch || overdue;
+        let capacity: usize = shares.iter().sum();
+        let young = |sample: &Sample| sample.age < self.stream.delay;
+        let mut released = vec![false; all.len()];
+        for (chunk, samples) in
+            all.chunks(self.stream.batch).enumerate().take(capacity.div_ceil(self.stream.batch))
+        {
+            let from = chunk * self.stream.batch;
+            released[from..from + samples.len()].fill(!samples.iter().all(young));
+        }
         let mut wanted = shares.to_vec();
         let mut held = vec![false; all.len()];
-        let order: Box<dyn Iterator<Item = usize>> =
-            if release { Box::new((0..all.len()).rev()) } else { Box::new(0..all.len()) };
-        for index in order {
-            let sample = &all[index];
+        for (index, sample) in all.iter().enumerate() {
             let left = &mut wanted[sample.source as usize];
-            if *left > 0 && sample.age < self.stream.delay && !(release && outlier(sample)) {
+            if *left > 0 && !released[index] && young(sample) {
                 *left -= 1;
                 held[index] = true;
             }
         }
         // Where a source has too few samples, others stand in: windows give out whole steps.
         let mut missing: usize = wanted.iter().sum();
-        for index in (0..all.len()).rev().filter(|_| !shares.is_empty()) {
-            if missing > 0 && !held[index] && all[index].age < self.stream.delay {
+        for index in (0..all.len()).rev() {
+            if missing > 0 && !held[index] && young(&all[index]) {
                 missing -= 1;
                 held[index] = true;
             }

@@ -81,7 +81,8 @@ class Fit:
 
     def cost(self) -> Cost:
         """As whole femtoseconds."""
-        return Cost(*(round(seconds * 1e15) for seconds in (self.linear, self.quadratic, self.constant)))
+        linear, quadratic, constant = (round(s * 1e15) for s in (self.linear, self.quadratic, self.constant))
+        return Cost(linear, quadratic, constant)
 
 
 def fit_cost(measurements: Iterable[tuple[Sequence[int], float]]) -> Fit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,7 @@ def measure_lengths(
                     f"the dataset has no column `{length}`", code="U0401", hint=f"known: {', '.join(columns)}"
                 )
             return np.asarray(dataset[length], dtype=np.int64)
-        column = length
-
-        def length(sample: Any) -> Any:
-            return sample[column]
-
+        return _scan(dataset, itemgetter(length), progress)
     return _scan(dataset, length, progress)
 
 
