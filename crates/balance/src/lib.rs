@@ -22,6 +22,7 @@ mod plan;
 mod problem;
 mod random;
 mod read;
+mod redispatch;
 mod refine;
 mod sampler;
 mod solve;

@@ -1,5 +1,5 @@
 //! Several phases per sample (an encoder, then a language model), with a meeting of all ranks after each: the sum over phases
-//! of the slowest rank counts.
+//! of the slowest rank counts. One assignment for all phases, or one for each where moving samples in between pays.
 
 use base::Result;
 
@@ -10,11 +10,12 @@ use crate::{
     order::falling,
     plan::{Layout, Plan, Unit},
     problem::Problem,
+    redispatch::redispatch,
     solve::even_out,
     vector::assign,
 };
 
-/// One assignment for all phases.
+/// One assignment for all phases; the better of that and a re-dispatch where the problem says what moving costs.
 pub fn solve(problem: &Problem) -> Result<Plan> {
     let (phases, unit) = phase_costs(&problem.costs, &problem.lengths)?;
     problem.check_room(&problem.lengths)?;
@@ -37,6 +38,12 @@ pub fn solve(problem: &Problem) -> Result<Plan> {
     let facts = (lower, limit, "vector_local_search".to_owned());
     let mut plan = Plan::new(problem, Layout::Ranks(batches), Unit::Whole(unit), time, facts);
     plan.set_phases(&phases, &samples);
+    if let Some(price) = problem.moving {
+        let moved = redispatch(problem, &phases, price, unit)?;
+        if moved.makespan < plan.makespan {
+            plan.redispatch(&phases, moved);
+        }
+    }
     Ok(plan)
 }
 

@@ -3,6 +3,7 @@
 use crate::{
     bound::Limit,
     problem::{Objective, Problem},
+    redispatch::Redispatch,
 };
 
 /// What one unit of [`Plan::loads`] is.
@@ -55,6 +56,11 @@ pub struct Plan {
     pub loads: Vec<u64>,
     /// Busy time by phase, then rank; empty for one phase.
     pub phase_loads: Vec<Vec<u64>>,
+    /// By phase, rank and micro-batch, where samples move between phases; empty otherwise. [`Plan::layout`] is then the
+    /// last phase's.
+    pub phase_batches: Vec<Vec<Vec<Vec<u32>>>>,
+    /// What moving between phases costs; part of the makespan.
+    pub moving: u64,
     /// The objective's value.
     pub makespan: u64,
     /// No plan is better than this.
@@ -83,8 +89,19 @@ impl Plan {
         }
         let makespan = makespan(problem, &rows);
         let tokens_max = tokens_max(problem, &layout);
-        let phase_loads = Vec::new();
-        Self { layout, unit, loads, phase_loads, makespan, lower_bound, limit, tokens_max, algorithm }
+        Self {
+            layout,
+            unit,
+            loads,
+            phase_loads: Vec::new(),
+            phase_batches: Vec::new(),
+            moving: 0,
+            makespan,
+            lower_bound,
+            limit,
+            tokens_max,
+            algorithm,
+        }
     }
 
     /// Measures each phase on its own: all ranks meet after it, so the slowest ranks of the phases add up.
@@ -94,6 +111,20 @@ impl Plan {
             phases.iter().map(|costs| samples.iter().map(|ids| load(costs, ids)).collect()).collect();
         let slowest = |loads: &Vec<u64>| loads.iter().copied().max().unwrap_or(0);
         self.makespan = self.phase_loads.iter().map(slowest).sum();
+    }
+
+    /// Replaces the one assignment by one for each phase.
+    pub(crate) fn redispatch(&mut self, phases: &[Vec<u64>], found: Redispatch) {
+        let load = |costs: &[u64], ids: &[u32]| ids.iter().map(|id| costs[*id as usize]).sum::<u64>();
+        let loads = |(costs, samples): (&Vec<u64>, &Vec<Vec<u32>>)| {
+            samples.iter().map(|ids| load(costs, ids)).collect::<Vec<u64>>()
+        };
+        self.phase_loads = phases.iter().zip(&found.samples).map(loads).collect();
+        self.loads =
+            (0..self.loads.len()).map(|r| self.phase_loads.iter().map(|loads| loads[r]).sum()).collect();
+        self.layout = Layout::Ranks(found.phases[found.phases.len() - 1].clone());
+        (self.phase_batches, self.moving, self.makespan) = (found.phases, found.moving, found.makespan);
+        "redispatch".clone_into(&mut self.algorithm);
     }
 
     /// How far the makespan is above the bound: 0 is optimal.
@@ -114,6 +145,7 @@ impl Plan {
                 }
             }
         };
+        self.phase_batches.iter().flatten().for_each(|rank| batches(rank));
         match &self.layout {
             Layout::Ranks(ranks) => ranks.iter().for_each(|rank| batches(rank)),
             Layout::Groups(groups) => {

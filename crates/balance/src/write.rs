@@ -22,6 +22,10 @@ pub fn plan_json(plan: &Plan, solve_ms: f64) -> Value {
         let phases: Vec<_> = plan.phase_loads.iter().map(|loads| numbers(loads)).collect();
         object.insert("phase_loads".into(), json!(phases));
     }
+    if !plan.phase_batches.is_empty() {
+        object.insert("phase_micro_batches".into(), json!(plan.phase_batches));
+        object.insert("moving".into(), number(plan.moving));
+    }
     match &plan.layout {
         Layout::Ranks(ranks) => object.insert("micro_batches".into(), json!(ranks)),
         Layout::Groups(groups) => {
