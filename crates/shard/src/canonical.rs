@@ -1,7 +1,8 @@
 //! Operations that cannot be sharded as they are, rewritten into some that can.
 //!
 //! Means over a batch with ignored elements become a sum and a count; batch norm becomes means, products and sums, so that its statistics
-//! are those of the whole batch under any sharding.
+//! are those of the whole batch under any sharding. A transposition of a transposition goes away, so that gradients are put together where
+//! they are made and not behind a view.
 
 use ir::{Arg, Graph, NodeId, Return, TensorType, ValueId};
 use rustc_hash::FxHashMap;
@@ -54,6 +55,7 @@ impl Rewrite<'_> {
             "aten::_native_batch_norm_legit_functional" if node.args[5] == Arg::Bool(true) => {
                 self.batch_norm(id);
             }
+            "aten::t" if self.turned_back(id) => {}
             "aten::native_batch_norm_backward" if node.args[7] == Arg::Bool(true) => {
                 self.batch_norm_backward(id);
             }
@@ -119,6 +121,17 @@ impl Rewrite<'_> {
         }
         self.out.nodes.push(node);
         self.out.order.push(new_id);
+    }
+
+    /// Whether a transposition undoes another one, whose operand then stands for its result.
+    fn turned_back(&mut self, id: NodeId) -> bool {
+        let Some(operand) = self.operand(id, 0) else { return false };
+        let ir::ValueDef::Result(before, _) = self.out.values[operand].def else { return false };
+        if self.out.op_name(before) != "aten::t" {
+            return false;
+        }
+        let original = self.out.nodes[before].operands().next();
+        original.inspect(|original| self.bind(id, 0, *original)).is_some()
     }
 
     /// The mean is the sum over the total weight: both sums can be put together from parts, the mean cannot.

@@ -55,8 +55,22 @@ impl Realised<'_> {
                 operands[0] = out.in_order(operands[0]);
             }
         }
+        if self.call.name().starts_with("aten::_fused_") {
+            self.lay_out_like_parameter(out, &mut operands);
+        }
         let args = self.args(&operands);
         self.push(out, args, &operands)
+    }
+
+    /// Fused optimizer kernels walk through memory: gradient and state must lie there as the parameter does.
+    fn lay_out_like_parameter(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
+        let parameter = out.ty(operands[0]);
+        for operand in &mut operands[1..] {
+            let ty = out.graph.ty(*operand);
+            if ty.shape == parameter.shape && ty.strides != parameter.strides && parameter.is_contiguous() {
+                *operand = out.in_order(*operand);
+            }
+        }
     }
 
     fn result_shape(&self, result: usize) -> ir::Dims {
