@@ -14,9 +14,29 @@ use unisono_solve::{Failure, Options, Problem, Solver, VariableId, solve};
 const RUNS: usize = 9;
 
 fn main() {
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--print");
+    if let Some(layers) = arguments.nth(1).and_then(|layers| layers.parse().ok()) {
+        return print(layers);
+    }
     by_depth();
     variants();
     small_tables();
+}
+
+/// For other solvers: sizes; then for each factor its variables and costs, -1 where forbidden; then our time and cost.
+fn print(layers: usize) {
+    let problem = ladder(Shape::llama(layers));
+    let line = |numbers: &mut dyn Iterator<Item = i64>| {
+        println!("{}", numbers.map(|number| number.to_string()).collect::<Vec<_>>().join(" "));
+    };
+    line(&mut problem.sizes().values().map(|&size| i64::from(size)));
+    for factor in problem.factors() {
+        line(&mut factor.scope.iter().map(|x| i64::from(x.0)));
+        let costs = problem.costs(factor.table).1;
+        line(&mut costs.into_iter().map(|cost| if cost.is_finite() { cost.0 } else { -1 }));
+    }
+    let (time, solution) = least(RUNS, || solve(&problem, &Options::default()).expect("a solution"));
+    println!("solved {} {}", time.as_micros(), solution.cost.0);
 }
 
 /// The least processor time of several runs, and what they answer.
