@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from unisono import errors
 from unisono._native import __version__
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
     from torch.optim import Optimizer
 
     from unisono.graph import StepGraph
+    from unisono.plans import Plan
+    from unisono.session import ParallelStep
 
-__all__ = ["__version__", "capture", "errors"]
+__all__ = ["__version__", "capture", "errors", "parallelize"]
 
 
 def capture(
@@ -49,3 +53,57 @@ def capture(
     from unisono.graph import StepGraph
 
     return StepGraph(capture_step(train_step, model=model, optimizer=optimizer, example=example))
+
+
+def parallelize(
+    train_step: Callable[..., Any],
+    *,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    example: Any,
+    mesh: Mapping[str, int] | None = None,
+    memory_limit: int | None = None,
+    pins: Mapping[str, Mapping[str, str]] | None = None,
+    plan: Plan | str | Path | None = None,
+    cluster: str | Path | None = None,
+    seed: int = 0,
+) -> ParallelStep:
+    """Makes a distributed training step of an ordinary one.
+
+    Start the script with ``torchrun`` to run on several ranks; without it there is one. Rank 0 captures and plans, the others receive the
+    result; parameters, buffers and optimizer state start from rank 0's values.
+
+    Args:
+        train_step: a function that does one training step with ``model`` and ``optimizer``.
+        model: the module that it trains.
+        optimizer: any optimizer of ``torch.optim`` that needs no closure.
+        example: the tuple of arguments that the step is called with, of the global batch.
+        mesh: one axis with its size, such as ``{"a": 4}``; by default one axis of all ranks.
+        memory_limit: most bytes of one rank.
+        pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
+        plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
+        cluster: a cluster description, or a path to one; by default this machine is measured once.
+        seed: the seed of random operations.
+
+    Returns:
+        The step: called with the global batch on every rank, it returns what ``train_step`` returns.
+
+    Raises:
+        StepError: the step cannot be captured.
+        ConfigurationError: the mesh, a pin, the plan or the cluster description cannot be used.
+        ResourceError: no plan fits the memory limit.
+    """
+    from unisono.session import ParallelStep
+
+    return ParallelStep(
+        train_step,
+        model=model,
+        optimizer=optimizer,
+        example=example,
+        mesh=mesh,
+        memory_limit=memory_limit,
+        pins=pins,
+        plan=plan,
+        cluster=cluster,
+        seed=seed,
+    )

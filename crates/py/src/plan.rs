@@ -62,6 +62,16 @@ fn plan_fingerprint(py: Python<'_>, plan: &str) -> PyResult<String> {
     run(py, || Ok(Plan::parse(plan, "the plan")?.fingerprint().to_string()))
 }
 
+/// What a plan says, as MessagePack.
+#[pyfunction]
+fn plan_content<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py, PyBytes>> {
+    let bytes = run(py, || {
+        let plan = Plan::parse(plan, "the plan")?;
+        rmp_serde::to_vec_named(&plan).map_err(|error| base::Diagnostic::bug(error.to_string()))
+    })?;
+    Ok(PyBytes::new(py, &bytes))
+}
+
 /// Everything that the operation table claims about the operations of a graph: its canonical form, and MessagePack of the questions.
 #[pyfunction]
 fn exam<'py>(
@@ -85,6 +95,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan_graph, module)?)?;
     module.add_function(wrap_pyfunction!(explain_plan, module)?)?;
     module.add_function(wrap_pyfunction!(rank_graph, module)?)?;
+    module.add_function(wrap_pyfunction!(plan_content, module)?)?;
     module.add_function(wrap_pyfunction!(exam, module)?)?;
     module.add_function(wrap_pyfunction!(plan_fingerprint, module)?)
 }

@@ -1,0 +1,28 @@
+"""Cutting tensors as placements say, and putting them together again."""
+
+from __future__ import annotations
+
+import torch
+
+
+def _parsed(placement: str) -> tuple[int, int]:
+    dim, _, blocks = placement.removeprefix("shard(").removesuffix(")").partition(", ")
+    return int(dim), int(blocks or 1)
+
+
+def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
+    """One rank's part of a tensor: the tensor itself where it is replicated, else a contiguous copy of the part."""
+    if placement == "replicate" or ranks == 1:
+        return tensor
+    dim, blocks = _parsed(placement)
+    opened = tensor.unflatten(dim, (blocks, ranks, tensor.shape[dim] // blocks // ranks))
+    return opened.select(dim + 1, rank).flatten(dim, dim + 1).contiguous()
+
+
+def put_together(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
+    """The whole tensor from the parts of all ranks."""
+    if placement == "replicate" or len(parts) == 1:
+        return parts[0]
+    dim, blocks = _parsed(placement)
+    opened = [part.unflatten(dim, (blocks, part.shape[dim] // blocks)) for part in parts]
+    return torch.stack(opened, dim + 1).flatten(dim, dim + 2)

@@ -1,0 +1,105 @@
+"""The ranks of a run: the process group, what rank 0 tells the others, and who is still alive."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+import torch.distributed as dist
+
+from unisono import errors
+
+
+class Ranks:
+    """The ranks of a run, one or many.
+
+    Attributes:
+        rank: this process's number.
+        count: how many processes there are.
+    """
+
+    def __init__(self) -> None:
+        """Joins the process group: the user's, or a new one where the process was started by ``torchrun``."""
+        if dist.is_available() and not dist.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ:
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        self.joined = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if self.joined else 0
+        self.count = dist.get_world_size() if self.joined else 1
+        self._processes = self._introduce()
+
+    @property
+    def group_name(self) -> str:
+        """The name of the process group of all ranks."""
+        return dist.group.WORLD.group_name if self.joined else ""  # type: ignore[union-attr]
+
+    def tell(self, message: Any) -> Any:
+        """Gives every rank what rank 0 passes: plain data. An exception of Unisono's that rank 0 passes is raised on every rank."""
+        if self.count > 1:
+            packed = msgpack.packb(_plain(message)) if self.rank == 0 else b""
+            size = torch.tensor([len(packed)])
+            dist.broadcast(size, 0)
+            data = torch.empty(int(size), dtype=torch.uint8)
+            if self.rank == 0:
+                data.copy_(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
+            dist.broadcast(data, 0)
+            if self.rank != 0:
+                message = _restored(msgpack.unpackb(data.numpy().tobytes(), strict_map_key=False))
+        if isinstance(message, errors.UnisonoError):
+            raise message
+        return message
+
+    def same_everywhere(self, tensors: list[torch.Tensor]) -> None:
+        """Gives the tensors the values that rank 0 has."""
+        if self.count > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def gathered(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors that the ranks pass, in their order; all of one shape."""
+        parts = [torch.empty_like(part) for _ in range(self.count)]
+        dist.all_gather(parts, part.contiguous())
+        return parts
+
+    def lost(self) -> list[int]:
+        """The ranks on this machine whose processes are gone."""
+        mine = socket.gethostname()
+        return [rank for rank, (host, pid) in enumerate(self._processes) if host == mine and not _is_alive(pid)]
+
+    def _introduce(self) -> list[tuple[str, int]]:
+        if self.count == 1:
+            return [(socket.gethostname(), os.getpid())]
+        name = socket.gethostname().encode()[:120]
+        card = torch.zeros(128, dtype=torch.uint8)
+        card[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
+        card[120:] = torch.frombuffer(bytearray(os.getpid().to_bytes(8, "little")), dtype=torch.uint8)
+        cards = [card.numpy().tobytes() for card in self.gathered(card)]
+        return [(card[:120].rstrip(b"\0").decode(), int.from_bytes(card[120:], "little")) for card in cards]
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended but was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+_FIELDS = ("code", "message", "place", "cause", "hint")
+
+
+def _plain(message: Any) -> Any:
+    if isinstance(message, errors.UnisonoError):
+        return {"__error__": type(message).__name__, **{field: getattr(message, field) for field in _FIELDS}}
+    return message
+
+
+def _restored(message: Any) -> Any:
+    if isinstance(message, dict) and "__error__" in message:
+        kind = getattr(errors, message.pop("__error__"))
+        return kind(message.pop("message"), **message)
+    return message

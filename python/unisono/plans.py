@@ -1,0 +1,63 @@
+"""Plans as seen from Python: text files that can be read, kept and run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from unisono import _native
+
+
+class Plan:
+    """Which rank holds and computes what: a small text with a fingerprint.
+
+    Attributes:
+        text: the text form (TOML).
+        graph: the message of the graph that it is for, if it is known.
+    """
+
+    def __init__(self, text: str, graph: bytes | None = None) -> None:
+        """Reads the text form; raises :class:`~unisono.errors.ConfigurationError` where it is none."""
+        self.text, self.graph = text, graph
+        self.fingerprint = _native.plan_fingerprint(text)
+        self._content: dict[str, Any] = _native_content(text)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Reads a plan file."""
+        return cls(Path(path).read_text())
+
+    def save(self, path: str | Path) -> None:
+        """Writes a plan file."""
+        Path(path).write_text(self.text)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Axis names with sizes."""
+        return self._content["mesh"]
+
+    @property
+    def placements(self) -> dict[str, str]:
+        """The placements of inputs that are not whole on every rank, by the input's name."""
+        return self._content["inputs"]
+
+    @property
+    def prediction(self) -> dict[str, int]:
+        """The expected cost: nanoseconds (``..._ns``), bytes (``..._bytes``), number of ``collectives``."""
+        return self._content["prediction"]
+
+    def explain(self) -> str:
+        """What the plan does, what it is expected to cost and why it is not another one, for people."""
+        if self.graph is None:
+            raise ValueError("a plan that was read from a file is explained with its graph: `step.plan.explain()`")
+        return _native.explain_plan(self.graph, self.text)
+
+    def __repr__(self) -> str:
+        """A line with what identifies the plan."""
+        return f"Plan({self.fingerprint}, mesh={self.mesh})"
+
+
+def _native_content(text: str) -> dict[str, Any]:
+    import msgpack
+
+    return msgpack.unpackb(_native.plan_content(text))

@@ -1,0 +1,312 @@
+"""The session: one captured step, planned, partitioned and run on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono import _native, _profile
+from unisono._capture import Capture, capture_step
+from unisono._capture import optimizer as optimizers
+from unisono._capture.inputs import StepInput, StepInputs, collect, learning_rate
+from unisono._executor import Executor, lower_graph
+from unisono._placements import cut, put_together
+from unisono._ranks import Ranks
+from unisono.errors import ConfigurationError, ResourceError, StepError, UnisonoError
+from unisono.plans import Plan
+
+_STATE = ("parameter", "buffer", "optimizer", "constant")
+
+
+class ParallelStep:
+    """A training step that runs on all ranks; see :func:`unisono.parallelize`.
+
+    Attributes:
+        plan: the plan that it runs.
+        ranks: the ranks that run it.
+    """
+
+    def __init__(
+        self,
+        train_step: Callable[..., Any],
+        *,
+        model: nn.Module | None,
+        optimizer: Optimizer | None,
+        example: Any,
+        mesh: Mapping[str, int] | None,
+        memory_limit: int | None,
+        pins: Mapping[str, Mapping[str, str]] | None,
+        plan: Plan | str | Path | None,
+        cluster: str | Path | None,
+        seed: int,
+    ) -> None:
+        """Captures and plans on rank 0, and prepares this rank's part."""
+        self.ranks = Ranks()
+        self._axis = _axis(mesh, self.ranks.count)
+        self._model, self._optimizer, self._seed = model, optimizer, seed
+        torch.manual_seed(seed)
+        self._inputs, graph = self._capture(train_step, example)
+        text = self._plan(graph, memory_limit, pins, plan, cluster)
+        self.plan = Plan(text, graph)
+        self._prepare(graph)
+
+    # What rank 0 decides and tells.
+
+    def _capture(self, train_step: Callable[..., Any], example: Any) -> tuple[StepInputs, bytes]:
+        """The inputs of the step, with this rank's tensors, and its graph."""
+        captured: Capture | None = None
+        message: Any = None
+        if self.ranks.rank == 0:
+            try:
+                captured = capture_step(train_step, model=self._model, optimizer=self._optimizer, example=example)
+                message = _shared(captured)
+            except UnisonoError as error:
+                message = error
+        message = self.ranks.tell(message)
+        if captured is None:
+            if self._optimizer is not None:
+                optimizers.create_state(self._optimizer)
+            inputs = collect(train_step, self._model, self._optimizer, example)
+            for name, dtype, shape in message["constants"]:
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+                inputs.add(StepInput("constant", name, tensor))
+        else:
+            inputs = captured.inputs
+        self._returns = pytree.treespec_loads(message["returns"])
+        self._return_constants = dict(message["return_constants"])
+        self._settings = optimizers.guarded_settings(self._optimizer)
+        self._training = self._model.training if self._model is not None else True
+        self.ranks.same_everywhere([item.tensor.detach() for item in inputs.inputs if item.cls in _STATE])
+        return inputs, message["graph"]
+
+    def _plan(
+        self,
+        graph: bytes,
+        memory_limit: int | None,
+        pins: Mapping[str, Mapping[str, str]] | None,
+        plan: Plan | str | Path | None,
+        cluster: str | Path | None,
+    ) -> str:
+        name, size = self._axis
+        settings = {"axis": name, "ranks": size, "memory_limit": memory_limit, "pins": _plain_pins(pins)}
+        description = _text_of(cluster) if cluster is not None else _profile.description(self.ranks)
+        answer: Any = None
+        if self.ranks.rank == 0:
+            try:
+                answer = _given_plan(plan, graph, self._axis) or _cached_plan(graph, description, settings)
+            except UnisonoError as error:
+                answer = error
+        return self.ranks.tell(answer)
+
+    # This rank's part.
+
+    def _prepare(self, graph: bytes) -> None:
+        rank_graph = _native.rank_graph(graph, self.plan.text, self.ranks.rank)
+        optimised, self.passes = _native.run_passes(rank_graph)
+        groups = {f"axis:{self._axis[0]}": self.ranks.group_name}
+        self.rank_graph: bytes = optimised
+        self._executor = Executor(lower_graph(optimised, groups))
+        placements = self.plan.placements
+        self._placed = [placements.get(item.name, "replicate") for item in self._inputs.inputs]
+        self._state = [
+            (item, placement, cut(item.tensor.detach(), placement, self.ranks.rank, self.ranks.count))
+            for item, placement in zip(self._inputs.inputs, self._placed, strict=True)
+            if item.cls in _STATE
+        ]
+        self._executor.bind([tensor for _, _, tensor in self._state])
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs one step on the global batch and returns what the user's step returns."""
+        tensors = self._arguments(arguments)
+        try:
+            returned = self._executor(tensors)
+        except UnisonoError as error:
+            raise self._blamed(error) from None
+        leaves, values = [], iter(returned)
+        for position in range(self._returns.num_leaves):
+            constant = position in self._return_constants
+            leaves.append(self._return_constants[position] if constant else next(values))
+        return pytree.tree_unflatten(leaves, self._returns)
+
+    def _arguments(self, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+        """The tensors of one step that are no state, in the order of the graph's inputs, checked against the captured ones."""
+        leaves, spec = pytree.tree_flatten(arguments)
+        if spec != self._inputs.arguments and pytree.tree_structure(arguments) != self._inputs.arguments:
+            raise _changed("the arguments are put together differently", f"{self._inputs.arguments} before, {spec} now")
+        batch: dict[int, torch.Tensor] = {}
+        for leaf, position, path in zip(leaves, self._inputs.leaves, self._inputs.paths, strict=True):
+            if position is None:
+                if leaf != self._inputs.constants[path]:
+                    before = self._inputs.constants[path]
+                    raise _changed(f"argument `{path}` is {leaf!r}", f"it was {before!r} when the step was captured")
+                continue
+            batch[position] = self._checked(leaf, self._inputs.inputs[position])
+        self._check_settings()
+        tensors = []
+        for position, item in enumerate(self._inputs.inputs):
+            if item.cls == "batch":
+                tensors.append(cut(batch[position], self._placed[position], self.ranks.rank, self.ranks.count))
+            elif item.cls == "hyper" and item.owner is not None and self._optimizer is not None:
+                tensors.append(learning_rate(self._optimizer.param_groups[item.owner[0]]))
+        return tensors
+
+    @staticmethod
+    def _checked(leaf: Any, item: StepInput) -> torch.Tensor:
+        expected = item.tensor
+        if not isinstance(leaf, torch.Tensor):
+            raise _changed(f"`{item.name}` is a {type(leaf).__name__}", "it was a tensor when the step was captured")
+        if (leaf.shape, leaf.dtype, leaf.device) != (expected.shape, expected.dtype, expected.device):
+            now = f"{leaf.dtype} of shape {list(leaf.shape)} on {leaf.device}"
+            before = f"{expected.dtype} of shape {list(expected.shape)} on {expected.device}"
+            raise _changed(f"`{item.name}` is {now}", f"it was {before} when the step was captured")
+        return leaf.detach()
+
+    def _check_settings(self) -> None:
+        now = optimizers.guarded_settings(self._optimizer)
+        if now != self._settings:
+            for index, (group, before) in enumerate(zip(now, self._settings, strict=False)):
+                for key in group:
+                    if group[key] != before.get(key):
+                        what = f"`{key}` of parameter group {index} is {group[key]}"
+                        raise _changed(what, f"it was {before.get(key)} when the step was captured; only `lr` may change")
+            raise _changed("the optimizer's parameter groups changed", "they are constants of the captured step")
+        if self._model is not None and self._model.training != self._training:
+            raise _changed("the model was switched between training and evaluation", "the captured step has one mode")
+
+    def _blamed(self, error: UnisonoError) -> UnisonoError:
+        """The error of a failed step, naming the ranks that are gone."""
+        lost = [rank for rank in self.ranks.lost() if rank != self.ranks.rank] if self.ranks.count > 1 else []
+        if not lost:
+            return error
+        names = ", ".join(map(str, lost))
+        return ResourceError(
+            f"rank {names} is gone: {error.message}",
+            code="U0320",
+            place=error.place,
+            cause=error.cause or "its process ended while the others were in a step",
+            hint=f"look at the end of the log of rank {names}: it was killed, or ran out of memory",
+        )
+
+    def sync(self) -> None:
+        """Writes the current values of parameters, buffers and optimizer state into the user's model and optimizer, on every rank."""
+        with torch.no_grad():
+            for item, placement, tensor in self._state:
+                if item.cls == "constant":
+                    continue
+                whole = tensor
+                if placement != "replicate" and self.ranks.count > 1:
+                    whole = put_together(self.ranks.gathered(tensor), placement)
+                if whole.data_ptr() != item.tensor.data_ptr():
+                    item.tensor.copy_(whole)
+                self._write_number(item)
+
+    def _write_number(self, item: StepInput) -> None:
+        """State that the optimizer keeps as a Python number is written as one."""
+        if item.cls == "optimizer" and item.owner is not None and self._optimizer is not None:
+            parameter, key = item.owner
+            if not isinstance(self._optimizer.state[parameter][key], torch.Tensor):
+                self._optimizer.state[parameter][key] = item.tensor.item()
+
+    def timeline(self, *arguments: Any) -> list[tuple[str, str | None, int, int]]:
+        """Runs one step and returns for each instruction what it is, its place, its start and its duration in nanoseconds."""
+        _, records = self._executor.record(self._arguments(arguments))
+        instructions = self._executor.program.instructions()
+        return [(*instructions[index], start, duration) for index, start, duration in records]
+
+
+def _axis(mesh: Mapping[str, int] | None, count: int) -> tuple[str, int]:
+    if mesh is None:
+        return "ranks", count
+    names = getattr(mesh, "mesh_dim_names", None)
+    if names:
+        mesh = dict(zip(names, mesh.shape, strict=True))  # type: ignore[attr-defined]
+    if len(mesh) != 1:
+        message = f"a mesh of {len(mesh)} axes: {list(mesh)}"
+        raise ConfigurationError(message, code="U0205", hint="name one axis for now: mesh={'a': %d}" % count)
+    ((name, size),) = mesh.items()
+    if size != count:
+        raise ConfigurationError(
+            f"mesh axis `{name}` has {size} ranks, but {count} {'process runs' if count == 1 else 'processes run'}",
+            code="U0205",
+            hint=f"start with `torchrun --nproc-per-node {size}`, or leave the mesh out",
+        )
+    return name, size
+
+
+def _shared(captured: Capture) -> dict[str, Any]:
+    """What other ranks must know of a capture."""
+    constants = [i for i in captured.inputs.inputs if i.cls == "constant"]
+    for position, value in captured.return_constants.items():
+        if value is not None and not isinstance(value, bool | int | float | str):
+            raise StepError(f"the step returns a {type(value).__name__} (leaf {position})", code="U0121")
+    return {
+        "graph": captured.message,
+        "returns": pytree.treespec_dumps(captured.returns),
+        "return_constants": list(captured.return_constants.items()),
+        "constants": [[i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape)] for i in constants],
+    }
+
+
+def _plain_pins(pins: Mapping[str, Mapping[str, str]] | None) -> dict[str, dict[str, str]]:
+    return {pattern: {axis: str(p) for axis, p in axes.items()} for pattern, axes in (pins or {}).items()}
+
+
+def _text_of(source: str | Path) -> str:
+    """A text, or the content of the file that it is the path of."""
+    if isinstance(source, str) and "\n" in source:
+        return source
+    try:
+        return Path(source).read_text()
+    except OSError as error:
+        raise ConfigurationError(f"cannot read `{source}`: {error.strerror}", code="U0010") from None
+
+
+def _given_plan(plan: Plan | str | Path | None, graph: bytes, axis: tuple[str, int]) -> str | None:
+    """The text of the plan that the user gave, checked against the graph and the ranks."""
+    if plan is None:
+        return None
+    given = plan if isinstance(plan, Plan) else Plan(_text_of(plan))
+    if given.mesh != dict([axis]):
+        raise ConfigurationError(
+            f"the plan is for mesh {given.mesh}, this run has {dict([axis])}",
+            code="U0203",
+            hint="start as many ranks as the plan has, or plan again",
+        )
+    _native.rank_graph(graph, given.text, 0)
+    return given.text
+
+
+def _cached_plan(graph: bytes, description: str, settings: dict[str, Any]) -> str:
+    """The plan for a graph, from the cache if it was made before."""
+    packed = msgpack.packb(settings)
+    parts = [_native.__version__, _native.graph_fingerprint(graph), description, packed.hex()]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    kept = _profile.cache_folder() / "plans" / f"{key}.toml"
+    if kept.exists():
+        text = kept.read_text()
+        try:
+            _native.rank_graph(graph, text, 0)
+            return text
+        except UnisonoError:
+            kept.unlink()
+    text = _native.plan_graph(graph, description, packed)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(text)
+    return text
+
+
+def _changed(what: str, before: str) -> StepError:
+    return StepError(
+        what,
+        code="U0122",
+        cause=before,
+        hint="a captured step is for one shape of batch: pad to it, or call `parallelize` again for another",
+    )
