@@ -1,0 +1,259 @@
+"""The executor beside what one would use instead, in one process, by CPU time and with one thread.
+
+    python benches/executor.py calls     # one operation: C++ without boxing, both routes, Python
+    python benches/executor.py step      # a whole training step: eager, FX, Inductor
+    python benches/executor.py memory    # growth over 3,000 steps and over failing ones
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "python" / "tests")]
+
+import gpt_step  # noqa: E402
+from fx_program import from_fx, trace  # noqa: E402
+
+from unisono import _reference  # noqa: E402
+from unisono._executor import Executor  # noqa: E402
+from unisono._program import ProgramBuilder, Slot  # noqa: E402
+
+aten = torch.ops.aten
+
+
+def fastest(cases: Mapping[str, Callable[[], object]], *, rounds: int, seconds: float) -> dict[str, float]:
+    """The least CPU seconds of one call of each, over rounds that take turns."""
+    counts, best = {}, {}
+    for name, call in cases.items():
+        for _ in range(3):
+            call()
+        start = time.process_time()
+        call()
+        counts[name] = max(1, int(seconds / max(time.process_time() - start, 1e-6)))
+        best[name] = float("inf")
+    for _ in range(rounds):
+        for name, call in cases.items():
+            start = time.process_time()
+            for _ in range(counts[name]):
+                call()
+            best[name] = min(best[name], (time.process_time() - start) / counts[name])
+    return best
+
+
+# One operation -------------------------------------------------------------------------------------------------------
+
+CHAIN = 1000
+CALLS = {
+    "view": lambda x: aten.view.default(x, [8, 8]),
+    "relu": lambda x: aten.relu.default(x),
+    "mul": lambda x: aten.mul.Tensor(x, x),
+    "mm": lambda x: aten.mm.default(x, x),
+    "add": lambda x: aten.add.Tensor(x, x),
+    "norm": lambda x: aten.native_layer_norm.default(x, [8], None, None, 1e-5)[0],
+}
+
+
+def chain(name: str, *, viewed: bool = False) -> Executor:
+    """A program of one operation after the other."""
+    x = torch.zeros(8, 8)
+    builder = ProgramBuilder()
+    slot = builder.slot(x)
+    builder.inputs.append(slot)
+    calls = {
+        "view": (aten.view.default, lambda s: [s, [8, 8]]),
+        "relu": (aten.relu.default, lambda s: [s]),
+        "mul": (aten.mul.Tensor, lambda s: [s, s]),
+        "mm": (aten.mm.default, lambda s: [s, s]),
+        "add": (aten.add.Tensor, lambda s: [s, s]),
+        "norm": (aten.native_layer_norm.default, lambda s: [s, [8], None, None, 1e-5]),
+    }
+    op, args = calls[name]
+    for _ in range(CHAIN):
+        target = builder.slot(x)
+        builder.call(op, args(Slot(slot)), {}, [target, None, None] if name == "norm" else [target])
+        slot = target
+    builder.returns.append(slot)
+    executor = Executor(builder.spec())
+    executor.bind([])
+    return executor
+
+
+def floor() -> ctypes.CDLL:
+    """The chains in C++, compiled against this PyTorch."""
+    home = Path(torch.__file__).parent
+    target = Path(tempfile.mkdtemp(prefix="unisono-"), "floor.so")
+    command = ["g++", "-O2", "-std=c++20", "-shared", "-fPIC", f"-I{home}/include", str(HERE / "executor_floor.cpp")]
+    command += ["-o", str(target), f"-L{home}/lib", "-ltorch_cpu", "-lc10"]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(target))
+
+
+def bench_calls() -> None:
+    library = floor()
+    x = torch.zeros(8, 8)
+    (capsule,) = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([x])
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    raw = ctypes.c_void_p(pointer(capsule, None))
+    print("| operation | route | C++ ns | Rust ns | torch.ops ns | Rust / C++ | Rust / torch.ops |")
+    print("|---|---|---|---|---|---|---|")
+    for name, python in CALLS.items():
+        run = chain(name)
+        direct = getattr(library, f"run_{name}")
+
+        def by_python(python=python):
+            y = x
+            with torch.no_grad():
+                for _ in range(CHAIN):
+                    y = python(y)
+
+        cases = {"c": lambda direct=direct: direct(raw, CHAIN), "rust": lambda run=run: run([x]), "python": by_python}
+        best = {case: 1e9 * value / CHAIN for case, value in fastest(cases, rounds=25, seconds=0.01).items()}
+        views, dispatcher, proxy, _, _ = run.program.counts()
+        route = "metadata" if views else "dispatcher" if dispatcher else "proxy"
+        c, rust, ops = best["c"], best["rust"], best["python"]
+        print(f"| {name} | {route} | {c:.0f} | {rust:.0f} | {ops:.0f} | {rust / c:.2f} | {rust / ops:.2f} |")
+
+
+# A whole step --------------------------------------------------------------------------------------------------------
+
+
+def program(model: torch.nn.Module, inputs: list[torch.Tensor], *, fused: bool = True):
+    """The step as an executor, with its data and its state."""
+    flat = gpt_step.FlatStep(model, fused=fused)
+    state = flat.state()
+    graph = trace(flat, inputs, state)
+    builder, constants = from_fx(graph, len(state))
+    start = time.process_time()
+    spec = builder.spec()
+    run = Executor(spec, objects=builder.objects)
+    run.bind([*state, *constants])
+    build = time.process_time() - start
+    return run, {**spec, "objects": builder.objects}, [*state, *constants], graph, build
+
+
+def equal_to_reference(size: int, length: int) -> None:
+    torch.manual_seed(0)
+    inputs = list(gpt_step.batch(size, length))
+    run, spec, state, _, _ = program(gpt_step.GPT(), inputs)
+    other = [one.clone() for one in state]
+    for _ in range(5):
+        found, expected = run(inputs), _reference.run(spec, other, inputs)
+        assert all(torch.equal(a, b) for a, b in zip([*found, *state], [*expected, *other], strict=True))
+
+
+def bench_step(size: int, length: int, *, inductor: bool) -> None:
+    equal_to_reference(size, length)
+    torch.manual_seed(0)
+    model = gpt_step.GPT()
+    inputs = list(gpt_step.batch(size, length))
+    run, _, state, graph, build = program(model, inputs)
+    calls = sum(run.program.counts())
+    print(f"\n{size} x {length} tokens: {calls} operations, built in {1e3 * build:.0f} ms "
+          f"({1e3 * build / calls:.3f} ms each); bitwise equal to node by node over 5 steps")  # fmt: skip
+    with torch.no_grad():
+        eager, fused = gpt_step.eager_step(gpt_step.GPT()), gpt_step.eager_step(gpt_step.GPT(), fused=True)
+        cases: dict[str, Callable[[], object]] = {"Unisono": lambda: run(inputs)}
+        fx_state = [one.clone() for one in state]
+        cases["FX graph module"] = lambda: graph(*fx_state, *inputs)
+    cases["eager, AdamW"] = lambda: eager(*inputs)
+    cases["eager, fused AdamW"] = lambda: fused(*inputs)
+    if inductor:
+        cases["Inductor, whole step"] = inductor_step(model, inputs)
+    with torch.no_grad():
+        cases["FX graph module"]()
+    best = fastest(cases, rounds=8, seconds=0.15)
+    print("| | CPU ms | Unisono / this |")
+    print("|---|---|---|")
+    for name, value in best.items():
+        print(f"| {name} | {1e3 * value:.2f} | {best['Unisono'] / value:.2f} |")
+
+
+def inductor_step(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Callable[[], object]:
+    """The whole step as one graph, with elementwise AdamW, because Inductor refuses the fused operation in it."""
+    flat = gpt_step.FlatStep(model, fused=False)
+    state = flat.state()
+    graph = trace(flat, inputs, state)
+    start = time.process_time()
+    compiled = torch.compile(graph, fullgraph=True)
+    with torch.no_grad():
+        compiled(*state, *inputs)
+    print(f"Inductor has compiled for {time.process_time() - start:.0f} CPU s (this process)", file=sys.stderr)
+
+    def step():
+        with torch.no_grad():
+            return compiled(*state, *inputs)
+
+    return step
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+class _Malloc(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    )]  # fmt: skip
+
+
+def in_use() -> int:
+    """Bytes that malloc has handed out."""
+    gc.collect()
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Malloc
+    info = mallinfo()
+    return info.uordblks + info.hblkhd
+
+
+def bench_memory() -> None:
+    torch.manual_seed(0)
+    inputs = list(gpt_step.batch(1, 8))
+    run, _, _, _, _ = program(gpt_step.GPT(), inputs)
+    wrong = [inputs[0], inputs[1] + 1000]
+    for what, step, steps in (("steps", lambda: run(inputs), 3000), ("failing steps", lambda: fails(run, wrong), 500)):
+        for _ in range(50):
+            step()
+        before = in_use()
+        for _ in range(steps):
+            step()
+        growth = in_use() - before
+        print(f"{steps} {what}: malloc in use grew by {growth} B ({1000 * growth / steps:.0f} B per 1,000)")
+
+
+def fails(run: Executor, inputs: list[torch.Tensor]) -> None:
+    try:
+        run(inputs)
+    except Exception:
+        return
+    raise AssertionError("a target out of range was taken")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["calls", "step", "memory"], nargs="*", default=[])
+    parser.add_argument("--no-inductor", action="store_true", help="leave the slow compilation out")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    what = arguments.what or ["calls", "step", "memory"]
+    if "calls" in what:
+        bench_calls()
+    if "step" in what:
+        for size, length in ((1, 8), (8, 32)):
+            bench_step(size, length, inductor=not arguments.no_inductor)
+    if "memory" in what:
+        bench_memory()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+// The floor of the executor's benchmark: operations called in C++ without boxing, as libtorch's own code calls them.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_layer_norm_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/view_ops.h>
+#include <c10/core/GradMode.h>
+
+namespace {
+template <typename F>
+void chain(const at::Tensor* start, long count, F f) {
+  at::NoGradGuard guard;
+  at::Tensor x = *start;
+  for (long i = 0; i < count; ++i) x = f(x);
+}
+}  // namespace
+
+extern "C" {
+void run_relu(const at::Tensor* x, long n) {
+  chain(x, n, [](const at::Tensor& t) { return at::_ops::relu::call(t); });
+}
+void run_mul(const at::Tensor* x, long n) {
+  chain(x, n, [](const at::Tensor& t) { return at::_ops::mul_Tensor::call(t, t); });
+}
+void run_add(const at::Tensor* x, long n) {
+  chain(x, n, [](const at::Tensor& t) { return at::_ops::add_Tensor::call(t, t, 1); });
+}
+void run_mm(const at::Tensor* x, long n) {
+  chain(x, n, [](const at::Tensor& t) { return at::_ops::mm::call(t, t); });
+}
+void run_view(const at::Tensor* x, long n) {
+  chain(x, n, [](const at::Tensor& t) { return at::_ops::view::call(t, {{8, 8}}); });
+}
+void run_norm(const at::Tensor* x, long n) {
+  chain(x, n, [](const at::Tensor& t) {
+    return std::get<0>(at::_ops::native_layer_norm::call(t, {{8}}, std::nullopt, std::nullopt, 1e-5));
+  });
+}
+void run_sum(const at::Tensor* x, long n) {
+  at::NoGradGuard guard;
+  for (long i = 0; i < n; ++i) at::_ops::sum_dim_IntList::call(*x, {{0}}, true, std::nullopt);
+}
+}
