@@ -58,12 +58,13 @@ class Executor:
         """Runs one step on ``inputs``, in the program's order, and returns what the step returns."""
         if _is_disturbed():
             with _neutral():
-                return _from_capsules(self._native.run(_to_capsules(list(inputs))))
-        return _from_capsules(self._native.run(_to_capsules(list(inputs))))
+                return self(inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return _from_capsules(self._native.run(_to_capsules(list(inputs))))
 
     def record(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[tuple[int, int, int]]]:
         """Runs one step and also returns, for each instruction, its index, start and duration in nanoseconds."""
-        with _neutral():
+        with _neutral(), torch._C._AutoDispatchBelowAutograd():
             returns, records = self._native.run_recorded(_to_capsules(list(inputs)))
         return _from_capsules(returns), records
 

@@ -20,6 +20,7 @@ pub(crate) enum Step {
         source: Slot,
         targets: Vec<Slot>,
     },
+    View(View),
     Views(Box<[View]>),
     Number {
         value: Number,

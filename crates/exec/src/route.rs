@@ -2,7 +2,7 @@
 
 use torch_sys::{Arg, Output, Schema, Version, dispatcher, proxy};
 
-use crate::Route;
+use crate::{Role, Route, role};
 
 /// What the routes of this process can do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -25,15 +25,28 @@ impl Abilities {
     /// The fastest route that can take the call.
     pub fn route(&self, schema: &Schema, args: &[Arg], outputs: &[Output]) -> Route {
         let strings = dispatcher::has_string(args) && !self.strings_by_dispatcher;
-        if !strings && dispatcher::refusal(schema, args).is_none() {
+        let dispatcher = !strings && dispatcher::refusal(schema, args).is_none();
+        if dispatcher && !may_refuse_symbols(schema, args) {
             return Route::Dispatcher;
         }
         let elsewhere = |arg: &Arg| matches!(arg, Arg::Device(device) if device.kind != self.proxy_device);
         if !args.iter().any(elsewhere) && proxy::node(schema, args, outputs).is_ok() {
             return Route::Proxy;
         }
-        Route::Python
+        if dispatcher { Route::Dispatcher } else { Route::Python }
     }
+}
+
+/// The dispatcher route passes `SymInt[]` as symbols, which kernels without symbolic shapes (structured ones) refuse when they
+/// are called below autograd.
+fn may_refuse_symbols(schema: &Schema, args: &[Arg]) -> bool {
+    const TAKEN: &[&str] = &["aten::native_layer_norm", "aten::native_layer_norm_backward"];
+    let lists = schema
+        .arguments
+        .iter()
+        .zip(args)
+        .any(|(argument, arg)| argument.symbolic && matches!(arg, Arg::Ints(_)));
+    lists && role(schema) != Role::View && !TAKEN.contains(&schema.name.as_str())
 }
 
 #[cfg(test)]
@@ -54,6 +67,17 @@ mod tests {
         assert_eq!(route(add, &[x(), x(), Arg::Int(1)]), Route::Proxy);
         let gelu = "aten::gelu(Tensor self, *, str approximate='none') -> Tensor";
         assert_eq!(route(gelu, &[x(), Arg::Str("none".to_owned())]), Route::Proxy);
+    }
+
+    #[test]
+    fn lists_of_symbolic_integers_go_by_proxy_unless_they_are_empty() {
+        let upsample =
+            "aten::upsample_nearest1d(Tensor self, SymInt[1] output_size, float? scales=None) -> Tensor";
+        let args = |sizes| [Arg::Tensor(Slot(0)), Arg::Ints(sizes), Arg::None];
+        assert_eq!(route(upsample, &args(vec![4])), Route::Proxy);
+        assert_eq!(route(upsample, &args(vec![])), Route::Dispatcher);
+        let view = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)";
+        assert_eq!(route(view, &[Arg::Tensor(Slot(0)), Arg::Ints(vec![4])]), Route::Dispatcher);
     }
 
     #[test]

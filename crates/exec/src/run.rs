@@ -243,6 +243,7 @@ impl Executor {
 
 fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>) -> Result<(), Failure> {
     match step {
+        Step::View(view) => slots.view(view),
         Step::Views(views) => views.iter().try_for_each(|view| slots.view(view)),
         Step::Dispatcher(call) | Step::UnseenView { call, .. } => call.run(slots),
         Step::Proxy(call) => match proxy {
@@ -263,12 +264,15 @@ fn see_view(step: &mut Step, slots: &Slots) -> Result<(), Failure> {
     let mut views = Vec::with_capacity(targets.len());
     for target in targets.iter() {
         let Some(to) = slots.layout(*target)? else { return Ok(()) };
-        match view_of(slots.library(), *source, &from, *target, to) {
+        match view_of(slots.library(), *source, &from, *target, &to) {
             Some(view) => views.push(view),
             None => return Ok(()),
         }
     }
-    *step = Step::Views(views.into());
+    *step = match views.pop() {
+        Some(view) if views.is_empty() => Step::View(view),
+        last => Step::Views(views.into_iter().chain(last).collect()),
+    };
     Ok(())
 }
 
@@ -277,20 +281,14 @@ fn view_of(
     source: Slot,
     from: &TensorLayout,
     target: Slot,
-    to: TensorLayout,
+    to: &TensorLayout,
 ) -> Option<View> {
     let dtype = from.dtype?;
     let advance = to.offset - from.offset;
     let bytes = advance * library.element_size(dtype) as i64;
     let shares = from.address != 0 && to.address as i64 == from.address as i64 + bytes;
     let plain = from.strided && to.strided && to.dtype == Some(dtype) && !dtype.is_complex();
-    (shares && plain).then(|| View {
-        source,
-        target,
-        sizes: to.sizes.into(),
-        strides: to.strides.into(),
-        advance,
-    })
+    (shares && plain).then(|| View::new(source, target, &to.sizes, &to.strides, advance))
 }
 
 /// `tensor` as the first step's input lay in memory: views have been fixed by that.

@@ -17,6 +17,8 @@ use crate::{
 
 /// The most arguments or returns that a call can have.
 const WIDTH: usize = 48;
+/// A width that most calls keep to.
+const FEW: usize = 8;
 
 /// How one word is made.
 enum Operand {
@@ -223,8 +225,13 @@ impl DispatcherCall {
 
     /// Runs the call over `slots`.
     pub fn run(&self, slots: &mut Slots) -> Result<(), Failure> {
+        let width = self.operands.len().max(self.returns.len());
+        if width <= FEW { self.run_on(slots, &mut [0; FEW]) } else { self.run_on(slots, &mut [0; WIDTH]) }
+    }
+
+    #[inline]
+    fn run_on(&self, slots: &mut Slots, stack: &mut [Word]) -> Result<(), Failure> {
         let library = slots.library;
-        let mut stack = [0; WIDTH];
         for (word, operand) in stack.iter_mut().zip(&self.operands) {
             *word = encode(operand, slots)?;
         }

@@ -69,6 +69,8 @@ pub struct Argument {
     pub name: String,
     /// Its type.
     pub ty: Type,
+    /// Whether its integers may be symbolic (`SymInt`).
+    pub symbolic: bool,
     /// Whether the operation writes into it.
     pub written: bool,
     /// The set of aliases that it belongs to (`a` of `Tensor(a)`).
@@ -158,7 +160,14 @@ fn argument(part: &str) -> Option<Argument> {
     if name.is_empty() {
         return None;
     }
-    Some(Argument { name: name.to_owned(), ty: typed.ty, written: typed.written, alias: typed.alias })
+    let symbolic = part.starts_with("SymInt");
+    Some(Argument {
+        name: name.to_owned(),
+        ty: typed.ty,
+        symbolic,
+        written: typed.written,
+        alias: typed.alias,
+    })
 }
 
 struct Typed<'a> {

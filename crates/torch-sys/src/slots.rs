@@ -27,12 +27,18 @@ pub struct View {
     pub source: Slot,
     /// Where it goes.
     pub target: Slot,
-    /// Sizes of the dimensions.
-    pub sizes: Box<[i64]>,
-    /// Strides of the dimensions, in elements.
-    pub strides: Box<[i64]>,
     /// Position of its first element after the source's first one, in elements.
     pub advance: i64,
+    /// Sizes of the dimensions, then strides in elements: one allocation for both.
+    geometry: Box<[i64]>,
+}
+
+impl View {
+    /// The view with these sizes and strides of the tensor in `source`.
+    pub fn new(source: Slot, target: Slot, sizes: &[i64], strides: &[i64], advance: i64) -> Self {
+        assert_eq!(sizes.len(), strides.len(), "a stride for each size");
+        Self { source, target, advance, geometry: [sizes, strides].concat().into() }
+    }
 }
 
 #[cold]
@@ -137,16 +143,16 @@ impl Slots {
     /// Makes a view without any computation.
     #[inline]
     pub fn view(&mut self, view: &View) -> Result<(), Failure> {
-        debug_assert_eq!(view.sizes.len(), view.strides.len());
+        let (sizes, strides) = view.geometry.split_at(view.geometry.len() / 2);
         let mut raw = std::ptr::null_mut();
         // SAFETY: the source is alive; sizes and strides have the length that is passed; one new reference is written to
         // `raw`, which the table then owns.
         unsafe {
             let status = (self.library.symbols.reinterpret)(
                 self.raw(view.source)?,
-                view.sizes.len() as i64,
-                view.sizes.as_ptr(),
-                view.strides.as_ptr(),
+                sizes.len() as i64,
+                sizes.as_ptr(),
+                strides.as_ptr(),
                 view.advance,
                 &raw mut raw,
             );
