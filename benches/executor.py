@@ -1,8 +1,8 @@
 """The executor beside what one would use instead, in one process, by CPU time and with one thread.
 
-    python benches/executor.py calls     # one operation: C++ without boxing, both routes, Python
-    python benches/executor.py step      # a whole training step: eager, FX, Inductor
-    python benches/executor.py memory    # growth over 3,000 steps and over failing ones
+python benches/executor.py calls     # one operation: C++ without boxing, both routes, Python
+python benches/executor.py step      # a whole training step: eager, FX, Inductor
+python benches/executor.py memory    # growth over 3,000 steps and over failing ones
 """
 
 from __future__ import annotations

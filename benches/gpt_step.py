@@ -27,7 +27,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder: B batch, T time, D width, H heads, V vocabulary."""
 
-    def __init__(self, width: int = 64, layers: int = 8, heads: int = 4, vocabulary: int = 256, length: int = 32) -> None:
+    def __init__(
+        self, width: int = 64, layers: int = 8, heads: int = 4, vocabulary: int = 256, length: int = 32
+    ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
@@ -79,15 +81,16 @@ class FlatStep:
         loss = F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())
         grads = list(torch.autograd.grad(loss, leaves))
         with torch.no_grad():
-            norms = torch.stack([torch.linalg.vector_norm(g) for g in grads])
-            scale = (NORM / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
+            # as torch.nn.utils.clip_grad_norm_ and torch.optim.AdamW do it
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+            torch._foreach_mul_(grads, (NORM / (norm + 1e-6)).clamp(max=1.0))
             update = self._fused if self.fused else self._elementwise
-            update(parameters, [g * scale for g in grads], firsts, seconds, counts)
+            update(parameters, grads, firsts, seconds, counts)
         return loss.detach()
 
     @staticmethod
     def _fused(parameters, grads, firsts, seconds, counts) -> None:
-        torch._foreach_add_(counts, 1)
+        torch._foreach_add_(counts, torch.ones(()), alpha=1.0)
         torch._fused_adamw_(
             parameters, grads, firsts, seconds, [], counts,
             lr=LR, beta1=BETA1, beta2=BETA2, weight_decay=DECAY, eps=EPS, amsgrad=False, maximize=False,
