@@ -26,7 +26,7 @@ import gpt_step  # noqa: E402
 from fx_program import from_fx, trace  # noqa: E402
 
 from unisono import _reference  # noqa: E402
-from unisono._executor import Executor  # noqa: E402
+from unisono._executor import Executor, lower  # noqa: E402
 from unisono._program import ProgramBuilder, Slot  # noqa: E402
 
 aten = torch.ops.aten
@@ -84,7 +84,7 @@ def chain(name: str, *, viewed: bool = False) -> Executor:
         builder.call(op, args(Slot(slot)), {}, [target, None, None] if name == "norm" else [target])
         slot = target
     builder.returns.append(slot)
-    executor = Executor(builder.spec())
+    executor = Executor(lower(builder.spec()))
     executor.bind([])
     return executor
 
@@ -137,7 +137,7 @@ def program(model: torch.nn.Module, inputs: list[torch.Tensor], *, fused: bool =
     builder, constants = from_fx(graph, len(state))
     start = time.process_time()
     spec = builder.spec()
-    run = Executor(spec, objects=builder.objects)
+    run = Executor(lower(spec), objects=builder.objects)
     run.bind([*state, *constants])
     build = time.process_time() - start
     return run, {**spec, "objects": builder.objects}, [*state, *constants], graph, build

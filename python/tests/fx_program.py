@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from unisono._executor import Executor
+from unisono._executor import Executor, lower
 from unisono._program import ProgramBuilder, Slot
 
 
@@ -69,6 +69,6 @@ def executor(function: Callable[..., Any], inputs: Sequence[torch.Tensor], state
     """A traced function as an executor with its state bound, and its program's data."""
     builder, constants = from_fx(trace(function, inputs, state), len(state))
     spec = builder.spec()
-    made = Executor(spec, objects=builder.objects)
+    made = Executor(lower(spec), objects=builder.objects)
     made.bind([*state, *constants])
     return made, {**spec, "objects": builder.objects}, constants

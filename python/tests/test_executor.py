@@ -9,7 +9,7 @@ import torch
 from fx_program import executor, from_fx, trace
 
 from unisono import _reference, errors
-from unisono._executor import Executor
+from unisono._executor import Executor, lower
 
 aten = torch.ops.aten
 
@@ -136,7 +136,7 @@ def test_updates_are_written_after_all_reads_even_when_they_cross():
     builder.update(b, added)
     spec = builder.spec()
     state = [X * 2, X * 3]
-    run = Executor(spec)
+    run = Executor(lower(spec))
     run.bind(state)
     found = run([X])
     for one, expected in zip([*found, *state], [X * 3, X * 3, X * 2, X * 3, X * 3], strict=True):
@@ -249,7 +249,7 @@ def test_other_inputs_than_captured_are_refused(inputs, message):
 
 def test_other_state_than_captured_is_refused():
     builder, _ = from_fx(trace(lambda w, x: w + x, [X], [X]), 1)
-    run = Executor(builder.spec())
+    run = Executor(lower(builder.spec()))
     with pytest.raises(errors.StepError, match="no state is bound"):
         run([X])
     with pytest.raises(errors.StepError, match="tensor of state 0 is float32 \\[2\\]"):

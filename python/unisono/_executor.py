@@ -30,25 +30,19 @@ class Executor:
     user's code that they come from.
     """
 
-    def __init__(
-        self, spec: Mapping[str, Any], *, objects: Mapping[str, Any] | None = None, device: str = "cpu"
-    ) -> None:
-        """Lowers and links a program.
+    def __init__(self, program: Any, *, objects: Mapping[str, Any] | None = None, device: str = "cpu") -> None:
+        """Links a lowered program.
 
         Args:
-            spec: the program's data, as :meth:`ProgramBuilder.spec` gives it.
+            program: what :func:`lower` or :func:`lower_graph` gives.
             objects: arguments that only Python can pass, by name.
             device: the kind of device that the program runs on.
         """
-        _ready()
-        self._assemble(spec, objects, device)
-
-    def _assemble(self, spec: Mapping[str, Any], objects: Mapping[str, Any] | None, device: str) -> None:
-        self.program = _native.Program(msgpack.packb(spec), device)
+        self.program = program
         prefix = f"p{os.getpid()}_{next(_serial)}"
-        self._fallbacks = _register_python_calls(self.program.python_calls(prefix), objects)
-        runner = _proxy_runner(self.program.proxy_document(), device)
-        self._native = _native.Executor(self.program, prefix, runner)
+        self._fallbacks = _register_python_calls(program.python_calls(prefix), objects)
+        runner = _proxy_runner(program.proxy_document(), device)
+        self._native = _native.Executor(program, prefix, runner)
 
     def bind(self, state: Sequence[torch.Tensor]) -> None:
         """Binds the tensors of state, in the program's order; each step writes into them."""
@@ -71,6 +65,31 @@ class Executor:
     def state(self) -> list[torch.Tensor]:
         """The tensors of state as they are bound."""
         return _from_capsules(self._native.state())
+
+
+def lower(spec: Mapping[str, Any], device: str = "cpu") -> Any:
+    """Lowers a program's data, as :meth:`ProgramBuilder.spec` gives it."""
+    _ready()
+    return _native.Program(msgpack.packb(spec), device)
+
+
+def lower_graph(message: bytes, groups: Mapping[str, str] | None = None, device: str = "cpu") -> Any:
+    """Lowers a graph, global or of one rank.
+
+    The program's state are the graph's inputs that live on from step to step (``parameter``, ``buffer``, ``optimizer``,
+    ``constant``), in their order; all others are passed at each step, in their order.
+
+    Args:
+        message: the graph as MessagePack.
+        groups: the names of process groups by the graph's symbolic ones, such as ``axis:a``.
+        device: the kind of device that the program runs on.
+    """
+    _ready()
+    return _native.Program.from_graph(message, dict(groups or {}), device, _schema_of)
+
+
+def _schema_of(name: str) -> str:
+    return str(_reference.operation(name)._schema)
 
 
 def _is_disturbed() -> bool:
@@ -136,7 +155,6 @@ def _call_by_python(
 def _ready() -> None:
     """Loads libtorch's functions and tries both routes, once in a process."""
     _native.load_torch(str(Path(torch.__file__).parent / "lib"), torch.__version__)
-    executor = Executor.__new__(Executor)
     builder = ProgramBuilder()
     x, y, z = (builder.slot() for _ in range(3))
     builder.inputs.append(x)
@@ -144,8 +162,8 @@ def _ready() -> None:
     builder.call(torch.ops.aten.add.Tensor, [Slot(y), Slot(y)], {"alpha": 3}, [z])
     builder.returns.append(z)
     try:
-        executor._assemble(builder.spec(), None, "cpu")
-        (found,) = executor([torch.tensor([-1.0, 2.0])])
+        program = _native.Program(msgpack.packb(builder.spec()), "cpu")
+        (found,) = Executor(program)([torch.tensor([-1.0, 2.0])])
         problem = None if found.tolist() == [0.0, 8.0] else f"relu and add gave {found.tolist()} for [-1, 2]"
     except RuntimeError as error:
         problem = str(error)

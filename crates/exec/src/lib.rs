@@ -4,6 +4,7 @@
 //! [`Executor`] runs that over tensors, each call by one of the routes of `torch-sys`.
 
 mod effects;
+mod graph;
 mod link;
 mod lower;
 mod program;
@@ -12,6 +13,7 @@ mod run;
 mod spec;
 
 pub use effects::{Role, is_pure, role};
+pub use graph::{Groups, spec_of};
 pub use link::{PythonCall, proxy_document, python_calls};
 pub use lower::lower;
 pub use program::{Action, Instruction, Program, Route};

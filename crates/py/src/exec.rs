@@ -9,6 +9,7 @@ use std::{
 
 use base::{Code, Diagnostic};
 use exec::{Abilities, ProgramSpec, Route};
+use ir::Graph;
 use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
 use torch_sys::{Library, Tensor};
 
@@ -47,6 +48,30 @@ impl Program {
             exec::lower(&spec, &abilities)
         });
         program.map(Self).map_err(|d| to_python(py, &d))
+    }
+
+    /// Lowers a graph message. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
+    /// schema of an operator, so that calls are made for the operators as they are.
+    #[staticmethod]
+    fn from_graph(
+        py: Python<'_>,
+        message: &[u8],
+        groups: exec::Groups,
+        device: &str,
+        schema_of: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let abilities = Abilities::of(library(py)?.version(), device);
+        let (graph, mut spec) = py
+            .detach(|| {
+                let graph = Graph::from_bytes(message)?;
+                let spec = exec::spec_of(&graph, &groups)?;
+                Ok((graph, spec))
+            })
+            .map_err(|d: Box<Diagnostic>| to_python(py, &d))?;
+        for (schema, op) in spec.schemas.iter_mut().zip(graph.ops.values()) {
+            *schema = schema_of.call1((&op.name,))?.extract()?;
+        }
+        py.detach(|| exec::lower(&spec, &abilities)).map(Self).map_err(|d| to_python(py, &d))
     }
 
     /// The text form.

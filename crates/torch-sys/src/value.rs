@@ -21,6 +21,11 @@ macro_rules! codes {
             /// All values.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
+            /// The value of a name, without `torch.`.
+            pub fn named(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|value| value.name() == name)
+            }
+
             /// PyTorch's name, without `torch.`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $text,)* }
@@ -49,6 +54,11 @@ codes! {
         Complex128 = 11, "complex128";
         Bool = 12, "bool";
         Bfloat16 = 13, "bfloat16";
+        Uint16 = 28, "uint16";
+        Float8E4m3fn = 29, "float8_e4m3fn";
+        Float8E5m2 = 30, "float8_e5m2";
+        Uint32 = 34, "uint32";
+        Uint64 = 35, "uint64";
     }
 }
 
