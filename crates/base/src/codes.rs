@@ -94,6 +94,16 @@ codes! {
     FOREIGN_STATE = 404, Configuration, "a resume state of another dataset, setting or version";
     PLAN_MISMATCH = 405, Configuration, "ranks that computed different plans";
     UNSUPPORTED_PROBLEM = 406, Unsupported, "a combination of balancing settings that is not supported yet";
+
+    // 05xx: traces
+    NOT_A_TRACE = 501, Configuration, "a file that is no profiler trace";
+    TRACE_TRUNCATED = 502, Configuration, "a trace that ends early";
+    TRACE_DAMAGED = 503, Configuration, "parts of a trace that cannot be read";
+    TRACE_RANKS = 504, Configuration, "ranks that are missing, double or unknown";
+    TRACE_LACKS = 505, Configuration, "a trace without what an analysis needs";
+    TRACE_ODD = 506, Configuration, "events that contradict each other";
+    TRACE_LIMIT = 507, Resources, "a trace beyond what can be read";
+    BAD_DUMP = 508, Configuration, "a flight recorder dump that cannot be read";
 }
 
 impl Code {

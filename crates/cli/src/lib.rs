@@ -5,6 +5,7 @@
 
 mod balance;
 mod doctor;
+mod trace;
 
 use std::{ffi::OsString, io::Write};
 
@@ -28,6 +29,7 @@ struct Arguments {
 enum Command {
     Balance(balance::Balance),
     Doctor(doctor::Doctor),
+    Trace(trace::Trace),
 }
 
 /// Runs the command line `arguments`, whose first is the program's name, and returns the exit status.
@@ -44,6 +46,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let result = match arguments.command {
         Command::Balance(command) => command.run(&mut out),
         Command::Doctor(command) => command.run(&mut out),
+        Command::Trace(command) => command.run(&mut out),
     };
     finish(result, out)
 }

@@ -1,0 +1,35 @@
+//! Analyses of timelines, each one function from [`Frames`] to a record.
+//!
+//! Two modes: [`Mode::Exact`] computes in nanoseconds and knows today's kernel names; [`Mode::Hta`] gives the numbers of
+//! Holistic Trace Analysis 0.5.0. Definitions and sources stand in `docs/trace/`.
+
+pub mod annotation;
+pub mod bandwidth;
+pub mod breakdown;
+mod frame;
+pub mod idle;
+pub mod interval;
+mod kind;
+pub mod launch;
+pub mod queue;
+pub mod stats;
+mod steps;
+pub mod straggler;
+pub mod summary;
+
+use serde::Serialize;
+
+pub use frame::{Frame, Frames, Iteration, Link, Selection};
+pub use kind::{Kind, Kinds, is_communication};
+pub use steps::{Cursor, Step, Steps};
+
+/// By which definitions to analyse.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Integer nanoseconds, all kernel names, nothing dropped.
+    #[default]
+    Exact,
+    /// The numbers of Holistic Trace Analysis 0.5.0, with its rounding, its names and its dropped last step.
+    Hta,
+}

@@ -1,0 +1,179 @@
+//! All analyses under their names: what the command and the Python package answer with.
+
+use serde_json::{Map, Value};
+
+use crate::{Frame, Frames, Mode, annotation, bandwidth, breakdown, idle, launch, queue, straggler};
+
+/// The parameters of all analyses. Defaults are those of HTA.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// The rank of analyses that look at one; the first if none is named.
+    pub rank: Option<u32>,
+    /// The annotation whose instance the critical path covers; "" is the whole trace.
+    pub annotation: String,
+    /// Which instance of the annotation.
+    pub instance: usize,
+    /// How much of the time named rows of tables cover.
+    pub duration_ratio: f64,
+    /// How many rows of tables have names.
+    pub num_kernels: usize,
+    /// Whether copies and fills are tabled as kernels.
+    pub include_memory_kernels: bool,
+    /// Gaps up to this many nanoseconds are the device's own.
+    pub consecutive_kernel_delay: i64,
+    /// From how many waiting launches on a queue is full.
+    pub max_queue_length: i64,
+    /// The operator whose kernel sequences are counted.
+    pub op: String,
+    /// The shortest sequence that counts.
+    pub min_pattern_len: usize,
+    /// How many sequences are listed.
+    pub top_k: usize,
+    /// How many stragglers are named.
+    pub num_stragglers: usize,
+    /// What is an outlier among launches.
+    pub cutoffs: launch::Cutoffs,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            rank: None,
+            annotation: "ProfilerStep".to_owned(),
+            instance: 0,
+            duration_ratio: 0.8,
+            num_kernels: 10,
+            include_memory_kernels: false,
+            consecutive_kernel_delay: 30_000,
+            max_queue_length: 1024,
+            op: String::new(),
+            min_pattern_len: 3,
+            top_k: 5,
+            num_stragglers: 2,
+            cutoffs: launch::Cutoffs { runtime: 50_000, launch_delay: 100_000 },
+        }
+    }
+}
+
+impl Options {
+    /// The frame of the rank to look at.
+    pub fn frame<'f, 't>(&self, frames: &'f Frames<'t>) -> Option<&'f Frame<'t>> {
+        match self.rank {
+            Some(rank) => frames.rank(rank),
+            None => frames.ranks.first(),
+        }
+    }
+
+    /// How tables of kernels are cut.
+    pub const fn limits(&self) -> breakdown::Limits {
+        breakdown::Limits { duration_ratio: self.duration_ratio, num_kernels: self.num_kernels }
+    }
+}
+
+/// One analysis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "each is documented where it is implemented")]
+pub enum Analysis {
+    TemporalBreakdown,
+    KernelBreakdown,
+    CommCompOverlap,
+    IdleTimeBreakdown,
+    Queue,
+    MemoryBandwidth,
+    LaunchStats,
+    UserAnnotations,
+    ProfilerSteps,
+    PotentialStragglers,
+}
+
+impl Analysis {
+    /// All analyses.
+    pub const ALL: &[Self] = &[
+        Self::TemporalBreakdown,
+        Self::KernelBreakdown,
+        Self::CommCompOverlap,
+        Self::IdleTimeBreakdown,
+        Self::Queue,
+        Self::MemoryBandwidth,
+        Self::LaunchStats,
+        Self::UserAnnotations,
+        Self::ProfilerSteps,
+        Self::PotentialStragglers,
+    ];
+
+    /// Puts its results into `object`, each under its name.
+    pub fn run(self, frames: &Frames<'_>, options: &Options, object: &mut Map<String, Value>) {
+        let mut put = |key: &str, value: Value| {
+            object.insert(key.to_owned(), value);
+        };
+        match self {
+            Self::TemporalBreakdown => put("temporal_breakdown", json(&breakdown::temporal(frames))),
+            Self::KernelBreakdown => {
+                let tables = breakdown::kernels(frames, options.limits(), options.include_memory_kernels);
+                put("kernel_breakdown", json(&tables));
+            }
+            Self::CommCompOverlap => put("comm_comp_overlap", json(&breakdown::overlap(frames))),
+            Self::IdleTimeBreakdown => {
+                put("idle_time_breakdown", json(&idle::idle(frames, options.consecutive_kernel_delay)));
+            }
+            Self::Queue => {
+                put("queue_length_series", json(&queue::series(frames)));
+                put("queue_length_summary", json(&queue::summary(frames)));
+                let key = format!("blocked_on_full_queue_{}", options.max_queue_length);
+                put(&key, json(&queue::blocked(frames, options.max_queue_length)));
+            }
+            Self::MemoryBandwidth => put("memory_bw_summary", json(&bandwidth::summary(frames))),
+            Self::LaunchStats => {
+                put("cuda_kernel_launch_stats", json(&launch::stats(frames, options.cutoffs)));
+            }
+            Self::UserAnnotations => annotations(frames, options, put),
+            Self::ProfilerSteps => put("profiler_steps", json(&straggler::profiler_steps(frames))),
+            Self::PotentialStragglers => {
+                let ranks = straggler::potential_stragglers(frames, options.num_stragglers);
+                put("potential_stragglers", json(&ranks));
+            }
+        }
+    }
+}
+
+fn annotations(frames: &Frames<'_>, options: &Options, mut put: impl FnMut(&str, Value)) {
+    // annotations are cut at HTA's own limit for them, not at that of kernels
+    let limits = breakdown::Limits { duration_ratio: options.duration_ratio, num_kernels: 1000 };
+    let device = json(&annotation::breakdown(frames, annotation::Side::Device, limits));
+    put("user_annotation_breakdown", device.clone());
+    put("user_annotation_breakdown_gpu", device);
+    put(
+        "user_annotation_breakdown_cpu",
+        json(&annotation::breakdown(frames, annotation::Side::Host, limits)),
+    );
+    put("kernels_with_user_annotations", json(&options.frame(frames).and_then(annotation::kernels)));
+}
+
+/// A record as JSON; what is not a number is `null`.
+fn json(value: &impl serde::Serialize) -> Value {
+    serde_json::to_value(value).expect("records have text keys and finite depth")
+}
+
+/// The results of `analyses` as one object.
+pub fn run(frames: &Frames<'_>, analyses: &[Analysis], options: &Options) -> Map<String, Value> {
+    let mut object = Map::new();
+    object.insert("mode".to_owned(), json(&frames.mode));
+    object.insert(
+        "ranks".to_owned(),
+        json(&frames.ranks.iter().map(|frame| frame.rank.rank).collect::<Vec<_>>()),
+    );
+    for analysis in analyses {
+        analysis.run(frames, options, &mut object);
+    }
+    if frames.mode == Mode::Exact {
+        object.insert("notes".to_owned(), json(&notes(frames)));
+    }
+    object
+}
+
+/// All notes on the source, of all ranks.
+pub fn notes(frames: &Frames<'_>) -> Vec<base::Diagnostic> {
+    let timeline = frames.timeline;
+    let of_ranks = timeline.ranks.iter().flat_map(|rank| rank.notes.iter().cloned());
+    timeline.notes.iter().cloned().chain(of_ranks).collect()
+}
