@@ -4,14 +4,19 @@
 //! Holistic Trace Analysis 0.5.0. Definitions and sources stand in `docs/trace/`.
 
 pub mod annotation;
+pub mod aten;
 pub mod bandwidth;
 pub mod breakdown;
+pub mod counters;
+pub mod critical;
 mod frame;
 pub mod idle;
 pub mod interval;
 mod kind;
 pub mod launch;
 pub mod queue;
+pub mod sequences;
+pub mod stack;
 pub mod stats;
 mod steps;
 pub mod straggler;

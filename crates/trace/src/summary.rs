@@ -2,7 +2,12 @@
 
 use serde_json::{Map, Value};
 
-use crate::{Frame, Frames, Mode, annotation, bandwidth, breakdown, idle, launch, queue, straggler};
+use crate::{
+    Frame, Frames, Mode, annotation, aten, bandwidth, breakdown, counters, critical, idle, launch, queue,
+    sequences,
+    stack::{self, CallGraph},
+    straggler,
+};
 
 /// The parameters of all analyses. Defaults are those of HTA.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,8 +87,12 @@ pub enum Analysis {
     MemoryBandwidth,
     LaunchStats,
     UserAnnotations,
+    Operators,
+    CallGraph,
+    Counters,
     ProfilerSteps,
     PotentialStragglers,
+    CriticalPath,
 }
 
 impl Analysis {
@@ -97,8 +106,12 @@ impl Analysis {
         Self::MemoryBandwidth,
         Self::LaunchStats,
         Self::UserAnnotations,
+        Self::Operators,
+        Self::CallGraph,
+        Self::Counters,
         Self::ProfilerSteps,
         Self::PotentialStragglers,
+        Self::CriticalPath,
     ];
 
     /// Puts its results into `object`, each under its name.
@@ -127,13 +140,30 @@ impl Analysis {
                 put("cuda_kernel_launch_stats", json(&launch::stats(frames, options.cutoffs)));
             }
             Self::UserAnnotations => annotations(frames, options, put),
+            Self::Operators => put("aten_op_kernels_and_delay", json(&aten::operators(frames))),
+            Self::CallGraph => call_graph(frames, options, put),
+            Self::Counters => put("cupti", json(&options.frame(frames).and_then(counters::counters))),
             Self::ProfilerSteps => put("profiler_steps", json(&straggler::profiler_steps(frames))),
             Self::PotentialStragglers => {
                 let ranks = straggler::potential_stragglers(frames, options.num_stragglers);
                 put("potential_stragglers", json(&ranks));
             }
+            Self::CriticalPath => {
+                let path = |frame| critical::critical_path(frame, &options.annotation, options.instance);
+                put("critical_path", json(&options.frame(frames).and_then(path)));
+            }
         }
     }
+}
+
+fn call_graph(frames: &Frames<'_>, options: &Options, mut put: impl FnMut(&str, Value)) {
+    let graphs: Vec<CallGraph> = frames.ranks.iter().map(CallGraph::of).collect();
+    put("call_graph", json(&stack::summary(&graphs)));
+    let chosen =
+        frames.ranks.iter().zip(&graphs).find(|(frame, _)| options.rank.is_none_or(|r| r == frame.rank.rank));
+    let Some((frame, graph)) = chosen else { return };
+    let (shortest, top) = (options.min_pattern_len, options.top_k);
+    put("frequent_kernel_sequences", json(&sequences::frequent(frame, graph, &options.op, shortest, top)));
 }
 
 fn annotations(frames: &Frames<'_>, options: &Options, mut put: impl FnMut(&str, Value)) {
