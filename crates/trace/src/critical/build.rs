@@ -37,8 +37,8 @@ impl RankGraph {
     }
 }
 
-/// Builds the graph of `window`, or of everything.
-pub fn build(frame: &Frame<'_>, window: Option<(i64, i64)>) -> RankGraph {
+/// Builds the graph of a window.
+pub fn build(frame: &Frame<'_>, window: (i64, i64)) -> RankGraph {
     let selected = select(frame, window);
     let rows: Vec<u32> = selected.iter().copied().filter(|&row| has_nodes(frame, row as usize)).collect();
     let mut event = vec![stack::NOTHING; frame.rank.events.len()];
@@ -49,22 +49,25 @@ pub fn build(frame: &Frame<'_>, window: Option<(i64, i64)>) -> RankGraph {
     let all = (span().map(|i| i.0).min().unwrap_or(0), span().map(|i| i.1).max().unwrap_or(0));
     let parent = vec![stack::NOTHING; rows.len()];
     let graph = Graph::new(rows.len());
-    let mut built = RankGraph { graph, rows, event, parent, window: window.unwrap_or(all) };
+    let mut built =
+        RankGraph { graph, rows, event, parent, window: (window.0.max(all.0), window.1.min(all.1)) };
     threads(frame, &mut built, &selected);
     devices(frame, &mut built, &selected);
     built
 }
 
 /// Rows of the window: calls that begin in it, and device events whose launch does.
-fn select(frame: &Frame<'_>, window: Option<(i64, i64)>) -> Vec<u32> {
-    let Some((begin, end)) = window else { return frame.row.clone() };
+fn select(frame: &Frame<'_>, window: (i64, i64)) -> Vec<u32> {
+    let (begin, end) = window;
     let in_window = |row: usize| begin <= frame.begin[row] && frame.begin[row] <= end;
+    // HTA leaves calls without duration out
+    let counts = |row: usize| frame.mode == Mode::Exact || frame.duration[row] > 0;
     let mut wanted = vec![false; frame.rank.events.len()];
     let is_device = |row: usize| match frame.mode {
         Mode::Hta => frame.on_device(row),
         Mode::Exact => frame.joins_as_device(row),
     };
-    for row in frame.rows().filter(|&row| !is_device(row) && in_window(row) && frame.duration[row] > 0) {
+    for row in frame.rows().filter(|&row| !is_device(row) && in_window(row) && counts(row)) {
         wanted[row] = true;
         if let Some(device) = frame.link[row].row().filter(|&device| is_device(device)) {
             wanted[device] = true;
@@ -146,12 +149,11 @@ fn thread(frame: &Frame<'_>, built: &mut RankGraph, rows: &mut [u32], blocks: &[
         Step::Enter(row) => {
             let (event, time) = (built.event[row as usize], frame.begin[row as usize]);
             if let Some((node, since)) = last {
-                match open.last() {
-                    Some(_) => built.graph.add(node, begin_of(event), time - since, EdgeKind::Operator),
-                    None => {
-                        built.graph.add(node, begin_of(event), gap(frame, time - since), EdgeKind::Dependency)
-                    }
-                }
+                let (weight, kind) = match open.last() {
+                    Some(_) => (time - since, EdgeKind::Operator),
+                    None => (gap(frame, time - since), EdgeKind::Dependency),
+                };
+                built.graph.add(node, begin_of(event), weight, kind);
             }
             built.parent[event as usize] = open.last().copied().unwrap_or(stack::NOTHING);
             open.push(event);
@@ -252,7 +254,9 @@ fn launches(frame: &Frame<'_>) -> FxHashMap<Stream, Vec<(i64, TrackId, u32)>> {
             launches.entry(stream_of(frame, row)).or_default().push(launch);
         }
     }
-    launches.values_mut().for_each(|launches| launches.sort_unstable());
+    for launches in launches.values_mut() {
+        launches.sort_unstable();
+    }
     launches
 }
 

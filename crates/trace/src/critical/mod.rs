@@ -66,19 +66,20 @@ pub struct OnPath {
     pub count: usize,
 }
 
-/// The window of the `instance`-th event whose name contains `annotation`. `Ok(None)` says everything, `Err` says no such event.
-pub fn window(frame: &Frame<'_>, annotation: &str, instance: usize) -> Result<Option<(i64, i64)>, ()> {
+/// Begin and end of the `instance`-th event whose name contains `annotation`, of everything for an empty annotation. `None`
+/// if there is no such event.
+pub fn window(frame: &Frame<'_>, annotation: &str, instance: usize) -> Option<(i64, i64)> {
     if annotation.is_empty() {
-        return Ok(None);
+        return Some((i64::MIN, i64::MAX));
     }
     let matches = frame.timeline.names.map(|name| name.contains(annotation));
-    let row = frame.rows().filter(|&row| matches[frame.name(row).0 as usize]).nth(instance).ok_or(())?;
-    Ok(Some(frame.interval(row)))
+    let row = frame.rows().filter(|&row| matches[frame.name(row).0 as usize]).nth(instance)?;
+    Some(frame.interval(row))
 }
 
 /// The critical path of an instance of an annotation; `None` if there is no such instance, or nothing in it.
 pub fn critical_path(frame: &Frame<'_>, annotation: &str, instance: usize) -> Option<Critical> {
-    let window = window(frame, annotation, instance).ok()?;
+    let window = window(frame, annotation, instance)?;
     let built = build(frame, window);
     let path = built.graph.longest_path()?;
     let instance = (!annotation.is_empty()).then_some(instance);
