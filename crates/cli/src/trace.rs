@@ -32,14 +32,19 @@ enum What {
     Idle(Input),
     /// Profiler steps and the ranks that others wait for
     Stragglers(Input),
+    /// Collectives matched across ranks: who waits for whom, and why
+    Collectives(Input),
+    /// The longest chain of events that each had to wait for the one before
+    CriticalPath(Input),
 }
 
 impl Trace {
     /// Reads the traces and prints what was asked for.
     pub fn run(self, out: &mut dyn Write) -> Result<()> {
         use Analysis::{
-            CommCompOverlap, IdleTimeBreakdown, KernelBreakdown, LaunchStats, MemoryBandwidth,
-            PotentialStragglers, ProfilerSteps, Queue, TemporalBreakdown, UserAnnotations,
+            Collectives, CommCompOverlap, CriticalPath, Exposed, IdleTimeBreakdown, KernelBreakdown,
+            LaunchStats, MemoryBandwidth, PotentialStragglers, ProfilerSteps, Queue, TemporalBreakdown,
+            UserAnnotations,
         };
         let (input, analyses): (Input, &[Analysis]) = match self.what {
             What::Summary(input) => (input, Analysis::ALL),
@@ -48,7 +53,9 @@ impl Trace {
             }
             What::Overlap(input) => (input, &[TemporalBreakdown, CommCompOverlap]),
             What::Idle(input) => (input, &[TemporalBreakdown, IdleTimeBreakdown, Queue]),
-            What::Stragglers(input) => (input, &[ProfilerSteps, PotentialStragglers]),
+            What::Stragglers(input) => (input, &[ProfilerSteps, PotentialStragglers, Collectives]),
+            What::Collectives(input) => (input, &[Collectives, Exposed]),
+            What::CriticalPath(input) => (input, &[ProfilerSteps, CriticalPath]),
         };
         let timeline = input.load()?;
         let frames = frames(&timeline, &input);

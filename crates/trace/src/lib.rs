@@ -3,12 +3,15 @@
 //! Two modes: [`Mode::Exact`] computes in nanoseconds and knows today's kernel names; [`Mode::Hta`] gives the numbers of
 //! Holistic Trace Analysis 0.5.0. Definitions and sources stand in `docs/trace/`.
 
+pub mod align;
 pub mod annotation;
 pub mod aten;
 pub mod bandwidth;
 pub mod breakdown;
+pub mod collective;
 pub mod counters;
 pub mod critical;
+pub mod exposed;
 mod frame;
 pub mod idle;
 pub mod interval;
@@ -16,11 +19,13 @@ mod kind;
 pub mod launch;
 pub mod queue;
 pub mod sequences;
+pub mod source;
 pub mod stack;
 pub mod stats;
 mod steps;
 pub mod straggler;
 pub mod summary;
+pub mod waiting;
 
 use serde::Serialize;
 

@@ -3,10 +3,10 @@
 use serde_json::{Map, Value};
 
 use crate::{
-    Frame, Frames, Mode, annotation, aten, bandwidth, breakdown, counters, critical, idle, launch, queue,
-    sequences,
+    Frame, Frames, Mode, annotation, aten, bandwidth, breakdown, counters, critical, exposed, idle, launch,
+    queue, sequences,
     stack::{self, CallGraph},
-    straggler,
+    straggler, waiting,
 };
 
 /// The parameters of all analyses. Defaults are those of HTA.
@@ -93,6 +93,8 @@ pub enum Analysis {
     ProfilerSteps,
     PotentialStragglers,
     CriticalPath,
+    Collectives,
+    Exposed,
 }
 
 impl Analysis {
@@ -112,6 +114,8 @@ impl Analysis {
         Self::ProfilerSteps,
         Self::PotentialStragglers,
         Self::CriticalPath,
+        Self::Collectives,
+        Self::Exposed,
     ];
 
     /// Puts its results into `object`, each under its name.
@@ -148,6 +152,10 @@ impl Analysis {
                 let ranks = straggler::potential_stragglers(frames, options.num_stragglers);
                 put("potential_stragglers", json(&ranks));
             }
+            // what HTA has no name for is left out of its object
+            Self::Collectives | Self::Exposed if frames.mode == Mode::Hta => {}
+            Self::Collectives => put("collectives", json(&waiting::waiting(frames))),
+            Self::Exposed => put("exposed_communication", json(&exposed::exposed(frames))),
             Self::CriticalPath => {
                 let path = |frame| critical::critical_path(frame, &options.annotation, options.instance);
                 put("critical_path", json(&options.frame(frames).and_then(path)));

@@ -1,0 +1,155 @@
+//! Clocks of ranks, aligned by the ends of collectives.
+//!
+//! A collective in which everyone needs everyone ends on all ranks at nearly the same time. So a rank's clock is off by the
+//! median, over all such collectives, of how far its ends are from the others'.
+
+use serde::Serialize;
+
+use crate::{
+    collective::Collective,
+    stats::{median, median_and_deviation, micros},
+};
+
+/// The clock of a rank against the common one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Clock {
+    /// Nanoseconds by which the clock is ahead at `since`.
+    pub offset: i64,
+    /// By how many parts per thousand million it runs fast.
+    pub drift: i64,
+    /// The moment, in its own clock, at which `offset` holds.
+    pub since: i64,
+    /// Median distance of the ends of collectives from each other after correction, in nanoseconds.
+    pub residual: i64,
+    /// How many collectives say so.
+    pub collectives: usize,
+}
+
+impl Clock {
+    /// A time of this clock in the common one.
+    pub fn common(&self, time: i64) -> i64 {
+        let drifted = i128::from(time - self.since) * i128::from(self.drift) / 1_000_000_000;
+        time - self.offset - drifted as i64
+    }
+}
+
+/// A clock as results show it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ClockRow {
+    /// The rank.
+    pub rank: u32,
+    /// Microseconds by which its clock is ahead.
+    pub offset_us: f64,
+    /// Parts per million by which it runs fast.
+    pub drift_ppm: f64,
+    /// Median distance of ends after correction, in microseconds.
+    pub residual_us: f64,
+    /// How many collectives say so.
+    pub collectives: usize,
+}
+
+/// How `clock` is shown.
+pub fn row(rank: u32, clock: &Clock) -> ClockRow {
+    ClockRow {
+        rank,
+        offset_us: micros(clock.offset),
+        drift_ppm: clock.drift as f64 / 1000.0,
+        residual_us: micros(clock.residual),
+        collectives: clock.collectives,
+    }
+}
+
+/// Whether all ranks need all others before they can end.
+fn is_symmetric(operation: &str) -> bool {
+    matches!(operation, "all_reduce" | "all_gather" | "all_to_all" | "reduce_scatter" | "barrier")
+        // NCCL runs all-to-all exchanges as grouped sends and receives
+        || operation == "send_recv"
+}
+
+/// The clocks of `ranks` ranks.
+pub fn clocks(collectives: &[Collective], ranks: usize) -> Vec<Clock> {
+    let mut distances: Vec<Vec<(i64, i64)>> = vec![Vec::new(); ranks];
+    for collective in
+        collectives.iter().filter(|c| is_symmetric(&c.key.operation) && c.parts.len() == c.group_size)
+    {
+        let mut ends: Vec<i64> = collective.parts.iter().map(|part| part.end).collect();
+        let middle = median(&mut ends);
+        for part in &collective.parts {
+            distances[part.frame].push((part.end, part.end - middle));
+        }
+    }
+    distances.iter().map(|distances| clock(distances)).collect()
+}
+
+/// The clock whose ends are at these distances (second) from the others' at these times (first).
+fn clock(distances: &[(i64, i64)]) -> Clock {
+    let Some(&(since, _)) = distances.first() else { return Clock::default() };
+    let fit = |drift: i64| {
+        let left = |&(time, distance): &(i64, i64)| {
+            distance - (i128::from(time - since) * i128::from(drift) / 1_000_000_000) as i64
+        };
+        let mut left: Vec<i64> = distances.iter().map(left).collect();
+        let (offset, residual) = median_and_deviation(&mut left);
+        Clock { offset, drift, since, residual, collectives: distances.len() }
+    };
+    let (steady, drifting) = (fit(0), fit(drift(distances)));
+    // a drift counts only where it explains more than the noise it is estimated from
+    let span = distances.last().map_or(0, |last| last.0 - since);
+    let moved = (i128::from(drifting.drift) * i128::from(span) / 1_000_000_000).unsigned_abs() as i64;
+    let believed =
+        distances.len() >= 16 && moved > 4 * drifting.residual && 2 * drifting.residual < steady.residual;
+    if believed { drifting } else { steady }
+}
+
+/// The median slope between collectives half the list apart, in parts per thousand million.
+fn drift(distances: &[(i64, i64)]) -> i64 {
+    let half = distances.len() / 2;
+    let mut slopes: Vec<i64> = distances[half..]
+        .iter()
+        .zip(distances)
+        .filter(|(late, early)| late.0 > early.0)
+        .map(|(late, early)| {
+            (i128::from(late.1 - early.1) * 1_000_000_000 / i128::from(late.0 - early.0)) as i64
+        })
+        .collect();
+    median(&mut slopes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{Key, Part};
+
+    #[test]
+    fn offsets_and_drift_that_were_put_in_come_out() {
+        arbtest::arbtest(|u| {
+            let ranks = 4;
+            let offsets: Vec<i64> =
+                (0..ranks).map(|_| u.int_in_range(-5_000_000..=5_000_000)).collect::<Result<_, _>>()?;
+            let drifts: Vec<i64> =
+                (0..ranks).map(|_| u.int_in_range(-20_000..=20_000)).collect::<Result<_, _>>()?;
+            let mut collectives = Vec::new();
+            for number in 0..200_i64 {
+                let true_end = number * 10_000_000;
+                let mut parts = Vec::new();
+                for frame in 0..ranks {
+                    let noise = u.int_in_range(-1500..=1500)?;
+                    let end =
+                        true_end + noise + offsets[frame] + (true_end / 1000) * drifts[frame] / 1_000_000;
+                    parts.push(Part { frame, row: 0, call: None, begin: end - 1000, end, bytes: 0 });
+                }
+                let key = Key { group: String::new(), operation: "all_reduce".into(), number };
+                collectives.push(Collective { key, parts, group_size: ranks });
+            }
+            let clocks = clocks(&collectives, ranks);
+            for collective in &collectives {
+                let common = |part: &Part| clocks[part.frame].common(part.end);
+                let least = collective.parts.iter().map(common).min().unwrap();
+                let most = collective.parts.iter().map(common).max().unwrap();
+                assert!(most - least < 10_000, "{} {clocks:?}", most - least);
+            }
+            Ok(())
+        })
+        .budget_ms(500);
+    }
+}
