@@ -36,6 +36,45 @@ enum What {
     Collectives(Input),
     /// The longest chain of events that each had to wait for the one before
     CriticalPath(Input),
+    /// What the step would take if some events were faster or slower
+    WhatIf(WhatIf),
+}
+
+/// The traces and the changes.
+#[derive(Args)]
+struct WhatIf {
+    /// A change: kernel:TEXT=FACTOR, collective:TEXT=FACTOR, call:TEXT=FACTOR, launch=FACTOR or rank:N=FACTOR; 0.5 halves
+    #[arg(long = "change", required = true, value_name = "CHANGE")]
+    changes: Vec<String>,
+    #[command(flatten)]
+    input: Input,
+}
+
+impl WhatIf {
+    fn run(&self, out: &mut dyn Write) -> Result<()> {
+        let timeline = self.input.load()?;
+        let (frames, options) = (frames(&timeline, &self.input), self.input.options());
+        let graph =
+            ::trace::causal::build(&frames, &options.annotation, options.instance).ok_or_else(|| {
+                Diagnostic::new(Code::TRACE_LACKS, format!("no event is called `{}`", options.annotation))
+                    .hint("name another one with --annotation, or the whole trace with --annotation \"\"")
+            })?;
+        let result = ::trace::causal::what_if(&frames, &graph, &self.changes)?;
+        if self.input.json {
+            return json(out, &serde_json::json!({ "what_if": result }));
+        }
+        writeln!(
+            out,
+            "{:.1} us now, {:.1} us with {}: {:.3} times as fast ({} of the graph's edges changed; the model is off by {:.1} us at most)",
+            result.before,
+            result.after,
+            result.changes.join(", "),
+            result.speedup,
+            result.changed,
+            result.model_error
+        )
+        .map_err(|error| unwritable(&error))
+    }
 }
 
 impl Trace {
@@ -55,6 +94,7 @@ impl Trace {
             What::Idle(input) => (input, &[TemporalBreakdown, IdleTimeBreakdown, Queue]),
             What::Stragglers(input) => (input, &[ProfilerSteps, PotentialStragglers, Collectives]),
             What::Collectives(input) => (input, &[Collectives, Exposed]),
+            What::WhatIf(command) => return command.run(out),
             What::CriticalPath(input) => (input, &[ProfilerSteps, CriticalPath]),
         };
         let timeline = input.load()?;

@@ -8,6 +8,7 @@ pub mod annotation;
 pub mod aten;
 pub mod bandwidth;
 pub mod breakdown;
+pub mod causal;
 pub mod collective;
 pub mod counters;
 pub mod critical;

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value};
 
 use crate::{
-    Frame, Frames, Mode, annotation, aten, bandwidth, breakdown, counters, critical, exposed, idle, launch,
-    queue, sequences,
+    Frame, Frames, Mode, annotation, aten, bandwidth, breakdown, causal, counters, critical, exposed, idle,
+    launch, queue, sequences,
     stack::{self, CallGraph},
     straggler, waiting,
 };
@@ -156,6 +156,13 @@ impl Analysis {
             Self::Collectives | Self::Exposed if frames.mode == Mode::Hta => {}
             Self::Collectives => put("collectives", json(&waiting::waiting(frames))),
             Self::Exposed => put("exposed_communication", json(&exposed::exposed(frames))),
+            Self::CriticalPath if frames.mode == Mode::Exact => {
+                let graph = causal::build(frames, &options.annotation, options.instance)
+                    .or_else(|| causal::build(frames, "", 0));
+                let path =
+                    |graph| causal::critical_path(frames, &graph, &options.annotation, options.instance);
+                put("critical_path", json(&graph.map(path)));
+            }
             Self::CriticalPath => {
                 let path = |frame| critical::critical_path(frame, &options.annotation, options.instance);
                 put("critical_path", json(&options.frame(frames).and_then(path)));
