@@ -1,7 +1,10 @@
 //! `unisono trace`: what profiler traces say, as tables for people and as JSON for programs.
 
 mod arguments;
+mod compare;
+mod hang;
 mod tables;
+mod what_if;
 
 use std::{io::Write, path::Path};
 
@@ -22,106 +25,101 @@ pub struct Trace {
 
 #[derive(Subcommand)]
 enum What {
-    /// Everything: findings first, then each analysis in short
+    /// Everything: findings first, then each analysis
     Summary(Input),
-    /// Time by kind of kernel, by kernel, by annotation; launches
+    /// Time by kind of kernel, by kernel, by annotation; launches, operators with their kernels
     Kernels(Input),
     /// How much of the communication computation hides
     Overlap(Input),
     /// Why streams idle, how full their queues are
     Idle(Input),
+    /// The longest chain of events, across ranks, that each had to wait for the one before
+    CriticalPath(Input),
     /// Profiler steps and the ranks that others wait for
     Stragglers(Input),
     /// Collectives matched across ranks: who waits for whom, and why
     Collectives(Input),
-    /// The longest chain of events that each had to wait for the one before
-    CriticalPath(Input),
+    /// Who holds memory at the peak, and what grows
+    Memory(Input),
+    /// Two runs compared: what changed beyond the noise
+    Diff(compare::Diff),
     /// What the step would take if some events were faster or slower
-    WhatIf(WhatIf),
-}
-
-/// The traces and the changes.
-#[derive(Args)]
-struct WhatIf {
-    /// A change: kernel:TEXT=FACTOR, collective:TEXT=FACTOR, call:TEXT=FACTOR, launch=FACTOR or rank:N=FACTOR; 0.5 halves
-    #[arg(long = "change", required = true, value_name = "CHANGE")]
-    changes: Vec<String>,
-    #[command(flatten)]
-    input: Input,
-}
-
-impl WhatIf {
-    fn run(&self, out: &mut dyn Write) -> Result<()> {
-        let timeline = self.input.load()?;
-        let (frames, options) = (frames(&timeline, &self.input), self.input.options());
-        let graph =
-            ::trace::causal::build(&frames, &options.annotation, options.instance).ok_or_else(|| {
-                Diagnostic::new(Code::TRACE_LACKS, format!("no event is called `{}`", options.annotation))
-                    .hint("name another one with --annotation, or the whole trace with --annotation \"\"")
-            })?;
-        let result = ::trace::causal::what_if(&frames, &graph, &self.changes)?;
-        if self.input.json {
-            return json(out, &serde_json::json!({ "what_if": result }));
-        }
-        writeln!(
-            out,
-            "{:.1} us now, {:.1} us with {}: {:.3} times as fast ({} of the graph's edges changed; the model is off by {:.1} us at most)",
-            result.before,
-            result.after,
-            result.changes.join(", "),
-            result.speedup,
-            result.changed,
-            result.model_error
-        )
-        .map_err(|error| unwritable(&error))
-    }
+    WhatIf(what_if::WhatIf),
+    /// Why a job hangs, from the flight recorders of its ranks
+    Hang(hang::Hang),
 }
 
 impl Trace {
     /// Reads the traces and prints what was asked for.
     pub fn run(self, out: &mut dyn Write) -> Result<()> {
-        use Analysis::{
-            Collectives, CommCompOverlap, CriticalPath, Exposed, IdleTimeBreakdown, KernelBreakdown,
-            LaunchStats, MemoryBandwidth, PotentialStragglers, ProfilerSteps, Queue, TemporalBreakdown,
-            UserAnnotations,
-        };
+        use Analysis as A;
         let (input, analyses): (Input, &[Analysis]) = match self.what {
             What::Summary(input) => (input, Analysis::ALL),
-            What::Kernels(input) => {
-                (input, &[TemporalBreakdown, KernelBreakdown, LaunchStats, UserAnnotations, MemoryBandwidth])
-            }
-            What::Overlap(input) => (input, &[TemporalBreakdown, CommCompOverlap]),
-            What::Idle(input) => (input, &[TemporalBreakdown, IdleTimeBreakdown, Queue]),
-            What::Stragglers(input) => (input, &[ProfilerSteps, PotentialStragglers, Collectives]),
-            What::Collectives(input) => (input, &[Collectives, Exposed]),
+            What::Kernels(input) => (
+                input,
+                &[
+                    A::TemporalBreakdown,
+                    A::KernelBreakdown,
+                    A::LaunchStats,
+                    A::UserAnnotations,
+                    A::MemoryBandwidth,
+                    A::Operators,
+                    A::CallGraph,
+                    A::Counters,
+                ],
+            ),
+            What::Overlap(input) => (input, &[A::TemporalBreakdown, A::CommCompOverlap, A::Exposed]),
+            What::Idle(input) => (input, &[A::TemporalBreakdown, A::IdleTimeBreakdown, A::Queue]),
+            What::CriticalPath(input) => (input, &[A::ProfilerSteps, A::CriticalPath]),
+            What::Stragglers(input) => (input, &[A::ProfilerSteps, A::PotentialStragglers, A::Collectives]),
+            What::Collectives(input) => (input, &[A::Collectives, A::Exposed]),
+            What::Memory(input) => (input, &[A::Memory]),
+            What::Diff(command) => return command.run(out),
             What::WhatIf(command) => return command.run(out),
-            What::CriticalPath(input) => (input, &[ProfilerSteps, CriticalPath]),
+            What::Hang(command) => return command.run(out),
         };
         let timeline = input.load()?;
         let frames = frames(&timeline, &input);
+        tell(&frames);
         let object = summary::run(&frames, analyses, &input.options());
         if input.json {
             return json(out, &object);
         }
-        tables::print(out, &object).map_err(|error| unwritable(&error))
+        written(tables::print(out, &object))
     }
 }
 
 fn frames<'t>(timeline: &'t Timeline, input: &Input) -> Frames<'t> {
-    let mode = input.mode();
-    Frames::new(timeline, mode, Selection { include_last_step: input.include_last_step })
+    Frames::new(timeline, input.mode(), Selection { include_last_step: input.include_last_step })
+}
+
+/// Says on stderr what is wrong with the traces.
+fn tell(frames: &Frames<'_>) {
+    let notes = summary::notes(frames);
+    for note in notes.iter().take(8) {
+        drop(writeln!(std::io::stderr(), "{}", note.to_string().replacen("error[", "warning[", 1)));
+    }
+    if notes.len() > 8 {
+        drop(writeln!(std::io::stderr(), "warning: {} more like these", notes.len() - 8));
+    }
 }
 
 fn json(out: &mut dyn Write, value: &impl serde::Serialize) -> Result<()> {
-    serde_json::to_writer_pretty(&mut *out, value)
-        .map_err(std::io::Error::from)
-        .and_then(|()| writeln!(out))
-        .map_err(|error| unwritable(&error))
+    written(
+        serde_json::to_writer_pretty(&mut *out, value)
+            .map_err(std::io::Error::from)
+            .and_then(|()| writeln!(out)),
+    )
 }
 
-#[allow(clippy::unnecessary_box_returns, reason = "the form in which all diagnostics travel")]
-fn unwritable(error: &std::io::Error) -> Box<Diagnostic> {
-    Diagnostic::new(Code::UNREADABLE_FILE, format!("cannot write to stdout: {error}"))
+/// A reader that went away (`| head`) is no failure.
+fn written(result: std::io::Result<()>) -> Result<()> {
+    match result {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Diagnostic::new(Code::UNREADABLE_FILE, format!("cannot write to stdout: {error}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The name of a file without its folder.

@@ -8,6 +8,7 @@ pub mod files;
 pub mod gzip;
 pub mod kineto;
 mod names;
+pub mod pickle;
 mod side;
 mod table;
 

@@ -100,6 +100,13 @@ impl<'t> Frames<'t> {
         Self { timeline, mode, ranks, origin }
     }
 
+    /// Of all ranks by HTA's definitions, as its comparison of traces loads them: nothing is dropped.
+    pub fn raw(timeline: &'t Timeline) -> Self {
+        let kinds = std::rc::Rc::new(Kind::of_all(&timeline.names, Mode::Hta));
+        let of = |rank| Frame::new(timeline, rank, Mode::Hta, kinds.clone());
+        Self { timeline, mode: Mode::Hta, ranks: timeline.ranks.iter().map(of).collect(), origin: 0 }
+    }
+
     /// The frame of a rank.
     pub fn rank(&self, rank: u32) -> Option<&Frame<'t>> {
         self.ranks.iter().find(|frame| frame.rank.rank == rank)

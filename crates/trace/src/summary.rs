@@ -3,8 +3,8 @@
 use serde_json::{Map, Value};
 
 use crate::{
-    Frame, Frames, Mode, annotation, aten, bandwidth, breakdown, causal, counters, critical, exposed, idle,
-    launch, queue, sequences,
+    Frame, Frames, Mode, annotation, aten, bandwidth, breakdown, causal, counters, critical, exposed,
+    findings, idle, launch, memory, queue, sequences,
     stack::{self, CallGraph},
     straggler, waiting,
 };
@@ -79,6 +79,7 @@ impl Options {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "each is documented where it is implemented")]
 pub enum Analysis {
+    Findings,
     TemporalBreakdown,
     KernelBreakdown,
     CommCompOverlap,
@@ -95,11 +96,13 @@ pub enum Analysis {
     CriticalPath,
     Collectives,
     Exposed,
+    Memory,
 }
 
 impl Analysis {
     /// All analyses.
     pub const ALL: &[Self] = &[
+        Self::Findings,
         Self::TemporalBreakdown,
         Self::KernelBreakdown,
         Self::CommCompOverlap,
@@ -116,6 +119,7 @@ impl Analysis {
         Self::CriticalPath,
         Self::Collectives,
         Self::Exposed,
+        Self::Memory,
     ];
 
     /// Puts its results into `object`, each under its name.
@@ -153,9 +157,12 @@ impl Analysis {
                 put("potential_stragglers", json(&ranks));
             }
             // what HTA has no name for is left out of its object
-            Self::Collectives | Self::Exposed if frames.mode == Mode::Hta => {}
+            Self::Findings | Self::Collectives | Self::Exposed | Self::Memory if frames.mode == Mode::Hta => {
+            }
             Self::Collectives => put("collectives", json(&waiting::waiting(frames))),
             Self::Exposed => put("exposed_communication", json(&exposed::exposed(frames))),
+            Self::Findings => put("findings", json(&findings::of(frames))),
+            Self::Memory => put("memory", json(&memory::memory(frames))),
             Self::CriticalPath if frames.mode == Mode::Exact => {
                 let graph = causal::build(frames, &options.annotation, options.instance)
                     .or_else(|| causal::build(frames, "", 0));

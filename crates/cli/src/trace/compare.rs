@@ -1,0 +1,71 @@
+//! `unisono trace diff`: two runs compared.
+
+use std::{collections::BTreeMap, io::Write, path::PathBuf};
+
+use ::trace::{
+    Frames, Mode, Selection,
+    diff::{self, Device, NameDiff},
+};
+use base::Result;
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use super::{arguments, json, mode_of, tables, written};
+
+/// Which events to compare.
+#[derive(Clone, Copy, ValueEnum)]
+enum Which {
+    All,
+    Cpu,
+    Gpu,
+}
+
+/// Two runs.
+#[derive(Args)]
+pub struct Diff {
+    /// The run before: a trace file or a directory of one for each rank
+    before: PathBuf,
+    /// The run after
+    after: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Compare counts and durations of one iteration of the first rank, as another tool does
+    #[arg(long, value_name = "TOOL")]
+    compat: Option<arguments::Compat>,
+    /// Which events the table of counts and durations holds
+    #[arg(long, value_enum, default_value_t = Which::All)]
+    device: Which,
+}
+
+impl Diff {
+    /// Prints what changed.
+    pub fn run(&self, out: &mut dyn Write) -> Result<()> {
+        let before = arguments::load(std::slice::from_ref(&self.before))?;
+        let after = arguments::load(std::slice::from_ref(&self.after))?;
+        if mode_of(self.compat) == Mode::Hta {
+            let table = |device| diff::compare(&before, &after, device);
+            let tables: BTreeMap<&str, Vec<NameDiff>> =
+                [("ALL", table(Device::All)), ("CPU", table(Device::Cpu)), ("GPU", table(Device::Gpu))]
+                    .into();
+            let chosen = match self.device {
+                Which::All => "ALL",
+                Which::Cpu => "CPU",
+                Which::Gpu => "GPU",
+            };
+            let ops: BTreeMap<&str, diff::OpsDiff> =
+                tables.iter().map(|(name, table)| (*name, diff::ops_diff(table))).collect();
+            let value = json!({"compare_traces": tables, "ops_diff": ops});
+            if self.json {
+                return json(out, &value);
+            }
+            return written(tables::print_rows(out, "trace diff", &value["compare_traces"][chosen]));
+        }
+        let frames = |timeline| Frames::new(timeline, Mode::Exact, Selection::default());
+        let result = diff::regression(&frames(&before), &frames(&after));
+        if self.json {
+            return json(out, &json!({ "diff": result }));
+        }
+        written(tables::print_regression(out, &result))
+    }
+}

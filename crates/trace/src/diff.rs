@@ -1,0 +1,303 @@
+//! Two runs compared: HTA's table of counts and durations, and a comparison that knows the noise.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use timeline::{Class, NameId, Rank, Timeline};
+
+use crate::{
+    Frames,
+    stats::{median_and_deviation, micros},
+};
+
+/// Which events to compare.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Device {
+    /// All.
+    All,
+    /// Those without a stream.
+    Cpu,
+    /// Those with a stream.
+    Gpu,
+}
+
+/// One name in both runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NameDiff {
+    /// The name.
+    pub name: String,
+    /// How often in the first run.
+    #[serde(rename = "Control_counts")]
+    pub control_counts: f64,
+    /// Microseconds in the first run; nested events count for each level.
+    #[serde(rename = "Control_total_duration")]
+    pub control_duration: f64,
+    /// How often in the second run.
+    #[serde(rename = "Test_counts")]
+    pub test_counts: f64,
+    /// Microseconds in the second run.
+    #[serde(rename = "Test_total_duration")]
+    pub test_duration: f64,
+    /// Second minus first.
+    pub diff_counts: f64,
+    /// Second minus first, in microseconds.
+    pub diff_duration: f64,
+    /// `+`, `-` or `=` by counts.
+    pub counts_change_categories: &'static str,
+}
+
+/// Counts and durations by name of one iteration of one rank; of everything where there are no iterations.
+fn totals(
+    timeline: &Timeline,
+    rank: &Rank,
+    device: Device,
+    iteration: Option<i64>,
+) -> BTreeMap<String, (i64, i64)> {
+    let frames = Frames::raw(timeline);
+    let Some(frame) = frames.rank(rank.rank) else { return BTreeMap::new() };
+    let mut totals: BTreeMap<String, (i64, i64)> = BTreeMap::new();
+    for row in frame.rows() {
+        let on_device = frame.stream(row) != -1;
+        let wanted = device == Device::All || (device == Device::Gpu) == on_device;
+        if wanted && iteration.is_none_or(|iteration| frame.iteration[row] == Some(iteration)) {
+            let total = totals.entry(frame.text(row).to_owned()).or_default();
+            *total = (total.0 + 1, total.1 + frame.duration[row]);
+        }
+    }
+    totals
+}
+
+/// The first iteration of a rank, of those that HTA sees.
+pub fn first_iteration(timeline: &Timeline, rank: &Rank) -> Option<i64> {
+    let used = |name: &NameId| rank.events.name.contains(name);
+    let number = |name: &str| name.strip_prefix("ProfilerStep#")?.trim().parse::<i64>().ok();
+    let steps =
+        timeline.names.iter().enumerate().filter_map(|(id, name)| Some((NameId(id as u32), number(name)?)));
+    steps.filter(|(id, _)| used(id)).map(|(_, number)| number).min()
+}
+
+/// HTA's comparison of one iteration of the first rank of each run, sorted by the change of duration.
+pub fn compare(control: &Timeline, test: &Timeline, device: Device) -> Vec<NameDiff> {
+    let side = |timeline: &Timeline| {
+        let rank = timeline.ranks.first()?;
+        Some(totals(timeline, rank, device, first_iteration(timeline, rank)))
+    };
+    let (control, test) = (side(control).unwrap_or_default(), side(test).unwrap_or_default());
+    let names: std::collections::BTreeSet<&String> = control.keys().chain(test.keys()).collect();
+    let mut table: Vec<NameDiff> =
+        names.into_iter().map(|name| name_diff(name, control.get(name), test.get(name))).collect();
+    table.sort_by(|a, b| b.diff_duration.total_cmp(&a.diff_duration).then_with(|| a.name.cmp(&b.name)));
+    table
+}
+
+fn name_diff(name: &str, control: Option<&(i64, i64)>, test: Option<&(i64, i64)>) -> NameDiff {
+    let (control, test) = (control.copied().unwrap_or_default(), test.copied().unwrap_or_default());
+    NameDiff {
+        name: name.to_owned(),
+        control_counts: control.0 as f64,
+        control_duration: micros(control.1),
+        test_counts: test.0 as f64,
+        test_duration: micros(test.1),
+        diff_counts: (test.0 - control.0) as f64,
+        diff_duration: micros(test.1 - control.1),
+        counts_change_categories: match test.0.cmp(&control.0) {
+            std::cmp::Ordering::Greater => "+",
+            std::cmp::Ordering::Less => "-",
+            std::cmp::Ordering::Equal => "=",
+        },
+    }
+}
+
+/// Names by how their counts changed: how many, and which.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OpsDiff {
+    /// Only in the second run.
+    pub added: Vec<String>,
+    /// Only in the first run.
+    pub deleted: Vec<String>,
+    /// More often in the second.
+    pub increased: Vec<String>,
+    /// Less often in the second.
+    pub decreased: Vec<String>,
+    /// As often.
+    pub unchanged: Vec<String>,
+}
+
+/// Sorts names by how their counts changed.
+pub fn ops_diff(table: &[NameDiff]) -> OpsDiff {
+    let mut diff = OpsDiff::default();
+    for row in table {
+        let list = match (row.control_counts == 0.0, row.test_counts == 0.0, row.counts_change_categories) {
+            (true, false, _) => &mut diff.added,
+            (false, true, _) => &mut diff.deleted,
+            (_, _, "+") => &mut diff.increased,
+            (_, _, "-") => &mut diff.decreased,
+            _ => &mut diff.unchanged,
+        };
+        list.push(row.name.clone());
+    }
+    diff
+}
+
+/// An operation that takes longer or shorter than before by more than its noise.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Change {
+    /// The operation or kernel.
+    pub name: String,
+    /// Dimensions of its inputs, for operators.
+    pub shape: String,
+    /// Where it runs: `gpu` or `cpu`.
+    pub device: &'static str,
+    /// Median time per step before, in microseconds.
+    pub before: f64,
+    /// Median time per step after, in microseconds.
+    pub after: f64,
+    /// `after` minus `before`, in per cent of `before`; nothing where it is new.
+    pub percent: Option<f64>,
+    /// The change in per cent of a step before.
+    pub percent_of_step: f64,
+    /// The noise: the greater median deviation of the two runs, in microseconds.
+    pub noise: f64,
+    /// Calls per step before and after.
+    pub calls: (f64, f64),
+}
+
+/// The comparison of two runs per operation and shape.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Regression {
+    /// Median duration of a step before, in microseconds.
+    pub step_before: f64,
+    /// Median duration of a step after, in microseconds.
+    pub step_after: f64,
+    /// Samples (steps of all ranks) before and after.
+    pub samples: (usize, usize),
+    /// What changed beyond the noise, most first.
+    pub changes: Vec<Change>,
+}
+
+/// Name, shape and whether on a device.
+type Op = (String, String, bool);
+
+/// For each operation its time and calls in every sample.
+struct Run {
+    ops: BTreeMap<Op, Vec<(i64, i64)>>,
+    steps: Vec<i64>,
+}
+
+/// A change counts only beyond so many median deviations of the noise (scaled to standard deviations of a mean) ...
+const DEVIATIONS: f64 = 3.0;
+/// ... and beyond this share of the step.
+const SHARE: f64 = 0.005;
+
+/// Compares two runs. Each step of each rank is a sample; own time only, so that nested operators do not count twice.
+pub fn regression(before: &Frames<'_>, after: &Frames<'_>) -> Regression {
+    let (mut a, mut b) = (run(before), run(after));
+    let step = |run: &mut Run| median_and_deviation(&mut run.steps).0;
+    let (step_before, step_after) = (step(&mut a), step(&mut b));
+    let keys: std::collections::BTreeSet<Op> = a.ops.keys().chain(b.ops.keys()).cloned().collect();
+    let mut changes: Vec<Change> = keys
+        .into_iter()
+        .filter_map(|key| {
+            let (x, y) = (a.samples(&key), b.samples(&key));
+            change(key, &x, &y, step_before)
+        })
+        .collect();
+    changes.sort_by(|x, y| (y.after - y.before).abs().total_cmp(&(x.after - x.before).abs()));
+    Regression {
+        step_before: micros(step_before),
+        step_after: micros(step_after),
+        samples: (a.steps.len(), b.steps.len()),
+        changes,
+    }
+}
+
+impl Run {
+    /// Time and calls of an operation in every sample; samples without it count 0.
+    fn samples(&self, key: &Op) -> Vec<(i64, i64)> {
+        let mut samples = self.ops.get(key).cloned().unwrap_or_default();
+        samples.resize(self.steps.len().max(1), (0, 0));
+        samples
+    }
+}
+
+fn change(key: Op, before: &[(i64, i64)], after: &[(i64, i64)], step: i64) -> Option<Change> {
+    let stats = |samples: &[(i64, i64)]| {
+        let mut times: Vec<i64> = samples.iter().map(|sample| sample.0).collect();
+        let calls = samples.iter().map(|sample| sample.1).sum::<i64>() as f64 / samples.len() as f64;
+        (median_and_deviation(&mut times), calls)
+    };
+    let ((x, noise_x), calls_x) = stats(before);
+    let ((y, noise_y), calls_y) = stats(after);
+    let noise = noise_x.max(noise_y);
+    // with one sample there is no noise to see: a tenth of the time stands for it
+    let least = if before.len().min(after.len()) < 3 { x.max(y) / 10 } else { 0 };
+    let delta = (y - x).abs();
+    let beyond_noise = delta as f64 > DEVIATIONS * noise.max(least) as f64;
+    if !beyond_noise || (delta as f64) < SHARE * step as f64 {
+        return None;
+    }
+    Some(Change {
+        name: key.0,
+        shape: key.1,
+        device: if key.2 { "gpu" } else { "cpu" },
+        before: micros(x),
+        after: micros(y),
+        percent: (x != 0).then(|| crate::stats::percent((y - x) as f64, x as f64, 2)),
+        percent_of_step: crate::stats::percent((y - x) as f64, step.max(1) as f64, 2),
+        noise: micros(noise),
+        calls: (calls_x, calls_y),
+    })
+}
+
+/// The samples of a run: every step of every rank, or each rank as a whole if there are no steps.
+fn run(frames: &Frames<'_>) -> Run {
+    let mut run = Run { ops: BTreeMap::new(), steps: Vec::new() };
+    for frame in &frames.ranks {
+        let numbers = frame.steps.numbers();
+        let first = run.steps.len();
+        let sample_of = |row: usize| match frame.iteration[row] {
+            Some(number) => numbers.binary_search(&number).ok(),
+            None => numbers.is_empty().then_some(0),
+        };
+        if numbers.is_empty() {
+            let begin = frame.rows().map(|row| frame.begin[row]).min().unwrap_or(0);
+            run.steps.push(frame.rows().map(|row| frame.end(row)).max().unwrap_or(0) - begin);
+        }
+        for number in &numbers {
+            let of_step = frame.steps.steps.iter().filter(|step| step.number == *number);
+            run.steps.push(of_step.map(|step| step.end - step.begin).max().unwrap_or(0));
+        }
+        let own = own_times(frame);
+        for row in frame.rows() {
+            let counts = frame.on_device(row) || matches!(frame.class(row), Class::Operator | Class::Runtime);
+            let Some(sample) = sample_of(row).filter(|_| counts) else { continue };
+            let shape = frame
+                .rank
+                .sides
+                .inputs
+                .get(row as u32)
+                .map_or("", |inputs| frame.timeline.names.text(inputs.dims));
+            let samples = run
+                .ops
+                .entry((frame.text(row).to_owned(), shape.to_owned(), frame.on_device(row)))
+                .or_default();
+            samples.resize(samples.len().max(first + sample + 1), (0, 0));
+            let sample = &mut samples[first + sample];
+            *sample = (sample.0 + own[row], sample.1 + 1);
+        }
+    }
+    run
+}
+
+/// Duration of every row without that of the events inside it.
+fn own_times(frame: &crate::Frame<'_>) -> Vec<i64> {
+    let stacks =
+        crate::stack::Stacks::of(frame, |row| matches!(frame.class(row), Class::Operator | Class::Runtime));
+    let mut own = frame.duration.clone();
+    for &row in stacks.threads.values().flatten() {
+        if let Some(parent) = stacks.parent(row as usize) {
+            own[parent] -= frame.duration[row as usize];
+        }
+    }
+    own
+}
