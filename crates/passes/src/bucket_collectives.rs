@@ -1,17 +1,18 @@
 //! Bucketing: many small collectives of one kind become one on their tensors joined.
 //!
-//! It delays those that would start early, so it is done where nothing waits for them: for reductions whose results are used in
-//! a later part of the step only (gradients), for those of the optimizer part, and for gathers of state, which can start at
-//! any time. A reduction's bucket stands where its last member was, a gather's where its first was.
+//! Nothing may wait longer for it: a collective joins a bucket only if it stands before the first use of what is in it. Those whose
+//! results a later part of the step uses (gradients) stay apart from those that are needed soon. Gathers of state can start at
+//! any time, so that their buckets stand where their first member was; others stand where their last was.
 
-use base::{Bytes, Id, Result, SecondaryMap};
+use base::{Bytes, Result, SecondaryMap};
 use fixedbitset::FixedBitSet;
-use ir::{Arg, Graph, Node, NodeId, Patch, Phase, Return, TensorType, ValueId};
+use ir::{Arg, Graph, Node, NodeId, Patch, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 
 use crate::{
     Pass,
-    facts::{Facts, end_values, maker, of_state_alone, users},
+    collectives::{Context, Kind, Member, Urgency, is_row_major},
+    facts::maker,
     layout::{Layout, memory_order},
 };
 
@@ -21,29 +22,10 @@ pub struct BucketCollectives {
     pub limit: Bytes,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    AllReduce,
-    Gather,
-    Scatter,
-}
-
-/// A collective that may be joined with others.
-#[derive(Clone, Copy)]
-struct Member {
-    node: NodeId,
-    wait: NodeId,
-    kind: Kind,
-    operand: ValueId,
-    /// What the wait gives.
-    result: ValueId,
-    size: Bytes,
-}
-
-#[derive(Default)]
 struct Bucket {
     members: Vec<Member>,
     size: Bytes,
+    first_use: usize,
     /// The buckets that a member depends on.
     needs: FixedBitSet,
 }
@@ -71,7 +53,7 @@ impl BucketCollectives {
         let mut open: FxHashMap<String, usize> = FxHashMap::default();
         // The buckets that each node depends on.
         let mut above: SecondaryMap<NodeId, FixedBitSet> = SecondaryMap::default();
-        for id in &graph.order {
+        for (position, id) in graph.order.iter().enumerate() {
             let node = &graph.nodes[*id];
             let mut needs = FixedBitSet::new();
             for maker in node.operands().filter_map(|operand| maker(graph, operand)) {
@@ -81,22 +63,35 @@ impl BucketCollectives {
                 let key = context.key(&member);
                 let closed = closure(&buckets, &needs);
                 let fits = |bucket: &usize| {
-                    buckets[*bucket].size + member.size <= self.limit && !closed.contains(*bucket)
+                    let is_free =
+                        member.urgency == Urgency::Hoistable || position < buckets[*bucket].first_use;
+                    is_free && buckets[*bucket].size + member.size <= self.limit && !closed.contains(*bucket)
                 };
                 let bucket = open.get(&key).copied().filter(fits).unwrap_or(buckets.len());
                 if bucket == buckets.len() {
-                    buckets.push(Bucket::default());
+                    buckets.push(Bucket::new());
                     open.insert(key, bucket);
                 }
-                union(&mut buckets[bucket].needs, &needs);
-                buckets[bucket].size += member.size;
-                buckets[bucket].members.push(member);
+                buckets[bucket].add(member, &needs);
                 needs.grow(bucket + 1);
                 needs.insert(bucket);
             }
             above[*id] = needs;
         }
         buckets
+    }
+}
+
+impl Bucket {
+    const fn new() -> Self {
+        Self { members: Vec::new(), size: Bytes(0), first_use: usize::MAX, needs: FixedBitSet::new() }
+    }
+
+    fn add(&mut self, member: Member, needs: &FixedBitSet) {
+        self.members.push(member);
+        self.size += member.size;
+        self.first_use = self.first_use.min(member.first_use);
+        union(&mut self.needs, needs);
     }
 }
 
@@ -117,101 +112,6 @@ fn closure(buckets: &[Bucket], needs: &FixedBitSet) -> FixedBitSet {
     closed
 }
 
-struct Context<'g> {
-    graph: &'g Graph,
-    facts: Facts<'g>,
-    users: SecondaryMap<ValueId, Vec<NodeId>>,
-    ends: FixedBitSet,
-    alone: FixedBitSet,
-}
-
-impl<'g> Context<'g> {
-    fn new(graph: &'g Graph) -> Self {
-        let facts = Facts::new(graph);
-        Self {
-            graph,
-            users: users(graph),
-            ends: end_values(graph),
-            alone: of_state_alone(graph, &facts),
-            facts,
-        }
-    }
-
-    /// The collective that node `id` is, if it may be joined with others.
-    fn member(&self, id: NodeId) -> Option<Member> {
-        let node = &self.graph.nodes[id];
-        let kind = match self.graph.op_name(id) {
-            "_c10d_functional::all_reduce" => Kind::AllReduce,
-            "_c10d_functional::all_gather_into_tensor" => Kind::Gather,
-            "_c10d_functional::reduce_scatter_tensor" => Kind::Scatter,
-            _ => return None,
-        };
-        let ([Arg::Value(operand), ..], [Return::Value(started)]) =
-            (node.args.as_slice(), node.returns.as_slice())
-        else {
-            return None;
-        };
-        let [wait] = self.users[*started][..] else { return None };
-        let waiting = &self.graph.nodes[wait];
-        let result = waiting.results().next().filter(|_| self.facts.is_wait(waiting))?;
-        let larger = if kind == Kind::Gather { result } else { *operand };
-        let size = self.graph.ty(larger).bytes();
-        let member = Member { node: id, wait, kind, operand: *operand, result, size };
-        (!self.ends.contains(started.index()) && self.can_wait(&member) && self.can_be_flat(&member))
-            .then_some(member)
-    }
-
-    /// Whether nothing is lost when a collective starts with others of its bucket.
-    fn can_wait(&self, member: &Member) -> bool {
-        let phase = self.graph.nodes[member.node].phase;
-        let carried = self.carried(member.result);
-        // What leaves the step must not keep a whole bucket's memory alive.
-        if carried.iter().any(|value| self.ends.contains(value.index())) {
-            return false;
-        }
-        let for_later = || {
-            carried.iter().flat_map(|value| &self.users[*value]).all(|user| {
-                let node = &self.graph.nodes[*user];
-                node.phase != phase || self.facts.carries(node)
-            })
-        };
-        match member.kind {
-            Kind::Gather => self.alone.contains(member.operand.index()),
-            Kind::AllReduce | Kind::Scatter => phase == Phase::Optimizer || for_later(),
-        }
-    }
-
-    /// A value, and what carries it on as a view, a copy or a cast.
-    fn carried(&self, value: ValueId) -> Vec<ValueId> {
-        let mut carried = vec![value];
-        let mut next = 0;
-        while next < carried.len() {
-            let users = self.users[carried[next]].iter().map(|user| &self.graph.nodes[*user]);
-            carried.extend(users.filter(|node| self.facts.carries(node)).flat_map(Node::results));
-            next += 1;
-        }
-        carried
-    }
-
-    /// Whether its result can be a view of a joined one with the strides that users expect.
-    fn can_be_flat(&self, member: &Member) -> bool {
-        let (operand, result) = (self.graph.ty(member.operand), self.graph.ty(member.result));
-        let same_order = member.kind == Kind::AllReduce && operand.strides == result.strides;
-        result.elements() > 0 && (is_row_major(result) || (same_order && memory_order(result).is_some()))
-    }
-
-    /// What the members of a bucket have in common.
-    fn key(&self, member: &Member) -> String {
-        let node = &self.graph.nodes[member.node];
-        let ty = self.graph.ty(member.operand);
-        format!("{} {:?} {} {} {:?}", node.op, &node.args[1..], ty.dtype, ty.device, node.phase)
-    }
-}
-
-fn is_row_major(ty: &TensorType) -> bool {
-    ty.strides == ir::contiguous_strides(&ty.shape)
-}
-
 /// Says what is joined and why those collectives were there.
 fn label(graph: &Graph, bucket: &Bucket) -> String {
     let name = graph.op_name(bucket.members[0].node);
@@ -229,7 +129,8 @@ fn label(graph: &Graph, bucket: &Bucket) -> String {
 /// Replaces `members` by one collective on their tensors joined.
 fn join(graph: &Graph, patch: &mut Patch<'_>, members: &[Member]) {
     let kind = members[0].kind;
-    let anchor = if kind == Kind::Gather { members[0] } else { members[members.len() - 1] };
+    let hoistable = members[0].urgency == Urgency::Hoistable;
+    let anchor = if hoistable { members[0] } else { members[members.len() - 1] };
     let ranks = ranks(&graph.nodes[anchor.node]);
     let flat: Vec<ValueId> = members.iter().map(|member| flattened(graph, patch, member, ranks)).collect();
     let dim = usize::from(kind == Kind::Scatter);
@@ -288,7 +189,7 @@ fn restore(graph: &Graph, patch: &mut Patch<'_>, member: &Member, part: ValueId)
     let mut layout = Layout { patch, source: member.wait };
     let result = graph.ty(member.result);
     let dims = memory_order(result).filter(|_| !is_row_major(result));
-    let contiguous = layout.contiguous(part);
+    let contiguous = if member.leaves { layout.copied(part) } else { layout.contiguous(part) };
     let restored = match dims {
         None => layout.view(contiguous, &result.shape),
         Some(dims) => {

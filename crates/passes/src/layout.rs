@@ -42,10 +42,12 @@ impl Layout<'_, '_> {
 
     /// The tensor in row-major order, copied where it is not.
     pub fn contiguous(&mut self, value: ValueId) -> ValueId {
+        if self.patch.ty(value).is_contiguous() { value } else { self.copied(value) }
+    }
+
+    /// A copy in row-major order.
+    pub fn copied(&mut self, value: ValueId) -> ValueId {
         let old = self.patch.ty(value);
-        if old.is_contiguous() {
-            return value;
-        }
         let ty = TensorType { strides: contiguous_strides(&old.shape), ..old.clone() };
         let args = vec![Arg::Value(value), Arg::MemoryFormat("contiguous".into())];
         self.patch.push_value(self.source, CLONE, args, ty)

@@ -4,6 +4,7 @@
 //! into canonical form and tells an observer what was done.
 
 mod bucket_collectives;
+mod collectives;
 mod common_subexpressions;
 mod dead_code;
 mod driver;

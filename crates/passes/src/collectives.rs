@@ -1,0 +1,149 @@
+//! The collectives of a graph that may be joined with others.
+
+use base::{Bytes, Id, SecondaryMap};
+use fixedbitset::FixedBitSet;
+use ir::{Arg, Graph, Node, NodeId, Phase, Return, TensorType, ValueId};
+
+use crate::{
+    facts::{Facts, end_values, of_state_alone, users},
+    layout::memory_order,
+};
+
+/// What a collective does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Every rank gets the reduction.
+    AllReduce,
+    /// Every rank gets all parts along the first dimension.
+    Gather,
+    /// Every rank gets its part of the reduction along the first dimension.
+    Scatter,
+}
+
+/// A collective that may be joined with others.
+#[derive(Clone, Copy)]
+pub struct Member {
+    /// The node that starts it.
+    pub node: NodeId,
+    /// The node that waits for it.
+    pub wait: NodeId,
+    /// What it does.
+    pub kind: Kind,
+    /// What it is of.
+    pub operand: ValueId,
+    /// What the wait gives.
+    pub result: ValueId,
+    /// The larger of what goes in and what comes out.
+    pub size: Bytes,
+    /// The position in the program of what needs the result first, views, copies and casts aside.
+    pub first_use: usize,
+    /// How soon its result is needed.
+    pub urgency: Urgency,
+    /// Whether the result leaves the step, so that it must not keep a whole bucket's memory alive.
+    pub leaves: bool,
+}
+
+/// How soon a result is needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Urgency {
+    /// A gather of state.
+    Hoistable,
+    /// Used in a later part of the step only.
+    Later,
+    /// Used in its own part of the step.
+    Soon,
+}
+
+/// What is asked of a graph's collectives.
+pub struct Context<'g> {
+    graph: &'g Graph,
+    facts: Facts<'g>,
+    users: SecondaryMap<ValueId, Vec<NodeId>>,
+    ends: FixedBitSet,
+    alone: FixedBitSet,
+    positions: SecondaryMap<NodeId, usize>,
+}
+
+impl<'g> Context<'g> {
+    /// Reads a verified graph.
+    pub fn new(graph: &'g Graph) -> Self {
+        let facts = Facts::new(graph);
+        let mut positions = SecondaryMap::with_default(0);
+        for (position, id) in graph.order.iter().enumerate() {
+            positions[*id] = position;
+        }
+        let (users, ends, alone) = (users(graph), end_values(graph), of_state_alone(graph, &facts));
+        Self { graph, facts, users, ends, alone, positions }
+    }
+
+    /// The collective that node `id` is, if it may be joined with others.
+    pub fn member(&self, id: NodeId) -> Option<Member> {
+        let node = &self.graph.nodes[id];
+        let kind = match self.graph.op_name(id) {
+            "_c10d_functional::all_reduce" => Kind::AllReduce,
+            "_c10d_functional::all_gather_into_tensor" => Kind::Gather,
+            "_c10d_functional::reduce_scatter_tensor" => Kind::Scatter,
+            _ => return None,
+        };
+        let ([Arg::Value(operand), ..], [Return::Value(started)]) =
+            (node.args.as_slice(), node.returns.as_slice())
+        else {
+            return None;
+        };
+        let [wait] = self.users[*started][..] else { return None };
+        let waiting = &self.graph.nodes[wait];
+        let result = waiting.results().next().filter(|_| self.facts.is_wait(waiting))?;
+        let larger = if kind == Kind::Gather { result } else { *operand };
+        let size = self.graph.ty(larger).bytes();
+        if self.ends.contains(started.index()) || !self.can_be_flat(kind, *operand, result) {
+            return None;
+        }
+        let carried = self.carried(result);
+        let (first_use, urgency) = self.urgency(node.phase, &carried);
+        let hoistable = kind == Kind::Gather && self.alone.contains(operand.index());
+        let urgency = if hoistable { Urgency::Hoistable } else { urgency };
+        let leaves = carried.iter().any(|value| self.ends.contains(value.index()));
+        Some(Member { node: id, wait, kind, operand: *operand, result, size, first_use, urgency, leaves })
+    }
+
+    /// The first use of values that a node of `phase` made, and how urgent that is.
+    fn urgency(&self, phase: Phase, carried: &[ValueId]) -> (usize, Urgency) {
+        let users = carried.iter().flat_map(|value| &self.users[*value]);
+        let uses = || users.clone().filter(|user| !self.facts.carries(&self.graph.nodes[**user]));
+        let first = uses().map(|user| self.positions[*user]).min().unwrap_or(usize::MAX);
+        let later = uses().all(|user| self.graph.nodes[*user].phase != phase);
+        (first, if later { Urgency::Later } else { Urgency::Soon })
+    }
+
+    /// A value, and what carries it on as a view, a copy or a cast.
+    fn carried(&self, value: ValueId) -> Vec<ValueId> {
+        let mut carried = vec![value];
+        let mut next = 0;
+        while next < carried.len() {
+            let users = self.users[carried[next]].iter().map(|user| &self.graph.nodes[*user]);
+            carried.extend(users.filter(|node| self.facts.carries(node)).flat_map(Node::results));
+            next += 1;
+        }
+        carried
+    }
+
+    /// Whether its result can be a view of a joined one with the strides that users expect.
+    fn can_be_flat(&self, kind: Kind, operand: ValueId, result: ValueId) -> bool {
+        let (operand, result) = (self.graph.ty(operand), self.graph.ty(result));
+        let same_order = kind == Kind::AllReduce && operand.strides == result.strides;
+        result.elements() > 0 && (is_row_major(result) || (same_order && memory_order(result).is_some()))
+    }
+
+    /// What the members of a bucket have in common.
+    pub fn key(&self, member: &Member) -> String {
+        let node = &self.graph.nodes[member.node];
+        let ty = self.graph.ty(member.operand);
+        let (args, urgency) = (&node.args[1..], member.urgency);
+        format!("{} {args:?} {} {} {:?} {urgency:?}", node.op, ty.dtype, ty.device, node.phase)
+    }
+}
+
+/// Whether strides are those of a new tensor.
+pub fn is_row_major(ty: &TensorType) -> bool {
+    ty.strides == ir::contiguous_strides(&ty.shape)
+}
