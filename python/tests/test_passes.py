@@ -4,10 +4,10 @@ import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
+from ranks import run_ranks
 from torch import nn
 
 import unisono
-from ranks import run_ranks
 from unisono import _native
 from unisono._interpret import interpret
 
@@ -82,11 +82,17 @@ def test_the_optimizer_of_all_parameters_is_one_node():
     ]
 
 
-LINK = "{latency_ns = 20000.0, bandwidth = 1e9}"
+# So slow a device that every split of work pays.
+LINK = "{latency_ns = 1.0, bandwidth = 1e12}"
 CLUSTER = f"""
 version = 1
-device = {{name = "test", memory_bytes = 1000000000, memory_bandwidth = 1e10, operation_ns = 1000.0, matmul_flops = {{f32 = 1e11}}}}
 links = {{all_reduce = {LINK}, all_gather = {LINK}, reduce_scatter = {LINK}, all_to_all = {LINK}}}
+[device]
+name = "test"
+memory_bytes = 1000000000
+memory_bandwidth = 1e8
+operation_ns = 1.0
+matmul_flops = {{f32 = 1e8}}
 """
 FAMILIES = {
     "batch sharding": {"batch.*": "shard(0)", "params.*": "replicate"},
