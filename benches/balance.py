@@ -1,0 +1,219 @@
+"""Balancing side by side in one run: quality as makespan over its lower bound, time as processor time.
+
+    python benches/balance.py            # about two minutes; --quick leaves the slow baselines out
+
+Against: the order of arrival, sorted and strided, greedy (least loaded rank first), and the largest differencing method
+of Karmarkar and Karp in Python, the kind of program that training frameworks ship.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import sys
+import time
+
+import numpy as np
+
+from unisono.data import BatchSampler, Cost, SequenceParallel, balance
+
+TEXT_WIDTH, VIDEO_WIDTH = 24576, 29696  # `linear` of a 7B language model and of a 14B video model; `quadratic` is 1
+
+
+def text_lengths(count: int, seed: int) -> np.ndarray:
+    """Long-tail text: log-normal, median 342 tokens."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(342), 1.1, count)
+    return np.clip(drawn, 32, 131072).astype(np.int64)
+
+
+def video_lengths(count: int, seed: int) -> np.ndarray:
+    """Clips of 1-8.5 s at 16 frames per second in four resolutions, as Wan 2.1 makes tokens of them (4 x 16 x 16)."""
+    rng = np.random.default_rng(seed)
+    per_frame = rng.choice([480 * 832, 720 * 1280, 480 * 480, 320 * 320], size=count, p=[0.4, 0.2, 0.2, 0.2]) // 256
+    frames = np.clip(rng.gamma(2.0, 4.0, count) * 16 / 4, 1, 41).astype(np.int64)
+    return per_frame * frames
+
+
+def karmarkar_karp(costs: list[int], ranks: int) -> list[int]:
+    """Loads by rank: repeatedly merges the two partial partitions of largest spread, largest sums to smallest."""
+    ids = itertools.count()
+    heap = [
+        (-cost, next(ids), [0] * (ranks - 1) + [cost], [[] for _ in range(ranks - 1)] + [[i]])
+        for i, cost in enumerate(costs)
+    ]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        _, _, sums_a, items_a = heapq.heappop(heap)
+        _, _, sums_b, items_b = heapq.heappop(heap)
+        sums = [a + b for a, b in zip(sums_a, reversed(sums_b), strict=True)]
+        items = [a + b for a, b in zip(items_a, reversed(items_b), strict=True)]
+        order = sorted(range(ranks), key=sums.__getitem__)
+        sums, items = [sums[i] for i in order], [items[i] for i in order]
+        heapq.heappush(heap, (sums[0] - sums[-1], next(ids), sums, items))
+    return heap[0][2]
+
+
+def greedy(costs: list[int], ranks: int) -> list[int]:
+    """Each sample to the least loaded rank, as it comes."""
+    heap = [(0, rank) for rank in range(ranks)]
+    for cost in costs:
+        load, rank = heap[0]
+        heapq.heapreplace(heap, (load + cost, rank))
+    return [load for load, _ in heap]
+
+
+def arrival(costs: list[int], ranks: int) -> list[int]:
+    """Equal stretches of the order of arrival."""
+    return [int(part.sum()) for part in np.array_split(np.asarray(costs), ranks)]
+
+
+def strided(costs: list[int], ranks: int) -> list[int]:
+    """Sorted, then dealt out."""
+    falling = sorted(costs, reverse=True)
+    return [sum(falling[rank::ranks]) for rank in range(ranks)]
+
+
+def timed(function, *arguments):
+    start = time.process_time()
+    result = function(*arguments)
+    return result, (time.process_time() - start) * 1e3
+
+
+def best_solve(problem: dict, repeats: int = 7) -> tuple[dict, float]:
+    """A plan and the least of several solving times, without reading and writing JSON."""
+    plans = [balance(problem) for _ in range(repeats)]
+    return plans[0], min(plan["solve_ms"] for plan in plans)
+
+
+def partitions(quick: bool) -> None:
+    print("\npartition: makespan / lower bound, and milliseconds")
+    print(
+        f"{'case':<22}{'arrival':>9}{'strided':>9}{'greedy':>9}{'KK':>9}{'':>10}{'lpt':>9}{'auto':>9}{'':>10}{'local':>9}"
+    )
+    cases = [("text", text_lengths, TEXT_WIDTH), ("video", video_lengths, VIDEO_WIDTH)]
+    for (name, lengths_of, linear), (count, ranks) in itertools.product(
+        cases, [(512, 8), (512, 64), (4096, 64), (4096, 512)]
+    ):
+        lengths = lengths_of(count, 7)
+        problem = {"lengths": lengths.tolist(), "ranks": ranks, "cost": {"linear": linear, "quadratic": 1}}
+        costs = [linear * length + length * length for length in problem["lengths"]]
+        auto, auto_ms = best_solve(problem)
+        bound = auto["lower_bound"]
+        others = [max(way(costs, ranks)) / bound for way in (arrival, strided, greedy)]
+        slow = quick and count * ranks > 100_000
+        kk, kk_ms = ([float("nan")], float("nan")) if slow else timed(karmarkar_karp, costs, ranks)
+        tiers = {tier: balance({**problem, "tier": tier})["makespan"] / bound for tier in ("lpt", "local_search")}
+        print(
+            f"{name} {count:>6} / {ranks:<5}   "
+            + "".join(f"{ratio:9.4f}" for ratio in others)
+            + f"{max(kk) / bound:9.5f}{kk_ms:8.0f}ms{tiers['lpt']:9.5f}{auto['makespan'] / bound:9.5f}{auto_ms:8.3f}ms"
+            + f"{tiers['local_search']:9.5f}"
+        )
+    for count, ranks in ((4096, 512), (65536, 4096)):
+        for name, lengths_of, linear in cases:
+            lengths = lengths_of(count, 11).tolist()
+            plan, ms = best_solve({"lengths": lengths, "ranks": ranks, "cost": {"linear": linear, "quadratic": 1}})
+            print(f"{name} {count} over {ranks}: {ms:.3f} ms, {1 + plan['gap']:.5f} of the bound")
+
+
+def equal_counts() -> None:
+    print("\nequal count: makespan / lower bound")
+    for name, lengths, linear in (
+        ("text", text_lengths(4096, 7), TEXT_WIDTH),
+        ("video", video_lengths(4096, 7), VIDEO_WIDTH),
+    ):
+        for ranks in (8, 64, 256):
+            problem = {"lengths": lengths.tolist(), "ranks": ranks, "cost": {"linear": linear, "quadratic": 1}}
+            print(f"{name} 4096 / {ranks:<4} {1 + balance({**problem, 'equal_count': True})['gap']:.5f}")
+
+
+MODELS = {  # linear, quadratic (operations), bytes per token, tokens that a rank can hold
+    "Wan 14B": (24.33e9, 819200, 4915200, 12288, video_lengths),
+    "HunyuanVideo": (13.59e9, 737280, 4423680, 12288, video_lengths),
+    "7B text": (12.88e9, 262144, 3145728, 8192, text_lengths),
+}
+
+
+def sequence_parallel() -> None:
+    print("\nsequence-parallel groups: makespan / ideal (sum of least rank-time / ranks), and milliseconds")
+    degrees = [1, 2, 4, 8, 16, 32, 64]
+    for objective, (name, (linear, quadratic, size, cap, lengths_of)), (count, ranks) in itertools.product(
+        ("free", "lockstep"), MODELS.items(), ((512, 64), (4096, 512), (32768, 4096))
+    ):
+        if objective == "lockstep" and ranks > 512:
+            continue
+        lengths = lengths_of(count, 7)
+        network = SequenceParallel(degrees, size, [(8, 300e9), (64, 40e9)], rate=4e14, passes=4)
+        problem = {
+            "lengths": lengths.tolist(),
+            "ranks": ranks,
+            "cost": Cost(int(linear), quadratic).settings(),
+            "tokens_per_rank": cap,
+            "objective": objective,
+            **network.settings(),
+        }
+        plan, ms = best_solve(problem, 3)
+        work = np.full(count, np.inf)
+        for degree in degrees:
+            seconds = 4 * (linear * lengths + quadratic * lengths.astype(float) ** 2) / (degree * 4e14)
+            if degree > 1:
+                bandwidth = 300e9 if degree <= 8 else 40e9
+                seconds += size * lengths / degree * (degree - 1) / degree / bandwidth
+            fits = (lengths <= cap * degree) & (degree <= ranks)
+            work = np.where(fits, np.minimum(work, degree * seconds), work)
+        ideal = work.sum() / ranks
+        print(f"{objective:<9}{name:<13}{count:>6} / {ranks:<5}{plan['makespan'] / ideal:9.4f}{ms:9.1f} ms")
+
+
+def streams() -> None:
+    print("\nstreams, 128 samples per step over 64 ranks: sum of steps / sum of means")
+    for name, lengths, linear in (
+        ("text", text_lengths(65536, 2), TEXT_WIDTH),
+        ("video", video_lengths(65536, 2), VIDEO_WIDTH),
+    ):
+        for window, delay in ((1, 0), (16, 0), (16, 7), (32, 7)):
+            sampler = BatchSampler(
+                lengths,
+                batch_size=128,
+                cost=Cost(linear, 1),
+                ranks=64,
+                rank=0,
+                window=window,
+                delay=delay,
+                shuffle=False,
+            )
+            plans = list(sampler.plans())
+            ratio = sum(plan.makespan for plan in plans) / sum(np.mean(plan.loads) for plan in plans)
+            waited = max(plan.delay for plan in plans)
+            print(f"{name:<6} window {window:>2}, delay {delay}: {ratio:.4f} (waited at most {waited} windows)")
+
+
+def phases() -> None:
+    print("\ntwo phases (encoder, language model), one assignment: sum of the slowest ranks / sum of means")
+    for count, ranks in ((512, 8), (4096, 64), (4096, 256)):
+        rng = np.random.default_rng(5)
+        images = np.where(rng.random(count) < 0.6, rng.integers(256, 4096, count), 0)
+        text = rng.integers(100, 2000, count) + images // 4
+        costs = [{"linear": 7680, "quadratic": 1}, {"linear": TEXT_WIDTH, "quadratic": 1}]
+        plan = balance({"lengths": np.stack([images, text], 1).tolist(), "ranks": ranks, "cost": costs})
+        means = sum(np.mean(loads) for loads in plan["phase_loads"])
+        print(f"{count:>5} / {ranks:<4} {plan['makespan'] / means:.5f}  {plan['solve_ms']:.1f} ms")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="leave the slow baselines out")
+    options = parser.parse_args()
+    partitions(options.quick)
+    equal_counts()
+    sequence_parallel()
+    streams()
+    phases()
+    print(json.dumps({"benchmark": "balance", "numpy": np.__version__}), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
