@@ -61,7 +61,7 @@ pub fn mixed(machine: &Machine, bound: u64) -> (Fixed, &'static str) {
     // A start near the bound: the answer mostly is.
     let mut candidate = bound + bound / 64;
     for _ in 0..ROUNDS {
-        if high <= bound + bound / 1000 || low >= high {
+        if high <= bound + bound / 1000 || low + bound / 2000 >= high {
             break;
         }
         candidate = candidate.clamp(low, high);
@@ -73,14 +73,14 @@ pub fn mixed(machine: &Machine, bound: u64) -> (Fixed, &'static str) {
     }
     // The greedy rule may succeed again below a makespan at which it failed.
     let gap = high - bound;
-    for part in (1..PROBES).filter(|_| gap > bound / 200) {
+    for part in (1..PROBES).filter(|_| gap > bound / 100) {
         attempt(bound + gap / PROBES * part);
     }
     best.expect(largest)
 }
 
 const ROUNDS: usize = 14;
-const PROBES: u64 = 16;
+const PROBES: u64 = 12;
 
 /// Groups and samples such that no group exceeds `limit`, if the greedy rule finds them.
 fn fit(machine: &Machine, falling: &[u32], limit: u64) -> Option<Fixed> {

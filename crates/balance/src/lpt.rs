@@ -11,18 +11,46 @@ pub fn lpt(falling: &[u64], ranks: usize) -> Bins {
     for (rank, cost) in falling[..first].iter().enumerate() {
         bins.push(rank, rank as u32, *cost);
     }
-    let mut heap: BinaryHeap<_> =
-        bins.loads.iter().enumerate().map(|(rank, load)| Reverse((*load, rank as u32))).collect();
-    for (item, cost) in falling.iter().enumerate().skip(first) {
-        let mut top = heap.peek_mut().expect("there is at least one rank");
-        let (load, rank) = top.0;
-        bins.items[rank as usize].push(item as u32);
-        top.0 = (load + cost, rank);
-    }
-    for Reverse((load, rank)) in heap {
-        bins.loads[rank as usize] = load;
+    // No load exceeds the mean by more than one item, so that load and rank mostly fit one word: half the comparisons.
+    let total: u64 = falling.iter().sum();
+    let most = total / ranks as u64 + falling.first().copied().unwrap_or(0);
+    let bits = ranks.next_power_of_two().trailing_zeros();
+    if most.leading_zeros() > bits {
+        fill(
+            falling,
+            &mut bins,
+            |load, rank| load << bits | u64::from(rank),
+            |key| (key & ((1 << bits) - 1)) as u32,
+            |cost| cost << bits,
+        );
+    } else {
+        fill(
+            falling,
+            &mut bins,
+            |load, rank| u128::from(load) << 32 | u128::from(rank),
+            |key| key as u32,
+            |cost| u128::from(cost) << 32,
+        );
     }
     bins
+}
+
+/// Gives out what is left after one item per rank. A key is a load with its rank in the low bits.
+fn fill<K: Ord + Copy + std::ops::Add<Output = K>>(
+    falling: &[u64],
+    bins: &mut Bins,
+    key: impl Fn(u64, u32) -> K,
+    rank_of: impl Fn(K) -> u32,
+    rise: impl Fn(u64) -> K,
+) {
+    let keys = (0_u32..).zip(&bins.loads).map(|(rank, load)| Reverse(key(*load, rank)));
+    let mut heap: BinaryHeap<Reverse<K>> = keys.collect();
+    for (item, cost) in falling.iter().enumerate().skip(bins.loads.len()) {
+        let mut top = heap.peek_mut().expect("there is at least one rank");
+        let rank = rank_of(top.0) as usize;
+        top.0 = top.0 + rise(*cost);
+        bins.push(rank, item as u32, *cost);
+    }
 }
 
 /// LPT in which no rank takes more than its share of items: `falling.len() / ranks`, one more on the first ranks.
