@@ -37,7 +37,7 @@ pub fn naive(problem: &Problem, baseline: Baseline) -> Result<Plan> {
     let costs: Vec<u64> =
         (0..problem.samples()).map(|sample| phases.iter().map(|c| c[sample]).sum()).collect();
     let samples = split(&costs, problem.ranks, baseline);
-    let mut batches = pack_all(problem, &samples);
+    let mut batches = pack_all(problem, samples.clone());
     if matches!(problem.objective, Objective::Lockstep | Objective::Grouped) {
         even_out(&mut batches);
     }

@@ -37,25 +37,28 @@ pub(crate) struct Found {
 
 fn solve_ranks(problem: &Problem) -> Result<Plan> {
     let Costs { values, unit } = Costs::of(&problem.costs[0], problem.lengths[0].iter().copied())?;
-    let machine =
-        Machine::flat(problem.ranks, values.clone(), problem.lengths[0].clone(), problem.tokens_per_rank)?;
+    problem.check_room(&problem.lengths)?;
     let counts = if problem.equal_count { Counts::Equal } else { Counts::Free };
     let plain = partition(&values, problem.ranks, problem.tier, counts)?;
     let (mut bound, mut limit) = (plain.lower_bound, plain.limit);
     let algorithm = plain.algorithm.to_owned();
+    let machine = || {
+        let tokens = problem.lengths[0].clone();
+        Machine::flat(problem.ranks, values.clone(), tokens, problem.tokens_per_rank)
+    };
     let found = match problem.objective {
-        Objective::Free => Found { batches: pack_all(problem, &plain.samples), algorithm },
+        Objective::Free => Found { batches: pack_all(problem, plain.samples), algorithm },
         Objective::Pipeline => {
             let stages = problem.stages.unwrap_or(1);
             pipeline::check(&values, stages)?;
             (bound, limit) = pipeline::bound(&values, problem.ranks, stages, (bound, limit));
-            pipeline::solve(problem, &machine, &plain, stages)
+            pipeline::solve(problem, &machine()?, &plain, stages)
         }
         Objective::Lockstep | Objective::Grouped if problem.tokens_per_rank.is_none() => {
-            Found { batches: pack_all(problem, &plain.samples), algorithm }
+            Found { batches: pack_all(problem, plain.samples), algorithm }
         }
-        Objective::Lockstep => lockstep(problem, &machine, &plain.samples, bound),
-        Objective::Grouped => grouped(problem, &machine, &plain.samples, bound),
+        Objective::Lockstep => lockstep(problem, &machine()?, &plain.samples, bound),
+        Objective::Grouped => grouped(problem, &machine()?, &plain.samples, bound),
     };
     let layout = Layout::Ranks(found.batches);
     let times = |place: usize, sample: u32| if place < problem.ranks { values[sample as usize] } else { 0 };
@@ -64,9 +67,9 @@ fn solve_ranks(problem: &Problem) -> Result<Plan> {
 }
 
 /// Each rank's samples as one micro-batch, or as few as the cap allows.
-pub(crate) fn pack_all(problem: &Problem, samples: &[Vec<u32>]) -> Batches {
+pub(crate) fn pack_all(problem: &Problem, samples: Vec<Vec<u32>>) -> Batches {
     let mut batches: Batches = match problem.tokens_per_rank {
-        None => samples.iter().map(|samples| vec![samples.clone()]).collect(),
+        None => samples.into_iter().map(|samples| vec![samples]).collect(),
         Some(cap) => samples.iter().map(|samples| pack(samples, &problem.lengths[0], cap)).collect(),
     };
     if problem.equal_micro_batches {
