@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -284,10 +285,16 @@ def _given_plan(plan: Plan | str | Path | None, graph: bytes, axis: tuple[str, i
     return given.text
 
 
+@functools.cache
+def _planner() -> str:
+    """What identifies the planner that is installed."""
+    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()
+
+
 def _cached_plan(graph: bytes, description: str, settings: dict[str, Any]) -> str:
     """The plan for a graph, from the cache if it was made before."""
     packed = msgpack.packb(settings)
-    parts = [_native.__version__, _native.graph_fingerprint(graph), description, packed.hex()]
+    parts = [_planner(), _native.graph_fingerprint(graph), description, packed.hex()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     kept = _profile.cache_folder() / "plans" / f"{key}.toml"
     if kept.exists():

@@ -25,10 +25,33 @@ fn on_link(link: Link, bytes: f64) -> i64 {
     (link.latency_ns * 1e3 + bytes / link.bandwidth * PICOS).round() as i64
 }
 
+/// Collectives on parameters and gradients go in buckets, and so share the latency of one among about so many.
+const BUCKET: i64 = 16;
+
+/// Whether a collective waits for others of its kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Company {
+    /// It is on the way from one operation to the next.
+    Alone,
+    /// It belongs to state or gradients: many of its kind are ready together, and a pass puts them into buckets.
+    Bucketed,
+}
+
 /// The time of a change of placement: its collectives, and the copies that put parts in order. `None` where it is impossible.
-pub fn reshard_time(cluster: &Cluster, ty: &TensorType, reshard: Reshard, ranks: u32) -> Option<i64> {
+pub fn reshard_time(
+    cluster: &Cluster,
+    ty: &TensorType,
+    reshard: Reshard,
+    ranks: u32,
+    company: Company,
+) -> Option<i64> {
     let steps = reshard_steps(ty, reshard, ranks)?;
-    let collectives: i64 = steps.iter().map(|step| collective_time(cluster, *step, ranks)).sum();
+    let time = |step: &Collective| {
+        let alone = collective_time(cluster, *step, ranks);
+        let latency = collective_time(cluster, Collective { bytes: base::Bytes(0), ..*step }, ranks);
+        if company == Company::Bucketed { alone - latency + latency / BUCKET } else { alone }
+    };
+    let collectives: i64 = steps.iter().map(time).sum();
     let copies = match (reshard.from, reshard.to) {
         (from, to) if from == to => 0,
         (Placement::Shard { dim: 0, blocks: 1 }, Placement::Replicate)

@@ -4,6 +4,7 @@ use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use ir::Placement;
 use ir::{Graph, RankGraph};
+use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Pass};
 use plan::{Pins, Plan, Request, search};
 use serde::{Deserialize, Serialize};
 use shard::{Axis, canonical, partition};
@@ -24,6 +25,13 @@ pub struct PlanSettings {
     pub pins: Pins,
 }
 
+/// A captured graph without what nothing needs: aliases, chains of views, values computed twice, dead code. The planner sees this one.
+fn cleaned(graph: &Graph) -> Result<Graph> {
+    let passes: [Box<dyn Pass>; 4] =
+        [Box::new(DropAliases), Box::new(MergeViews), Box::new(CommonSubexpressions), Box::new(DeadCode)];
+    passes::run(&passes, graph, |_| {})
+}
+
 /// Plans a captured graph for a cluster.
 pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> Result<Plan> {
     if settings.ranks == 0 {
@@ -31,8 +39,10 @@ pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> 
             Diagnostic::new(Code::BAD_MESH, "a mesh axis of 0 ranks").hint("name an axis of at least 1")
         );
     }
+    let cleaned = cleaned(graph)?;
     let request = Request {
-        graph,
+        graph: &cleaned,
+        fingerprint: graph.fingerprint(),
         cluster,
         axis: Axis { name: settings.axis.clone(), ranks: settings.ranks },
         memory_limit: settings.memory_limit,
@@ -49,7 +59,7 @@ pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
         return Err(Diagnostic::new(Code::FOREIGN_PLAN, message)
             .hint("start as many processes as the plan has ranks"));
     }
-    let canonical = canonical(graph);
+    let canonical = canonical(&cleaned(graph)?);
     let assignment = plan.assignment(&canonical, graph.fingerprint())?;
     if axis.ranks == 1 {
         return Ok(graph.clone());

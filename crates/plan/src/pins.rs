@@ -8,9 +8,26 @@ use rustc_hash::FxHashMap;
 /// Placements by axis for name patterns; the last pattern that matches an input decides.
 pub type Pins = IndexMap<String, IndexMap<String, Placement>>;
 
+/// What is demanded of an input.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Demand {
+    /// A placement; passed over where it is impossible if the pin is a pattern that matched more than this input.
+    At {
+        /// The placement.
+        placement: Placement,
+        /// Whether it may be passed over.
+        soft: bool,
+    },
+    /// Any placement that cuts it, where there is one.
+    Cut,
+}
+
+/// The demands on the inputs of a graph.
+pub type Demands = FxHashMap<InputId, Demand>;
+
 /// The placement that is demanded for each input along `axis`. A pattern that matches nothing and an axis that does not exist are errors.
-pub fn pinned(graph: &Graph, pins: &Pins, axis: &str) -> Result<FxHashMap<InputId, (Placement, bool)>> {
-    let mut pinned = FxHashMap::default();
+pub fn pinned(graph: &Graph, pins: &Pins, axis: &str) -> Result<Demands> {
+    let mut pinned = Demands::default();
     for (pattern, placements) in pins {
         if let Some(unknown) = placements.keys().find(|name| *name != axis) {
             let message = format!("pin `{pattern}` names an axis `{unknown}` that the mesh does not have");
@@ -34,7 +51,7 @@ pub fn pinned(graph: &Graph, pins: &Pins, axis: &str) -> Result<FxHashMap<InputI
             );
         }
         for id in matching {
-            pinned.insert(id, (*placement, pattern.contains('*')));
+            pinned.insert(id, Demand::At { placement: *placement, soft: pattern.contains('*') });
         }
     }
     Ok(pinned)

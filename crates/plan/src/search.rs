@@ -2,21 +2,22 @@
 
 use base::{Code, Diagnostic, Fingerprint, Result};
 use cluster::Cluster;
-use ir::{Graph, InputClass, InputId, Placement, RankGraph};
-use rustc_hash::FxHashMap;
+use ir::{Graph, InputClass, Placement, RankGraph};
 use shard::{Assignment, Axis, Space, canonical, partition};
 use solve::{Failure, Options, Solver};
 
 use crate::{
-    pins::{Pins, pinned},
+    pins::{Demand, Demands, Pins, pinned},
     plan::{Plan, Prediction, RunnerUp},
-    tables::{Setting, Tables},
+    tables::{Setting, Tables, demand_on_batch},
 };
 
 /// What is asked for.
 pub struct Request<'a> {
-    /// The captured graph.
+    /// The graph.
     pub graph: &'a Graph,
+    /// What identifies the captured step that the graph comes from.
+    pub fingerprint: Fingerprint,
     /// The cluster.
     pub cluster: &'a Cluster,
     /// The axis.
@@ -43,8 +44,6 @@ const MOST_PRICES: u32 = 24;
 const FIRST_PRICE: i64 = 1_000_000;
 const PICOS_PER_NANO: i64 = 1_000;
 
-type Demands = FxHashMap<InputId, (Placement, bool)>;
-
 /// Finds the plan of least predicted time under the memory limit that keeps the pins.
 pub fn search(request: &Request<'_>) -> Result<Searched> {
     let canonical = canonical(request.graph);
@@ -54,7 +53,7 @@ pub fn search(request: &Request<'_>) -> Result<Searched> {
     let found = run.within_memory(&demands)?;
     let mut plan = Plan::new(
         &canonical,
-        (fingerprint(request.graph), request.cluster.fingerprint()),
+        (request.fingerprint, request.cluster.fingerprint()),
         &request.axis,
         &found.assignment,
     );
@@ -63,11 +62,6 @@ pub fn search(request: &Request<'_>) -> Result<Searched> {
     plan.without_row = space.without_row.iter().cloned().collect();
     plan.runners_up = run.runners_up(&demands, &found);
     Ok(Searched { plan, assignment: found.assignment, canonical })
-}
-
-/// What identifies a captured graph.
-pub fn fingerprint(graph: &Graph) -> Fingerprint {
-    graph.fingerprint()
 }
 
 /// One solved problem.
@@ -90,6 +84,7 @@ impl Run<'_> {
             space: self.space,
             cluster: self.request.cluster,
             pins: demands,
+            batch: demand_on_batch(self.canonical, demands),
             price,
         };
         let tables = Tables::new(&setting)?;
@@ -162,12 +157,12 @@ impl Run<'_> {
             let mut family = demands.clone();
             for (id, input) in self.canonical.inputs.iter() {
                 let wanted = match input.class {
-                    InputClass::Batch => batch,
-                    InputClass::Parameter | InputClass::Optimizer => self.state_demand(id, state),
+                    InputClass::Batch => Some(Demand::At { placement: batch, soft: true }),
+                    InputClass::Parameter | InputClass::Optimizer => Some(state),
                     _ => None,
                 };
-                if let Some(placement) = wanted {
-                    family.entry(id).or_insert((placement, true));
+                if let Some(demand) = wanted {
+                    family.entry(id).or_insert(demand);
                 }
             }
             let Ok(found) = self.at_price(&family, 0) else { continue };
@@ -179,33 +174,17 @@ impl Run<'_> {
         others.sort_by_key(|other| other.step_ns);
         others
     }
-
-    fn state_demand(&self, id: InputId, state: StateDemand) -> Option<Placement> {
-        let offers = &self.space.offers[self.canonical.inputs[id].value];
-        match state {
-            StateDemand::Whole => Some(Placement::Replicate),
-            StateDemand::Cut => {
-                offers.first().map(|(dim, blocks)| Placement::Shard { dim: *dim, blocks: *blocks })
-            }
-            StateDemand::Any => None,
-        }
-    }
 }
 
-/// What a family demands of parameters and optimizer state.
-#[derive(Clone, Copy)]
-enum StateDemand {
-    Whole,
-    Cut,
-    Any,
-}
+/// Every rank holds the whole.
+const WHOLE: Demand = Demand::At { placement: Placement::Replicate, soft: true };
 
 /// Well-known families of plans: what they demand of the batch, and of state.
-const FAMILIES: [(&str, Option<Placement>, StateDemand); 4] = [
-    ("the batch cut, state whole", Some(Placement::shard(0)), StateDemand::Whole),
-    ("the batch cut, state cut", Some(Placement::shard(0)), StateDemand::Cut),
-    ("the batch whole, tensors cut", Some(Placement::Replicate), StateDemand::Any),
-    ("everything whole on every rank", Some(Placement::Replicate), StateDemand::Whole),
+const FAMILIES: [(&str, Placement, Demand); 4] = [
+    ("the batch cut, state whole", Placement::shard(0), WHOLE),
+    ("the batch cut, state cut", Placement::shard(0), Demand::Cut),
+    ("the batch whole, state cut", Placement::Replicate, Demand::Cut),
+    ("everything whole on every rank", Placement::Replicate, WHOLE),
 ];
 
 /// What limits a plan, in a sentence.

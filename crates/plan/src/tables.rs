@@ -7,14 +7,17 @@
 use aten::{Call, Strategy};
 use base::{Code, Diagnostic, Result, SecondaryMap};
 use cluster::Cluster;
-use cost::{operation_time, reshard_time};
+use cost::{Company, operation_time, reshard_time};
 use ir::{Graph, InputClass, InputId, NodeId, Phase, Placement, TensorType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 use shard::{Assignment, Reshard, Space, local_shape, reshard_steps};
 use smallvec::SmallVec;
 use solve::{Choices, Cost, Problem, VariableId};
 
-use crate::copies::{CopySet, copy_sets};
+use crate::{
+    copies::{CopySet, copy_sets},
+    pins::{Demand, Demands},
+};
 
 /// What the tables are made from.
 pub struct Setting<'a> {
@@ -24,10 +27,21 @@ pub struct Setting<'a> {
     pub space: &'a Space,
     /// Costs.
     pub cluster: &'a Cluster,
-    /// What is demanded of inputs, and whether the demand may be passed over where it cannot be met.
-    pub pins: &'a FxHashMap<InputId, (Placement, bool)>,
+    /// What is demanded of inputs.
+    pub pins: &'a Demands,
+    /// The placement that is demanded of the batch, if one is.
+    pub batch: Option<Placement>,
     /// Picoseconds for a million bytes of state and of copies that are kept.
     pub price: i64,
+}
+
+/// The placement that is demanded of (the first demanded part of) the batch.
+pub fn demand_on_batch(graph: &Graph, pins: &Demands) -> Option<Placement> {
+    let batch = graph.inputs.iter().filter(|(_, input)| input.class == InputClass::Batch);
+    batch.filter_map(|(id, _)| pins.get(&id)).find_map(|demand| match demand {
+        Demand::At { placement, .. } => Some(*placement),
+        Demand::Cut => None,
+    })
 }
 
 /// The problem and what its variables stand for.
@@ -56,6 +70,13 @@ struct Source {
     is_state: bool,
     /// Whether the value only looks at another one's memory.
     is_view: bool,
+}
+
+impl Source {
+    /// Whether collectives on the value go in buckets where it is used in `phase`: parameters and gradients do.
+    fn company(&self, phase: Phase) -> Company {
+        if self.is_state || phase == Phase::Optimizer { Company::Bucketed } else { Company::Alone }
+    }
 }
 
 impl Tables {
@@ -95,11 +116,18 @@ impl Tables {
                 .extend(offers.iter().map(|(dim, blocks)| Placement::Shard { dim: *dim, blocks: *blocks }));
         }
         match setting.pins.get(&id) {
-            Some((pin, _)) if placements.contains(pin) => placements = vec![*pin],
-            Some((pin, false)) => return Err(impossible_pin(setting, id, *pin)),
+            Some(Demand::At { placement, .. }) if placements.contains(placement) => {
+                placements = vec![*placement];
+            }
+            Some(Demand::At { placement, soft: false }) => {
+                return Err(impossible_pin(setting, id, *placement));
+            }
+            Some(Demand::Cut) if placements.len() > 1 => {
+                placements.remove(0);
+            }
             // Every rank is given the whole batch; cutting it costs nothing.
             None if input.class == InputClass::Batch => placements.truncate(1),
-            Some((_, true)) | None => {}
+            Some(_) | None => {}
         }
         let ty = setting.graph.ty(input.value);
         let costs: Vec<Cost> = placements
@@ -219,7 +247,8 @@ impl Tables {
         for phase in phases {
             let here: Vec<&Use> = uses.iter().filter(|u| u.phase == phase).collect();
             let sets = self.copies_of(setting, value, source, before.as_ref(), &here);
-            let variable = self.problem.variable(&self.set_costs(setting, value, &sets));
+            let variable =
+                self.problem.variable(&self.set_costs(setting, value, &sets, source.company(phase)));
             self.enter(setting, value, source, before.as_ref(), (variable, &sets), phase);
             for use_ in here {
                 self.serve(variable, &sets, use_);
@@ -233,12 +262,13 @@ impl Tables {
     fn connect_directly(&mut self, setting: &Setting<'_>, value: ValueId, source: &Source, only: &Use) {
         let ty = setting.graph.ty(value);
         let crossing = only.phase != source.phase && !source.is_state && !source.is_view;
+        let company = source.company(only.phase);
         let mut costs = Vec::with_capacity(source.provided.len() * only.required.len());
         for provided in &source.provided {
             let kept =
                 if crossing { priced(setting, local_bytes(ty, *provided, setting.space.ranks)) } else { 0 };
             for required in &only.required {
-                let changes = required.iter().map(|to| change(setting, ty, *provided, *to));
+                let changes = required.iter().map(|to| change(setting, ty, *provided, *to, company));
                 costs.push(changes.fold(Cost::new(kept, 0), std::ops::Add::add));
             }
         }
@@ -273,15 +303,22 @@ impl Tables {
     }
 
     /// The time to make the further placements of each copy set, in the cheapest order.
-    fn set_costs(&self, setting: &Setting<'_>, value: ValueId, sets: &[CopySet]) -> Vec<Cost> {
+    fn set_costs(
+        &self,
+        setting: &Setting<'_>,
+        value: ValueId,
+        sets: &[CopySet],
+        company: Company,
+    ) -> Vec<Cost> {
         let ty = setting.graph.ty(value);
         let cost = |set: &CopySet| match set.extras.as_slice() {
             [] => Cost::ZERO,
-            [one] => change(setting, ty, set.source, *one),
+            [one] => change(setting, ty, set.source, *one, company),
             [a, b, ..] => {
                 let both = |first: Placement, second: Placement| {
-                    let direct = change(setting, ty, set.source, second);
-                    change(setting, ty, set.source, first) + direct.min(change(setting, ty, first, second))
+                    let direct = change(setting, ty, set.source, second, company);
+                    change(setting, ty, set.source, first, company)
+                        + direct.min(change(setting, ty, first, second, company))
                 };
                 both(*a, *b).min(both(*b, *a))
             }
@@ -365,7 +402,7 @@ impl Tables {
 /// The placement that is demanded of a value, if it is a part of the batch.
 fn demanded_batch(setting: &Setting<'_>, value: ValueId) -> Option<Placement> {
     let ValueDef::Input(id) = setting.graph.values[value].def else { return None };
-    let (placement, _) = setting.pins.get(&id)?;
+    let Demand::At { placement, .. } = setting.pins.get(&id)? else { return None };
     let possible = match placement {
         Placement::Shard { dim, blocks } => setting.space.offers[value].contains(&(*dim, *blocks)),
         _ => true,
@@ -373,12 +410,28 @@ fn demanded_batch(setting: &Setting<'_>, value: ValueId) -> Option<Placement> {
     (setting.graph.inputs[id].class == InputClass::Batch && possible).then_some(*placement)
 }
 
+/// What a change of placement costs that a demand on the batch speaks against: a second, in picoseconds.
+const AGAINST_A_DEMAND: i64 = 1_000_000_000_000;
+
+/// Whether a change of placement undoes what is demanded of the batch: with the batch cut, putting activations together; with the batch
+/// whole, putting state together.
+fn against_demand(setting: &Setting<'_>, from: Placement, to: Placement, company: Company) -> bool {
+    let puts_together = matches!(from, Placement::Shard { .. }) && from != to;
+    puts_together
+        && match setting.batch {
+            Some(Placement::Shard { .. }) => company == Company::Alone,
+            Some(Placement::Replicate) => company == Company::Bucketed,
+            _ => false,
+        }
+}
+
 /// The cost of a change of placement: its time, then its number of collectives.
-fn change(setting: &Setting<'_>, ty: &TensorType, from: Placement, to: Placement) -> Cost {
+fn change(setting: &Setting<'_>, ty: &TensorType, from: Placement, to: Placement, company: Company) -> Cost {
     let reshard = Reshard { from, to };
     let ranks = setting.space.ranks;
-    match (reshard_time(setting.cluster, ty, reshard, ranks), reshard_steps(ty, reshard, ranks)) {
-        (Some(time), Some(steps)) => Cost::new(time, steps.len() as u32),
+    let penalty = if against_demand(setting, from, to, company) { AGAINST_A_DEMAND } else { 0 };
+    match (reshard_time(setting.cluster, ty, reshard, ranks, company), reshard_steps(ty, reshard, ranks)) {
+        (Some(time), Some(steps)) => Cost::new(time + penalty, steps.len() as u32),
         _ => Cost::INFINITE,
     }
 }
