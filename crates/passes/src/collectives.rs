@@ -5,7 +5,7 @@ use fixedbitset::FixedBitSet;
 use ir::{Arg, Graph, Node, NodeId, Phase, Return, TensorType, ValueId};
 
 use crate::{
-    facts::{Facts, end_values, of_state_alone, users},
+    facts::{Facts, end_values, of_state_alone, positions, users},
     layout::memory_order,
 };
 
@@ -68,10 +68,7 @@ impl<'g> Context<'g> {
     /// Reads a verified graph.
     pub fn new(graph: &'g Graph) -> Self {
         let facts = Facts::new(graph);
-        let mut positions = SecondaryMap::with_default(0);
-        for (position, id) in graph.order.iter().enumerate() {
-            positions[*id] = position;
-        }
+        let positions = positions(graph);
         let (users, ends, alone) = (users(graph), end_values(graph), of_state_alone(graph, &facts));
         Self { graph, facts, users, ends, alone, positions }
     }

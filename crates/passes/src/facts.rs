@@ -106,6 +106,15 @@ pub fn users(graph: &Graph) -> SecondaryMap<ValueId, Vec<NodeId>> {
     users
 }
 
+/// The position of each node in the program.
+pub fn positions(graph: &Graph) -> SecondaryMap<NodeId, usize> {
+    let mut positions = SecondaryMap::with_default(0);
+    for (position, id) in graph.order.iter().enumerate() {
+        positions[*id] = position;
+    }
+    positions
+}
+
 /// The values that the step returns or that inputs are updated to.
 pub fn end_values(graph: &Graph) -> FixedBitSet {
     let mut ends = FixedBitSet::with_capacity(graph.values.len());

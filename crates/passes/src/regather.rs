@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     Pass,
-    facts::{Facts, end_values, of_state_alone, users},
+    facts::{Facts, end_values, of_state_alone, positions, users},
 };
 
 /// Gathers what backward needs again.
@@ -33,6 +33,7 @@ impl Pass for Regather {
             users: users(graph),
             ends: end_values(graph),
             alone: of_state_alone(graph, &facts),
+            positions: positions(graph),
             facts,
         };
         let mut patch = Patch::new(graph);
@@ -57,6 +58,7 @@ struct Context<'g> {
     ends: FixedBitSet,
     /// What depends on nothing but state.
     alone: FixedBitSet,
+    positions: base::SecondaryMap<NodeId, usize>,
 }
 
 /// A gather and the forward nodes that only wait for it, view it or cast it.
@@ -97,8 +99,7 @@ impl Context<'_> {
                 }
             }
         }
-        let position = |id: NodeId| self.graph.order.iter().position(|other| *other == id);
-        family.later.sort_by_key(|(user, value)| (position(*user), *value));
+        family.later.sort_by_key(|(user, value)| (self.positions[*user], *value));
         family.later.dedup();
         family
     }
