@@ -7,6 +7,7 @@ mod error;
 mod exec;
 mod passes;
 mod plan;
+mod trace;
 
 use std::ffi::OsString;
 
@@ -26,5 +27,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     error::register(module)?;
     exec::register(module)?;
     crate::passes::register(module)?;
-    plan::register(module)
+    plan::register(module)?;
+    crate::trace::register(module)
 }

@@ -8,7 +8,7 @@
 mod build;
 mod path;
 
-pub use build::build;
+pub use build::{build, is_wait};
 pub use path::{CriticalPath, PathRow, WhatIf, critical_path, what_if};
 
 use crate::Frames;

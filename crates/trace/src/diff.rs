@@ -7,7 +7,7 @@ use timeline::{Class, NameId, Rank, Timeline};
 
 use crate::{
     Frames,
-    stats::{median_and_deviation, micros},
+    stats::{median, micros},
 };
 
 /// Which events to compare.
@@ -156,7 +156,7 @@ pub struct Change {
     pub percent: Option<f64>,
     /// The change in per cent of a step before.
     pub percent_of_step: f64,
-    /// The noise: the greater median deviation of the two runs, in microseconds.
+    /// The noise: the median deviation of single samples, in microseconds.
     pub noise: f64,
     /// Calls per step before and after.
     pub calls: (f64, f64),
@@ -184,15 +184,19 @@ struct Run {
     steps: Vec<i64>,
 }
 
-/// A change counts only beyond so many median deviations of the noise (scaled to standard deviations of a mean) ...
-const DEVIATIONS: f64 = 3.0;
+/// A change of medians counts only beyond so many median deviations of single samples, ...
+const DEVIATIONS: f64 = 2.0;
+/// ... beyond so many standard errors of a difference of medians, ...
+const ERRORS: f64 = 4.0;
 /// ... and beyond this share of the step.
 const SHARE: f64 = 0.005;
+/// Standard error of a median of normal samples, in median deviations of one: 1.4826 times the square root of pi/2.
+const MEDIAN_ERROR: f64 = 1.858;
 
 /// Compares two runs. Each step of each rank is a sample; own time only, so that nested operators do not count twice.
 pub fn regression(before: &Frames<'_>, after: &Frames<'_>) -> Regression {
     let (mut a, mut b) = (run(before), run(after));
-    let step = |run: &mut Run| median_and_deviation(&mut run.steps).0;
+    let step = |run: &mut Run| median(&mut run.steps);
     let (step_before, step_after) = (step(&mut a), step(&mut b));
     let keys: std::collections::BTreeSet<Op> = a.ops.keys().chain(b.ops.keys()).cloned().collect();
     let mut changes: Vec<Change> = keys
@@ -224,16 +228,20 @@ fn change(key: Op, before: &[(i64, i64)], after: &[(i64, i64)], step: i64) -> Op
     let stats = |samples: &[(i64, i64)]| {
         let mut times: Vec<i64> = samples.iter().map(|sample| sample.0).collect();
         let calls = samples.iter().map(|sample| sample.1).sum::<i64>() as f64 / samples.len() as f64;
-        (median_and_deviation(&mut times), calls)
+        (median(&mut times), calls)
     };
-    let ((x, noise_x), calls_x) = stats(before);
-    let ((y, noise_y), calls_y) = stats(after);
-    let noise = noise_x.max(noise_y);
-    // with one sample there is no noise to see: a tenth of the time stands for it
+    let ((x, calls_x), (y, calls_y)) = (stats(before), stats(after));
+    // both runs say how much single samples differ
+    let distances = |samples: &[(i64, i64)], middle: i64| -> Vec<i64> {
+        samples.iter().map(|sample| (sample.0 - middle).abs()).collect()
+    };
+    let mut distances = [distances(before, x), distances(after, y)].concat();
+    // with one or two samples there is no noise to see: a tenth of the time stands for it
     let least = if before.len().min(after.len()) < 3 { x.max(y) / 10 } else { 0 };
-    let delta = (y - x).abs();
-    let beyond_noise = delta as f64 > DEVIATIONS * noise.max(least) as f64;
-    if !beyond_noise || (delta as f64) < SHARE * step as f64 {
+    let noise = median(&mut distances).max(least);
+    let error = MEDIAN_ERROR * noise as f64 * (1.0 / before.len() as f64 + 1.0 / after.len() as f64).sqrt();
+    let delta = (y - x).abs() as f64;
+    if delta <= (DEVIATIONS * noise as f64).max(ERRORS * error) || delta < SHARE * step as f64 {
         return None;
     }
     Some(Change {
@@ -268,8 +276,11 @@ fn run(frames: &Frames<'_>) -> Run {
             run.steps.push(of_step.map(|step| step.end - step.begin).max().unwrap_or(0));
         }
         let own = own_times(frame);
+        // a call that waits takes as long as what it waits for, which has a line of its own
+        let waits = frame.timeline.names.map(crate::causal::is_wait);
         for row in frame.rows() {
-            let counts = frame.on_device(row) || matches!(frame.class(row), Class::Operator | Class::Runtime);
+            let is_call = matches!(frame.class(row), Class::Operator | Class::Runtime);
+            let counts = frame.on_device(row) || is_call && !waits[frame.name(row).0 as usize];
             let Some(sample) = sample_of(row).filter(|_| counts) else { continue };
             let shape = frame
                 .rank

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use timeline::Class;
 
 use crate::{Frame, Frames, Mode, queue::pairs, stats::micros};
@@ -75,7 +75,7 @@ pub struct LaunchStats {
 }
 
 /// What is an outlier, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cutoffs {
     /// Of calls.
     pub runtime: i64,

@@ -1,5 +1,6 @@
 //! All analyses under their names: what the command and the Python package answer with.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -10,7 +11,8 @@ use crate::{
 };
 
 /// The parameters of all analyses. Defaults are those of HTA.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Options {
     /// The rank of analyses that look at one; the first if none is named.
     pub rank: Option<u32>,
@@ -76,7 +78,8 @@ impl Options {
 }
 
 /// One analysis.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "each is documented where it is implemented")]
 pub enum Analysis {
     Findings,

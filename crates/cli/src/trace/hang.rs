@@ -29,9 +29,8 @@ impl Hang {
         let mut dumps = Vec::new();
         for path in files(&self.paths)? {
             let rank = rank_of(&path).filter(|rank| dumps.iter().all(|dump: &Dump| dump.rank != *rank));
-            let free = (0..)
-                .find(|rank| dumps.iter().all(|dump: &Dump| dump.rank != *rank))
-                .expect("numbers do not run out");
+            let free =
+                (0..=u32::MAX).find(|rank| dumps.iter().all(|dump: &Dump| dump.rank != *rank)).unwrap_or(0);
             let content = read(&path)?;
             dumps.push(Dump { rank: rank.unwrap_or(free), source: path.display().to_string(), content });
         }

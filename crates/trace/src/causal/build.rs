@@ -277,18 +277,21 @@ fn select(frame: &Frame<'_>, (begin, end): (i64, i64)) -> Vec<u32> {
 
 /// For every name, whether calls of it wait for a device.
 fn blocking(frame: &Frame<'_>) -> Vec<bool> {
-    frame.timeline.names.map(|name| {
-        let rest = name.strip_prefix("cuda").or_else(|| name.strip_prefix("hip"));
-        rest.is_some_and(|rest| {
-            matches!(
-                rest,
-                "DeviceSynchronize"
-                    | "StreamSynchronize"
-                    | "EventSynchronize"
-                    | "Memcpy"
-                    | "MemcpyAsync"
-                    | "MemcpyWithStream"
-            )
-        })
+    frame.timeline.names.map(is_wait)
+}
+
+/// Whether calls of this name wait for a device.
+pub fn is_wait(name: &str) -> bool {
+    let rest = name.strip_prefix("cuda").or_else(|| name.strip_prefix("hip"));
+    rest.is_some_and(|rest| {
+        matches!(
+            rest,
+            "DeviceSynchronize"
+                | "StreamSynchronize"
+                | "EventSynchronize"
+                | "Memcpy"
+                | "MemcpyAsync"
+                | "MemcpyWithStream"
+        )
     })
 }

@@ -1,0 +1,10 @@
+"""Record profiler traces, and read what they say: where the time goes, which rank is late and why, what would help.
+
+``load`` reads the traces of all ranks; the methods of :class:`Trace` are named as those of Holistic Trace Analysis, which they replace.
+``record`` makes traces that hold what all analyses need.
+"""
+
+from unisono.trace._analysis import Table, Trace, diagnose_hang, load
+from unisono.trace._record import record
+
+__all__ = ["Table", "Trace", "diagnose_hang", "load", "record"]
