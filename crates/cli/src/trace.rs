@@ -81,6 +81,9 @@ impl Trace {
         let timeline = input.load()?;
         let frames = frames(&timeline, &input);
         tell(&frames);
+        if let Some(file) = &input.html {
+            return page(&timeline, &input, file);
+        }
         let object = summary::run(&frames, analyses, &input.options());
         if input.json {
             return json(out, &object);
@@ -91,6 +94,19 @@ impl Trace {
 
 fn frames<'t>(timeline: &'t Timeline, input: &Input) -> Frames<'t> {
     Frames::new(timeline, input.mode(), Selection { include_last_step: input.include_last_step })
+}
+
+/// Writes the page, always by exact definitions.
+fn page(timeline: &Timeline, input: &Input, file: &Path) -> Result<()> {
+    let frames = Frames::new(timeline, Mode::Exact, Selection::default());
+    let title =
+        format!("Trace of {}", input.paths.iter().map(|path| short(path)).collect::<Vec<_>>().join(", "));
+    let html = report::trace_page(&frames, &title, &input.options())?;
+    std::fs::write(file, html).map_err(|error| {
+        Diagnostic::new(Code::UNREADABLE_FILE, "the page cannot be written")
+            .at(base::Place { file: file.display().to_string(), line: 0, column: 0 })
+            .because(error.to_string())
+    })
 }
 
 /// Says on stderr what is wrong with the traces.

@@ -352,8 +352,8 @@ mod tests {
     #[test]
     fn the_rank_that_has_not_arrived_is_named_with_the_lines_of_all() {
         let full =
-            |rank| dump(rank, [entry(1, "all_reduce", 4, true, 10), entry(2, "all_reduce", 4, false, 20)]);
-        let late = dump(1, [entry(1, "all_reduce", 4, true, 11)]);
+            |rank| dump(rank, &[entry(1, "all_reduce", 4, true, 10), entry(2, "all_reduce", 4, false, 20)]);
+        let late = dump(1, &[entry(1, "all_reduce", 4, true, 11)]);
         let diagnosis = diagnose(&[full(0), late, full(2)]);
         let finding = &diagnosis.findings[0];
         assert_eq!(
@@ -366,19 +366,19 @@ mod tests {
 
     #[test]
     fn different_sizes_and_operations_are_told_apart() {
-        let usual = |rank| dump(rank, [entry(1, "all_reduce", 4, false, 1)]);
-        let size = diagnose(&[usual(0), dump(1, [entry(1, "all_reduce", 5, false, 1)]), usual(2)]);
+        let usual = |rank| dump(rank, &[entry(1, "all_reduce", 4, false, 1)]);
+        let size = diagnose(&[usual(0), dump(1, &[entry(1, "all_reduce", 5, false, 1)]), usual(2)]);
         assert_eq!(
             (size.findings[0].problem, &size.findings[0].ranks[..]),
             (Problem::SizeMismatch, &[1][..])
         );
-        let operation = diagnose(&[usual(0), usual(1), dump(2, [entry(1, "broadcast", 4, false, 1)])]);
+        let operation = diagnose(&[usual(0), usual(1), dump(2, &[entry(1, "broadcast", 4, false, 1)])]);
         assert_eq!(operation.findings[0].problem, Problem::OperationMismatch);
     }
 
     #[test]
     fn a_rank_without_dump_is_named_and_ranks_that_ended_everything_have_no_problem() {
-        let at = |rank, done| dump(rank, [entry(1, "all_reduce", 4, done, 1)]);
+        let at = |rank, done| dump(rank, &[entry(1, "all_reduce", 4, done, 1)]);
         let diagnosis = diagnose(&[at(0, false), at(1, false)]);
         assert_eq!(diagnosis.findings[1].ranks, [2]);
         assert_eq!(diagnosis.findings[1].problem, Problem::NoDump);

@@ -24,6 +24,9 @@ pub struct Input {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Write one self-contained HTML page to this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
     /// Reproduce another tool's numbers instead of exact ones
     #[arg(long, value_name = "TOOL")]
     pub compat: Option<Compat>,
