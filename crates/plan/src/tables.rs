@@ -361,7 +361,8 @@ impl Tables {
                     .flat_map(|set| sets.iter().map(move |now| (set, now.source)))
                     .map(|(set, entered)| {
                         let owned = set.source == entered && (free(entered) || source.is_view);
-                        allowed(set.serves(entered), if owned { 0 } else { kept(entered) })
+                        let cost = if owned { Cost::ZERO } else { Cost::new(kept(entered), 1) };
+                        if set.serves(entered) { cost } else { Cost::INFINITE }
                     })
                     .collect();
                 let table = self.problem.table(earlier_sets.len(), sets.len(), &costs);

@@ -147,8 +147,13 @@ impl Partition<'_> {
     fn available(&self, value: ValueId, phase: Phase) -> SmallVec<[Held; 2]> {
         let all = self.held.get(&value).cloned().unwrap_or_default();
         let Some(kept) = self.assignment.kept.get(&(value, phase)) else { return all };
+        // An input is there in its own placement at any time.
+        let is_input = matches!(self.graph.values[value].def, ValueDef::Input(_));
+        let usable = |(number, held): &(usize, &Held)| {
+            held.phase == phase || held.placement == *kept || (is_input && *number == 0)
+        };
         let usable: SmallVec<[Held; 2]> =
-            all.iter().copied().filter(|held| held.phase == phase || held.placement == *kept).collect();
+            all.iter().enumerate().filter(usable).map(|(_, held)| *held).collect();
         if usable.is_empty() { all } else { usable }
     }
 

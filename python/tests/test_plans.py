@@ -1,0 +1,213 @@
+"""What the planner finds, by collectives, on machines that are not there."""
+
+from __future__ import annotations
+
+import collections
+import copy
+
+import msgpack
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import cut, run_ranks, whole
+from torch import nn
+
+import unisono
+from unisono import _native
+
+MACHINE = """version = 1
+[device]
+name = "a machine that is not there"
+memory_bytes = 1000000000
+memory_bandwidth = 1e12
+operation_ns = 0.0
+[device.matmul_flops]
+f32 = {flops}
+[links]
+all_reduce = {{ latency_ns = 1000.0, bandwidth = 1e8 }}
+all_gather = {{ latency_ns = 1000.0, bandwidth = 1e8 }}
+reduce_scatter = {{ latency_ns = 1000.0, bandwidth = 1e8 }}
+all_to_all = {{ latency_ns = 1000.0, bandwidth = 1e8 }}
+"""
+LAYERS = 3
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, time, width = x.shape
+        heads = [t.view(batch, time, self.heads, -1).transpose(1, 2) for t in self.qkv(self.before(x)).split(width, 2)]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).reshape(batch, time, width)
+        x = x + self.out(mixed)
+        return x + self.down(F.gelu(self.up(self.between(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, vocabulary=256, width=64, heads=8, layers=LAYERS, time=64):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(time, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x):
+        h = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+def make_step(model, optimizer):
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    """Captured GPT steps by batch size."""
+    captured = {}
+
+    def get(batch):
+        if batch not in captured:
+            torch.manual_seed(0)
+            model = Gpt()
+            optimizer = torch.optim.AdamW(model.parameters())
+            tokens = torch.randint(0, 256, (batch, 64))
+            captured[batch] = unisono.capture(
+                make_step(model, optimizer), model=model, optimizer=optimizer, example=(tokens, tokens)
+            )
+        return captured[batch]
+
+    return get
+
+
+def planned(graph, ranks=4, flops="1e10", **settings):
+    settings = {"axis": "a", "ranks": ranks, "pins": {}, "memory_limit": None, **settings}
+    text = _native.plan_graph(graph.message, MACHINE.format(flops=flops), msgpack.packb(settings))
+    return text, msgpack.unpackb(_native.plan_content(text))
+
+
+def collectives(graph, text):
+    """How often each collective is issued in each part of the step, small ones (of a number or a vector) left out."""
+    rank = msgpack.unpackb(_native.rank_graph(graph.message, text, 0))["graph"]
+    found: collections.Counter = collections.Counter()
+    for number in rank["order"]:
+        node = rank["nodes"][number]
+        name = rank["ops"][node["op"]]["name"]
+        if name.startswith("_c10d_functional::") and "wait" not in name:
+            value = rank["values"][node["args"][0]["value"]]
+            if len([size for size in value["type"]["shape"] if size > 1]) > 1:
+                found[name.partition("::")[2].removesuffix("_tensor").removesuffix("_into"), node["phase"]] += 1
+    return found
+
+
+def test_for_a_large_batch_the_batch_is_cut_and_only_gradients_and_parameters_travel(graphs):
+    graph = graphs(64)
+    text, plan = planned(graph, flops="1e11")
+    found = collectives(graph, text)
+    assert not [key for key in found if key[1] == "backward" or key[0] == "all_to_all"]
+    assert found["all_gather", "forward"] == 0 or all(name.startswith("params.") for name in plan["inputs"])
+    assert found["reduce_scatter", "optimizer"] + found["all_reduce", "optimizer"] >= 4 * LAYERS + 2
+
+
+def test_at_batch_one_tensors_are_cut_with_two_pairs_of_collectives_per_layer_and_direction(graphs):
+    graph = graphs(1)
+    text, plan = planned(graph, flops="1e9")
+    found = collectives(graph, text)
+    for phase in ("forward", "backward"):
+        reductions = found["all_reduce", phase] + found["reduce_scatter", phase]
+        # two per layer, and one for the embedding or the head
+        assert 2 * LAYERS <= reductions <= 2 * LAYERS + 1, found
+        assert found["all_gather", phase] <= 2 * LAYERS + 2, found
+        assert found["all_to_all", phase] == 0, found
+    # attention by heads (inside the fused projection), the MLP by its inner dimension, the vocabulary for the loss
+    placements = plan["inputs"]
+    assert placements["params.blocks.0.qkv.weight"] == "shard(0, 3)"
+    assert placements["params.blocks.0.out.weight"] == "shard(1)"
+    assert placements["params.blocks.0.up.weight"] == "shard(0)"
+    assert placements["params.blocks.0.down.weight"] == "shard(1)"
+    assert placements["params.head.weight"] == "shard(0)"
+
+
+def test_under_a_memory_limit_state_is_cut_and_parameters_are_gathered_for_forward_and_again_for_backward(graphs):
+    graph = graphs(64)
+    _, free = planned(graph, flops="1e11")
+    limit = free["prediction"]["peak_bytes"] * 98 // 100
+    text, plan = planned(graph, flops="1e11", memory_limit=limit)
+    assert plan["prediction"]["peak_bytes"] <= limit
+    found = collectives(graph, text)
+    assert found["all_gather", "forward"] and found["all_gather", "backward"], found
+    assert found["reduce_scatter", "optimizer"] >= 4 * LAYERS
+    assert plan["inputs"]["optimizer.blocks.0.up.weight.exp_avg"].startswith("shard(")
+
+
+def test_a_limit_that_nothing_fits_says_how_much_the_smallest_plan_needs(graphs):
+    with pytest.raises(unisono.errors.ResourceError, match="no plan fits") as caught:
+        planned(graphs(1), memory_limit=1000)
+    assert "smallest plan" in caught.value.cause
+
+
+def test_planning_twice_gives_the_same_bytes(graphs):
+    assert planned(graphs(1))[0] == planned(graphs(1))[0]
+
+
+def test_a_plan_is_for_one_graph_only(graphs):
+    text, _ = planned(graphs(1))
+    with pytest.raises(unisono.errors.ConfigurationError, match="another training step"):
+        _native.rank_graph(graphs(64).message, text, 0)
+
+
+FAMILIES = {
+    "free": {},
+    "the batch cut": {"batch.*": "shard(0)", "params.*": "replicate", "optimizer.*": "replicate"},
+    "state cut": {"batch.*": "shard(0)", "params.*": "shard(0)", "optimizer.*": "shard(0)"},
+    "tensors cut": {"batch.*": "replicate", "params.*": "shard(0)", "optimizer.*": "shard(0)"},
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gives_what_one_device_gives(family, ranks):
+    torch.manual_seed(0)
+    model = Gpt(layers=1, time=8)
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    eager = make_step(reference, torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9))
+    data = [tuple(torch.randint(0, 256, (2, 8, 8))) for _ in range(3)]
+    graph = unisono.capture(make_step(model, optimizer), model=model, optimizer=optimizer, example=data[0])
+    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
+    text, plan = planned(graph, ranks, pins=pins)
+    ranks_graphs = [msgpack.unpackb(_native.rank_graph(graph.message, text, rank))["graph"] for rank in range(ranks)]
+    items = graph.capture.inputs.inputs
+    placed = [plan["inputs"].get(item.name, "replicate") for item in items]
+
+    def parts(position, tensor):
+        return [cut(tensor, placed[position], rank, ranks) for rank in range(ranks)]
+
+    inputs = [list(tensors) for tensors in zip(*[parts(p, i.tensor.detach().clone()) for p, i in enumerate(items)], strict=True)]
+    for batch in data:
+        for position, tensor in zip(graph.capture.inputs.leaves, batch, strict=True):
+            for rank, part in enumerate(parts(position, tensor)):
+                inputs[rank][position] = part
+        results = run_ranks(ranks_graphs, inputs)
+        torch.testing.assert_close(results[0][0][0], eager(*batch).detach(), rtol=1e-5, atol=0)
+        for rank, (_, updates) in enumerate(results):
+            for position, tensor in updates.items():
+                inputs[rank][position] = tensor
+    for position, item in enumerate(items):
+        if item.cls == "parameter":
+            found = whole([inputs[rank][position] for rank in range(ranks)], placed[position])
+            expected = reference.get_parameter(item.name.removeprefix("params.")).detach()
+            assert (found - expected).abs().max() <= 1e-5 * expected.abs().max(), item.name
