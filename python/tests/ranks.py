@@ -40,7 +40,9 @@ def check_types(graph: dict[str, Any], node: dict[str, Any], values: dict[int, t
 
 
 @torch.no_grad()
-def run_ranks(graphs: list[dict[str, Any]], inputs: list[list[torch.Tensor]]) -> list[tuple[list[torch.Tensor], dict[int, torch.Tensor]]]:
+def run_ranks(
+    graphs: list[dict[str, Any]], inputs: list[list[torch.Tensor]]
+) -> list[tuple[list[torch.Tensor], dict[int, torch.Tensor]]]:
     """Runs one graph per rank and returns ``(returns, updates)`` of each."""
     ranks = [_rank(graph, tensors) for graph, tensors in zip(graphs, inputs, strict=True)]
     events = [next(rank) for rank in ranks]

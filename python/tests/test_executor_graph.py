@@ -24,7 +24,7 @@ class Net(nn.Module):
         self.bn, self.ln = nn.BatchNorm1d(16), nn.LayerNorm(16)
         self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 11)
 
-    def forward(self, x_BT: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
         x_BTD = self.embed(x_BT)
         x_BTD = x_BTD + self.bn(self.conv(x_BTD.transpose(1, 2))).transpose(1, 2)
         q, k, v = self.qkv(self.ln(x_BTD)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4).unbind(0)

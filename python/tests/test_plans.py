@@ -196,7 +196,10 @@ def test_every_family_gives_what_one_device_gives(family, ranks):
     def parts(position, tensor):
         return [cut(tensor, placed[position], rank, ranks) for rank in range(ranks)]
 
-    inputs = [list(tensors) for tensors in zip(*[parts(p, i.tensor.detach().clone()) for p, i in enumerate(items)], strict=True)]
+    inputs = [
+        list(tensors)
+        for tensors in zip(*[parts(p, i.tensor.detach().clone()) for p, i in enumerate(items)], strict=True)
+    ]
     for batch in data:
         for position, tensor in zip(graph.capture.inputs.leaves, batch, strict=True):
             for rank, part in enumerate(parts(position, tensor)):

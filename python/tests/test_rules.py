@@ -111,7 +111,9 @@ def examine(function, tensors, ranks, seen=None):
             if key in seen:
                 continue
             seen.add(key)
-        cuts = [parts(values[v], p, ranks, generator) for v, p in zip(operands(node), question["operands"], strict=True)]
+        cuts = [
+            parts(values[v], p, ranks, generator) for v, p in zip(operands(node), question["operands"], strict=True)
+        ]
         graphs = [msgpack.unpackb(g)["graph"] for g in question["graphs"]]
         made = run_ranks(graphs, [[pieces[rank] for pieces in cuts] for rank in range(ranks)])
         for position, (value, placement) in enumerate(zip(results(node), question["results"], strict=True)):
@@ -119,7 +121,9 @@ def examine(function, tensors, ranks, seen=None):
                 continue
             put_together = combined([returned[position] for returned, _ in made], placement)
             what = f"{name}: {', '.join(question['operands'])} -> {', '.join(question['results'])} over {ranks}"
-            torch.testing.assert_close(put_together, values[value], equal_nan=True, msg=lambda m, w=what: f"{w}\n{m}", **TOLERANCE)
+            torch.testing.assert_close(
+                put_together, values[value], equal_nan=True, msg=lambda m, w=what: f"{w}\n{m}", **TOLERANCE
+            )
         asked[name] = asked.get(name, 0) + 1
     return asked
 
@@ -129,20 +133,34 @@ LEFT_OUT = {"bernoulli", "normal", "nn.functional.dropout"}
 SUPPORTED = [op for op in op_db if torch.float64 in op.dtypes and op.name not in LEFT_OUT]
 #: Variants that lead to operators without a row, or that nothing can be cut in: they run replicated.
 WITHOUT_A_ROW = {
-    *("tril", "triu", "argmax", "isinf", "index_select", "clamp", "round.decimals_0", "round.decimals_3", "round.decimals_neg_3"),
+    *(
+        "tril",
+        "triu",
+        "argmax",
+        "isinf",
+        "index_select",
+        "clamp",
+        "round.decimals_0",
+        "round.decimals_3",
+        "round.decimals_neg_3",
+    ),
     *("div.floor_rounding", "div.trunc_rounding", "div_floor_rounding", "div_trunc_rounding"),
     *(f"nn.functional.pad.{mode}" for mode in ("reflect", "replicate", "replicate_negative", "circular")),
 }
 NAMES = set(
-    """add sub mul div neg reciprocal pow sqrt rsqrt square exp log log1p expm1 sin cos erf abs sign sgn floor ceil round clamp
-    maximum minimum floor_divide remainder addcmul addcdiv lerp nn.functional.relu nn.functional.gelu nn.functional.silu tanh
-    sigmoid nn.functional.leaky_relu nn.functional.elu nn.functional.softplus nn.functional.hardtanh eq ne lt le gt ge isnan isinf
-    logical_not logical_and logical_or bitwise_and bitwise_or bitwise_not where masked_fill clone zeros_like ones_like full_like view
-    reshape t transpose permute unsqueeze squeeze expand select unbind split split_with_sizes chunk cat stack flip sum mean
-    linalg.vector_norm amax amin argmax cumsum sort topk nn.functional.mse_loss softmax log_softmax nn.functional.layer_norm
-    nn.functional.rms_norm nn.functional.nll_loss nn.functional.cross_entropy nn.functional.embedding gather scatter scatter_add
-    index_select mm bmm addmm baddbmm matmul nn.functional.linear nn.functional.conv2d nn.functional.conv1d constant_pad_nd
-    nn.functional.pad new_zeros new_ones new_full tril triu nn.functional.batch_norm nn.functional.scaled_dot_product_attention""".split()
+    """
+    add sub mul div neg reciprocal pow sqrt rsqrt square exp log log1p expm1 sin cos erf abs sign sgn floor ceil round
+    clamp maximum minimum floor_divide remainder addcmul addcdiv lerp nn.functional.relu nn.functional.gelu
+    nn.functional.silu tanh sigmoid nn.functional.leaky_relu nn.functional.elu nn.functional.softplus
+    nn.functional.hardtanh eq ne lt le gt ge isnan isinf logical_not logical_and logical_or bitwise_and bitwise_or
+    bitwise_not where masked_fill clone zeros_like ones_like full_like view reshape t transpose permute unsqueeze
+    squeeze expand select unbind split split_with_sizes chunk cat stack flip sum mean linalg.vector_norm amax amin
+    argmax cumsum sort topk nn.functional.mse_loss softmax log_softmax nn.functional.layer_norm nn.functional.rms_norm
+    nn.functional.nll_loss nn.functional.cross_entropy nn.functional.embedding gather scatter scatter_add index_select
+    mm bmm addmm baddbmm matmul nn.functional.linear nn.functional.conv2d nn.functional.conv1d constant_pad_nd
+    nn.functional.pad new_zeros new_ones new_full tril triu nn.functional.batch_norm
+    nn.functional.scaled_dot_product_attention
+    """.split()  # noqa: SIM905 - a list of a hundred words
 )
 
 
@@ -264,13 +282,22 @@ def test_every_strategy_of_a_fused_optimizer_gives_the_whole_result(kind):
         op = getattr(torch.ops.aten, f"_fused_{kind}").tensor_lr
         lists = [[m] for m in moments]
         if kind in ("adam", "adamw"):
-            common = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": False, "maximize": False}
+            common = {
+                "beta1": 0.9,
+                "beta2": 0.99,
+                "weight_decay": 0.1,
+                "eps": 1e-8,
+                "amsgrad": False,
+                "maximize": False,
+            }
             made = op([p], [g], *lists, [], [torch.tensor(3.0)], lr=lr, **common)
         elif kind == "sgd":
             common = {"weight_decay": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "maximize": False}
             made = op([p], [g], *lists, lr=lr, is_first_step=False, **common)
         else:
-            made = op([p], [g], *lists, [torch.tensor(3.0)], lr=lr, lr_decay=0.0, weight_decay=0.1, eps=1e-8, maximize=False)
+            made = op(
+                [p], [g], *lists, [torch.tensor(3.0)], lr=lr, lr_decay=0.0, weight_decay=0.1, eps=1e-8, maximize=False
+            )
         return [t for group in made for t in group]
 
     assert f"aten::_fused_{kind}.tensor_lr" in examine(update, tensors, 2)

@@ -7,11 +7,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import torch
 import torch.distributed as dist
 
 from unisono import errors
+from unisono._message import pack, unpack
 
 
 class Ranks:
@@ -39,7 +39,7 @@ class Ranks:
     def tell(self, message: Any) -> Any:
         """Gives every rank what rank 0 passes: plain data. An exception of Unisono's that rank 0 passes is raised on every rank."""
         if self.count > 1:
-            packed = msgpack.packb(_plain(message)) if self.rank == 0 else b""
+            packed = pack(_plain(message)) if self.rank == 0 else b""
             size = torch.tensor([len(packed)])
             dist.broadcast(size, 0)
             data = torch.empty(int(size), dtype=torch.uint8)
@@ -47,7 +47,7 @@ class Ranks:
                 data.copy_(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
             dist.broadcast(data, 0)
             if self.rank != 0:
-                message = _restored(msgpack.unpackb(data.numpy().tobytes(), strict_map_key=False))
+                message = _restored(unpack(data.numpy().tobytes()))
         if isinstance(message, errors.UnisonoError):
             raise message
         return message

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
@@ -19,6 +18,7 @@ from unisono._capture import Capture, capture_step
 from unisono._capture import optimizer as optimizers
 from unisono._capture.inputs import StepInput, StepInputs, collect, learning_rate
 from unisono._executor import Executor, lower_graph
+from unisono._message import pack
 from unisono._placements import cut, put_together
 from unisono._ranks import Ranks
 from unisono.errors import ConfigurationError, ResourceError, StepError, UnisonoError
@@ -177,7 +177,9 @@ class ParallelStep:
                 for key in group:
                     if group[key] != before.get(key):
                         what = f"`{key}` of parameter group {index} is {group[key]}"
-                        raise _changed(what, f"it was {before.get(key)} when the step was captured; only `lr` may change")
+                        raise _changed(
+                            what, f"it was {before.get(key)} when the step was captured; only `lr` may change"
+                        )
             raise _changed("the optimizer's parameter groups changed", "they are constants of the captured step")
         if self._model is not None and self._model.training != self._training:
             raise _changed("the model was switched between training and evaluation", "the captured step has one mode")
@@ -231,7 +233,7 @@ def _axis(mesh: Mapping[str, int] | None, count: int) -> tuple[str, int]:
         mesh = dict(zip(names, mesh.shape, strict=True))  # type: ignore[attr-defined]
     if len(mesh) != 1:
         message = f"a mesh of {len(mesh)} axes: {list(mesh)}"
-        raise ConfigurationError(message, code="U0205", hint="name one axis for now: mesh={'a': %d}" % count)
+        raise ConfigurationError(message, code="U0205", hint=f"name one axis for now: mesh={{'a': {count}}}")
     ((name, size),) = mesh.items()
     if size != count:
         raise ConfigurationError(
@@ -293,7 +295,7 @@ def _planner() -> str:
 
 def _cached_plan(graph: bytes, description: str, settings: dict[str, Any]) -> str:
     """The plan for a graph, from the cache if it was made before."""
-    packed = msgpack.packb(settings)
+    packed = pack(settings)
     parts = [_planner(), _native.graph_fingerprint(graph), description, packed.hex()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     kept = _profile.cache_folder() / "plans" / f"{key}.toml"

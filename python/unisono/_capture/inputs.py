@@ -116,7 +116,7 @@ def _add_arguments(found: StepInputs, train_step: Callable[..., Any], example: A
     argument_names = _argument_names(bound, len(arguments))
     leaves, found.arguments = pytree.tree_flatten_with_path(arguments)
     for path, leaf in leaves:
-        name = ".".join([argument_names[path[0].idx], *(_key(key) for key in path[1:])])
+        name = ".".join([argument_names[int(_key(path[0]))], *(_key(key) for key in path[1:])])
         found.paths.append(name)
         if isinstance(leaf, torch.Tensor):
             found.leaves.append(found.add(StepInput("batch", f"batch.{name}", leaf)))

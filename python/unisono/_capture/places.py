@@ -84,7 +84,7 @@ class OriginTracker(TorchDispatchMode):
         file, line = user_place(sys._getframe(1))
         module = self._modules[-1] if self._modules else ""
         origin = Origin(file, line, module, "optimizer" if self._seen_backward else "forward")
-        self._by_sequence[torch.autograd._get_sequence_nr() - 1] = origin
+        self._by_sequence[torch.autograd._get_sequence_nr() - 1] = origin  # type: ignore[attr-defined]
         return origin
 
     def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -70,7 +70,7 @@ def trace(
         run.stale = [position for position, fake in enumerate(fakes) if fake.requires_grad]
         with fake_mode:
             fakes += [torch.empty_like(fakes[position], requires_grad=False) for position in run.stale]
-    with mock.patch("torch.compiler.is_compiling", lambda: True), run.explaining_errors():
+    with mock.patch("torch.compiler.is_compiling", return_value=True), run.explaining_errors():
         first = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
     assert run.traced is not None
     run.traced.graph = _functionalise(first, fakes)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import msgpack
 import torch
 import torch.fx
 
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.places import Origin, place_of
 from unisono._capture.trace import Traced
+from unisono._message import pack
 from unisono.errors import StepError, UnsupportedError
 
 _DTYPES = {
@@ -52,7 +52,7 @@ class Encoder:
 
     def bytes(self) -> bytes:
         """The message."""
-        return msgpack.packb({"version": 1, "graph": self.message()}, use_bin_type=True)
+        return pack({"version": 1, "graph": self.message()})
 
     def message(self) -> dict[str, Any]:
         """The message before it is packed, with the field names of crate ``ir``."""
@@ -302,7 +302,7 @@ def _plain(value: Any, kind: str = "") -> Any:
         (torch.device, "device", _device),
     ):
         if isinstance(value, types):
-            return {name: convert(value)}
+            return {name: convert(value)}  # type: ignore[arg-type, index]
     if isinstance(value, list):
         return _plain_list(value, kind)
     return None

@@ -28,7 +28,9 @@ class Table(list[Record]):
         return pl.DataFrame(list(self), infer_schema_length=None)
 
 
-def load(paths: str | Path | Sequence[str | Path], *, compat: str | None = None, include_last_step: bool = False) -> Trace:
+def load(
+    paths: str | Path | Sequence[str | Path], *, compat: str | None = None, include_last_step: bool = False
+) -> Trace:
     """Reads traces.
 
     Args:
@@ -100,9 +102,9 @@ class Trace:
 
     def get_idle_time_breakdown(self, consecutive_kernel_delay: float = 30.0) -> tuple[Table, Table]:
         """Idle time by rank, stream and cause, and the gaps behind it. Gaps up to the delay (us) are the device's own."""
-        times, gaps = self.analyse("idle_time_breakdown", consecutive_kernel_delay=round(1000 * consecutive_kernel_delay))[
-            "idle_time_breakdown"
-        ]
+        times, gaps = self.analyse(
+            "idle_time_breakdown", consecutive_kernel_delay=round(1000 * consecutive_kernel_delay)
+        )["idle_time_breakdown"]
         return Table(times), Table(gaps)
 
     def get_queue_length_summary(self) -> Table:
