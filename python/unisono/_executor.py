@@ -88,8 +88,11 @@ def lower_graph(message: bytes, groups: Mapping[str, str] | None = None, device:
     return _native.Program.from_graph(message, dict(groups or {}), device, _schema_of)
 
 
-def _schema_of(name: str) -> str:
-    return str(_reference.operation(name)._schema)
+def _schema_of(name: str) -> str | None:
+    try:
+        return str(_reference.operation(name)._schema)
+    except AttributeError:
+        return None
 
 
 def _is_disturbed() -> bool:

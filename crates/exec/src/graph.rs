@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{Code, Diagnostic, Result};
-use ir::{DeviceKind, Graph, Node, Return, TensorType, ValueId};
+use ir::{DeviceKind, Graph, Node, Phase, Return, TensorType, ValueId};
 use torch_sys::{Arg, Device, Dtype, Layout, MemoryFormat, Output, Slot};
 
 use crate::{OpCall, ProgramSpec, Shape, Update};
@@ -59,6 +59,7 @@ fn call(node: &Node, groups: &Groups) -> Result<OpCall> {
         args: node.args.iter().map(|arg| argument(arg, groups)).collect::<Result<_>>()?,
         outputs: node.returns.iter().map(output).collect(),
         place: node.place.map(|place| place.0),
+        groupable: node.phase == Phase::Optimizer,
     })
 }
 

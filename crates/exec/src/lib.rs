@@ -5,9 +5,12 @@
 
 mod effects;
 mod graph;
+mod group;
+mod inplace;
 mod link;
 mod lower;
 mod program;
+mod rewrite;
 mod route;
 mod run;
 mod spec;
@@ -17,6 +20,7 @@ pub use graph::{Groups, spec_of};
 pub use link::{PythonCall, proxy_document, python_calls};
 pub use lower::lower;
 pub use program::{Action, Instruction, Program, Route};
+pub use rewrite::{rewrite, wanted_schemas};
 pub use route::Abilities;
 pub use run::{Executor, Record};
 pub use spec::{OpCall, ProgramSpec, Shape, Update};

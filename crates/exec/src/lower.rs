@@ -30,7 +30,7 @@ pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
 }
 
 /// Everything that a slot number or an argument count could get wrong.
-fn check(spec: &ProgramSpec, schemas: &[Schema]) -> Result<()> {
+pub(crate) fn check(spec: &ProgramSpec, schemas: &[Schema]) -> Result<()> {
     let bad = |what: String| Err(Diagnostic::new(Code::BAD_PROGRAM, what));
     let mut known = FixedBitSet::with_capacity(spec.slots as usize);
     for slot in spec.state.iter().chain(&spec.inputs) {
@@ -175,6 +175,7 @@ impl<'a> Lowering<'a> {
     fn number(&mut self, value: Number, call: &OpCall, schema: &Schema) -> Result<Slot> {
         let other = call.args.iter().find_map(|arg| match arg {
             Arg::Tensor(slot) => self.spec.shape(*slot),
+            Arg::Tensors(slots) => self.spec.shape(*slots.first()?),
             _ => None,
         });
         let dtype = number_type(value, other).ok_or_else(|| {

@@ -45,6 +45,9 @@ pub struct OpCall {
     /// Index of the place in the user's code that it comes from.
     #[serde(default)]
     pub place: Option<u32>,
+    /// Whether it belongs to code that does the same to many tensors (an optimizer): then it may wait for its like.
+    #[serde(default)]
+    pub groupable: bool,
 }
 
 /// A new value of a state slot.

@@ -69,9 +69,18 @@ impl Program {
             })
             .map_err(|d: Box<Diagnostic>| to_python(py, &d))?;
         for (schema, op) in spec.schemas.iter_mut().zip(graph.ops.values()) {
-            *schema = schema_of.call1((&op.name,))?.extract()?;
+            let found: Option<String> = schema_of.call1((&op.name,))?.extract()?;
+            *schema = found.ok_or_else(|| {
+                let message = format!("this PyTorch has no operation `{}`", op.name);
+                let hint = "import the package that registers it before the step runs";
+                to_python(py, &Diagnostic::new(Code::UNKNOWN_OPERATION, message).hint(hint))
+            })?;
         }
-        py.detach(|| exec::lower(&spec, &abilities)).map(Self).map_err(|d| to_python(py, &d))
+        for name in exec::wanted_schemas(&spec) {
+            // Not every operation has a form on lists or in place.
+            spec.schemas.extend(schema_of.call1((name,))?.extract::<Option<String>>()?);
+        }
+        py.detach(|| exec::lower(&exec::rewrite(&spec)?, &abilities)).map(Self).map_err(|d| to_python(py, &d))
     }
 
     /// The text form.

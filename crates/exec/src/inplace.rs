@@ -1,0 +1,206 @@
+//! Writing in place: an operation whose operand nobody reads afterwards writes into it, and a state's new value is written
+//! where the state is.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use torch_sys::{Arg, Output, Schema, Slot};
+
+use crate::{OpCall, ProgramSpec, Role, role};
+
+/// The name of the operation that does the same in place: `aten::_fused_adamw.tensor_lr` has `aten::_fused_adamw_.tensor_lr`.
+pub(crate) fn in_place_name(full_name: &str) -> String {
+    match full_name.split_once('.') {
+        Some((name, overload)) => format!("{name}_.{overload}"),
+        None => format!("{full_name}_"),
+    }
+}
+
+/// The same program with list operations in place, where nobody can tell.
+pub(crate) fn write_in_place(spec: &ProgramSpec, schemas: &[Schema]) -> ProgramSpec {
+    if spec.calls.iter().any(|call| schemas[call.op as usize].mutates()) {
+        // Somebody else has decided what is written where.
+        return spec.clone();
+    }
+    let mut rewrite = Rewrite::new(spec, schemas);
+    let calls = spec.calls.iter().enumerate().map(|(index, call)| rewrite.call(index, call)).collect();
+    let updates = spec.updates.iter().filter(|update| rewrite.now(update.value) != update.state);
+    let updates =
+        updates.map(|update| crate::Update { state: update.state, value: rewrite.now(update.value) });
+    ProgramSpec {
+        calls,
+        updates: updates.collect(),
+        returns: spec.returns.iter().map(|slot| rewrite.now(*slot)).collect(),
+        ..spec.clone()
+    }
+}
+
+struct Rewrite<'a> {
+    spec: &'a ProgramSpec,
+    schemas: &'a [Schema],
+    numbers: FxHashMap<String, u32>,
+    /// The slot whose memory a slot shares.
+    root: Vec<Slot>,
+    /// For each root, the last call that reads memory of it; `usize::MAX` for what goes out.
+    last_read: FxHashMap<Slot, usize>,
+    /// Roots that come from outside.
+    given: FxHashSet<Slot>,
+    /// Slots whose elements lie apart from each other: results of computations, and views that show no element twice.
+    distinct: FxHashSet<Slot>,
+    /// The state that a slot is the new value of.
+    state_of: FxHashMap<Slot, Slot>,
+    /// What took over a slot that was made by an operation that is now in place.
+    replaced: FxHashMap<Slot, Slot>,
+}
+
+impl<'a> Rewrite<'a> {
+    fn new(spec: &'a ProgramSpec, schemas: &'a [Schema]) -> Self {
+        let mut rewrite = Self {
+            spec,
+            schemas,
+            numbers: schemas.iter().enumerate().map(|(i, schema)| (schema.full_name(), i as u32)).collect(),
+            root: (0..spec.slots).map(Slot).collect(),
+            last_read: FxHashMap::default(),
+            given: spec.state.iter().chain(&spec.inputs).copied().collect(),
+            distinct: spec.state.iter().chain(&spec.inputs).copied().collect(),
+            state_of: spec.updates.iter().map(|update| (update.value, update.state)).collect(),
+            replaced: FxHashMap::default(),
+        };
+        for (index, call) in spec.calls.iter().enumerate() {
+            rewrite.read(index, call);
+        }
+        for slot in spec.returns.iter().copied().chain(spec.updates.iter().map(|update| update.value)) {
+            let root = rewrite.root_of(slot);
+            rewrite.last_read.insert(root, usize::MAX);
+        }
+        rewrite
+    }
+
+    fn root_of(&self, slot: Slot) -> Slot {
+        self.root[slot.0 as usize]
+    }
+
+    fn read(&mut self, index: usize, call: &OpCall) {
+        for slot in call.args.iter().flat_map(Arg::slots) {
+            self.last_read.insert(self.root_of(slot), index);
+        }
+        let schema = &self.schemas[call.op as usize];
+        let computes = !matches!(role(schema), Role::View | Role::Alias | Role::Wait);
+        let from = call.args.first().and_then(|arg| arg.slots().next()).filter(|_| !computes);
+        for slot in call.outputs.iter().flat_map(Output::slots) {
+            let from_distinct = from.is_some_and(|from| self.distinct.contains(&from)) && shows_once(schema);
+            if computes || from_distinct {
+                self.distinct.insert(slot);
+            }
+            if let Some(from) = from {
+                self.root[slot.0 as usize] = self.root_of(from);
+            }
+        }
+    }
+
+    /// The slot that has a slot's value now.
+    fn now(&self, slot: Slot) -> Slot {
+        self.replaced.get(&slot).copied().unwrap_or(slot)
+    }
+
+    fn call(&mut self, index: usize, call: &OpCall) -> OpCall {
+        let made = self.in_place(index, call);
+        let call = made.unwrap_or_else(|| call.clone());
+        let args = call.args.into_iter().map(|arg| arg.map_slots(|slot| self.now(slot))).collect();
+        OpCall { args, ..call }
+    }
+
+    fn in_place(&mut self, index: usize, call: &OpCall) -> Option<OpCall> {
+        let schema = &self.schemas[call.op as usize];
+        if !call.groupable || role(schema) != Role::Compute {
+            return None;
+        }
+        let op = *self.numbers.get(&in_place_name(&schema.full_name()))?;
+        let written =
+            self.schemas[op as usize].arguments.iter().enumerate().filter(|(_, argument)| argument.written);
+        let written: Vec<usize> = written.map(|(index, _)| index).collect();
+        if written.len() != call.outputs.len() || !same_arguments(schema, &self.schemas[op as usize]) {
+            return None;
+        }
+        let mut pairs = Vec::new();
+        for (argument, output) in written.into_iter().zip(&call.outputs) {
+            if only_scaled(schema, call, argument) {
+                continue;
+            }
+            pairs.extend(entries(&call.args[argument], output)?);
+        }
+        let mut roots: FxHashMap<Slot, u32> = FxHashMap::default();
+        for slot in call.args.iter().flat_map(Arg::slots) {
+            *roots.entry(self.root_of(slot)).or_default() += 1;
+        }
+        let free = |(from, to): &(Slot, Option<Slot>)| {
+            roots[&self.root_of(*from)] == 1 && self.may_overwrite(index, *from, *to)
+        };
+        if !pairs.iter().all(free) {
+            return None;
+        }
+        for (from, to) in pairs {
+            if let Some(to) = to {
+                self.replaced.insert(to, self.now(from));
+            }
+        }
+        let outputs = self.schemas[op as usize].returns.iter().map(|_| Output::Ignored).collect();
+        Some(OpCall { op, args: call.args.clone(), outputs, ..call.clone() })
+    }
+
+    /// Whether the call at `index` may write the value of `to` where that of `from` is.
+    fn may_overwrite(&self, index: usize, from: Slot, to: Option<Slot>) -> bool {
+        let root = self.root_of(from);
+        let unread = self.last_read.get(&root).is_none_or(|last| *last <= index);
+        let alike = to
+            .is_none_or(|to| self.spec.shape(from).is_some() && self.spec.shape(from) == self.spec.shape(to));
+        let mine = match to.and_then(|to| self.state_of.get(&to)) {
+            Some(state) => from == *state && !to.is_some_and(|to| self.spec.returns.contains(&to)),
+            None => !self.given.contains(&root) && self.distinct.contains(&from),
+        };
+        unread && alike && mine
+    }
+}
+
+/// Whether a view shows every element at most once.
+fn shows_once(schema: &Schema) -> bool {
+    const ONCE: &[&str] = &[
+        "aten::alias",
+        "aten::detach",
+        "aten::permute",
+        "aten::select",
+        "aten::slice",
+        "aten::split",
+        "aten::squeeze",
+        "aten::t",
+        "aten::transpose",
+        "aten::unbind",
+        "aten::unsqueeze",
+        "aten::view",
+        "aten::_unsafe_view",
+        "_c10d_functional::wait_tensor",
+    ];
+    ONCE.contains(&schema.name.as_str())
+}
+
+fn same_arguments(a: &Schema, b: &Schema) -> bool {
+    let mut pairs = a.arguments.iter().zip(&b.arguments);
+    a.arguments.len() == b.arguments.len() && pairs.all(|(a, b)| a.name == b.name && a.ty == b.ty)
+}
+
+/// Fused optimizers say that they write gradients, but do so only to undo a loss scale.
+fn only_scaled(schema: &Schema, call: &OpCall, argument: usize) -> bool {
+    let position = schema.arguments.iter().position(|argument| argument.name == "grad_scale");
+    let unscaled = position.is_some_and(|position| call.args[position] == Arg::None);
+    unscaled && schema.arguments[argument].name == "grads"
+}
+
+/// Each operand with the slot of its new value.
+fn entries(arg: &Arg, output: &Output) -> Option<Vec<(Slot, Option<Slot>)>> {
+    match (arg, output) {
+        (Arg::Tensors(from), Output::Tensors(to)) if from.len() == to.len() => {
+            Some(from.iter().copied().zip(to.iter().copied()).collect())
+        }
+        (Arg::Tensors(from), Output::Ignored) => Some(from.iter().map(|from| (*from, None)).collect()),
+        (Arg::Tensor(from), Output::Tensor(to)) => Some(vec![(*from, Some(*to))]),
+        _ => None,
+    }
+}

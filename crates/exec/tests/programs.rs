@@ -1,0 +1,202 @@
+//! Programs as text: what lowering and the rewrites make of a graph.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use expect_test::{Expect, expect};
+use ir::Graph;
+use unisono_exec::{Abilities, Groups, ProgramSpec, lower, rewrite, spec_of, wanted_schemas};
+
+const OPS: &str = r#"unisono graph 1
+
+op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
+op aten::mm(Tensor self, Tensor mat2) -> Tensor
+op aten::t(Tensor(a) self) -> Tensor(a)
+op aten::expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)
+op aten::detach(Tensor(a) self) -> Tensor(a)
+op aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
+op aten::arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
+op aten::_fused_sgd(Tensor[] self, Tensor[] grads, Tensor[] momentum_buffer_list, *, float weight_decay, float momentum, float lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> (Tensor[] self_out, Tensor[] grads_out, Tensor[] momentum_buffer_list_out)
+
+"#;
+
+/// What PyTorch has of the operations that rewrites want.
+fn extra(name: &str) -> Option<&'static str> {
+    let known = [
+        "aten::_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]",
+        "aten::_foreach_mul_.Tensor(Tensor(a!)[] self, Tensor other) -> ()",
+        "aten::_foreach_add.Tensor(Tensor[] self, Tensor other, *, Scalar alpha=1) -> Tensor[]",
+        "aten::_foreach_add_.Tensor(Tensor(a!)[] self, Tensor other, *, Scalar alpha=1) -> ()",
+        "aten::mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)",
+        "aten::t_(Tensor(a!) self) -> Tensor(a!)",
+        "aten::_fused_sgd_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, float lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()",
+    ];
+    known.into_iter().find(|text| text.split('(').next() == Some(name))
+}
+
+fn spec(body: &str) -> ProgramSpec {
+    let graph = Graph::from_text("test", &format!("{OPS}{body}")).unwrap();
+    let mut spec = spec_of(&graph, &Groups::new()).unwrap();
+    let wanted = wanted_schemas(&spec);
+    spec.schemas.extend(wanted.iter().filter_map(|name| extra(name)).map(str::to_owned));
+    spec
+}
+
+fn check(body: &str, expected: Expect) {
+    let abilities = Abilities { strings_by_dispatcher: false, proxy_device: "cpu".to_owned() };
+    let program = lower(&rewrite(&spec(body)).unwrap(), &abilities).unwrap();
+    expected.assert_eq(&program.to_string());
+}
+
+#[test]
+fn slots_end_with_their_last_use_and_unused_results_are_not_kept() {
+    check(
+        r#"input v0: f32[4, 4] = batch "batch.0"
+v1: f32[4, 4] = aten::mm(v0, v0)
+v2: f32[4, 4] = aten::mm(v1, v0)
+v3: f32[4, 4] = aten::mm(v1, v1)
+return v3
+"#,
+        expect![[r#"
+            state 
+            inputs %0
+            prologue:
+            body:
+              %1 = aten::mm(%0, %0) by dispatcher
+              _ = aten::mm(%1, %0) by dispatcher; release %0
+              %3 = aten::mm(%1, %1) by dispatcher; release %1
+            return %3
+        "#]],
+    );
+}
+
+#[test]
+fn constants_and_views_of_state_run_once_and_aliases_not_at_all() {
+    check(
+        r#"input v0: f32[4, 4] = parameter "params.w"
+input v1: f32[4, 4] = batch "batch.0"
+v2: f32[4, 4]{1, 4} = aten::t(v0)
+v3: f32[4, 4]{1, 4} = aten::detach(v2)
+v4: f32[4] = aten::arange(4, f32, none, device(cpu), false)
+v5: f32[4, 4] = aten::mm(v1, v3)
+v6: f32[4, 4] = aten::mul.Tensor(v5, v4)
+return v6
+"#,
+        expect![[r#"
+            state %0
+            inputs %1
+            prologue:
+              %2 = aten::t(%0) by view
+              %4 = aten::arange(4, float32, None, cpu, false) by proxy
+            body:
+              %5 = aten::mm(%1, %2) by dispatcher; release %1
+              %6 = aten::mul.Tensor(%5, %4) by dispatcher; release %5
+            return %6
+        "#]],
+    );
+}
+
+#[test]
+fn what_would_be_overwritten_before_it_is_read_is_cloned() {
+    check(
+        r#"input v0: f32[4] = buffer "buffers.a"
+input v1: f32[4] = buffer "buffers.b"
+update "buffers.a" = v1
+update "buffers.b" = v0
+return v0
+"#,
+        expect![[r#"
+            state %0 %1
+            inputs 
+            prologue:
+            body:
+              %2 = aten::clone(%1, None) by dispatcher
+              %3 = aten::clone(%0, None) by dispatcher
+            update %0 <- %2
+            update %1 <- %3
+            return %3
+        "#]],
+    );
+}
+
+#[test]
+fn an_optimizer_becomes_list_operations_that_write_where_the_state_is() {
+    check(
+        r#"input v0: f32[4] = parameter "params.a"
+input v1: f32[6] = parameter "params.b"
+input v2: f32[4] = optimizer "optimizer.a.momentum_buffer"
+input v3: f32[6] = optimizer "optimizer.b.momentum_buffer"
+input v4: f32[] = optimizer "optimizer.a.step"
+input v5: f32[] = optimizer "optimizer.b.step"
+input v6: f32[4] = batch "batch.0"
+input v7: f32[6] = batch "batch.1"
+input v8: f32[] = batch "batch.2"
+v9: f32[4] = aten::mul.Tensor(v6, v6)
+v10: f32[6] = aten::mul.Tensor(v7, v7)
+v11: f32[] = aten::add.Scalar(v4, 1, 1) @o
+v12: f32[4] = aten::mul.Tensor(v9, v8) @o
+v13: f32[4] = aten::detach(v12) @o
+([v14: f32[4]], [v15: f32[4]], [v16: f32[4]]) = aten::_fused_sgd([v0], [v13], [v2], 0.0, 0.9, 0.1, 0.0, false, false, false, none, none) @o
+v17: f32[] = aten::add.Scalar(v5, 1, 1) @o
+v18: f32[6] = aten::mul.Tensor(v10, v8) @o
+([v19: f32[6]], [v20: f32[6]], [v21: f32[6]]) = aten::_fused_sgd([v1], [v18], [v3], 0.0, 0.9, 0.1, 0.0, false, false, false, none, none) @o
+update "params.a" = v14
+update "params.b" = v19
+update "optimizer.a.momentum_buffer" = v16
+update "optimizer.b.momentum_buffer" = v21
+update "optimizer.a.step" = v11
+update "optimizer.b.step" = v17
+"#,
+        expect![[r#"
+            state %0 %1 %2 %3 %4 %5
+            inputs %6 %7 %8
+            prologue:
+              %22 = Int(1) as float32
+            body:
+              %9 = aten::mul.Tensor(%6, %6) by dispatcher; release %6
+              %10 = aten::mul.Tensor(%7, %7) by dispatcher; release %7
+              _ = aten::mul_.Tensor(%9, %8) by dispatcher
+              _ = aten::mul_.Tensor(%10, %8) by dispatcher; release %8
+               = aten::_foreach_add_.Tensor([%4 %5], %22, 1) by proxy
+               = aten::_fused_sgd_([%0 %1], [%9 %10], [%2 %3], 0.0, 0.9, 0.1, 0.0, false, false, false, None, None) by dispatcher; release %9 %10
+            return 
+        "#]],
+    );
+}
+
+#[test]
+fn nothing_is_overwritten_that_is_read_later_or_shown_twice() {
+    check(
+        r#"input v0: f32[4] = batch "batch.0"
+input v1: f32[] = batch "batch.1"
+v2: f32[4] = aten::mul.Tensor(v0, v0)
+v3: f32[4] = aten::mul.Tensor(v2, v1) @o
+v4: f32[4] = aten::mul.Tensor(v3, v2) @o
+v5: f32[] = aten::mul.Tensor(v1, v1)
+v6: f32[4]{0} = aten::expand(v5, [4], false)
+v7: f32[4] = aten::mul.Tensor(v6, v1) @o
+v8: f32[4] = aten::mul.Tensor(v0, v1) @o
+return v4, v7, v8
+"#,
+        expect![[r#"
+            state 
+            inputs %0 %1
+            prologue:
+            body:
+              %2 = aten::mul.Tensor(%0, %0) by dispatcher
+              %3 = aten::mul.Tensor(%2, %1) by dispatcher
+              _ = aten::mul_.Tensor(%3, %2) by dispatcher; release %2
+              %5 = aten::mul.Tensor(%1, %1) by dispatcher
+              %6 = aten::expand(%5, [4], false) by view; release %5
+              [%7 %8] = aten::_foreach_mul.Tensor([%6 %0], %1) by dispatcher; release %6 %0 %1
+            return %3 %7 %8
+        "#]],
+    );
+}
+
+#[test]
+fn a_program_that_reads_an_empty_slot_is_refused() {
+    let mut spec =
+        spec("input v0: f32[4] = batch \"batch.0\"\nv1: f32[4] = aten::mul.Tensor(v0, v0)\nreturn v1\n");
+    spec.inputs.clear();
+    let error = rewrite(&spec).err().unwrap();
+    assert!(error.message.contains("`aten::mul.Tensor` reads slot %0 before anything is there"), "{error}");
+}
