@@ -82,6 +82,8 @@ struct Group {
     members: Vec<Waiting>,
     /// Views of what the members make, which wait with them.
     views: Vec<OpCall>,
+    /// Groups whose results the members read.
+    after: Vec<Key>,
 }
 
 /// The same program with groups.
@@ -124,16 +126,36 @@ impl Grouping<'_> {
             self.groups.entry(key.clone()).or_default().views.push(call.clone());
             return;
         }
-        for key in keys {
-            self.flush(&key);
-        }
-        match self.listed(call) {
-            Some((key, waiting)) => {
-                self.wait_for(call, &key);
-                self.groups.entry(key).or_default().members.push(waiting);
+        let Some((key, waiting)) = self.listed(call) else {
+            for key in keys {
+                self.flush(&key);
             }
-            None => self.calls.push(call.clone()),
+            self.calls.push(call.clone());
+            return;
+        };
+        for read in keys {
+            self.come_after(&key, read);
         }
+        self.wait_for(call, &key);
+        self.groups.entry(key).or_default().members.push(waiting);
+    }
+
+    /// Makes the group `key` run after the group `read`: by a note where that leads to no cycle, else at once.
+    fn come_after(&mut self, key: &Key, read: Key) {
+        if read == *key || self.runs_after(&read, key) {
+            self.flush(&read);
+        } else if self.groups.contains_key(&read) {
+            let group = self.groups.entry(key.clone()).or_default();
+            if !group.after.contains(&read) {
+                group.after.push(read);
+            }
+        }
+    }
+
+    /// Whether the waiting group `key` reads, directly or not, what the group `other` makes.
+    fn runs_after(&self, key: &Key, other: &Key) -> bool {
+        let Some(group) = self.groups.get(key) else { return false };
+        group.after.iter().any(|before| before == other || self.runs_after(before, other))
     }
 
     fn wait_for(&mut self, call: &OpCall, key: &Key) {
@@ -148,7 +170,11 @@ impl Grouping<'_> {
         for slot in calls.flat_map(|call| &call.outputs).flat_map(Output::slots) {
             self.maker.remove(&slot);
         }
+        for before in &group.after {
+            self.flush(before);
+        }
         match group.members.as_slice() {
+            [] => {}
             [one] => self.calls.push(one.call.clone()),
             many => self.calls.push(merged(key.op, many)),
         }

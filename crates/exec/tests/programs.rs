@@ -40,7 +40,7 @@ fn spec(body: &str) -> ProgramSpec {
     spec
 }
 
-fn check(body: &str, expected: Expect) {
+fn check(body: &str, expected: &Expect) {
     let abilities = Abilities { strings_by_dispatcher: false, proxy_device: "cpu".to_owned() };
     let program = lower(&rewrite(&spec(body)).unwrap(), &abilities).unwrap();
     expected.assert_eq(&program.to_string());
@@ -55,7 +55,7 @@ v2: f32[4, 4] = aten::mm(v1, v0)
 v3: f32[4, 4] = aten::mm(v1, v1)
 return v3
 "#,
-        expect![[r#"
+        &expect![[r#"
             state 
             inputs %0
             prologue:
@@ -80,7 +80,7 @@ v5: f32[4, 4] = aten::mm(v1, v3)
 v6: f32[4, 4] = aten::mul.Tensor(v5, v4)
 return v6
 "#,
-        expect![[r#"
+        &expect![[r#"
             state %0
             inputs %1
             prologue:
@@ -103,7 +103,7 @@ update "buffers.a" = v1
 update "buffers.b" = v0
 return v0
 "#,
-        expect![[r#"
+        &expect![[r#"
             state %0 %1
             inputs 
             prologue:
@@ -145,7 +145,7 @@ update "optimizer.b.momentum_buffer" = v21
 update "optimizer.a.step" = v11
 update "optimizer.b.step" = v17
 "#,
-        expect![[r#"
+        &expect![[r#"
             state %0 %1 %2 %3 %4 %5
             inputs %6 %7 %8
             prologue:
@@ -153,9 +153,8 @@ update "optimizer.b.step" = v17
             body:
               %9 = aten::mul.Tensor(%6, %6) by dispatcher; release %6
               %10 = aten::mul.Tensor(%7, %7) by dispatcher; release %7
-              _ = aten::mul_.Tensor(%9, %8) by dispatcher
-              _ = aten::mul_.Tensor(%10, %8) by dispatcher; release %8
                = aten::_foreach_add_.Tensor([%4 %5], %22, 1) by proxy
+               = aten::_foreach_mul_.Tensor([%9 %10], %8) by dispatcher; release %8
                = aten::_fused_sgd_([%0 %1], [%9 %10], [%2 %3], 0.0, 0.9, 0.1, 0.0, false, false, false, None, None) by dispatcher; release %9 %10
             return 
         "#]],
@@ -176,7 +175,7 @@ v7: f32[4] = aten::mul.Tensor(v6, v1) @o
 v8: f32[4] = aten::mul.Tensor(v0, v1) @o
 return v4, v7, v8
 "#,
-        expect![[r#"
+        &expect![[r#"
             state 
             inputs %0 %1
             prologue:
