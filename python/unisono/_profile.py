@@ -20,26 +20,32 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "unisono"
 
 
-def _best(run: Callable[[], object], repeats: int = 7) -> float:
-    """The shortest time of a call, in seconds."""
+def _typical(ranks: Ranks, run: Callable[[], object], calls: int) -> float:
+    """The mean time of a call while all ranks make it, in seconds, in the quietest of three rounds.
+
+    A mean, because ranks that share cores get them in turns: the shortest call would be one that no other rank disturbed.
+    """
     run()
-    times = []
-    for _ in range(repeats):
+    rounds = []
+    for _ in range(3):
+        if ranks.count > 1:
+            dist.barrier()
         start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+        for _ in range(calls):
+            run()
+        rounds.append((time.perf_counter() - start) / calls)
+    return min(rounds)
 
 
 def describe(ranks: Ranks, memory_bytes: int | None = None) -> str:
     """Measures this machine with all ranks taking part, and returns the cluster description (TOML), the same on every rank."""
     matrix = torch.randn(512, 512)
-    flops = 2 * 512**3 / _best(lambda: torch.mm(matrix, matrix))
+    flops = 2 * 512**3 / _typical(ranks, lambda: torch.mm(matrix, matrix), 10)
     block = torch.randn(1 << 22)
     copy = torch.empty_like(block)
-    bandwidth = 2 * block.numel() * 4 / _best(lambda: copy.copy_(block))
+    bandwidth = 2 * block.numel() * 4 / _typical(ranks, lambda: copy.copy_(block), 10)
     tiny = torch.randn(8)
-    overhead = _best(lambda: [tiny.add(1) for _ in range(200)]) / 200 * 1e9
+    overhead = _typical(ranks, lambda: tiny.add(1), 5000) * 1e9
     lines = [
         "# A machine as the planner sees it, measured by `unisono profile`.",
         "version = 1",
@@ -66,6 +72,9 @@ def _memory() -> int:
 
 def _links(ranks: Ranks) -> list[str]:
     n = ranks.count
+    # Newer releases of PyTorch have other names for these two.
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     share = (n - 1) / n if n > 1 else 1.0
 
     def buffers(elements: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,8 +85,8 @@ def _links(ranks: Ranks) -> list[str]:
         part, whole = buffers(elements)
         return {
             "all_reduce": lambda: dist.all_reduce(whole),
-            "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+            "all_gather": lambda: all_gather(whole, part),
+            "reduce_scatter": lambda: reduce_scatter(part, whole),
             "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
         }[kind]
 
@@ -85,7 +94,8 @@ def _links(ranks: Ranks) -> list[str]:
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         latency, bandwidth = 1000.0, 1e12
         if n > 1:
-            small, large = _best(collective(kind, _SMALL), 30), _best(collective(kind, _LARGE))
+            small = _typical(ranks, collective(kind, _SMALL), 50)
+            large = _typical(ranks, collective(kind, _LARGE), 7)
             sent = (_LARGE - _SMALL) * 4 * share * (2 if kind == "all_reduce" else 1)
             latency, bandwidth = small * 1e9, sent / max(large - small, 1e-9)
         lines.append(f"{kind} = {{ latency_ns = {latency:.1f}, bandwidth = {bandwidth:.4e} }}")
