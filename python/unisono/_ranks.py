@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import torch.distributed as dist
 
 from unisono import errors
 from unisono._message import pack, unpack
+
+
+#: How long a process that closed its connections may take to end.
+_SECONDS_TO_END = 3.0
 
 
 class Ranks:
@@ -69,6 +74,27 @@ class Ranks:
         mine = socket.gethostname()
         return [rank for rank, (host, pid) in enumerate(self._processes) if host == mine and not _is_alive(pid)]
 
+    def blamed(self, what: str, place: str | None, cause: str | None) -> errors.ResourceError:
+        """The error for a collective that failed, naming the ranks whose processes are gone, which may take a moment to end."""
+        end = time.monotonic() + _SECONDS_TO_END
+        while not (lost := [rank for rank in self.lost() if rank != self.rank]) and time.monotonic() < end:
+            time.sleep(0.05)
+        names = ", ".join(map(str, lost))
+        gone = (
+            f"rank {names} is gone"
+            if len(lost) == 1
+            else f"ranks {names} are gone"
+            if lost
+            else "a rank is out of reach"
+        )
+        return errors.ResourceError(
+            f"{gone}: {what}",
+            code="U0320",
+            place=place,
+            cause=cause or "its process ended while the others were in a step",
+            hint="look at the end of that rank's log: it was killed, ran out of memory, or met an error of its own",
+        )
+
     def _introduce(self) -> list[tuple[str, int]]:
         if self.count == 1:
             return [(socket.gethostname(), os.getpid())]
@@ -78,6 +104,24 @@ class Ranks:
         card[120:] = torch.frombuffer(bytearray(os.getpid().to_bytes(8, "little")), dtype=torch.uint8)
         cards = [card.numpy().tobytes() for card in self.gathered(card)]
         return [(card[:120].rstrip(b"\0").decode(), int.from_bytes(card[120:], "little")) for card in cards]
+
+
+def collective_at(graph: bytes, place: str | None) -> str | None:
+    """The collectives of a rank's graph that belong to a line, ``file:line``, with why each is there."""
+    content = msgpack.unpackb(graph)["graph"]
+    found: list[str] = []
+    for node in content["nodes"]:
+        name = content["ops"][node["op"]]["name"]
+        if not name.startswith("_c10d_functional::") or "wait_tensor" in name or node["place"] is None:
+            continue
+        at = content["places"][node["place"]]
+        if f"{at['file']}:{at['line']}" == (place or "").rsplit(":", (place or "").count(":") - 1)[0]:
+            label = content["labels"][node["label"]] if node["label"] is not None else "collective"
+            text = f"{name.removeprefix('_c10d_functional::')} ({label})"
+            found += [text] if text not in found else []
+    if not found:
+        return None
+    return found[0] if len(found) == 1 else f"{found[0]} or one of {len(found) - 1} others of this line"
 
 
 def _is_alive(pid: int) -> bool:

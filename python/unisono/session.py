@@ -20,8 +20,8 @@ from unisono._capture.inputs import StepInput, StepInputs, collect, learning_rat
 from unisono._executor import Executor, lower_graph
 from unisono._message import pack
 from unisono._placements import cut, put_together
-from unisono._ranks import Ranks
-from unisono.errors import ConfigurationError, ResourceError, StepError, UnisonoError
+from unisono._ranks import Ranks, collective_at
+from unisono.errors import ConfigurationError, StepError, UnisonoError
 from unisono.plans import Plan
 
 _STATE = ("parameter", "buffer", "optimizer", "constant")
@@ -185,18 +185,11 @@ class ParallelStep:
             raise _changed("the model was switched between training and evaluation", "the captured step has one mode")
 
     def _blamed(self, error: UnisonoError) -> UnisonoError:
-        """The error of a failed step, naming the ranks that are gone."""
-        lost = [rank for rank in self.ranks.lost() if rank != self.ranks.rank] if self.ranks.count > 1 else []
-        if not lost:
+        """The error of a failed step; where a collective failed, it names the collective and the ranks that are gone."""
+        if self.ranks.count == 1 or "_c10d_functional" not in error.message:
             return error
-        names = ", ".join(map(str, lost))
-        return ResourceError(
-            f"rank {names} is gone: {error.message}",
-            code="U0320",
-            place=error.place,
-            cause=error.cause or "its process ended while the others were in a step",
-            hint=f"look at the end of the log of rank {names}: it was killed, or ran out of memory",
-        )
+        collective = collective_at(self.rank_graph, error.place) or error.message.split("`")[1]
+        return self.ranks.blamed(f"{collective} failed", error.place, error.cause)
 
     def sync(self) -> None:
         """Writes the current values of parameters, buffers and optimizer state into the user's model and optimizer, on every rank."""
@@ -206,10 +199,16 @@ class ParallelStep:
                     continue
                 whole = tensor
                 if placement != "replicate" and self.ranks.count > 1:
-                    whole = put_together(self.ranks.gathered(tensor), placement)
+                    whole = put_together(self._gathered(item.name, tensor), placement)
                 if whole.data_ptr() != item.tensor.data_ptr():
                     item.tensor.copy_(whole)
                 self._write_number(item)
+
+    def _gathered(self, name: str, part: torch.Tensor) -> list[torch.Tensor]:
+        try:
+            return self.ranks.gathered(part)
+        except RuntimeError as error:
+            raise self.ranks.blamed(f"all_gather of `{name}` for `sync` failed", None, str(error)) from None
 
     def _write_number(self, item: StepInput) -> None:
         """State that the optimizer keeps as a Python number is written as one."""

@@ -1,0 +1,98 @@
+"""What the ranks of the session's tests run; see ``test_session.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import steps
+import torch
+import torch.utils._pytree as pytree
+
+import unisono
+
+DATA, STATE = ("batch.*",), ("params.*", "optimizer.*")
+
+#: Pins of each family of plans, for an axis `a`.
+FAMILIES: dict[str, dict[str, str]] = {
+    "free": {},
+    "batch cut": {"batch.*": "shard(0)", "params.*": "replicate", "optimizer.*": "replicate"},
+    "state cut": {"batch.*": "shard(0)", "params.*": "shard(0)", "optimizer.*": "shard(0)"},
+    "tensors cut": {"batch.*": "replicate"},
+}
+
+
+def cases(ranks: int) -> Iterator[tuple[str, str]]:
+    """The models and families that a number of ranks runs."""
+    if ranks == 1:
+        yield from ((model, "free") for model in ("gpt", "gpt_adamw", "mlp", "llama"))
+        return
+    for model in ("gpt", "mlp", "llama"):
+        yield from ((model, family) for family in FAMILIES)
+    if ranks == 2:
+        yield "gpt_adamw", "state cut"
+
+
+def compare_all() -> None:
+    """Runs all cases and writes for each the largest differences from one device, and the plan, as JSON."""
+    ranks = int(os.environ["WORLD_SIZE"])
+    found: dict[str, Any] = {}
+    for model, family in cases(ranks):
+        try:
+            found[f"{model}, {family}"] = _compare(model, family, ranks)
+        except Exception:
+            found[f"{model}, {family}"] = {"error": traceback.format_exc()}
+    Path(f"{torch.distributed.get_rank()}.json").write_text(json.dumps(found))
+
+
+def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
+    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
+    alone, together = getattr(steps, model)(), getattr(steps, model)()
+    step = unisono.parallelize(
+        together.step,
+        model=together.model,
+        optimizer=together.optimizer,
+        example=together.batches[0],
+        mesh={"a": ranks},
+        pins=pins,
+        cluster=steps.EAGER_TO_CUT,
+    )
+    returned = 0.0
+    for batch in alone.batches:
+        expected, found = alone.step(*batch), step(*batch)
+        leaves = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
+        returned = max([returned, *(difference(a, b) for a, b in leaves)])
+    step.sync()
+    now, wanted = together.model.state_dict(), alone.model.state_dict()
+    state = {name: difference(now[name], wanted[name]) for name in wanted}
+    worst = max(state, key=lambda name: state[name])
+    kept = optimizer_difference(together, alone)
+    return {
+        "returned": returned,
+        "state": state[worst],
+        "worst": worst,
+        "optimizer": kept,
+        "plan": step.plan.placements,
+        "collectives": step.plan.prediction["collectives"],
+    }
+
+
+def optimizer_difference(one: steps.Training, other: steps.Training) -> float:
+    """The largest difference of the optimizers' states."""
+    worst = 0.0
+    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        for key, value in other.optimizer.state[b].items():
+            worst = max(worst, difference(torch.as_tensor(one.optimizer.state[a][key]), torch.as_tensor(value)))
+    return worst
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest expected number."""
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    scale = expected.abs().max().double().clamp(min=1e-30)
+    return float((found.double() - expected.double()).abs().max() / scale)

@@ -1,0 +1,160 @@
+"""Training steps for tests of the session: ordinary models, optimizers and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+#: A machine on which every collective is worth its while: slow arithmetic, quick links.
+EAGER_TO_CUT = """
+version = 1
+[device]
+name = "slow"
+memory_bytes = 1000000000
+memory_bandwidth = 1e8
+operation_ns = 10
+[device.matmul_flops]
+f32 = 1e8
+[links]
+all_reduce = { latency_ns = 100, bandwidth = 1e11 }
+all_gather = { latency_ns = 100, bandwidth = 1e11 }
+reduce_scatter = { latency_ns = 100, bandwidth = 1e11 }
+all_to_all = { latency_ns = 100, bandwidth = 1e11 }
+"""
+
+
+@dataclass
+class Training:
+    """What a user has: a model, an optimizer, a step, and batches."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: Callable[..., Any]
+    batches: list[tuple[Any, ...]]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        B, T, D = x_BTD.shape
+        q, k, v = (
+            part.view(B, T, self.heads, D // self.heads).transpose(1, 2)
+            for part in self.qkv(self.norm1(x_BTD)).split(D, 2)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x_BTD = x_BTD + self.out(mixed.transpose(1, 2).reshape(B, T, D))
+        return x_BTD + self.down(F.gelu(self.up(self.norm2(x_BTD))))
+
+
+class GPT(nn.Module):
+    def __init__(self, vocabulary: int = 128, width: int = 32, heads: int = 4, layers: int = 2, length: int = 16):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        x_BTD = self.tokens(tokens_BT) + self.positions(torch.arange(tokens_BT.shape[1]))
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.head(self.norm(x_BTD))
+
+
+def _sgd(model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    # an epsilon above the noise of a sum in another order, which would otherwise decide the sign of updates
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-5)
+
+
+def _tokens(count: int, batch: int) -> list[tuple[torch.Tensor, ...]]:
+    return [tuple(torch.randint(0, 128, (batch, 16)) for _ in range(2)) for _ in range(count)]
+
+
+def gpt(count: int = 5, batch: int = 4, adamw: bool = False) -> Training:
+    """A small GPT with a step that clips gradients."""
+    torch.manual_seed(1)
+    model = GPT()
+    optimizer = _adamw(model) if adamw else _sgd(model, 0.05)
+
+    def step(tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens_BT).flatten(0, 1), targets_BT.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step, _tokens(count, batch))
+
+
+def gpt_adamw() -> Training:
+    """The small GPT with AdamW."""
+    return gpt(adamw=True)
+
+
+def mlp(count: int = 5) -> Training:
+    """An MLP with batch norm."""
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        # no biases before the norm: their gradients are zero but for rounding
+        nn.Linear(32, 64, bias=False),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Linear(64, 64, bias=False),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Linear(64, 8),
+    )
+    optimizer = _sgd(model, 0.05)
+
+    def step(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        optimizer.zero_grad()
+        scores = model(batch["x"])
+        loss = F.cross_entropy(scores, batch["y"])
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.detach(), "right": (scores.argmax(1) == batch["y"]).sum()}
+
+    batches = [({"x": torch.randn(16, 32), "y": torch.randint(0, 8, (16,))},) for _ in range(count)]
+    return Training(model, optimizer, step, batches)
+
+
+def llama(count: int = 5, batch: int = 4, adamw: bool = True) -> Training:
+    """transformers' LlamaForCausalLM as it comes, with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = LlamaForCausalLM(config).train()
+    optimizer = _adamw(model) if adamw else _sgd(model, 0.05)
+
+    def step(input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(input_ids=input_ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step, _tokens(count, batch))

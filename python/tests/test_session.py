@@ -1,0 +1,51 @@
+"""A parallel step gives what the ordinary step gives, on any number of ranks, whatever the plan."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import launch
+import pytest
+import session_ranks
+
+CASES = [(ranks, f"{model}, {family}") for ranks in (1, 2, 4) for model, family in session_ranks.cases(ranks)]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """For a number of ranks, what each rank found in each case; the processes start once."""
+
+    @functools.cache
+    def run(ranks):
+        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        ended = launch.run("session_ranks:compare_all", ranks, folder, 200)
+        for rank, one in enumerate(ended):
+            assert one.status == 0, f"rank {rank} ended with {one.status}: {one.err[-3000:]}"
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+    return run
+
+
+@pytest.mark.parametrize(("ranks", "case"), CASES)
+def test_five_steps_are_as_on_one_device(compared, ranks, case):
+    for found in (rank[case] for rank in compared(ranks)):
+        assert "error" not in found, found["error"]
+        assert found["returned"] < 1e-5
+        assert found["state"] < 1e-5, found["worst"]
+        assert found["optimizer"] < 2e-5
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("model", ["gpt", "mlp", "llama"])
+def test_pinned_families_are_what_they_say(compared, ranks, model):
+    found = compared(ranks)[0]
+    batch_cut, state_cut = found[f"{model}, batch cut"], found[f"{model}, state cut"]
+    assert batch_cut["plan"]
+    assert all(name.startswith(("batch.", "buffers.")) for name in batch_cut["plan"])
+    assert batch_cut["collectives"] > 0
+    assert sum(name.startswith("params.") for name in state_cut["plan"]) > 3
+    assert sum(name.startswith("optimizer.") for name in state_cut["plan"]) > 3
+    whole = found[f"{model}, tensors cut"]["plan"]
+    assert not any(name.startswith("batch.") for name in whole)
+    assert any(name.startswith("params.") for name in whole)
