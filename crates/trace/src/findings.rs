@@ -165,7 +165,7 @@ fn on_path(frames: &Frames<'_>) -> Option<Finding> {
     let path = causal::critical_path(frames, &graph, "ProfilerStep", 0);
     let top = path.top.iter().find(|row| row.class != "cpu_between_calls")?;
     Some(Finding {
-        title: format!("`{}` takes most of the critical path", short(&top.name)),
+        title: format!("`{}` takes the largest part of the critical path", short(&top.name)),
         evidence: format!(
             "{:.0} us in {} piece(s) on rank {} ({}){}",
             top.time,

@@ -1,6 +1,7 @@
 """Record profiler traces, and read what they say: where the time goes, which rank is late and why, what would help.
 
-``load`` reads the traces of all ranks; the methods of :class:`Trace` are named as those of Holistic Trace Analysis, which they replace.
+``load`` reads the traces of all ranks; the methods of :class:`Trace` are named as in Holistic Trace Analysis, which
+they replace.
 ``record`` makes traces that hold what all analyses need.
 """
 

@@ -102,6 +102,7 @@ class Trace:
 
     def get_idle_time_breakdown(self, consecutive_kernel_delay: float = 30.0) -> tuple[Table, Table]:
         """Idle time by rank, stream and cause, and the gaps behind it. Gaps up to the delay (us) are the device's own."""
+        """Idle time by rank, stream and cause, and its gaps; those up to the delay (us) are the device's own."""
         times, gaps = self.analyse(
             "idle_time_breakdown", consecutive_kernel_delay=round(1000 * consecutive_kernel_delay)
         )["idle_time_breakdown"]
@@ -159,7 +160,7 @@ class Trace:
         return self.analyse("critical_path", rank=rank, annotation=annotation, instance=instance_id)["critical_path"]
 
     def collectives(self) -> Record:
-        """Collectives matched across ranks: waiting, culprits with reasons, clocks, bandwidths. Empty with ``compat``."""
+        """Collectives matched across ranks: waiting, culprits, clocks, bandwidths. Empty with ``compat``."""
         return self.analyse("collectives").get("collectives", {})
 
     def exposed_communication(self) -> Table:
@@ -171,7 +172,7 @@ class Trace:
         return Table(self.analyse("memory").get("memory", []))
 
     def what_if(self, *changes: str, annotation: str = "ProfilerStep", instance: int = 0) -> Record:
-        """The step's time with changes such as ``"kernel:gemm=0.5"``, ``"collective:=0.5"``, ``"launch=0"``, ``"rank:3=0.9"``."""
+        """The step's time with changes such as ``"kernel:gemm=0.5"``, ``"collective:=0.5"``, ``"launch=0"``."""
         return json.loads(self._native.what_if(list(changes), annotation, instance))
 
     def diff(self, after: Trace) -> Record:
@@ -187,8 +188,8 @@ def diagnose_hang(dumps: Mapping[int, bytes | str | Path] | Iterable[tuple[int, 
     """Says which rank has not arrived at which collective.
 
     Args:
-        dumps: for each rank that left one, its flight recorder's dump or the path of it. Dumps are read as plain data: nothing in
-            them is executed.
+        dumps: for each rank that left one, its flight recorder's dump or the path of it. Dumps are read as plain data:
+            nothing in them is executed.
 
     Returns:
         ``ranks`` and ``findings``, each with problem, group, sequence, ranks, message, hint and source lines.

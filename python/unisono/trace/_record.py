@@ -43,8 +43,9 @@ def record(
                 train_step(batch)
                 recording.step()
 
-    Afterwards ``unisono trace summary traces`` says where the time goes. If the block raises, the flight recorder of this rank is written
-    to ``rank<N>.flight``, for ``unisono trace hang``; start with ``TORCH_FR_BUFFER_SIZE=2000`` so that there is one.
+    Then ``unisono trace summary traces`` says where the time goes. If the block raises, the flight recorder of this
+    rank is written to ``rank<N>.flight``, for ``unisono trace hang``; start with ``TORCH_FR_BUFFER_SIZE=2000`` so that
+    there is one.
 
     Args:
         directory: where files go; it is made if it is not there.
