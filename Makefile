@@ -34,6 +34,9 @@ $(VENV)/.wheel: $(VENV)/.torch-$(TORCH) $(SOURCES)
 
 setup: $(VENV)/.wheel ## create the environment, build and install the wheel
 
+demo: $(VENV)/.wheel ## train a GPT over four local ranks, beside one process
+	@$(BIN)/python scripts/demo.py
+
 test: $(VENV)/.wheel $(VENV)/.test-tools ## set up and pass every test
 	$(MAKE) --no-print-directory rust-test python-test VENV=$(VENV)
 

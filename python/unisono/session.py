@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono import _native, _profile
+from unisono import _measure, _native, _profile
 from unisono._capture import Capture, capture_step
 from unisono._capture import optimizer as optimizers
 from unisono._capture.inputs import StepInput, StepInputs, collect, learning_rate
@@ -222,6 +223,22 @@ class ParallelStep:
         _, records = self._executor.record(self._arguments(arguments))
         instructions = self._executor.program.instructions()
         return [(*instructions[index], start, duration) for index, start, duration in records]
+
+    def measure(self, *arguments: Any, repeats: int = 5) -> dict[str, list[int]]:
+        """Runs ``repeats`` + 1 steps on every rank and returns what they took, beside which ``plan.prediction`` can be put.
+
+        Each entry is a list over ranks: ``step_ns``, the median wall time of a step; ``state_bytes``, the parameters, buffers and
+        optimizer state that the rank keeps; ``peak_bytes``, the most that it held during a step: state, the step's inputs, and what
+        PyTorch's allocator gave out on top of them, as its profiler saw it. Memory that no tensor owns (code, buffers of the network)
+        is not in it.
+        """
+        times = [_measure.nanoseconds(lambda: self(*arguments)) for _ in range(repeats)]
+        tensors = self._arguments(arguments)
+        state = _measure.tensor_bytes([tensor for _, _, tensor in self._state])
+        peak = state + _measure.tensor_bytes(tensors) + _measure.peak_growth(lambda: self._executor(tensors))
+        mine = torch.tensor([statistics.median_low(times), state, peak])
+        found = self.ranks.gathered(mine) if self.ranks.count > 1 else [mine]
+        return dict(zip(("step_ns", "state_bytes", "peak_bytes"), torch.stack(found, dim=1).tolist(), strict=True))
 
 
 def _axis(mesh: Mapping[str, int] | None, count: int) -> tuple[str, int]:

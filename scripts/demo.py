@@ -1,0 +1,150 @@
+"""Trains examples/gpt.py in one process with plain PyTorch, then over several ranks with Unisono, and puts the two side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+
+import gpt  # noqa: E402
+
+import unisono  # noqa: E402
+
+EVERY = 10
+#: One thread per process, and no messages of PyTorch's profiler about devices that are not there.
+QUIET = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "9"}
+EQUAL = 1e-3  # relative; beyond it two runs of 150 steps have not done the same
+
+
+def say(text: str = "") -> None:
+    """Prints at once, also into a pipe."""
+    print(text, flush=True)
+
+
+def train(step: Any, data: Any, steps: int, report: Any) -> tuple[list[float], list[float]]:
+    """The losses and the seconds of each step."""
+    losses, seconds = [], []
+    for number in range(1, steps + 1):
+        batch = next(data)
+        start = time.perf_counter()
+        losses.append(step(*batch).item())
+        seconds.append(time.perf_counter() - start)
+        if number == 1 or number % EVERY == 0:
+            report(number, losses[-1])
+    return losses, seconds
+
+
+def alone(steps: int) -> dict[str, Any]:
+    """Plain PyTorch: the example's own step, as it stands."""
+    _, _, train_step = gpt.make()
+    data = gpt.batches(gpt.read_text())
+    next(data)  # the example's script takes the first batch to capture the step
+    losses, seconds = train(train_step, data, steps, lambda number, loss: say(f"  step {number:4d}  loss {loss:.4f}"))
+    return {"losses": losses, "step_ms": statistics.median(seconds) * 1e3}
+
+
+def together(steps: int, reference: list[float], plan_file: Path) -> dict[str, Any] | None:
+    """The same over all ranks; rank 0 returns what happened."""
+    model, optimizer, train_step = gpt.make()
+    data = gpt.batches(gpt.read_text())
+    example = next(data)
+    start = time.perf_counter()
+    step = unisono.parallelize(train_step, model=model, optimizer=optimizer, example=example)
+    if step.ranks.rank == 0:
+        step.plan.save(plan_file)
+        say(f"captured, planned and prepared in {time.perf_counter() - start:.1f} s\n\n{step.plan.explain()}")
+        say(f"            {'one process':>12s} {'all ranks':>12s} {'difference':>12s}")
+
+    def report(number: int, loss: float) -> None:
+        if step.ranks.rank == 0:
+            other = reference[number - 1]
+            say(f"  step {number:4d} {other:12.6f} {loss:12.6f} {abs(loss - other) / other:12.1e}")
+
+    losses, _ = train(step, data, steps, report)
+    step.sync()
+    sample = gpt.write(model) if step.ranks.rank == 0 else ""
+    measured = step.measure(*example)
+    if step.ranks.rank != 0:
+        return None
+    return {"losses": losses, "measured": measured, "predicted": step.plan.prediction, "sample": sample}
+
+
+def start(arguments: list[str], ranks: int = 1) -> dict[str, Any]:
+    """Runs this script's part in fresh processes, one thread each, and reads what it reports."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    with tempfile.TemporaryDirectory(prefix="unisono-demo-") as folder:
+        out = Path(folder, "out.json")
+        command = [sys.executable, *launcher, __file__, "--out", str(out), *arguments]
+        if subprocess.run(command, env={**os.environ, **QUIET}, check=False).returncode:
+            sys.exit("the demo failed; the reason stands above")
+        return json.loads(out.read_text())
+
+
+def spread(values: list[int], unit: float) -> str:
+    """The least and the greatest value of the ranks."""
+    low, high = min(values) / unit, max(values) / unit
+    return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} - {high:.1f}"
+
+
+def summary(one: dict[str, Any], many: dict[str, Any], ranks: int) -> bool:
+    """Prints the comparison; whether the losses agree."""
+    predicted, measured = many["predicted"], many["measured"]
+    say(f"\n                       {'predicted':>12s} {'measured':>16s}   on each of {ranks} ranks")
+    say(f"  step time, ms        {predicted['step_ns'] / 1e6:12.1f} {spread(measured['step_ns'], 1e6):>16s}")
+    for name, key in (("state, MiB", "state_bytes"), ("peak memory, MiB", "peak_bytes")):
+        say(f"  {name:20s} {predicted[key] / 2**20:12.1f} {spread(measured[key], 2**20):>16s}")
+    say(f"  one process with plain PyTorch: {one['step_ms']:.1f} ms a step")
+    say(f"  ({ranks} ranks, one thread each, on {os.cpu_count()} cores; memory of tensors, by PyTorch's profiler)")
+    worst = max(abs(a - b) / a for a, b in zip(one["losses"], many["losses"], strict=True))
+    verdict = "OK" if worst <= EQUAL else "NOT OK"
+    say(f"\n  loss of {len(one['losses'])} steps, largest relative difference: {worst:.1e}  {verdict}")
+    say(f"\nwhat the model writes after `def `:\n\n{many['sample']}\n")
+    return worst <= EQUAL
+
+
+def main() -> None:
+    """Runs the demo, or (``--out``) one process of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--reference", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    plan_file = ROOT / "out" / "plan.toml"
+    if options.out is None:
+        count = sum(parameter.numel() for parameter in gpt.GPT().parameters())
+        say(f"a GPT of {count:,} parameters learns Python from the standard library, {options.steps} steps\n")
+        say("1. one process, plain PyTorch")
+        one = start(["--steps", str(options.steps)])
+        say(f"\n2. {options.ranks} ranks with Unisono, over gloo")
+        plan_file.parent.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as reference:
+            json.dump(one["losses"], reference)
+            reference.flush()
+            many = start(["--steps", str(options.steps), "--reference", reference.name], options.ranks)
+        equal = summary(one, many, options.ranks)
+        say(f"the plan: {plan_file.relative_to(ROOT)}")
+        sys.exit(not equal)
+    if options.reference is None:
+        found: dict[str, Any] | None = alone(options.steps)
+    else:
+        found = together(options.steps, json.loads(options.reference.read_text()), plan_file)
+    if found is not None:
+        options.out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
