@@ -2,6 +2,7 @@
 
 mod arguments;
 mod compare;
+mod export;
 mod hang;
 mod tables;
 mod what_if;
@@ -45,6 +46,8 @@ enum What {
     Diff(compare::Diff),
     /// What the step would take if some events were faster or slower
     WhatIf(what_if::WhatIf),
+    /// Write a part of the traces for a trace viewer, with curves of queues and bandwidths
+    Export(export::Export),
     /// Why a job hangs, from the flight recorders of its ranks
     Hang(hang::Hang),
 }
@@ -76,6 +79,7 @@ impl Trace {
             What::Memory(input) => (input, &[A::Memory]),
             What::Diff(command) => return command.run(out),
             What::WhatIf(command) => return command.run(out),
+            What::Export(command) => return command.run(),
             What::Hang(command) => return command.run(out),
         };
         let timeline = input.load()?;

@@ -4,6 +4,7 @@
 //! [`files::load`] reads what users have: a file, several, or a directory of one file per rank, plain or gzip.
 
 mod category;
+pub mod chrome;
 pub mod files;
 pub mod gzip;
 pub mod kineto;

@@ -1,0 +1,79 @@
+//! `unisono trace export`: a part of the traces for a trace viewer, with curves of queue lengths and bandwidths.
+
+use std::{
+    io::{BufWriter, Write},
+    path::PathBuf,
+};
+
+use ::trace::{Frames, Mode, Selection, bandwidth, queue};
+use base::{Code, Diagnostic, Place, Result};
+use clap::Args;
+use timeline::chrome::{Counter, Filter, write};
+
+use super::arguments;
+
+/// What to write.
+#[derive(Args)]
+pub struct Export {
+    /// Trace files, one for each rank, or directories of them
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+    /// The file to write
+    #[arg(long, short)]
+    out: PathBuf,
+    /// Only this rank
+    #[arg(long)]
+    rank: Option<u32>,
+    /// Only events whose name contains this
+    #[arg(long, default_value = "")]
+    name: String,
+    /// Only from this many microseconds after the first event on
+    #[arg(long, value_name = "US")]
+    from: Option<f64>,
+    /// Only up to this many microseconds after the first event
+    #[arg(long, value_name = "US")]
+    to: Option<f64>,
+    /// Add curves of queue lengths and of the bandwidth of copies
+    #[arg(long)]
+    counters: bool,
+}
+
+impl Export {
+    /// Writes the file.
+    pub fn run(&self) -> Result<()> {
+        let timeline = arguments::load(&self.paths)?;
+        let frames = Frames::new(&timeline, Mode::Exact, Selection::default());
+        let nanos = |micros: f64| frames.origin.saturating_add((micros * 1000.0).round() as i64);
+        let window = (self.from.is_some() || self.to.is_some())
+            .then(|| (self.from.map_or(i64::MIN, nanos), self.to.map_or(i64::MAX, nanos)));
+        let filter = Filter { rank: self.rank, window, name: self.name.clone() };
+        let counters = if self.counters { counters(&frames) } else { Vec::new() };
+        let written = std::fs::File::create(&self.out).map(BufWriter::new).and_then(|mut file| {
+            write(&mut file, &timeline, &filter, &counters)?;
+            file.flush()
+        });
+        written.map_err(|error| {
+            Diagnostic::new(Code::UNREADABLE_FILE, "the trace cannot be written")
+                .at(Place { file: self.out.display().to_string(), line: 0, column: 0 })
+                .because(error.to_string())
+        })
+    }
+}
+
+/// Queue lengths of every stream and bandwidths of every kind of copy.
+fn counters(frames: &Frames<'_>) -> Vec<Counter> {
+    let mut counters = Vec::new();
+    for frame in &frames.ranks {
+        let rank = frame.rank.rank;
+        for (stream, points) in queue::queues(frame) {
+            let points =
+                points.iter().map(|point| (point.time + frames.origin, point.length as f64)).collect();
+            counters.push(Counter { rank, name: format!("Queue Length {stream}"), points });
+        }
+        for (name, points) in bandwidth::bandwidths(frame) {
+            let points = points.iter().map(|point| (point.time + frames.origin, point.bandwidth)).collect();
+            counters.push(Counter { rank, name: format!("{name} BW (GB/s)"), points });
+        }
+    }
+    counters
+}
