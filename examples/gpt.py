@@ -51,12 +51,8 @@ class GPT(nn.Module):
         self.tokens, self.positions = nn.Embedding(BYTES, CHANNELS), nn.Embedding(CONTEXT, CHANNELS)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm, self.head = nn.LayerNorm(CHANNELS), nn.Linear(CHANNELS, BYTES, bias=False)
-        self.apply(self.start)
-
-    @staticmethod
-    def start(module):
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, bytes_BT):
         x_BTC = self.tokens(bytes_BT) + self.positions.weight[: bytes_BT.shape[1]]
@@ -86,7 +82,7 @@ def write(model, prompt="def ", length=240, seed=0):
     written = list(prompt.encode())
     for _ in range(length):
         logits_V = model(torch.tensor([written[-CONTEXT:]]))[0, -1]
-        written.append(int(torch.multinomial(F.softmax(logits_V / 0.7, dim=0), 1, generator=generator)))
+        written.append(int(torch.multinomial(F.softmax(logits_V / 0.8, dim=0), 1, generator=generator)))
     return bytes(written).decode(errors="replace")
 
 
@@ -110,7 +106,7 @@ def make():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
 
     model, optimizer, train_step = make()
@@ -118,7 +114,7 @@ def main():
     train_step = unisono.parallelize(train_step, model=model, optimizer=optimizer, example=next(data))
     for number in range(1, steps + 1):
         loss = train_step(*next(data))
-        if train_step.ranks.rank == 0 and (number == 1 or number % 10 == 0):
+        if train_step.ranks.rank == 0 and (number == 1 or number % 20 == 0):
             print(f"step {number:4d}  loss {loss.item():.4f}", flush=True)
     train_step.sync()
     if train_step.ranks.rank == 0:

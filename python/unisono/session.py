@@ -54,11 +54,12 @@ class ParallelStep:
         self.ranks = Ranks()
         self._axis = _axis(mesh, self.ranks.count)
         self._model, self._optimizer, self._seed = model, optimizer, seed
-        torch.manual_seed(seed)
         self._inputs, graph = self._capture(train_step, example)
         text = self._plan(graph, memory_limit, pins, plan, cluster)
         self.plan = Plan(text, graph)
         self._prepare(graph)
+        # Last, because a capture or a measurement draws numbers, and not on every rank.
+        torch.manual_seed(seed)
 
     # What rank 0 decides and tells.
 

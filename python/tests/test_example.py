@@ -1,0 +1,90 @@
+"""The example runs as it stands, on one rank and under torchrun, and measurements of a step are what was predicted."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import steps
+import torch
+from torch import nn
+
+import unisono
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
+
+
+def losses(folder, *launcher):
+    """The losses that the example prints within three steps."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(folder)}
+    command = [sys.executable, *launcher, str(EXAMPLE), "--steps", "3"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return re.findall(r"^step +\d+  loss ([\d.]+)$", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_the_example_learns_the_same_on_one_rank_and_on_two(tmp_path):
+    alone, text = losses(tmp_path)
+    assert len(alone) == 1
+    assert "def " in text
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert losses(tmp_path, *launcher)[0] == alone
+
+
+@pytest.fixture
+def step_and_batch():
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def train_step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batch = (torch.randn(512, 64),)
+    step = unisono.parallelize(train_step, model=model, optimizer=optimizer, example=batch, cluster=steps.EAGER_TO_CUT)
+    return step, batch
+
+
+def test_a_measured_step_has_the_predicted_memory(step_and_batch):
+    step, batch = step_and_batch
+    measured, predicted = step.measure(*batch), step.plan.prediction
+    assert [len(values) for values in measured.values()] == [1, 1, 1]
+    (state,), (peak,) = measured["state_bytes"], measured["peak_bytes"]
+    assert state == predicted["state_bytes"]
+    assert abs(peak - predicted["peak_bytes"]) <= 0.1 * predicted["peak_bytes"]
+    assert measured["step_ns"][0] > 0
+
+
+def test_measuring_trains_on(step_and_batch):
+    step, batch = step_and_batch
+    before = step(*batch).item()
+    step.measure(*batch, repeats=2)
+    assert step(*batch).item() < before
+
+
+def test_random_masks_do_not_depend_on_whether_the_machine_had_to_be_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.Linear(64, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train_step(x, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        batch = torch.ones(4, 8)
+        step = unisono.parallelize(train_step, model=model, optimizer=optimizer, example=(batch,))
+        runs.append([step(batch).item() for _ in range(3)])
+    assert runs[0] == runs[1]
