@@ -343,9 +343,8 @@ mod tests {
         })
     }
 
-    fn dump<const N: usize>(rank: u32, entries: [Value; N]) -> Dump {
-        let content =
-            serde_json::json!({"entries": entries.to_vec(), "pg_config": {"0": {"ranks": "[0, 1, 2]"}}});
+    fn dump(rank: u32, entries: &[Value]) -> Dump {
+        let content = serde_json::json!({"entries": entries, "pg_config": {"0": {"ranks": "[0, 1, 2]"}}});
         Dump { rank, source: String::new(), content }
     }
 
