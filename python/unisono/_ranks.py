@@ -14,7 +14,6 @@ import torch.distributed as dist
 from unisono import errors
 from unisono._message import pack, unpack
 
-
 #: How long a process that closed its connections may take to end.
 _SECONDS_TO_END = 3.0
 
@@ -108,7 +107,7 @@ class Ranks:
 
 def collective_at(graph: bytes, place: str | None) -> str | None:
     """The collectives of a rank's graph that belong to a line, ``file:line``, with why each is there."""
-    content = msgpack.unpackb(graph)["graph"]
+    content = unpack(graph)["graph"]
     found: list[str] = []
     for node in content["nodes"]:
         name = content["ops"][node["op"]]["name"]
