@@ -74,7 +74,7 @@ class Ranks:
         return [rank for rank, (host, pid) in enumerate(self._processes) if host == mine and not _is_alive(pid)]
 
     def blamed(self, what: str, place: str | None, cause: str | None) -> errors.ResourceError:
-        """The error for a collective that failed, naming the ranks whose processes are gone, which may take a moment to end."""
+        """The error for a collective that failed, naming the ranks whose processes are gone (which may take a moment)."""
         end = time.monotonic() + _SECONDS_TO_END
         while not (lost := [rank for rank in self.lost() if rank != self.rank]) and time.monotonic() < end:
             time.sleep(0.05)
@@ -113,14 +113,18 @@ def collective_at(graph: bytes, place: str | None) -> str | None:
         name = content["ops"][node["op"]]["name"]
         if not name.startswith("_c10d_functional::") or "wait_tensor" in name or node["place"] is None:
             continue
-        at = content["places"][node["place"]]
-        if f"{at['file']}:{at['line']}" == (place or "").rsplit(":", (place or "").count(":") - 1)[0]:
-            label = content["labels"][node["label"]] if node["label"] is not None else "collective"
-            text = f"{name.removeprefix('_c10d_functional::')} ({label})"
+        if place == _text(content["places"][node["place"]]):
+            label = f" ({content['labels'][node['label']]})" if node["label"] is not None else ""
+            text = name.removeprefix("_c10d_functional::") + label
             found += [text] if text not in found else []
     if not found:
         return None
     return found[0] if len(found) == 1 else f"{found[0]} or one of {len(found) - 1} others of this line"
+
+
+def _text(place: dict[str, Any]) -> str:
+    """A place as diagnostics print it."""
+    return ":".join(str(part) for part in (place["file"], place["line"], place["column"]) if part)
 
 
 def _is_alive(pid: int) -> bool:

@@ -133,6 +133,9 @@ class ParallelStep:
             returned = self._executor(tensors)
         except UnisonoError as error:
             raise self._blamed(error) from None
+        if self._optimizer is not None:
+            # schedulers ask whether the optimizer has taken a step
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]
         leaves, values = [], iter(returned)
         for position in range(self._returns.num_leaves):
             constant = position in self._return_constants
@@ -187,7 +190,7 @@ class ParallelStep:
             raise _changed("the model was switched between training and evaluation", "the captured step has one mode")
 
     def _blamed(self, error: UnisonoError) -> UnisonoError:
-        """The error of a failed step; where a collective failed, it names the collective and the ranks that are gone."""
+        """The error of a failed step; for a failed collective, it names the collective and the ranks that are gone."""
         if self.ranks.count == 1 or "_c10d_functional" not in error.message:
             return error
         collective = collective_at(self.rank_graph, error.place) or error.message.split("`")[1]

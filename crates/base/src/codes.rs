@@ -87,6 +87,7 @@ codes! {
     BAD_BINDING = 311, Step, "a tensor is not what the program was made for";
     BAD_PROGRAM = 312, Bug, "a program that cannot be run";
     UNKNOWN_OPERATION = 313, Hardware, "an operation that this PyTorch does not have";
+    RANK_GONE = 320, Resources, "another rank is gone";
 
     // 04xx: balance
     BAD_PROBLEM = 401, Configuration, "a balancing problem that makes no sense";

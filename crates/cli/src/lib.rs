@@ -5,6 +5,9 @@
 
 mod balance;
 mod doctor;
+mod explain;
+mod files;
+mod plan;
 mod trace;
 
 use std::{ffi::OsString, io::Write};
@@ -29,6 +32,8 @@ struct Arguments {
 enum Command {
     Balance(balance::Balance),
     Doctor(doctor::Doctor),
+    Explain(explain::Explain),
+    Plan(plan::Plan),
     Trace(trace::Trace),
 }
 
@@ -46,6 +51,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let result = match arguments.command {
         Command::Balance(command) => command.run(&mut out),
         Command::Doctor(command) => command.run(&mut out),
+        Command::Explain(command) => command.run(&mut out),
+        Command::Plan(command) => command.run(&mut out),
         Command::Trace(command) => command.run(&mut out),
     };
     finish(result, out)

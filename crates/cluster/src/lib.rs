@@ -60,7 +60,6 @@ pub struct Cluster {
 
 /// The version of the format that is written.
 const VERSION: u32 = 1;
-const KEYS: [&str; 3] = ["version", "device", "links"];
 
 impl Cluster {
     /// Reads a description. `file` is what diagnostics call it.
@@ -122,7 +121,11 @@ fn malformed(text: &str, file: &str, error: &toml::de::Error) -> Box<Diagnostic>
     let diagnostic = Diagnostic::new(Code::BAD_CLUSTER, format!("not a cluster description: {message}"));
     let diagnostic = diagnostic.at_line(file, line as u32, 0);
     match unknown {
-        Some(key) => diagnostic.hint(unknown_name_hint(key, KEYS)),
+        // the message ends in the keys that are known at this place: "expected one of `a`, `b`"
+        Some(key) => {
+            let known = message.rsplit("expected").next().unwrap_or_default().split('`').skip(1).step_by(2);
+            diagnostic.hint(unknown_name_hint(key, known))
+        }
         None => diagnostic.hint("`unisono profile` writes one"),
     }
 }

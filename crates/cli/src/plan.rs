@@ -1,0 +1,84 @@
+//! `unisono plan`: find the plan of a captured step for a cluster.
+
+use std::{io::Write, path::PathBuf};
+
+use base::{Code, Diagnostic, Result};
+use clap::Args;
+use cluster::Cluster;
+use driver::PlanSettings;
+use plan::Pins;
+
+use crate::files;
+
+/// Find the plan of a captured training step: who holds and computes what
+#[derive(Args)]
+pub struct Plan {
+    /// The captured step, as `unisono capture` prints it or as a message (`-` reads stdin)
+    graph: PathBuf,
+    /// How many ranks there are
+    #[arg(long)]
+    ranks: u32,
+    /// The name of the mesh axis
+    #[arg(long, default_value = "ranks")]
+    axis: String,
+    /// The cluster description, as `unisono profile` measures it
+    #[arg(long)]
+    cluster: Option<PathBuf>,
+    /// Most bytes of one rank
+    #[arg(long)]
+    memory_limit: Option<u64>,
+    /// A TOML file with placements by name pattern of inputs and axis, such as `"batch.*".ranks = "shard(0)"`
+    #[arg(long)]
+    pins: Option<PathBuf>,
+    /// Write the plan to this file and print what it does, instead of printing the plan
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+}
+
+impl Plan {
+    /// Reads, searches, prints.
+    pub fn run(self, out: &mut dyn Write) -> Result<()> {
+        let cluster = self.cluster()?;
+        let graph = files::graph(&self.graph)?;
+        let settings = PlanSettings {
+            pins: self.pins()?,
+            axis: self.axis,
+            ranks: self.ranks,
+            memory_limit: self.memory_limit,
+        };
+        let plan = driver::plan_graph(&graph, &cluster, &settings)?;
+        let Some(path) = &self.output else { return print(out, &plan.text()) };
+        files::write(path, &plan.text())?;
+        print(out, &driver::explain_plan(&graph, &plan)?)
+    }
+
+    fn cluster(&self) -> Result<Cluster> {
+        let Some(path) = &self.cluster else {
+            let message = "a plan needs a description of the cluster that it is for";
+            let hint = format!(
+                "`unisono profile --ranks {} -o cluster.toml` measures this machine; then pass `--cluster cluster.toml`",
+                self.ranks
+            );
+            return Err(Diagnostic::new(Code::BAD_CLUSTER, message).hint(hint));
+        };
+        Cluster::parse(&files::text(path)?, &path.to_string_lossy())
+    }
+
+    fn pins(&self) -> Result<Pins> {
+        let Some(path) = &self.pins else { return Ok(Pins::default()) };
+        let text = files::text(path)?;
+        toml::from_str(&text).map_err(|error| {
+            let before = &text[..error.span().map_or(0, |span| span.start).min(text.len())];
+            let line = 1 + before.matches('\n').count() as u32;
+            Diagnostic::new(Code::BAD_PIN, format!("pins that cannot be used: {}", error.message()))
+                .at_line(path.to_string_lossy(), line, 0)
+                .hint("pins map name patterns to placements by axis: \"params.*\" = { ranks = \"shard(0)\" }")
+        })
+    }
+}
+
+/// Prints a text as it is.
+pub fn print(out: &mut dyn Write, text: &str) -> Result<()> {
+    out.write_all(text.as_bytes())
+        .map_err(|error| Diagnostic::new(Code::UNREADABLE_FILE, format!("cannot write to stdout: {error}")))
+}

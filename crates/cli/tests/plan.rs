@@ -1,0 +1,158 @@
+//! The `plan` and `explain` commands from the outside.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// One matrix product with its weight's update.
+const GRAPH: &str = r#"unisono graph 1
+
+op aten::mm(Tensor self, Tensor mat2) -> Tensor
+op aten::t(Tensor(a) self) -> Tensor(a)
+op aten::sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+
+input v0: f32[64, 64] = parameter "params.w"
+input v1: f32[1024, 64] = batch "batch.x"
+
+v2: f32[1024, 64] = aten::mm(v1, v0) @p0
+v3: f32[64, 1024]{1, 64} = aten::t(v1) @p0 b
+v4: f32[64, 64] = aten::mm(v3, v2) @p0 b
+v5: f32[64, 64] = aten::sub.Tensor(v0, v4, 0.1) @p1 o
+
+update "params.w" = v5
+
+place p0 "train.py":3
+place p1 "train.py":4
+"#;
+
+const CLUSTER: &str = r#"
+version = 1
+[device]
+name = "slow"
+memory_bytes = 1000000000
+memory_bandwidth = 1e8
+operation_ns = 10
+[device.matmul_flops]
+f32 = 1e8
+[links]
+all_reduce = { latency_ns = 100, bandwidth = 1e10 }
+all_gather = { latency_ns = 100, bandwidth = 1e10 }
+reduce_scatter = { latency_ns = 100, bandwidth = 1e10 }
+all_to_all = { latency_ns = 100, bandwidth = 1e10 }
+"#;
+
+/// A folder of files for one test, removed at its end.
+struct Files(PathBuf);
+
+impl Files {
+    fn new(test: &str) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("plan-{test}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let files = Self(folder);
+        files.write("step.txt", GRAPH).write("cluster.toml", CLUSTER);
+        files
+    }
+
+    fn write(&self, name: &str, text: &str) -> &Self {
+        std::fs::write(self.0.join(name), text).unwrap();
+        self
+    }
+
+    /// The exit status, stdout and stderr of a command line.
+    fn run(&self, line: &str) -> (i32, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unisono"));
+        let output = command.args(line.split(' ')).current_dir(&self.0).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+#[test]
+fn a_plan_is_printed_and_can_be_explained() {
+    let files = Files::new("printed");
+    let (status, plan, errors) = files.run("plan step.txt --ranks 4 --axis a --cluster cluster.toml");
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert!(plan.contains("[mesh]\na = 4\n"), "{plan}");
+    assert!(plan.contains("\"params.w\" = \"shard(1)\""), "{plan}");
+    let (status, text, errors) = files.write("plan.toml", &plan).run("explain step.txt plan.toml");
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert!(text.starts_with("plan ") && text.contains("optimal in its model"), "{text}");
+}
+
+#[test]
+fn a_plan_written_to_a_file_is_explained_and_equals_the_printed_one() {
+    let files = Files::new("written");
+    let (_, printed, _) = files.run("plan step.txt --ranks 2 --cluster cluster.toml");
+    let (status, text, errors) = files.run("plan step.txt --ranks 2 --cluster cluster.toml -o plan.toml");
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert_eq!(std::fs::read_to_string(files.0.join("plan.toml")).unwrap(), printed);
+    assert_eq!(files.run("explain step.txt plan.toml").1, text);
+}
+
+#[test]
+fn a_message_gives_the_plan_of_its_text_form() {
+    let files = Files::new("message");
+    let graph = ir::Graph::from_text("step.txt", GRAPH).unwrap();
+    std::fs::write(files.0.join("step.bin"), graph.to_bytes()).unwrap();
+    let (_, of_text, _) = files.run("plan step.txt --ranks 2 --cluster cluster.toml");
+    let (status, of_message, _) = files.run("plan step.bin --ranks 2 --cluster cluster.toml");
+    assert_eq!((status, of_message), (0, of_text));
+}
+
+#[test]
+fn pins_are_kept_and_the_last_one_that_matches_decides() {
+    let files = Files::new("pins");
+    let pins = "\"*\".ranks = \"shard(0)\"\n\"batch.*\" = { ranks = \"replicate\" }\n\"params.w\".ranks = \"shard(1)\"\n";
+    let command = "plan step.txt --ranks 2 --cluster cluster.toml --pins pins.toml";
+    let (status, plan, errors) = files.write("pins.toml", pins).run(command);
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert!(plan.contains("\"params.w\" = \"shard(1)\"") && !plan.contains("\"batch.x\" ="), "{plan}");
+}
+
+#[test]
+fn without_a_cluster_the_way_to_one_is_shown() {
+    let (status, out, errors) = Files::new("cluster").run("plan step.txt --ranks 8");
+    assert_eq!((status, out.as_str()), (1, ""));
+    assert!(errors.contains("[U0201]") && errors.contains("unisono profile --ranks 8"), "{errors}");
+}
+
+#[test]
+fn what_cannot_be_is_a_diagnostic_with_its_place() {
+    let files = Files::new("bad");
+    files.write("bad.txt", &GRAPH.replace("aten::sub.Tensor(v0", "aten::sub.Tensor(v9"));
+    files.write("bad.toml", "\"params.w\" = { ranks = \"split\" }\n");
+    files.write("axis.toml", "\"params.w\" = { rank = \"replicate\" }\n");
+    files.write("plan.toml", "version = 1\n");
+    let with = "--ranks 2 --cluster cluster.toml";
+    for (line, code, part) in [
+        (format!("plan nowhere.txt {with}"), "U0010", "at nowhere.txt"),
+        (format!("plan bad.txt {with}"), "U0011", "at bad.txt:13"),
+        (format!("plan step.txt {with} --pins bad.toml"), "U0202", "at bad.toml:1"),
+        (format!("plan step.txt {with} --pins axis.toml"), "U0202", "did you mean `ranks`?"),
+        (format!("plan step.txt {with} --memory-limit 7"), "U0204", "the smallest plan found needs"),
+        ("plan step.txt --ranks 0 --cluster cluster.toml".into(), "U0205", "0 ranks"),
+        ("plan step.txt --ranks 2 --cluster step.txt".into(), "U0201", "unisono profile"),
+        ("explain step.txt plan.toml".into(), "U0011", "at plan.toml:1"),
+    ] {
+        let (status, out, errors) = files.run(&line);
+        assert_eq!((status, out.as_str()), (1, ""), "{line}");
+        assert!(errors.contains(&format!("error[{code}]")) && errors.contains(part), "{line}: {errors}");
+    }
+}
+
+#[test]
+fn a_plan_of_another_step_is_not_explained() {
+    let files = Files::new("foreign");
+    files.run("plan step.txt --ranks 2 --cluster cluster.toml -o plan.toml");
+    files.write("other.txt", &GRAPH.replace("1024", "512"));
+    let (status, _, errors) = files.run("explain other.txt plan.toml");
+    assert!(status == 1 && errors.contains("[U0203]"), "{errors}");
+}

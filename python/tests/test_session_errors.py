@@ -1,0 +1,254 @@
+"""Bad input to a session: each gets an error with a code, the reason and a hint; nothing runs on stale or foreign data, nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import launch
+import pytest
+import steps
+import torch
+
+import unisono
+from unisono import _native
+from unisono.errors import ConfigurationError, HardwareError, ResourceError, StepError
+from unisono.plans import Plan
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def parallelize(training, **settings):
+    settings = {"cluster": steps.EAGER_TO_CUT, "example": training.batches[0]} | settings
+    return unisono.parallelize(training.step, model=training.model, optimizer=training.optimizer, **settings)
+
+
+def small():
+    """A training whose step also takes a number."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, betas=(0.9, 0.99))
+
+    def step(x, scale):
+        optimizer.zero_grad()
+        loss = model(x).square().mean() * scale
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return steps.Training(model, optimizer, step, [(torch.randn(8, 4), 2.0) for _ in range(6)])
+
+
+# Calls that are not like the captured one.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "before"),
+    [
+        ((torch.zeros(6, 4), 2.0), "`batch.x` is torch.float32 of shape [6, 4]", "shape [8, 4]"),
+        ((torch.zeros(8, 4, dtype=torch.float64), 2.0), "`batch.x` is torch.float64", "torch.float32"),
+        (([[0.0]], 2.0), "put together differently", "before"),
+        ((7, 2.0), "`batch.x` is a int", "a tensor"),
+        ((torch.zeros(8, 4), 3.0), "argument `scale` is 3.0", "it was 2.0"),
+    ],
+)
+def test_a_call_unlike_the_captured_one_says_what_changed_and_leaves_the_state(arguments, what, before):
+    training = small()
+    step = parallelize(training)
+    step(*training.batches[0])
+    step.sync()
+    weight = training.model.weight.detach().clone()
+    with pytest.raises(StepError) as caught:
+        step(*arguments)
+    assert caught.value.code == "U0122"
+    assert what in caught.value.message
+    assert before in caught.value.cause
+    assert caught.value.hint
+    step.sync()
+    assert torch.equal(training.model.weight, weight)
+    step(*training.batches[1])
+
+
+@pytest.mark.filterwarnings("error")
+def test_learning_rates_stay_live_under_a_scheduler():
+    alone, together = small(), small()
+    step = parallelize(together)
+    schedules = [
+        torch.optim.lr_scheduler.CosineAnnealingLR(training.optimizer, T_max=6) for training in (alone, together)
+    ]
+    for batch in alone.batches:
+        torch.testing.assert_close(step(*batch), alone.step(*batch), rtol=1e-5, atol=1e-7)
+        for schedule in schedules:
+            schedule.step()
+    step.sync()
+    torch.testing.assert_close(together.model.weight, alone.model.weight, rtol=1e-5, atol=1e-7)
+    assert together.optimizer.param_groups[0]["lr"] == alone.optimizer.param_groups[0]["lr"] < 0.1
+
+
+def test_another_setting_of_the_optimizer_is_refused():
+    training = small()
+    step = parallelize(training)
+    training.optimizer.param_groups[0]["betas"] = (0.5, 0.99)
+    with pytest.raises(StepError, match=r"`betas` of parameter group 0 is \(0.5, 0.99\)") as caught:
+        step(*training.batches[0])
+    assert "only `lr` may change" in caught.value.cause
+
+
+def test_another_mode_of_the_model_is_refused():
+    training = steps.mlp(count=1)
+    step = parallelize(training)
+    training.model.eval()
+    with pytest.raises(StepError, match="training and evaluation"):
+        step(*training.batches[0])
+
+
+# Plans and cluster descriptions.
+
+
+def test_a_plan_runs_again_from_its_text_and_from_its_file(tmp_path):
+    training = small()
+    plan = parallelize(training).plan
+    plan.save(tmp_path / "plan.toml")
+    for again in (plan, plan.text, tmp_path / "plan.toml", str(tmp_path / "plan.toml")):
+        assert parallelize(small(), plan=again).plan.fingerprint == plan.fingerprint
+
+
+def test_a_plan_of_another_step_is_refused():
+    plan = parallelize(steps.mlp(count=1)).plan
+    with pytest.raises(ConfigurationError, match="for another training step") as caught:
+        parallelize(small(), plan=plan)
+    assert caught.value.code == "U0203"
+    assert caught.value.hint
+
+
+def test_a_plan_for_other_ranks_is_refused():
+    plan = Plan(parallelize(small()).plan.text.replace("ranks = 1", "ranks = 2"))
+    with pytest.raises(ConfigurationError, match=r"the plan is for mesh \{'ranks': 2\}") as caught:
+        parallelize(small(), plan=plan)
+    assert caught.value.code == "U0203"
+
+
+@pytest.mark.parametrize(("text", "part"), [("version = 1\nmesch = 2\n", "mesch"), ("not\na plan", "not a plan")])
+def test_a_malformed_plan_is_refused_with_its_line(text, part):
+    with pytest.raises(ConfigurationError, match=part) as caught:
+        parallelize(small(), plan=text)
+    assert caught.value.code == "U0011"
+    assert caught.value.place.startswith("the plan:")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ("memory_bandwidth", "memory_bandwith", "did you mean `memory_bandwidth`?"),
+        ("memory_bandwidth = 1e8", "memory_bandwidth = -1", "unisono profile"),
+        ("version = 1", "version = 9", "unisono profile"),
+        ("[links]", "[links", "unisono profile"),
+    ],
+)
+def test_a_malformed_cluster_description_is_refused(old, new, part):
+    with pytest.raises(ConfigurationError) as caught:
+        parallelize(small(), cluster=steps.EAGER_TO_CUT.replace(old, new))
+    assert caught.value.code == "U0201"
+    assert caught.value.place.startswith("the cluster description")
+    assert part in caught.value.hint
+
+
+@pytest.mark.parametrize("setting", ["plan", "cluster"])
+def test_a_file_that_is_not_there_is_named(setting):
+    with pytest.raises(ConfigurationError, match="nowhere.toml") as caught:
+        parallelize(small(), **{setting: "nowhere.toml"})
+    assert caught.value.code == "U0010"
+
+
+# Pins, memory, meshes.
+
+
+@pytest.mark.parametrize(
+    ("pins", "part", "hint"),
+    [
+        ({"params.wieght": {"ranks": "replicate"}}, "matches no input", "did you mean `params.weight`?"),
+        ({"params.*": {"rank": "replicate"}}, "names an axis `rank`", "did you mean `ranks`?"),
+        ({"params.weight": {"ranks": "shard(5)"}}, "cannot be `shard(5)`", "pin another dimension"),
+        ({"params.weight": {"ranks": "partial(sum)"}}, "inputs are not partial", "shard(DIM)"),
+        ({"params.weight": {"ranks": "split"}}, "split", "pins map name patterns"),
+    ],
+)
+def test_a_pin_that_cannot_be_kept_is_refused(pins, part, hint):
+    with pytest.raises(ConfigurationError) as caught:
+        parallelize(small(), pins=pins)
+    assert caught.value.code == "U0202"
+    assert part in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_memory_limit_that_no_plan_keeps_says_how_much_the_smallest_needs():
+    with pytest.raises(ResourceError, match="no plan fits into 10 bytes") as caught:
+        parallelize(small(), memory_limit=10)
+    assert caught.value.code == "U0204"
+    assert "the smallest plan found needs" in caught.value.cause
+
+
+@pytest.mark.parametrize(
+    ("mesh", "part"),
+    [({"a": 3}, "mesh axis `a` has 3 ranks, but 1 process runs"), ({"a": 1, "b": 1}, "2 axes"), ({}, "0 axes")],
+)
+def test_a_mesh_that_does_not_fit_is_refused(mesh, part):
+    with pytest.raises(ConfigurationError, match=part) as caught:
+        parallelize(small(), mesh=mesh)
+    assert caught.value.code == "U0205"
+
+
+def test_an_impossible_pin_is_refused_on_every_rank_and_nobody_waits(tmp_path):
+    pins = {"params.6.weight": {"a": "shard(7)"}}
+    for rank, one in enumerate(launch.run("session_faults:refuse", 2, tmp_path, 60, pins=pins, mesh={"a": 2})):
+        assert one.status == 1, f"rank {rank}: {one.status}"
+        assert "[U0202] `params.6.weight` of shape [8, 64] cannot be `shard(7)` over 2 ranks" in one.err
+
+
+# PyTorch.
+
+
+def test_a_torch_that_is_not_there_is_a_hardware_error(tmp_path):
+    code = f"from unisono import _native; _native.load_torch({str(tmp_path)!r}, '2.9.0')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "HardwareError: [U0300]" in done.stderr
+    assert "import torch before" in done.stderr
+
+
+def test_a_library_without_the_symbols_is_refused_by_the_first_one_missing(tmp_path):
+    (tmp_path / "libtorch_cpu.so").symlink_to(Path(_native.__file__))
+    code = f"from unisono import _native; _native.load_torch({str(tmp_path)!r}, '2.9.0')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "HardwareError: [U0301] PyTorch 2.9.0 does not offer the function `aoti_torch" in done.stderr
+    assert "pip install" in done.stderr
+
+
+# A rank that is gone.
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.3], ids=["in a step", "between steps"])
+def test_when_a_rank_is_killed_the_others_end_naming_it_the_collective_and_the_line(tmp_path, pause):
+    with launch.Processes("session_faults:run_until_killed", 3, tmp_path, pause=pause) as running:
+        for rank in range(3):
+            running.wait_until(rank, "step 3\n", 90)
+        start = time.monotonic()
+        os.kill(running.processes[1].pid, signal.SIGKILL)
+        ended = running.ended(15)
+        assert time.monotonic() - start < 15
+    for rank in (0, 2):
+        assert ended[rank].status == 1
+        error = json.loads((tmp_path / f"error{rank}.json").read_text())
+        assert error["code"] == "U0320"
+        assert "1" in error["message"].split(":")[0]
+        assert re.search(r": (all_reduce|all_gather|reduce_scatter|all_to_all)\w* \(.*reshard ", error["message"])
+        assert Path(error["place"].split(":")[0]).name == "steps.py"
