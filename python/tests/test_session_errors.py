@@ -18,7 +18,7 @@ import torch
 
 import unisono
 from unisono import _native
-from unisono.errors import ConfigurationError, HardwareError, ResourceError, StepError
+from unisono.errors import ConfigurationError, ResourceError, StepError
 from unisono.plans import Plan
 
 
@@ -164,7 +164,7 @@ def test_a_malformed_cluster_description_is_refused(old, new, part):
 
 @pytest.mark.parametrize("setting", ["plan", "cluster"])
 def test_a_file_that_is_not_there_is_named(setting):
-    with pytest.raises(ConfigurationError, match="nowhere.toml") as caught:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.toml") as caught:
         parallelize(small(), **{setting: "nowhere.toml"})
     assert caught.value.code == "U0010"
 
