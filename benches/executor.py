@@ -120,7 +120,7 @@ def bench_calls() -> None:
 
         cases = {"c": lambda direct=direct: direct(raw, CHAIN), "rust": lambda run=run: run([x]), "python": by_python}
         best = {case: 1e9 * value / CHAIN for case, value in fastest(cases, rounds=25, seconds=0.01).items()}
-        views, dispatcher, proxy, _, _ = run.program.counts()
+        views, dispatcher, _, _, _ = run.program.counts()
         route = "metadata" if views else "dispatcher" if dispatcher else "proxy"
         c, rust, ops = best["c"], best["rust"], best["python"]
         print(f"| {name} | {route} | {c:.0f} | {rust:.0f} | {ops:.0f} | {rust / c:.2f} | {rust / ops:.2f} |")

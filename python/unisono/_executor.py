@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import torch
 
 from unisono import _native, _reference
+from unisono._message import pack, unpack
 from unisono._program import ProgramBuilder, Slot
 from unisono.errors import HardwareError
 
@@ -70,7 +70,7 @@ class Executor:
 def lower(spec: Mapping[str, Any], device: str = "cpu") -> Any:
     """Lowers a program's data, as :meth:`ProgramBuilder.spec` gives it."""
     _ready()
-    return _native.Program(msgpack.packb(spec), device)
+    return _native.Program(pack(spec), device)
 
 
 def lower_graph(message: bytes, groups: Mapping[str, str] | None = None, device: str = "cpu") -> Any:
@@ -132,7 +132,7 @@ def _proxy_runner(document: str | None, device: str) -> Any:
 
 def _register_python_calls(calls: bytes, objects: Mapping[str, Any] | None) -> Any:
     """Registers a function for each call that only Python can make; they live as long as the returned library."""
-    decoded = msgpack.unpackb(calls)
+    decoded = unpack(calls)
     if not decoded:
         return None
     library = torch.library.Library("unisono_python", "FRAGMENT")
@@ -165,7 +165,7 @@ def _ready() -> None:
     builder.call(torch.ops.aten.add.Tensor, [Slot(y), Slot(y)], {"alpha": 3}, [z])
     builder.returns.append(z)
     try:
-        program = _native.Program(msgpack.packb(builder.spec()), "cpu")
+        program = _native.Program(pack(builder.spec()), "cpu")
         (found,) = Executor(program)([torch.tensor([-1.0, 2.0])])
         problem = None if found.tolist() == [0.0, 8.0] else f"relu and add gave {found.tolist()} for [-1, 2]"
     except RuntimeError as error:

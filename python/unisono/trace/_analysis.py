@@ -194,6 +194,6 @@ def diagnose_hang(dumps: Mapping[int, bytes | str | Path] | Iterable[tuple[int, 
     Returns:
         ``ranks`` and ``findings``, each with problem, group, sequence, ranks, message, hint and source lines.
     """
-    pairs = dumps.items() if isinstance(dumps, Mapping) else dumps
+    pairs: Any = dumps.items() if isinstance(dumps, Mapping) else dumps
     contents = [(rank, dump if isinstance(dump, bytes) else Path(dump).read_bytes()) for rank, dump in pairs]
     return json.loads(_native.diagnose_hang(contents))
