@@ -5,9 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from unisono import _native
+from unisono import _commands, _native
 
-_PYTHON_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {}
+_PYTHON_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "capture": _commands.capture,
+    "profile": _commands.profile,
+}
+_HELP = """
+Commands that need Python:
+  capture  Capture a training step and print its graph
+  profile  Measure this machine and print the cluster description that plans are made for"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,7 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = _PYTHON_COMMANDS.get(arguments[0]) if arguments else None
     if command is not None:
         return command(arguments[1:])
-    return _native.run_command(["unisono", *arguments])
+    status = _native.run_command(["unisono", *arguments])
+    if arguments[:1] in (["--help"], ["-h"], ["help"]):
+        print(_HELP)
+    return status
 
 
 if __name__ == "__main__":

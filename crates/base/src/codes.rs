@@ -88,6 +88,7 @@ codes! {
     BAD_PROGRAM = 312, Bug, "a program that cannot be run";
     UNKNOWN_OPERATION = 313, Hardware, "an operation that this PyTorch does not have";
     RANK_GONE = 320, Resources, "another rank is gone";
+    MEASUREMENT_FAILED = 321, Hardware, "a measurement of the machine that failed";
 
     // 04xx: balance
     BAD_PROBLEM = 401, Configuration, "a balancing problem that makes no sense";

@@ -1,0 +1,185 @@
+"""The subcommands of ``unisono`` that need Python: ``capture`` and ``profile``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import ConfigurationError, HardwareError, UnisonoError
+
+#: How long the ranks of a measurement may take, in seconds.
+_PROFILE_SECONDS = 300.0
+_KEYS = ("train_step", "model", "optimizer", "example")
+
+
+def _reporting(command: Callable[[Sequence[str]], None]) -> Callable[[Sequence[str]], int]:
+    """The command with an exit status: a diagnostic goes to stderr, as those of native commands do."""
+
+    def run(arguments: Sequence[str]) -> int:
+        try:
+            command(arguments)
+        except UnisonoError as error:
+            print(f"error{error}".replace("] ", "]: ", 1), file=sys.stderr)
+            return 1
+        return 0
+
+    return run
+
+
+@_reporting
+def capture(arguments: Sequence[str]) -> None:
+    """Prints the text form of a captured step.
+
+    ``FILE.py:FUNCTION`` names a function that takes no arguments and returns a mapping with ``train_step``, ``example``
+    and, where there are any, ``model`` and ``optimizer``: the arguments of :func:`unisono.capture`.
+    """
+    parser = argparse.ArgumentParser(
+        prog="unisono capture",
+        description="Capture a training step and print its graph.",
+        epilog="FUNCTION is called without arguments and returns a mapping with train_step, model, optimizer and example: "
+        "the arguments of unisono.capture.",
+    )
+    parser.add_argument("function", metavar="FILE.py:FUNCTION", help="what makes the step")
+    parser.add_argument("-o", "--output", type=Path, help="write the graph to this file instead of stdout")
+    options = parser.parse_args(arguments)
+    made = _made(options.function)
+
+    import unisono
+
+    text = unisono.capture(
+        made["train_step"], model=made.get("model"), optimizer=made.get("optimizer"), example=made["example"]
+    ).text()
+    _write(options.output, text)
+
+
+def _made(name: str) -> Mapping[str, Any]:
+    """What the named function returns, checked."""
+    file, _, function = name.rpartition(":")
+    usage = "name a file and a function in it: unisono capture train.py:make_step"
+    if not file:
+        raise ConfigurationError(f"`{name}` names no function", code="U0120", hint=usage)
+    made = _function(Path(file), function, usage)()
+    if not isinstance(made, Mapping) or "train_step" not in made or "example" not in made:
+        found = f"keys {sorted(map(str, made))}" if isinstance(made, Mapping) else f"a {type(made).__name__}"
+        raise ConfigurationError(
+            f"`{name}` returns {found}",
+            code="U0120",
+            hint='return {"train_step": ..., "model": ..., "optimizer": ..., "example": (...)}',
+        )
+    unknown = [key for key in made if key not in _KEYS]
+    if unknown:
+        hint = f"known: {', '.join(_KEYS)}"
+        raise ConfigurationError(f"`{name}` returns an unknown key `{unknown[0]}`", code="U0012", hint=hint)
+    return made
+
+
+def _function(file: Path, function: str, usage: str) -> Callable[[], Any]:
+    if not file.is_file():
+        raise ConfigurationError(f"cannot read `{file}`: there is no such file", code="U0010", hint=usage)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"`{file}` is no Python file", code="U0010", hint=usage)
+    module = importlib.util.module_from_spec(spec)
+    # a script may import its neighbours, and dataclasses look for their module
+    sys.path.insert(0, str(file.resolve().parent))
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise ConfigurationError(f"`{file}` has no function `{function}`", code="U0120", hint=usage)
+    return found
+
+
+@_reporting
+def profile(arguments: Sequence[str]) -> None:
+    """Measures this machine with a number of gloo ranks and prints the cluster description."""
+    parser = argparse.ArgumentParser(
+        prog="unisono profile",
+        description="Measure this machine and print the cluster description that plans are made for.",
+    )
+    parser.add_argument("--ranks", type=_positive, default=1, help="how many local ranks take part (default: 1)")
+    parser.add_argument("-o", "--output", type=Path, help="write the description to this file instead of stdout")
+    options = parser.parse_args(arguments)
+    print(f"measuring with {options.ranks} rank(s) ...", file=sys.stderr)
+    start = time.monotonic()
+    text = _measured(options.ranks)
+    print(f"done in {time.monotonic() - start:.1f} s", file=sys.stderr)
+    _write(options.output, text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of ranks")
+    return int(text)
+
+
+_RANK = """
+import sys
+from pathlib import Path
+from unisono._profile import describe
+from unisono._ranks import Ranks
+ranks = Ranks()
+text = describe(ranks)
+if ranks.rank == 0:
+    Path(sys.argv[1]).write_text(text)
+"""
+
+
+def _measured(ranks: int) -> str:
+    """What rank 0 of so many processes measured. No process is left behind."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+        processes = []
+        try:
+            for rank in range(ranks):
+                place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port}
+                # cores are shared by the ranks, as `torchrun` has it
+                shared = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "profile", "OMP_NUM_THREADS": "1"}
+                command = [sys.executable, "-c", _RANK, f"{folder}/cluster.toml"]
+                processes.append(subprocess.Popen(command, env=os.environ | place | shared))
+            _wait(processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return Path(folder, "cluster.toml").read_text()
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Waits until all have ended well; the first that fails ends the measurement."""
+    end = time.monotonic() + _PROFILE_SECONDS
+    while any(process.poll() is None for process in processes):
+        failed = [rank for rank, process in enumerate(processes) if process.poll() not in (None, 0)]
+        if failed or time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    for rank, process in enumerate(processes):
+        status = process.poll()
+        if status != 0:
+            what = (
+                f"ended with status {status}" if status is not None else f"was not done within {_PROFILE_SECONDS:.0f} s"
+            )
+            raise HardwareError(
+                f"the measurement failed: rank {rank} {what}", code="U0321", hint="its output above says why"
+            )
+
+
+def _write(output: Path | None, text: str) -> None:
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write `{output}`: {error.strerror}", code="U0010") from None
