@@ -17,16 +17,19 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgpack
 import torch
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "python" / "tests")]
 
 import gpt_step  # noqa: E402
-from fx_program import from_fx, trace  # noqa: E402
+from fx_program import trace  # noqa: E402
 
-from unisono import _reference  # noqa: E402
-from unisono._executor import Executor, lower  # noqa: E402
+import unisono  # noqa: E402
+from unisono import _native  # noqa: E402
+from unisono._executor import Executor, lower, lower_graph  # noqa: E402
+from unisono._interpret import interpret  # noqa: E402
 from unisono._program import ProgramBuilder, Slot  # noqa: E402
 
 aten = torch.ops.aten
@@ -56,7 +59,7 @@ def fastest(cases: Mapping[str, Callable[[], object]], *, rounds: int, seconds: 
 CHAIN = 1000
 CALLS = {
     "view": lambda x: aten.view.default(x, [8, 8]),
-    "relu": lambda x: aten.relu.default(x),
+    "relu": aten.relu.default,
     "mul": lambda x: aten.mul.Tensor(x, x),
     "mm": lambda x: aten.mm.default(x, x),
     "add": lambda x: aten.add.Tensor(x, x),
@@ -129,52 +132,67 @@ def bench_calls() -> None:
 # A whole step --------------------------------------------------------------------------------------------------------
 
 
-def program(model: torch.nn.Module, inputs: list[torch.Tensor], *, fused: bool = True):
-    """The step as an executor, with its data and its state."""
-    flat = gpt_step.FlatStep(model, fused=fused)
-    state = flat.state()
-    graph = trace(flat, inputs, state)
-    builder, constants = from_fx(graph, len(state))
-    start = time.process_time()
-    spec = builder.spec()
-    run = Executor(lower(spec), objects=builder.objects)
-    run.bind([*state, *constants])
-    build = time.process_time() - start
-    return run, {**spec, "objects": builder.objects}, [*state, *constants], graph, build
+STATE = ("parameter", "buffer", "optimizer", "constant")
 
 
-def equal_to_reference(size: int, length: int) -> None:
+def captured(size: int, length: int):
+    """A captured step as an executor, with its graph, the state that is bound and what is passed at each step."""
     torch.manual_seed(0)
-    inputs = list(gpt_step.batch(size, length))
-    run, spec, state, _, _ = program(gpt_step.GPT(), inputs)
-    other = [one.clone() for one in state]
+    model, batch = gpt_step.GPT(), gpt_step.batch(size, length)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=gpt_step.LR)
+    graph = unisono.capture(gpt_step.step(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    message, _ = _native.run_passes(graph.message)
+    start = time.process_time()
+    run = Executor(lower_graph(message))
+    build = time.process_time() - start
+    decoded = msgpack.unpackb(message)["graph"]
+    values = [item.tensor.detach().clone() for item in graph.capture.inputs.inputs]
+    is_state = [item["class"] in STATE for item in decoded["inputs"]]
+    state = [value for value, one in zip(values, is_state, strict=True) if one]
+    run.bind(state)
+    rest = [value for value, one in zip(values, is_state, strict=True) if not one]
+    return run, decoded, values, rest, build
+
+
+def equal_to_interpreter(size: int, length: int) -> None:
+    run, decoded, values, rest, _ = captured(size, length)
+    other = [value.clone() for value in values]
     for _ in range(5):
-        found, expected = run(inputs), _reference.run(spec, other, inputs)
-        assert all(torch.equal(a, b) for a, b in zip([*found, *state], [*expected, *other], strict=True))
+        found = run(rest)
+        expected, updates = interpret(decoded, other)
+        for position, value in updates.items():
+            other[position] = value
+        assert all(torch.equal(a, b) for a, b in zip([*found, *values], [*expected, *other], strict=True))
 
 
 def bench_step(size: int, length: int, *, inductor: bool) -> None:
-    equal_to_reference(size, length)
+    equal_to_interpreter(size, length)
+    run, decoded, _, rest, build = captured(size, length)
+    nodes = len(decoded["order"])
+    views, dispatcher, proxy, python, once = run.program.counts()
+    print(
+        f"\n{size} x {length} tokens: {nodes} nodes, lowered and linked in {1e3 * build:.0f} CPU ms "
+        f"({1e3 * build / nodes:.3f} ms each): {views} views, {dispatcher} calls by dispatcher, {proxy} by proxy, "
+        f"{python} by Python, {once} run once; bitwise equal to node by node over 5 steps"
+    )
     torch.manual_seed(0)
-    model = gpt_step.GPT()
-    inputs = list(gpt_step.batch(size, length))
-    run, _, state, graph, build = program(model, inputs)
-    calls = sum(run.program.counts())
-    print(f"\n{size} x {length} tokens: {calls} operations, built in {1e3 * build:.0f} ms "
-          f"({1e3 * build / calls:.3f} ms each); bitwise equal to node by node over 5 steps")  # fmt: skip
-    with torch.no_grad():
-        eager, fused = gpt_step.eager_step(gpt_step.GPT()), gpt_step.eager_step(gpt_step.GPT(), fused=True)
-        cases: dict[str, Callable[[], object]] = {"Unisono": lambda: run(inputs)}
-        fx_state = [one.clone() for one in state]
-        cases["FX graph module"] = lambda: graph(*fx_state, *inputs)
+    model, inputs = gpt_step.GPT(), list(gpt_step.batch(size, length))
+    flat = gpt_step.FlatStep(model, fused=True)
+    flat_state = flat.state()
+    graph = trace(flat, inputs, flat_state)
+
+    def by_fx():
+        with torch.no_grad():
+            graph(*flat_state, *inputs)
+
+    eager, fused = (gpt_step.eager_step(gpt_step.GPT(), fused=fused) for fused in (None, True))
+    cases: dict[str, Callable[[], object]] = {"Unisono": lambda: run(rest), "FX graph module, fused AdamW": by_fx}
     cases["eager, AdamW"] = lambda: eager(*inputs)
     cases["eager, fused AdamW"] = lambda: fused(*inputs)
     if inductor:
         cases["Inductor, whole step"] = inductor_step(model, inputs)
-    with torch.no_grad():
-        cases["FX graph module"]()
     best = fastest(cases, rounds=8, seconds=0.15)
-    print("| | CPU ms | Unisono / this |")
+    print("\n| | CPU ms | Unisono / this |")
     print("|---|---|---|")
     for name, value in best.items():
         print(f"| {name} | {1e3 * value:.2f} | {best['Unisono'] / value:.2f} |")
@@ -217,10 +235,8 @@ def in_use() -> int:
 
 
 def bench_memory() -> None:
-    torch.manual_seed(0)
-    inputs = list(gpt_step.batch(1, 8))
-    run, _, _, _, _ = program(gpt_step.GPT(), inputs)
-    wrong = [inputs[0], inputs[1] + 1000]
+    run, _, _, inputs, _ = captured(1, 8)
+    wrong = [one if one.is_floating_point() else one + 1000 for one in inputs]
     for what, step, steps in (("steps", lambda: run(inputs), 3000), ("failing steps", lambda: fails(run, wrong), 500)):
         for _ in range(50):
             step()

@@ -45,11 +45,10 @@ class GPT(nn.Module):
 LR, BETA1, BETA2, EPS, DECAY, NORM = 1e-3, 0.9, 0.999, 1e-8, 0.01, 1.0
 
 
-def eager_step(model: nn.Module, *, fused: bool | None = None):
+def step(model: nn.Module, optimizer: torch.optim.Optimizer):
     """The step as a user writes it."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=fused)
 
-    def step(x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
+    def train(x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
         loss = F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), NORM)
@@ -57,7 +56,12 @@ def eager_step(model: nn.Module, *, fused: bool | None = None):
         optimizer.zero_grad()
         return loss.detach()
 
-    return step
+    return train
+
+
+def eager_step(model: nn.Module, *, fused: bool | None = None):
+    """The step, ready to run eagerly."""
+    return step(model, torch.optim.AdamW(model.parameters(), lr=LR, fused=fused))
 
 
 class FlatStep:

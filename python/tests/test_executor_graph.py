@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import unisono
+from unisono import _native
 from unisono._executor import Executor, lower_graph
 from unisono._interpret import interpret
 
@@ -61,14 +63,16 @@ def captured(make_optimizer):
     return graph, values
 
 
+@pytest.mark.parametrize("passes", [False, True], ids=["as captured", "after passes"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_captured_step_is_bitwise_equal_to_node_by_node(name):
+def test_a_captured_step_is_bitwise_equal_to_node_by_node(name, passes):
     graph, values = captured(OPTIMIZERS[name])
-    decoded = graph.decoded()
+    message = _native.run_passes(graph.message)[0] if passes else graph.message
+    decoded = msgpack.unpackb(message)["graph"]
     is_state = [item["class"] in STATE for item in decoded["inputs"]]
     state = [value.clone() for value, is_one in zip(values, is_state, strict=True) if is_one]
     batch = [value for value, is_one in zip(values, is_state, strict=True) if not is_one]
-    run = Executor(lower_graph(graph.message))
+    run = Executor(lower_graph(message))
     run.bind(state)
     for _ in range(4):
         found = run(batch)
@@ -80,3 +84,34 @@ def test_a_captured_step_is_bitwise_equal_to_node_by_node(name):
         names = ["return", *(item["name"] for item in decoded["inputs"])]
         for what, a, b in zip(names, [*found, *whole], [*expected, *values], strict=True):
             assert torch.equal(a, b), what
+
+
+def test_state_is_left_as_it_was_by_a_step_that_fails():
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(x_BT, y_BT):
+        loss = F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    x_BT, y_BT = torch.randint(0, 11, (3, 5)), torch.randint(0, 11, (3, 5))
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x_BT, y_BT))
+    decoded = graph.decoded()
+    items = list(zip(decoded["inputs"], graph.capture.inputs.inputs, strict=True))
+    state = [item.tensor.detach().clone() for entry, item in items if entry["class"] in STATE]
+    rest = [item.tensor.detach() for entry, item in items if entry["class"] not in STATE]
+    run = Executor(lower_graph(_native.run_passes(graph.message)[0]))
+    run.bind(state)
+    run(rest)
+    before = [one.clone() for one in state]
+    wrong = [one + 100 if one is y_BT or torch.equal(one, y_BT) else one for one in rest]
+    with pytest.raises(unisono.errors.StepError, match="nll_loss") as caught:
+        run(wrong)
+    assert "test_executor_graph.py" in (caught.value.place or "")
+    assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
+    run(rest)
+    assert not torch.equal(state[0], before[0])

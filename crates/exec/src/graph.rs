@@ -45,7 +45,8 @@ const fn slot(value: ValueId) -> Slot {
 }
 
 fn shape(ty: &TensorType) -> Option<Shape> {
-    Some(Shape { dtype: Dtype::named(ty.dtype.torch_name())?, sizes: ty.shape.to_vec() })
+    let dtype = Dtype::named(ty.dtype.torch_name())?;
+    Some(Shape { dtype, sizes: ty.shape.to_vec(), strides: Some(ty.strides.to_vec()) })
 }
 
 fn call(node: &Node, groups: &Groups) -> Result<OpCall> {
@@ -59,7 +60,7 @@ fn call(node: &Node, groups: &Groups) -> Result<OpCall> {
         args: node.args.iter().map(|arg| argument(arg, groups)).collect::<Result<_>>()?,
         outputs: node.returns.iter().map(output).collect(),
         place: node.place.map(|place| place.0),
-        groupable: node.phase == Phase::Optimizer,
+        writes_state: node.phase == Phase::Optimizer,
     })
 }
 

@@ -14,7 +14,8 @@ pub(crate) fn in_place_name(full_name: &str) -> String {
     }
 }
 
-/// The same program with list operations in place, where nobody can tell.
+/// The same program with operations in place, where nobody can tell. State is written by the optimizer's operations only, so that
+/// a step that fails before leaves it as it was.
 pub(crate) fn write_in_place(spec: &ProgramSpec, schemas: &[Schema]) -> ProgramSpec {
     if spec.calls.iter().any(|call| schemas[call.op as usize].mutates()) {
         // Somebody else has decided what is written where.
@@ -110,7 +111,7 @@ impl<'a> Rewrite<'a> {
 
     fn in_place(&mut self, index: usize, call: &OpCall) -> Option<OpCall> {
         let schema = &self.schemas[call.op as usize];
-        if !call.groupable || role(schema) != Role::Compute {
+        if role(schema) != Role::Compute {
             return None;
         }
         let op = *self.numbers.get(&in_place_name(&schema.full_name()))?;
@@ -132,7 +133,7 @@ impl<'a> Rewrite<'a> {
             *roots.entry(self.root_of(slot)).or_default() += 1;
         }
         let free = |(from, to): &(Slot, Option<Slot>)| {
-            roots[&self.root_of(*from)] == 1 && self.may_overwrite(index, *from, *to)
+            roots[&self.root_of(*from)] == 1 && self.may_overwrite(index, call, *from, *to)
         };
         if !pairs.iter().all(free) {
             return None;
@@ -147,15 +148,18 @@ impl<'a> Rewrite<'a> {
     }
 
     /// Whether the call at `index` may write the value of `to` where that of `from` is.
-    fn may_overwrite(&self, index: usize, from: Slot, to: Option<Slot>) -> bool {
+    fn may_overwrite(&self, index: usize, call: &OpCall, from: Slot, to: Option<Slot>) -> bool {
         let root = self.root_of(from);
         let unread = self.last_read.get(&root).is_none_or(|last| *last <= index);
-        let alike = to
-            .is_none_or(|to| self.spec.shape(from).is_some() && self.spec.shape(from) == self.spec.shape(to));
-        let mine = match to.and_then(|to| self.state_of.get(&to)) {
-            Some(state) => from == *state && !to.is_some_and(|to| self.spec.returns.contains(&to)),
-            None => !self.given.contains(&root) && self.distinct.contains(&from),
-        };
+        let alike = to.is_none_or(|to| match (self.spec.shape(from), self.spec.shape(to)) {
+            (Some(a), Some(b)) => a == b && a.strides.is_some(),
+            _ => false,
+        });
+        let temporary = !self.given.contains(&root) && self.distinct.contains(&from);
+        let state = to.is_some_and(|to| {
+            self.state_of.get(&to) == Some(&from) && call.writes_state && !self.spec.returns.contains(&to)
+        });
+        let mine = temporary || state;
         unread && alike && mine
     }
 }

@@ -5,10 +5,10 @@
 
 mod effects;
 mod graph;
-mod group;
 mod inplace;
 mod link;
 mod lower;
+mod numbers;
 mod program;
 mod rewrite;
 mod route;

@@ -1,35 +1,32 @@
-//! Rewrites of what is to be run, before it is lowered: grouping into list operations, then writing in place.
+//! Rewrites of what is to be run, before it is lowered.
 
 use base::Result;
 use rustc_hash::FxHashSet;
 use torch_sys::Schema;
 
 use crate::{
-    ProgramSpec,
-    group::{group, list_operations},
+    Abilities, ProgramSpec,
     inplace::{in_place_name, write_in_place},
+    numbers::{numbers_as_tensors, tensor_form},
 };
 
 /// The operations that [`rewrite`] uses where `spec` has their schemas: add those that PyTorch has.
 pub fn wanted_schemas(spec: &ProgramSpec) -> Vec<String> {
-    let name = |text: &String| text.split('(').next().unwrap_or_default().to_owned();
-    let present: FxHashSet<String> = spec.schemas.iter().map(name).collect();
-    let groupable =
-        spec.calls.iter().filter(|call| call.groupable).map(|call| name(&spec.schemas[call.op as usize]));
-    let groupable: Vec<String> = groupable.collect();
-    if groupable.is_empty() {
-        return Vec::new();
-    }
-    let mut seen = present;
-    let lists = list_operations().map(str::to_owned);
-    let sources: Vec<String> = lists.chain(groupable).collect();
-    let wanted = sources.into_iter().flat_map(|name| [in_place_name(&name), name]);
+    let names: Vec<&str> =
+        spec.schemas.iter().map(|text| text.split('(').next().unwrap_or_default()).collect();
+    let mut seen: FxHashSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let forms: Vec<&str> = names.iter().filter_map(|name| tensor_form(name)).collect();
+    let in_place = names.iter().chain(&forms).map(|name| in_place_name(name));
+    let wanted = in_place.chain(forms.iter().map(|form| (*form).to_owned()));
     wanted.filter(|name| seen.insert(name.clone())).collect()
 }
 
-/// The same program with groups and in-place operations; its results are the same, bit for bit.
-pub fn rewrite(spec: &ProgramSpec) -> Result<ProgramSpec> {
+/// The same program with operations in place; its results are the same, bit for bit.
+pub fn rewrite(spec: &ProgramSpec, abilities: &Abilities) -> Result<ProgramSpec> {
     let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>()?;
     crate::lower::check(spec, &schemas)?;
-    Ok(write_in_place(&group(spec, &schemas), &schemas))
+    if abilities.proxy_device == "cpu" {
+        return Ok(write_in_place(&numbers_as_tensors(spec, &schemas), &schemas));
+    }
+    Ok(write_in_place(spec, &schemas))
 }

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use base::{Code, Diagnostic, Nanos, Result};
-use torch_sys::{Failure, GradModeOff, Library, Proxy, Slot, Slots, Tensor, TensorLayout, View};
+use torch_sys::{Dtype, Failure, GradModeOff, Library, Proxy, Slot, Slots, Tensor, TensorLayout, View};
 
 use crate::{
-    Instruction, Program, Shape,
+    Instruction, Program,
     link::{Linked, Linker, Step},
 };
 
@@ -237,7 +237,7 @@ impl Executor {
         if found.dtype == Some(expected.dtype) && found.sizes == expected.sizes {
             return Ok(());
         }
-        Err(other_shape(what, index, expected, found))
+        Err(other_shape(what, index, Some(expected.dtype), &expected.sizes, found))
     }
 }
 
@@ -300,9 +300,7 @@ fn like_first(
     first: &TensorLayout,
 ) -> Result<Tensor> {
     if found.dtype != first.dtype || found.sizes != first.sizes {
-        let expected =
-            Shape { dtype: first.dtype.unwrap_or(torch_sys::Dtype::Float32), sizes: first.sizes.clone() };
-        return Err(other_shape("input", index, &expected, found));
+        return Err(other_shape("input", index, first.dtype, &first.sizes, found));
     }
     if found.strides == first.strides {
         return Ok(tensor);
@@ -315,10 +313,17 @@ fn like_first(
     copy().map_err(|failure: Failure| mismatch(failure.0))
 }
 
-fn other_shape(what: &str, index: usize, expected: &Shape, found: &TensorLayout) -> Box<Diagnostic> {
-    let text = |dtype: &str, sizes: &[i64]| format!("{dtype} {sizes:?}");
-    let found = text(found.dtype.map_or("an unknown type", torch_sys::Dtype::name), &found.sizes);
-    let expected = text(expected.dtype.name(), &expected.sizes);
+fn other_shape(
+    what: &str,
+    index: usize,
+    dtype: Option<Dtype>,
+    sizes: &[i64],
+    found: &TensorLayout,
+) -> Box<Diagnostic> {
+    let text = |dtype: Option<Dtype>, sizes: &[i64]| {
+        format!("{} {sizes:?}", dtype.map_or("an unknown type", Dtype::name))
+    };
+    let (found, expected) = (text(found.dtype, &found.sizes), text(dtype, sizes));
     mismatch(format!("{what} {index} is {found}, but the step was captured with {expected}"))
 }
 

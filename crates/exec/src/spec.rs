@@ -45,9 +45,9 @@ pub struct OpCall {
     /// Index of the place in the user's code that it comes from.
     #[serde(default)]
     pub place: Option<u32>,
-    /// Whether it belongs to code that does the same to many tensors (an optimizer): then it may wait for its like.
+    /// Whether it belongs to the end of the step (the optimizer), where state may be written.
     #[serde(default)]
-    pub groupable: bool,
+    pub writes_state: bool,
 }
 
 /// A new value of a state slot.
@@ -60,7 +60,7 @@ pub struct Update {
     pub value: Slot,
 }
 
-/// Element type and sizes of a tensor.
+/// Element type and sizes of a tensor, and perhaps strides.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
@@ -68,6 +68,9 @@ pub struct Shape {
     pub dtype: Dtype,
     /// Sizes of the dimensions.
     pub sizes: Vec<i64>,
+    /// Strides in elements, where known.
+    #[serde(default)]
+    pub strides: Option<Vec<i64>>,
 }
 
 impl ProgramSpec {

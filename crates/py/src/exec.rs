@@ -80,7 +80,9 @@ impl Program {
             // Not every operation has a form on lists or in place.
             spec.schemas.extend(schema_of.call1((name,))?.extract::<Option<String>>()?);
         }
-        py.detach(|| exec::lower(&exec::rewrite(&spec)?, &abilities)).map(Self).map_err(|d| to_python(py, &d))
+        py.detach(|| exec::lower(&exec::rewrite(&spec, &abilities)?, &abilities))
+            .map(Self)
+            .map_err(|d| to_python(py, &d))
     }
 
     /// The text form.
