@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
 
 import pytest
@@ -314,3 +316,50 @@ def test_a_recorded_step_has_a_time_for_every_instruction():
     assert all(duration > 0 for _, _, duration in records)
     starts = [start for _, start, _ in records]
     assert starts == sorted(starts)
+
+
+class _Malloc(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    ]
+
+
+def _in_use():
+    """Bytes that malloc has handed out."""
+    gc.collect()
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Malloc
+    info = mallinfo()
+    return info.uordblks + info.hblkhd
+
+
+def test_a_thousand_steps_leave_no_memory_behind():
+    def function(w, x, i):
+        y = aten.gelu(x, approximate="tanh") + aten.index.Tensor(w, [None, i[0] % 6])
+        y = aten.native_layer_norm(y, [6], None, None, 1e-5)[0] * 0.5
+        w.add_(torch.cat([part * 2 for part in aten.split.Tensor(y, 3, 1)], 1))
+        return [*aten._foreach_mul.ScalarList([y, w], [0.5, 2.0]), aten.masked_fill.Scalar(y, y > 0, -math.inf)]
+
+    run, _, _ = executor(function, [X, NUMBERS], [X.clone()])
+    assert run.program.counts()[3] == 2, "two calls go by Python"
+    for _ in range(20):
+        run([X, NUMBERS])
+    before = _in_use()
+    kept = torch.ones(4096)
+    assert _in_use() - before >= 4 * kept.numel(), "the measurement sees what is kept"
+    before = _in_use()
+    for _ in range(1000):
+        run([X, NUMBERS])
+    assert _in_use() - before < 1024
