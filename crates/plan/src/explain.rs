@@ -33,7 +33,8 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
         format!("bound {}", Nanos(p.bound_ns))
     };
     let _ = writeln!(text, "  search  {gap}; limited by {}", plan.limit);
-    let _ = writeln!(text, "  state   {}", placements(plan));
+    let _ = writeln!(text, "  batch   {}", placements(plan, |name| name.starts_with(BATCH)));
+    let _ = writeln!(text, "  state   {}", placements(plan, |name| !name.starts_with(BATCH)));
     for (what, count) in collectives(graph) {
         let _ = writeln!(text, "  {count:>4} x {what}");
     }
@@ -55,9 +56,13 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
     text
 }
 
-fn placements(plan: &Plan) -> String {
+/// What names of the batch's tensors begin with.
+const BATCH: &str = "batch.";
+
+/// How inputs with certain names come to a rank.
+fn placements(plan: &Plan, counted: impl Fn(&str) -> bool) -> String {
     let mut counts: BTreeMap<Placement, u32> = BTreeMap::new();
-    for placement in plan.inputs.values() {
+    for (_, placement) in plan.inputs.iter().filter(|(name, _)| counted(name)) {
         *counts.entry(*placement).or_default() += 1;
     }
     let parts: Vec<String> =
