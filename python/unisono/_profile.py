@@ -45,7 +45,7 @@ def describe(ranks: Ranks, memory_bytes: int | None = None) -> str:
     copy = torch.empty_like(block)
     bandwidth = 2 * block.numel() * 4 / _typical(ranks, lambda: copy.copy_(block), 10)
     tiny = torch.randn(8)
-    overhead = _typical(ranks, lambda: tiny.add(1), 5000) * 1e9
+    overhead = _typical(ranks, lambda: tiny.add(1), 1000) * 1e9
     lines = [
         "# A machine as the planner sees it, measured by `unisono profile`.",
         "version = 1",
@@ -94,8 +94,8 @@ def _links(ranks: Ranks) -> list[str]:
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         latency, bandwidth = 1000.0, 1e12
         if n > 1:
-            small = _typical(ranks, collective(kind, _SMALL), 50)
-            large = _typical(ranks, collective(kind, _LARGE), 7)
+            small = _typical(ranks, collective(kind, _SMALL), 20)
+            large = _typical(ranks, collective(kind, _LARGE), 4)
             sent = (_LARGE - _SMALL) * 4 * share * (2 if kind == "all_reduce" else 1)
             latency, bandwidth = small * 1e9, sent / max(large - small, 1e-9)
         lines.append(f"{kind} = {{ latency_ns = {latency:.1f}, bandwidth = {bandwidth:.4e} }}")
