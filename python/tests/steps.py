@@ -27,6 +27,23 @@ reduce_scatter = { latency_ns = 100, bandwidth = 1e11 }
 all_to_all = { latency_ns = 100, bandwidth = 1e11 }
 """
 
+#: A machine that computes quickly and talks slowly, so that state is cut only where memory asks for it.
+SLOW_LINKS = """
+version = 1
+[device]
+name = "quick"
+memory_bytes = 1000000000
+memory_bandwidth = 1e11
+operation_ns = 100
+[device.matmul_flops]
+f32 = 1e11
+[links]
+all_reduce = { latency_ns = 20000, bandwidth = 1e9 }
+all_gather = { latency_ns = 20000, bandwidth = 1e9 }
+reduce_scatter = { latency_ns = 20000, bandwidth = 1e9 }
+all_to_all = { latency_ns = 20000, bandwidth = 1e9 }
+"""
+
 
 @dataclass
 class Training:
