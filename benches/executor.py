@@ -257,11 +257,11 @@ def fails(run: Executor, inputs: list[torch.Tensor]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["calls", "step", "memory"], nargs="*", default=[])
+    parser.add_argument("what", choices=["calls", "step", "memory"], nargs="+")
     parser.add_argument("--no-inductor", action="store_true", help="leave the slow compilation out")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    what = arguments.what or ["calls", "step", "memory"]
+    what = arguments.what
     if "calls" in what:
         bench_calls()
     if "step" in what:
