@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 benches/two_ranks.py
 
-The tiny GPT of `gpt_step.py` (width 64, 8 layers) at a global batch of 8 x 32, one thread per process. All cases are measured in turn, several
-rounds, in one run; the figure of a case is its fastest round.
+The tiny GPT of `gpt_step.py` (width 64, 8 layers) at a global batch of 8 x 32, one thread per process. All cases are measured
+in turn, several rounds, in one run; the figure of a case is its fastest round.
 """
 
 from __future__ import annotations
