@@ -67,10 +67,10 @@ class Executor:
         return _from_capsules(self._native.state())
 
 
-def lower(spec: Mapping[str, Any], device: str = "cpu") -> Any:
-    """Lowers a program's data, as :meth:`ProgramBuilder.spec` gives it."""
+def lower(spec: Mapping[str, Any], device: str = "cpu", *, rewrite: bool = False) -> Any:
+    """Lowers a program's data, as :meth:`ProgramBuilder.spec` gives it; graphs are always rewritten first."""
     _ready()
-    return _native.Program(pack(spec), device)
+    return _native.Program(pack(spec), device, _schema_of if rewrite else None)
 
 
 def lower_graph(message: bytes, groups: Mapping[str, str] | None = None, device: str = "cpu") -> Any:

@@ -30,8 +30,11 @@ class ProgramBuilder:
         self._schemas: dict[str, int] = {}
 
     def slot(self, like: torch.Tensor | None = None) -> int:
-        """A new slot, for tensors of the element type and the sizes of ``like``."""
-        shape = None if like is None else {"dtype": _name(like.dtype), "sizes": [int(size) for size in like.shape]}
+        """A new slot, for tensors of the element type, sizes and strides of ``like``."""
+        shape = None
+        if like is not None:
+            sizes, strides = ([int(number) for number in numbers] for numbers in (like.shape, like.stride()))
+            shape = {"dtype": _name(like.dtype), "sizes": sizes, "strides": strides}
         self.shapes.append(shape)
         return len(self.shapes) - 1
 
@@ -42,6 +45,8 @@ class ProgramBuilder:
         kwargs: Mapping[str, Any],
         outputs: Sequence[Any],
         place: tuple[str, int] | None = None,
+        *,
+        writes_state: bool = False,
     ) -> None:
         """Adds a call of ``op``; in the arguments, :class:`Slot` objects stand for tensors.
 
@@ -51,6 +56,7 @@ class ProgramBuilder:
             kwargs: keyword arguments; defaults are filled in.
             outputs: for each return a slot, a list of slots and ``None``, or ``None`` where it is not used.
             place: file and line in the user's code.
+            writes_state: whether it may write a new value of state where the state is.
         """
         schema = op._schema
         values = list(args)
@@ -58,6 +64,8 @@ class ProgramBuilder:
             values.append(kwargs.get(argument.name, argument.default_value))
         encoded = [self._encode(v, str(a.type)) for v, a in zip(values, schema.arguments, strict=True)]
         call = {"op": self._schema(str(schema)), "args": encoded, "outputs": [_output(output) for output in outputs]}
+        if writes_state:
+            call["writes_state"] = True
         if place is not None:
             call["place"] = self._places.setdefault(place, len(self._places))
         self._calls.append(call)

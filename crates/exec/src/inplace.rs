@@ -42,6 +42,8 @@ struct Rewrite<'a> {
     root: Vec<Slot>,
     /// For each root, the last call that reads memory of it; `usize::MAX` for what goes out.
     last_read: FxHashMap<Slot, usize>,
+    /// For each collective that has not been waited for, by its result: the roots that it may still be reading.
+    in_flight: FxHashMap<Slot, Vec<Slot>>,
     /// Roots that come from outside.
     given: FxHashSet<Slot>,
     /// Slots whose elements lie apart from each other: results of computations, and views that show no element twice.
@@ -60,6 +62,7 @@ impl<'a> Rewrite<'a> {
             numbers: schemas.iter().enumerate().map(|(i, schema)| (schema.full_name(), i as u32)).collect(),
             root: (0..spec.slots).map(Slot).collect(),
             last_read: FxHashMap::default(),
+            in_flight: FxHashMap::default(),
             given: spec.state.iter().chain(&spec.inputs).copied().collect(),
             distinct: spec.state.iter().chain(&spec.inputs).copied().collect(),
             state_of: spec.updates.iter().map(|update| (update.value, update.state)).collect(),
@@ -68,6 +71,8 @@ impl<'a> Rewrite<'a> {
         for (index, call) in spec.calls.iter().enumerate() {
             rewrite.read(index, call);
         }
+        let unwaited = std::mem::take(&mut rewrite.in_flight).into_values().flatten();
+        rewrite.last_read.extend(unwaited.map(|root| (root, usize::MAX)));
         for slot in spec.returns.iter().copied().chain(spec.updates.iter().map(|update| update.value)) {
             let root = rewrite.root_of(slot);
             rewrite.last_read.insert(root, usize::MAX);
@@ -84,6 +89,7 @@ impl<'a> Rewrite<'a> {
             self.last_read.insert(self.root_of(slot), index);
         }
         let schema = &self.schemas[call.op as usize];
+        self.follow_collective(index, call, role(schema));
         let computes = !matches!(role(schema), Role::View | Role::Alias | Role::Wait);
         let from = call.args.first().and_then(|arg| arg.slots().next()).filter(|_| !computes);
         for slot in call.outputs.iter().flat_map(Output::slots) {
@@ -94,6 +100,25 @@ impl<'a> Rewrite<'a> {
             if let Some(from) = from {
                 self.root[slot.0 as usize] = self.root_of(from);
             }
+        }
+    }
+
+    /// A collective reads its operands until it has been waited for.
+    fn follow_collective(&mut self, index: usize, call: &OpCall, role: Role) {
+        let roots: Vec<Slot> = call.args.iter().flat_map(Arg::slots).map(|slot| self.root_of(slot)).collect();
+        match role {
+            Role::Collective => {
+                for slot in call.outputs.iter().flat_map(Output::slots) {
+                    self.in_flight.insert(slot, roots.clone());
+                }
+            }
+            Role::Wait => {
+                let waited =
+                    call.args.iter().flat_map(Arg::slots).filter_map(|slot| self.in_flight.remove(&slot));
+                let read: Vec<Slot> = waited.flatten().collect();
+                self.last_read.extend(read.into_iter().map(|root| (root, index)));
+            }
+            _ => {}
         }
     }
 

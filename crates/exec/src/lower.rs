@@ -255,7 +255,8 @@ impl<'a> Lowering<'a> {
         }
         for slot in &self.spec.returns {
             let mut slot = self.same[slot.0 as usize];
-            if overwritten.contains(&root(self, slot)) {
+            // A constant is kept for later steps, and whoever gets it may write into it.
+            if overwritten.contains(&root(self, slot)) || self.constant.contains(slot.0 as usize) {
                 slot = self.cloned(slot, &mut clones);
             }
             self.returns.push(slot);

@@ -11,6 +11,8 @@ op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
 op aten::mm(Tensor self, Tensor mat2) -> Tensor
 op aten::t(Tensor(a) self) -> Tensor(a)
 op aten::expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)
+op _c10d_functional::all_gather_into_tensor(Tensor input, int group_size, Any group_name) -> Tensor
+op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
 op aten::detach(Tensor(a) self) -> Tensor(a)
 op aten::_foreach_add.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]
 op aten::arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
@@ -186,6 +188,33 @@ return v4, v7, v8
               %7 = aten::mul.Tensor(%6, %1) by dispatcher; release %6
               %8 = aten::mul.Tensor(%0, %1) by dispatcher; release %0 %1
             return %3 %7 %8
+        "#]],
+    );
+}
+
+#[test]
+fn nothing_is_overwritten_that_a_collective_may_still_read() {
+    check(
+        r#"input v0: f32[4] = batch "batch.0"
+input v1: f32[] = batch "batch.1"
+v2: f32[4] = aten::mul.Tensor(v0, v0)
+v3: f32[8] = _c10d_functional::all_gather_into_tensor(v2, 2, "a")
+v4: f32[4] = aten::mul.Tensor(v2, v1)
+v5: f32[8] = _c10d_functional::wait_tensor(v3)
+v6: f32[4] = aten::mul.Tensor(v4, v1)
+return v5, v6
+"#,
+        &expect![[r#"
+            state 
+            inputs %0 %1
+            prologue:
+            body:
+              %2 = aten::mul.Tensor(%0, %0) by dispatcher; release %0
+              %3 = _c10d_functional::all_gather_into_tensor(%2, 2, "a") by collective proxy
+              %4 = aten::mul.Tensor(%2, %1) by dispatcher; release %2
+              %5 = _c10d_functional::wait_tensor(%3) by wait dispatcher; release %3
+              _ = aten::mul_.Tensor(%4, %1) by dispatcher; release %1
+            return %5 %4
         "#]],
     );
 }

@@ -37,17 +37,26 @@ struct Program(exec::Program);
 
 #[pymethods]
 impl Program {
-    /// Lowers a `ProgramSpec` in MessagePack for devices of the kind `device`.
+    /// Lowers a `ProgramSpec` in MessagePack for devices of the kind `device`. With `schema_of`, which gives PyTorch's schema of an
+    /// operator or `None`, it is rewritten first, as graphs are.
     #[new]
-    fn new(py: Python<'_>, spec: &[u8], device: &str) -> PyResult<Self> {
+    #[pyo3(signature = (spec, device, schema_of=None))]
+    fn new(
+        py: Python<'_>,
+        spec: &[u8],
+        device: &str,
+        schema_of: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         let abilities = Abilities::of(library(py)?.version(), device);
-        let program = py.detach(|| {
-            let spec: ProgramSpec = rmp_serde::from_slice(spec).map_err(|error| {
-                Diagnostic::new(Code::BAD_MESSAGE, "cannot decode a program").because(error.to_string())
-            })?;
-            exec::lower(&spec, &abilities)
-        });
-        program.map(Self).map_err(|d| to_python(py, &d))
+        let spec: ProgramSpec = rmp_serde::from_slice(spec).map_err(|error| {
+            let diagnostic =
+                Diagnostic::new(Code::BAD_MESSAGE, "cannot decode a program").because(error.to_string());
+            to_python(py, &diagnostic)
+        })?;
+        match schema_of {
+            Some(schema_of) => Self::rewritten(py, spec, &abilities, schema_of),
+            None => py.detach(|| exec::lower(&spec, &abilities)).map(Self).map_err(|d| to_python(py, &d)),
+        }
     }
 
     /// Lowers a graph message. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
@@ -76,13 +85,7 @@ impl Program {
                 to_python(py, &Diagnostic::new(Code::UNKNOWN_OPERATION, message).hint(hint))
             })?;
         }
-        for name in exec::wanted_schemas(&spec) {
-            // Not every operation has a form on lists or in place.
-            spec.schemas.extend(schema_of.call1((name,))?.extract::<Option<String>>()?);
-        }
-        py.detach(|| exec::lower(&exec::rewrite(&spec, &abilities)?, &abilities))
-            .map(Self)
-            .map_err(|d| to_python(py, &d))
+        Self::rewritten(py, spec, &abilities, schema_of)
     }
 
     /// The text form.
@@ -120,6 +123,22 @@ impl Program {
     fn instructions(&self) -> Vec<(String, Option<String>)> {
         let line = |i: &exec::Instruction| (self.0.name(i), self.0.place(i).map(ToString::to_string));
         self.0.body.iter().map(line).collect()
+    }
+}
+
+impl Program {
+    fn rewritten(
+        py: Python<'_>,
+        mut spec: ProgramSpec,
+        abilities: &Abilities,
+        schema_of: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        for name in exec::wanted_schemas(&spec) {
+            // Not every operation has a form with tensors or in place.
+            spec.schemas.extend(schema_of.call1((name,))?.extract::<Option<String>>()?);
+        }
+        let program = py.detach(|| exec::lower(&exec::rewrite(&spec, abilities)?, abilities));
+        program.map(Self).map_err(|d| to_python(py, &d))
     }
 }
 
