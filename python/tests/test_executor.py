@@ -359,7 +359,11 @@ def test_a_thousand_steps_leave_no_memory_behind():
     before = _in_use()
     kept = torch.ones(4096)
     assert _in_use() - before >= 4 * kept.numel(), "the measurement sees what is kept"
-    before = _in_use()
-    for _ in range(1000):
-        run([X, NUMBERS])
-    assert _in_use() - before < 1024
+    growth = []
+    for _ in range(3):
+        before = _in_use()
+        for _ in range(1000):
+            run([X, NUMBERS])
+        growth.append(_in_use() - before)
+    # Other threads of the process (a test runner's, torch's) may take some in one round; a leak takes some in every round.
+    assert min(growth) < 1024, growth

@@ -7,6 +7,9 @@ use ir::{Dims, TensorType};
 pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Option<Dims> {
     let rank = operand.rank();
     let mut strides = operand.strides.clone();
+    if rank == 0 && shape.is_empty() {
+        return Some(strides);
+    }
     match call.name() {
         "aten::view" | "aten::_unsafe_view" | "aten::reshape" => return reshaped(operand, shape),
         "aten::t" => strides.reverse(),
