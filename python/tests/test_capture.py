@@ -67,6 +67,7 @@ OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
     "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "SGD, not fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=False),
+    "SGD, fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
     "Adadelta": lambda p: torch.optim.Adadelta(p),
     "Adamax": lambda p: torch.optim.Adamax(p),

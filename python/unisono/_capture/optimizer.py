@@ -34,7 +34,9 @@ class _WithoutMutation(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not func._schema.is_mutable:
-            return func(*args, **kwargs)
+            # What the first step would fill (fused SGD's momentum) starts from zeros, not from whatever memory holds.
+            made = func(*args, **kwargs)
+            return made.zero_() if "empty" in func._schema.name else made
         changed = args[0] if isinstance(args[0], list | tuple) else [args[0]]
         if all(tensor.dim() == 0 for tensor in changed):
             self._before += [(tensor, tensor.clone()) for tensor in changed]
