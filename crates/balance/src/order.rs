@@ -5,37 +5,87 @@ const DIGIT: u32 = 11;
 /// Sample ids from the most costly to the cheapest, ties by id, with their costs: a radix sort of the significant bits.
 pub fn falling(costs: &[u64]) -> (Vec<u32>, Vec<u64>) {
     let largest = costs.iter().copied().max().unwrap_or(0);
-    // Rising in `largest - cost` is falling in cost, and a stable sort keeps the ids of equal costs in order.
-    let mut from: Vec<(u64, u32)> = (0_u32..).zip(costs).map(|(id, cost)| (largest - cost, id)).collect();
-    if from.len() < 64 {
-        from.sort_unstable();
+    let spread = costs.iter().fold(0, |bits, cost| bits | (largest - cost));
+    let id_bits = costs.len().next_power_of_two().trailing_zeros();
+    let cost_bits = 64 - spread.leading_zeros();
+    if id_bits + cost_bits <= 64 {
+        sort::<u64>(costs, largest, id_bits, cost_bits)
     } else {
-        radix(&mut from);
+        sort::<u128>(costs, largest, 32, cost_bits)
     }
-    (from.iter().map(|entry| entry.1).collect(), from.iter().map(|entry| largest - entry.0).collect())
 }
 
-fn radix(from: &mut Vec<(u64, u32)>) {
-    let spread = from.iter().fold(0, |bits, entry| bits | entry.0);
-    let mut to = vec![(0, 0); from.len()];
-    let mut shift = 0;
-    while shift < 64 - spread.leading_zeros() {
-        let digit = |key: u64| (key >> shift) as usize & ((1 << DIGIT) - 1);
+/// An id in the low bits, above it what the cost lacks to the largest: rising keys are falling costs.
+trait Key: Copy + Ord + Default {
+    fn pack(lack: u64, id: u32, id_bits: u32) -> Self;
+    fn unpack(self, id_bits: u32) -> (u64, u32);
+    fn digit(self, shift: u32, mask: usize) -> usize;
+}
+
+impl Key for u64 {
+    fn pack(lack: u64, id: u32, id_bits: u32) -> Self {
+        lack.checked_shl(id_bits).unwrap_or(0) | Self::from(id)
+    }
+
+    fn unpack(self, id_bits: u32) -> (u64, u32) {
+        (self.checked_shr(id_bits).unwrap_or(0), (self & ((1 << id_bits) - 1)) as u32)
+    }
+
+    fn digit(self, shift: u32, mask: usize) -> usize {
+        (self >> shift) as usize & mask
+    }
+}
+
+impl Key for u128 {
+    fn pack(lack: u64, id: u32, id_bits: u32) -> Self {
+        Self::from(lack) << id_bits | Self::from(id)
+    }
+
+    fn unpack(self, id_bits: u32) -> (u64, u32) {
+        ((self >> id_bits) as u64, (self & ((1 << id_bits) - 1)) as u32)
+    }
+
+    fn digit(self, shift: u32, mask: usize) -> usize {
+        (self >> shift) as usize & mask
+    }
+}
+
+fn sort<K: Key>(costs: &[u64], largest: u64, id_bits: u32, cost_bits: u32) -> (Vec<u32>, Vec<u64>) {
+    let packed = (0_u32..).zip(costs).map(|(id, cost)| K::pack(largest - cost, id, id_bits));
+    let mut keys: Vec<K> = packed.collect();
+    if keys.len() < 64 {
+        keys.sort_unstable();
+    } else {
+        radix(&mut keys, id_bits, cost_bits);
+    }
+    let entry = |key: &K| {
+        let (lack, id) = key.unpack(id_bits);
+        (id, largest - lack)
+    };
+    keys.iter().map(entry).unzip()
+}
+
+/// A stable sort by the bits above the ids, which are in order already.
+fn radix<K: Key>(from: &mut Vec<K>, id_bits: u32, cost_bits: u32) {
+    let digits = cost_bits.div_ceil(DIGIT);
+    let width = cost_bits.div_ceil(digits.max(1));
+    let mask = (1 << width) - 1;
+    let mut to = vec![K::default(); from.len()];
+    for shift in (0..digits).map(|digit| id_bits + digit * width) {
         let mut starts = [0_u32; 1 << DIGIT];
-        for entry in from.iter() {
-            starts[digit(entry.0)] += 1;
+        for key in from.iter() {
+            starts[key.digit(shift, mask)] += 1;
         }
         let mut sum = 0;
-        for start in &mut starts {
+        for start in &mut starts[..=mask] {
             (*start, sum) = (sum, sum + *start);
         }
-        for entry in from.iter() {
-            let place = &mut starts[digit(entry.0)];
-            to[*place as usize] = *entry;
+        for key in from.iter() {
+            let place = &mut starts[key.digit(shift, mask)];
+            to[*place as usize] = *key;
             *place += 1;
         }
         std::mem::swap(from, &mut to);
-        shift += DIGIT;
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// LPT, then local search while it is more than 1/2048 above the bound, exact if tiny.
+    /// LPT, then local search while it is more than 1/1280 above the bound, exact if tiny.
     #[default]
     Auto,
     /// Longest processing time first.
@@ -97,11 +97,11 @@ pub fn partition(costs: &[u64], ranks: usize, tier: Tier, counts: Counts) -> Res
         Counts::Free => free(&sorted, ranks, tier, bound.value),
         Counts::Equal => equal(&sorted, ranks, tier, bound.value),
     };
-    let samples =
-        bins.items.iter().map(|items| items.iter().map(|item| ids[*item as usize]).collect()).collect();
     let optimal = proved || bins.makespan() == bound.value;
     let (lower_bound, limit) = (bound.value, bound.limit);
-    Ok(Partition { samples, loads: bins.loads, lower_bound, limit, optimal, algorithm })
+    let Bins { loads, items: mut samples } = bins;
+    samples.iter_mut().flatten().for_each(|item| *item = ids[*item as usize]);
+    Ok(Partition { samples, loads, lower_bound, limit, optimal, algorithm })
 }
 
 fn check(costs: &[u64], ranks: usize) -> Result<()> {
@@ -125,7 +125,7 @@ fn check(costs: &[u64], ranks: usize) -> Result<()> {
 }
 
 fn tolerated(bound: u64) -> u64 {
-    bound + bound / 2048
+    bound + bound / 1280
 }
 
 fn free(sorted: &[u64], ranks: usize, tier: Tier, bound: u64) -> (Bins, &'static str, bool) {

@@ -1,5 +1,7 @@
 //! The answer: who takes what, what it takes, and how good that is.
 
+use std::ops::Range;
+
 use crate::{
     bound::Limit,
     problem::{Objective, Problem},
@@ -82,12 +84,8 @@ impl Plan {
         time: impl Fn(usize, u32) -> u64,
         (lower_bound, limit, algorithm): (u64, Limit, String),
     ) -> Self {
-        let rows = rows(&layout, time);
-        let mut loads = vec![0; problem.ranks];
-        for row in &rows {
-            row.ranks.iter().for_each(|rank| loads[*rank as usize] += row.times.iter().sum::<u64>());
-        }
-        let makespan = makespan(problem, &rows);
+        let rows = Rows::new(&layout, time);
+        let (loads, makespan) = (rows.loads(problem.ranks), rows.makespan(problem));
         let tokens_max = tokens_max(problem, &layout);
         Self {
             layout,
@@ -159,59 +157,92 @@ impl Plan {
     }
 }
 
-/// A rank or group with the times of its micro-batches.
-struct Row<'a> {
-    ranks: std::borrow::Cow<'a, [u32]>,
+/// Ranks or groups with the times of their micro-batches.
+struct Rows {
+    rows: Vec<Row>,
     times: Vec<u64>,
 }
 
-fn rows(layout: &Layout, time: impl Fn(usize, u32) -> u64) -> Vec<Row<'_>> {
-    let times = |index: usize, batches: &[Vec<u32>]| {
-        batches.iter().map(|batch| batch.iter().map(|sample| time(index, *sample)).sum()).collect()
-    };
-    match layout {
-        Layout::Ranks(ranks) => (ranks.iter().enumerate())
-            .map(|(rank, batches)| Row { ranks: vec![rank as u32].into(), times: times(rank, batches) })
-            .collect(),
-        Layout::Groups(groups) => (groups.iter().enumerate())
-            .map(|(index, group)| Row {
-                ranks: group.ranks.as_slice().into(),
-                times: times(index, &group.micro_batches),
-            })
-            .collect(),
-    }
+struct Row {
+    ranks: Range<u32>,
+    /// Where its times stand in [`Rows::times`].
+    times: Range<usize>,
 }
 
-fn makespan(problem: &Problem, rows: &[Row<'_>]) -> u64 {
-    let sum = |row: &Row<'_>| row.times.iter().sum::<u64>();
-    let largest = |row: &Row<'_>| row.times.iter().copied().max().unwrap_or(0);
-    match problem.objective {
-        Objective::Free => rows.iter().map(sum).max().unwrap_or(0),
-        Objective::Pipeline => {
-            let bubbles = problem.stages.unwrap_or(1) - 1;
-            rows.iter().map(|row| sum(row) + bubbles * largest(row)).max().unwrap_or(0)
-        }
-        Objective::Lockstep => lockstep(rows.iter()),
-        Objective::Grouped => {
-            let size = problem.shard_group.unwrap_or(problem.ranks) as u32;
-            let spans = rows.iter().any(|row| row.ranks[0] / size != row.ranks[row.ranks.len() - 1] / size);
-            if spans {
-                return lockstep(rows.iter());
+impl Rows {
+    fn new(layout: &Layout, time: impl Fn(usize, u32) -> u64) -> Self {
+        let mut rows = Self { rows: Vec::new(), times: Vec::new() };
+        match layout {
+            Layout::Ranks(ranks) => {
+                rows.rows.reserve(ranks.len());
+                rows.times.reserve(ranks.len());
+                for (rank, batches) in ranks.iter().enumerate() {
+                    rows.add(rank as u32..rank as u32 + 1, batches, |sample| time(rank, sample));
+                }
             }
-            let shards = 0..(problem.ranks as u32 / size);
-            let inside = |shard| lockstep(rows.iter().filter(|row| row.ranks[0] / size == shard));
-            shards.map(inside).max().unwrap_or(0)
+            Layout::Groups(groups) => {
+                for (index, group) in groups.iter().enumerate() {
+                    let ranks = group.ranks[0]..group.ranks[0] + group.ranks.len() as u32;
+                    rows.add(ranks, &group.micro_batches, |sample| time(index, sample));
+                }
+            }
+        }
+        rows
+    }
+
+    fn add(&mut self, ranks: Range<u32>, batches: &[Vec<u32>], time: impl Fn(u32) -> u64) {
+        let start = self.times.len();
+        self.times.extend(batches.iter().map(|batch| batch.iter().map(|sample| time(*sample)).sum::<u64>()));
+        self.rows.push(Row { ranks, times: start..self.times.len() });
+    }
+
+    fn times(&self, row: &Row) -> &[u64] {
+        &self.times[row.times.clone()]
+    }
+
+    fn sum(&self, row: &Row) -> u64 {
+        self.times(row).iter().sum()
+    }
+
+    fn loads(&self, ranks: usize) -> Vec<u64> {
+        let mut loads = vec![0; ranks];
+        for row in &self.rows {
+            let sum = self.sum(row);
+            loads[row.ranks.start as usize..row.ranks.end as usize].iter_mut().for_each(|load| *load += sum);
+        }
+        loads
+    }
+
+    fn makespan(&self, problem: &Problem) -> u64 {
+        let largest = |row: &Row| self.times(row).iter().copied().max().unwrap_or(0);
+        match problem.objective {
+            Objective::Free => self.rows.iter().map(|row| self.sum(row)).max().unwrap_or(0),
+            Objective::Pipeline => {
+                let bubbles = problem.stages.unwrap_or(1) - 1;
+                self.rows.iter().map(|row| self.sum(row) + bubbles * largest(row)).max().unwrap_or(0)
+            }
+            Objective::Lockstep => self.lockstep(problem.ranks),
+            Objective::Grouped => {
+                let size = problem.shard_group.unwrap_or(problem.ranks);
+                let shard = |rank: u32| rank as usize / size;
+                let spans = self.rows.iter().any(|row| shard(row.ranks.start) != shard(row.ranks.end - 1));
+                self.lockstep(if spans { problem.ranks } else { size })
+            }
         }
     }
-}
 
-fn lockstep<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> u64 {
-    let mut steps: Vec<u64> = Vec::new();
-    for row in rows {
-        steps.resize(steps.len().max(row.times.len()), 0);
-        steps.iter_mut().zip(&row.times).for_each(|(step, time)| *step = (*step).max(*time));
+    /// The slowest of the shard groups of `size` ranks: its sum over steps of the slowest row.
+    fn lockstep(&self, size: usize) -> u64 {
+        let mut shards: Vec<Vec<u64>> = Vec::new();
+        for row in &self.rows {
+            let shard = row.ranks.start as usize / size;
+            shards.resize(shards.len().max(shard + 1), Vec::new());
+            let (steps, times) = (&mut shards[shard], self.times(row));
+            steps.resize(steps.len().max(times.len()), 0);
+            steps.iter_mut().zip(times).for_each(|(step, time)| *step = (*step).max(*time));
+        }
+        shards.iter().map(|steps| steps.iter().sum()).max().unwrap_or(0)
     }
-    steps.iter().sum()
 }
 
 /// Over all phases. A group's tokens are spread evenly over its ranks.

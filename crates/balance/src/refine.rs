@@ -18,158 +18,222 @@ pub struct Effort {
 /// Lists longer than this are fine-grained enough for single exchanges.
 const LONG_LIST: usize = 40;
 
-/// What leaves a rank: none, one or two positions of its list, and their cost.
-type Take = (u64, [u32; 2]);
+/// What leaves a rank: none, one or two items, and their cost. The order is that of costs; one number, because they are sorted
+/// in great numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Take(u128);
+
 const NONE: u32 = u32::MAX;
+
+impl Take {
+    fn new(cost: u64, items: [u32; 2]) -> Self {
+        Self(u128::from(cost) << 64 | u128::from(items[0]) << 32 | u128::from(items[1]))
+    }
+
+    const fn cost(self) -> u64 {
+        (self.0 >> 64) as u64
+    }
+
+    const fn items(self) -> [u32; 2] {
+        [(self.0 >> 32) as u32, self.0 as u32]
+    }
+}
 
 /// Improves `bins` until no rank is above `target` or the effort is spent.
 pub fn refine(falling: &[u64], bins: &mut Bins, target: u64, effort: Effort) {
-    let mut search = Search { falling, keep_counts: effort.keep_counts, takes: Default::default() };
-    let ranks = bins.loads.len();
-    let mut order: Vec<u32> = (0..ranks as u32).collect();
+    let mut search = Search { falling, target, keep_counts: effort.keep_counts, takes: Default::default() };
+    let mut order = Order::default();
     let mut stalled = 0;
     for round in 0..effort.rounds {
-        order.sort_unstable_by_key(|rank| (Reverse(bins.loads[*rank as usize]), *rank));
-        if bins.loads[order[0] as usize] <= target {
-            return;
+        let slow = order.slow_and_fast(&bins.loads, target);
+        if slow == 0 {
+            break;
         }
         // The partners turn from round to round, so that a pair that is stuck finds others.
-        let slow = order.iter().take(ranks / 2).filter(|rank| bins.loads[**rank as usize] > target).count();
-        let shift = if slow == 0 { 0 } else { stalled % slow };
+        let shift = stalled % slow;
         let mut improved = false;
         for index in 0..slow {
-            let (high, low) = (order[index] as usize, order[ranks - 1 - (index + shift) % slow] as usize);
-            let deep = round >= 1;
-            improved |= search.exchange(bins, high, low, deep);
+            let (high, low) = (order.slow[index].1, order.fast[(index + shift) % slow].1);
+            improved |= search.exchange(bins, high as usize, low as usize, round >= 1);
         }
         stalled = if improved { stalled } else { stalled + 1 };
         if stalled > 3 {
             break;
         }
     }
-    search.one_by_one(bins, target, effort.pairs, &mut order);
+    search.one_by_one(bins, effort.pairs, &mut order);
+}
+
+/// Ranks with their loads.
+#[derive(Default)]
+struct Order {
+    /// Those above the target, falling: at most half of all.
+    slow: Vec<(u64, u32)>,
+    /// As many of the others, rising.
+    fast: Vec<(u64, u32)>,
+}
+
+impl Order {
+    /// Finds both; returns how many there are of each.
+    fn slow_and_fast(&mut self, loads: &[u64], target: u64) -> usize {
+        let ranks = (0_u32..).zip(loads);
+        self.slow.clear();
+        self.slow.extend(ranks.filter(|(_, load)| **load > target).map(|(rank, load)| (*load, rank)));
+        self.slow.sort_unstable_by_key(|entry| (Reverse(entry.0), entry.1));
+        self.slow.truncate(loads.len() / 2);
+        self.all(loads);
+        let count = self.slow.len();
+        self.sort_first(count);
+        count
+    }
+
+    /// All ranks as partners, in no order yet.
+    fn all(&mut self, loads: &[u64]) {
+        self.fast.clear();
+        self.fast.extend((0_u32..).zip(loads).map(|(rank, load)| (*load, rank)));
+    }
+
+    /// Brings the `count` fastest to the front, rising.
+    fn sort_first(&mut self, count: usize) {
+        if count < self.fast.len() {
+            self.fast.select_nth_unstable(count);
+        }
+        let count = count.min(self.fast.len());
+        self.fast[..count].sort_unstable();
+    }
 }
 
 struct Search<'a> {
     falling: &'a [u64],
+    target: u64,
     keep_counts: bool,
-    takes: [Vec<Take>; 2],
+    takes: [Takes; 2],
 }
+
+/// Partners that are mostly enough for one slow rank.
+const FIRST_PARTNERS: usize = 16;
 
 impl Search<'_> {
     /// The slowest rank against all others from the fastest on, until one helps; ends when none does.
-    fn one_by_one(&mut self, bins: &mut Bins, target: u64, mut pairs: usize, order: &mut [u32]) {
+    fn one_by_one(&mut self, bins: &mut Bins, mut pairs: usize, order: &mut Order) {
         while pairs > 0 {
-            order.sort_unstable_by_key(|rank| (bins.loads[*rank as usize], *rank));
-            let high = *order.last().expect("there is at least one rank") as usize;
-            if bins.loads[high] <= target {
-                return;
+            let slowest = (0_u32..).zip(&bins.loads).max_by_key(|(rank, load)| (**load, *rank));
+            let Some((high, _)) = slowest.filter(|(_, load)| **load > self.target) else { return };
+            order.all(&bins.loads);
+            order.sort_first(FIRST_PARTNERS);
+            let mut helped = None;
+            for index in 0..order.fast.len().min(pairs) {
+                if index == FIRST_PARTNERS {
+                    order.fast.sort_unstable();
+                }
+                let (load, low) = order.fast[index];
+                if load < bins.loads[high as usize] && self.exchange(bins, high as usize, low as usize, true)
+                {
+                    helped = Some(index + 1);
+                    break;
+                }
             }
-            let others = &order[..order.len() - 1];
-            let helped = others.iter().take(pairs).position(|low| {
-                let low = *low as usize;
-                bins.loads[low] < bins.loads[high] && self.exchange(bins, high, low, true)
-            });
-            match helped {
-                Some(tried) => pairs -= tried + 1,
-                None => return,
-            }
+            let Some(tried) = helped else { return };
+            pairs -= tried;
         }
     }
 
-    /// The exchange that brings the two loads nearest to each other; whether there was one that lowers the higher load.
+    /// The exchange that brings the two loads nearest to each other, or any that brings both to the target; whether there
+    /// was one that lowers the higher load.
     fn exchange(&mut self, bins: &mut Bins, high: usize, low: usize, deep: bool) -> bool {
         let difference = bins.loads[high].saturating_sub(bins.loads[low]);
         if difference < 2 {
             return false;
         }
-        let lists = [high, low].map(|rank| bins.items[rank].len());
-        let deep = deep && lists.iter().all(|length| *length <= LONG_LIST);
         for (takes, rank) in self.takes.iter_mut().zip([high, low]) {
-            list_takes(self.falling, &bins.items[rank], deep, takes);
+            let items = &bins.items[rank];
+            takes.list(self.falling, items, deep && items.len() <= LONG_LIST, self.keep_counts);
         }
+        // After an exchange the higher load is half of the sum plus what is left of the difference.
+        let sum = bins.loads[high] + bins.loads[low];
+        let enough = (2 * self.target).saturating_sub(sum).max(1);
+        let mut pair = Pair { difference, enough, left: difference, best: None };
         let [from_high, from_low] = &self.takes;
-        let Some((out, back)) = nearest_pair(from_high, from_low, difference, self.keep_counts) else {
-            return false;
-        };
+        pair.nearest(&from_high.any, &from_low.any);
+        pair.nearest(&from_high.pairs, &from_low.pairs);
+        let Some((out, back)) = pair.best else { return false };
         swap(bins, (high, out), (low, back));
         true
     }
 }
 
-/// All ways to take none, one or (if `deep`) two items, falling in cost.
-fn list_takes(falling: &[u64], items: &[u32], deep: bool, takes: &mut Vec<Take>) {
-    takes.clear();
-    for (index, item) in items.iter().enumerate() {
-        let cost = falling[*item as usize];
+/// What can leave a rank, falling in cost.
+#[derive(Default)]
+struct Takes {
+    /// None, one or two items; if numbers of items must stay, one.
+    any: Vec<Take>,
+    /// If numbers of items must stay: two items.
+    pairs: Vec<Take>,
+}
+
+impl Takes {
+    /// Lists them; those of two items only if `deep`.
+    fn list(&mut self, falling: &[u64], items: &[u32], deep: bool, keep_counts: bool) {
+        let cost = |item: &u32| falling[*item as usize];
+        self.any.clear();
+        self.pairs.clear();
+        for (index, item) in items.iter().enumerate() {
+            if deep {
+                let pairs = if keep_counts { &mut self.pairs } else { &mut self.any };
+                let own = cost(item);
+                let pair = |other: &u32| Take::new(own + cost(other), [*item, *other]);
+                pairs.extend(items[index + 1..].iter().map(pair));
+            }
+            self.any.push(Take::new(cost(item), [*item, NONE]));
+        }
+        if !keep_counts {
+            self.any.push(Take::new(0, [NONE, NONE]));
+        }
         if deep {
-            let rest = items[index + 1..].iter();
-            takes.extend(rest.map(|other| (cost + falling[*other as usize], [*item, *other])));
+            let mixed = if keep_counts { &mut self.pairs } else { &mut self.any };
+            mixed.sort_unstable_by(|a, b| b.cmp(a));
         }
-        takes.push((cost, [*item, NONE]));
-    }
-    takes.push((0, [NONE, NONE]));
-    if deep {
-        takes.sort_unstable_by_key(|take| (Reverse(take.0), take.1));
     }
 }
 
-/// The pair whose costs differ by nearest to half of `difference`, and by less than all of it.
-fn nearest_pair(high: &[Take], low: &[Take], difference: u64, keep_counts: bool) -> Option<(Take, Take)> {
-    let mut best = (difference, None);
-    let mut from = 0;
-    for out in high {
-        // The first `back` that leaves less than half of the difference too much; both lists fall.
-        while from < low.len() && 2 * out.0.saturating_sub(low[from].0) < difference && low[from].0 > 0 {
-            let moved = out.0.saturating_sub(low[from].0);
-            if moved > 0 {
-                consider(&mut best, difference, moved, out, &low[from], keep_counts);
-            }
-            from += 1;
-        }
-        let from_here = low[from.min(low.len() - 1)..].iter();
-        for back in from_here.take(if keep_counts { 6 } else { 1 }) {
-            let moved = out.0.saturating_sub(back.0);
-            if moved > 0 && moved < difference {
-                consider(&mut best, difference, moved, out, back, keep_counts);
-            }
-        }
-        if best.0 <= 1 {
-            break;
-        }
-        // The next `out` is cheaper, so its partner is no earlier: step back one for the pair just below half.
-        from = from.saturating_sub(1);
-    }
-    best.1
-}
-
-fn count(take: &Take) -> usize {
-    take.1.iter().filter(|item| **item != NONE).count()
-}
-
-fn consider(
-    best: &mut (u64, Option<(Take, Take)>),
+/// A search for what two ranks exchange.
+struct Pair {
+    /// Of their loads.
     difference: u64,
-    moved: u64,
-    out: &Take,
-    back: &Take,
-    keep_counts: bool,
-) {
-    let left = difference.abs_diff(2 * moved);
-    if left < best.0 && (!keep_counts || count(out) == count(back)) {
-        *best = (left, Some((*out, *back)));
+    /// A remaining difference that is small enough.
+    enough: u64,
+    /// The least remaining difference so far.
+    left: u64,
+    best: Option<(Take, Take)>,
+}
+
+impl Pair {
+    /// The pair whose costs differ by nearest to half of the difference, and by less than all of it. Both lists fall: the
+    /// next `out` moves less, the next `back` more.
+    fn nearest(&mut self, high: &[Take], low: &[Take]) {
+        let (mut out, mut back) = (0, 0);
+        while self.left > self.enough && out < high.len() && back < low.len() {
+            let moved = high[out].cost().saturating_sub(low[back].cost());
+            let left = self.difference.abs_diff(2 * moved);
+            if left < self.left {
+                (self.left, self.best) = (left, Some((high[out], low[back])));
+            }
+            let too_much = 2 * moved > self.difference;
+            out += usize::from(too_much);
+            back += usize::from(!too_much);
+        }
     }
 }
 
 fn swap(bins: &mut Bins, (high, out): (usize, Take), (low, back): (usize, Take)) {
     for (rank, gone, come) in [(high, out, back), (low, back, out)] {
         let items = &mut bins.items[rank];
-        items.retain(|item| !gone.1.contains(item));
-        for item in come.1.into_iter().filter(|item| *item != NONE) {
+        items.retain(|item| !gone.items().contains(item));
+        for item in come.items().into_iter().filter(|item| *item != NONE) {
             let place = items.partition_point(|other| *other < item);
             items.insert(place, item);
         }
-        bins.loads[rank] = bins.loads[rank] - gone.0 + come.0;
+        bins.loads[rank] = bins.loads[rank] - gone.cost() + come.cost();
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Found {
 }
 
 fn solve_ranks(problem: &Problem) -> Result<Plan> {
-    let Costs { values, unit } = Costs::of(&problem.costs[0], problem.lengths[0].iter().copied())?;
+    let Costs { values, unit } = Costs::of(&problem.costs[0], &problem.lengths[0])?;
     problem.check_room(&problem.lengths)?;
     let counts = if problem.equal_count { Counts::Equal } else { Counts::Free };
     let plain = partition(&values, problem.ranks, problem.tier, counts)?;
