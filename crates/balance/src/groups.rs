@@ -2,6 +2,7 @@
 
 use crate::{
     bins::Bins,
+    group_bound::tighten,
     lpt::lpt,
     machine::{Allocator, Machine, Place},
     partition::{Counts, Tier, partition},
@@ -43,73 +44,128 @@ pub fn uniform(machine: &Machine, degree: usize) -> Option<Fixed> {
 
 /// The best of: every uniform degree with LPT, and mixed degrees. The mixed one bisects the makespan; for each candidate, it
 /// opens as many large groups as the samples need that fit no smaller one (in memory or in time), fills them up with the
-/// next longest, and goes on to the next smaller degree.
-pub fn mixed(machine: &Machine, bound: u64) -> (Fixed, &'static str) {
+/// next longest, and goes on to the next smaller degree. Returns a lower bound as well, `bound` or better.
+pub fn mixed(machine: &Machine, bound: u64) -> (Fixed, &'static str, u64) {
     let uniform = (0..machine.degrees.len()).filter_map(|degree| uniform(machine, degree));
-    let mut best = uniform.min_by_key(Fixed::makespan).map(|fixed| (fixed, "uniform_degree"));
-    let falling = machine.falling();
-    let largest = "the largest degree holds every sample and has at least one group";
-    let (mut low, mut high) = (bound, best.as_ref().expect(largest).0.makespan());
-    let mut attempt = |candidate: u64| {
-        let fixed = fit(machine, &falling, candidate)?;
-        let makespan = fixed.makespan();
-        if best.as_ref().is_none_or(|best| makespan < best.0.makespan()) {
-            best = Some((fixed, "mixed_degrees"));
-        }
-        Some(makespan.min(candidate))
-    };
-    // A start near the bound: the answer mostly is.
-    let mut candidate = bound + bound / 64;
-    for _ in 0..ROUNDS {
-        if high <= bound + bound / 1000 || low + bound / 2000 >= high {
-            break;
-        }
-        candidate = candidate.clamp(low, high);
-        match attempt(candidate) {
-            Some(makespan) => high = makespan,
-            None => low = candidate + 1,
-        }
-        candidate = low + high.saturating_sub(low) / 2;
-    }
-    // The greedy rule may succeed again below a makespan at which it failed.
-    let gap = high - bound;
-    for part in (1..PROBES).filter(|_| gap > bound / 100) {
-        attempt(bound + gap / PROBES * part);
-    }
-    best.expect(largest)
+    let best = uniform.min_by_key(Fixed::makespan);
+    let best = best.expect("the largest degree holds every sample and has at least one group");
+    let mut search = Search { machine, falling: machine.falling(), best, algorithm: "uniform_degree" };
+    search.bisect(bound);
+    let bound = tighten(machine, bound, search.best.makespan());
+    search.open_more(bound);
+    (search.best, search.algorithm, bound)
 }
 
-const ROUNDS: usize = 14;
-const PROBES: u64 = 12;
+/// Rounds of the bisection; it mostly ends earlier.
+const ROUNDS: usize = 24;
+/// Samples that are packed, over all tries to open more large groups.
+const EFFORT: usize = 1 << 18;
 
-/// Groups and samples such that no group exceeds `limit`, if the greedy rule finds them.
-fn fit(machine: &Machine, falling: &[u32], limit: u64) -> Option<Fixed> {
-    let mut fixed = Fixed { places: Vec::new(), samples: Vec::new(), loads: Vec::new() };
+struct Search<'a> {
+    machine: &'a Machine,
+    falling: Vec<u32>,
+    best: Fixed,
+    algorithm: &'static str,
+}
+
+impl Search<'_> {
+    /// Whether there is a plan within `limit`; keeps it if it is the best. `opened`, by degree: groups that are there at once.
+    fn attempt(&mut self, limit: u64, opened: &[usize]) -> Option<u64> {
+        let fixed = fit(self.machine, &self.falling, limit, opened)?;
+        let makespan = fixed.makespan();
+        if makespan < self.best.makespan() {
+            (self.best, self.algorithm) = (fixed, "mixed_degrees");
+        }
+        Some(makespan.min(limit))
+    }
+
+    fn bisect(&mut self, bound: u64) {
+        let none = vec![0; self.machine.degrees.len()];
+        let (mut low, mut high) = (bound, self.best.makespan());
+        // A start near the bound: the answer mostly is.
+        let mut candidate = bound + bound / 64;
+        for _ in 0..ROUNDS {
+            if high <= bound + bound / 10_000 || low + bound / 20_000 >= high {
+                break;
+            }
+            candidate = candidate.clamp(low, high);
+            match self.attempt(candidate, &none) {
+                Some(makespan) => high = makespan,
+                None => low = candidate + 1,
+            }
+            candidate = low + high.saturating_sub(low) / 2;
+        }
+    }
+
+    /// Large groups beyond need waste less where several long samples share one that would each leave a smaller one half
+    /// empty. Opens one more of some degree, or one less, while that helps.
+    fn open_more(&mut self, bound: u64) {
+        let mut opened = vec![0_usize; self.machine.degrees.len()];
+        let mut tries = (EFFORT / self.falling.len()).max(8);
+        let mut step = (self.best.makespan() - bound) / 2;
+        while step > bound / 4000 {
+            let limit = self.best.makespan() - step;
+            let mut found = None;
+            for (degree, less) in (1..opened.len()).rev().flat_map(|degree| [(degree, false), (degree, true)])
+            {
+                if tries == 0 {
+                    return;
+                }
+                let mut changed = opened.clone();
+                changed[degree] = if less { opened[degree].wrapping_sub(1) } else { opened[degree] + 1 };
+                if changed[degree] == usize::MAX {
+                    continue;
+                }
+                tries -= 1;
+                if self.attempt(limit, &changed).is_some() {
+                    found = Some(changed);
+                    break;
+                }
+            }
+            match found {
+                Some(changed) => opened = changed,
+                None => step /= 2,
+            }
+            step = step.min(self.best.makespan() - bound);
+        }
+    }
+}
+
+/// Groups and samples such that no group exceeds `limit`, if the greedy rule finds them. `opened`, by degree: groups that are
+/// there at once.
+fn fit(machine: &Machine, falling: &[u32], limit: u64, opened: &[usize]) -> Option<Fixed> {
     let mut allocator = Allocator::new(machine);
     let mut remaining = falling.to_vec();
+    let mut packed = Vec::new();
     for degree in (0..machine.degrees.len()).rev() {
         if remaining.is_empty() {
             break;
         }
-        let smallest = degree == 0;
         let times = &machine.times[degree];
-        let needs = |sample: &u32| smallest || needs_degree(machine, *sample as usize, degree, limit);
-        if remaining.iter().any(|sample| times[*sample as usize] > limit && needs(sample)) {
+        let needs = |sample: &u32| degree == 0 || needs_degree(machine, *sample as usize, degree, limit);
+        let work = |sample: &u32| u128::from(machine.work(degree, *sample as usize));
+        let room = u128::from(limit) * allocator.left as u128;
+        if degree == 0 && remaining.iter().map(work).sum::<u128>() > room {
             return None;
         }
-        let (taken, mut bins) = pack(&remaining, times, limit, needs, || allocator.take(degree))?;
-        let mut rest = || if smallest { allocator.take(degree) } else { None };
-        while let Some(place) = rest() {
-            bins.0.push(place);
-            bins.1.loads.push(0);
-            bins.1.items.push(Vec::new());
+        let (must, may): (Vec<u32>, Vec<u32>) = remaining.into_iter().partition(needs);
+        if must.iter().any(|sample| times[*sample as usize] > limit) {
+            return None;
         }
-        keep(&mut fixed, times, &taken, bins, limit);
-        let mut gone = vec![false; machine.tokens.len()];
-        for sample in &taken {
-            gone[*sample as usize] = true;
+        let mut groups = Packing::new(times, limit);
+        for _ in 0..opened[degree] {
+            groups.open(allocator.take(degree)?);
         }
-        remaining.retain(|sample| !gone[*sample as usize]);
+        groups.place_all(&must, || allocator.take(degree))?;
+        remaining = groups.fill_up(&may);
+        packed.push((degree, groups));
+    }
+    if let Some((0, smallest)) = packed.last_mut() {
+        std::iter::from_fn(|| allocator.take(0)).for_each(|place| smallest.open(place));
+    }
+    let mut fixed = Fixed { places: Vec::new(), samples: Vec::new(), loads: Vec::new() };
+    for (_, groups) in packed.into_iter().filter(|_| remaining.is_empty()) {
+        groups.level(&mut fixed);
     }
     remaining.is_empty().then_some(fixed)
 }
@@ -120,57 +176,73 @@ fn needs_degree(machine: &Machine, sample: usize, degree: usize, limit: u64) -> 
     smaller.into_iter().all(|smaller| machine.times[smaller][sample] > limit)
 }
 
-type Packed = (Vec<u32>, (Vec<Place>, Bins));
-
-/// First-fit of what needs these groups, opening groups as it must, then of whatever else fits. Items of the bins are
-/// positions in the list of taken samples.
-fn pack(
-    remaining: &[u32],
-    times: &[u64],
+/// Groups of one degree while they are filled.
+struct Packing<'a> {
+    times: &'a [u64],
     limit: u64,
-    needs: impl Fn(&u32) -> bool,
-    mut open: impl FnMut() -> Option<Place>,
-) -> Option<Packed> {
-    let mut places = Vec::new();
-    let mut bins = Bins { loads: Vec::new(), items: Vec::new() };
-    let mut taken = Vec::new();
-    let mut tree = RoomTree::new();
-    let (must, may): (Vec<u32>, Vec<u32>) = remaining.iter().partition(|sample| needs(sample));
-    for (sample, obliged) in must.iter().map(|s| (*s, true)).chain(may.iter().map(|s| (*s, false))) {
-        let time = times[sample as usize];
-        let mut bin = tree.first(time);
-        if bin.is_none() && obliged {
-            places.push(open()?);
-            bins.loads.push(0);
-            bins.items.push(Vec::new());
-            tree.push(limit);
-            bin = Some(places.len() - 1);
-        }
-        let Some(bin) = bin else { continue };
-        tree.use_room(bin, time);
-        bins.push(bin, taken.len() as u32, time);
-        taken.push(sample);
-    }
-    Some((taken, (places, bins)))
+    places: Vec<Place>,
+    taken: Vec<u32>,
+    /// Items are positions in `taken`.
+    bins: Bins,
+    tree: RoomTree,
 }
 
-/// Balances the samples of one degree over its groups, and keeps the better of that and the first fit.
-fn keep(fixed: &mut Fixed, times: &[u64], taken: &[u32], (places, bins): (Vec<Place>, Bins), limit: u64) {
-    if places.is_empty() {
-        return;
+impl<'a> Packing<'a> {
+    fn new(times: &'a [u64], limit: u64) -> Self {
+        let bins = Bins { loads: Vec::new(), items: Vec::new() };
+        Self { times, limit, places: Vec::new(), taken: Vec::new(), bins, tree: RoomTree::new() }
     }
-    let costs: Vec<u64> = taken.iter().map(|sample| times[*sample as usize]).collect();
-    let even = partition(&costs, places.len(), Tier::Auto, Counts::Free);
-    let even = even.expect("times add up to less than the limit and there is a group");
-    let (items, loads) = if even.makespan() <= limit.max(bins.makespan()) {
-        (even.samples, even.loads)
-    } else {
-        (bins.items, bins.loads)
-    };
-    let ids = |items: Vec<u32>| items.into_iter().map(|item| taken[item as usize]).collect();
-    fixed.samples.extend(items.into_iter().map(ids));
-    fixed.loads.extend(loads);
-    fixed.places.extend(places);
+
+    fn open(&mut self, place: Place) {
+        self.places.push(place);
+        self.bins.loads.push(0);
+        self.bins.items.push(Vec::new());
+        self.tree.push(self.limit);
+    }
+
+    /// First fit of what needs these groups, opening groups as it must.
+    fn place_all(&mut self, must: &[u32], mut open: impl FnMut() -> Option<Place>) -> Option<()> {
+        for sample in must {
+            if !self.place(*sample) {
+                self.open(open()?);
+                self.place(*sample);
+            }
+        }
+        Some(())
+    }
+
+    /// First fit of what else fits; returns what does not.
+    fn fill_up(&mut self, may: &[u32]) -> Vec<u32> {
+        may.iter().copied().filter(|sample| !self.place(*sample)).collect()
+    }
+
+    fn place(&mut self, sample: u32) -> bool {
+        let time = self.times[sample as usize];
+        let Some(bin) = self.tree.first(time) else { return false };
+        self.tree.use_room(bin, time);
+        self.bins.push(bin, self.taken.len() as u32, time);
+        self.taken.push(sample);
+        true
+    }
+
+    /// Balances the samples over the groups, and keeps the better of that and the first fit.
+    fn level(self, fixed: &mut Fixed) {
+        if self.places.is_empty() {
+            return;
+        }
+        let costs: Vec<u64> = self.taken.iter().map(|sample| self.times[*sample as usize]).collect();
+        let even = partition(&costs, self.places.len(), Tier::Auto, Counts::Free);
+        let even = even.expect("times add up to less than the limit and there is a group");
+        let (items, loads) = if even.makespan() <= self.limit.max(self.bins.makespan()) {
+            (even.samples, even.loads)
+        } else {
+            (self.bins.items, self.bins.loads)
+        };
+        let ids = |items: Vec<u32>| items.into_iter().map(|item| self.taken[item as usize]).collect();
+        fixed.samples.extend(items.into_iter().map(ids));
+        fixed.loads.extend(loads);
+        fixed.places.extend(self.places);
+    }
 }
 
 /// Finds the first bin with room: a growing tree of the most room below each node.

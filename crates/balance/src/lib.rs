@@ -9,6 +9,7 @@ mod bound;
 mod cost;
 mod exact;
 mod fit;
+mod group_bound;
 mod groups;
 mod lpt;
 mod machine;

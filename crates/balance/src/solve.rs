@@ -194,13 +194,14 @@ fn solve_groups(problem: &Problem) -> Result<Plan> {
     let samples: Vec<(u64, f64)> = lengths.iter().map(|length| (*length, operations(length))).collect();
     let (machine, unit) = Machine::grouped(problem.ranks, parallel, &samples, problem.tokens_per_rank)?;
     let fixed = matches!(problem.objective, Objective::Free | Objective::Pipeline);
-    let (bound, limit) = if fixed { machine.fixed_bound() } else { machine.bound() };
+    let (mut bound, limit) = if fixed { machine.fixed_bound() } else { machine.bound() };
     if let Some(stages) = problem.stages.filter(|_| problem.objective == Objective::Pipeline) {
         pipeline::check(&machine.times[0], stages)?;
     }
     let (groups, algorithm) = match problem.objective {
         Objective::Free | Objective::Pipeline => {
-            let (fixed, algorithm) = mixed(&machine, bound);
+            let (fixed, algorithm, tight) = mixed(&machine, bound);
+            bound = tight;
             (fixed_groups(&machine, &fixed, problem.objective), algorithm)
         }
         Objective::Lockstep => group_lockstep(&machine, bound),
