@@ -101,7 +101,7 @@ impl Search<'_> {
     /// empty. Opens one more of some degree, or one less, while that helps.
     fn open_more(&mut self, bound: u64) {
         let mut opened = vec![0_usize; self.machine.degrees.len()];
-        let mut tries = (EFFORT / self.falling.len()).max(8);
+        let mut tries = (EFFORT / self.falling.len().max(1)).max(8);
         let mut step = (self.best.makespan() - bound) / 2;
         while step > bound / 4000 {
             let limit = self.best.makespan() - step;
@@ -293,5 +293,16 @@ impl RoomTree {
             node = 2 * node + usize::from(self.room[2 * node] < time);
         }
         Some(node - self.leaves)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_group_without_samples_has_nothing_to_do() {
+        let machine = Machine::flat(2, vec![], vec![], None).unwrap();
+        assert_eq!(mixed(&machine, 0).0.makespan(), 0);
     }
 }
