@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from unisono._message import pack, unpack
 
 #: How long a process that closed its connections may take to end.
 _SECONDS_TO_END = 3.0
+
+#: So many reasons for a collective stand in a message.
+_MOST_REASONS = 3
 
 
 class Ranks:
@@ -30,6 +35,7 @@ class Ranks:
         """Joins the process group: the user's, or a new one where the process was started by ``torchrun``."""
         if dist.is_available() and not dist.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ:
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            atexit.register(_leave)
         self.joined = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if self.joined else 0
         self.count = dist.get_world_size() if self.joined else 1
@@ -106,20 +112,36 @@ class Ranks:
 
 
 def collective_at(graph: bytes, place: str | None) -> str | None:
-    """The collectives of a rank's graph that belong to a line, ``file:line``, with why each is there."""
+    """The collectives of a rank's graph that a line, ``file:line``, issues or waits for, with why each is there."""
     content = unpack(graph)["graph"]
     found: list[str] = []
     for node in content["nodes"]:
-        name = content["ops"][node["op"]]["name"]
-        if not name.startswith("_c10d_functional::") or "wait_tensor" in name or node["place"] is None:
+        if node["place"] is None or place != _text(content["places"][node["place"]]):
             continue
-        if place == _text(content["places"][node["place"]]):
-            label = f" ({content['labels'][node['label']]})" if node["label"] is not None else ""
-            text = name.removeprefix("_c10d_functional::") + label
+        collective = _awaited(content, node)
+        name = content["ops"][collective["op"]]["name"]
+        if name.startswith("_c10d_functional::") and "wait_tensor" not in name:
+            label = content["labels"][collective["label"]] if collective["label"] is not None else ""
+            text = name.removeprefix("_c10d_functional::") + _reasons(label)
             found += [text] if text not in found else []
     if not found:
         return None
     return found[0] if len(found) == 1 else f"{found[0]} or one of {len(found) - 1} others of this line"
+
+
+def _reasons(label: str) -> str:
+    """Why a collective is there, in parentheses; of many reasons the first few."""
+    reasons = label.split("; ") if label else []
+    more = [f"{len(reasons) - _MOST_REASONS} more"] if len(reasons) > _MOST_REASONS else []
+    return f" ({'; '.join(reasons[:_MOST_REASONS] + more)})" if reasons else ""
+
+
+def _awaited(content: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    """The collective that a node waits for; the node itself where it waits for none."""
+    if "wait_tensor" not in content["ops"][node["op"]]["name"]:
+        return node
+    made_by = content["values"][node["args"][0]["value"]]["def"]
+    return content["nodes"][made_by["result"][0]] if "result" in made_by else node
 
 
 def _text(place: dict[str, Any]) -> str:
@@ -134,6 +156,16 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in ("Z", "X")
+
+
+def _leave() -> None:
+    """Ends the process group that was begun here: its threads must not outlive the interpreter, which would abort the process.
+
+    After an error NCCL's is left alone, since ending it waits for collectives that may never end.
+    """
+    failed = hasattr(sys, "last_value")
+    if dist.is_initialized() and not (failed and dist.get_backend() == "nccl"):
+        dist.destroy_process_group()
 
 
 _FIELDS = ("code", "message", "place", "cause", "hint")

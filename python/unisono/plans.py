@@ -42,6 +42,11 @@ class Plan:
         return self._content["inputs"]
 
     @property
+    def passes(self) -> dict[str, int]:
+        """Settings of the passes: bytes of a bucket of collectives (``bucket_limit``) and gathered ahead (``prefetch_limit``)."""
+        return self._content["passes"]
+
+    @property
     def prediction(self) -> dict[str, int]:
         """The expected cost: nanoseconds (``..._ns``), bytes (``..._bytes``), number of ``collectives``."""
         return self._content["prediction"]

@@ -113,7 +113,7 @@ class ParallelStep:
 
     def _prepare(self, graph: bytes) -> None:
         rank_graph = _native.rank_graph(graph, self.plan.text, self.ranks.rank)
-        optimised, self.passes = _native.run_passes(rank_graph)
+        optimised, self.passes = _native.run_passes(rank_graph, **self.plan.passes)
         groups = {f"axis:{self._axis[0]}": self.ranks.group_name}
         self.rank_graph: bytes = optimised
         self._executor = Executor(lower_graph(optimised, groups))

@@ -15,5 +15,5 @@ mod table;
 pub use call::Call;
 pub use factors::{Factor, FactorKind, Factors};
 pub use row::{Linear, Row, Rule, Work};
-pub use strategy::{Realise, Seed, Strategy, replicated, seeded, strategies};
+pub use strategy::{Realise, Seed, Strategy, is_norm, replicated, seeded, strategies};
 pub use table::{ROWS, row};

@@ -147,7 +147,7 @@ fn passing(row: &Row, call: &Call<'_>) -> Vec<Strategy> {
 }
 
 /// Whether a value is a 2-norm, or is put together from some: parts of a norm lose the sign, so nothing else may be one.
-fn is_norm(graph: &Graph, value: ValueId) -> bool {
+pub fn is_norm(graph: &Graph, value: ValueId) -> bool {
     let ValueDef::Result(node, _) = graph.values[value].def else { return false };
     match crate::row(graph.op_name(node)).map(|row| row.linear) {
         Some(Linear::Norms) => Call::new(graph, node).number(1) == Some(2.0),

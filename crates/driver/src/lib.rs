@@ -4,7 +4,7 @@ use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use ir::Placement;
 use ir::{Graph, RankGraph};
-use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Pass};
+use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Pass, pipeline};
 use plan::{Pins, Plan, Request, search};
 use serde::{Deserialize, Serialize};
 use shard::{Axis, canonical, partition};
@@ -69,7 +69,8 @@ pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
 
 /// What a plan does, for people.
 pub fn explain_plan(graph: &Graph, plan: &Plan) -> Result<String> {
-    Ok(plan::explain(plan, &rank_graph(graph, plan, 0)?))
+    let graph = passes::run(&pipeline(plan.passes), &rank_graph(graph, plan, 0)?, |_| {})?;
+    Ok(plan::explain(plan, &graph))
 }
 
 /// One operation under one strategy, see [`shard::exam`].

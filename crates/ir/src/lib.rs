@@ -5,6 +5,7 @@
 
 mod build;
 mod graph;
+mod key;
 mod message;
 mod patch;
 mod placement;

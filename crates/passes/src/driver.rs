@@ -2,6 +2,7 @@
 
 use base::{Bytes, Diagnostic, Result};
 use ir::{Change, Graph, Patch, verify};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, DeadCode, DropAliases, GroupLists, MergeViews, OrderCollectives,
@@ -33,13 +34,15 @@ pub struct Outcome {
 }
 
 /// The settings of the passes that have any.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Settings {
     /// A bucket of collectives moves at most so much.
     pub bucket_limit: Bytes,
     /// So much may be gathered ahead of its first use.
     pub prefetch_limit: Bytes,
     /// A gathered parameter of at least so much is gathered again for the backward part; none is where there is no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub regather_from: Option<Bytes>,
 }
 
@@ -47,6 +50,19 @@ impl Default for Settings {
     /// Buckets of 25 MiB as PyTorch's DistributedDataParallel has them, and twice that gathered ahead.
     fn default() -> Self {
         Self { bucket_limit: Bytes(25 << 20), prefetch_limit: Bytes(50 << 20), regather_from: None }
+    }
+}
+
+impl Settings {
+    /// Ever less memory for ever more collectives: first the default, at last buckets of 256 KiB and nothing gathered ahead.
+    pub fn ladder() -> impl Iterator<Item = Self> {
+        let default = Self::default();
+        let rungs = [(25 << 20, 50 << 20), (8 << 20, 8 << 20), (2 << 20, 2 << 20), (256 << 10, 0)];
+        rungs.into_iter().map(move |(bucket, ahead)| Self {
+            bucket_limit: Bytes(bucket),
+            prefetch_limit: Bytes(ahead),
+            ..default
+        })
     }
 }
 

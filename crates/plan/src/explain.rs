@@ -41,10 +41,11 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
     for other in &plan.runners_up {
         let _ = writeln!(
             text,
-            "  not     {}: {} predicted, {}",
+            "  not     {}: {} predicted, {}{}",
             other.name,
             Nanos(other.step_ns),
-            Bytes(other.peak_bytes)
+            Bytes(other.peak_bytes),
+            if other.fits { "" } else { ", over the memory limit" }
         );
     }
     for (operator, count) in &plan.without_row {

@@ -15,7 +15,7 @@ const VERSION: u32 = 1;
 /// What a plan is expected to cost.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Prediction {
-    /// Time of a step, in nanoseconds: operations and collectives one after the other.
+    /// Time of a step after the passes, in nanoseconds: operations and collectives one after the other.
     pub step_ns: i64,
     /// Operations alone.
     pub compute_ns: i64,
@@ -29,7 +29,8 @@ pub struct Prediction {
     pub collectives: u32,
     /// No plan of the model costs less than this, in nanoseconds: the bound of the search.
     pub bound_ns: i64,
-    /// What the model says of this plan, in nanoseconds.
+    /// What the model, which knows no buckets, says of this plan, in nanoseconds; its predicted time where only the passes showed that it is
+    /// the fastest.
     pub model_ns: i64,
 }
 
@@ -42,6 +43,13 @@ pub struct RunnerUp {
     pub step_ns: i64,
     /// Its predicted memory, in bytes.
     pub peak_bytes: u64,
+    /// Whether it is within the memory limit.
+    #[serde(default = "yes")]
+    pub fits: bool,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 /// A plan along one axis.
@@ -64,6 +72,9 @@ pub struct Plan {
     pub limit: String,
     /// Operators that run replicated because the operation table has no row for them, with their number.
     pub without_row: BTreeMap<String, u32>,
+    /// How collectives are put into buckets and started ahead.
+    #[serde(default)]
+    pub passes: passes::Settings,
     /// Inputs that are not whole on every rank.
     pub inputs: BTreeMap<String, Placement>,
     /// Operations that are not replicated: `number = "operator: operands -> results"`, by position in program order.
@@ -101,6 +112,7 @@ impl Plan {
             runners_up: Vec::new(),
             limit: String::new(),
             without_row: BTreeMap::new(),
+            passes: passes::Settings::default(),
             inputs: inputs.collect(),
             nodes: nodes.collect(),
             kept: kept.collect(),
@@ -135,6 +147,7 @@ impl Plan {
         for (axis, ranks) in &self.mesh {
             print.part(axis.as_bytes()).number(u64::from(*ranks));
         }
+        print.number(self.passes.bucket_limit.0).number(self.passes.prefetch_limit.0);
         for (name, placement) in self.inputs.iter().chain(&self.kept) {
             print.part(name.as_bytes()).part(placement.to_string().as_bytes());
         }
@@ -182,7 +195,7 @@ impl Plan {
             assignment.inputs.insert(id, placement);
         }
         for (position, id) in graph.order.iter().enumerate() {
-            let strategies = &space.strategies[id];
+            let strategies = space.strategies(*id);
             let Some(wanted) = self.nodes.get(&position.to_string()) else { continue };
             let found = strategies.iter().find(|s| text_of(graph, *id, s) == *wanted);
             let found =

@@ -4,7 +4,7 @@ use base::{Code, Diagnostic, Fingerprint, Result};
 use cluster::Cluster;
 use ir::{Graph, InputClass, Placement, RankGraph};
 use shard::{Assignment, Axis, Space, canonical, partition};
-use solve::{Failure, Options, Solver};
+use solve::{Failure, Options, Solution, Solver, weigh};
 
 use crate::{
     pins::{Demand, Demands, Pins, pinned},
@@ -38,10 +38,10 @@ pub struct Searched {
     pub assignment: Assignment,
 }
 
-/// Most prices that are tried for a memory limit.
-const MOST_PRICES: u32 = 24;
-/// The first price that is tried, in picoseconds for a million bytes.
-const FIRST_PRICE: i64 = 1_000_000;
+/// Budgets go down from the weight of the fastest plan by so many halvings of the way to the least: 1/32 of it first, all of it last.
+const MOST_HALVINGS: u32 = 6;
+/// How often a budget is raised again from one that suits the memory limit towards one that does not.
+const MOST_RAISES: u32 = 3;
 const PICOS_PER_NANO: i64 = 1_000;
 
 /// Finds the plan of least predicted time under the memory limit that keeps the pins.
@@ -50,24 +50,45 @@ pub fn search(request: &Request<'_>) -> Result<Searched> {
     let space = Space::new(&canonical, request.axis.ranks);
     let demands = pinned(&canonical, request.pins, &request.axis.name)?;
     let run = Run { request, canonical: &canonical, space: &space };
-    let found = run.within_memory(&demands)?;
+    let (found, families) = std::thread::scope(|scope| {
+        let (run, demands) = (&run, &demands);
+        let families = FAMILIES.map(|family| scope.spawn(move || run.family(demands, family)));
+        (
+            run.best("the plan of least time in the model", demands),
+            families.map(|family| family.join().expect("the search panics nowhere")),
+        )
+    });
+    let others = families.into_iter().flatten().chain(run.whole(&demands)).collect();
+    let (best, runners_up) = run.ranked(found?, others);
+    if !best.fits(request.memory_limit) {
+        return Err(too_small(request.memory_limit.unwrap_or(0), best.prediction.peak_bytes));
+    }
     let mut plan = Plan::new(
         &canonical,
         (request.fingerprint, request.cluster.fingerprint()),
         &request.axis,
-        &found.assignment,
+        &best.assignment,
     );
-    plan.prediction = found.prediction;
-    plan.limit = limit(&found, request.memory_limit);
+    plan.limit = limit(&best, request.memory_limit);
+    plan.passes = best.passes;
+    plan.prediction = best.prediction;
     plan.without_row = space.without_row.iter().cloned().collect();
-    plan.runners_up = run.runners_up(&demands, &found);
-    Ok(Searched { plan, assignment: found.assignment, canonical })
+    plan.runners_up = runners_up;
+    Ok(Searched { plan, assignment: best.assignment, canonical })
 }
 
 /// One solved problem.
 struct Found {
+    name: &'static str,
     assignment: Assignment,
+    passes: passes::Settings,
     prediction: Prediction,
+}
+
+impl Found {
+    fn fits(&self, limit: Option<u64>) -> bool {
+        limit.is_none_or(|limit| self.prediction.peak_bytes <= limit)
+    }
 }
 
 struct Run<'a> {
@@ -77,31 +98,54 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The best plan at a price for memory.
-    fn at_price(&self, demands: &Demands, price: i64) -> Result<Found> {
-        let setting = Setting {
+    fn setting<'a>(&'a self, demands: &'a Demands) -> Setting<'a> {
+        Setting {
             graph: self.canonical,
             space: self.space,
             cluster: self.request.cluster,
             pins: demands,
             batch: demand_on_batch(self.canonical, demands),
-            price,
-        };
-        let tables = Tables::new(&setting)?;
-        let solution =
-            Solver::new(&tables.problem, Options::default()).solve().map_err(|failure| explain(&failure))?;
-        let assignment = tables.assignment(&solution.choices);
-        let graph = partition(self.canonical, &assignment, &self.request.axis, 0)?;
-        let mut prediction = self.predict(&graph);
-        prediction.model_ns = solution.cost.primary() / PICOS_PER_NANO;
-        prediction.bound_ns = solution.bound.primary() / PICOS_PER_NANO;
-        Ok(Found { assignment, prediction })
+        }
     }
 
-    fn predict(&self, graph: &RankGraph) -> Prediction {
-        let time = cost::graph_time(self.request.cluster, graph, self.request.axis.ranks);
-        let peak = cost::peak(graph);
-        Prediction {
+    /// Every rank does everything; none where pins demand otherwise.
+    fn whole(&self, demands: &Demands) -> Option<Found> {
+        let whole = |demand: &Demand| matches!(demand, Demand::At { placement: Placement::Replicate, .. });
+        if !demands.values().all(whole) {
+            return None;
+        }
+        self.predicted("everything whole on every rank", Assignment::default()).ok()
+    }
+
+    /// The plan that a solution is.
+    fn found(&self, name: &'static str, tables: &Tables<'_>, solution: &Solution) -> Result<Found> {
+        let mut found = self.predicted(name, tables.assignment(&solution.choices))?;
+        found.prediction.model_ns = solution.cost.primary() / PICOS_PER_NANO;
+        found.prediction.bound_ns = solution.bound.primary() / PICOS_PER_NANO;
+        Ok(found)
+    }
+
+    /// A plan with the time and memory of what will run: the rank's graph after the passes, with the largest buckets that fit.
+    fn predicted(&self, name: &'static str, assignment: Assignment) -> Result<Found> {
+        let graph = partition(self.canonical, &assignment, &self.request.axis, 0)?;
+        let mut last = None;
+        for passes in passes::Settings::ladder() {
+            let prediction = self.predict(&graph, passes)?;
+            let fits = self.request.memory_limit.is_none_or(|limit| prediction.peak_bytes <= limit);
+            let found = last.insert((passes, prediction));
+            if fits || found.1.collectives == 0 {
+                break;
+            }
+        }
+        let (passes, prediction) = last.expect("the ladder has a rung");
+        Ok(Found { name, assignment, passes, prediction })
+    }
+
+    fn predict(&self, graph: &RankGraph, passes: passes::Settings) -> Result<Prediction> {
+        let graph = passes::run(&passes::pipeline(passes), graph, |_| {})?;
+        let time = cost::graph_time(self.request.cluster, &graph, self.request.axis.ranks);
+        let peak = cost::peak(&graph);
+        Ok(Prediction {
             step_ns: (time.compute + time.communication) / PICOS_PER_NANO,
             compute_ns: time.compute / PICOS_PER_NANO,
             communication_ns: time.communication / PICOS_PER_NANO,
@@ -109,82 +153,145 @@ impl Run<'_> {
             state_bytes: peak.state.0,
             collectives: time.collectives,
             ..Prediction::default()
-        }
+        })
     }
 
-    /// The fastest plan whose peak is within the limit: memory gets a price, the lowest at which the plan fits.
-    fn within_memory(&self, demands: &Demands) -> Result<Found> {
-        let free = self.at_price(demands, 0)?;
-        let Some(limit) = self.request.memory_limit else { return Ok(free) };
-        if free.prediction.peak_bytes <= limit {
+    /// The fastest plan that is met whose peak is within the limit, or the one of least peak.
+    ///
+    /// The peak is what the solver can keep to a budget, the weight, and what lives between two operations; so budgets from that of the
+    /// fastest plan down to the least are tried.
+    fn best(&self, name: &'static str, demands: &Demands) -> Result<Found> {
+        let setting = self.setting(demands);
+        let tables = Tables::new(&setting)?;
+        let mut solver = Solver::new(&tables.problem, Options::default());
+        let solution = solver.solve().map_err(|failure| self.explain(&tables, &failure))?;
+        let free = self.found(name, &tables, &solution)?;
+        if free.fits(self.request.memory_limit) {
             return Ok(free);
         }
-        let (mut low, mut high, mut best) = (0, FIRST_PRICE, None);
-        let mut smallest = free.prediction.peak_bytes;
-        for _ in 0..MOST_PRICES {
-            let found = self.at_price(demands, high)?;
-            smallest = smallest.min(found.prediction.peak_bytes);
-            if found.prediction.peak_bytes <= limit {
-                best = Some(found);
-                break;
+        let weight = weigh(&tables.problem, &solution.choices);
+        let least = match solver.solve_within(0) {
+            Err(Failure::OverBudget { least }) => least,
+            _ => 0,
+        };
+        let (mut over, mut smallest) = (weight, free);
+        for halvings in (0..MOST_HALVINGS).rev() {
+            let budget = weight - ((weight - least) >> halvings);
+            let Ok(budgeted) = solver.solve_within(budget) else { break };
+            let found = self.found(name, &tables, &budgeted.solution)?;
+            if found.fits(self.request.memory_limit) {
+                let within = &mut |budget| {
+                    let budgeted = solver.solve_within(budget).ok()?;
+                    self.found(name, &tables, &budgeted.solution).ok()
+                };
+                return Ok(self.raised(found, (budget, over), within));
             }
-            low = high;
-            high *= 8;
-            if high > 1 << 45 {
-                break;
-            }
-        }
-        let mut best = best.ok_or_else(|| too_small(limit, smallest))?;
-        while high - low > low / 16 + 1 {
-            let middle = low + (high - low) / 2;
-            let found = self.at_price(demands, middle)?;
-            if found.prediction.peak_bytes <= limit {
-                if found.prediction.step_ns <= best.prediction.step_ns {
-                    best = found;
-                }
-                high = middle;
-            } else {
-                low = middle;
+            over = budget;
+            if found.prediction.peak_bytes < smallest.prediction.peak_bytes {
+                smallest = found;
             }
         }
-        Ok(best)
+        Ok(smallest)
     }
 
-    /// The best plan of each well-known family, where it is another one than `best`.
-    fn runners_up(&self, demands: &Demands, best: &Found) -> Vec<RunnerUp> {
-        let mut others = Vec::new();
-        for (name, batch, state) in FAMILIES {
-            let mut family = demands.clone();
-            for (id, input) in self.canonical.inputs.iter() {
-                let wanted = match input.class {
-                    InputClass::Batch => Some(Demand::At { placement: batch, soft: true }),
-                    InputClass::Parameter | InputClass::Optimizer => Some(state),
-                    _ => None,
-                };
-                if let Some(demand) = wanted {
-                    family.entry(id).or_insert(demand);
+    /// Raises the budget from one that a plan kept the limit with towards one with which it was not kept, as far as time is won.
+    fn raised(
+        &self,
+        mut best: Found,
+        (mut low, mut over): (u64, u64),
+        within: &mut impl FnMut(u64) -> Option<Found>,
+    ) -> Found {
+        for _ in 0..MOST_RAISES {
+            let budget = low + (over - low) / 2;
+            let Some(found) = within(budget).filter(|_| budget > low) else { break };
+            if found.fits(self.request.memory_limit) {
+                low = budget;
+                if found.prediction.step_ns < best.prediction.step_ns {
+                    best = found;
                 }
-            }
-            let Ok(found) = self.at_price(&family, 0) else { continue };
-            if found.prediction.step_ns != best.prediction.step_ns {
-                let Prediction { step_ns, peak_bytes, .. } = found.prediction;
-                others.push(RunnerUp { name: name.into(), step_ns, peak_bytes });
+            } else {
+                over = budget;
             }
         }
-        others.sort_by_key(|other| other.step_ns);
-        others
+        best
+    }
+
+    /// The best plan of a family.
+    fn family(&self, demands: &Demands, (name, batch, state): Family) -> Option<Found> {
+        let mut demands = demands.clone();
+        for (id, input) in self.canonical.inputs.iter() {
+            let wanted = match input.class {
+                InputClass::Batch => Some(Demand::At { placement: batch, soft: true }),
+                InputClass::Parameter | InputClass::Optimizer => Some(state),
+                _ => None,
+            };
+            if let Some(demand) = wanted {
+                demands.entry(id).or_insert(demand);
+            }
+        }
+        self.best(name, &demands).ok()
+    }
+
+    /// The plan that is predicted to be fastest, and those that it was chosen over. A family's plan can be the fastest where the passes
+    /// make more of it than the model knew.
+    fn ranked(&self, found: Found, families: Vec<Found>) -> (Found, Vec<RunnerUp>) {
+        let limit = self.request.memory_limit;
+        let bound_ns = found.prediction.bound_ns;
+        let mut all = vec![found];
+        all.extend(families);
+        let fitness = |index: &usize| {
+            let Prediction { step_ns, peak_bytes, .. } = all[*index].prediction;
+            // Of plans that fit the fastest, else the smallest; of equals the first.
+            if all[*index].fits(limit) { (0, step_ns, *index) } else { (1, peak_bytes as i64, *index) }
+        };
+        let fastest = (0..all.len()).min_by_key(fitness).unwrap_or(0);
+        let mut best = all.remove(fastest);
+        if fastest > 0 {
+            best.prediction.model_ns = best.prediction.step_ns;
+            best.prediction.bound_ns = bound_ns;
+        }
+        let figures = |found: &Found| (found.prediction.step_ns, found.prediction.peak_bytes);
+        let mut others: Vec<RunnerUp> = Vec::new();
+        all.sort_by_key(|other| other.prediction.step_ns);
+        for other in all.iter().filter(|other| figures(other) != figures(&best)) {
+            let (step_ns, peak_bytes) = figures(other);
+            others.push(RunnerUp { name: other.name.into(), step_ns, peak_bytes, fits: other.fits(limit) });
+        }
+        (best, others)
+    }
+
+    fn explain(&self, tables: &Tables<'_>, failure: &Failure) -> Box<Diagnostic> {
+        let Failure::Infeasible { variables } = failure else {
+            return Diagnostic::new(Code::NO_PLAN, "the search for a plan failed")
+                .because(failure.to_string());
+        };
+        let (inputs, nodes) = tables.meaning(variables);
+        let names = inputs.iter().map(|id| format!("`{}`", self.canonical.inputs[*id].name));
+        let operators = nodes.iter().map(|id| format!("`{}`", self.canonical.op_name(*id)));
+        let among: Vec<String> = names.chain(operators).take(MOST_NAMES).collect();
+        let diagnostic = Diagnostic::new(Code::BAD_PIN, "no plan keeps all pins")
+            .because(format!("no choice suits all of {}", among.join(", ")))
+            .hint("remove pins of these until there is one");
+        match nodes.iter().find_map(|id| self.canonical.place(*id)) {
+            Some(place) => diagnostic.at_line(&place.file, place.line, 0),
+            None => diagnostic,
+        }
     }
 }
+
+/// So many names stand in a message.
+const MOST_NAMES: usize = 6;
 
 /// Every rank holds the whole.
 const WHOLE: Demand = Demand::At { placement: Placement::Replicate, soft: true };
 
-/// Well-known families of plans: what they demand of the batch, and of state.
-const FAMILIES: [(&str, Placement, Demand); 4] = [
+/// A well-known family of plans: its name, and what it demands of the batch and of state.
+type Family = (&'static str, Placement, Demand);
+
+const FAMILIES: [Family; 3] = [
     ("the batch cut, state whole", Placement::shard(0), WHOLE),
     ("the batch cut, state cut", Placement::shard(0), Demand::Cut),
     ("the batch whole, state cut", Placement::Replicate, Demand::Cut),
-    ("everything whole on every rank", Placement::Replicate, WHOLE),
 ];
 
 /// What limits a plan, in a sentence.
@@ -202,10 +309,4 @@ fn too_small(limit: u64, smallest: u64) -> Box<Diagnostic> {
     Diagnostic::new(Code::NO_PLAN, format!("no plan fits into {limit} bytes per rank"))
         .because(format!("the smallest plan found needs {smallest} bytes"))
         .hint("use more ranks, a smaller batch, or a higher memory limit")
-}
-
-fn explain(failure: &Failure) -> Box<Diagnostic> {
-    Diagnostic::new(Code::BAD_PIN, "no plan keeps all pins")
-        .because(format!("{failure:?}"))
-        .hint("remove pins until there is one")
 }

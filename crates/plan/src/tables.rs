@@ -1,23 +1,28 @@
 //! The search space as variables and cost tables.
 //!
 //! A variable for each operation (its strategy), for each input (its placement), and for each value with several uses, in each part of the
-//! step where it is used (its copy set). Tables between producers, copy sets and consumers hold the times of changes of placement; copies
-//! that live from one part of the step to a later one, and state, have a price by the byte.
+//! step where it is used (its copy set). Costs are times. Weights are bytes: of state, and of copies that live from one part of the step
+//! to a later one.
 
 use aten::{Call, Strategy};
-use base::{Code, Diagnostic, Result, SecondaryMap};
+use base::{Code, Diagnostic, PrimaryMap, Result, SecondaryMap, define_id};
 use cluster::Cluster;
-use cost::{Company, operation_time, reshard_time};
-use ir::{Graph, InputClass, InputId, NodeId, Phase, Placement, TensorType, ValueDef, ValueId};
+use cost::operation_time;
+use ir::{Graph, InputClass, InputId, NodeId, Phase, Placement, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
-use shard::{Assignment, Reshard, Space, local_shape, reshard_steps};
+use shard::{Assignment, ClassId, Space};
 use smallvec::SmallVec;
 use solve::{Choices, Cost, Problem, VariableId};
 
 use crate::{
-    copies::{CopySet, copy_sets},
+    links::{Link, Links, ProvidedId, RequiredId, Signature, Source, local_bytes},
     pins::{Demand, Demands},
 };
+
+define_id!(
+    /// The strategies that are left to a node.
+    MenuId, "menu"
+);
 
 /// What the tables are made from.
 pub struct Setting<'a> {
@@ -31,8 +36,6 @@ pub struct Setting<'a> {
     pub pins: &'a Demands,
     /// The placement that is demanded of the batch, if one is.
     pub batch: Option<Placement>,
-    /// Picoseconds for a million bytes of state and of copies that are kept.
-    pub price: i64,
 }
 
 /// The placement that is demanded of (the first demanded part of) the batch.
@@ -45,67 +48,75 @@ pub fn demand_on_batch(graph: &Graph, pins: &Demands) -> Option<Placement> {
 }
 
 /// The problem and what its variables stand for.
-pub struct Tables {
+pub struct Tables<'a> {
     /// The problem.
     pub problem: Problem,
-    nodes: FxHashMap<NodeId, (VariableId, Vec<Strategy>)>,
-    inputs: FxHashMap<InputId, (VariableId, Vec<Placement>)>,
-    copies: Vec<(ValueId, Phase, VariableId, Vec<CopySet>, bool)>,
+    setting: &'a Setting<'a>,
+    menus: Menus,
+    nodes: FxHashMap<NodeId, (VariableId, MenuId)>,
+    inputs: PrimaryMap<InputId, (VariableId, Vec<Placement>)>,
+    links: Links,
+    copies: Vec<Kept>,
 }
 
-/// Something that requires a value: a variable, and for each of its states the placements that it requires.
-#[derive(Clone)]
+/// Strategies and their costs, for each class of nodes and what demands on the batch leave of it.
+#[derive(Default)]
+struct Menus {
+    all: PrimaryMap<MenuId, (Vec<Strategy>, Vec<Cost>)>,
+    known: FxHashMap<MenuKey, MenuId>,
+    required: FxHashMap<(MenuId, SmallVec<[usize; 2]>), RequiredId>,
+    provided: FxHashMap<(MenuId, u32), ProvidedId>,
+}
+
+/// The class, whether only the replicated strategy is left, and the placement that each operand must have.
+type MenuKey = (ClassId, bool, SmallVec<[Option<Placement>; 4]>);
+
+/// Something that requires a value.
+#[derive(Clone, Copy)]
 struct Use {
     variable: VariableId,
-    required: Vec<SmallVec<[Placement; 1]>>,
+    required: RequiredId,
     phase: Phase,
 }
 
-/// Something that provides a value: a variable, and for each of its states the placement that it provides.
-struct Source {
+/// The copy set of a value in a part of the step: the link that it belongs to, and the part's number in it.
+struct Kept {
+    value: ValueId,
     variable: VariableId,
-    provided: Vec<Placement>,
-    phase: Phase,
-    /// Whether the value is an input that lives on, whose own placement takes no memory beside its state.
-    is_state: bool,
-    /// Whether the value only looks at another one's memory.
-    is_view: bool,
+    signature: Signature,
+    part: usize,
 }
 
-impl Source {
-    /// Whether collectives on the value go in buckets where it is used in `phase`: parameters and gradients do.
-    fn company(&self, phase: Phase) -> Company {
-        if self.is_state || phase == Phase::Optimizer { Company::Bucketed } else { Company::Alone }
-    }
-}
-
-impl Tables {
+impl<'a> Tables<'a> {
     /// Lays out the problem.
-    pub fn new(setting: &Setting<'_>) -> Result<Self> {
+    pub fn new(setting: &'a Setting<'a>) -> Result<Self> {
         let mut tables = Self {
             problem: Problem::new(),
+            setting,
+            menus: Menus::default(),
             nodes: FxHashMap::default(),
-            inputs: FxHashMap::default(),
+            inputs: PrimaryMap::new(),
+            links: Links::default(),
             copies: Vec::new(),
         };
         let depends = depends_on_inputs(setting.graph);
-        for (id, _) in setting.graph.inputs.iter() {
-            tables.input(setting, id)?;
+        for id in setting.graph.inputs.ids() {
+            tables.input(id)?;
         }
         for id in &setting.graph.order {
-            tables.node(setting, *id, &depends);
+            tables.node(*id, &depends);
         }
-        let mut uses = tables.uses(setting);
+        let uses = tables.uses();
         for value in setting.graph.values.ids() {
-            let uses = std::mem::take(&mut uses[value]);
-            if let Some(source) = tables.source(setting, value).filter(|_| !uses.is_empty()) {
-                tables.connect(setting, value, &source, &uses);
+            if !uses[value].is_empty() {
+                tables.connect(value, &uses[value]);
             }
         }
         Ok(tables)
     }
 
-    fn input(&mut self, setting: &Setting<'_>, id: InputId) -> Result<()> {
+    fn input(&mut self, id: InputId) -> Result<()> {
+        let setting = self.setting;
         let input = &setting.graph.inputs[id];
         let mut placements = vec![Placement::Replicate];
         let may_be_cut =
@@ -130,273 +141,165 @@ impl Tables {
             Some(_) | None => {}
         }
         let ty = setting.graph.ty(input.value);
-        let costs: Vec<Cost> = placements
-            .iter()
-            .map(|placement| {
-                let bytes =
-                    if input.class.is_state() { local_bytes(ty, *placement, setting.space.ranks) } else { 0 };
-                Cost::new(priced(setting, bytes), 0)
-            })
-            .collect();
-        let variable = self.problem.variable(&costs);
-        self.inputs.insert(id, (variable, placements));
+        let bytes = |placement: &Placement| {
+            if input.class.is_state() { local_bytes(ty, *placement, setting.space.ranks) } else { 0 }
+        };
+        let weights: Vec<u64> = placements.iter().map(bytes).collect();
+        let variable = self.problem.weighted_variable(&vec![Cost::ZERO; weights.len()], &weights);
+        self.inputs.push((variable, placements));
         Ok(())
     }
 
-    fn node(&mut self, setting: &Setting<'_>, id: NodeId, depends: &SecondaryMap<ValueId, bool>) {
-        let call = Call::new(setting.graph, id);
-        let mut strategies = setting.space.strategies[&id].clone();
+    fn node(&mut self, id: NodeId, depends: &SecondaryMap<ValueId, bool>) {
+        let setting = self.setting;
+        let node = &setting.graph.nodes[id];
         // What comes from constants alone is small and wanted whole (masks, positions, angles): cutting it is free afterwards.
-        if !call.operands.iter().any(|value| depends[*value]) && !call.operands.is_empty() {
-            strategies.truncate(1);
-        }
-        // A part of the batch whose placement is demanded is used in that placement and no other.
-        let as_demanded = |strategy: &Strategy| {
-            call.operands.iter().zip(&strategy.operands).all(|(value, placement)| {
-                demanded_batch(setting, *value).is_none_or(|demanded| demanded == *placement)
-            })
-        };
-        let kept: Vec<Strategy> =
-            strategies.iter().filter(|strategy| as_demanded(strategy)).cloned().collect();
-        if !kept.is_empty() {
-            strategies = kept;
-        }
-        let costs: Vec<Cost> = strategies
-            .iter()
-            .map(|strategy| {
-                Cost::new(operation_time(setting.cluster, &call, strategy, setting.space.ranks), 0)
-            })
-            .collect();
-        let variable = self.problem.variable(&costs);
-        self.nodes.insert(id, (variable, strategies));
+        let whole = node.operands().next().is_some() && !node.operands().any(|value| depends[value]);
+        let demanded = node.operands().map(|value| demanded_batch(setting, value)).collect();
+        let menu = self.menus.of(setting, id, (setting.space.class(id), whole, demanded));
+        let variable = self.problem.variable(&self.menus.all[menu].1);
+        self.nodes.insert(id, (variable, menu));
     }
 
-    fn source(&self, setting: &Setting<'_>, value: ValueId) -> Option<Source> {
-        match setting.graph.values[value].def {
+    /// What provides a value: its variable, and all else that tables depend on.
+    fn source(&mut self, value: ValueId) -> (VariableId, Source) {
+        let graph = self.setting.graph;
+        let kind = self.setting.space.kinds[value];
+        match graph.values[value].def {
             ValueDef::Input(id) => {
-                let (variable, provided) = &self.inputs[&id];
-                Some(Source {
-                    variable: *variable,
-                    provided: provided.clone(),
-                    phase: Phase::Forward,
-                    is_state: setting.graph.inputs[id].class.is_state(),
-                    is_view: false,
-                })
+                let (variable, placements) = &self.inputs[id];
+                let provided = self.links.provided(placements.clone());
+                let is_state = graph.inputs[id].class.is_state();
+                (*variable, Source { kind, provided, phase: Phase::Forward, is_state, is_view: false })
             }
             ValueDef::Result(node, position) => {
-                let (variable, strategies) = self.nodes.get(&node)?;
-                let row = aten::row(setting.graph.op_name(node));
-                Some(Source {
-                    variable: *variable,
-                    provided: strategies.iter().map(|strategy| strategy.results[position as usize]).collect(),
-                    phase: setting.graph.nodes[node].phase,
-                    is_state: false,
-                    is_view: row.is_some_and(|row| matches!(row.work, aten::Work::View)),
-                })
+                let (variable, menu) = self.nodes[&node];
+                let (menus, links) = (&mut self.menus, &mut self.links);
+                let provided = *menus.provided.entry((menu, position)).or_insert_with(|| {
+                    let strategies = menus.all[menu].0.iter();
+                    links.provided(strategies.map(|s| s.results[position as usize]).collect())
+                });
+                let row = aten::row(graph.op_name(node));
+                let is_view = row.is_some_and(|row| matches!(row.work, aten::Work::View));
+                let phase = graph.nodes[node].phase;
+                (variable, Source { kind, provided, phase, is_state: false, is_view })
             }
         }
     }
 
-    fn uses(&mut self, setting: &Setting<'_>) -> SecondaryMap<ValueId, Vec<Use>> {
-        let mut uses: SecondaryMap<ValueId, Vec<Use>> = SecondaryMap::default();
-        for id in &setting.graph.order {
-            let call = Call::new(setting.graph, *id);
-            let (variable, strategies) = &self.nodes[id];
-            let mut seen: SmallVec<[ValueId; 4]> = SmallVec::new();
-            for value in &call.operands {
-                if seen.contains(value) {
-                    continue;
-                }
-                seen.push(*value);
-                let slots: SmallVec<[usize; 2]> =
-                    call.operands.iter().enumerate().filter(|(_, v)| *v == value).map(|(i, _)| i).collect();
-                let required =
-                    strategies.iter().map(|s| slots.iter().map(|slot| s.operands[*slot]).collect()).collect();
-                let phase = call.node.phase;
-                uses[*value].push(Use { variable: *variable, required, phase });
+    fn uses(&mut self) -> SecondaryMap<ValueId, SmallVec<[Use; 2]>> {
+        let graph = self.setting.graph;
+        let mut uses: SecondaryMap<ValueId, SmallVec<[Use; 2]>> = SecondaryMap::default();
+        for id in &graph.order {
+            let node = &graph.nodes[*id];
+            let (variable, menu) = self.nodes[id];
+            let mut slots: Vec<(ValueId, usize)> =
+                node.operands().enumerate().map(|(slot, value)| (value, slot)).collect();
+            slots.sort_unstable();
+            for group in slots.chunk_by(|a, b| a.0 == b.0) {
+                let slots: SmallVec<[usize; 2]> = group.iter().map(|(_, slot)| *slot).collect();
+                let required = self.menus.required(&mut self.links, menu, slots);
+                uses[group[0].0].push(Use { variable, required, phase: node.phase });
             }
         }
-        for (input, value) in &setting.graph.updates {
-            let (variable, placements) = &self.inputs[input];
+        for (input, value) in &graph.updates {
+            let (variable, placements) = &self.inputs[*input];
             let required = placements.iter().map(|placement| smallvec::smallvec![*placement]).collect();
-            let own = setting.graph.inputs[*input].value == *value;
-            if !own {
+            if graph.inputs[*input].value != *value {
+                let required = self.links.required(required);
                 uses[*value].push(Use { variable: *variable, required, phase: Phase::Optimizer });
             }
         }
-        for value in &setting.graph.returns {
+        for value in &graph.returns {
             let variable = self.problem.variable(&[Cost::ZERO]);
-            let required = vec![smallvec::smallvec![Placement::Replicate]];
+            let required = self.links.required(vec![smallvec::smallvec![Placement::Replicate]]);
             uses[*value].push(Use { variable, required, phase: Phase::Optimizer });
         }
         uses
     }
 
     /// Adds the tables between the source of a value and its uses.
-    fn connect(&mut self, setting: &Setting<'_>, value: ValueId, source: &Source, uses: &[Use]) {
-        if let [only] = uses
-            && only.variable != source.variable
-        {
-            self.connect_directly(setting, value, source, only);
-            return;
-        }
-        let mut phases: Vec<Phase> = uses.iter().map(|u| u.phase).collect();
-        phases.sort_unstable();
-        phases.dedup();
-        let mut before: Option<(VariableId, Vec<CopySet>)> = None;
-        for phase in phases {
-            let here: Vec<&Use> = uses.iter().filter(|u| u.phase == phase).collect();
-            let sets = self.copies_of(setting, value, source, before.as_ref(), &here);
-            let variable =
-                self.problem.variable(&self.set_costs(setting, value, &sets, source.company(phase)));
-            self.enter(setting, value, source, before.as_ref(), (variable, &sets), phase);
-            for use_ in here {
-                self.serve(variable, &sets, use_);
-            }
-            let crosses = before.is_some() || phase != source.phase;
-            self.copies.push((value, phase, variable, sets.clone(), crosses));
-            before = Some((variable, sets));
-        }
-    }
-
-    fn connect_directly(&mut self, setting: &Setting<'_>, value: ValueId, source: &Source, only: &Use) {
-        let ty = setting.graph.ty(value);
-        let crossing = only.phase != source.phase && !source.is_state && !source.is_view;
-        let company = source.company(only.phase);
-        let mut costs = Vec::with_capacity(source.provided.len() * only.required.len());
-        for provided in &source.provided {
-            let kept =
-                if crossing { priced(setting, local_bytes(ty, *provided, setting.space.ranks)) } else { 0 };
-            for required in &only.required {
-                let changes = required.iter().map(|to| change(setting, ty, *provided, *to, company));
-                costs.push(changes.fold(Cost::new(kept, 0), std::ops::Add::add));
-            }
-        }
-        let table = self.problem.table(source.provided.len(), only.required.len(), &costs);
-        self.problem.pair(source.variable, only.variable, table);
-    }
-
-    fn copies_of(
-        &self,
-        setting: &Setting<'_>,
-        value: ValueId,
-        source: &Source,
-        before: Option<&(VariableId, Vec<CopySet>)>,
-        here: &[&Use],
-    ) -> Vec<CopySet> {
-        let mut sources: Vec<Placement> = Vec::new();
-        let from_before = before
-            .iter()
-            .flat_map(|(_, sets)| sets.iter().flat_map(|s| s.extras.iter().copied().chain([s.source])));
-        for placement in source.provided.iter().copied().chain(from_before) {
-            if !sources.contains(&placement) {
-                sources.push(placement);
-            }
-        }
-        let mut required: Vec<Placement> = Vec::new();
-        for placement in here.iter().flat_map(|u| u.required.iter().flatten()) {
-            if !required.contains(placement) {
-                required.push(*placement);
-            }
-        }
-        copy_sets(setting.graph.ty(value), &sources, &required, setting.space.ranks)
-    }
-
-    /// The time to make the further placements of each copy set, in the cheapest order.
-    fn set_costs(
-        &self,
-        setting: &Setting<'_>,
-        value: ValueId,
-        sets: &[CopySet],
-        company: Company,
-    ) -> Vec<Cost> {
-        let ty = setting.graph.ty(value);
-        let cost = |set: &CopySet| match set.extras.as_slice() {
-            [] => Cost::ZERO,
-            [one] => change(setting, ty, set.source, *one, company),
-            [a, b, ..] => {
-                let both = |first: Placement, second: Placement| {
-                    let direct = change(setting, ty, set.source, second, company);
-                    change(setting, ty, set.source, first, company)
-                        + direct.min(change(setting, ty, first, second, company))
-                };
-                both(*a, *b).min(both(*b, *a))
-            }
+    fn connect(&mut self, value: ValueId, uses: &[Use]) {
+        let (provider, source) = self.source(value);
+        let signature = Signature { source, uses: uses.iter().map(|u| (u.required, u.phase)).collect() };
+        let link = self.links.link(self.setting, value, &signature, &mut self.problem);
+        let parts = match &*link {
+            Link::Direct(table) => return self.problem.pair(provider, uses[0].variable, *table),
+            Link::Parts(parts) => parts,
         };
-        sets.iter().map(cost).collect()
-    }
-
-    /// Ties the copy sets of one part of the step to where the value comes from: its source, or the copy set of the part before.
-    fn enter(
-        &mut self,
-        setting: &Setting<'_>,
-        value: ValueId,
-        source: &Source,
-        before: Option<&(VariableId, Vec<CopySet>)>,
-        (variable, sets): (VariableId, &[CopySet]),
-        phase: Phase,
-    ) {
-        let ty = setting.graph.ty(value);
-        let kept = |placement: Placement| priced(setting, local_bytes(ty, placement, setting.space.ranks));
-        let allowed = |possible: bool, cost: i64| if possible { Cost::new(cost, 0) } else { Cost::INFINITE };
-        match before {
-            None => {
-                let crosses = phase != source.phase && !source.is_state && !source.is_view;
-                let costs: Vec<Cost> = source
-                    .provided
-                    .iter()
-                    .flat_map(|provided| sets.iter().map(move |set| (*provided, set.source)))
-                    .map(|(provided, entered)| {
-                        allowed(provided == entered, if crosses { kept(entered) } else { 0 })
-                    })
-                    .collect();
-                let table = self.problem.table(source.provided.len(), sets.len(), &costs);
-                self.problem.pair(source.variable, variable, table);
+        let mut before = provider;
+        for (number, part) in parts.iter().enumerate() {
+            let variable = self.problem.variable(&part.costs);
+            self.problem.pair(before, variable, part.enter);
+            for (here, serve) in uses.iter().filter(|u| u.phase == part.phase).zip(&part.serves) {
+                self.problem.pair(here.variable, variable, *serve);
             }
-            Some((earlier, earlier_sets)) => {
-                // Where the value is stored, it is there in its own placement at any time, for nothing.
-                let free = |placement: Placement| source.is_state && source.provided.contains(&placement);
-                let costs: Vec<Cost> = earlier_sets
-                    .iter()
-                    .flat_map(|set| sets.iter().map(move |now| (set, now.source)))
-                    .map(|(set, entered)| {
-                        let owned = set.source == entered && (free(entered) || source.is_view);
-                        let cost = if owned { Cost::ZERO } else { Cost::new(kept(entered), 1) };
-                        if set.serves(entered) { cost } else { Cost::INFINITE }
-                    })
-                    .collect();
-                let table = self.problem.table(earlier_sets.len(), sets.len(), &costs);
-                self.problem.pair(*earlier, variable, table);
+            if part.crosses {
+                self.copies.push(Kept { value, variable, signature: signature.clone(), part: number });
             }
+            before = variable;
         }
-    }
-
-    /// Allows the states of a use that a copy set serves.
-    fn serve(&mut self, variable: VariableId, sets: &[CopySet], use_: &Use) {
-        let costs: Vec<Cost> = sets
-            .iter()
-            .flat_map(|set| {
-                use_.required.iter().map(move |required| required.iter().all(|to| set.serves(*to)))
-            })
-            .map(|served| if served { Cost::ZERO } else { Cost::INFINITE })
-            .collect();
-        let table = self.problem.table(sets.len(), use_.required.len(), &costs);
-        self.problem.pair(variable, use_.variable, table);
     }
 
     /// What the choices mean.
     pub fn assignment(&self, choices: &Choices) -> Assignment {
         let state = |variable: VariableId| choices[variable] as usize;
+        let strategy = |(variable, menu): (VariableId, MenuId)| &self.menus.all[menu].0[state(variable)];
+        let kept = self.copies.iter().filter_map(|kept| {
+            let Some(Link::Parts(parts)) = self.links.known(&kept.signature) else { return None };
+            let part = &parts[kept.part];
+            Some(((kept.value, part.phase), part.sets[state(kept.variable)].source))
+        });
         Assignment {
-            nodes: self.nodes.iter().map(|(id, (variable, s))| (*id, s[state(*variable)].clone())).collect(),
-            inputs: self.inputs.iter().map(|(id, (variable, p))| (*id, p[state(*variable)])).collect(),
-            kept: self
-                .copies
-                .iter()
-                .filter(|(.., crosses)| *crosses)
-                .map(|(value, phase, variable, sets, _)| ((*value, *phase), sets[state(*variable)].source))
-                .collect(),
+            nodes: self.nodes.iter().map(|(id, of)| (*id, strategy(*of).clone())).collect(),
+            inputs: self.inputs.iter().map(|(id, (variable, p))| (id, p[state(*variable)])).collect(),
+            kept: kept.collect(),
         }
+    }
+
+    /// The inputs and operations that some variables stand for.
+    pub fn meaning(&self, variables: &[VariableId]) -> (Vec<InputId>, Vec<NodeId>) {
+        let inputs = self.inputs.iter().filter(|(_, (variable, _))| variables.contains(variable));
+        let order = self.setting.graph.order.iter();
+        let nodes = order.filter(|id| variables.contains(&self.nodes[id].0));
+        (inputs.map(|(id, _)| id).collect(), nodes.copied().collect())
+    }
+}
+
+impl Menus {
+    fn of(&mut self, setting: &Setting<'_>, node: NodeId, key: MenuKey) -> MenuId {
+        if let Some(known) = self.known.get(&key) {
+            return *known;
+        }
+        let (class, whole, demanded) = &key;
+        let all = &setting.space.classes[*class];
+        let all = if *whole { &all[..1] } else { &all[..] };
+        let as_demanded = |strategy: &&Strategy| {
+            let mut operands = demanded.iter().zip(&strategy.operands);
+            operands.all(|(demanded, placement)| demanded.is_none_or(|demanded| demanded == *placement))
+        };
+        let mut strategies: Vec<Strategy> = all.iter().filter(as_demanded).cloned().collect();
+        if strategies.is_empty() {
+            strategies = all.to_vec();
+        }
+        let call = Call::new(setting.graph, node);
+        let time = |s| Cost::new(operation_time(setting.cluster, &call, s, setting.space.ranks), 0);
+        let costs = strategies.iter().map(time).collect();
+        let menu = self.all.push((strategies, costs));
+        self.known.insert(key, menu);
+        menu
+    }
+
+    /// What each strategy requires of the value that is in the operand positions `slots`.
+    fn required(&mut self, links: &mut Links, menu: MenuId, slots: SmallVec<[usize; 2]>) -> RequiredId {
+        let key = (menu, slots);
+        if let Some(known) = self.required.get(&key) {
+            return *known;
+        }
+        let placements = |s: &Strategy| key.1.iter().map(|slot| s.operands[*slot]).collect();
+        let required = links.required(self.all[menu].0.iter().map(placements).collect());
+        self.required.insert(key, required);
+        required
     }
 }
 
@@ -409,41 +312,6 @@ fn demanded_batch(setting: &Setting<'_>, value: ValueId) -> Option<Placement> {
         _ => true,
     };
     (setting.graph.inputs[id].class == InputClass::Batch && possible).then_some(*placement)
-}
-
-/// What a change of placement costs that a demand on the batch speaks against: a second, in picoseconds.
-const AGAINST_A_DEMAND: i64 = 1_000_000_000_000;
-
-/// Whether a change of placement undoes what is demanded of the batch: with the batch cut, putting activations together; with the batch
-/// whole, putting state together.
-fn against_demand(setting: &Setting<'_>, from: Placement, to: Placement, company: Company) -> bool {
-    let puts_together = matches!(from, Placement::Shard { .. }) && from != to;
-    puts_together
-        && match setting.batch {
-            Some(Placement::Shard { .. }) => company == Company::Alone,
-            Some(Placement::Replicate) => company == Company::Bucketed,
-            _ => false,
-        }
-}
-
-/// The cost of a change of placement: its time, then its number of collectives.
-fn change(setting: &Setting<'_>, ty: &TensorType, from: Placement, to: Placement, company: Company) -> Cost {
-    let reshard = Reshard { from, to };
-    let ranks = setting.space.ranks;
-    let penalty = if against_demand(setting, from, to, company) { AGAINST_A_DEMAND } else { 0 };
-    match (reshard_time(setting.cluster, ty, reshard, ranks, company), reshard_steps(ty, reshard, ranks)) {
-        (Some(time), Some(steps)) => Cost::new(time + penalty, steps.len() as u32),
-        _ => Cost::INFINITE,
-    }
-}
-
-fn local_bytes(ty: &TensorType, placement: Placement, ranks: u32) -> i64 {
-    local_shape(&ty.shape, placement, ranks).iter().product::<i64>() * ty.dtype.bytes() as i64
-}
-
-/// The price of keeping bytes, in picoseconds.
-fn priced(setting: &Setting<'_>, bytes: i64) -> i64 {
-    (i128::from(bytes) * i128::from(setting.price) / 1_000_000) as i64
 }
 
 fn impossible_pin(setting: &Setting<'_>, id: InputId, pin: Placement) -> Box<Diagnostic> {

@@ -28,7 +28,7 @@ pub fn exam(graph: &Graph, ranks: u32) -> Vec<Question> {
     let mut questions = Vec::new();
     for node in &graph.order {
         let call = Call::new(graph, *node);
-        for strategy in &space.strategies[node] {
+        for strategy in space.strategies(*node) {
             let graphs = (0..ranks).map(|coordinate| alone(&call, strategy, ranks, coordinate)).collect();
             questions.push(Question { node: *node, strategy: strategy.clone(), graphs });
         }

@@ -18,4 +18,4 @@ pub use exam::{Question, exam};
 pub use local::{local_shape, local_type};
 pub use partition::{Assignment, Axis, GROUP_PREFIX, partition};
 pub use reshard::{Collective, CollectiveKind, Reshard, reshard_steps};
-pub use space::{Offer, Space};
+pub use space::{ClassId, KindId, Offer, Space};

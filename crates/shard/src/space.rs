@@ -1,10 +1,19 @@
 //! The search space: the shardings that values may have, and the strategies that operations may use, along one axis.
 
-use aten::{Call, Row, Seed, Strategy};
-use base::SecondaryMap;
-use ir::{Graph, NodeId, Placement, ValueDef, ValueId};
+use aten::{Call, Linear, Row, Seed, Strategy};
+use base::{PrimaryMap, SecondaryMap, define_id};
+use ir::{Graph, NodeId, Placement, TensorType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+
+define_id!(
+    /// A type with the shardings offered for it; equal for values of which nothing else can be told.
+    KindId, "kind"
+);
+define_id!(
+    /// An operator with its arguments and the kinds of its operands and results: all that its strategies follow from.
+    ClassId, "class"
+);
 
 /// A sharding that a value may have.
 pub type Offer = (u8, u32);
@@ -16,8 +25,11 @@ const MOST_OFFERS: usize = 12;
 pub struct Space {
     /// How many ranks lie along the axis.
     pub ranks: u32,
-    /// The strategies of each node; the replicated one first.
-    pub strategies: FxHashMap<NodeId, Vec<Strategy>>,
+    /// The strategies of each class of nodes; the replicated one first.
+    pub classes: PrimaryMap<ClassId, Vec<Strategy>>,
+    /// The kind of each value.
+    pub kinds: SecondaryMap<ValueId, KindId>,
+    class_of: SecondaryMap<NodeId, ClassId>,
     /// The shardings that each value may have.
     pub offers: SecondaryMap<ValueId, SmallVec<[Offer; 4]>>,
     /// Operators without a row, which run replicated, with the number of their nodes; in program order.
@@ -29,27 +41,66 @@ impl Space {
     pub fn new(graph: &Graph, ranks: u32) -> Self {
         let mut space = Self {
             ranks,
-            strategies: FxHashMap::default(),
+            classes: PrimaryMap::new(),
+            kinds: SecondaryMap::with_default(KindId(0)),
+            class_of: SecondaryMap::with_default(ClassId(0)),
             offers: SecondaryMap::default(),
             without_row: Vec::new(),
         };
         space.offer(graph);
+        space.tell_kinds(graph);
+        let mut known = FxHashMap::default();
         for node in &graph.order {
-            let strategies = space.strategies_of(graph, *node);
-            space.strategies.insert(*node, strategies);
+            let class = *known
+                .entry(space.class_key(graph, *node))
+                .or_insert_with(|| space.classes.push(space.strategies_of(graph, *node)));
+            space.class_of[*node] = class;
+            space.note_missing_row(graph.op_name(*node));
         }
         space
     }
 
-    fn strategies_of(&mut self, graph: &Graph, node: NodeId) -> Vec<Strategy> {
+    /// The class of a node.
+    pub fn class(&self, node: NodeId) -> ClassId {
+        self.class_of[node]
+    }
+
+    /// The strategies of a node; the replicated one first.
+    pub fn strategies(&self, node: NodeId) -> &[Strategy] {
+        &self.classes[self.class_of[node]]
+    }
+
+    fn tell_kinds(&mut self, graph: &Graph) {
+        let mut known: FxHashMap<(&TensorType, SmallVec<[Offer; 4]>), KindId> = FxHashMap::default();
+        for (value, info) in graph.values.iter() {
+            let next = KindId(known.len() as u32);
+            self.kinds[value] = *known.entry((&info.ty, self.offers[value].clone())).or_insert(next);
+        }
+    }
+
+    /// What is equal for nodes that have equal strategies.
+    fn class_key(&self, graph: &Graph, node: NodeId) -> (Vec<u8>, SmallVec<[KindId; 2]>, bool) {
+        let results = graph.nodes[node].results().map(|value| self.kinds[value]).collect();
+        // Whether a partial value may pass a few operators depends on where their operands come from.
+        let row = aten::row(graph.op_name(node));
+        let looks_back = row.is_some_and(|row| matches!(row.linear, Linear::Norms | Linear::Stacked));
+        let of_norms = looks_back && graph.nodes[node].operands().all(|value| aten::is_norm(graph, value));
+        (graph.nodes[node].key(|value| self.kinds[value].0), results, of_norms)
+    }
+
+    fn note_missing_row(&mut self, operator: &str) {
+        if aten::row(operator).is_some() {
+            return;
+        }
+        match self.without_row.iter_mut().find(|(name, _)| name == operator) {
+            Some((_, count)) => *count += 1,
+            None => self.without_row.push((operator.to_owned(), 1)),
+        }
+    }
+
+    fn strategies_of(&self, graph: &Graph, node: NodeId) -> Vec<Strategy> {
         let call = Call::new(graph, node);
-        let Some(row) = aten::row(call.name()) else {
-            match self.without_row.iter_mut().find(|(name, _)| name == call.name()) {
-                Some((_, count)) => *count += 1,
-                None => self.without_row.push((call.name().to_owned(), 1)),
-            }
-            return vec![aten::replicated(&call)];
-        };
+        let Some(row) = aten::row(call.name()) else { return vec![aten::replicated(&call)] };
         let seeds: Vec<Seed> = self.seeds(&call).collect();
         aten::strategies(row, &call, &seeds, self.ranks)
     }

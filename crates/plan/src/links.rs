@@ -1,0 +1,309 @@
+//! What stands between the operation or input that provides a value and its uses: tables on them, or on copy sets between them.
+//!
+//! What stands there follows from the kind of the value and from what is provided and required, so values that agree in these (in the
+//! layers of a model) share one [`Link`].
+
+use std::rc::Rc;
+
+use base::define_id;
+use cost::{Company, reshard_time};
+use indexmap::IndexSet;
+use ir::{Phase, Placement, TensorType, ValueId};
+use rustc_hash::{FxBuildHasher, FxHashMap};
+use shard::{KindId, Reshard, local_shape, reshard_steps};
+use smallvec::SmallVec;
+use solve::{Cost, Problem, TableId};
+
+use crate::{
+    copies::{CopySet, copy_sets},
+    tables::Setting,
+};
+
+define_id!(
+    /// The placements that the states of a source provide.
+    ProvidedId, "provided"
+);
+define_id!(
+    /// The placements that the states of a use require; several where a value is several operands.
+    RequiredId, "required"
+);
+
+/// The placements that each state of a use requires.
+type Required = Vec<SmallVec<[Placement; 1]>>;
+
+/// What provides a value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Source {
+    /// The value's type and offers.
+    pub kind: KindId,
+    /// What each of its states provides.
+    pub provided: ProvidedId,
+    /// Where it does.
+    pub phase: Phase,
+    /// Whether the value is an input that lives on, whose own placement takes no memory beside its state.
+    pub is_state: bool,
+    /// Whether the value only looks at another one's memory.
+    pub is_view: bool,
+}
+
+impl Source {
+    /// Whether collectives on the value go in buckets where it is used in `phase`: parameters and gradients do.
+    fn company(&self, phase: Phase) -> Company {
+        if self.is_state || phase == Phase::Optimizer { Company::Bucketed } else { Company::Alone }
+    }
+
+    /// Whether a copy for `phase` takes memory of its own from an earlier part of the step on.
+    fn crosses_to(&self, phase: Phase) -> bool {
+        phase != self.phase && !self.is_state && !self.is_view
+    }
+}
+
+/// All that the tables of a value depend on.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Signature {
+    /// What provides it.
+    pub source: Source,
+    /// What each use requires, and where.
+    pub uses: SmallVec<[(RequiredId, Phase); 2]>,
+}
+
+/// The tables of a value.
+pub enum Link {
+    /// Between the source and the only use.
+    Direct(TableId),
+    /// Through copy sets, one for each part of the step with a use, in their order.
+    Parts(Vec<Part>),
+}
+
+/// The copy sets of a value in one part of the step.
+pub struct Part {
+    /// Which part.
+    pub phase: Phase,
+    /// The states of its variable.
+    pub sets: Vec<CopySet>,
+    /// The time to make the further placements of each.
+    pub costs: Vec<Cost>,
+    /// Between the source, or the part before, and the sets.
+    pub enter: TableId,
+    /// Between each use in this part, in their order, and the sets.
+    pub serves: Vec<TableId>,
+    /// Whether the value is kept for this part from an earlier one.
+    pub crosses: bool,
+}
+
+/// All links of a problem.
+#[derive(Default)]
+pub struct Links {
+    provided: IndexSet<Vec<Placement>, FxBuildHasher>,
+    required: IndexSet<Required, FxBuildHasher>,
+    by_signature: FxHashMap<Signature, Rc<Link>>,
+}
+
+impl Links {
+    /// The id of a list of provided placements.
+    pub fn provided(&mut self, placements: Vec<Placement>) -> ProvidedId {
+        ProvidedId(self.provided.insert_full(placements).0 as u32)
+    }
+
+    /// The id of a list of required placements.
+    pub fn required(&mut self, placements: Required) -> RequiredId {
+        RequiredId(self.required.insert_full(placements).0 as u32)
+    }
+
+    /// The link of a signature that was asked for before.
+    pub fn known(&self, signature: &Signature) -> Option<&Link> {
+        self.by_signature.get(signature).map(|link| &**link)
+    }
+
+    /// The link of a signature, which `value` has.
+    pub fn link(
+        &mut self,
+        setting: &Setting<'_>,
+        value: ValueId,
+        signature: &Signature,
+        problem: &mut Problem,
+    ) -> Rc<Link> {
+        if let Some(known) = self.by_signature.get(signature) {
+            return known.clone();
+        }
+        let mut maker = Maker {
+            setting,
+            ty: setting.graph.ty(value),
+            source: signature.source,
+            provided: &self.provided[signature.source.provided.0 as usize],
+            problem,
+        };
+        let required = |id: &RequiredId| &self.required[id.0 as usize];
+        let link = match signature.uses.as_slice() {
+            [(only, phase)] => Link::Direct(maker.direct(required(only), *phase)),
+            uses => {
+                let uses: Vec<(&Required, Phase)> =
+                    uses.iter().map(|(id, phase)| (required(id), *phase)).collect();
+                Link::Parts(maker.parts(&uses))
+            }
+        };
+        let link = Rc::new(link);
+        self.by_signature.insert(signature.clone(), link.clone());
+        link
+    }
+}
+
+/// Makes one link.
+struct Maker<'a> {
+    setting: &'a Setting<'a>,
+    ty: &'a TensorType,
+    source: Source,
+    provided: &'a [Placement],
+    problem: &'a mut Problem,
+}
+
+impl Maker<'_> {
+    fn direct(&mut self, required: &Required, phase: Phase) -> TableId {
+        let (company, crossing) = (self.source.company(phase), self.source.crosses_to(phase));
+        let (mut costs, mut weights) = (Vec::new(), Vec::new());
+        for provided in self.provided {
+            let kept = if crossing { self.bytes(*provided) } else { 0 };
+            for required in required {
+                let changes = required.iter().map(|to| self.change(*provided, *to, company));
+                costs.push(changes.fold(Cost::ZERO, std::ops::Add::add));
+                weights.push(kept);
+            }
+        }
+        self.problem.weighted_table(&[self.provided.len(), required.len()], &costs, &weights)
+    }
+
+    fn parts(&mut self, uses: &[(&Required, Phase)]) -> Vec<Part> {
+        let mut phases: Vec<Phase> = uses.iter().map(|(_, phase)| *phase).collect();
+        phases.sort_unstable();
+        phases.dedup();
+        let mut parts: Vec<Part> = Vec::new();
+        for phase in phases {
+            let here: Vec<&Required> =
+                uses.iter().filter(|(_, other)| *other == phase).map(|(required, _)| *required).collect();
+            let before = parts.last();
+            let sets = self.sets(before, &here);
+            let costs = self.making(&sets, self.source.company(phase));
+            let crosses = before.is_some() || phase != self.source.phase;
+            let enter = match parts.last() {
+                None => self.enter_first(&sets, phase),
+                Some(before) => self.enter_later(&before.sets, &sets),
+            };
+            let serves = here.iter().map(|required| self.serve(&sets, required)).collect();
+            parts.push(Part { phase, sets, costs, enter, serves, crosses });
+        }
+        parts
+    }
+
+    fn sets(&self, before: Option<&Part>, here: &[&Required]) -> Vec<CopySet> {
+        let mut sources: Vec<Placement> = Vec::new();
+        let from_before = before
+            .iter()
+            .flat_map(|part| part.sets.iter().flat_map(|s| s.extras.iter().copied().chain([s.source])));
+        for placement in self.provided.iter().copied().chain(from_before) {
+            if !sources.contains(&placement) {
+                sources.push(placement);
+            }
+        }
+        let mut required: Vec<Placement> = Vec::new();
+        for placement in here.iter().flat_map(|required| required.iter().flatten()) {
+            if !required.contains(placement) {
+                required.push(*placement);
+            }
+        }
+        copy_sets(self.ty, &sources, &required, self.setting.space.ranks)
+    }
+
+    /// The time to make the further placements of each copy set, in the cheapest order.
+    fn making(&self, sets: &[CopySet], company: Company) -> Vec<Cost> {
+        let cost = |set: &CopySet| match set.extras.as_slice() {
+            [] => Cost::ZERO,
+            [one] => self.change(set.source, *one, company),
+            [a, b, ..] => {
+                let both = |first: Placement, second: Placement| {
+                    let direct = self.change(set.source, second, company);
+                    self.change(set.source, first, company) + direct.min(self.change(first, second, company))
+                };
+                both(*a, *b).min(both(*b, *a))
+            }
+        };
+        sets.iter().map(cost).collect()
+    }
+
+    /// Ties the first copy sets to the source.
+    fn enter_first(&mut self, sets: &[CopySet], phase: Phase) -> TableId {
+        let crosses = self.source.crosses_to(phase);
+        let (mut costs, mut weights) = (Vec::new(), Vec::new());
+        for provided in self.provided {
+            for set in sets {
+                costs.push(if *provided == set.source { Cost::ZERO } else { Cost::INFINITE });
+                weights.push(if crosses { self.bytes(set.source) } else { 0 });
+            }
+        }
+        self.problem.weighted_table(&[self.provided.len(), sets.len()], &costs, &weights)
+    }
+
+    /// Ties later copy sets to those of the part before.
+    fn enter_later(&mut self, before: &[CopySet], sets: &[CopySet]) -> TableId {
+        // Where the value is stored, it is there in its own placement at any time, for nothing.
+        let free = |placement: Placement| self.source.is_state && self.provided.contains(&placement);
+        let (mut costs, mut weights) = (Vec::new(), Vec::new());
+        for earlier in before {
+            for entered in sets.iter().map(|set| set.source) {
+                let owned = earlier.source == entered && (free(entered) || self.source.is_view);
+                let cost = if owned { Cost::ZERO } else { Cost::new(0, 1) };
+                costs.push(if earlier.serves(entered) { cost } else { Cost::INFINITE });
+                weights.push(if owned { 0 } else { self.bytes(entered) });
+            }
+        }
+        self.problem.weighted_table(&[before.len(), sets.len()], &costs, &weights)
+    }
+
+    /// Allows the states of a use that a copy set serves.
+    fn serve(&mut self, sets: &[CopySet], required: &Required) -> TableId {
+        let served = |required: &SmallVec<[Placement; 1]>, set: &CopySet| {
+            if required.iter().all(|to| set.serves(*to)) { Cost::ZERO } else { Cost::INFINITE }
+        };
+        let costs: Vec<Cost> =
+            required.iter().flat_map(|required| sets.iter().map(move |set| served(required, set))).collect();
+        self.problem.table(required.len(), sets.len(), &costs)
+    }
+
+    fn change(&self, from: Placement, to: Placement, company: Company) -> Cost {
+        change(self.setting, self.ty, from, to, company)
+    }
+
+    fn bytes(&self, placement: Placement) -> u64 {
+        local_bytes(self.ty, placement, self.setting.space.ranks)
+    }
+}
+
+/// What a change of placement costs that a demand on the batch speaks against: a second, in picoseconds.
+const AGAINST_A_DEMAND: i64 = 1_000_000_000_000;
+
+/// Whether a change of placement undoes what is demanded of the batch: with the batch cut, putting activations together; with the batch
+/// whole, putting state together.
+fn against_demand(setting: &Setting<'_>, from: Placement, to: Placement, company: Company) -> bool {
+    let puts_together = matches!(from, Placement::Shard { .. }) && from != to;
+    puts_together
+        && match setting.batch {
+            Some(Placement::Shard { .. }) => company == Company::Alone,
+            Some(Placement::Replicate) => company == Company::Bucketed,
+            _ => false,
+        }
+}
+
+/// The cost of a change of placement: its time, then its number of collectives.
+fn change(setting: &Setting<'_>, ty: &TensorType, from: Placement, to: Placement, company: Company) -> Cost {
+    let reshard = Reshard { from, to };
+    let ranks = setting.space.ranks;
+    let penalty = if against_demand(setting, from, to, company) { AGAINST_A_DEMAND } else { 0 };
+    match (reshard_time(setting.cluster, ty, reshard, ranks, company), reshard_steps(ty, reshard, ranks)) {
+        (Some(time), Some(steps)) => Cost::new(time + penalty, steps.len() as u32),
+        _ => Cost::INFINITE,
+    }
+}
+
+/// The bytes of one rank's part of a tensor.
+pub fn local_bytes(ty: &TensorType, placement: Placement, ranks: u32) -> u64 {
+    local_shape(&ty.shape, placement, ranks).iter().product::<i64>() as u64 * ty.dtype.bytes()
+}

@@ -1,0 +1,152 @@
+//! The search finds what trying everything finds.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use aten::Strategy;
+use cluster::Cluster;
+use ir::{
+    Arg, Dims, Dtype, Graph, InputClass, InputId, NodeId, Placement, TensorType, ValueId, contiguous_strides,
+};
+use shard::{Assignment, Axis, Space, canonical, partition};
+use unisono_plan::{Pins, Request, search};
+
+const MACHINE: &str = r#"
+version = 1
+[device]
+name = "a machine on which only products and bytes sent take time"
+memory_bytes = 1000000000
+memory_bandwidth = 1e30
+operation_ns = 0.0
+[device.matmul_flops]
+f32 = 1e6
+[links]
+all_reduce = { latency_ns = 0.0, bandwidth = 1e6 }
+all_gather = { latency_ns = 0.0, bandwidth = 2e6 }
+reduce_scatter = { latency_ns = 0.0, bandwidth = 3e6 }
+all_to_all = { latency_ns = 0.0, bandwidth = 5e6 }
+"#;
+
+/// Small and fast, good enough to draw graphs.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as usize % bound
+    }
+}
+
+fn matrix(rows: i64, columns: i64) -> TensorType {
+    let shape: Dims = [rows, columns].into_iter().collect();
+    TensorType {
+        dtype: Dtype::F32,
+        strides: contiguous_strides(&shape),
+        shape,
+        device: ir::Device::default(),
+    }
+}
+
+/// A step of a few operations on square matrices, of which one is returned and one updates a parameter.
+fn random_graph(random: &mut Random, size: i64) -> Graph {
+    let mut graph = Graph::default();
+    let ty = matrix(size, size);
+    let mut values: Vec<ValueId> = vec![
+        graph.input(InputClass::Parameter, "params.a", ty.clone()),
+        graph.input(InputClass::Parameter, "params.b", ty.clone()),
+        graph.input(InputClass::Batch, "batch.0", ty.clone()),
+    ];
+    for _ in 0..3 {
+        let mut pick = || Arg::Value(values[random.below(values.len())]);
+        let operands = [pick(), pick()];
+        let [a, b] = operands;
+        let value = match random.below(4) {
+            0 => graph.push_value("aten::relu(Tensor self) -> Tensor", vec![a], ty.clone()),
+            1 => {
+                let schema = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor";
+                graph.push_value(schema, vec![a, b, Arg::Int(1)], ty.clone())
+            }
+            _ => graph.push_value("aten::mm(Tensor self, Tensor mat2) -> Tensor", vec![a, b], ty.clone()),
+        };
+        values.push(value);
+    }
+    graph.returns = vec![values[5]];
+    graph.updates = vec![(InputId(0), values[4])];
+    graph
+}
+
+/// All ways to choose one of each of `counts`, as mixed-radix numbers.
+fn combinations(counts: Vec<usize>) -> impl Iterator<Item = Vec<usize>> {
+    let total: usize = counts.iter().product();
+    (0..total).map(move |number| {
+        let mut rest = number;
+        let digit = |count: &usize| {
+            let digit = rest % count;
+            rest /= count;
+            digit
+        };
+        counts.iter().map(digit).collect()
+    })
+}
+
+/// The least time of any choice of strategies and of placements of parameters, in picoseconds, and how many there are.
+fn by_trying_everything(graph: &Graph, cluster: &Cluster, axis: &Axis) -> (i64, usize) {
+    let space = Space::new(graph, axis.ranks);
+    let nodes: Vec<(NodeId, &[Strategy])> =
+        graph.order.iter().map(|id| (*id, space.strategies(*id))).collect();
+    let inputs: Vec<(InputId, Vec<Placement>)> = graph
+        .inputs
+        .iter()
+        .filter(|(_, input)| input.class == InputClass::Parameter)
+        .map(|(id, input)| {
+            let cuts = space.offers[input.value].iter();
+            let cuts = cuts.map(|(dim, blocks)| Placement::Shard { dim: *dim, blocks: *blocks });
+            (id, std::iter::once(Placement::Replicate).chain(cuts).collect())
+        })
+        .collect();
+    let counts: Vec<usize> =
+        nodes.iter().map(|(_, all)| all.len()).chain(inputs.iter().map(|(_, all)| all.len())).collect();
+    let number = counts.iter().product();
+    let time = |choice: Vec<usize>| {
+        let (of_nodes, of_inputs) = choice.split_at(nodes.len());
+        let assignment = Assignment {
+            nodes: nodes.iter().zip(of_nodes).map(|((id, all), i)| (*id, all[*i].clone())).collect(),
+            inputs: inputs.iter().zip(of_inputs).map(|((id, all), i)| (*id, all[*i])).collect(),
+            ..Assignment::default()
+        };
+        let rank = partition(graph, &assignment, axis, 0).ok()?;
+        let time = cost::graph_time(cluster, &rank, axis.ranks);
+        Some(time.compute + time.communication)
+    };
+    (combinations(counts).filter_map(time).min().unwrap(), number)
+}
+
+#[test]
+fn the_search_finds_what_trying_everything_finds() {
+    let cluster = Cluster::parse(MACHINE, "machine").unwrap();
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let (mut tried, mut cheaper_than_whole) = (0, 0);
+    for number in 0..24 {
+        let axis = Axis { name: "a".into(), ranks: [2, 4][number % 2] };
+        let graph = random_graph(&mut random, [8, 12, 32][number % 3]);
+        let request = Request {
+            graph: &graph,
+            fingerprint: graph.fingerprint(),
+            cluster: &cluster,
+            axis: axis.clone(),
+            memory_limit: None,
+            pins: &Pins::default(),
+        };
+        let found = search(&request).unwrap();
+        let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &axis);
+        tried += ways;
+        let whole = partition(&found.canonical, &Assignment::default(), &axis, 0).unwrap();
+        let whole = cost::graph_time(&cluster, &whole, axis.ranks).compute;
+        cheaper_than_whole += usize::from(least < whole);
+        let prediction = found.plan.prediction;
+        assert_eq!(prediction.bound_ns, least / 1000, "graph {number} of {ways} plans:\n{}", found.canonical);
+        // What the passes merge afterwards can only make it faster.
+        assert!(prediction.step_ns <= least / 1000, "graph {number}: {prediction:?}");
+    }
+    assert!(tried > 5_000 && cheaper_than_whole > 8, "{tried} plans, {cheaper_than_whole}");
+}
