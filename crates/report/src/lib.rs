@@ -22,27 +22,24 @@ struct Page<'a> {
 
 /// What the pictures are drawn from. Times are microseconds since the first event.
 #[derive(Serialize)]
-struct Data {
+struct Data<'a> {
     lanes: Vec<Lane>,
     temporal: Vec<breakdown::Temporal>,
-    waiting: waiting::Waiting,
-    memory: Vec<memory::DeviceMemory>,
-    path: Option<causal::CriticalPath>,
+    waiting: &'a waiting::Waiting,
+    memory: &'a [memory::DeviceMemory],
+    path: Option<&'a causal::CriticalPath>,
 }
 
 /// The page of `frames`, as HTML.
 pub fn trace_page(frames: &Frames<'_>, title: &str, options: &summary::Options) -> Result<String> {
-    let waiting = waiting::waiting(frames);
-    let graph =
-        causal::build(frames, &options.annotation, options.instance).or_else(|| causal::build(frames, "", 0));
-    let path = |graph| causal::critical_path(frames, &graph, &options.annotation, options.instance);
-    let found = findings::findings(frames, &waiting);
+    let answers = summary::Answers::new(frames, options);
+    let found = findings::findings(&answers);
     let data = Data {
         lanes: lanes(frames),
         temporal: breakdown::temporal(frames),
-        waiting,
-        memory: memory::memory(frames),
-        path: graph.map(path),
+        waiting: answers.waiting(),
+        memory: answers.memory(),
+        path: answers.path(),
     };
     let data = serde_json::to_string(&data)
         .map_err(|error| Diagnostic::bug(format!("cannot encode a page: {error}")))?;

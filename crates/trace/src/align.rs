@@ -28,6 +28,9 @@ pub struct Clock {
 impl Clock {
     /// A time of this clock in the common one.
     pub fn common(&self, time: i64) -> i64 {
+        if self.drift == 0 {
+            return time - self.offset;
+        }
         let drifted = i128::from(time - self.since) * i128::from(self.drift) / 1_000_000_000;
         time - self.offset - drifted as i64
     }

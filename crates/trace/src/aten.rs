@@ -9,7 +9,6 @@ use timeline::{Class, NameId, TrackId};
 
 use crate::{
     Frame, Frames, Mode, queue,
-    stack::Stacks,
     stats::{micros, round},
 };
 
@@ -92,7 +91,7 @@ fn calls(frame: &Frame<'_>) -> Option<IndexMap<Call, Launched, FxBuildHasher>> {
 
 /// Each launch belongs to the innermost operator around it on its own thread.
 fn exact_calls(frame: &Frame<'_>) -> IndexMap<Call, Launched, FxBuildHasher> {
-    let stacks = Stacks::of(frame, |row| matches!(frame.class(row), Class::Operator | Class::Runtime));
+    let stacks = frame.calls();
     let mut launches = queue::launches(frame);
     launches.sort_by_key(|&(launch, kernel)| (frame.begin[launch], frame.begin[kernel]));
     let mut calls = IndexMap::default();

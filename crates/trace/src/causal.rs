@@ -9,9 +9,7 @@ mod build;
 mod path;
 
 pub use build::{build, is_wait};
-pub use path::{CriticalPath, PathRow, WhatIf, critical_path, what_if};
-
-use crate::Frames;
+pub use path::{CriticalPath, PathRow, WhatIf, critical_path, trace_back, what_if};
 
 /// Why a node waits for another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -54,89 +52,104 @@ pub struct Edge {
     pub owner: u32,
 }
 
-/// The graph. Every edge comes from a node of a smaller number in the order of time.
+/// The graph. Every edge comes from a node that is before its target in the order of time.
 #[derive(Clone, Debug, Default)]
 pub struct Causal {
     /// All nodes; number 0 is the begin of the step.
     pub nodes: Vec<Node>,
-    /// Edges into each node.
-    pub edges: Vec<Vec<Edge>>,
     /// The measured end of the step.
     pub end: i64,
+    /// All edges, by the node that they go to.
+    edges: Vec<Edge>,
+    /// Where the edges into each node begin; one more than there are nodes.
+    first: Vec<u32>,
+    /// All nodes in the order of time.
+    order: Vec<u32>,
 }
 
 impl Causal {
-    fn node(&mut self, frame: usize, row: u32, time: i64) -> u32 {
-        self.nodes.push(Node { frame: frame as u32, row, time });
-        self.edges.push(Vec::new());
-        self.nodes.len() as u32 - 1
-    }
-
-    /// Adds an edge unless it would point back in time.
-    fn edge(&mut self, from: u32, to: u32, lag: i64, why: Why, owner: u32) {
-        let key = |node: u32| (self.nodes[node as usize].time, node);
-        if key(from) < key(to) {
-            self.edges[to as usize].push(Edge { from, lag: lag.max(0), why, owner });
+    /// Of nodes and of edges, each with the node that it goes to.
+    fn new(nodes: Vec<Node>, edges: &[(u32, Edge)]) -> Self {
+        let mut first = vec![0_u32; nodes.len() + 1];
+        for (to, _) in edges {
+            first[*to as usize + 1] += 1;
         }
+        for node in 0..nodes.len() {
+            first[node + 1] += first[node];
+        }
+        let mut sorted = match edges.first() {
+            Some(&(_, edge)) => vec![edge; edges.len()],
+            None => Vec::new(),
+        };
+        let mut next = first.clone();
+        for (to, edge) in edges {
+            let slot = &mut next[*to as usize];
+            sorted[*slot as usize] = *edge;
+            *slot += 1;
+        }
+        let mut order: Vec<(i64, u32)> =
+            nodes.iter().enumerate().map(|(number, node)| (node.time, number as u32)).collect();
+        // nodes come thread by thread, each in the order of time: sorted runs, which this sort merges
+        order.sort();
+        let end = order.last().map_or(0, |last| last.0);
+        Self { nodes, end, edges: sorted, first, order: order.into_iter().map(|(_, node)| node).collect() }
     }
 
-    /// Measured time between two nodes.
-    fn between(&self, from: u32, to: u32) -> i64 {
-        self.nodes[to as usize].time - self.nodes[from as usize].time
+    /// The edges into `node`.
+    pub fn into_node(&self, node: u32) -> &[Edge] {
+        &self.edges[self.range(node)]
     }
 
-    /// Node numbers in the order of time.
-    fn order(&self) -> Vec<u32> {
-        let mut order: Vec<u32> = (0..self.nodes.len() as u32).collect();
-        order.sort_by_key(|&node| (self.nodes[node as usize].time, node));
-        order
+    /// Every edge with the node that it goes to.
+    pub fn edges(&self) -> impl Iterator<Item = (u32, &Edge)> {
+        (0..self.nodes.len() as u32).flat_map(|to| self.into_node(to).iter().map(move |edge| (to, edge)))
+    }
+
+    /// How many edges there are.
+    pub const fn edge_count(&self) -> usize {
+        self.edges.len()
+    }
+
+    fn range(&self, node: u32) -> std::ops::Range<usize> {
+        self.first[node as usize] as usize..self.first[node as usize + 1] as usize
     }
 
     /// Makes the lags explain the measured times exactly: no edge holds longer than was measured, and where none holds long
-    /// enough, the one that holds longest is taken to be the reason. What nothing holds comes after what came just before on
-    /// its rank.
+    /// enough, the one that holds longest is taken to be the reason.
     fn settle(&mut self) {
-        let mut before: Vec<u32> = Vec::new();
-        for node in self.order() {
-            let Node { time, frame, .. } = self.nodes[node as usize];
-            if self.edges[node as usize].is_empty() && node != 0 {
-                let from = before.get(frame as usize).copied().unwrap_or(0);
-                self.edge(from, node, self.between(from, node), Why::Gap, crate::stack::NOTHING);
+        for node in 0..self.nodes.len() as u32 {
+            let time = self.nodes[node as usize].time;
+            let range = self.range(node);
+            let mut binding: Option<(i64, usize)> = None;
+            for at in range {
+                let edge = &mut self.edges[at];
+                let from = self.nodes[edge.from as usize].time;
+                edge.lag = edge.lag.min(time - from);
+                if binding.is_none_or(|(until, _)| from + edge.lag >= until) {
+                    binding = Some((from + edge.lag, at));
+                }
             }
-            let nodes = &self.nodes;
-            let edges = &mut self.edges[node as usize];
-            for edge in edges.iter_mut() {
-                edge.lag = edge.lag.min(time - nodes[edge.from as usize].time);
+            if let Some((_, at)) = binding {
+                let edge = &mut self.edges[at];
+                edge.lag = time - self.nodes[edge.from as usize].time;
             }
-            if let Some(edge) = edges.iter_mut().max_by_key(|edge| nodes[edge.from as usize].time + edge.lag)
-            {
-                edge.lag = time - nodes[edge.from as usize].time;
-            }
-            before.resize(before.len().max(frame as usize + 1), 0);
-            before[frame as usize] = node;
         }
     }
 
     /// When every node comes, with lags changed by `lag`. Nodes that nothing holds back come when they came.
     pub fn times(&self, lag: impl Fn(&Edge, u32) -> i64) -> Vec<i64> {
         let mut times: Vec<i64> = self.nodes.iter().map(|node| node.time).collect();
-        for node in self.order() {
-            let edges = &self.edges[node as usize];
-            if let Some(time) = edges.iter().map(|edge| times[edge.from as usize] + lag(edge, node)).max() {
+        for &node in &self.order {
+            let held = self.into_node(node).iter().map(|edge| times[edge.from as usize] + lag(edge, node));
+            if let Some(time) = held.max() {
                 times[node as usize] = time;
             }
         }
         times
     }
 
-    /// The greatest distance between measured and computed times: 0 where the model explains the trace.
-    pub fn error(&self) -> i64 {
-        let times = self.times(|edge, _| edge.lag);
+    /// The greatest distance between measured times and `times`: 0 where the model explains the trace.
+    pub fn error(&self, times: &[i64]) -> i64 {
         self.nodes.iter().zip(times).map(|(node, time)| (node.time - time).abs()).max().unwrap_or(0)
     }
-}
-
-/// The row that a node belongs to.
-fn text<'t>(frames: &Frames<'t>, frame: u32, row: u32) -> &'t str {
-    frames.ranks[frame as usize].text(row as usize)
 }

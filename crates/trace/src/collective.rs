@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use timeline::{Class, NameId};
 
-use crate::{Frame, Frames, kind::is_communication};
+use crate::{Frame, Frames};
 
 /// A collective as one rank saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,8 +80,7 @@ pub fn matched(frames: &Frames<'_>) -> Vec<Collective> {
 
 /// The collectives of one rank with their keys and the size of their groups.
 pub fn parts(frame: &Frame<'_>, number: usize) -> Vec<(Key, Part, usize)> {
-    let communicates = frame.timeline.names.map(is_communication);
-    let is = |row: usize| communicates[frame.name(row).0 as usize];
+    let is = |row: usize| frame.communicates(row);
     let mut rows: Vec<usize> =
         frame.rows().filter(|&row| frame.class(row) == Class::Kernel && is(row)).collect();
     if rows.is_empty() {

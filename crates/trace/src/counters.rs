@@ -4,11 +4,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 use timeline::{Category, Class};
 
-use crate::{
-    Frame,
-    stack::{Stacks, is_call},
-    stats::micros,
-};
+use crate::{Frame, stack::Stacks, stats::micros};
 
 /// A profiled kernel.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -52,12 +48,11 @@ pub fn counters(frame: &Frame<'_>) -> Option<Vec<Counted>> {
     if ranges.is_empty() || ranges.len() != launches.len() {
         return None;
     }
-    let stacks = Stacks::of(frame, |row| is_call(frame, row));
     Some(
         ranges
             .into_iter()
             .zip(launches)
-            .map(|(range, launch)| counted(frame, &stacks, range, launch))
+            .map(|(range, launch)| counted(frame, frame.calls(), range, launch))
             .collect(),
     )
 }

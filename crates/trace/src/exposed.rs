@@ -81,9 +81,8 @@ pub fn computing(frame: &Frame<'_>) -> Union {
     if !rows.is_empty() {
         return of_kind(frame, &rows, Kind::Computation);
     }
-    let communicates =
-        frame.timeline.names.map(|name| name.starts_with("c10d::") || crate::is_communication(name));
-    let computes =
-        |row: &usize| frame.class(*row) == Class::Operator && !communicates[frame.name(*row).0 as usize];
+    let issues = frame.timeline.names.map(|name| name.starts_with("c10d::"));
+    let communicates = |row: usize| frame.communicates(row) || issues[frame.name(row).0 as usize];
+    let computes = |row: &usize| frame.class(*row) == Class::Operator && !communicates(*row);
     Union::of(frame.rows().filter(computes).map(|row| frame.interval(row)))
 }

@@ -3,10 +3,8 @@
 use serde::Serialize;
 
 use crate::{
-    Frames, breakdown, causal, exposed, idle, launch, memory,
-    source::Origin,
-    stats::round,
-    waiting::{self, Waiting},
+    Frames, breakdown, causal::CriticalPath, exposed::Exposed, idle, launch, memory::DeviceMemory,
+    source::Origin, stats::round, summary::Answers, waiting::Waiting,
 };
 
 /// Something that costs time or memory.
@@ -29,16 +27,17 @@ pub struct Finding {
 /// Below this share a finding is not worth a line, in per cent.
 const LEAST: f64 = 2.0;
 
-/// The findings of all ranks, given the matched collectives.
-pub fn findings(frames: &Frames<'_>, waiting: &Waiting) -> Vec<Finding> {
+/// The findings of all ranks, given what other analyses say.
+pub fn findings(answers: &Answers<'_, '_>) -> Vec<Finding> {
+    let frames = answers.frames;
     let mut findings = Vec::new();
-    findings.extend(late_rank(frames, waiting));
-    findings.extend(exposed_communication(frames));
+    findings.extend(late_rank(frames, answers.waiting()));
+    findings.extend(exposed_communication(frames, answers.exposed()));
     findings.extend(host_bound(frames));
     findings.extend(short_kernels(frames));
-    findings.extend(on_path(frames));
+    findings.extend(answers.path().and_then(on_path));
     findings.retain(|finding: &Finding| finding.share >= LEAST);
-    findings.extend(growth(frames));
+    findings.extend(growth(answers.memory()));
     findings.sort_by(|a, b| b.share.total_cmp(&a.share));
     findings.truncate(5);
     findings
@@ -92,8 +91,7 @@ fn late_rank(frames: &Frames<'_>, waiting: &Waiting) -> Option<Finding> {
     })
 }
 
-fn exposed_communication(frames: &Frames<'_>) -> Option<Finding> {
-    let table = exposed::exposed(frames);
+fn exposed_communication(frames: &Frames<'_>, table: &[Exposed]) -> Option<Finding> {
     let all: f64 = table.iter().map(|row| row.exposed).sum();
     let worst = table.first()?;
     Some(Finding {
@@ -160,9 +158,7 @@ fn short_kernels(frames: &Frames<'_>) -> Option<Finding> {
 }
 
 /// What takes most of the critical path.
-fn on_path(frames: &Frames<'_>) -> Option<Finding> {
-    let graph = causal::build(frames, "ProfilerStep", 0).or_else(|| causal::build(frames, "", 0))?;
-    let path = causal::critical_path(frames, &graph, "ProfilerStep", 0);
+fn on_path(path: &CriticalPath) -> Option<Finding> {
     let top = path.top.iter().find(|row| row.class != "cpu_between_calls")?;
     Some(Finding {
         title: format!("`{}` takes the largest part of the critical path", short(&top.name)),
@@ -181,8 +177,7 @@ fn on_path(frames: &Frames<'_>) -> Option<Finding> {
     })
 }
 
-fn growth(frames: &Frames<'_>) -> Option<Finding> {
-    let devices = memory::memory(frames);
+fn growth(devices: &[DeviceMemory]) -> Option<Finding> {
     let worst = devices
         .iter()
         .filter(|device| device.step_ends.len() > 2)
@@ -210,9 +205,4 @@ pub fn short(name: &str) -> String {
     let plain = if name.starts_with('(') || name.contains("): ") { name } else { name[..end].trim() };
     let plain = if plain.chars().all(char::is_whitespace) { name } else { plain };
     plain.chars().take(70).collect()
-}
-
-/// Matches collectives and finds what is wrong.
-pub fn of(frames: &Frames<'_>) -> Vec<Finding> {
-    findings(frames, &waiting::waiting(frames))
 }

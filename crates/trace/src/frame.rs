@@ -1,11 +1,14 @@
 //! The rows that analyses look at: those of one rank, on a clock that begins at 0, with launches joined to kernels.
 
+use std::{cell::OnceCell, rc::Rc};
+
 use rustc_hash::FxHashMap;
 use timeline::{Class, NameId, Rank, Timeline};
 
 use crate::{
     Mode,
     kind::{Kind, Kinds},
+    stack::{Stacks, is_call},
     steps::Steps,
 };
 
@@ -63,7 +66,9 @@ pub struct Frame<'t> {
     /// Profiler steps.
     pub steps: Steps,
     /// Kinds of all names.
-    pub kinds: std::rc::Rc<Kinds>,
+    pub kinds: Rc<Kinds>,
+    calls: OnceCell<Stacks>,
+    forward: OnceCell<FxHashMap<i64, u32>>,
 }
 
 /// The frames of all ranks.
@@ -81,7 +86,7 @@ pub struct Frames<'t> {
 impl<'t> Frames<'t> {
     /// Of all ranks of `timeline`.
     pub fn new(timeline: &'t Timeline, mode: Mode, selection: Selection) -> Self {
-        let kinds = std::rc::Rc::new(Kind::of_all(&timeline.names, mode));
+        let kinds = Rc::new(Kind::of_all(&timeline.names, mode));
         let mut ranks: Vec<Frame<'t>> =
             timeline.ranks.iter().map(|rank| Frame::new(timeline, rank, mode, kinds.clone())).collect();
         let origin = ranks.iter().filter_map(|frame| frame.begin.iter().min().copied()).min().unwrap_or(0);
@@ -102,7 +107,7 @@ impl<'t> Frames<'t> {
 
     /// Of all ranks by HTA's definitions, as its comparison of traces loads them: nothing is dropped.
     pub fn raw(timeline: &'t Timeline) -> Self {
-        let kinds = std::rc::Rc::new(Kind::of_all(&timeline.names, Mode::Hta));
+        let kinds = Rc::new(Kind::of_all(&timeline.names, Mode::Hta));
         let of = |rank| Frame::new(timeline, rank, Mode::Hta, kinds.clone());
         Self { timeline, mode: Mode::Hta, ranks: timeline.ranks.iter().map(of).collect(), origin: 0 }
     }
@@ -118,7 +123,7 @@ fn distinct_steps(timeline: &Timeline) -> usize {
 }
 
 impl<'t> Frame<'t> {
-    fn new(timeline: &'t Timeline, rank: &'t Rank, mode: Mode, kinds: std::rc::Rc<Kinds>) -> Self {
+    fn new(timeline: &'t Timeline, rank: &'t Rank, mode: Mode, kinds: Rc<Kinds>) -> Self {
         let (begin, duration) = times(rank, mode);
         let kept: Vec<bool> = match mode {
             Mode::Exact => vec![true; rank.events.len()],
@@ -138,6 +143,8 @@ impl<'t> Frame<'t> {
             kept,
             steps,
             kinds,
+            calls: OnceCell::new(),
+            forward: OnceCell::new(),
         };
         frame.link = frame.links();
         frame.iteration = frame.iterations();
@@ -175,6 +182,30 @@ impl<'t> Frame<'t> {
             (Mode::Exact, Class::Copy) => Kind::Memory,
             _ => self.kinds.of(self.name(row)),
         }
+    }
+
+    /// Whether the event of `row` communicates, by whatever library.
+    pub fn communicates(&self, row: usize) -> bool {
+        self.kinds.communicates(self.name(row))
+    }
+
+    /// Who encloses whom among all calls; found once.
+    pub fn calls(&self) -> &Stacks {
+        self.calls.get_or_init(|| Stacks::of(self, |row| is_call(self, row)))
+    }
+
+    /// The forward operator of each of autograd's sequence numbers; found once.
+    pub fn forward(&self) -> &FxHashMap<i64, u32> {
+        self.forward.get_or_init(|| {
+            let mut forward = FxHashMap::default();
+            for (row, sequence) in self.rank.sides.sequence.iter() {
+                let is_backward = self.kinds.is_backward(self.name(row as usize));
+                if sequence.number >= 0 && sequence.forward_thread <= 0 && !is_backward {
+                    forward.entry(sequence.number).or_insert(row);
+                }
+            }
+            forward
+        })
     }
 
     /// The class of `row`.

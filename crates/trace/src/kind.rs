@@ -73,18 +73,36 @@ impl Kind {
 
     /// The kind of every name.
     pub fn of_all(names: &Names, mode: Mode) -> Kinds {
-        Kinds(names.map(|name| Self::of(name, mode)))
+        Kinds {
+            kinds: names.map(|name| Self::of(name, mode)),
+            communicates: names.map(is_communication),
+            backward: names.map(|name| name.contains("Backward")),
+        }
     }
 }
 
-/// The kind of every name of a table.
+/// What is told from every name of a table, once for each.
 #[derive(Clone, Debug)]
-pub struct Kinds(Vec<Kind>);
+pub struct Kinds {
+    kinds: Vec<Kind>,
+    communicates: Vec<bool>,
+    backward: Vec<bool>,
+}
 
 impl Kinds {
     /// The kind of a device event called `name`.
     pub fn of(&self, name: NameId) -> Kind {
-        self.0.get(name.0 as usize).copied().unwrap_or(Kind::Other)
+        self.kinds.get(name.0 as usize).copied().unwrap_or(Kind::Other)
+    }
+
+    /// Whether what is called `name` communicates, by whatever library.
+    pub fn communicates(&self, name: NameId) -> bool {
+        self.communicates.get(name.0 as usize).copied().unwrap_or(false)
+    }
+
+    /// Whether `name` is that of a backward operator.
+    pub fn is_backward(&self, name: NameId) -> bool {
+        self.backward.get(name.0 as usize).copied().unwrap_or(false)
     }
 }
 

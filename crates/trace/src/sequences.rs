@@ -37,7 +37,7 @@ pub struct Patterns {
 /// encloses. An empty `operator` stands for all `aten::` operators in exact mode and for none in compatible mode.
 pub fn frequent(
     frame: &Frame<'_>,
-    graph: &CallGraph,
+    graph: &CallGraph<'_>,
     operator: &str,
     shortest: usize,
     top: usize,

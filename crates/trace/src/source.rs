@@ -19,25 +19,15 @@ pub struct Origin {
 pub struct Sources<'f, 't> {
     frame: &'f Frame<'t>,
     /// All events of processor threads.
-    pub stacks: Stacks,
+    pub stacks: &'f Stacks,
     /// The forward operator of each sequence number.
-    forward: FxHashMap<i64, u32>,
+    forward: &'f FxHashMap<i64, u32>,
 }
 
 impl<'f, 't> Sources<'f, 't> {
     /// Of one rank.
     pub fn of(frame: &'f Frame<'t>) -> Self {
-        let is_call = |row: usize| {
-            matches!(frame.class(row), Class::Operator | Class::Python | Class::Runtime | Class::Annotation)
-        };
-        let mut forward = FxHashMap::default();
-        for (row, sequence) in frame.rank.sides.sequence.iter() {
-            let text = frame.text(row as usize);
-            if sequence.number >= 0 && sequence.forward_thread <= 0 && !text.contains("Backward") {
-                forward.entry(sequence.number).or_insert(row);
-            }
-        }
-        Self { frame, stacks: Stacks::of(frame, is_call), forward }
+        Self { frame, stacks: frame.calls(), forward: frame.forward() }
     }
 
     /// The origin of the event of `row`: of its launch for one on a device, of the forward operator for a backward one.

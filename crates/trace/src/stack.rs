@@ -24,20 +24,11 @@ pub enum Step {
 /// without duration lies inside one that begins or ends there. An event that begins inside another and ends behind it is
 /// taken to lie beside it: the other one is left when the overlapping one is entered.
 pub fn walk(frame: &Frame<'_>, rows: &mut [u32], mut visit: impl FnMut(Step)) {
-    let interval = |row: u32| frame.interval(row as usize);
-    rows.sort_unstable_by(|&a, &b| {
-        let ((begin_a, end_a), (begin_b, end_b)) = (interval(a), interval(b));
-        (begin_a, end_b, frame.rank.events.index[a as usize]).cmp(&(
-            begin_b,
-            end_a,
-            frame.rank.events.index[b as usize],
-        ))
-    });
-    let mut open: Vec<u32> = Vec::new();
+    sort(frame, rows);
+    let mut open: Vec<(u32, i64, i64)> = Vec::new();
     for &row in rows.iter() {
-        let (begin, end) = interval(row);
-        while let Some(&top) = open.last() {
-            let (top_begin, top_end) = interval(top);
+        let (begin, end) = frame.interval(row as usize);
+        while let Some(&(top, top_begin, top_end)) = open.last() {
             let encloses = if begin == end { top_end >= begin } else { top_end > begin && top_end >= end };
             if encloses && !(top_begin == top_end && top_end < end) {
                 break;
@@ -45,12 +36,27 @@ pub fn walk(frame: &Frame<'_>, rows: &mut [u32], mut visit: impl FnMut(Step)) {
             open.pop();
             visit(Step::Leave(top));
         }
-        open.push(row);
+        open.push((row, begin, end));
         visit(Step::Enter(row));
     }
-    while let Some(top) = open.pop() {
+    while let Some((top, ..)) = open.pop() {
         visit(Step::Leave(top));
     }
+}
+
+/// Sorts rows by begin, longer ones first, then by their place in the source.
+fn sort(frame: &Frame<'_>, rows: &mut [u32]) {
+    let key = |row: u32| {
+        let (begin, end) = frame.interval(row as usize);
+        (begin, std::cmp::Reverse(end), row)
+    };
+    if rows.is_sorted_by_key(|&row| key(row)) {
+        return;
+    }
+    // rows ascend with their place in the source; sources hold long sorted runs, which this sort merges
+    let mut keys: Vec<_> = rows.iter().map(|&row| key(row)).collect();
+    keys.sort();
+    rows.iter_mut().zip(keys).for_each(|(row, key)| *row = key.2);
 }
 
 /// The enclosing event of every event on a processor.
@@ -144,19 +150,19 @@ impl Below {
 }
 
 /// Calls with the kernels that they launch, themselves or through calls below.
-pub struct CallGraph {
+pub struct CallGraph<'f> {
     /// Who encloses whom.
-    pub stacks: Stacks,
+    pub stacks: &'f Stacks,
     /// What is below each row.
     pub below: Vec<Below>,
     /// Device rows that each call launches itself, by row of the call.
     pub launched: FxHashMap<u32, Vec<u32>>,
 }
 
-impl CallGraph {
+impl<'f> CallGraph<'f> {
     /// Of all calls of a rank.
-    pub fn of(frame: &Frame<'_>) -> Self {
-        let stacks = Stacks::of(frame, |row| is_call(frame, row));
+    pub fn of(frame: &'f Frame<'_>) -> Self {
+        let stacks = frame.calls();
         let mut launched: FxHashMap<u32, Vec<u32>> = FxHashMap::default();
         let mut below = vec![Below { height: 1, ..Below::default() }; frame.rank.events.len()];
         for row in frame.rows().filter(|&row| frame.on_device(row)) {
@@ -197,7 +203,7 @@ impl CallGraph {
 }
 
 /// A summary of the graphs of all ranks.
-pub fn summary(graphs: &[CallGraph]) -> GraphSummary {
+pub fn summary(graphs: &[CallGraph<'_>]) -> GraphSummary {
     GraphSummary {
         n_stacks: graphs.iter().map(|graph| graph.stacks.threads.len()).sum(),
         max_depth: graphs.iter().flat_map(|graph| &graph.stacks.depth).copied().max().unwrap_or(0),

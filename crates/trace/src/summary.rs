@@ -1,13 +1,21 @@
 //! All analyses under their names: what the command and the Python package answer with.
 
+use std::cell::OnceCell;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
-    Frame, Frames, Mode, annotation, aten, bandwidth, breakdown, causal, counters, critical, exposed,
-    findings, idle, launch, memory, queue, sequences,
+    Frame, Frames, Mode, annotation, aten, bandwidth, breakdown,
+    causal::{self, CriticalPath},
+    counters, critical,
+    exposed::{self, Exposed},
+    findings, idle, launch,
+    memory::{self, DeviceMemory},
+    queue, sequences,
     stack::{self, CallGraph},
-    straggler, waiting,
+    straggler,
+    waiting::{self, Waiting},
 };
 
 /// The parameters of all analyses. Defaults are those of HTA.
@@ -77,6 +85,52 @@ impl Options {
     }
 }
 
+/// Results that several analyses need, each computed when it is first asked for.
+pub struct Answers<'f, 't> {
+    /// The ranks.
+    pub frames: &'f Frames<'t>,
+    /// The parameters.
+    pub options: &'f Options,
+    waiting: OnceCell<Waiting>,
+    exposed: OnceCell<Vec<Exposed>>,
+    memory: OnceCell<Vec<DeviceMemory>>,
+    path: OnceCell<Option<CriticalPath>>,
+}
+
+impl<'f, 't> Answers<'f, 't> {
+    /// Nothing is computed yet.
+    pub fn new(frames: &'f Frames<'t>, options: &'f Options) -> Self {
+        let (waiting, exposed) = (OnceCell::new(), OnceCell::new());
+        Self { frames, options, waiting, exposed, memory: OnceCell::new(), path: OnceCell::new() }
+    }
+
+    /// Collectives and who waited for whom.
+    pub fn waiting(&self) -> &Waiting {
+        self.waiting.get_or_init(|| waiting::waiting(self.frames))
+    }
+
+    /// Communication that nothing hides.
+    pub fn exposed(&self) -> &[Exposed] {
+        self.exposed.get_or_init(|| exposed::exposed(self.frames))
+    }
+
+    /// Memory of every device.
+    pub fn memory(&self) -> &[DeviceMemory] {
+        self.memory.get_or_init(|| memory::memory(self.frames))
+    }
+
+    /// The critical path of the annotation's instance; of everything if there is no such.
+    pub fn path(&self) -> Option<&CriticalPath> {
+        let (annotation, instance) = (&self.options.annotation, self.options.instance);
+        let compute = || {
+            let graph = causal::build(self.frames, annotation, instance)
+                .or_else(|| causal::build(self.frames, "", 0))?;
+            Some(causal::critical_path(self.frames, &graph, annotation, instance))
+        };
+        self.path.get_or_init(compute).as_ref()
+    }
+}
+
 /// One analysis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -126,7 +180,8 @@ impl Analysis {
     ];
 
     /// Puts its results into `object`, each under its name.
-    pub fn run(self, frames: &Frames<'_>, options: &Options, object: &mut Map<String, Value>) {
+    fn run(self, answers: &Answers<'_, '_>, object: &mut Map<String, Value>) {
+        let (frames, options) = (answers.frames, answers.options);
         let mut put = |key: &str, value: Value| {
             object.insert(key.to_owned(), value);
         };
@@ -162,17 +217,11 @@ impl Analysis {
             // what HTA has no name for is left out of its object
             Self::Findings | Self::Collectives | Self::Exposed | Self::Memory if frames.mode == Mode::Hta => {
             }
-            Self::Collectives => put("collectives", json(&waiting::waiting(frames))),
-            Self::Exposed => put("exposed_communication", json(&exposed::exposed(frames))),
-            Self::Findings => put("findings", json(&findings::of(frames))),
-            Self::Memory => put("memory", json(&memory::memory(frames))),
-            Self::CriticalPath if frames.mode == Mode::Exact => {
-                let graph = causal::build(frames, &options.annotation, options.instance)
-                    .or_else(|| causal::build(frames, "", 0));
-                let path =
-                    |graph| causal::critical_path(frames, &graph, &options.annotation, options.instance);
-                put("critical_path", json(&graph.map(path)));
-            }
+            Self::Collectives => put("collectives", json(answers.waiting())),
+            Self::Exposed => put("exposed_communication", json(answers.exposed())),
+            Self::Findings => put("findings", json(&findings::findings(answers))),
+            Self::Memory => put("memory", json(answers.memory())),
+            Self::CriticalPath if frames.mode == Mode::Exact => put("critical_path", json(&answers.path())),
             Self::CriticalPath => {
                 let path = |frame| critical::critical_path(frame, &options.annotation, options.instance);
                 put("critical_path", json(&options.frame(frames).and_then(path)));
@@ -182,7 +231,7 @@ impl Analysis {
 }
 
 fn call_graph(frames: &Frames<'_>, options: &Options, mut put: impl FnMut(&str, Value)) {
-    let graphs: Vec<CallGraph> = frames.ranks.iter().map(CallGraph::of).collect();
+    let graphs: Vec<CallGraph<'_>> = frames.ranks.iter().map(CallGraph::of).collect();
     put("call_graph", json(&stack::summary(&graphs)));
     let chosen =
         frames.ranks.iter().zip(&graphs).find(|(frame, _)| options.rank.is_none_or(|r| r == frame.rank.rank));
@@ -205,7 +254,7 @@ fn annotations(frames: &Frames<'_>, options: &Options, mut put: impl FnMut(&str,
 }
 
 /// A record as JSON; what is not a number is `null`.
-fn json(value: &impl serde::Serialize) -> Value {
+fn json(value: &(impl serde::Serialize + ?Sized)) -> Value {
     serde_json::to_value(value).expect("records have text keys and finite depth")
 }
 
@@ -217,8 +266,9 @@ pub fn run(frames: &Frames<'_>, analyses: &[Analysis], options: &Options) -> Map
         "ranks".to_owned(),
         json(&frames.ranks.iter().map(|frame| frame.rank.rank).collect::<Vec<_>>()),
     );
+    let answers = Answers::new(frames, options);
     for analysis in analyses {
-        analysis.run(frames, options, &mut object);
+        analysis.run(&answers, &mut object);
     }
     if frames.mode == Mode::Exact {
         object.insert("notes".to_owned(), json(&notes(frames)));

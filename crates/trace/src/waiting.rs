@@ -278,8 +278,7 @@ fn main_thread(frame: &Frame<'_>, sources: &Sources<'_, '_>) -> Option<TrackId> 
         let top = rows.iter().filter(|&&row| sources.stacks.parent(row as usize).is_none());
         top.map(|&row| frame.duration[row as usize]).sum()
     };
-    let is_worker =
-        |rows: &Vec<u32>| rows.iter().all(|&row| crate::is_communication(frame.text(row as usize)));
+    let is_worker = |rows: &Vec<u32>| rows.iter().all(|&row| frame.communicates(row as usize));
     let threads = sources.stacks.threads.iter().filter(|(_, rows)| !is_worker(rows));
     threads.max_by_key(|(track, rows)| (time(rows), std::cmp::Reverse(**track))).map(|(&track, _)| track)
 }

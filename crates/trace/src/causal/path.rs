@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use base::{Code, Diagnostic, Result};
+use rustc_hash::FxHashMap;
 use serde::Serialize;
-use timeline::Class;
+use timeline::{Class, NameId};
 
-use super::{Causal, Edge, Why, text};
+use super::{Causal, Edge, Why};
 use crate::{
     Frames, Kind,
     source::{Origin, Sources},
@@ -63,6 +64,56 @@ pub struct CriticalPath {
     pub top: Vec<PathRow>,
 }
 
+/// What an edge of the path is, as results call it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+enum What {
+    Cpu,
+    Between,
+    Launch,
+    Compute,
+    Copy,
+    Kernels,
+    Communication,
+    Wait,
+}
+
+impl What {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Between => "cpu_between_calls",
+            Self::Launch => "launch",
+            Self::Compute => "gpu_compute",
+            Self::Copy => "gpu_copy",
+            Self::Kernels => "gpu_between_kernels",
+            Self::Communication => "communication",
+            Self::Wait => "synchronisation",
+        }
+    }
+
+    fn of(frames: &Frames<'_>, causal: &Causal, to: u32, edge: &Edge) -> Self {
+        let frame = &frames.ranks[causal.nodes[to as usize].frame as usize];
+        let owner = edge.owner as usize;
+        match edge.why {
+            Why::Gap => Self::Between,
+            Why::Launch => Self::Launch,
+            Why::Stream => Self::Kernels,
+            Why::Rendezvous => Self::Communication,
+            Why::Sync => Self::Wait,
+            Why::Run if frame.communicates(owner) => Self::Communication,
+            Why::Run => match (frame.class(owner), frame.kind(owner)) {
+                (Class::Copy, _) => Self::Copy,
+                (Class::Kernel, Kind::Communication) => Self::Communication,
+                (Class::Kernel, _) => Self::Compute,
+                _ => Self::Cpu,
+            },
+        }
+    }
+}
+
+/// Time, pieces and first row of the edges of one frame, name and kind.
+type Groups = FxHashMap<(u32, NameId, What), (i64, usize, u32)>;
+
 /// The path of `causal`.
 pub fn critical_path(
     frames: &Frames<'_>,
@@ -75,88 +126,81 @@ pub fn critical_path(
     let total = path
         .first()
         .map_or(0, |&(last, _)| times[last as usize] - times[path[path.len() - 1].1.from as usize]);
-    let mut groups: BTreeMap<(u32, &str, &'static str), (i64, usize, u32)> = BTreeMap::new();
-    let (mut classes, mut ranks) = (BTreeMap::new(), BTreeMap::new());
+    let mut groups = Groups::default();
     let mut hops = 0;
     for (to, edge) in &path {
-        let (frame, class) = (causal.nodes[*to as usize].frame, class(frames, causal, *to, edge));
-        let name = if edge.owner == NOTHING { "(between calls)" } else { text(frames, frame, edge.owner) };
-        let group = groups.entry((frame, name, class)).or_insert((0, 0, edge.owner));
+        let (frame, what) = (causal.nodes[*to as usize].frame, What::of(frames, causal, *to, edge));
+        let name = match edge.owner {
+            NOTHING => NameId::NONE,
+            row => frames.ranks[frame as usize].name(row as usize),
+        };
+        let group = groups.entry((frame, name, what)).or_insert((0, 0, edge.owner));
         *group = (group.0 + edge.lag, group.1 + 1, group.2);
-        *classes.entry(class).or_insert(0) += edge.lag;
-        *ranks.entry(frames.ranks[frame as usize].rank.rank).or_insert(0) += edge.lag;
         hops += usize::from(edge.from != 0 && causal.nodes[edge.from as usize].frame != frame);
+    }
+    let (mut kinds, mut ranks) = (BTreeMap::new(), BTreeMap::new());
+    for (&(frame, _, what), &(time, ..)) in &groups {
+        *kinds.entry(what.text()).or_insert(0) += time;
+        *ranks.entry(frames.ranks[frame as usize].rank.rank).or_insert(0) += time;
     }
     CriticalPath {
         annotation: annotation.to_owned(),
         instance,
         wall: micros(causal.end - causal.nodes[0].time),
         total_duration: micros(total),
-        model_error: micros(causal.error()),
+        model_error: micros(causal.error(&times)),
         nodes: causal.nodes.len(),
-        edges: causal.edges.iter().map(Vec::len).sum(),
+        edges: causal.edge_count(),
         cp_nodes: path.len() + 1,
-        bound_by_us: classes.into_iter().map(|(class, time)| (class, micros(time))).collect(),
+        bound_by_us: kinds.into_iter().map(|(kind, time)| (kind, micros(time))).collect(),
         by_rank_us: ranks.into_iter().map(|(rank, time)| (rank, micros(time))).collect(),
         hops,
         top: rows(frames, groups, total),
     }
 }
 
-type Groups<'t> = BTreeMap<(u32, &'t str, &'static str), (i64, usize, u32)>;
-
-fn rows(frames: &Frames<'_>, groups: Groups<'_>, total: i64) -> Vec<PathRow> {
+fn rows(frames: &Frames<'_>, groups: Groups, total: i64) -> Vec<PathRow> {
+    let text = |name: NameId| match name {
+        NameId::NONE => "(between calls)",
+        name => frames.timeline.names.text(name),
+    };
     let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by_key(|(key, (time, ..))| (std::cmp::Reverse(*time), *key));
+    let key = |(frame, name, what): (u32, NameId, What)| (frame, text(name), what.text());
+    groups.sort_by(|(a, x), (b, y)| y.0.cmp(&x.0).then_with(|| key(*a).cmp(&key(*b))));
     groups.truncate(20);
-    let mut sources: BTreeMap<u32, Sources<'_, '_>> = BTreeMap::new();
-    let row =
-        |((frame, name, class), (time, count, owner)): ((u32, &str, &'static str), (i64, usize, u32))| {
-            let sources = sources.entry(frame).or_insert_with(|| Sources::of(&frames.ranks[frame as usize]));
-            PathRow {
-                rank: frames.ranks[frame as usize].rank.rank,
-                name: name.to_owned(),
-                class,
-                time: micros(time),
-                percent: percent(time as f64, total.max(1) as f64, 2),
-                count,
-                origin: if owner == NOTHING { Origin::default() } else { sources.origin(owner as usize) },
-            }
-        };
+    let row = |((frame, name, what), (time, count, owner)): ((u32, NameId, What), (i64, usize, u32))| {
+        let frame = &frames.ranks[frame as usize];
+        PathRow {
+            rank: frame.rank.rank,
+            name: text(name).to_owned(),
+            class: what.text(),
+            time: micros(time),
+            percent: percent(time as f64, total.max(1) as f64, 2),
+            count,
+            origin: match owner {
+                NOTHING => Origin::default(),
+                owner => Sources::of(frame).origin(owner as usize),
+            },
+        }
+    };
     groups.into_iter().map(row).collect()
 }
 
-/// The binding edges from the last node back to the first, each with the node it goes to.
-fn trace_back(causal: &Causal, times: &[i64]) -> Vec<(u32, Edge)> {
+/// The binding edges from the last node back to the first, each with the node it goes to. `times` are those of
+/// [`Causal::times`] with the lags as they are.
+pub fn trace_back(causal: &Causal, times: &[i64]) -> Vec<(u32, Edge)> {
     let last = (0..times.len() as u32).max_by_key(|&node| (times[node as usize], std::cmp::Reverse(node)));
     let Some(mut node) = last else { return Vec::new() };
     let mut path = Vec::new();
     loop {
-        let binding = causal.edges[node as usize]
+        let binding = causal
+            .into_node(node)
             .iter()
             .filter(|edge| times[edge.from as usize] + edge.lag == times[node as usize])
             .min_by_key(|edge| (edge.lag, edge.why, edge.from));
         let Some(edge) = binding else { return path };
         path.push((node, *edge));
         node = edge.from;
-    }
-}
-
-fn class(frames: &Frames<'_>, causal: &Causal, to: u32, edge: &Edge) -> &'static str {
-    let frame = &frames.ranks[causal.nodes[to as usize].frame as usize];
-    match edge.why {
-        Why::Gap => "cpu_between_calls",
-        Why::Launch => "launch",
-        Why::Stream => "gpu_between_kernels",
-        Why::Rendezvous => "communication",
-        Why::Sync => "synchronisation",
-        Why::Run if crate::is_communication(frame.text(edge.owner as usize)) => "communication",
-        Why::Run => match (frame.class(edge.owner as usize), frame.kind(edge.owner as usize)) {
-            (Class::Copy, _) => "gpu_copy",
-            (Class::Kernel, Kind::Communication) => "communication",
-            (Class::Kernel, _) => "gpu_compute",
-            _ => "cpu",
-        },
     }
 }
 
@@ -230,42 +274,57 @@ pub struct WhatIf {
 /// Computes the step again with `changes`.
 pub fn what_if(frames: &Frames<'_>, causal: &Causal, changes: &[String]) -> Result<WhatIf> {
     let parsed = changes.iter().map(|change| change.parse()).collect::<Result<Vec<Change>>>()?;
+    let named: Vec<Vec<bool>> = parsed.iter().map(|change| change.named(frames)).collect();
     let factor = |edge: &Edge, to: u32| {
         parsed
             .iter()
-            .filter(|change| applies(frames, causal, change, edge, to))
-            .fold(1_000_000_i128, |factor, change| factor * i128::from(change.millionths) / 1_000_000)
+            .zip(&named)
+            .filter(|(change, named)| applies(frames, causal, change, named, edge, to))
+            .fold(1_000_000_i128, |factor, (change, _)| factor * i128::from(change.millionths) / 1_000_000)
     };
     let length = |times: &[i64]| times.iter().max().map_or(0, |end| end - times[0]);
-    let before = length(&causal.times(|edge, _| edge.lag));
+    let measured = causal.times(|edge, _| edge.lag);
+    let before = length(&measured);
     let after =
         length(&causal.times(|edge, to| (i128::from(edge.lag) * factor(edge, to) / 1_000_000) as i64));
-    let all = causal
-        .edges
-        .iter()
-        .enumerate()
-        .flat_map(|(to, edges)| edges.iter().map(move |edge| (to as u32, edge)));
     Ok(WhatIf {
         changes: changes.to_vec(),
         before: micros(before),
         after: micros(after),
         speedup: before as f64 / after.max(1) as f64,
-        changed: all.filter(|(to, edge)| factor(edge, *to) != 1_000_000).count(),
-        model_error: micros(causal.error()),
+        changed: causal.edges().filter(|(to, edge)| factor(edge, *to) != 1_000_000).count(),
+        model_error: micros(causal.error(&measured)),
     })
 }
 
-fn applies(frames: &Frames<'_>, causal: &Causal, change: &Change, edge: &Edge, to: u32) -> bool {
-    let node = causal.nodes[to as usize];
-    let class = class(frames, causal, to, edge);
-    let named = |text_: &str| edge.owner != NOTHING && text(frames, node.frame, edge.owner).contains(text_);
-    match &change.what {
-        Target::Kernel(name) => matches!(class, "gpu_compute" | "gpu_copy") && named(name),
-        Target::Collective(name) => class == "communication" && named(name),
-        Target::Call(name) => class == "cpu" && named(name),
-        Target::Launch => edge.why == Why::Launch,
-        Target::Rank(rank) => {
-            frames.ranks[node.frame as usize].rank.rank == *rank && !matches!(class, "communication")
+impl Change {
+    /// For every name, whether the change is of what is called so.
+    fn named(&self, frames: &Frames<'_>) -> Vec<bool> {
+        match &self.what {
+            Target::Kernel(part) | Target::Collective(part) | Target::Call(part) => {
+                frames.timeline.names.map(|name| name.contains(part.as_str()))
+            }
+            Target::Launch | Target::Rank(_) => Vec::new(),
         }
+    }
+}
+
+fn applies(
+    frames: &Frames<'_>,
+    causal: &Causal,
+    change: &Change,
+    named: &[bool],
+    edge: &Edge,
+    to: u32,
+) -> bool {
+    let frame = &frames.ranks[causal.nodes[to as usize].frame as usize];
+    let what = What::of(frames, causal, to, edge);
+    let named = || edge.owner != NOTHING && named[frame.name(edge.owner as usize).0 as usize];
+    match &change.what {
+        Target::Kernel(_) => matches!(what, What::Compute | What::Copy) && named(),
+        Target::Collective(_) => what == What::Communication && named(),
+        Target::Call(_) => what == What::Cpu && named(),
+        Target::Launch => edge.why == Why::Launch,
+        Target::Rank(rank) => frame.rank.rank == *rank && what != What::Communication,
     }
 }
