@@ -58,8 +58,8 @@ impl Timeline {
 #[pymethods]
 impl Timeline {
     #[new]
-    fn new(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Self> {
-        let timeline = py.detach(|| timeline::files::load(&paths, &|_, _| {}));
+    fn new(py: Python<'_>, paths: Vec<PathBuf>, cache: Option<PathBuf>) -> PyResult<Self> {
+        let timeline = py.detach(|| timeline::files::load(&paths, cache.as_deref(), &|_, _| {}));
         timeline.map(|timeline| Self { timeline }).map_err(|diagnostic| to_python(py, &diagnostic))
     }
 

@@ -9,15 +9,19 @@ use std::{
 use base::{Code, Diagnostic, Place, Result};
 use rayon::prelude::*;
 
-use crate::{Names, Rank, Timeline, gzip, kineto};
+use crate::{Names, Rank, Timeline, cache::Cache, gzip, kineto};
 
 /// Told the file and how many bytes of it have been read.
 pub type FileProgress<'p> = &'p (dyn Fn(&Path, u64) + Sync);
 
-/// Reads the traces of `paths`, each a file or a directory, one rank per file.
-pub fn load(paths: &[PathBuf], progress: FileProgress<'_>) -> Result<Timeline> {
+/// Reads the traces of `paths`, each a file or a directory, one rank per file. What is large is kept as columns in the folder
+/// `cache`, if one is named, and taken from there the next time.
+pub fn load(paths: &[PathBuf], cache: Option<&Path>, progress: FileProgress<'_>) -> Result<Timeline> {
     let files = files(paths)?;
-    let parts: Vec<Result<(Names, Rank)>> = files.par_iter().map(|file| read_file(file, progress)).collect();
+    // threads that have a file of their own do not help with others, so that few files are in memory at a time
+    let threads = rayon::current_num_threads().div_ceil(files.len());
+    let parts: Vec<Result<(Names, Rank)>> =
+        files.par_iter().map(|file| read_or_take(threads, file, cache, progress)).collect();
     let mut timeline = Timeline::default();
     let mut ranks = Vec::new();
     for (file, part) in files.iter().zip(parts) {
@@ -98,21 +102,52 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Box<Diagnostic> {
         .because(error.to_string())
 }
 
-/// Reads one file, plain or gzip.
-pub fn read_file(path: &Path, progress: FileProgress<'_>) -> Result<(Names, Rank)> {
+/// What is kept of a file, or what is read of it, which is then kept.
+fn read_or_take(
+    threads: usize,
+    path: &Path,
+    folder: Option<&Path>,
+    progress: FileProgress<'_>,
+) -> Result<(Names, Rank)> {
+    let Some(cache) = folder.and_then(|folder| Cache::of(folder, path)) else {
+        return read_file(threads, path, progress);
+    };
+    let (kept, note) = cache.get();
+    if let Some((names, mut rank)) = kept {
+        rename_source(&mut rank, path);
+        return Ok((names, rank));
+    }
+    let (names, mut rank) = read_file(threads, path, progress)?;
+    cache.put(&names, &rank);
+    rank.notes.extend(note);
+    Ok((names, rank))
+}
+
+/// The source as it is called now: it may have been read by another path.
+fn rename_source(rank: &mut Rank, path: &Path) {
+    let old = std::mem::replace(&mut rank.source, path.display().to_string());
+    for place in
+        rank.notes.iter_mut().filter_map(|note| note.place.as_mut()).filter(|place| place.file == old)
+    {
+        place.file.clone_from(&rank.source);
+    }
+}
+
+/// Reads one file, plain or gzip, on so many threads.
+pub fn read_file(threads: usize, path: &Path, progress: FileProgress<'_>) -> Result<(Names, Rank)> {
     let name = path.display().to_string();
     let open = || File::open(path).map_err(|error| unreadable(path, &error));
     let mut start = Vec::new();
     open()?.take(2).read_to_end(&mut start).map_err(|error| unreadable(path, &error))?;
     if !gzip::is_gzip(&start) {
-        return kineto::read_stream(&mut open()?, &name, &|bytes| progress(path, bytes));
+        return kineto::read_stream(threads, &mut open()?, &name, &|bytes| progress(path, bytes));
     }
     let packed = std::fs::read(path).map_err(|error| unreadable(path, &error))?;
     if let Some(data) = gzip::unpack(&packed) {
         drop(packed);
-        return kineto::read_bytes(data, &name);
+        return kineto::read_bytes_on(threads, data, &name);
     }
-    kineto::read_stream(&mut gzip::stream(packed.as_slice()), &name, &|bytes| progress(path, bytes))
+    kineto::read_stream(threads, &mut gzip::stream(packed.as_slice()), &name, &|bytes| progress(path, bytes))
 }
 
 /// The rank of each file: what it says itself, else what its name says, else the lowest free number.

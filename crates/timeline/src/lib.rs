@@ -3,6 +3,7 @@
 //! A [`Timeline`] holds typed columns for each rank and one table of names for all. Times are integer nanoseconds.
 //! [`files::load`] reads what users have: a file, several, or a directory of one file per rank, plain or gzip.
 
+pub mod cache;
 mod category;
 pub mod chrome;
 pub mod files;

@@ -31,6 +31,11 @@ impl Names {
         Self::default()
     }
 
+    /// An empty table with room for so many texts.
+    pub fn with_capacity(count: usize) -> Self {
+        Self { texts: IndexSet::with_capacity_and_hasher(count, FxBuildHasher) }
+    }
+
     /// The id of `text`, which is added if it is new.
     pub fn intern(&mut self, text: &str) -> NameId {
         if let Some(index) = self.texts.get_index_of(text) {

@@ -29,7 +29,11 @@ class Table(list[Record]):
 
 
 def load(
-    paths: str | Path | Sequence[str | Path], *, compat: str | None = None, include_last_step: bool = False
+    paths: str | Path | Sequence[str | Path],
+    *,
+    compat: str | None = None,
+    include_last_step: bool = False,
+    cache: bool = True,
 ) -> Trace:
     """Reads traces.
 
@@ -37,18 +41,24 @@ def load(
         paths: trace files (``.json``, ``.json.gz``), one for each rank, or directories of them.
         compat: ``"hta"`` gives the numbers of Holistic Trace Analysis 0.5.0; by default they are exact.
         include_last_step: with ``compat``, keeps the last profiler step.
+        cache: keep the columns of large traces in ``~/.cache/unisono/traces``, and take them from there the next time.
 
     Raises:
         ConfigurationError: a file is missing, or is no trace.
     """
-    return Trace(paths, compat=compat, include_last_step=include_last_step)
+    return Trace(paths, compat=compat, include_last_step=include_last_step, cache=cache)
 
 
 class Trace:
     """The traces of all ranks of a run."""
 
     def __init__(
-        self, paths: str | Path | Sequence[str | Path], *, compat: str | None = None, include_last_step: bool = False
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        compat: str | None = None,
+        include_last_step: bool = False,
+        cache: bool = True,
     ) -> None:
         """See :func:`load`."""
         if compat not in (None, "hta"):
@@ -56,7 +66,9 @@ class Trace:
 
             raise ConfigurationError(f"there is no compatible mode {compat!r}", code="U0012", hint='use None or "hta"')
         single = isinstance(paths, str | Path)
-        self._native = _native.Timeline([str(path) for path in ([paths] if single else paths)])  # type: ignore[list-item]
+        files = [str(path) for path in ([paths] if single else paths)]  # type: ignore[list-item]
+        folder = Path.home() / ".cache" / "unisono" / "traces"
+        self._native = _native.Timeline(files, str(folder) if cache else None)
         self._compat, self._include_last_step = compat == "hta", include_last_step
 
     @property

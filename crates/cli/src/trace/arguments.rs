@@ -15,6 +15,22 @@ pub enum Compat {
     Hta,
 }
 
+/// Whether what is read is kept for the next time.
+#[derive(Args, Clone, Copy)]
+pub struct Keeping {
+    /// Neither use nor keep columns of traces in ~/.cache/unisono/traces
+    #[arg(long)]
+    no_cache: bool,
+}
+
+impl Keeping {
+    /// The folder where columns of traces are kept.
+    fn folder(self) -> Option<PathBuf> {
+        let home = std::env::home_dir().filter(|_| !self.no_cache)?;
+        Some(home.join(".cache").join("unisono").join("traces"))
+    }
+}
+
 /// The traces and the parameters of the analyses.
 #[derive(Args)]
 pub struct Input {
@@ -72,6 +88,8 @@ pub struct Input {
     /// Launch delays longer than this many microseconds are outliers
     #[arg(long, default_value_t = 100.0, value_name = "US")]
     launch_delay_cutoff: f64,
+    #[command(flatten)]
+    pub keeping: Keeping,
     /// Keep the last profiler step, which HTA drops (with --compat hta)
     #[arg(long)]
     pub include_last_step: bool,
@@ -107,7 +125,7 @@ impl Input {
 
     /// Reads the traces and shows how far it is, if someone watches.
     pub fn load(&self) -> Result<Timeline> {
-        load(&self.paths)
+        load(&self.paths, self.keeping)
     }
 }
 
@@ -116,11 +134,11 @@ fn nanos(micros: f64) -> i64 {
 }
 
 /// Reads traces with a progress line on a terminal, and prints what is wrong with them.
-pub fn load(paths: &[PathBuf]) -> Result<Timeline> {
+pub fn load(paths: &[PathBuf], keeping: Keeping) -> Result<Timeline> {
     let bar =
         if std::io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
     bar.set_style(ProgressStyle::with_template("{spinner} reading {msg}").expect("a valid template"));
-    let timeline = files::load(paths, &|path, bytes| {
+    let timeline = files::load(paths, keeping.folder().as_deref(), &|path, bytes| {
         bar.set_message(format!("{}: {}", super::short(path), base::Bytes(bytes)));
         bar.tick();
     });

@@ -33,6 +33,8 @@ pub struct Diff {
     /// Compare counts and durations of one iteration of the first rank, as another tool does
     #[arg(long, value_name = "TOOL")]
     compat: Option<arguments::Compat>,
+    #[command(flatten)]
+    keeping: arguments::Keeping,
     /// Which events the table of counts and durations holds
     #[arg(long, value_enum, default_value_t = Which::All)]
     device: Which,
@@ -41,8 +43,8 @@ pub struct Diff {
 impl Diff {
     /// Prints what changed.
     pub fn run(&self, out: &mut dyn Write) -> Result<()> {
-        let before = arguments::load(std::slice::from_ref(&self.before))?;
-        let after = arguments::load(std::slice::from_ref(&self.after))?;
+        let before = arguments::load(std::slice::from_ref(&self.before), self.keeping)?;
+        let after = arguments::load(std::slice::from_ref(&self.after), self.keeping)?;
         if mode_of(self.compat) == Mode::Hta {
             let table = |device| diff::compare(&before, &after, device);
             let tables: BTreeMap<&str, Vec<NameDiff>> =

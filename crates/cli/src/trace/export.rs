@@ -36,12 +36,14 @@ pub struct Export {
     /// Add curves of queue lengths and of the bandwidth of copies
     #[arg(long)]
     counters: bool,
+    #[command(flatten)]
+    keeping: arguments::Keeping,
 }
 
 impl Export {
     /// Writes the file.
     pub fn run(&self) -> Result<()> {
-        let timeline = arguments::load(&self.paths)?;
+        let timeline = arguments::load(&self.paths, self.keeping)?;
         let frames = Frames::new(&timeline, Mode::Exact, Selection::default());
         let nanos = |micros: f64| frames.origin.saturating_add((micros * 1000.0).round() as i64);
         let window = (self.from.is_some() || self.to.is_some())

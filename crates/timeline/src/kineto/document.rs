@@ -150,7 +150,7 @@ impl Document<'_, '_> {
             let (part, pieces) = (&mut self.part, self.pieces);
             let before = self.window.base();
             let last = self.window.is_last();
-            let ending = self.window.advance_during(|data, base| {
+            let ending = self.window.advance_during(pieces > 1, |data, base| {
                 let ending = split::elements(part, data, 0, pieces, base);
                 let (Ending::Boundary(pos) | Ending::Inside(pos) | Ending::List(pos)) = ending;
                 (ending, pos)

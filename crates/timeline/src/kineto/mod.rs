@@ -16,22 +16,32 @@ use window::Window;
 
 use crate::{Names, Rank};
 
-/// Bytes that one thread gets at a time.
-const CHUNK: usize = 4 << 20;
+/// Bytes that are read at a time for each thread, ...
+const PER_THREAD: usize = 4 << 20;
+/// ... and at most.
+const MOST: usize = 64 << 20;
+/// Chunks for each thread: some, so that threads with other things to do get fewer.
+const CHUNKS: usize = 4;
 
-/// Reads a trace that is in memory. `file` is how messages call it.
-pub fn read_bytes(data: Vec<u8>, file: &str) -> Result<(Names, Rank)> {
-    document::read(Window::whole(data), file, pieces(), &|_| {})
+/// Reads a trace that is in memory, on so many threads. `file` is how messages call it.
+pub fn read_bytes_on(threads: usize, data: Vec<u8>, file: &str) -> Result<(Names, Rank)> {
+    document::read(Window::whole(data), file, pieces(threads), &|_| {})
 }
 
-/// Reads a trace from a stream, in memory that does not depend on its length.
+/// As [`read_bytes_on`], on all threads that there are.
+pub fn read_bytes(data: Vec<u8>, file: &str) -> Result<(Names, Rank)> {
+    read_bytes_on(rayon::current_num_threads(), data, file)
+}
+
+/// Reads a trace from a stream on so many threads, in memory that does not depend on its length.
 pub fn read_stream(
+    threads: usize,
     source: &mut (dyn Read + Send),
     file: &str,
     progress: Progress<'_>,
 ) -> Result<(Names, Rank)> {
-    let pieces = pieces();
-    document::read(Window::moving(source, CHUNK * pieces), file, pieces, progress)
+    let size = MOST.min(PER_THREAD * threads);
+    document::read(Window::moving(source, size), file, pieces(threads), progress)
 }
 
 /// As [`read_bytes`] and [`read_stream`], with windows and chunks of any size: for tests.
@@ -40,7 +50,7 @@ pub fn read_in_pieces(mut data: &[u8], window: usize, pieces: usize) -> Result<(
     document::read(Window::moving(&mut data, window), "test", pieces, &|_| {})
 }
 
-/// How many chunks to read at a time: one for each thread.
-fn pieces() -> usize {
-    rayon::current_num_threads().max(1)
+/// How many chunks to read at a time.
+const fn pieces(threads: usize) -> usize {
+    if threads > 1 { threads * CHUNKS } else { 1 }
 }

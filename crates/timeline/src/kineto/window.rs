@@ -60,11 +60,15 @@ impl<'s> Window<'s> {
         self.join(pos, fresh);
     }
 
-    /// Runs `work` on the window and reads on meanwhile; `work` says from where on its bytes are needed again.
-    pub fn advance_during<T: Send>(&mut self, work: impl FnOnce(&[u8], u64) -> (T, usize) + Send) -> T {
-        if self.is_last() {
+    /// Runs `work` on the window and reads on, in `parallel` meanwhile; `work` says from where on its bytes are needed again.
+    pub fn advance_during<T: Send>(
+        &mut self,
+        parallel: bool,
+        work: impl FnOnce(&[u8], u64) -> (T, usize) + Send,
+    ) -> T {
+        if !parallel || self.is_last() {
             let (result, pos) = work(self.data(), self.base);
-            self.join(pos, Vec::new());
+            self.advance(pos);
             return result;
         }
         let (data, base, size) = (&self.data[self.begin..], self.base, self.size);
@@ -127,7 +131,7 @@ mod tests {
         let mut seen = Vec::new();
         loop {
             let keep = if window.is_last() { 0 } else { 7 };
-            window.advance_during(|data, _| {
+            window.advance_during(seen.len() % 2 == 0, |data, _| {
                 let pos = data.len() - keep;
                 seen.extend_from_slice(&data[..pos]);
                 ((), pos)
