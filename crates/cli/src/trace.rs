@@ -4,6 +4,7 @@ mod arguments;
 mod compare;
 mod export;
 mod hang;
+mod memory_timeline;
 mod tables;
 mod what_if;
 
@@ -40,13 +41,15 @@ enum What {
     Stragglers(Input),
     /// Collectives matched across ranks: who waits for whom, and why
     Collectives(Input),
-    /// Who holds memory at the peak, and what grows
+    /// Who holds memory at the peak, and what grows; also of a memory timeline (*.raw.json.gz) of the profiler
     Memory(Input),
+    /// Python functions, forward operators with their backwards, data flow between operators
+    Program(Input),
     /// Two runs compared: what changed beyond the noise
     Diff(compare::Diff),
     /// What the step would take if some events were faster or slower
     WhatIf(what_if::WhatIf),
-    /// Write a part of the traces for a trace viewer, with curves of queues and bandwidths
+    /// Write a part of the traces for a trace viewer, with curves of queues and bandwidths and the critical path
     Export(export::Export),
     /// Why a job hangs, from the flight recorders of its ranks
     Hang(hang::Hang),
@@ -76,7 +79,15 @@ impl Trace {
             What::CriticalPath(input) => (input, &[A::ProfilerSteps, A::CriticalPath]),
             What::Stragglers(input) => (input, &[A::ProfilerSteps, A::PotentialStragglers, A::Collectives]),
             What::Collectives(input) => (input, &[A::Collectives, A::Exposed]),
-            What::Memory(input) => (input, &[A::Memory]),
+            What::Memory(input) => {
+                if let [file] = &input.paths[..]
+                    && let Some(raw) = memory_timeline::read(file)?
+                {
+                    return memory_timeline::run(out, file, &raw, input.json);
+                }
+                (input, &[A::Memory])
+            }
+            What::Program(input) => (input, &[A::Python, A::ForwardBackward, A::DataFlow]),
             What::Diff(command) => return command.run(out),
             What::WhatIf(command) => return command.run(out),
             What::Export(command) => return command.run(),

@@ -1,16 +1,22 @@
 //! `unisono.trace`: analyses of traces. Options come as JSON, results go out as JSON.
 #![allow(clippy::needless_pass_by_value, reason = "arguments are converted from Python's")]
 
-use std::path::PathBuf;
+use std::{
+    io::{BufWriter, Write},
+    path::PathBuf,
+};
 
 use base::{Code, Diagnostic, Result};
 use pyo3::prelude::*;
 use serde_json::json;
-use timeline::pickle;
+use timeline::{
+    chrome::{Extras, Filter, copy},
+    pickle,
+};
 use trace::{
     Frames, Mode, Selection, causal,
-    diff::{self, Device},
-    hang,
+    diff::{self, Device, Part, Spelling},
+    hang, memory, overlay,
     summary::{self, Analysis, Options},
 };
 
@@ -105,13 +111,65 @@ impl Timeline {
         })
     }
 
-    fn compare(&self, py: Python<'_>, other: &Self, device: &str) -> String {
+    /// `control` and `test` are rank and iteration.
+    fn compare(
+        &self,
+        py: Python<'_>,
+        other: &Self,
+        device: &str,
+        control: (Option<u32>, Option<i64>),
+        test: (Option<u32>, Option<i64>),
+        short_names: bool,
+    ) -> String {
+        let part = |(rank, iteration)| Part { rank, iteration };
+        let (control, test) = (part(control), part(test));
+        let spelling = if short_names { Spelling::Short } else { Spelling::Whole };
         let device = match device {
             "CPU" => Device::Cpu,
             "GPU" => Device::Gpu,
             _ => Device::All,
         };
-        py.detach(|| json!(diff::compare(&self.timeline, &other.timeline, device)).to_string())
+        py.detach(|| {
+            let table = diff::compare((&self.timeline, control), (&other.timeline, test), device, spelling);
+            json!({"ops": diff::ops_diff(&table), "table": table}).to_string()
+        })
+    }
+
+    /// Writes a part of the traces for a trace viewer, with what `draw` names over the events.
+    #[pyo3(signature = (file, rank, window, name, counters, path))]
+    #[allow(clippy::too_many_arguments, reason = "the border to Python")]
+    fn export(
+        &self,
+        py: Python<'_>,
+        file: PathBuf,
+        rank: Option<u32>,
+        window: Option<(f64, f64)>,
+        name: String,
+        counters: bool,
+        path: Option<(String, usize)>,
+    ) -> PyResult<()> {
+        let export = || {
+            let frames = self.frames(false, false);
+            let nanos = |micros: f64| frames.origin.saturating_add((micros * 1000.0).round() as i64);
+            let filter = Filter { rank, window: window.map(|(from, to)| (nanos(from), nanos(to))), name };
+            let mut extras = Extras::default();
+            if counters {
+                extras.counters = overlay::counters(&frames);
+            }
+            if let Some((annotation, instance)) = path {
+                overlay::add_path(&frames, &annotation, instance, &mut extras);
+            }
+            let written = std::fs::File::create(&file).map(BufWriter::new).and_then(|mut out| {
+                copy(&mut out, &self.timeline, &filter, &extras)?;
+                out.flush()
+            });
+            written.map_err(|error| {
+                Diagnostic::new(Code::UNREADABLE_FILE, "the trace cannot be written")
+                    .at_line(file.display().to_string(), 0, 0)
+                    .because(error.to_string())
+            })
+        };
+        py.detach(export).map_err(|diagnostic| to_python(py, &diagnostic))
     }
 }
 
@@ -134,8 +192,27 @@ fn diagnose_hang(py: Python<'_>, dumps: Vec<(u32, Vec<u8>)>) -> PyResult<String>
     Ok(json!(hang::diagnose(&dumps)).to_string())
 }
 
+/// Sums up the profiler's memory timeline by category.
+#[pyfunction]
+fn memory_timeline(py: Python<'_>, path: PathBuf) -> PyResult<String> {
+    let read = || -> Result<String> {
+        let bad = |why: String| {
+            Diagnostic::new(Code::NOT_A_TRACE, "this is no memory timeline")
+                .at_line(path.display().to_string(), 0, 0)
+                .because(why)
+        };
+        let source = std::io::BufReader::new(timeline::files::open(&path)?);
+        let raw = serde_json::from_reader(source).map_err(|error| bad(error.to_string()))?;
+        let curve = memory::categories(&raw)
+            .ok_or_else(|| bad("an entry is not `[time, action, bytes, category]`".to_owned()))?;
+        Ok(json!(curve).to_string())
+    };
+    py.detach(read).map_err(|diagnostic| to_python(py, &diagnostic))
+}
+
 /// Adds what belongs to traces to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Timeline>()?;
+    module.add_function(wrap_pyfunction!(memory_timeline, module)?)?;
     module.add_function(wrap_pyfunction!(diagnose_hang, module)?)
 }

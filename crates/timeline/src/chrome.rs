@@ -1,10 +1,20 @@
 //! Writing timelines as JSON that trace viewers open (chrome://tracing, Perfetto).
+//!
+//! What was read from a file is copied from it, so that nothing is lost that the table does not hold; what was computed is
+//! written from the table. Curves and arrows come on top.
 
-use std::io::{Result, Write};
+mod copy;
 
+use std::{
+    collections::BTreeMap,
+    io::{Result, Write},
+};
+
+use rustc_hash::FxHashSet;
 use serde_json::{Value, json};
 
-use crate::{Lane, NameId, Rank, Timeline};
+use crate::{Lane, NameId, Rank, Timeline, TrackId};
+pub use copy::copy;
 
 /// Which events to write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +25,20 @@ pub struct Filter {
     pub window: Option<(i64, i64)>,
     /// Only events whose name contains this.
     pub name: String,
+}
+
+impl Filter {
+    fn ranks<'t>(&self, timeline: &'t Timeline) -> Vec<&'t Rank> {
+        timeline.ranks.iter().filter(|rank| self.rank.is_none_or(|wanted| wanted == rank.rank)).collect()
+    }
+
+    fn overlaps(&self, begin: i64, end: i64) -> bool {
+        self.window.is_none_or(|(from, to)| begin <= to && end >= from)
+    }
+
+    fn passes(&self, name: &str, begin: i64, end: i64) -> bool {
+        self.overlaps(begin, end) && (self.name.is_empty() || name.contains(&self.name))
+    }
 }
 
 /// A curve drawn over the events of a rank.
@@ -28,71 +52,148 @@ pub struct Counter {
     pub points: Vec<(i64, f64)>,
 }
 
-/// Writes one JSON object with the events that `filter` lets through and the counters. Processes of different ranks are kept
-/// apart by their names: each is `rank N, process`.
-pub fn write(out: &mut dyn Write, timeline: &Timeline, filter: &Filter, counters: &[Counter]) -> Result<()> {
-    writeln!(out, "{{\"schemaVersion\":1,\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
-    let mut separator = "";
-    // times are appended as text: as numbers they would lose their nanoseconds far from zero
-    let mut line = |out: &mut dyn Write, value: &Value, times: &str| {
+/// One end of an arrow: a moment of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The rank.
+    pub rank: u32,
+    /// The lane.
+    pub track: TrackId,
+    /// When, in nanoseconds of the timeline's clock: not behind the event's end, or viewers do not find the event.
+    pub time: i64,
+}
+
+/// An arrow from one event to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrow {
+    /// What it is called.
+    pub name: &'static str,
+    /// Where it begins.
+    pub from: Moment,
+    /// Where it ends.
+    pub to: Moment,
+}
+
+/// What is drawn over the events.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Extras {
+    /// Curves.
+    pub counters: Vec<Counter>,
+    /// Arrows of the critical path.
+    pub arrows: Vec<Arrow>,
+    /// For each rank, positions in the source of events that get the argument `critical`.
+    pub critical: BTreeMap<u32, FxHashSet<u32>>,
+}
+
+/// Writes elements of the list of events with commas between them.
+struct List<'o> {
+    out: &'o mut dyn Write,
+    separator: &'static str,
+}
+
+impl List<'_> {
+    fn element(&mut self, text: &[u8]) -> Result<()> {
+        self.out.write_all(self.separator.as_bytes())?;
+        self.separator = ",\n";
+        self.out.write_all(text)
+    }
+
+    /// Times are appended as text: as numbers they would lose their nanoseconds far from zero.
+    fn timed(&mut self, value: &Value, times: &str) -> Result<()> {
         let text = value.to_string();
-        let result = write!(out, "{separator}{}{times}}}", &text[..text.len() - 1]);
-        separator = ",\n";
-        result
-    };
-    for rank in timeline.ranks.iter().filter(|rank| filter.rank.is_none_or(|wanted| wanted == rank.rank)) {
-        for track in rank.tracks.values().filter(|track| track.name != NameId::NONE) {
-            let name = timeline.names.text(track.name);
-            let (process, thread) = lanes(timeline, rank, track.process, track.thread);
-            line(
-                out,
-                &json!({"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": name}}),
-                "",
-            )?;
-        }
-        for row in (0..rank.events.len()).filter(|&row| passes(timeline, rank, row, filter)) {
-            let (start, duration) = (micros(rank.events.start[row]), micros(rank.events.duration[row]));
-            line(out, &event(timeline, rank, row), &format!(",\"ts\":{start},\"dur\":{duration}"))?;
-        }
-        for counter in counters.iter().filter(|counter| counter.rank == rank.rank) {
-            let inside = |time: i64| filter.window.is_none_or(|(begin, end)| begin <= time && time <= end);
-            for (time, value) in counter.points.iter().filter(|point| inside(point.0)) {
-                let process = format!("rank {}", rank.rank);
+        self.element(format!("{}{times}}}", &text[..text.len() - 1]).as_bytes())
+    }
+
+    fn extras(&mut self, timeline: &Timeline, filter: &Filter, extras: &Extras) -> Result<()> {
+        let ranks = filter.ranks(timeline);
+        let apart = ranks.len() > 1;
+        for counter in &extras.counters {
+            let Some(rank) = ranks.iter().find(|rank| rank.rank == counter.rank) else { continue };
+            let process = if apart { format!("rank {}", rank.rank) } else { "counters".to_owned() };
+            for &(time, value) in counter.points.iter().filter(|point| filter.overlaps(point.0, point.0)) {
                 let args = json!({ counter.name.as_str(): value });
-                line(
-                    out,
-                    &json!({"ph": "C", "name": counter.name, "pid": process, "args": args}),
-                    &format!(",\"ts\":{}", micros(*time)),
-                )?;
+                let event = json!({"ph": "C", "name": counter.name, "pid": process, "args": args});
+                self.timed(&event, &format!(",\"ts\":{}", micros(time)))?;
             }
         }
+        // ids of the trace's own arrows are correlations, or counted from 1
+        for (arrow, id) in extras.arrows.iter().zip(1_u64 << 48..) {
+            let inside = |moment: &Moment| filter.overlaps(moment.time, moment.time);
+            if !inside(&arrow.from) || !inside(&arrow.to) {
+                continue;
+            }
+            for (phase, moment) in [("s", &arrow.from), ("f", &arrow.to)] {
+                let Some(rank) = ranks.iter().find(|rank| rank.rank == moment.rank) else { continue };
+                let track = rank.tracks[moment.track];
+                let (process, thread) = lanes(timeline, rank, track.process, track.thread, apart);
+                let event = json!({"ph": phase, "bp": "e", "id": id, "cat": "critical_path", "name": arrow.name,
+                    "pid": process, "tid": thread});
+                self.timed(&event, &format!(",\"ts\":{}", micros(moment.time)))?;
+            }
+        }
+        Ok(())
     }
+}
+
+/// The members of the root object that say whose events these are.
+fn header(out: &mut dyn Write, ranks: &[&Rank]) -> Result<()> {
+    write!(out, "{{\"schemaVersion\":1,\"displayTimeUnit\":\"ms\"")?;
+    if let [rank] = ranks {
+        let world = rank.meta.world_size.map_or_else(String::new, |size| format!(",\"world_size\": {size}"));
+        write!(out, ",\"distributedInfo\":{{\"rank\": {}{world}}}", rank.rank)?;
+    }
+    writeln!(out, ",\"traceEvents\":[")
+}
+
+/// Writes one JSON object with the events of the table that `filter` lets through, and the extras. With several ranks,
+/// processes are kept apart by their names: each is `rank N, process`.
+pub fn write(out: &mut dyn Write, timeline: &Timeline, filter: &Filter, extras: &Extras) -> Result<()> {
+    let ranks = filter.ranks(timeline);
+    header(out, &ranks)?;
+    let mut list = List { out, separator: "" };
+    for rank in &ranks {
+        table(&mut list, timeline, rank, filter, ranks.len() > 1)?;
+    }
+    list.extras(timeline, filter, extras)?;
     writeln!(out, "\n]}}")
 }
 
-fn passes(timeline: &Timeline, rank: &Rank, row: usize, filter: &Filter) -> bool {
-    let in_time = filter
-        .window
-        .is_none_or(|(begin, end)| rank.events.start[row] <= end && rank.events.end(row) >= begin);
-    in_time && (filter.name.is_empty() || timeline.names.text(rank.events.name[row]).contains(&filter.name))
+/// Writes the events of one rank's table.
+fn table(list: &mut List<'_>, timeline: &Timeline, rank: &Rank, filter: &Filter, apart: bool) -> Result<()> {
+    for track in rank.tracks.values().filter(|track| track.name != NameId::NONE) {
+        let name = timeline.names.text(track.name);
+        let (process, thread) = lanes(timeline, rank, track.process, track.thread, apart);
+        let event =
+            json!({"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": name}});
+        list.timed(&event, "")?;
+    }
+    for row in 0..rank.events.len() {
+        let name = timeline.names.text(rank.events.name[row]);
+        if filter.passes(name, rank.events.start[row], rank.events.end(row)) {
+            let (start, duration) = (micros(rank.events.start[row]), micros(rank.events.duration[row]));
+            list.timed(&event(timeline, rank, row, apart), &format!(",\"ts\":{start},\"dur\":{duration}"))?;
+        }
+    }
+    Ok(())
 }
 
-fn lanes(timeline: &Timeline, rank: &Rank, process: Lane, thread: Lane) -> (String, Value) {
-    let text = |lane: Lane| match lane {
+fn lanes(timeline: &Timeline, rank: &Rank, process: Lane, thread: Lane, apart: bool) -> (Value, Value) {
+    let value = |lane: Lane| match lane {
         Lane::Number(number) => json!(number),
         Lane::Text(name) => json!(timeline.names.text(name)),
     };
-    let process = match text(process) {
-        Value::String(text) => text,
-        other => other.to_string(),
+    let process = match (apart, process) {
+        (false, process) => value(process),
+        (true, Lane::Number(number)) => json!(format!("rank {}, {number}", rank.rank)),
+        (true, Lane::Text(name)) => json!(format!("rank {}, {}", rank.rank, timeline.names.text(name))),
     };
-    (format!("rank {}, {process}", rank.rank), text(thread))
+    (process, value(thread))
 }
 
-fn event(timeline: &Timeline, rank: &Rank, row: usize) -> Value {
+fn event(timeline: &Timeline, rank: &Rank, row: usize, apart: bool) -> Value {
     let event = rank.events.get(row);
     let track = rank.tracks[event.track];
-    let (process, thread) = lanes(timeline, rank, track.process, track.thread);
+    let (process, thread) = lanes(timeline, rank, track.process, track.thread, apart);
     let mut args = serde_json::Map::new();
     for (key, value) in
         [("stream", event.stream), ("correlation", event.correlation), ("External id", event.external)]
@@ -100,6 +201,9 @@ fn event(timeline: &Timeline, rank: &Rank, row: usize) -> Value {
         if value != -1 {
             args.insert(key.to_owned(), json!(value));
         }
+    }
+    if let Some(node) = rank.sides.node.get(row as u32) {
+        args.insert("Unisono node".to_owned(), json!(node));
     }
     json!({
         "ph": "X", "cat": event.category.text(), "name": timeline.names.text(event.name), "pid": process, "tid": thread,
@@ -119,26 +223,29 @@ mod tests {
     use crate::kineto;
 
     #[test]
-    fn what_is_written_is_read_again_as_the_same_events() {
-        let json = r#"[{"ph":"X","cat":"kernel","name":"k \"x\"","pid":0,"tid":7,"ts":1694128201422366.123,"dur":2.25,"args":{"stream":7,"correlation":3}},
-            {"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":1,"ts":1,"dur":2}]"#;
+    fn what_is_written_is_read_again_as_the_same_events_of_the_same_rank() {
+        let json = r#"{"distributedInfo":{"rank":5,"world_size":8},"traceEvents":[
+            {"ph":"X","cat":"kernel","name":"k \"x\"","pid":0,"tid":7,"ts":1694128201422366.123,"dur":2.25,"args":{"stream":7,"correlation":3}},
+            {"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":1,"ts":1,"dur":2}]}"#;
         let mut timeline = Timeline::default();
         let (names, rank) = kineto::read_bytes(json.as_bytes().to_vec(), "x").expect("a trace");
         timeline.add(names, rank);
         let mut out = Vec::new();
-        let counter = Counter { rank: 0, name: "queue".to_owned(), points: vec![(5_001, 1.0)] };
-        write(&mut out, &timeline, &Filter::default(), &[counter]).expect("memory takes everything");
+        let counters = vec![Counter { rank: 5, name: "queue".to_owned(), points: vec![(5_001, 1.0)] }];
+        let extras = Extras { counters, ..Extras::default() };
+        write(&mut out, &timeline, &Filter::default(), &extras).expect("memory takes everything");
         let (_, again) = kineto::read_bytes(out, "x").expect("a trace");
         let events = &timeline.ranks[0].events;
+        assert_eq!((again.rank, again.meta.world_size), (5, Some(8)));
         assert_eq!((&again.events.start, &again.events.duration), (&events.start, &events.duration));
         assert_eq!(
             (&again.events.correlation, &again.events.category),
             (&events.correlation, &events.category)
         );
         assert_eq!(again.meta.elements, 3);
-        let filter = Filter { name: "k ".to_owned(), window: Some((0, i64::MAX)), rank: Some(0) };
+        let filter = Filter { name: "k ".to_owned(), window: Some((0, i64::MAX)), rank: Some(5) };
         let mut out = Vec::new();
-        write(&mut out, &timeline, &filter, &[]).expect("memory takes everything");
+        write(&mut out, &timeline, &filter, &Extras::default()).expect("memory takes everything");
         assert_eq!(kineto::read_bytes(out, "x").expect("a trace").1.events.len(), 1);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use base::{Code, Diagnostic, Place, Result};
 use rayon::prelude::*;
 
-use crate::{Names, Rank, Timeline, cache::Cache, gzip, kineto};
+use crate::{Names, Rank, Timeline, cache::Cache, gzip, kineto, tensors};
 
 /// Told the file and how many bytes of it have been read.
 pub type FileProgress<'p> = &'p (dyn Fn(&Path, u64) + Sync);
@@ -21,7 +21,7 @@ pub fn load(paths: &[PathBuf], cache: Option<&Path>, progress: FileProgress<'_>)
     // threads that have a file of their own do not help with others, so that few files are in memory at a time
     let threads = rayon::current_num_threads().div_ceil(files.len());
     let parts: Vec<Result<(Names, Rank)>> =
-        files.par_iter().map(|file| read_or_take(threads, file, cache, progress)).collect();
+        files.par_iter().map(|file| read_with_tensors(threads, file, cache, progress)).collect();
     let mut timeline = Timeline::default();
     let mut ranks = Vec::new();
     for (file, part) in files.iter().zip(parts) {
@@ -66,6 +66,9 @@ fn note_missing(timeline: &mut Timeline) {
     timeline.notes.push(*note);
 }
 
+/// Tables of all ranks name a rank by its position in 16 bits.
+const MOST_FILES: usize = 1 << 16;
+
 /// All files of `paths`, those of directories in the order of their names.
 fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
@@ -80,6 +83,10 @@ fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         inside.sort();
         files.extend(inside);
     }
+    if files.len() > MOST_FILES {
+        let message = format!("{} traces are more than can be read at a time", files.len());
+        return Err(Diagnostic::new(Code::TRACE_LIMIT, message).hint("name some of the ranks"));
+    }
     if files.is_empty() {
         let shown: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
         return Err(Diagnostic::new(Code::TRACE_RANKS, "there is no trace")
@@ -92,7 +99,8 @@ fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
 
 fn is_trace_name(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    path.is_file() && (name.ends_with(".json") || name.ends_with(".gz"))
+    let beside = EXECUTION_TRACES.iter().any(|ending| name.ends_with(ending));
+    path.is_file() && !beside && (name.ends_with(".json") || name.ends_with(".gz"))
 }
 
 #[allow(clippy::unnecessary_box_returns, reason = "the form in which all diagnostics travel")]
@@ -101,6 +109,30 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Box<Diagnostic> {
         .at(Place { file: path.display().to_string(), line: 0, column: 0 })
         .because(error.to_string())
 }
+
+/// A trace with the execution trace that lies beside it: `rank0.et.json` beside `rank0.json.gz`.
+fn read_with_tensors(
+    threads: usize,
+    path: &Path,
+    cache: Option<&Path>,
+    progress: FileProgress<'_>,
+) -> Result<(Names, Rank)> {
+    let (names, mut rank) = read_or_take(threads, path, cache, progress)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.trim_end_matches(".gz").trim_end_matches(".json");
+    for beside in EXECUTION_TRACES.map(|ending| path.with_file_name(format!("{stem}{ending}"))) {
+        if beside.is_file() && beside != path {
+            match open(&beside).and_then(|file| tensors::read(file, &beside.display().to_string())) {
+                Ok(uses) => rank.tensors = uses,
+                Err(damage) => rank.notes.push(*damage),
+            }
+        }
+    }
+    Ok((names, rank))
+}
+
+/// How names of execution traces end.
+const EXECUTION_TRACES: [&str; 2] = [".et.json", ".et.json.gz"];
 
 /// What is kept of a file, or what is read of it, which is then kept.
 fn read_or_take(
@@ -148,6 +180,15 @@ pub fn read_file(threads: usize, path: &Path, progress: FileProgress<'_>) -> Res
         return kineto::read_bytes_on(threads, data, &name);
     }
     kineto::read_stream(threads, &mut gzip::stream(packed.as_slice()), &name, &|bytes| progress(path, bytes))
+}
+
+/// The bytes of a file, unpacked.
+pub fn open(path: &Path) -> Result<Box<dyn Read + Send>> {
+    let file = || File::open(path).map_err(|error| unreadable(path, &error));
+    let mut start = Vec::new();
+    file()?.take(2).read_to_end(&mut start).map_err(|error| unreadable(path, &error))?;
+    let file = file()?;
+    Ok(if gzip::is_gzip(&start) { Box::new(gzip::stream(file)) } else { Box::new(file) })
 }
 
 /// The rank of each file: what it says itself, else what its name says, else the lowest free number.

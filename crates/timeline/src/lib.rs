@@ -13,6 +13,7 @@ mod names;
 pub mod pickle;
 mod side;
 mod table;
+pub mod tensors;
 
 pub use category::{Category, Class};
 pub use names::{NameId, Names, Renaming};

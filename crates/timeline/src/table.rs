@@ -4,7 +4,7 @@ use base::{Diagnostic, Nanos, PrimaryMap, define_id};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use crate::{Category, NameId, Names, Renaming, side::Sides};
+use crate::{Category, NameId, Names, Renaming, side::Sides, tensors::TensorUse};
 
 define_id!(
     /// A lane of a rank: a thread of a process, or a stream of a device.
@@ -222,6 +222,8 @@ pub struct Rank {
     pub memory: Vec<MemoryEvent>,
     /// Forward-backward arrows in the order of the source.
     pub flows: Vec<Flow>,
+    /// Which tensors operators read and write, in the order of the operators; from an execution trace beside the source.
+    pub tensors: Vec<TensorUse>,
     /// What is wrong with the source and was put up with.
     pub notes: Vec<Diagnostic>,
 }

@@ -4,6 +4,10 @@
 //! Nodes are begins and ends of events. An edge says that its target comes at least a *lag* after its source; a node comes as
 //! soon as all its edges allow. What was binding in the trace has the lag that was measured, what was not has the least lag
 //! seen. So computing all times again gives the measured ones, and a changed lag moves exactly what depends on it.
+#![allow(
+    clippy::stable_sort_primitive,
+    reason = "what is sorted here consists of long sorted runs, which the stable sort merges"
+)]
 
 mod build;
 mod path;
@@ -32,7 +36,9 @@ pub enum Why {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node {
     /// Position of the rank's frame.
-    pub frame: u32,
+    pub frame: u16,
+    /// Whether it is the end of the event.
+    pub ends: bool,
     /// Row of the event, or [`crate::stack::NOTHING`] for the begin of the step.
     pub row: u32,
     /// Measured time in nanoseconds, in the common clock.

@@ -46,21 +46,71 @@ pub struct NameDiff {
     pub counts_change_categories: &'static str,
 }
 
+/// Which part of a run to compare.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Part {
+    /// The rank; the first if none is named.
+    pub rank: Option<u32>,
+    /// The iteration; the first if none is named.
+    pub iteration: Option<i64>,
+}
+
+/// How names are compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Spelling {
+    /// As they are.
+    #[default]
+    Whole,
+    /// Without arguments, templates and return types.
+    Short,
+}
+
+/// A name without arguments, templates and return types; those of copies stay as they are.
+pub fn short_name(name: &str) -> String {
+    if ["Memcpy", "Memset", "dma"].iter().any(|start| name.starts_with(start)) || !name.contains(['<', '(']) {
+        return name.to_owned();
+    }
+    let mut kept: Vec<char> = Vec::new();
+    for letter in name.replace("->", "").chars() {
+        let open = match letter {
+            '>' => '<',
+            ')' => '(',
+            other => {
+                kept.push(other);
+                continue;
+            }
+        };
+        let from = kept.iter().rposition(|&other| other == open).unwrap_or(0);
+        kept.truncate(from);
+    }
+    let text: String = kept.into_iter().collect();
+    text.rsplit(' ').next().unwrap_or_default().to_owned()
+}
+
 /// Counts and durations by name of one iteration of one rank; of everything where there are no iterations.
 fn totals(
     timeline: &Timeline,
-    rank: &Rank,
     device: Device,
-    iteration: Option<i64>,
+    part: Part,
+    spelling: Spelling,
 ) -> BTreeMap<String, (i64, i64)> {
     let frames = Frames::raw(timeline);
-    let Some(frame) = frames.rank(rank.rank) else { return BTreeMap::new() };
+    let frame = match part.rank {
+        Some(rank) => frames.rank(rank),
+        None => frames.ranks.first(),
+    };
+    let Some(frame) = frame else { return BTreeMap::new() };
+    let iteration = part.iteration.or_else(|| first_iteration(timeline, frame.rank));
     let mut totals: BTreeMap<String, (i64, i64)> = BTreeMap::new();
     for row in frame.rows() {
         let on_device = frame.stream(row) != -1;
         let wanted = device == Device::All || (device == Device::Gpu) == on_device;
         if wanted && iteration.is_none_or(|iteration| frame.iteration[row] == Some(iteration)) {
-            let total = totals.entry(frame.text(row).to_owned()).or_default();
+            let name = match spelling {
+                Spelling::Whole => frame.text(row).to_owned(),
+                Spelling::Short => short_name(frame.text(row)),
+            };
+            let total = totals.entry(name).or_default();
             *total = (total.0 + 1, total.1 + frame.duration[row]);
         }
     }
@@ -76,13 +126,15 @@ pub fn first_iteration(timeline: &Timeline, rank: &Rank) -> Option<i64> {
     steps.filter(|(id, _)| used(id)).map(|(_, number)| number).min()
 }
 
-/// HTA's comparison of one iteration of the first rank of each run, sorted by the change of duration.
-pub fn compare(control: &Timeline, test: &Timeline, device: Device) -> Vec<NameDiff> {
-    let side = |timeline: &Timeline| {
-        let rank = timeline.ranks.first()?;
-        Some(totals(timeline, rank, device, first_iteration(timeline, rank)))
-    };
-    let (control, test) = (side(control).unwrap_or_default(), side(test).unwrap_or_default());
+/// HTA's comparison of one iteration of one rank of each run, sorted by the change of duration.
+pub fn compare(
+    (control, control_part): (&Timeline, Part),
+    (test, test_part): (&Timeline, Part),
+    device: Device,
+    spelling: Spelling,
+) -> Vec<NameDiff> {
+    let control = totals(control, device, control_part, spelling);
+    let test = totals(test, device, test_part, spelling);
     let names: std::collections::BTreeSet<&String> = control.keys().chain(test.keys()).collect();
     let mut table: Vec<NameDiff> =
         names.into_iter().map(|name| name_diff(name, control.get(name), test.get(name))).collect();
@@ -311,4 +363,17 @@ fn own_times(frame: &crate::Frame<'_>) -> Vec<i64> {
         }
     }
     own
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short_name;
+
+    #[test]
+    fn short_names_drop_arguments_templates_and_return_types() {
+        assert_eq!(short_name("void at::native::f<float, g<2>>(int, h(*)(int))"), "at::native::f");
+        assert_eq!(short_name("Memcpy DtoD (Device -> Device)"), "Memcpy DtoD (Device -> Device)");
+        assert_eq!(short_name("aten::add_"), "aten::add_");
+        assert_eq!(short_name("a b"), "a b");
+    }
 }

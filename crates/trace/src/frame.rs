@@ -67,6 +67,8 @@ pub struct Frame<'t> {
     pub steps: Steps,
     /// Kinds of all names.
     pub kinds: Rc<Kinds>,
+    /// Time 0 in the clock of the timeline, in nanoseconds.
+    pub origin: i64,
     calls: OnceCell<Stacks>,
     forward: OnceCell<FxHashMap<i64, u32>>,
 }
@@ -94,6 +96,7 @@ impl<'t> Frames<'t> {
             for begin in &mut frame.begin {
                 *begin -= origin;
             }
+            frame.origin = origin;
             frame.steps.shift(-origin);
         }
         let distinct = distinct_steps(timeline);
@@ -143,6 +146,7 @@ impl<'t> Frame<'t> {
             kept,
             steps,
             kinds,
+            origin: 0,
             calls: OnceCell::new(),
             forward: OnceCell::new(),
         };

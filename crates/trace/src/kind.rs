@@ -74,7 +74,7 @@ impl Kind {
     /// The kind of every name.
     pub fn of_all(names: &Names, mode: Mode) -> Kinds {
         Kinds {
-            kinds: names.map(|name| Self::of(name, mode)),
+            of: names.map(|name| Self::of(name, mode)),
             communicates: names.map(is_communication),
             backward: names.map(|name| name.contains("Backward")),
         }
@@ -84,7 +84,7 @@ impl Kind {
 /// What is told from every name of a table, once for each.
 #[derive(Clone, Debug)]
 pub struct Kinds {
-    kinds: Vec<Kind>,
+    of: Vec<Kind>,
     communicates: Vec<bool>,
     backward: Vec<bool>,
 }
@@ -92,7 +92,7 @@ pub struct Kinds {
 impl Kinds {
     /// The kind of a device event called `name`.
     pub fn of(&self, name: NameId) -> Kind {
-        self.kinds.get(name.0 as usize).copied().unwrap_or(Kind::Other)
+        self.of.get(name.0 as usize).copied().unwrap_or(Kind::Other)
     }
 
     /// Whether what is called `name` communicates, by whatever library.

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
-    Frame, Frames, Mode, annotation, aten, bandwidth, breakdown,
+    Frame, Frames, Mode, annotation, aten, autograd, bandwidth, breakdown,
     causal::{self, CriticalPath},
-    counters, critical,
+    counters, critical, dataflow,
     exposed::{self, Exposed},
     findings, idle, launch,
     memory::{self, DeviceMemory},
-    queue, sequences,
+    python, queue, sequences,
     stack::{self, CallGraph},
     straggler,
     waiting::{self, Waiting},
@@ -94,6 +94,7 @@ pub struct Answers<'f, 't> {
     waiting: OnceCell<Waiting>,
     exposed: OnceCell<Vec<Exposed>>,
     memory: OnceCell<Vec<DeviceMemory>>,
+    graphs: OnceCell<Vec<CallGraph<'f>>>,
     path: OnceCell<Option<CriticalPath>>,
 }
 
@@ -101,7 +102,8 @@ impl<'f, 't> Answers<'f, 't> {
     /// Nothing is computed yet.
     pub fn new(frames: &'f Frames<'t>, options: &'f Options) -> Self {
         let (waiting, exposed) = (OnceCell::new(), OnceCell::new());
-        Self { frames, options, waiting, exposed, memory: OnceCell::new(), path: OnceCell::new() }
+        let (memory, graphs, path) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Self { frames, options, waiting, exposed, memory, graphs, path }
     }
 
     /// Collectives and who waited for whom.
@@ -117,6 +119,11 @@ impl<'f, 't> Answers<'f, 't> {
     /// Memory of every device.
     pub fn memory(&self) -> &[DeviceMemory] {
         self.memory.get_or_init(|| memory::memory(self.frames))
+    }
+
+    /// The call graph of every rank.
+    pub fn graphs(&self) -> &[CallGraph<'f>] {
+        self.graphs.get_or_init(|| self.frames.ranks.iter().map(CallGraph::of).collect())
     }
 
     /// The critical path of the annotation's instance; of everything if there is no such.
@@ -154,6 +161,9 @@ pub enum Analysis {
     Collectives,
     Exposed,
     Memory,
+    ForwardBackward,
+    DataFlow,
+    Python,
 }
 
 impl Analysis {
@@ -177,6 +187,9 @@ impl Analysis {
         Self::Collectives,
         Self::Exposed,
         Self::Memory,
+        Self::ForwardBackward,
+        Self::DataFlow,
+        Self::Python,
     ];
 
     /// Puts its results into `object`, each under its name.
@@ -207,7 +220,7 @@ impl Analysis {
             }
             Self::UserAnnotations => annotations(frames, options, put),
             Self::Operators => put("aten_op_kernels_and_delay", json(&aten::operators(frames))),
-            Self::CallGraph => call_graph(frames, options, put),
+            Self::CallGraph => call_graph(answers, put),
             Self::Counters => put("cupti", json(&options.frame(frames).and_then(counters::counters))),
             Self::ProfilerSteps => put("profiler_steps", json(&straggler::profiler_steps(frames))),
             Self::PotentialStragglers => {
@@ -215,12 +228,23 @@ impl Analysis {
                 put("potential_stragglers", json(&ranks));
             }
             // what HTA has no name for is left out of its object
-            Self::Findings | Self::Collectives | Self::Exposed | Self::Memory if frames.mode == Mode::Hta => {
-            }
+            Self::Findings
+            | Self::Collectives
+            | Self::Exposed
+            | Self::Memory
+            | Self::ForwardBackward
+            | Self::DataFlow
+            | Self::Python
+                if frames.mode == Mode::Hta => {}
             Self::Collectives => put("collectives", json(answers.waiting())),
             Self::Exposed => put("exposed_communication", json(answers.exposed())),
             Self::Findings => put("findings", json(&findings::findings(answers))),
             Self::Memory => put("memory", json(answers.memory())),
+            Self::ForwardBackward => {
+                put("forward_backward", json(&autograd::forward_backward(frames, answers.graphs())));
+            }
+            Self::DataFlow => put("data_flow", json(&dataflow::data_flow(frames))),
+            Self::Python => put("python_tree", json(&python::tree(frames, answers.graphs()))),
             Self::CriticalPath if frames.mode == Mode::Exact => put("critical_path", json(&answers.path())),
             Self::CriticalPath => {
                 let path = |frame| critical::critical_path(frame, &options.annotation, options.instance);
@@ -230,11 +254,15 @@ impl Analysis {
     }
 }
 
-fn call_graph(frames: &Frames<'_>, options: &Options, mut put: impl FnMut(&str, Value)) {
-    let graphs: Vec<CallGraph<'_>> = frames.ranks.iter().map(CallGraph::of).collect();
-    put("call_graph", json(&stack::summary(&graphs)));
-    let chosen =
-        frames.ranks.iter().zip(&graphs).find(|(frame, _)| options.rank.is_none_or(|r| r == frame.rank.rank));
+fn call_graph(answers: &Answers<'_, '_>, mut put: impl FnMut(&str, Value)) {
+    let (options, graphs) = (answers.options, answers.graphs());
+    put("call_graph", json(&stack::summary(graphs)));
+    let chosen = answers
+        .frames
+        .ranks
+        .iter()
+        .zip(graphs)
+        .find(|(frame, _)| options.rank.is_none_or(|r| r == frame.rank.rank));
     let Some((frame, graph)) = chosen else { return };
     let (shortest, top) = (options.min_pattern_len, options.top_k);
     put("frequent_kernel_sequences", json(&sequences::frequent(frame, graph, &options.op, shortest, top)));

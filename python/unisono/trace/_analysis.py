@@ -191,9 +191,27 @@ class Trace:
         """What takes longer or shorter in ``after`` by more than the noise, per operation and shape."""
         return json.loads(self._native.diff(after._native))
 
-    def compare_traces(self, test: Trace, device: str = "ALL") -> Table:
-        """Counts and durations by name in one iteration of the first rank of both; ``device`` is ALL, CPU or GPU."""
-        return Table(json.loads(self._native.compare(test._native, device)))
+    def compare_traces(
+        self,
+        test: Trace,
+        device: str = "ALL",
+        *,
+        control_rank: int | None = None,
+        test_rank: int | None = None,
+        control_iteration: int | None = None,
+        test_iteration: int | None = None,
+        use_short_name: bool = False,
+    ) -> Table:
+        """Counts and durations by name in one iteration of one rank of both: the first, where none is named.
+
+        ``device`` is ALL, CPU or GPU.
+        """
+        control, other = (control_rank, control_iteration), (test_rank, test_iteration)
+        return Table(json.loads(self._native.compare(test._native, device, control, other, use_short_name))["table"])
+
+    def ops_diff(self, test: Trace, device: str = "ALL") -> dict[str, list[str]]:
+        """Names that are added, deleted, increased, decreased and unchanged in ``test``, by their counts."""
+        return json.loads(self._native.compare(test._native, device, (None, None), (None, None), False))["ops"]
 
 
 def diagnose_hang(dumps: Mapping[int, bytes | str | Path] | Iterable[tuple[int, bytes | str | Path]]) -> Record:

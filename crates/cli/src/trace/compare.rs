@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io::Write, path::PathBuf};
 
 use ::trace::{
     Frames, Mode, Selection,
-    diff::{self, Device, NameDiff},
+    diff::{self, Device, NameDiff, Part, Spelling},
 };
 use base::Result;
 use clap::{Args, ValueEnum};
@@ -33,6 +33,21 @@ pub struct Diff {
     /// Compare counts and durations of one iteration of the first rank, as another tool does
     #[arg(long, value_name = "TOOL")]
     compat: Option<arguments::Compat>,
+    /// The rank of the run before [default: the first]
+    #[arg(long, value_name = "RANK")]
+    control_rank: Option<u32>,
+    /// The rank of the run after [default: the first]
+    #[arg(long, value_name = "RANK")]
+    test_rank: Option<u32>,
+    /// The iteration of the run before [default: the first]
+    #[arg(long, value_name = "N")]
+    control_iteration: Option<i64>,
+    /// The iteration of the run after [default: the first]
+    #[arg(long, value_name = "N")]
+    test_iteration: Option<i64>,
+    /// Compare names without arguments and templates
+    #[arg(long)]
+    short_names: bool,
     #[command(flatten)]
     keeping: arguments::Keeping,
     /// Which events the table of counts and durations holds
@@ -46,7 +61,12 @@ impl Diff {
         let before = arguments::load(std::slice::from_ref(&self.before), self.keeping)?;
         let after = arguments::load(std::slice::from_ref(&self.after), self.keeping)?;
         if mode_of(self.compat) == Mode::Hta {
-            let table = |device| diff::compare(&before, &after, device);
+            let parts = (
+                Part { rank: self.control_rank, iteration: self.control_iteration },
+                Part { rank: self.test_rank, iteration: self.test_iteration },
+            );
+            let spelling = if self.short_names { Spelling::Short } else { Spelling::Whole };
+            let table = |device| diff::compare((&before, parts.0), (&after, parts.1), device, spelling);
             let tables: BTreeMap<&str, Vec<NameDiff>> =
                 [("ALL", table(Device::All)), ("CPU", table(Device::Cpu)), ("GPU", table(Device::Gpu))]
                     .into();

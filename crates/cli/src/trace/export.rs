@@ -1,14 +1,15 @@
-//! `unisono trace export`: a part of the traces for a trace viewer, with curves of queue lengths and bandwidths.
+//! `unisono trace export`: a part of the traces for a trace viewer, with curves of queue lengths and bandwidths and with the
+//! critical path.
 
 use std::{
     io::{BufWriter, Write},
     path::PathBuf,
 };
 
-use ::trace::{Frames, Mode, Selection, bandwidth, queue};
+use ::trace::{Frames, Mode, Selection, overlay};
 use base::{Code, Diagnostic, Place, Result};
 use clap::Args;
-use timeline::chrome::{Counter, Filter, write};
+use timeline::chrome::{Extras, Filter, copy};
 
 use super::arguments;
 
@@ -36,6 +37,15 @@ pub struct Export {
     /// Add curves of queue lengths and of the bandwidth of copies
     #[arg(long)]
     counters: bool,
+    /// Add the critical path: arrows, and the argument `critical` of events on it
+    #[arg(long)]
+    critical_path: bool,
+    /// The annotation whose instance the critical path covers; "" is the whole trace
+    #[arg(long, default_value = "ProfilerStep")]
+    annotation: String,
+    /// Which instance of the annotation, from 0
+    #[arg(long, default_value_t = 0)]
+    instance: usize,
     #[command(flatten)]
     keeping: arguments::Keeping,
 }
@@ -49,9 +59,15 @@ impl Export {
         let window = (self.from.is_some() || self.to.is_some())
             .then(|| (self.from.map_or(i64::MIN, nanos), self.to.map_or(i64::MAX, nanos)));
         let filter = Filter { rank: self.rank, window, name: self.name.clone() };
-        let counters = if self.counters { counters(&frames) } else { Vec::new() };
+        let mut extras = Extras::default();
+        if self.counters {
+            extras.counters = overlay::counters(&frames);
+        }
+        if self.critical_path {
+            overlay::add_path(&frames, &self.annotation, self.instance, &mut extras);
+        }
         let written = std::fs::File::create(&self.out).map(BufWriter::new).and_then(|mut file| {
-            write(&mut file, &timeline, &filter, &counters)?;
+            copy(&mut file, &timeline, &filter, &extras)?;
             file.flush()
         });
         written.map_err(|error| {
@@ -60,22 +76,4 @@ impl Export {
                 .because(error.to_string())
         })
     }
-}
-
-/// Queue lengths of every stream and bandwidths of every kind of copy.
-fn counters(frames: &Frames<'_>) -> Vec<Counter> {
-    let mut counters = Vec::new();
-    for frame in &frames.ranks {
-        let rank = frame.rank.rank;
-        for (stream, points) in queue::queues(frame) {
-            let points =
-                points.iter().map(|point| (point.time + frames.origin, point.length as f64)).collect();
-            counters.push(Counter { rank, name: format!("Queue Length {stream}"), points });
-        }
-        for (name, points) in bandwidth::bandwidths(frame) {
-            let points = points.iter().map(|point| (point.time + frames.origin, point.bandwidth)).collect();
-            counters.push(Counter { rank, name: format!("{name} BW (GB/s)"), points });
-        }
-    }
-    counters
 }

@@ -97,7 +97,7 @@ pub fn read<R: Read>(input: &mut Decoder<R>) -> Result<(Names, Rank)> {
     let counters = read_counters(input)?;
     let sides = Sides { device, inputs, sequence, python, collective, counters, node: read_sparse(input)? };
     let (memory, flows) = (input.column()?, input.column()?);
-    Ok((names, Rank { rank, source, meta, tracks, events, sides, memory, flows, notes }))
+    Ok((names, Rank { rank, source, meta, tracks, events, sides, memory, flows, tensors: Vec::new(), notes }))
 }
 
 fn write_names<W: Write>(out: &mut Encoder<W>, names: &Names) -> Result<()> {

@@ -1,11 +1,12 @@
 //! Reading the JSON that PyTorch's profiler (Kineto) writes.
 
 mod document;
-mod event;
+pub(crate) mod event;
 mod number;
 mod part;
-mod scan;
+pub(crate) mod scan;
 mod split;
+pub mod visit;
 mod window;
 
 use std::io::Read;

@@ -246,7 +246,7 @@ impl Part {
 }
 
 /// Moves to the next element: its offset, or `None` behind the end of the list.
-fn next_element(scanner: &mut Scanner<'_>) -> Result<Option<usize>, Fault> {
+pub fn next_element(scanner: &mut Scanner<'_>) -> Result<Option<usize>, Fault> {
     loop {
         match scanner.token()? {
             b',' | b'}' => scanner.pos += 1,

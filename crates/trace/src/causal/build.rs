@@ -1,4 +1,8 @@
 //! Builds the causal graph of one step of all ranks.
+#![allow(
+    clippy::stable_sort_primitive,
+    reason = "what is sorted here consists of long sorted runs, which the stable sort merges"
+)]
 
 use rustc_hash::FxHashMap;
 use timeline::{Class, Lane};
@@ -25,7 +29,7 @@ pub fn build(frames: &Frames<'_>, annotation: &str, instance: usize) -> Option<C
     });
     let begin = begins.min()?;
     let mut builder = Builder { clocks, ..Builder::default() };
-    builder.node(0, NOTHING, begin);
+    builder.node(0, NOTHING, false, begin);
     for (number, (frame, window)) in frames.ranks.iter().zip(&windows).enumerate() {
         builder.ends.push(vec![NO_ENDS; if window.is_some() { frame.rank.events.len() } else { 0 }]);
         if let Some(window) = window {
@@ -66,8 +70,9 @@ struct Thread {
 }
 
 impl Builder {
-    fn node(&mut self, frame: usize, row: u32, time: i64) -> u32 {
-        self.nodes.push(Node { frame: frame as u32, row, time });
+    fn node(&mut self, frame: usize, row: u32, ends: bool, time: i64) -> u32 {
+        let frame = u16::try_from(frame).expect("ranks are files, of which there are not so many");
+        self.nodes.push(Node { frame, ends, row, time });
         self.nodes.len() as u32 - 1
     }
 
@@ -100,7 +105,7 @@ impl Builder {
             order.sort();
             let mut before = vec![0; self.ends.len()];
             for (_, node) in order {
-                let frame = self.nodes[node as usize].frame as usize;
+                let frame = usize::from(self.nodes[node as usize].frame);
                 if !has_reason[node as usize] {
                     self.edge(before[frame], node, self.between(before[frame], node), Why::Gap, NOTHING);
                 }
@@ -147,7 +152,7 @@ impl Builder {
                 Step::Enter(row) => (row, frame.begin[row as usize], true),
                 Step::Leave(row) => (row, frame.end(row as usize), false),
             };
-            let node = self.node(number, row, clock.common(time));
+            let node = self.node(number, row, !enters, clock.common(time));
             let inside = open.last().map(|&(row, _)| row);
             match last {
                 Some(last) if inside.is_none() => thread.gaps.push((last, node)),
@@ -214,8 +219,8 @@ impl Builder {
         let mut last: FxHashMap<(Lane, i64), u32> = FxHashMap::default();
         let mut ended = Ended::of(frame, &clock, &kernels, self.nodes.len() as u32);
         for (_, row) in kernels {
-            let begin = self.node(number, row, clock.common(frame.begin[row as usize]));
-            let end = self.node(number, row, clock.common(frame.end(row as usize)));
+            let begin = self.node(number, row, false, clock.common(frame.begin[row as usize]));
+            let end = self.node(number, row, true, clock.common(frame.end(row as usize)));
             self.edge(begin, end, frame.duration[row as usize], Why::Run, row);
             let launch = call_of(row).map(|call| self.ends[number][call].0).filter(|&call| call != NOTHING);
             let track = frame.rank.tracks[frame.rank.events.track[row as usize]];

@@ -112,7 +112,7 @@ impl What {
 }
 
 /// Time, pieces and first row of the edges of one frame, name and kind.
-type Groups = FxHashMap<(u32, NameId, What), (i64, usize, u32)>;
+type Groups = FxHashMap<(u16, NameId, What), (i64, usize, u32)>;
 
 /// The path of `causal`.
 pub fn critical_path(
@@ -165,10 +165,10 @@ fn rows(frames: &Frames<'_>, groups: Groups, total: i64) -> Vec<PathRow> {
         name => frames.timeline.names.text(name),
     };
     let mut groups: Vec<_> = groups.into_iter().collect();
-    let key = |(frame, name, what): (u32, NameId, What)| (frame, text(name), what.text());
+    let key = |(frame, name, what): (u16, NameId, What)| (frame, text(name), what.text());
     groups.sort_by(|(a, x), (b, y)| y.0.cmp(&x.0).then_with(|| key(*a).cmp(&key(*b))));
     groups.truncate(20);
-    let row = |((frame, name, what), (time, count, owner)): ((u32, NameId, What), (i64, usize, u32))| {
+    let row = |((frame, name, what), (time, count, owner)): ((u16, NameId, What), (i64, usize, u32))| {
         let frame = &frames.ranks[frame as usize];
         PathRow {
             rank: frame.rank.rank,
