@@ -18,6 +18,8 @@ pub enum Limit {
     Giant,
     /// Of the `j·K + 1` largest samples, some rank has `j + 1`.
     Pigeonhole,
+    /// Long samples need large groups of ranks, which take more rank-time.
+    LargeGroups,
 }
 
 impl Limit {
@@ -27,6 +29,7 @@ impl Limit {
             Self::Mean => "mean",
             Self::Giant => "giant sample",
             Self::Pigeonhole => "few samples per rank",
+            Self::LargeGroups => "long samples on large groups",
         }
     }
 }

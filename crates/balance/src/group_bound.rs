@@ -169,7 +169,7 @@ mod tests {
             let cap = if u.arbitrary()? { Some(150) } else { None };
             let (machine, _) = Machine::grouped(4, &parallel, &samples, cap).unwrap();
             let best = optimum(&machine, &mut Vec::new(), 4, 0);
-            let simple = machine.fixed_bound().0;
+            let simple = machine.timed_bound().0;
             let bound = tighten(&machine, simple, 2 * best);
             assert!(simple <= bound && bound <= best, "{lengths:?}: {simple}, {bound}, {best}");
             better += usize::from(bound > simple + simple / 100);

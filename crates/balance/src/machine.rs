@@ -168,9 +168,9 @@ impl Machine {
         fastest.expect("every sample fits a degree")
     }
 
-    /// What no plan of fixed groups can beat. Within a makespan `T` a sample can only use degrees that finish it within
-    /// `T`: the smallest `T` that is not exceeded by the least rank-time under that condition, spread over all ranks.
-    pub fn fixed_bound(&self) -> (u64, Limit) {
+    /// What no plan can beat. Within a makespan `T`, of one step or of several, a sample can only use degrees that finish it
+    /// within `T`: the smallest `T` that is not exceeded by the least rank-time under that condition, spread over all ranks.
+    pub fn timed_bound(&self) -> (u64, Limit) {
         let (bound, limit) = self.bound();
         let work = |most: u64| {
             let least = |sample: usize| self.work(self.best_degree(sample, most), sample);
@@ -182,12 +182,12 @@ impl Machine {
             let middle = low + (high - low) / 2;
             if work(middle) <= middle { high = middle } else { low = middle + 1 }
         }
-        (low, limit)
+        (low, if low > bound { Limit::LargeGroups } else { limit })
     }
 
-    /// What no plan can beat: all ranks busy with the least rank-time of every sample, or the slowest sample where it is
+    /// The simpler bound: all ranks busy with the least rank-time of every sample, or the slowest sample where it is
     /// fastest.
-    pub fn bound(&self) -> (u64, Limit) {
+    fn bound(&self) -> (u64, Limit) {
         let samples = 0..self.tokens.len();
         let total: u64 = samples.clone().map(|sample| self.least_work(sample)).sum();
         let mean = total.div_ceil(self.ranks as u64);

@@ -120,7 +120,10 @@ fn build(entries: &[(String, Value)], template: bool) -> Result<Problem> {
         Some(value) => value.as_bool().ok_or_else(|| wrong(key, value, "true or false")),
     };
     let sequence_parallel = match get("sequence_parallel") {
-        None => None,
+        None => {
+            unused(get)?;
+            None
+        }
         Some(value) => Some(read_parallel(value, ranks, get)?),
     };
     let problem = Problem {
@@ -143,6 +146,18 @@ fn build(entries: &[(String, Value)], template: bool) -> Result<Problem> {
         problem.check()?;
     }
     Ok(problem)
+}
+
+/// Refuses what only counts with sequence parallelism where there is none.
+fn unused<'a>(get: impl Fn(&str) -> Option<&'a Value>) -> Result<()> {
+    match ["rate", "passes", "ranks_per_node"].into_iter().find(|key| get(key).is_some()) {
+        None => Ok(()),
+        Some(key) => {
+            Err(Diagnostic::new(Code::BAD_PROBLEM, format!("`{key}` is given without `sequence_parallel`"))
+                .because("only groups of ranks have exchanges to time; without them costs count as they are")
+                .hint("add `sequence_parallel` with its `degrees`, or leave the key out"))
+        }
+    }
 }
 
 fn known<'a>(keys: impl Iterator<Item = &'a str>, whose: &str, known: &[&'static str]) -> Result<()> {

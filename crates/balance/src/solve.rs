@@ -3,6 +3,7 @@
 use base::Result;
 
 use crate::{
+    bound::Limit,
     cost::Costs,
     groups::{Fixed, mixed, uniform},
     machine::{Machine, Place},
@@ -183,7 +184,7 @@ fn sub_machine(machine: &Machine, ids: &[u32], ranks: usize) -> (Machine, u64) {
         cap: machine.cap,
         smallest: ids.iter().map(|id| machine.smallest[*id as usize]).collect(),
     };
-    let bound = if ids.is_empty() { 0 } else { part.bound().0 };
+    let bound = if ids.is_empty() { 0 } else { part.timed_bound().0 };
     (part, bound)
 }
 
@@ -193,15 +194,16 @@ fn solve_groups(problem: &Problem) -> Result<Plan> {
     let operations = |length: &u64| problem.costs[0].at(*length).map_or(f64::INFINITY, |cost| cost as f64);
     let samples: Vec<(u64, f64)> = lengths.iter().map(|length| (*length, operations(length))).collect();
     let (machine, unit) = Machine::grouped(problem.ranks, parallel, &samples, problem.tokens_per_rank)?;
-    let fixed = matches!(problem.objective, Objective::Free | Objective::Pipeline);
-    let (mut bound, limit) = if fixed { machine.fixed_bound() } else { machine.bound() };
+    let (mut bound, mut limit) = machine.timed_bound();
     if let Some(stages) = problem.stages.filter(|_| problem.objective == Objective::Pipeline) {
         pipeline::check(&machine.times[0], stages)?;
     }
     let (groups, algorithm) = match problem.objective {
         Objective::Free | Objective::Pipeline => {
             let (fixed, algorithm, tight) = mixed(&machine, bound);
-            bound = tight;
+            if tight > bound {
+                (bound, limit) = (tight, Limit::LargeGroups);
+            }
             (fixed_groups(&machine, &fixed, problem.objective), algorithm)
         }
         Objective::Lockstep => group_lockstep(&machine, bound),
@@ -298,7 +300,7 @@ fn group_shards(problem: &Problem, machine: &Machine, bound: u64) -> (Vec<Group>
         let (mut part, _) = sub_machine(machine, ids, size);
         part.degrees.truncate(degrees);
         part.times.truncate(degrees);
-        let part_bound = part.bound().0;
+        let part_bound = part.timed_bound().0;
         let (mut groups, _) = group_lockstep(&part, part_bound);
         slowest = slowest.max(group_duration(&part, &groups));
         for group in &mut groups {

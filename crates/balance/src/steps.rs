@@ -41,7 +41,7 @@ pub fn build(machine: &Machine, bound: u64) -> Vec<Step> {
             best = Some((time, steps));
         }
         // Near the bound at once, or near enough after a few.
-        let near = bound / if tried < 4 { 200 } else { 40 };
+        let near = bound / if tried < 4 { 200 } else { 100 };
         if best.as_ref().is_some_and(|best| best.0 <= bound + near) {
             break;
         }

@@ -63,6 +63,12 @@ fn numbers_at_fault_are_shown() {
         &["9000000000000000000", "overflow"],
     );
     assert_names(&with(r#""equal_count": 1"#), &["`equal_count` is 1", "true or false"]);
+    for key in ["rate", "passes", "ranks_per_node"] {
+        assert_names(
+            &with(&format!("\"{key}\": 4")),
+            &[&format!("`{key}` is given without `sequence_parallel`")],
+        );
+    }
     let no_ranks = r#"{"lengths": [1], "ranks": 0, "cost": {"linear": 1}}"#;
     assert_names(no_ranks, &["`ranks` is 0"]);
     assert_names(&no_ranks.replace('0', "1e30"), &["`ranks` is 1e+30"]);

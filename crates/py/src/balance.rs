@@ -184,7 +184,7 @@ fn balance_solve(py: Python<'_>, problem: &str) -> PyResult<String> {
         let problem = balance::read_problem(problem, "problem")?;
         let start = Instant::now();
         let plan = balance::solve(&problem)?;
-        Ok(balance::plan_json(&plan, start.elapsed().as_secs_f64() * 1e3).to_string())
+        Ok(balance::plan_json(&plan, start.elapsed().as_secs_f64() * 1e3))
     };
     py.detach(solve).map_err(raise(py))
 }

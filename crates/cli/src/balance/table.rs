@@ -128,5 +128,11 @@ fn limit(problem: &Problem, plan: &Plan, out: &mut dyn Write) -> Result<()> {
         balance::Limit::Pigeonhole => {
             writeln!(out, "limited by few samples per rank: some rank must take two of the large ones")
         }
+        balance::Limit::LargeGroups => {
+            writeln!(
+                out,
+                "limited by long samples: they need large groups of ranks, whose exchanges take time"
+            )
+        }
     }
 }
