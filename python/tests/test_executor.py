@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import math
 
 import pytest
 import torch
 from fx_program import executor, from_fx, trace
 
+import unisono.trace
 from unisono import _reference, errors
 from unisono._executor import Executor, lower
 
@@ -316,6 +318,20 @@ def test_a_recorded_step_has_a_time_for_every_instruction():
     assert all(duration > 0 for _, _, duration in records)
     starts = [start for _, start, _ in records]
     assert starts == sorted(starts)
+
+
+def test_a_recorded_step_is_a_trace_that_the_analyses_read(tmp_path):
+    run, _, _ = executor(lambda x: (x @ x.t()).relu(), [X])
+    run([X])
+    _, records = run.record([X])
+    file = tmp_path / "step.json"
+    file.write_text(run.program.trace_json(records, 3))
+    found = unisono.trace.load(file)
+    assert found._native.events() == len(records) + 1, "the instructions, and the step around them"
+    names = [event["name"] for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert names == ["ProfilerStep#0", *(name for name, _ in run.program.instructions())]
+    with pytest.raises(errors.StepError, match="records of another program"):
+        run.program.trace_json([(99, 0, 1)], 0)
 
 
 class _Malloc(ctypes.Structure):

@@ -6,20 +6,9 @@ use base::{Code, Diagnostic, Nanos, Result};
 use torch_sys::{Dtype, Failure, GradModeOff, Library, Proxy, Slot, Slots, Tensor, TensorLayout, View};
 
 use crate::{
-    Instruction, Program,
+    Instruction, Program, Record,
     link::{Linked, Linker, Step},
 };
-
-/// When an instruction ran.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Record {
-    /// Index into the program's body.
-    pub instruction: u32,
-    /// Start, from the start of the step.
-    pub start: Nanos,
-    /// How long the call took; a collective goes on after that.
-    pub duration: Nanos,
-}
 
 /// A program with its tensors, ready to run.
 pub struct Executor {

@@ -7,10 +7,11 @@ use std::{
     sync::{Mutex, TryLockError},
 };
 
-use base::{Code, Diagnostic};
+use base::{Code, Diagnostic, Nanos};
 use exec::{Abilities, ProgramSpec, Route};
 use ir::Graph;
 use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
+use timeline::chrome::{self, Filter};
 use torch_sys::{Library, Tensor};
 
 use crate::error::to_python;
@@ -117,6 +118,23 @@ impl Program {
     fn counts(&self) -> (usize, usize, usize, usize, usize) {
         let by = |route| self.0.calls_by(route);
         (self.0.views(), by(Route::Dispatcher), by(Route::Proxy), by(Route::Python), self.0.prologue.len())
+    }
+
+    /// The records of a step as JSON that trace viewers, and `unisono trace`, open.
+    fn trace_json(&self, py: Python<'_>, records: Vec<(u32, i64, i64)>, rank: u32) -> PyResult<String> {
+        let record = |(instruction, start, duration)| exec::Record {
+            instruction,
+            start: Nanos(start),
+            duration: Nanos(duration),
+        };
+        let records: Vec<exec::Record> = records.into_iter().map(record).collect();
+        if records.iter().any(|record| record.instruction as usize >= self.0.body.len()) {
+            let message = "records of another program";
+            return Err(to_python(py, &Diagnostic::new(Code::BAD_BINDING, message)));
+        }
+        let mut text = Vec::new();
+        chrome::write(&mut text, &exec::timeline_of(&self.0, &records, rank), &Filter::default(), &[])?;
+        Ok(String::from_utf8(text)?)
     }
 
     /// Name and place of each instruction of a step.
