@@ -11,7 +11,7 @@ use base::{Code, Diagnostic, Nanos};
 use exec::{Abilities, ProgramSpec, Route};
 use ir::Graph;
 use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
-use timeline::chrome::{self, Filter};
+use timeline::chrome::{self, Extras, Filter};
 use torch_sys::{Library, Tensor};
 
 use crate::error::to_python;
@@ -133,7 +133,12 @@ impl Program {
             return Err(to_python(py, &Diagnostic::new(Code::BAD_BINDING, message)));
         }
         let mut text = Vec::new();
-        chrome::write(&mut text, &exec::timeline_of(&self.0, &records, rank), &Filter::default(), &[])?;
+        chrome::write(
+            &mut text,
+            &exec::timeline_of(&self.0, &records, rank),
+            &Filter::default(),
+            &Extras::default(),
+        )?;
         Ok(String::from_utf8(text)?)
     }
 
