@@ -144,6 +144,25 @@ def test_every_node_keeps_the_users_line_and_module_and_its_part_of_the_step():
     assert phases == ["forward", "backward", "optimizer"]
 
 
+def test_a_parameter_that_is_a_single_number_is_like_any_other():
+    model = nn.Sequential(nn.Linear(4, 1))
+    model.scale = nn.Parameter(torch.tensor(1.5))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = (model(x) * model.scale).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(torch.ones(3, 4),))
+    assert model.scale.item() == 1.5
+    returns, after = run_graph(graph, [(torch.ones(3, 4),)] * 3)
+    assert torch.equal(torch.stack(returns), torch.stack([step(torch.ones(3, 4)).detach() for _ in range(3)]))
+    assert torch.equal(after["params.scale"], model.scale)
+
+
 def test_gradients_zeroed_at_the_end_of_the_step_are_as_good_as_at_its_beginning():
     def at_the_end(model, optimizer):
         def step(x, y):

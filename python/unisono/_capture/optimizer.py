@@ -43,8 +43,9 @@ class _WithoutMutation(TorchDispatchMode):
             return func(*args, **kwargs)
         return kwargs.get("out", args[0]) if func._schema.returns else None
 
+    @torch.no_grad()
     def restore(self) -> None:
-        """Puts the scalars back to what they were when they were made."""
+        """Puts the scalars, parameters among them, back to what they were."""
         for tensor, before in reversed(self._before):
             tensor.copy_(before)
 
