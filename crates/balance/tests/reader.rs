@@ -115,7 +115,7 @@ fn what_is_legal_is_accepted() {
 /// Texts that are nearly problems: a legal one with random bytes replaced, cut or doubled, or a random value in a random key.
 #[test]
 fn no_text_makes_the_reader_or_the_solver_panic() {
-    const SEED: &str = r#"{"lengths": [4, 5, [1, 2], 0, -1, 1e9], "ranks": 12, "cost": {"linear": 2, "quadratic": 1, "constant": 3},
+    const SEED: &str = r#"{"lengths": [4, 5, 7, 2, 9], "ranks": 12, "cost": {"linear": 2, "quadratic": 1, "constant": 3},
         "tokens_per_rank": 10, "objective": "lockstep", "equal_count": false, "shard_group": 2, "stages": 3, "ranks_per_node": 4,
         "rate": 1e3, "passes": 4, "sequence_parallel": {"degrees": [1, 2, 8], "bytes_per_token": 5, "bandwidth": [[8, 1e3]]}}"#;
     const VALUES: [&str; 12] = [
@@ -133,7 +133,7 @@ fn no_text_makes_the_reader_or_the_solver_panic() {
         "\"free\"",
     ];
     arbtest::arbtest(|u| {
-        let mut bytes = SEED.replace(", [1, 2], 0, -1, 1e9", ", 7, 2, 9").into_bytes();
+        let mut bytes = SEED.as_bytes().to_vec();
         for _ in 0..u.int_in_range(0..=4)? {
             let at = u.choose_index(bytes.len().max(1))?;
             match u.int_in_range(0..=3)? {

@@ -13,7 +13,7 @@ from unisono import _native
 from unisono.data._cost import Cost, SequenceParallel
 from unisono.data._lengths import column, measure_lengths, phases
 from unisono.data._plan import MicroBatch, Step, decode_window
-from unisono.data._settings import problem_settings, stream_settings, world
+from unisono.data._settings import problem_settings, stream_settings, window_and_delay, world
 from unisono.errors import ConfigurationError
 
 
@@ -32,8 +32,9 @@ class BatchSampler:
         ranks, rank: taken from ``torch.distributed`` if not given.
         tokens_per_rank: most tokens in one micro-batch; a step then has as many micro-batches as it needs.
         objective: how ranks wait for each other: ``free``, ``lockstep``, ``grouped`` or ``pipeline``.
-        window: steps whose samples are exchanged with each other for balance.
-        delay: windows that an outlier may be held back, until there are enough for a step of their own.
+        window: steps whose samples are exchanged with each other for balance; 16 if not given, 1 without ``shuffle``.
+        delay: windows that an outlier may be held back, so that several share a step; if not given, 31 (about 500 steps
+            of 16 to a window), and 0 without ``shuffle`` or with a window of one step.
         seed, shuffle, drop_last: as usual; without ``shuffle`` samples come in the order of the dataset.
         indices: the samples to use, each once, if not all.
         sources: a number from 0 per sample; every window then has the mixture of the whole.
@@ -57,8 +58,8 @@ class BatchSampler:
         rank: int | None = None,
         tokens_per_rank: int | None = None,
         objective: str = "free",
-        window: int = 1,
-        delay: int = 0,
+        window: int | None = None,
+        delay: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
@@ -99,6 +100,7 @@ class BatchSampler:
             shard_group=shard_group,
             stages=stages,
         )
+        window, delay = window_and_delay(window, delay, shuffle)
         self._native = _native.BalanceSampler(
             settings,
             stream_settings(batch_size=batch_size, window=window, delay=delay, seed=seed, shuffle=shuffle),

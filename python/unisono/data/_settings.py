@@ -33,3 +33,10 @@ def problem_settings(
 def stream_settings(*, batch_size: int, window: int, delay: int, seed: int, shuffle: bool) -> str:
     """How steps are composed, as JSON."""
     return json.dumps({"batch": batch_size, "window": window, "delay": delay, "seed": seed, "shuffle": shuffle})
+
+
+def window_and_delay(window: int | None, delay: int | None, shuffle: bool) -> tuple[int, int]:
+    """What is not given: windows of 16 steps and a delay of about 500 steps where samples change their order anyway."""
+    window = (16 if shuffle else 1) if window is None else window
+    delay = (31 if shuffle and window > 1 else 0) if delay is None else delay
+    return window, delay
