@@ -62,16 +62,17 @@ pub fn kernels(frame: &Frame<'_>) -> Option<Vec<Annotated>> {
     if annotations.is_empty() || fails {
         return None;
     }
-    let mut sums: BTreeMap<&str, (i64, usize)> = BTreeMap::new();
+    let name = |row: usize| match frame.mode {
+        Mode::Exact => frame.text(row).to_owned(),
+        Mode::Hta => crate::diff::short_name(frame.text(row)),
+    };
+    let mut sums: BTreeMap<String, (i64, usize)> = BTreeMap::new();
     for (kernel, annotation) in assign(frame, &kernels, &annotations) {
-        let sum = sums.entry(annotation.map_or("", |row| frame.text(row))).or_default();
+        let sum = sums.entry(annotation.map_or_else(String::new, name)).or_default();
         *sum = (sum.0 + frame.duration[kernel], sum.1 + 1);
     }
-    let annotated = |(name, (sum, count)): (&str, _)| Annotated {
-        s_user_annotation: name.to_owned(),
-        sum: micros(sum),
-        count,
-    };
+    let annotated =
+        |(name, (sum, count)): (String, _)| Annotated { s_user_annotation: name, sum: micros(sum), count };
     Some(sums.into_iter().map(annotated).collect())
 }
 

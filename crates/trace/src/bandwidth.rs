@@ -91,12 +91,14 @@ pub struct BandwidthSummary {
 }
 
 /// Bandwidths of every rank and kind of copy. Residues of the sums below 1e-9 GB/s count only in compatible mode.
-/// `None` without any.
+/// `None` without any; compatible mode has an empty table where there are copies and all bandwidths are 0.
 pub fn summary(frames: &Frames<'_>) -> Option<Vec<BandwidthSummary>> {
     let least = if frames.mode == Mode::Hta { 0.0 } else { 1e-9 };
     let mut table = Vec::new();
+    let mut any = false;
     for frame in &frames.ranks {
         for (name, points) in bandwidths(frame) {
+            any = true;
             let mut values: Vec<f64> =
                 points.iter().map(|point| point.bandwidth).filter(|&bandwidth| bandwidth > least).collect();
             if values.is_empty() {
@@ -117,5 +119,5 @@ pub fn summary(frames: &Frames<'_>) -> Option<Vec<BandwidthSummary>> {
             });
         }
     }
-    (!table.is_empty()).then_some(table)
+    (!table.is_empty() || any && frames.mode == Mode::Hta).then_some(table)
 }

@@ -4,8 +4,8 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 use crate::{
-    Frame, Frames, Kind,
-    interval::{Union, time_by_mask},
+    Frame, Frames, Kind, Mode,
+    interval::{Union, time_by_mask, time_by_sum},
     stats::{Moments, micros, percent, quantile, round},
 };
 
@@ -129,7 +129,8 @@ pub fn kernels(
     for frame in &frames.ranks {
         let rows = frame.device_rows();
         let unions: Vec<Union> = kinds.iter().map(|&kind| of_kind(frame, &rows, kind)).collect();
-        times.iter_mut().zip(time_by_mask(&unions)).for_each(|(sum, time)| *sum += time);
+        let of_rank = if frame.mode == Mode::Hta { time_by_sum(&unions) } else { time_by_mask(&unions) };
+        times.iter_mut().zip(of_rank).for_each(|(sum, time)| *sum += time);
         for &kind in kinds {
             let of_kind = rows.iter().copied().filter(|&row| frame.kind(row) == kind);
             table.extend(by_name(frame, of_kind, limits, Some(kind.text())));

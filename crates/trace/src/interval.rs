@@ -111,6 +111,28 @@ pub fn time_by_mask(unions: &[Union]) -> Vec<i64> {
     times
 }
 
+/// As [`time_by_mask`], for unions with damaged pieces that end before they begin, as HTA sums them up: each union counts 1 from
+/// a begin on and 1 less from an end on, whichever comes first.
+pub fn time_by_sum(unions: &[Union]) -> Vec<i64> {
+    let mut edges: Vec<(i64, i64)> = Vec::new();
+    for (number, union) in unions.iter().enumerate() {
+        edges.extend(
+            union.pieces.iter().flat_map(|&(begin, end)| [(begin, 1 << number), (end, -(1 << number))]),
+        );
+    }
+    edges.sort_unstable();
+    let mut times = vec![0; 1 << unions.len()];
+    let (mut running, mut last) = (0_i64, 0);
+    for (time, change) in edges {
+        if running > 0 {
+            times[running as usize & ((1 << unions.len()) - 1)] += time - last;
+        }
+        running += change;
+        last = time;
+    }
+    times
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,7 +162,8 @@ mod tests {
             assert_eq!(ua.subtract(&ub).length(), count(|x, y| x && !y));
             let covered: i64 = ub.pieces.iter().map(|(begin, end)| ua.covered(*begin, *end)).sum();
             assert_eq!(covered, count(|x, y| x && y));
-            let times = time_by_mask(&[ua, ub]);
+            let times = time_by_mask(&[ua.clone(), ub.clone()]);
+            assert_eq!(times[1..], time_by_sum(&[ua, ub])[1..]);
             assert_eq!(times[1..], [count(|x, y| x && !y), count(|x, y| !x && y), count(|x, y| x && y)]);
             Ok(())
         });

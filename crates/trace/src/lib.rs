@@ -24,6 +24,7 @@ pub mod interval;
 mod kind;
 pub mod launch;
 pub mod memory;
+pub mod odd;
 pub mod overlay;
 pub mod python;
 pub mod queue;

@@ -22,9 +22,10 @@ pub enum Step {
 
 /// The walk over events of one thread. At equal times events end before others begin, longer ones begin first, and an event
 /// without duration lies inside one that begins or ends there. An event that begins inside another and ends behind it is
-/// taken to lie beside it: the other one is left when the overlapping one is entered.
-pub fn walk(frame: &Frame<'_>, rows: &mut [u32], mut visit: impl FnMut(Step)) {
+/// taken to lie beside it: the other one is left when the overlapping one is entered. Returns such events.
+pub fn walk(frame: &Frame<'_>, rows: &mut [u32], mut visit: impl FnMut(Step)) -> Vec<u32> {
     sort(frame, rows);
+    let mut overlapping: Vec<u32> = Vec::new();
     let mut open: Vec<(u32, i64, i64)> = Vec::new();
     for &row in rows.iter() {
         let (begin, end) = frame.interval(row as usize);
@@ -32,6 +33,9 @@ pub fn walk(frame: &Frame<'_>, rows: &mut [u32], mut visit: impl FnMut(Step)) {
             let encloses = if begin == end { top_end >= begin } else { top_end > begin && top_end >= end };
             if encloses && !(top_begin == top_end && top_end < end) {
                 break;
+            }
+            if top_end > begin && top_begin < end && overlapping.last() != Some(&row) {
+                overlapping.push(row);
             }
             open.pop();
             visit(Step::Leave(top));
@@ -42,6 +46,7 @@ pub fn walk(frame: &Frame<'_>, rows: &mut [u32], mut visit: impl FnMut(Step)) {
     while let Some((top, ..)) = open.pop() {
         visit(Step::Leave(top));
     }
+    overlapping
 }
 
 /// Sorts rows by begin, longer ones first, then by their place in the source.
@@ -68,6 +73,8 @@ pub struct Stacks {
     pub depth: Vec<u16>,
     /// Rows of each thread in the order in which they begin, outer first.
     pub threads: BTreeMap<TrackId, Vec<u32>>,
+    /// Rows that begin inside an event of their thread and end behind it.
+    pub overlapping: Vec<u32>,
 }
 
 impl Stacks {
@@ -76,18 +83,19 @@ impl Stacks {
         let count = frame.rank.events.len();
         let (mut parent, mut depth) = (vec![NOTHING; count], vec![0; count]);
         let mut threads = threads(frame, wanted);
+        let mut overlapping = Vec::new();
         for rows in threads.values_mut() {
             let mut open: Vec<u32> = Vec::new();
-            walk(frame, rows, |step| match step {
+            overlapping.extend(walk(frame, rows, |step| match step {
                 Step::Enter(row) => {
                     parent[row as usize] = open.last().copied().unwrap_or(NOTHING);
                     depth[row as usize] = open.len().min(u16::MAX as usize) as u16;
                     open.push(row);
                 }
                 Step::Leave(_) => drop(open.pop()),
-            });
+            }));
         }
-        Self { parent, depth, threads }
+        Self { parent, depth, threads, overlapping }
     }
 
     /// The enclosing event of `row`.

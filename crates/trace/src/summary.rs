@@ -12,7 +12,7 @@ use crate::{
     exposed::{self, Exposed},
     findings, idle, launch,
     memory::{self, DeviceMemory},
-    python, queue, sequences,
+    odd, python, queue, sequences,
     stack::{self, CallGraph},
     straggler,
     waiting::{self, Waiting},
@@ -304,9 +304,13 @@ pub fn run(frames: &Frames<'_>, analyses: &[Analysis], options: &Options) -> Map
     object
 }
 
-/// All notes on the source, of all ranks.
+/// All notes on the sources, of all ranks; in exact mode also on what their events lack or contradict.
 pub fn notes(frames: &Frames<'_>) -> Vec<base::Diagnostic> {
     let timeline = frames.timeline;
     let of_ranks = timeline.ranks.iter().flat_map(|rank| rank.notes.iter().cloned());
-    timeline.notes.iter().cloned().chain(of_ranks).collect()
+    let mut notes: Vec<base::Diagnostic> = timeline.notes.iter().cloned().chain(of_ranks).collect();
+    if frames.mode == Mode::Exact {
+        notes.extend(odd::notes(frames));
+    }
+    notes
 }

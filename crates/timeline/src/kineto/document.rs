@@ -12,7 +12,7 @@ use super::{
 use crate::{Group, Metadata, Names, Rank};
 
 /// No value of a trace is longer than this: what is, is not read, so that memory stays bounded.
-const LONGEST: usize = 1 << 29;
+const LONGEST: usize = 1 << 26;
 
 /// Told how many bytes of the source have been read so far.
 pub type Progress<'p> = &'p (dyn Fn(u64) + Sync);
