@@ -1,6 +1,7 @@
 //! What a trace lacks or what in it is contradictory, as notes: results are given all the same.
 
 use base::{Code, Diagnostic, Place};
+use timeline::Class;
 
 use crate::{Frame, Frames};
 
@@ -32,13 +33,13 @@ fn negative(frame: &Frame<'_>) -> Option<Diagnostic> {
     Some(*note(frame, Code::TRACE_ODD, message).because(cause))
 }
 
-/// Events of a thread that begin inside another one and end behind it. Ranges of communication workers do so by nature.
+/// Calls that begin inside another event of their thread and end behind it. Users' ranges and those of communication workers may.
 fn overlapping(frame: &Frame<'_>) -> Option<Diagnostic> {
     let rows = &frame.calls().overlapping;
-    let mut rows = rows.iter().filter(|&&row| !frame.communicates(row as usize));
+    let mut rows = rows.iter().filter(|&&row| frame.class(row as usize) != Class::Annotation);
     let first = *rows.next()? as usize;
     let message =
-        format!("{} event(s) overlap another one of their thread without lying inside it", 1 + rows.count());
+        format!("{} call(s) overlap another event of their thread without lying inside it", 1 + rows.count());
     let cause = format!(
         "the first is `{}`, number {} of the list",
         frame.text(first),

@@ -239,7 +239,10 @@ fn word<'a>(scanner: &mut Scanner<'a>) -> Scan<&'a [u8]> {
 
 #[inline]
 fn number(scanner: &mut Scanner<'_>) -> Scan<Option<i64>> {
-    word(scanner).map(integer)
+    match scanner.plain_integer() {
+        Some(value) => Ok(Some(value)),
+        None => word(scanner).map(integer),
+    }
 }
 
 fn real(scanner: &mut Scanner<'_>) -> Scan<Option<f64>> {
@@ -248,13 +251,16 @@ fn real(scanner: &mut Scanner<'_>) -> Scan<Option<f64>> {
 
 #[inline]
 fn time(scanner: &mut Scanner<'_>) -> Scan<RawTime> {
-    Ok(micros(word(scanner)?).map_or(RawTime::Absent, RawTime::At))
+    match scanner.plain_micros() {
+        Some(micros) => Ok(RawTime::At(micros)),
+        None => Ok(micros(word(scanner)?).map_or(RawTime::Absent, RawTime::At)),
+    }
 }
 
 #[inline]
 fn lane<'a>(scanner: &mut Scanner<'a>) -> Scan<Option<RawLane<'a>>> {
     if scanner.peek()? != b'"' {
-        return Ok(integer(word(scanner)?).map(RawLane::Number));
+        return Ok(number(scanner)?.map(RawLane::Number));
     }
     let text = scanner.string()?;
     Ok(Some(integer(text.raw).map_or(RawLane::Text(text), RawLane::Number)))

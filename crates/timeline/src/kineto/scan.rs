@@ -3,6 +3,8 @@
 
 use std::borrow::Cow;
 
+use super::number::Micros;
+
 /// Why a value could not be scanned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
@@ -30,7 +32,11 @@ impl<'a> Text<'a> {
         if self.escaped {
             return Cow::Owned(unescape(self.raw));
         }
-        String::from_utf8_lossy(self.raw)
+        // much faster than the lossy way where there is nothing to lose
+        match std::str::from_utf8(self.raw) {
+            Ok(text) => Cow::Borrowed(text),
+            Err(_) => String::from_utf8_lossy(self.raw),
+        }
     }
 }
 
@@ -113,26 +119,20 @@ impl<'a> Scanner<'a> {
     /// Moves to the next quote or backslash.
     #[inline]
     fn quote_or_backslash(&mut self) -> Scan<u8> {
-        let rest = self.data.get(self.pos..).unwrap_or_default();
-        let mut skipped = 0;
-        for word in rest.chunks_exact(8) {
-            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+        let mut rest = self.data.get(self.pos..).unwrap_or_default();
+        while let Some((word, behind)) = rest.split_first_chunk::<8>() {
+            let word = u64::from_le_bytes(*word);
             let mask = equal_bytes(word, b'"') | equal_bytes(word, b'\\');
             if mask != 0 {
-                self.pos += skipped + (mask.trailing_zeros() / 8) as usize;
-                return self.peek();
+                let place = mask.trailing_zeros() & !7;
+                self.pos = self.data.len() - rest.len() + (place / 8) as usize;
+                return Ok((word >> place) as u8);
             }
-            skipped += 8;
+            rest = behind;
         }
-        while let Some(&byte) = rest.get(skipped) {
-            if byte == b'"' || byte == b'\\' {
-                self.pos += skipped;
-                return Ok(byte);
-            }
-            skipped += 1;
-        }
-        self.pos = self.data.len();
-        Err(Fault::End)
+        let last = rest.iter().position(|&byte| byte == b'"' || byte == b'\\');
+        self.pos = self.data.len() - rest.len() + last.unwrap_or(rest.len());
+        self.peek()
     }
 
     /// Skips white space and any value, however deep.
@@ -166,14 +166,60 @@ impl<'a> Scanner<'a> {
         }
     }
 
+    /// An integer of at most 18 digits that a delimiter follows. `None`, and nothing is read, where something else stands.
+    #[inline]
+    pub fn plain_integer(&mut self) -> Option<i64> {
+        let rest = self.data.get(self.pos..)?;
+        let (negative, count, value) = whole(rest);
+        if !(1..=18).contains(&count) || !is_delimiter(*rest.get(usize::from(negative) + count)?) {
+            return None;
+        }
+        self.pos += usize::from(negative) + count;
+        Some(if negative { -value } else { value })
+    }
+
+    /// Microseconds of at most 15 digits before the point that a delimiter follows. `None`, and nothing is read, where something
+    /// else stands.
+    #[inline]
+    pub fn plain_micros(&mut self) -> Option<Micros> {
+        let rest = self.data.get(self.pos..)?;
+        let (negative, count, value) = whole(rest);
+        let mut at = usize::from(negative) + count;
+        // sixteen digits of microseconds may not fit when they become nanoseconds
+        if !(1..=16).contains(&count) || value > i64::MAX / 1000 - 1 {
+            return None;
+        }
+        let mut nanos = value * 1000;
+        let integer = *rest.get(at)? != b'.';
+        if !integer {
+            at += 1;
+            let from = at;
+            let mut unit = 100;
+            while let Some(digit) =
+                rest.get(at).map(|byte| byte.wrapping_sub(b'0')).filter(|digit| *digit < 10)
+            {
+                nanos += i64::from(digit) * unit + i64::from(at - from == 3 && digit >= 5);
+                unit /= 10;
+                at += 1;
+            }
+            if at == from {
+                return None;
+            }
+        }
+        if !is_delimiter(*rest.get(at)?) {
+            return None;
+        }
+        self.pos += at;
+        Some(Micros { nanos: if negative { -nanos } else { nanos }, integer })
+    }
+
     /// A number or a literal: everything up to a delimiter.
     #[inline]
     pub fn scalar(&mut self) -> Scan<&'a [u8]> {
         let from = self.pos;
         while let Some(&byte) = self.data.get(self.pos) {
             match byte {
-                b',' | b'}' | b']' | b'"' | b'{' | b'[' | b':' => break,
-                byte if byte <= b' ' => break,
+                byte if is_delimiter(byte) => break,
                 _ => self.pos += 1,
             }
         }
@@ -206,10 +252,37 @@ impl<'a> Scanner<'a> {
     #[inline]
     pub fn key(&mut self) -> Scan<Text<'a>> {
         let key = self.string()?;
-        self.expect(b':', "a colon")?;
-        self.token()?;
+        // almost always a colon, a space or none, and the value
+        match self.data.get(self.pos..self.pos + 3) {
+            Some([b':', b' ', next]) if *next > b' ' => self.pos += 2,
+            Some([b':', next, _]) if *next > b' ' => self.pos += 1,
+            _ => {
+                self.expect(b':', "a colon")?;
+                self.token()?;
+            }
+        }
         Ok(key)
     }
+}
+
+/// Whether a number or literal ends before `byte`.
+#[inline]
+const fn is_delimiter(byte: u8) -> bool {
+    matches!(byte, b',' | b'}' | b']' | b'"' | b'{' | b'[' | b':' | 0..=b' ')
+}
+
+/// A sign, how many digits follow, and their value; it has wrapped around if there are more than 18.
+#[inline]
+fn whole(text: &[u8]) -> (bool, usize, i64) {
+    let negative = text.first() == Some(&b'-');
+    let digits = &text[usize::from(negative)..];
+    let (mut count, mut value) = (0, 0_i64);
+    while let Some(digit) = digits.get(count).map(|byte| byte.wrapping_sub(b'0')).filter(|digit| *digit < 10)
+    {
+        value = value.wrapping_mul(10).wrapping_add(i64::from(digit));
+        count += 1;
+    }
+    (negative, count, value)
 }
 
 /// Resolves escapes; unknown ones stay as they are.
@@ -257,6 +330,31 @@ mod tests {
         assert_eq!(Scanner::new(b"[1, {\"a\": [2]", 0).skip(), Err(Fault::End));
         assert_eq!(Scanner::new(b"}", 0).skip(), Err(Fault::Bad("a value")));
         assert_eq!(Scanner::new(b"12", 0).skip(), Err(Fault::End));
+    }
+
+    #[test]
+    fn plain_numbers_are_read_as_all_numbers_are() {
+        use super::super::number::{integer, micros};
+        arbtest::arbtest(|u| {
+            let mut text: String = (0..u.int_in_range(0..=20)?)
+                .map(|_| *u.choose(b"0123456789999..-e5").unwrap_or(&b'0') as char)
+                .collect();
+            if u.arbitrary()? {
+                text.insert(0, '-');
+            }
+            let data = format!("{text},");
+            let mut scanner = Scanner::new(data.as_bytes(), 0);
+            if let Some(value) = scanner.plain_integer() {
+                assert_eq!((Some(value), scanner.pos), (integer(text.as_bytes()), text.len()), "{text}");
+            }
+            let mut scanner = Scanner::new(data.as_bytes(), 0);
+            if let Some(value) = scanner.plain_micros() {
+                assert_eq!((Some(value), scanner.pos), (micros(text.as_bytes()), text.len()), "{text}");
+            }
+            // without what follows, more digits may follow
+            assert_eq!(Scanner::new(b"12", 0).plain_integer(), None);
+            Ok(())
+        });
     }
 
     #[test]
