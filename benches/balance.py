@@ -81,7 +81,7 @@ def timed(function, *arguments):
     return result, (time.process_time() - start) * 1e3
 
 
-def best_solve(problem: dict, repeats: int = 7) -> tuple[dict, float]:
+def best_solve(problem: dict, repeats: int = 25) -> tuple[dict, float]:
     """A plan and the least of several solving times, without reading and writing JSON."""
     plans = [balance(problem) for _ in range(repeats)]
     return plans[0], min(plan["solve_ms"] for plan in plans)
@@ -137,10 +137,12 @@ MODELS = {  # linear, quadratic (operations), bytes per token, tokens that a ran
 
 
 def sequence_parallel() -> None:
-    print("\nsequence-parallel groups: makespan / ideal (sum of least rank-time / ranks), and milliseconds")
+    print(
+        "\nsequence-parallel groups: makespan / ideal (sum of least rank-time / ranks), bound / ideal, and milliseconds"
+    )
     degrees = [1, 2, 4, 8, 16, 32, 64]
     for objective, (name, (linear, quadratic, size, cap, lengths_of)), (count, ranks) in itertools.product(
-        ("free", "lockstep"), MODELS.items(), ((512, 64), (4096, 512), (32768, 4096))
+        ("free", "lockstep"), MODELS.items(), ((512, 64), (4096, 512), (512, 512), (32768, 4096))
     ):
         if objective == "lockstep" and ranks > 512:
             continue
@@ -154,7 +156,7 @@ def sequence_parallel() -> None:
             "objective": objective,
             **network.settings(),
         }
-        plan, ms = best_solve(problem, 3)
+        plan, ms = best_solve(problem, 5)
         work = np.full(count, np.inf)
         for degree in degrees:
             seconds = 4 * (linear * lengths + quadratic * lengths.astype(float) ** 2) / (degree * 4e14)
@@ -164,16 +166,29 @@ def sequence_parallel() -> None:
             fits = (lengths <= cap * degree) & (degree <= ranks)
             work = np.where(fits, np.minimum(work, degree * seconds), work)
         ideal = work.sum() / ranks
-        print(f"{objective:<9}{name:<13}{count:>6} / {ranks:<5}{plan['makespan'] / ideal:9.4f}{ms:9.1f} ms")
+        ratio, bound = plan["makespan"] / ideal, plan["lower_bound"] / ideal
+        print(f"{objective:<9}{name:<13}{count:>6} / {ranks:<5}{ratio:9.4f}{bound:9.4f}{ms:9.1f} ms")
+
+
+def stream_bound(costs: np.ndarray, batch: int, ranks: int) -> float:
+    """What no order of steps can beat, over the sum of means: for each number of steps, that many are as long as their
+    longest samples (no less than every ``batch``-th of all), and the ranks share the work of the others."""
+    falling = np.sort(costs)[::-1].astype(float)
+    done = np.add.reduceat(falling, np.arange(0, len(falling), batch)).cumsum()
+    long, total = falling[::batch].cumsum(), falling.sum()
+    return max(total / ranks, (long + (total - done) / ranks).max()) / (total / ranks)
 
 
 def streams() -> None:
-    print("\nstreams, 128 samples per step over 64 ranks: sum of steps / sum of means")
+    print("\nstreams, 128 samples per step over 64 ranks: sum of steps / sum of means, and what no order can beat")
     for name, lengths, linear in (
+        ("text, 4,096 samples", text_lengths(4096, 7), TEXT_WIDTH),
         ("text", text_lengths(65536, 2), TEXT_WIDTH),
+        ("text", text_lengths(65536, 5), TEXT_WIDTH),
         ("video", video_lengths(65536, 2), VIDEO_WIDTH),
     ):
-        for window, delay in ((1, 0), (16, 0), (16, 7), (32, 7)):
+        bound = stream_bound(lengths * (linear + lengths), 128, 64)
+        for window, delay in ((1, 0), (16, 0), (16, 7), (16, 15), (16, 31)):
             sampler = BatchSampler(
                 lengths,
                 batch_size=128,
@@ -187,7 +202,8 @@ def streams() -> None:
             plans = list(sampler.plans())
             ratio = sum(plan.makespan for plan in plans) / sum(np.mean(plan.loads) for plan in plans)
             waited = max(plan.delay for plan in plans)
-            print(f"{name:<6} window {window:>2}, delay {delay}: {ratio:.4f} (waited at most {waited} windows)")
+            told = f"window {window:>2}, delay {delay:>2}: {ratio:.4f} (waited at most {waited} windows)"
+            print(f"{name:<20}{told}, bound {bound:.4f}")
 
 
 def phases() -> None:

@@ -29,20 +29,25 @@ pub fn duration(steps: &[Step]) -> u64 {
 const SLACKS: [u64; 22] =
     [100, 101, 102, 104, 106, 108, 110, 115, 120, 130, 150, 175, 200, 300, 400, 98, 96, 93, 90, 80, 70, 50];
 
+/// Samples looked at, over all candidates, after which no further one is tried.
+const EFFORT: usize = 1 << 27;
+
 /// Builds micro-steps from the longest samples to the shortest, once per candidate slack, and returns the best. Ends early
 /// at `bound`.
 pub fn build(machine: &Machine, bound: u64) -> Vec<Step> {
     let falling = machine.falling();
     let mut best: Option<(u64, Vec<Step>)> = None;
+    let mut effort = 0;
     for (tried, slack) in SLACKS.into_iter().enumerate() {
         let steps = build_with(machine, &falling, slack);
+        effort += steps.len() * falling.len();
         let time = duration(&steps);
         if best.as_ref().is_none_or(|best| time < best.0) {
             best = Some((time, steps));
         }
         // Near the bound at once, or near enough after a few.
-        let near = bound / if tried < 4 { 200 } else { 100 };
-        if best.as_ref().is_some_and(|best| best.0 <= bound + near) {
+        let near = bound / if tried < 4 { 200 } else { 50 };
+        if effort > EFFORT || best.as_ref().is_some_and(|best| best.0 <= bound + near) {
             break;
         }
     }
@@ -52,17 +57,22 @@ pub fn build(machine: &Machine, bound: u64) -> Vec<Step> {
 fn build_with(machine: &Machine, falling: &[u32], slack: u64) -> Vec<Step> {
     let mut remaining = falling.to_vec();
     let mut steps = Vec::new();
+    let mut work: u64 = remaining.iter().map(|sample| machine.least_work(*sample as usize)).sum();
+    let mut tokens: u128 = machine.tokens.iter().copied().map(u128::from).sum();
+    let mut done = vec![false; machine.tokens.len()];
+    let room = u128::from(machine.cap).saturating_mul(machine.ranks as u128);
     while let Some(first) = remaining.first().map(|first| *first as usize) {
-        let work: u64 = remaining.iter().map(|sample| machine.least_work(*sample as usize)).sum();
         let mean = work.div_ceil(machine.ranks as u64);
-        let tokens: u128 = remaining.iter().map(|sample| u128::from(machine.tokens[*sample as usize])).sum();
-        let room = u128::from(machine.cap).saturating_mul(machine.ranks as u128);
         let least_steps = tokens.div_ceil(room).max(1) as u64;
         let longest = machine.times[machine.best_degree(first, mean)][first];
         let step = fill(machine, &remaining, percent(longest.max(mean.div_ceil(least_steps)), slack));
-        let mut done: Vec<u32> = step.iter().flat_map(|work| work.samples.iter().copied()).collect();
-        done.sort_unstable();
-        remaining.retain(|sample| done.binary_search(sample).is_err());
+        for sample in step.iter().flat_map(|work| &work.samples) {
+            let sample = *sample as usize;
+            done[sample] = true;
+            work -= machine.least_work(sample);
+            tokens -= u128::from(machine.tokens[sample]);
+        }
+        remaining.retain(|sample| !done[*sample as usize]);
         steps.push(step);
     }
     steps
@@ -78,8 +88,9 @@ fn fill(machine: &Machine, remaining: &[u32], limit: u64) -> Step {
     let mut allocator = Allocator::new(machine);
     let mut groups: Vec<Work> = Vec::new();
     let mut heaps: Vec<BinaryHeap<Reverse<(u64, usize)>>> = vec![BinaryHeap::new(); machine.degrees.len()];
-    for sample in remaining {
-        let sample = *sample as usize;
+    let (mut index, mut failures) = (0, 0);
+    while let Some(sample) = remaining.get(index).map(|sample| *sample as usize) {
+        index += 1;
         let degree = machine.best_degree(sample, limit);
         let time = machine.times[degree][sample];
         let in_time = time <= limit || groups.is_empty();
@@ -89,13 +100,36 @@ fn fill(machine: &Machine, remaining: &[u32], limit: u64) -> Step {
             groups.push(Work { place, samples: vec![sample as u32], time, tokens: machine.tokens[sample] });
             continue;
         }
-        for (degree, heap) in heaps.iter_mut().enumerate().skip(machine.smallest[sample]) {
-            if join(machine, &mut groups, heap, (degree, sample), limit) {
-                break;
-            }
+        let mut degrees = heaps.iter_mut().enumerate().skip(machine.smallest[sample]);
+        let joined = degrees.any(|(degree, heap)| join(machine, &mut groups, heap, (degree, sample), limit));
+        failures = if joined { 0 } else { failures + 1 };
+        if failures > groups.len() && allocator.left == 0 {
+            index += no_room(machine, &groups, &remaining[index..], limit);
+            failures = 0;
         }
     }
     groups
+}
+
+/// How many of the first samples fit no group: those that are longer than the most room and the most time that is left.
+fn no_room(machine: &Machine, groups: &[Work], remaining: &[u32], limit: u64) -> usize {
+    let mut most = vec![None; machine.degrees.len()];
+    for group in groups {
+        let degree = group.place.degree;
+        let left = (machine.room(degree) - group.tokens, limit.saturating_sub(group.time));
+        let (room, time) = most[degree].unwrap_or((0, 0));
+        most[degree] = Some((left.0.max(room), left.1.max(time)));
+    }
+    let fits = |sample: &u32| {
+        let sample = *sample as usize;
+        let in_degree = |(degree, most): (usize, &Option<(u64, u64)>)| {
+            most.is_some_and(|(room, time)| {
+                machine.tokens[sample] <= room && machine.times[degree][sample] <= time
+            })
+        };
+        most.iter().enumerate().any(in_degree)
+    };
+    remaining.partition_point(|sample| !fits(sample))
 }
 
 /// Groups of one degree that are looked at for one sample.

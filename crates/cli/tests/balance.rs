@@ -46,6 +46,18 @@ fn the_comparison_lists_every_tier_and_baseline() {
 }
 
 #[test]
+fn the_comparison_of_groups_lists_every_single_degree() {
+    let problem = r#"{"lengths": [90, 50, 9, 8, 7, 6], "ranks": 4, "cost": {"linear": 1}, "rate": 10, "tokens_per_rank": 50,
+        "sequence_parallel": {"degrees": [1, 2, 4], "bytes_per_token": 1, "bandwidth": [[4, 100]]}}"#;
+    let text = String::from_utf8(balance(problem, &["--compare"]).stdout).unwrap();
+    for name in ["auto", "all groups of 2", "all groups of 4", "lower bound"] {
+        assert!(text.contains(name), "{name}: {text}");
+    }
+    // Two ranks hold 100 tokens, one holds 50.
+    assert!(!text.contains("all groups of 1"), "{text}");
+}
+
+#[test]
 fn a_bad_problem_is_a_diagnostic_on_stderr_and_nothing_on_stdout() {
     let output = balance(r#"{"lenghts": [1]}"#, &["--json"]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));

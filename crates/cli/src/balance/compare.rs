@@ -5,14 +5,14 @@ use std::{
     time::Instant,
 };
 
-use balance::{Baseline, Plan, Problem, Tier};
+use balance::{Baseline, Plan, Problem, SequenceParallel, Tier};
 
 use super::table::amount;
 
-/// One line per algorithm: makespan, ratio to the lower bound, micro-batches above the cap, time.
+/// One line per algorithm: makespan, ratio to the lower bound, time.
 pub fn print(problem: &Problem, out: &mut dyn Write) -> Result<()> {
-    let plans: Vec<_> = Tier::ALL.iter().map(|(tier, name)| solve(problem, *tier, name)).collect();
-    let bound = plans.iter().flatten().map(|row| row.1.unit.scale(row.1.lower_bound)).fold(0.0, f64::max);
+    let plans: Vec<_> = variants(problem).into_iter().map(|(name, problem)| solve(name, &problem)).collect();
+    let bound = plans.iter().flatten().next().map_or(0.0, |row| row.1.unit.scale(row.1.lower_bound));
     let (samples, ranks) = (problem.samples(), problem.ranks);
     writeln!(out, "{samples} samples over {ranks} ranks, objective {}", problem.objective.name())?;
     writeln!(out, "{:<18}{:>13}{:>10}{:>12}  found by", "", "makespan", "ratio", "ms")?;
@@ -31,10 +31,23 @@ pub fn print(problem: &Problem, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-fn solve<'a>(problem: &Problem, tier: Tier, name: &'a str) -> Option<(&'a str, Plan, f64)> {
-    let problem = Problem { tier, ..problem.clone() };
+/// The problem as it is with every tier; with groups, which no tier changes, also with every single degree.
+fn variants(problem: &Problem) -> Vec<(String, Problem)> {
+    let Some(parallel) = &problem.sequence_parallel else {
+        let with =
+            |(tier, name): &(Tier, &str)| ((*name).to_owned(), Problem { tier: *tier, ..problem.clone() });
+        return Tier::ALL.iter().map(with).collect();
+    };
+    let with = |degree: &usize| {
+        let parallel = SequenceParallel { degrees: vec![*degree], ..parallel.clone() };
+        (format!("all groups of {degree}"), Problem { sequence_parallel: Some(parallel), ..problem.clone() })
+    };
+    std::iter::once(("auto".to_owned(), problem.clone())).chain(parallel.degrees.iter().map(with)).collect()
+}
+
+fn solve(name: String, problem: &Problem) -> Option<(String, Plan, f64)> {
     let start = Instant::now();
-    let plan = balance::solve(&problem).ok()?;
+    let plan = balance::solve(problem).ok()?;
     Some((name, plan, start.elapsed().as_secs_f64() * 1e3))
 }
 
