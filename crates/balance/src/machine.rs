@@ -188,11 +188,15 @@ impl Machine {
     /// The simpler bound: all ranks busy with the least rank-time of every sample, or the slowest sample where it is
     /// fastest.
     fn bound(&self) -> (u64, Limit) {
-        let samples = 0..self.tokens.len();
-        let total: u64 = samples.clone().map(|sample| self.least_work(sample)).sum();
+        let total: u64 = (0..self.tokens.len()).map(|sample| self.least_work(sample)).sum();
         let mean = total.div_ceil(self.ranks as u64);
-        let giant = samples.map(|sample| self.times[self.fastest(sample)][sample]).max().unwrap_or(0);
+        let giant = self.giant();
         if giant > mean { (giant, Limit::Giant) } else { (mean, Limit::Mean) }
+    }
+
+    /// The slowest sample where it is fastest.
+    pub fn giant(&self) -> u64 {
+        (0..self.tokens.len()).map(|sample| self.times[self.fastest(sample)][sample]).max().unwrap_or(0)
     }
 
     /// Samples from the longest to the shortest, ties by time, then id.

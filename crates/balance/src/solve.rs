@@ -204,6 +204,11 @@ fn solve_groups(problem: &Problem) -> Result<Plan> {
             if tight > bound {
                 (bound, limit) = (tight, Limit::LargeGroups);
             }
+            // The group of a sample pays for it once per stage.
+            let giant = machine.giant().saturating_mul(problem.stages.unwrap_or(1));
+            if problem.objective == Objective::Pipeline && giant > bound {
+                (bound, limit) = (giant, Limit::Giant);
+            }
             (fixed_groups(&machine, &fixed, problem.objective), algorithm)
         }
         Objective::Lockstep => group_lockstep(&machine, bound),
