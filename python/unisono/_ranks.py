@@ -68,6 +68,11 @@ class Ranks:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
+    def agree(self, fingerprint: str) -> bool:
+        """Whether all ranks pass the same, of the same length."""
+        mine = torch.tensor(list(fingerprint.encode()), dtype=torch.uint8)
+        return self.count == 1 or all(torch.equal(mine, other) for other in self.gathered(mine))
+
     def gathered(self, part: torch.Tensor) -> list[torch.Tensor]:
         """The tensors that the ranks pass, in their order; all of one shape."""
         parts = [torch.empty_like(part) for _ in range(self.count)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import statistics
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,14 @@ class ParallelStep:
     def _prepare(self, graph: bytes) -> None:
         rank_graph = _native.rank_graph(graph, self.plan.text, self.ranks.rank)
         optimised, self.passes = _native.run_passes(rank_graph, **self.plan.passes)
+        if not self.ranks.agree(_native.issue_order(optimised)):
+            warnings.warn(
+                "the ranks' programs issue their collectives in different orders after the passes; they run without the passes, "
+                "which costs time: please report this step",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            optimised, self.passes = rank_graph, []
         groups = {f"axis:{self._axis[0]}": self.ranks.group_name}
         self.rank_graph: bytes = optimised
         self._executor = Executor(lower_graph(optimised, groups))

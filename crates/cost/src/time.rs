@@ -60,7 +60,9 @@ pub fn reshard_time(
         (Placement::Replicate, Placement::Shard { .. }) => {
             traffic(cluster, 2 * ty.bytes().0 / u64::from(ranks))
         }
-        (Placement::Replicate, _) => traffic(cluster, ty.bytes().0),
+        (Placement::Replicate, _) | (Placement::Shard { blocks: 1, .. }, Placement::Partial(_)) => {
+            traffic(cluster, ty.bytes().0)
+        }
         _ => traffic(cluster, 2 * ty.bytes().0),
     };
     Some(collectives + copies)

@@ -1,6 +1,6 @@
 //! What the passes ask about operators and nodes.
 
-use base::{Id, PrimaryMap, SecondaryMap};
+use base::{Fingerprint, Fingerprinter, Id, PrimaryMap, SecondaryMap};
 use fixedbitset::FixedBitSet;
 use ir::{Arg, Graph, InputClass, Node, NodeId, OpId, Schema, ValueDef, ValueId};
 
@@ -143,4 +143,23 @@ pub fn of_state_alone(graph: &Graph, facts: &Facts<'_>) -> FixedBitSet {
         }
     }
     alone
+}
+
+/// What is equal for ranks that issue the same collectives in the same order: the fingerprint of their operators, groups, types and sizes.
+pub fn issue_order(graph: &Graph) -> Fingerprint {
+    let facts = Facts::new(graph);
+    let mut print = Fingerprinter::new();
+    for node in graph.order.iter().map(|id| &graph.nodes[*id]).filter(|node| facts.is_collective(node)) {
+        print.part(graph.ops[node.op].name.as_bytes());
+        for arg in &node.args {
+            match arg {
+                Arg::Str(text) => drop(print.part(text.as_bytes())),
+                _ => arg.values().for_each(|value| {
+                    let ty = graph.ty(value);
+                    print.part(ty.dtype.text().as_bytes()).number(ty.bytes().0);
+                }),
+            }
+        }
+    }
+    print.finish()
 }

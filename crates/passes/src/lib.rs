@@ -22,6 +22,7 @@ pub use common_subexpressions::CommonSubexpressions;
 pub use dead_code::DeadCode;
 pub use driver::{Outcome, Pass, Settings, by_name, pipeline, run};
 pub use drop_aliases::DropAliases;
+pub use facts::issue_order;
 pub use group_lists::GroupLists;
 pub use ir::Patch;
 pub use merge_views::MergeViews;

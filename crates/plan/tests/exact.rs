@@ -126,7 +126,7 @@ fn the_search_finds_what_trying_everything_finds() {
     let cluster = Cluster::parse(MACHINE, "machine").unwrap();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (mut tried, mut cheaper_than_whole) = (0, 0);
-    for number in 0..24 {
+    for number in 0..12 {
         let axis = Axis { name: "a".into(), ranks: [2, 4][number % 2] };
         let graph = random_graph(&mut random, [8, 12, 32][number % 3]);
         let request = Request {
@@ -148,5 +148,5 @@ fn the_search_finds_what_trying_everything_finds() {
         // What the passes merge afterwards can only make it faster.
         assert!(prediction.step_ns <= least / 1000, "graph {number}: {prediction:?}");
     }
-    assert!(tried > 5_000 && cheaper_than_whole > 8, "{tried} plans, {cheaper_than_whole}");
+    assert!(tried > 2_000 && cheaper_than_whole > 4, "{tried} plans, {cheaper_than_whole}");
 }

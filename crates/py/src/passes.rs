@@ -38,7 +38,15 @@ fn run_passes<'py>(
     Ok((PyBytes::new(py, &bytes), done))
 }
 
+/// What is equal for ranks that issue the same collectives in the same order, as 32 hexadecimal digits.
+#[pyfunction]
+fn issue_order(py: Python<'_>, graph: &[u8]) -> PyResult<String> {
+    let graph = Graph::from_bytes(graph).map_err(|diagnostic| to_python(py, &diagnostic))?;
+    Ok(::passes::issue_order(&graph).to_string())
+}
+
 /// Adds what belongs to passes to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(issue_order, module)?)?;
     module.add_function(wrap_pyfunction!(run_passes, module)?)
 }

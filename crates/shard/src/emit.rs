@@ -114,15 +114,33 @@ impl Emitter<'_> {
         self.op("aten::select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)", args, ty)
     }
 
-    /// Zeros in the shape of a value.
-    pub fn zeros_like(&mut self, value: ValueId) -> ValueId {
-        let ty = self.ty(value);
-        let mut args = vec![Arg::Value(value)];
-        args.resize(6, Arg::None);
-        let schema = "aten::zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor";
-        let ty =
-            TensorType { strides: crate::local::local_type(&ty, ir::Placement::Replicate, 1).strides, ..ty };
-        self.op(schema, args, ty)
+    /// The value where `kept`, else zeros. The nodes are the same either way, so that the graphs of all ranks are alike.
+    pub fn kept_or_zeros(&mut self, value: ValueId, kept: bool) -> ValueId {
+        let device = self.ty(value).device;
+        let mask = TensorType { dtype: Dtype::Bool, shape: Dims::new(), strides: Dims::new(), device };
+        let args = vec![
+            Arg::Ints(Vec::new()),
+            Arg::Bool(!kept),
+            Arg::Dtype(Dtype::Bool),
+            Arg::None,
+            Arg::Device(device),
+            Arg::None,
+        ];
+        let schema = "aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
+        let mask = self.op(schema, args, mask);
+        self.masked_fill(value, mask, Arg::Int(0))
+    }
+
+    /// The value with `before` and `after` zeros around it along a dimension.
+    pub fn pad(&mut self, value: ValueId, dim: usize, before: i64, after: i64) -> ValueId {
+        let value = self.in_order(value);
+        let mut ty = self.ty(value);
+        let mut around = vec![0; 2 * (ty.rank() - 1 - dim)];
+        around.extend([before, after]);
+        ty.shape[dim] += before + after;
+        ty.strides = ir::contiguous_strides(&ty.shape);
+        let args = vec![Arg::Value(value), Arg::Ints(around), Arg::Int(0)];
+        self.op("aten::constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor", args, ty)
     }
 
     /// An operation on one tensor that keeps its type.
@@ -204,7 +222,8 @@ impl Emitter<'_> {
 fn broadcast(a: &[i64], b: &[i64]) -> Dims {
     let rank = a.len().max(b.len());
     let size = |shape: &[i64], dim: usize| (dim + shape.len()).checked_sub(rank).map_or(1, |dim| shape[dim]);
-    (0..rank).map(|dim| size(a, dim).max(size(b, dim))).collect()
+    // A dimension of size 0 stays one.
+    (0..rank).map(|dim| if size(a, dim) == 1 { size(b, dim) } else { size(a, dim) }).collect()
 }
 
 fn reduced(shape: &[i64], dims: &[usize], keep: bool) -> Dims {

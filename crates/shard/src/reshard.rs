@@ -46,7 +46,8 @@ pub fn reshard_steps(ty: &TensorType, reshard: Reshard, ranks: u32) -> Option<Ve
     let one = |kind, bytes| Some(vec![Collective { kind, bytes }]);
     match (reshard.from, reshard.to) {
         (from, to) if from == to => Some(Vec::new()),
-        (Replicate, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm)) => Some(Vec::new()),
+        (Replicate, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm))
+        | (Shard { blocks: 1, .. }, Partial(Reduce::Sum | Reduce::Norm)) => Some(Vec::new()),
         (Shard { dim: a, .. }, Shard { dim: b, .. }) if a != b => {
             one(CollectiveKind::AllToAll, Bytes(whole.0 / u64::from(ranks)))
         }
@@ -78,8 +79,13 @@ impl Resharder<'_> {
         match (reshard.from, reshard.to) {
             (from, to) if from == to => value,
             (Replicate, Shard { dim, blocks }) => self.cut(out, value, usize::from(dim), blocks),
-            (Replicate, Partial(_)) if self.coordinate == 0 => value,
-            (Replicate, Partial(_)) => out.zeros_like(value),
+            (Replicate, Partial(_)) => out.kept_or_zeros(value, self.coordinate == 0),
+            (Shard { dim, blocks: 1 }, Partial(Reduce::Sum | Reduce::Norm)) => {
+                let dim = usize::from(dim);
+                let part = out.graph.ty(value).shape[dim];
+                let before = part * i64::from(self.coordinate);
+                out.pad(value, dim, before, part * i64::from(self.ranks) - part - before)
+            }
             (Shard { dim, blocks }, Replicate) => self.gather(out, value, usize::from(dim), blocks),
             (Shard { dim: from, blocks: a }, Shard { dim: to, blocks: b }) if from != to => {
                 self.exchange(out, value, (usize::from(from), a), (usize::from(to), b))
@@ -251,5 +257,49 @@ impl Resharder<'_> {
     fn wait(&self, out: &mut Emitter<'_>, schema: &str, args: Vec<Arg>, ty: TensorType) -> ValueId {
         let issued = out.op(schema, args, ty.clone());
         out.op("_c10d_functional::wait_tensor(Tensor tensor) -> Tensor", vec![Arg::Value(issued)], ty)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ir::{Graph, InputClass};
+
+    use super::*;
+    use crate::emit::Origin;
+
+    /// The nodes of a change of placement of a `[4, 6]` tensor on each of two ranks: operators, and arguments that are numbers.
+    fn nodes(from: Placement, to: Placement) -> [Vec<String>; 2] {
+        [0, 1].map(|coordinate| {
+            let mut graph = Graph::default();
+            let whole = TensorType::contiguous(ir::Dtype::F32, Dims::from_slice(&[4, 6]));
+            let local = crate::local::local_type(&whole, from, 2);
+            let value = graph.input(InputClass::Constant, "constants.0", local);
+            let resharder = Resharder { ranks: 2, coordinate, group: "axis:a" };
+            let mut emitter = Emitter { graph: &mut graph, origin: Origin::default() };
+            let result = resharder.reshard(&mut emitter, value, &whole.shape, Reshard { from, to });
+            assert_eq!(graph.ty(result).shape, crate::local::local_type(&whole, to, 2).shape);
+            let numbers = |node: &ir::NodeId| {
+                let numbers =
+                    graph.nodes[*node].args.iter().filter(|arg| matches!(arg, Arg::Ints(_) | Arg::Bool(_)));
+                format!("{} {:?}", graph.op_name(*node), numbers.collect::<Vec<_>>())
+            };
+            graph.order.iter().map(numbers).collect()
+        })
+    }
+
+    #[test]
+    fn a_whole_becomes_a_sum_of_itself_and_zeros_by_the_same_nodes_on_all_ranks() {
+        let [first, second] = nodes(Placement::Replicate, Placement::Partial(Reduce::Sum));
+        assert_eq!(first, ["aten::full [Ints([]), Bool(false)]", "aten::masked_fill.Scalar []"]);
+        assert_eq!(second, ["aten::full [Ints([]), Bool(true)]", "aten::masked_fill.Scalar []"]);
+    }
+
+    #[test]
+    fn parts_become_a_sum_by_zeros_around_them_without_a_collective() {
+        let [first, second] = nodes(Placement::shard(1), Placement::Partial(Reduce::Sum));
+        assert_eq!(first, ["aten::constant_pad_nd [Ints([0, 3])]"]);
+        assert_eq!(second, ["aten::constant_pad_nd [Ints([3, 0])]"]);
+        let [first, _] = nodes(Placement::shard(0), Placement::Partial(Reduce::Sum));
+        assert_eq!(first, ["aten::constant_pad_nd [Ints([0, 0, 0, 2])]"]);
     }
 }
