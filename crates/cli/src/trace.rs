@@ -2,6 +2,7 @@
 
 mod arguments;
 mod compare;
+mod events;
 mod export;
 mod hang;
 mod memory_timeline;
@@ -45,6 +46,8 @@ enum What {
     Memory(Input),
     /// Python functions, forward operators with their backwards, data flow between operators
     Program(Input),
+    /// Single events: filtered, with what encloses them and what is below them
+    Events(events::Events),
     /// Two runs compared: what changed beyond the noise
     Diff(compare::Diff),
     /// What the step would take if some events were faster or slower
@@ -88,6 +91,7 @@ impl Trace {
                 (input, &[A::Memory])
             }
             What::Program(input) => (input, &[A::Python, A::ForwardBackward, A::DataFlow]),
+            What::Events(command) => return command.run(out),
             What::Diff(command) => return command.run(out),
             What::WhatIf(command) => return command.run(out),
             What::Export(command) => return command.run(),

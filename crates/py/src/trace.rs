@@ -17,6 +17,7 @@ use trace::{
     Frames, Mode, Selection, causal,
     diff::{self, Device, Part, Spelling},
     hang, memory, overlay,
+    query::{self, Query},
     summary::{self, Analysis, Options},
 };
 
@@ -91,6 +92,30 @@ impl Timeline {
     ) -> PyResult<String> {
         py.detach(|| self.analysed(analyses, options, compat, include_last_step))
             .map_err(|diagnostic| to_python(py, &diagnostic))
+    }
+
+    /// A table of records that are too many for a summary, as JSON.
+    fn table(
+        &self,
+        py: Python<'_>,
+        what: &str,
+        query: &str,
+        index: u32,
+        compat: bool,
+        include_last_step: bool,
+    ) -> PyResult<String> {
+        let table = || -> Result<String> {
+            let query: Query = read(query, "the query")?;
+            let frames = self.frames(compat, include_last_step);
+            Ok(match what {
+                "events" => json!(query::events(&frames, &query)).to_string(),
+                "stack" => json!(query::stack(&frames, query.rank, index)).to_string(),
+                "queue_length" => json!(query::queue_lengths(&frames)).to_string(),
+                "memory_bw" => json!(query::bandwidths(&frames)).to_string(),
+                other => return Err(Diagnostic::bug(format!("there is no table `{other}`"))),
+            })
+        };
+        py.detach(table).map_err(|diagnostic| to_python(py, &diagnostic))
     }
 
     fn what_if(

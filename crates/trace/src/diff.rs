@@ -7,6 +7,7 @@ use timeline::{Class, NameId, Rank, Timeline};
 
 use crate::{
     Frames,
+    source::{Origin, Sources},
     stats::{median, micros},
 };
 
@@ -212,6 +213,9 @@ pub struct Change {
     pub noise: f64,
     /// Calls per step before and after.
     pub calls: (f64, f64),
+    /// Where it comes from: in the run after, or before if it is gone.
+    #[serde(flatten)]
+    pub origin: Origin,
 }
 
 /// The comparison of two runs per operation and shape.
@@ -234,6 +238,8 @@ type Op = (String, String, bool);
 struct Run {
     ops: BTreeMap<Op, Vec<(i64, i64)>>,
     steps: Vec<i64>,
+    /// Frame and row of the first event of each operation.
+    first: BTreeMap<Op, (usize, usize)>,
 }
 
 /// A change of medians counts only beyond so many median deviations of single samples, ...
@@ -255,7 +261,10 @@ pub fn regression(before: &Frames<'_>, after: &Frames<'_>) -> Regression {
         .into_iter()
         .filter_map(|key| {
             let (x, y) = (a.samples(&key), b.samples(&key));
-            change(key, &x, &y, step_before)
+            let origin = || b.origin(&key, after).or_else(|| a.origin(&key, before)).unwrap_or_default();
+            let mut change = change(key.clone(), &x, &y, step_before)?;
+            change.origin = origin();
+            Some(change)
         })
         .collect();
     changes.sort_by(|x, y| (y.after - y.before).abs().total_cmp(&(x.after - x.before).abs()));
@@ -273,6 +282,12 @@ impl Run {
         let mut samples = self.ops.get(key).cloned().unwrap_or_default();
         samples.resize(self.steps.len().max(1), (0, 0));
         samples
+    }
+
+    /// Where the first event of an operation comes from.
+    fn origin(&self, key: &Op, frames: &Frames<'_>) -> Option<Origin> {
+        let &(frame, row) = self.first.get(key)?;
+        Some(Sources::of(&frames.ranks[frame]).origin(row))
     }
 }
 
@@ -306,13 +321,14 @@ fn change(key: Op, before: &[(i64, i64)], after: &[(i64, i64)], step: i64) -> Op
         percent_of_step: crate::stats::percent((y - x) as f64, step.max(1) as f64, 2),
         noise: micros(noise),
         calls: (calls_x, calls_y),
+        origin: Origin::default(),
     })
 }
 
 /// The samples of a run: every step of every rank, or each rank as a whole if there are no steps.
 fn run(frames: &Frames<'_>) -> Run {
-    let mut run = Run { ops: BTreeMap::new(), steps: Vec::new() };
-    for frame in &frames.ranks {
+    let mut run = Run { ops: BTreeMap::new(), steps: Vec::new(), first: BTreeMap::new() };
+    for (number, frame) in frames.ranks.iter().enumerate() {
         let numbers = frame.steps.numbers();
         let first = run.steps.len();
         let sample_of = |row: usize| match frame.iteration[row] {
@@ -340,10 +356,11 @@ fn run(frames: &Frames<'_>) -> Run {
                 .inputs
                 .get(row as u32)
                 .map_or("", |inputs| frame.timeline.names.text(inputs.dims));
-            let samples = run
-                .ops
-                .entry((frame.text(row).to_owned(), shape.to_owned(), frame.on_device(row)))
-                .or_default();
+            let op = (frame.text(row).to_owned(), shape.to_owned(), frame.on_device(row));
+            if !run.ops.contains_key(&op) {
+                run.first.insert(op.clone(), (number, row));
+            }
+            let samples = run.ops.entry(op).or_default();
             samples.resize(samples.len().max(first + sample + 1), (0, 0));
             let sample = &mut samples[first + sample];
             *sample = (sample.0 + own[row], sample.1 + 1);

@@ -27,6 +27,7 @@ pub mod memory;
 pub mod odd;
 pub mod overlay;
 pub mod python;
+pub mod query;
 pub mod queue;
 pub mod sequences;
 pub mod source;

@@ -89,9 +89,12 @@ fn halving_kernels_or_launches_or_transfers_gives_the_trace_of_a_run_that_has_th
     assert!((transfers.before - transfers.after - micros(TRANSFER / 2)).abs() < 1e-9, "{transfers:?}");
     // only the first kernel waits for its launch: all others wait for the kernel before
     let launches = after("launch=0");
-    assert!(
-        (launches.before - launches.after - micros(DELAY)).abs() < 1e-9 || launches.after < launches.before
-    );
+    let immediate = generate(&Setting { delay: 0, ..whole.clone() });
+    assert_eq!(a.first_step - immediate.first_step, DELAY);
+    assert!((launches.before - launches.after - micros(DELAY)).abs() < 1e-9, "{launches:?}");
+    // a model that explains the trace changes nothing where nothing is changed
+    let nothing = after("kernel:=1");
+    assert_eq!((nothing.before, nothing.changed, nothing.model_error), (nothing.after, 0, 0.0));
     assert!(causal::what_if(&frames, &graph, &["kernels=2".to_owned()]).is_err());
 }
 
@@ -117,6 +120,8 @@ fn a_kernel_5_percent_slower_among_noise_is_named_and_20_unchanged_pairs_are_sil
     let names: Vec<&str> = changes.iter().map(|change| change.name.as_str()).collect();
     assert_eq!(names, ["gemm_3"]);
     assert!((changes[0].percent.unwrap() - 5.0).abs() < 2.0, "{changes:?}");
+    assert_eq!(changes[0].origin.module.as_deref(), Some("Layer_3"));
+    assert_eq!(changes[0].origin.line.as_deref(), Some("model.py(13): forward"));
 }
 
 #[test]
@@ -149,4 +154,50 @@ fn every_analysis_answers_for_traces_that_lack_what_it_needs() {
             assert!(object.contains_key("temporal_breakdown"), "{text}");
         }
     }
+}
+
+#[test]
+fn halving_any_layer_of_any_generated_trace_is_exact() {
+    arbtest::arbtest(|u| {
+        let layers: Vec<i64> = (0..u.int_in_range(1..=5)?)
+            .map(|_| Ok(1000 * u.int_in_range(1..=80)?))
+            .collect::<Result<_, _>>()?;
+        let which = u.choose_index(layers.len())?;
+        let setting = Setting { ranks: u.int_in_range(1..=3)?, layers: layers.clone(), ..Setting::default() };
+        let mut halved = setting.clone();
+        halved.layers[which] /= 2;
+        let (a, b) = (generate(&setting), generate(&halved));
+        let frames = frames(&a.timeline);
+        let graph = causal::build(&frames, "ProfilerStep", 0).unwrap();
+        let result = causal::what_if(&frames, &graph, &[format!("kernel:gemm_{which}=0.5")]).unwrap();
+        let saved = micros(a.first_step - b.first_step);
+        assert!((result.before - result.after - saved).abs() < 1e-9, "{result:?} {saved} {layers:?} {which}");
+        Ok(())
+    })
+    .budget_ms(1_500);
+}
+
+#[test]
+fn a_rank_without_a_trace_is_named() {
+    let setting = Setting { ranks: 3, ..Setting::default() };
+    let mut generated = generate(&setting);
+    generated.timeline.ranks.remove(1);
+    let waiting = waiting::waiting(&frames(&generated.timeline));
+    assert_eq!(waiting.matched, 3);
+    assert!(waiting.collectives.iter().all(|collective| collective.ranks == [0, 2]));
+}
+
+#[test]
+fn findings_name_the_late_rank_first_with_evidence_share_and_action() {
+    let setting = Setting { ranks: 4, steps: 4, late: Some((2, 1, 300_000)), ..Setting::default() };
+    let generated = generate(&setting);
+    let frames = frames(&generated.timeline);
+    let options = trace::summary::Options::default();
+    let found = trace::findings::findings(&trace::summary::Answers::new(&frames, &options));
+    assert!((1..=5).contains(&found.len()), "{found:?}");
+    let late = found.iter().find(|finding| finding.analysis == "collectives").unwrap();
+    assert_eq!(late.rank, Some(2));
+    assert!(late.evidence.contains("Layer_1") && late.evidence.contains("model.py(11): forward"), "{late:?}");
+    assert!(late.share > 10.0 && !late.action.is_empty());
+    assert!(found.windows(2).all(|pair| pair[0].share >= pair[1].share));
 }

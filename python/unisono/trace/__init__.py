@@ -5,7 +5,7 @@ they replace.
 ``record`` makes traces that hold what all analyses need.
 """
 
-from unisono.trace._analysis import Table, Trace, diagnose_hang, load
+from unisono.trace._analysis import Table, Trace, diagnose_hang, load, memory_timeline
 from unisono.trace._record import record
 
-__all__ = ["Table", "Trace", "diagnose_hang", "load", "record"]
+__all__ = ["Table", "Trace", "diagnose_hang", "load", "memory_timeline", "record"]

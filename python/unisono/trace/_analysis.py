@@ -113,7 +113,6 @@ class Trace:
         return Table(self.analyse("comm_comp_overlap")["comm_comp_overlap"])
 
     def get_idle_time_breakdown(self, consecutive_kernel_delay: float = 30.0) -> tuple[Table, Table]:
-        """Idle time by rank, stream and cause, and the gaps behind it. Gaps up to the delay (us) are the device's own."""
         """Idle time by rank, stream and cause, and its gaps; those up to the delay (us) are the device's own."""
         times, gaps = self.analyse(
             "idle_time_breakdown", consecutive_kernel_delay=round(1000 * consecutive_kernel_delay)
@@ -165,6 +164,89 @@ class Trace:
         """Ranks that are most often the last to start a collective; empty where that cannot be told."""
         return self.analyse("potential_stragglers", num_stragglers=num_candidates)["potential_stragglers"] or []
 
+    def _table(self, what: str, query: Record | None = None, index: int = 0) -> Table:
+        text = json.dumps(query or {})
+        return Table(json.loads(self._native.table(what, text, index, self._compat, self._include_last_step)))
+
+    def events(self, **query: Any) -> Table:
+        """Events with their place in the call graph: index, ts, dur, parent, depth, kernels below, module and line.
+
+        Args:
+            query: what narrows the choice: ``rank``, ``name`` (a part of it), ``category``, ``device`` (bool), ``stream``,
+                ``iteration``, ``from`` and ``to`` (us), ``under`` (an index: it and all below), ``limit``.
+        """
+        return self._table("events", query)
+
+    def get_trace(self, rank: int) -> Table:
+        """All events of a rank."""
+        return self.events(rank=rank)
+
+    def get_stack_of_node(self, index: int, rank: int | None = None) -> Table:
+        """The event at ``index`` of its file with all that enclose it, outermost first."""
+        return self._table("stack", {"rank": rank}, index)
+
+    def get_queue_length_time_series(self) -> dict[int, Table]:
+        """Every change of the queues of each rank."""
+        return _by_rank(self._table("queue_length"))
+
+    def get_memory_bw_time_series(self) -> dict[int, Table]:
+        """Every change of the bandwidth of copies of each rank."""
+        return _by_rank(self._table("memory_bw"))
+
+    def get_gpu_kernels_with_user_annotations(self, rank: int | None = None) -> Table | None:
+        """Kernels and their time by the shortest annotation around them; ``None`` without any."""
+        table = self.analyse("user_annotations", rank=rank)["kernels_with_user_annotations"]
+        return None if table is None else Table(table)
+
+    def get_cupti_counter_data_with_operators(self, rank: int | None = None) -> Table | None:
+        """Ranges with hardware counters and the operators around them; ``None`` where they cannot be paired."""
+        table = self.analyse("counters", rank=rank)["cupti"]
+        return None if table is None else Table(table)
+
+    def forward_backward(self) -> Table:
+        """Forward operators with their backwards: times on both sides, module and line. Empty with ``compat``."""
+        return Table(self.analyse("forward_backward").get("forward_backward", []))
+
+    def data_flow(self) -> Table:
+        """Bytes that went from operator to operator, from execution traces beside the traces. Empty with ``compat``."""
+        return Table(self.analyse("data_flow").get("data_flow", []))
+
+    def python_tree(self) -> Table:
+        """Python functions with their callees below them: calls, time, kernels. Empty with ``compat``."""
+        return Table(self.analyse("python").get("python_tree", []))
+
+    def export(
+        self,
+        file: str | Path,
+        *,
+        rank: int | None = None,
+        window: tuple[float, float] | None = None,
+        name: str = "",
+        counters: bool = False,
+        critical_path: tuple[str, int] | None = None,
+    ) -> None:
+        """Writes the traces, or a part of them, as one file for a trace viewer; nothing that the files say is lost.
+
+        Args:
+            file: where to.
+            rank: only this rank.
+            window: only what overlaps these microseconds since the first event.
+            name: only events whose name contains this.
+            counters: add curves of queue lengths and bandwidths.
+            critical_path: add the path of this annotation's instance, as arrows; its events get the argument ``critical``.
+        """
+        self._native.export(str(file), rank, window, name, counters, critical_path)
+
+    def generate_trace_with_counters(self, output_file: str | Path, rank: int | None = None) -> None:
+        """Writes the traces with curves of queue lengths and bandwidths."""
+        self.export(output_file, rank=rank, counters=True)
+
+    def overlay_critical_path_analysis(
+        self, output_file: str | Path, annotation: str = "ProfilerStep", instance_id: int = 0, rank: int | None = None
+    ) -> None:
+        """Writes the traces with the critical path as arrows."""
+        self.export(output_file, rank=rank, critical_path=(annotation, instance_id))
+
     def critical_path_analysis(
         self, rank: int | None = None, annotation: str = "ProfilerStep", instance_id: int = 0
     ) -> Record | None:
@@ -212,6 +294,18 @@ class Trace:
     def ops_diff(self, test: Trace, device: str = "ALL") -> dict[str, list[str]]:
         """Names that are added, deleted, increased, decreased and unchanged in ``test``, by their counts."""
         return json.loads(self._native.compare(test._native, device, (None, None), (None, None), False))["ops"]
+
+
+def _by_rank(table: Table) -> dict[int, Table]:
+    ranks: dict[int, Table] = {}
+    for row in table:
+        ranks.setdefault(row["rank"], Table()).append(row)
+    return ranks
+
+
+def memory_timeline(path: str | Path) -> Record:
+    """Sums up the profiler's own memory timeline (``*.raw.json.gz``) by category: ``categories``, ``points``, ``peak_bytes``."""
+    return json.loads(_native.memory_timeline(str(path)))
 
 
 def diagnose_hang(dumps: Mapping[int, bytes | str | Path] | Iterable[tuple[int, bytes | str | Path]]) -> Record:

@@ -33,6 +33,7 @@ def record(
     shapes: bool = True,
     stacks: bool = True,
     memory: bool = True,
+    data_flow: bool = False,
 ) -> Iterator[Any]:
     """Records a trace of some steps, one file for each rank.
 
@@ -55,6 +56,7 @@ def record(
         shapes: record dimensions and types of operators' inputs.
         stacks: record Python functions and modules, which say where in the program something comes from.
         memory: record allocations and releases.
+        data_flow: record which tensors operators read and write, in ``rank<N>.et.json`` (slow).
 
     Raises:
         ResourceError: the trace cannot be written.
@@ -69,6 +71,11 @@ def record(
     activities = [profiler.ProfilerActivity.CPU]
     if profiler.ProfilerActivity.CUDA in profiler.supported_activities():
         activities.append(profiler.ProfilerActivity.CUDA)
+
+    observer = None
+    if data_flow:
+        observer = profiler.ExecutionTraceObserver()
+        observer.register_callback(str(folder / f"rank{rank}.et.json"))
 
     def write(profile: Any) -> None:
         path = folder / f"rank{rank}.json.gz"
@@ -86,6 +93,7 @@ def record(
             with_stack=stacks,
             with_modules=stacks,
             profile_memory=memory,
+            execution_trace_observer=observer,
         ) as recording:
             yield recording
     except BaseException:

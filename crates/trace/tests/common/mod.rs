@@ -33,6 +33,8 @@ pub struct Setting {
     pub offsets: Vec<i64>,
     /// Clock drift of each rank in parts per million.
     pub drifts: Vec<i64>,
+    /// From a launch to its kernel, in nanoseconds.
+    pub delay: i64,
     /// Relative noise of kernel times in per mille, uniform to both sides.
     pub noise: i64,
     /// Seed of the noise.
@@ -48,6 +50,7 @@ impl Default for Setting {
             late: None,
             offsets: Vec::new(),
             drifts: Vec::new(),
+            delay: DELAY,
             noise: 0,
             seed: 1,
         }
@@ -138,7 +141,7 @@ pub fn generate(setting: &Setting) -> Generated {
                 let begin = host;
                 let launch = begin + late + 1000;
                 let end = begin + late + OPERATOR;
-                let kernel = device.max(launch + DELAY);
+                let kernel = device.max(launch + setting.delay);
                 let time = time + time * random.around(setting.noise.max(0)) / 1000;
                 device = kernel + time;
                 rank.python += 2;
@@ -170,7 +173,7 @@ pub fn generate(setting: &Setting) -> Generated {
                 host = end + 1000;
             }
             issues.push(host);
-            arrivals.push(device.max(host + DELAY));
+            arrivals.push(device.max(host + setting.delay));
         }
         let end = arrivals.iter().max().unwrap() + TRANSFER;
         for (number, rank) in ranks.iter_mut().enumerate() {
