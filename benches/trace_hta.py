@@ -3,7 +3,7 @@
     python benches/trace_hta.py TRACE --unisono target/release/unisono --hta PYTHON
 
 TRACE is a Kineto trace (.json or .json.gz) with device events; PYTHON is one with HolisticTraceAnalysis 0.5.0
-and pandas 2.2.3.
+and pandas 2.2.3. The operator delays are measured in this Python, which needs unisono.
 Each program runs in a process of its own; processor time and peak memory are those that the system counts for it.
 """
 
@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 LOAD = "from hta.trace_analysis import TraceAnalysis; t = TraceAnalysis(trace_files={RANK: PATH})"
@@ -33,6 +34,31 @@ t.get_profiler_steps()
 CallGraph(t.t, ranks=[RANK])
 t.critical_path_analysis(rank=RANK, annotation="ProfilerStep", instance_id=1)
 """
+
+
+OPERATORS = """
+import time
+t.get_aten_op_kernels_and_delay(ranks=[RANK])
+begin = time.process_time()
+t.get_aten_op_kernels_and_delay(ranks=[RANK])
+print("seconds", time.process_time() - begin)
+"""
+
+
+def operator_delays(path: Path, hta: str) -> tuple[float, float]:
+    """Processor seconds of the operator delays alone, in compatible mode and in HTA; each is called once before."""
+    from unisono import trace
+
+    recording = trace.load(path, compat="hta", cache=False)
+    times = []
+    for _ in range(6):
+        begin = time.process_time()
+        recording.get_aten_op_kernels_and_delay()
+        times.append(time.process_time() - begin)
+    code = LOAD.replace("RANK", "0").replace("PATH", repr(str(path))) + OPERATORS.replace("RANK", "0")
+    done = subprocess.run([hta, "-c", code], capture_output=True, text=True, check=True)
+    seconds = next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("seconds"))
+    return min(times[1:]), float(seconds)
 
 
 def measure(command: list[str], environment: dict[str, str] | None = None) -> tuple[float, float]:
@@ -66,15 +92,17 @@ def main() -> None:
         size = plain.stat().st_size / 1e6
         one = {"RAYON_NUM_THREADS": "1"}
         base = [arguments.unisono, "trace"]
-        load = best([*base, "stragglers", str(plain), "--json", "--compat", "hta"], arguments.repeats, one)
+        options = ["--json", "--no-cache"]
+        load = best([*base, "stragglers", str(plain), *options, "--compat", "hta"], arguments.repeats, one)
         report = best(
-            [*base, "summary", str(plain), "--json", "--compat", "hta", "--instance", "1"], arguments.repeats, one
+            [*base, "summary", str(plain), *options, "--compat", "hta", "--instance", "1"], arguments.repeats, one
         )
-        exact = best([*base, "summary", str(plain), "--json", "--instance", "1"], arguments.repeats, one)
+        exact = best([*base, "summary", str(plain), *options, "--instance", "1"], arguments.repeats, one)
         code = LOAD.replace("RANK", "0").replace("PATH", repr(str(plain)))
         start = measure([arguments.hta, "-c", "from hta.trace_analysis import TraceAnalysis"])
         hta_load = measure([arguments.hta, "-c", code])
         hta_report = measure([arguments.hta, "-c", code + REPORT.replace("RANK", "0")])
+        mine, other = operator_delays(plain, arguments.hta)
         rows = [
             ("load", load, hta_load),
             ("load and all analyses, compatible mode", report, hta_report),
@@ -88,6 +116,7 @@ def main() -> None:
             seconds = theirs[0] - start[0]
             cells = [f"{ours[0]:.3f}", f"{size / ours[0]:.0f}", f"{ours[1]:.0f}", f"{seconds:.2f}", f"{theirs[1]:.0f}"]
             print("| " + " | ".join([name, *cells, f"{seconds / ours[0]:.0f}"]) + " |")
+        print(f"\noperator delays alone: {mine:.4f} s, HTA {other:.2f} s: {other / mine:.0f} times")
 
 
 if __name__ == "__main__":

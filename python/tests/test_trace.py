@@ -1,5 +1,6 @@
 """Real traces, recorded here on processors, say what was put into them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -120,3 +121,77 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     small = trace.load(tmp_path)
     with pytest.raises(errors.ConfigurationError, match="no change"):
         small.what_if("nonsense", annotation="")
+
+
+def test_what_the_program_did_is_answered(recorded: Path) -> None:
+    recording = trace.load(recorded)
+    pairs = {(row["forward"], row["backward"]) for row in recording.forward_backward()}
+    assert any(forward == "aten::addmm" and "AddmmBackward0" in backward for forward, backward in pairs), pairs
+    tree = recording.python_tree()
+    assert any("program.py" in row["name"] and row["depth"] == 0 for row in tree)
+    assert all(row["own"] <= row["time"] for row in tree)
+
+
+def test_events_are_filtered_and_know_what_encloses_them(recorded: Path) -> None:
+    recording = trace.load(recorded)
+    products = recording.events(rank=0, name="aten::addmm", category="cpu_op")
+    assert products and all(row["rank"] == 0 and "addmm" in row["name"] for row in products)
+    stack = recording.get_stack_of_node(products[0]["index"], rank=0)
+    assert stack[-1]["index"] == products[0]["index"]
+    assert any(row["name"].startswith("nn.Module: Linear") for row in stack)
+    assert [row["depth"] for row in stack] == list(range(len(stack)))
+    below = recording.events(rank=0, under=stack[0]["index"])
+    assert {row["index"] for row in stack} <= {row["index"] for row in below}
+
+
+def test_an_exported_trace_says_the_same_and_holds_the_critical_path(recorded: Path, tmp_path: Path) -> None:
+    recording = trace.load(recorded)
+    recording.overlay_critical_path_analysis(tmp_path / "both.json")
+    both = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    assert any(event.get("cat") == "critical_path" for event in both)
+    assert {event["pid"].split(",")[0] for event in both if event.get("args", {}).get("critical")} >= {"rank 1"}
+    recording.generate_trace_with_counters(tmp_path / "one.json", rank=1)
+    again = trace.load(tmp_path / "one.json")
+    assert again.ranks == [1]
+    assert len(again) == len(recording.get_trace(1))
+
+
+def test_names_of_other_tools_answer(recorded: Path) -> None:
+    recording = trace.load(recorded)
+    assert recording.get_profiler_steps() == [1, 2, 3]
+    # the traces of processors have no device events: tables are empty or absent, nothing fails
+    assert recording.get_temporal_breakdown() == []
+    assert recording.get_queue_length_time_series() == {}
+    assert recording.get_memory_bw_time_series() == {}
+    assert recording.get_gpu_kernels_with_user_annotations() is None
+    assert recording.get_cupti_counter_data_with_operators() is None
+    assert any("no device events" in note for note in recording.notes)
+    names = {row["name"] for row in recording.compare_traces(recording, "CPU", use_short_name=True)}
+    assert "aten::addmm" in names
+    assert recording.ops_diff(recording)["added"] == []
+    assert recording.diff(recording)["changes"] == []
+
+
+def test_data_flow_comes_from_an_execution_trace_beside_the_trace(tmp_path: Path) -> None:
+    import torch
+
+    model = torch.nn.Linear(8, 4)
+    with trace.record(tmp_path, warmup=0, active=1, data_flow=True) as recording:
+        model(torch.randn(2, 8)).relu().sum().backward()
+        recording.step()
+    assert (tmp_path / "rank0.et.json").is_file()
+    flows = {(row["producer"], row["consumer"]): row["bytes"] for row in trace.load(tmp_path).data_flow()}
+    # 2 x 4 numbers of 4 bytes go from the layer to its activation
+    assert flows[("aten::addmm", "aten::clamp_min")] == 32
+    assert any(producer is None and consumer == "aten::addmm" for producer, consumer in flows)
+
+
+def test_a_memory_timeline_is_summed_up_by_category(tmp_path: Path) -> None:
+    path = tmp_path / "memory.raw.json"
+    path.write_text(json.dumps([[-1, 0, 100, 0], [50, 1, 10, 4], [60, 1, 30, 5], [70, 3, -10, 4]]))
+    curve = trace.memory_timeline(path)
+    assert curve["peak_bytes"] == 140
+    assert curve["points"][-1] == [70, [100, 0, 0, 0, 0, 30, 0, 0]]
+    path.write_text("[[1, 2]]")
+    with pytest.raises(errors.ConfigurationError, match="memory timeline"):
+        trace.memory_timeline(path)

@@ -74,8 +74,8 @@ struct Attribute {
     value: Value,
 }
 
-/// Reads an execution trace: the uses of tensors in the order of the operators, those that call others left out. `file` is how
-/// messages call it.
+/// Reads an execution trace: the uses of tensors in the order in which operators end. An operator that calls others counts for
+/// what it reads itself, without them. `file` is how messages call it.
 pub fn read(source: impl Read, file: &str) -> Result<Vec<TensorUse>> {
     let trace: Trace = serde_json::from_reader(std::io::BufReader::new(source)).map_err(|error| {
         Diagnostic::new(Code::NOT_A_TRACE, "this is no execution trace")
@@ -85,14 +85,30 @@ pub fn read(source: impl Read, file: &str) -> Result<Vec<TensorUse>> {
     })?;
     let mut nodes: Vec<&Node> = trace.nodes.iter().collect();
     nodes.sort_by_key(|node| node.id);
-    let is_operator = |node: &Node| node.text("op_schema").contains("::");
-    let callers: FxHashSet<i64> =
-        nodes.iter().filter(|node| is_operator(node)).map(|node| node.parent.max(node.ctrl_deps)).collect();
     let mut uses = Vec::new();
-    for node in nodes.into_iter().filter(|node| is_operator(node) && !callers.contains(&node.id)) {
-        node.uses(&mut uses);
+    // what callees have read, of the nodes that are open: callers have smaller numbers than those whom they call
+    let mut open: Vec<(&Node, FxHashSet<i64>)> = Vec::new();
+    for node in nodes {
+        while open.last().is_some_and(|(caller, _)| caller.id != node.caller()) {
+            close(&mut open, &mut uses);
+        }
+        open.push((node, FxHashSet::default()));
+    }
+    while !open.is_empty() {
+        close(&mut open, &mut uses);
     }
     Ok(uses)
+}
+
+/// Notes what the innermost open node used, and tells its caller what has been read.
+fn close(open: &mut Vec<(&Node, FxHashSet<i64>)>, uses: &mut Vec<TensorUse>) {
+    let Some((node, mut below)) = open.pop() else { return };
+    if node.text("op_schema").contains("::") {
+        node.uses(&mut below, uses);
+    }
+    if let Some((_, caller)) = open.last_mut() {
+        caller.extend(below);
+    }
 }
 
 impl Node {
@@ -110,31 +126,41 @@ impl Node {
         self.rf_id.or_else(attribute)
     }
 
-    fn uses(&self, uses: &mut Vec<TensorUse>) {
+    /// The caller; a root is its own.
+    fn caller(&self) -> i64 {
+        self.parent.max(self.ctrl_deps)
+    }
+
+    /// Appends what this operator reads and writes beyond its callees, and adds to `below`, what they have read.
+    fn uses(&self, below: &mut FxHashSet<i64>, uses: &mut Vec<TensorUse>) {
         let Some(external) = self.external() else { return };
+        let has_callees = !below.is_empty();
         let changed = changed_arguments(self.text("op_schema"));
-        let before = uses.len();
-        let mut push = |(storage, bytes): (i64, i64), written| {
-            uses.push(TensorUse { external, storage, bytes, written });
-        };
-        let mut read = FxHashSet::default();
+        let (mut reads, mut writes, mut inputs) = (Vec::new(), Vec::new(), FxHashSet::default());
         for (position, value) in self.inputs.list().iter().enumerate() {
             for tensor in tensors(value) {
-                push(tensor, false);
-                read.insert(tensor.0);
+                inputs.insert(tensor.0);
+                if !below.contains(&tensor.0) {
+                    reads.push(tensor);
+                }
                 if changed.get(position) == Some(&true) {
-                    push(tensor, true);
+                    writes.push(tensor);
                 }
             }
         }
         // an output that shares its storage with an input is a view of it, or was changed in place
-        let fresh = self.outputs.list().iter().flat_map(tensors).filter(|tensor| !read.contains(&tensor.0));
-        fresh.for_each(|tensor| push(tensor, true));
+        writes.extend(
+            self.outputs.list().iter().flat_map(tensors).filter(|tensor| !inputs.contains(&tensor.0)),
+        );
         // who makes a view touches nothing: those who use the view do
-        let is_view = !self.outputs.list().is_empty() && uses[before..].iter().all(|used| !used.written);
-        if is_view {
-            uses.truncate(before);
+        let is_view = writes.is_empty() && !self.outputs.list().is_empty();
+        if is_view || (has_callees && reads.is_empty()) {
+            return;
         }
+        below.extend(reads.iter().map(|read| read.0));
+        let used = |(storage, bytes): (i64, i64), written| TensorUse { external, storage, bytes, written };
+        uses.extend(reads.into_iter().map(|tensor| used(tensor, false)));
+        uses.extend(writes.into_iter().map(|tensor| used(tensor, true)));
     }
 }
 
@@ -182,13 +208,35 @@ mod tests {
             {"name":"aten::add_","id":4,"rf_id":2,"parent":1,"op_schema":"aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)",
              "inputs":[[1,10,0,4,4,"cpu"],[2,11,0,4,4,"cpu"],1],"outputs":[[1,10,0,4,4,"cpu"]]},
             {"name":"aten::t","id":3,"rf_id":1,"parent":1,"op_schema":"aten::t(Tensor(a) self) -> Tensor(a)","inputs":[[1,10,0,4,4,"cpu"]],"outputs":[[3,10,0,4,4,"cpu"]]}]}"#;
-        assert_eq!(used(old), [(2, 10, 16, false), (2, 10, 16, true), (2, 11, 16, false)]);
+        assert_eq!(used(old), [(2, 10, 16, false), (2, 11, 16, false), (2, 10, 16, true)]);
         let new = r#"{"schema":"1.1.1","nodes":[
-            {"name":"aten::linear","id":8,"ctrl_deps":2,"inputs":{"values":[]},"outputs":{"values":[[1,9,0,4,4,"cpu"]]},
+            {"name":"aten::linear","id":8,"ctrl_deps":2,"inputs":{"values":[[5,6,0,2,8,"cuda:0"]]},"outputs":{"values":[[1,9,0,4,4,"cpu"]]},
              "attrs":[{"name":"rf_id","value":4},{"name":"op_schema","value":"aten::linear(Tensor input) -> Tensor"}]},
             {"name":"aten::cat","id":9,"ctrl_deps":8,"inputs":{"values":[[[5,6,0,2,8,"cuda:0"],[7,8,0,1,8,"cuda:0"]],0]},"outputs":{"values":[[1,9,0,3,8,"cuda:0"]]},
              "attrs":[{"name":"rf_id","value":5},{"name":"op_schema","value":"aten::cat(Tensor[] tensors, int dim=0) -> Tensor"}]}]}"#;
         assert_eq!(used(new), [(5, 6, 16, false), (5, 8, 8, false), (5, 9, 24, true)]);
+    }
+
+    #[test]
+    fn a_caller_counts_for_what_its_callees_do_not_read() {
+        let node = |name: &str, id: i64, caller: i64, schema: &str, inputs: &str, output: &str| {
+            format!(
+                r#"{{"name":"{name}","id":{id},"rf_id":{id},"parent":{caller},"op_schema":"{name}{schema}","inputs":[{inputs}],"outputs":[{output}]}}"#
+            )
+        };
+        let (x, w, b, y) =
+            (r#"[1,1,0,4,4,"cpu"]"#, r#"[2,2,0,4,4,"cpu"]"#, r#"[3,3,0,2,4,"cpu"]"#, r#"[4,4,0,8,4,"cpu"]"#);
+        let nodes = [
+            node("aten::linear", 10, 1, "(Tensor a, Tensor b, Tensor c) -> Tensor", &[x, w, b].join(","), y),
+            node("aten::t", 11, 10, "(Tensor(a) self) -> Tensor(a)", w, w),
+            node("aten::addmm", 12, 10, "(Tensor a, Tensor b, Tensor c) -> Tensor", &[b, x, w].join(","), y),
+            node("aten::copy_", 13, 12, "(Tensor(a!) self, Tensor src) -> Tensor(a!)", &[y, b].join(","), y),
+        ];
+        let found = used(&format!(r#"{{"nodes":[{}]}}"#, nodes.join(",")));
+        // the copy of the bias, and the product by `addmm` itself; nothing is left for `linear`
+        let copy = [(13, 4, 32, false), (13, 3, 8, false), (13, 4, 32, true)];
+        let product = [(12, 1, 16, false), (12, 2, 16, false), (12, 4, 32, true)];
+        assert_eq!(found, [copy, product].concat());
     }
 
     #[test]
