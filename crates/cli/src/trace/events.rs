@@ -50,14 +50,13 @@ impl Events {
         let frames = frames(&timeline, &self.input);
         tell(&frames);
         let rank = self.input.options().rank;
-        let rows = match self.stack {
-            Some(index) => query::stack(&frames, rank, index),
-            None => {
-                let Self { name, category, stream, iteration, from, to, under, limit, .. } = self;
-                let query =
-                    Query { rank, name, category, device: None, stream, iteration, from, to, under, limit };
-                query::events(&frames, &query)
-            }
+        let rows = if let Some(index) = self.stack {
+            query::stack(&frames, rank, index)
+        } else {
+            let Self { name, category, stream, iteration, from, to, under, limit, .. } = self;
+            let query =
+                Query { rank, name, category, device: None, stream, iteration, from, to, under, limit };
+            query::events(&frames, &query)
         };
         let rows = json!({ "events": rows });
         if self.input.json {
