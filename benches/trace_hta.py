@@ -63,13 +63,21 @@ def operator_delays(path: Path, hta: str) -> tuple[float, float]:
 
 def measure(command: list[str], environment: dict[str, str] | None = None) -> tuple[float, float]:
     """Processor seconds (children included) and peak resident megabytes of a command."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
+    # a child begins with the memory of this process and counts it, unless a small one starts it
+    code = "import os, sys; _, s, u = os.wait4(os.spawnvp(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0); "
+    code += "print(s, u.ru_utime + u.ru_stime, u.ru_maxrss, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code, *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+        check=False,
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
+    status, seconds, kilobytes = done.stderr.splitlines()[-1].split()
+    if status != "0":
         raise SystemExit(f"failed: {' '.join(command)[:200]}")
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    return float(seconds), int(kilobytes) / 1024
 
 
 def best(command: list[str], repeats: int, environment: dict[str, str] | None = None) -> tuple[float, float]:

@@ -6,7 +6,7 @@ use flate2::read::MultiGzDecoder;
 
 /// What is larger unpacked is read as a stream.
 #[cfg(feature = "libdeflate")]
-const WHOLE: usize = 32 << 20;
+const WHOLE: usize = 8 << 20;
 
 /// Whether `data` begins like a gzip file.
 pub fn is_gzip(data: &[u8]) -> bool {

@@ -17,10 +17,12 @@ use window::Window;
 
 use crate::{Names, Rank};
 
-/// Bytes that are read at a time for each thread, ...
-const PER_THREAD: usize = 4 << 20;
+/// Bytes that one thread alone reads at a time.
+const ALONE: usize = 1 << 20;
+/// Bytes that several threads read at a time, for each, ...
+const PER_THREAD: usize = 2 << 20;
 /// ... and at most.
-const MOST: usize = 64 << 20;
+const MOST: usize = 32 << 20;
 /// Chunks for each thread: some, so that threads with other things to do get fewer.
 const CHUNKS: usize = 4;
 
@@ -41,7 +43,7 @@ pub fn read_stream(
     file: &str,
     progress: Progress<'_>,
 ) -> Result<(Names, Rank)> {
-    let size = MOST.min(PER_THREAD * threads);
+    let size = if threads > 1 { MOST.min(PER_THREAD * threads) } else { ALONE };
     document::read(Window::moving(source, size), file, pieces(threads), progress)
 }
 

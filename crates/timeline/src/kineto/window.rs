@@ -3,7 +3,7 @@
 use std::io::Read;
 
 /// Room in front of fresh data for what the window before left over.
-const HEADROOM: usize = 1 << 20;
+const HEADROOM: usize = 1 << 16;
 
 /// A part of the source in memory.
 pub struct Window<'s> {
