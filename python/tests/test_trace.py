@@ -195,3 +195,16 @@ def test_a_memory_timeline_is_summed_up_by_category(tmp_path: Path) -> None:
     path.write_text("[[1, 2]]")
     with pytest.raises(errors.ConfigurationError, match="memory timeline"):
         trace.memory_timeline(path)
+
+
+def test_records_have_the_keys_of_their_types(recorded: Path) -> None:
+    recording, types_ = trace.load(recorded), trace.records
+    for table, kind in [
+        (recording.findings(), types_.Finding),
+        (recording.exposed_communication(), types_.ExposedCommunication),
+        (recording.memory(), types_.DeviceMemory),
+        (recording.forward_backward(), types_.ForwardBackward),
+        (recording.python_tree(), types_.PythonNode),
+        (recording.critical_path_analysis()["top"], types_.PathRow),  # type: ignore[index]
+    ]:
+        assert table and set(table[0]) == set(kind.__annotations__), kind

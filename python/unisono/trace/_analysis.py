@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from unisono import _native
+from unisono.trace import _records as records
 
 Record = dict[str, Any]
 
 
-class Table(list[Record]):
+R = TypeVar("R")
+
+
+class Table(list[R], Generic[R]):
     """A list of records, all with the same keys. Times are microseconds unless a key says otherwise."""
 
     def to_pandas(self) -> Any:
@@ -91,67 +95,73 @@ class Trace:
             self._native.analyse(json.dumps(analyses), json.dumps(options), self._compat, self._include_last_step)
         )
 
-    def findings(self) -> Table:
+    def findings(self) -> Table[records.Finding]:
         """What is wrong, most costly first: at most five records with title, evidence, share (per cent) and action."""
         return Table(self.analyse("findings").get("findings", []))
 
-    def get_temporal_breakdown(self) -> Table:
+    def get_temporal_breakdown(self) -> Table[records.TemporalBreakdown]:
         """Busy and idle time of each rank's devices."""
         return Table(self.analyse("temporal_breakdown")["temporal_breakdown"])
 
     def get_gpu_kernel_breakdown(
         self, duration_ratio: float = 0.8, num_kernels: int = 10, include_memory_kernels: bool = False
-    ) -> tuple[Table, Table]:
+    ) -> tuple[Table[records.KindTime], Table[records.KernelTime]]:
         """Time by kind of kernel over all ranks, and time by kernel of each rank."""
         options = {"duration_ratio": duration_ratio, "num_kernels": num_kernels}
         tables = self.analyse("kernel_breakdown", include_memory_kernels=include_memory_kernels, **options)
         kinds, kernels = tables["kernel_breakdown"]
         return Table(kinds), Table(kernels)
 
-    def get_comm_comp_overlap(self) -> Table:
+    def get_comm_comp_overlap(self) -> Table[records.Overlap]:
         """How much of the communication computation hides, in per cent, by rank."""
         return Table(self.analyse("comm_comp_overlap")["comm_comp_overlap"])
 
-    def get_idle_time_breakdown(self, consecutive_kernel_delay: float = 30.0) -> tuple[Table, Table]:
+    def get_idle_time_breakdown(
+        self, consecutive_kernel_delay: float = 30.0
+    ) -> tuple[Table[records.IdleTime], Table[records.IdleGaps]]:
         """Idle time by rank, stream and cause, and its gaps; those up to the delay (us) are the device's own."""
         times, gaps = self.analyse(
             "idle_time_breakdown", consecutive_kernel_delay=round(1000 * consecutive_kernel_delay)
         )["idle_time_breakdown"]
         return Table(times), Table(gaps)
 
-    def get_queue_length_summary(self) -> Table:
+    def get_queue_length_summary(self) -> Table[records.QueueLength]:
         """How many launches wait, by rank and stream."""
         return Table(self.analyse("queue")["queue_length_summary"] or [])
 
-    def get_time_spent_blocked_on_full_queue(self, max_queue_length: int = 1024) -> Table:
+    def get_time_spent_blocked_on_full_queue(self, max_queue_length: int = 1024) -> Table[Record]:
         """How long queues were full."""
         result = self.analyse("queue", max_queue_length=max_queue_length)
         return Table(result[f"blocked_on_full_queue_{max_queue_length}"])
 
-    def get_memory_bw_summary(self) -> Table:
+    def get_memory_bw_summary(self) -> Table[records.MemoryBandwidth]:
         """Bandwidth of copies and fills, by rank and kind."""
         return Table(self.analyse("memory_bandwidth")["memory_bw_summary"] or [])
 
-    def get_cuda_kernel_launch_stats(self, runtime_cutoff: float = 50.0, launch_delay_cutoff: float = 100.0) -> Table:
+    def get_cuda_kernel_launch_stats(
+        self, runtime_cutoff: float = 50.0, launch_delay_cutoff: float = 100.0
+    ) -> Table[Record]:
         """Launches of each rank: short kernels, slow calls, long delays. Cutoffs are in us."""
         cutoffs = {"runtime": round(1000 * runtime_cutoff), "launch_delay": round(1000 * launch_delay_cutoff)}
         stats = self.analyse("launch_stats", cutoffs=cutoffs)["cuda_kernel_launch_stats"]
         return Table({"rank": int(rank), **row} for rank, row in stats.items())
 
-    def get_gpu_user_annotation_breakdown(self, use_gpu_annotation: bool = True) -> Table | None:
+    def get_gpu_user_annotation_breakdown(
+        self, use_gpu_annotation: bool = True
+    ) -> Table[records.AnnotationTime] | None:
         """Time of each annotation, on the device or on the host; ``None`` without any."""
         side = "gpu" if use_gpu_annotation else "cpu"
         table = self.analyse("user_annotations")[f"user_annotation_breakdown_{side}"]
         return None if table is None else Table(table)
 
-    def get_aten_op_kernels_and_delay(self) -> dict[int, Table]:
+    def get_aten_op_kernels_and_delay(self) -> dict[int, Table[records.OperatorKernels]]:
         """Operators with the kernels that they launch, by rank."""
         tables = self.analyse("operators")["aten_op_kernels_and_delay"] or {}
         return {int(rank): Table(table) for rank, table in tables.items()}
 
     def get_frequent_cuda_kernel_sequences(
         self, operator_name: str, min_pattern_len: int = 3, rank: int | None = None, top_k: int = 5
-    ) -> Table:
+    ) -> Table[records.KernelSequence]:
         """Kernel sequences that recur below operators whose name contains ``operator_name``."""
         options = {"min_pattern_len": min_pattern_len, "top_k": top_k, "rank": rank}
         return Table(self.analyse("call_graph", op=operator_name, **options)["frequent_kernel_sequences"]["top"])
@@ -164,11 +174,11 @@ class Trace:
         """Ranks that are most often the last to start a collective; empty where that cannot be told."""
         return self.analyse("potential_stragglers", num_stragglers=num_candidates)["potential_stragglers"] or []
 
-    def _table(self, what: str, query: Record | None = None, index: int = 0) -> Table:
+    def _table(self, what: str, query: Record | None = None, index: int = 0) -> Table[Record]:
         text = json.dumps(query or {})
         return Table(json.loads(self._native.table(what, text, index, self._compat, self._include_last_step)))
 
-    def events(self, **query: Any) -> Table:
+    def events(self, **query: Any) -> Table[Record]:
         """Events with their place in the call graph: index, ts, dur, parent, depth, kernels below, module and line.
 
         Args:
@@ -177,41 +187,41 @@ class Trace:
         """
         return self._table("events", query)
 
-    def get_trace(self, rank: int) -> Table:
+    def get_trace(self, rank: int) -> Table[Record]:
         """All events of a rank."""
         return self.events(rank=rank)
 
-    def get_stack_of_node(self, index: int, rank: int | None = None) -> Table:
+    def get_stack_of_node(self, index: int, rank: int | None = None) -> Table[Record]:
         """The event at ``index`` of its file with all that enclose it, outermost first."""
         return self._table("stack", {"rank": rank}, index)
 
-    def get_queue_length_time_series(self) -> dict[int, Table]:
+    def get_queue_length_time_series(self) -> dict[int, Table[Record]]:
         """Every change of the queues of each rank."""
         return _by_rank(self._table("queue_length"))
 
-    def get_memory_bw_time_series(self) -> dict[int, Table]:
+    def get_memory_bw_time_series(self) -> dict[int, Table[Record]]:
         """Every change of the bandwidth of copies of each rank."""
         return _by_rank(self._table("memory_bw"))
 
-    def get_gpu_kernels_with_user_annotations(self, rank: int | None = None) -> Table | None:
+    def get_gpu_kernels_with_user_annotations(self, rank: int | None = None) -> Table[Record] | None:
         """Kernels and their time by the shortest annotation around them; ``None`` without any."""
         table = self.analyse("user_annotations", rank=rank)["kernels_with_user_annotations"]
         return None if table is None else Table(table)
 
-    def get_cupti_counter_data_with_operators(self, rank: int | None = None) -> Table | None:
+    def get_cupti_counter_data_with_operators(self, rank: int | None = None) -> Table[Record] | None:
         """Ranges with hardware counters and the operators around them; ``None`` where they cannot be paired."""
         table = self.analyse("counters", rank=rank)["cupti"]
         return None if table is None else Table(table)
 
-    def forward_backward(self) -> Table:
+    def forward_backward(self) -> Table[records.ForwardBackward]:
         """Forward operators with their backwards: times on both sides, module and line. Empty with ``compat``."""
         return Table(self.analyse("forward_backward").get("forward_backward", []))
 
-    def data_flow(self) -> Table:
+    def data_flow(self) -> Table[records.DataFlow]:
         """Bytes that went from operator to operator, from execution traces beside the traces. Empty with ``compat``."""
         return Table(self.analyse("data_flow").get("data_flow", []))
 
-    def python_tree(self) -> Table:
+    def python_tree(self) -> Table[records.PythonNode]:
         """Python functions with their callees below them: calls, time, kernels. Empty with ``compat``."""
         return Table(self.analyse("python").get("python_tree", []))
 
@@ -257,11 +267,11 @@ class Trace:
         """Collectives matched across ranks: waiting, culprits, clocks, bandwidths. Empty with ``compat``."""
         return self.analyse("collectives").get("collectives", {})
 
-    def exposed_communication(self) -> Table:
+    def exposed_communication(self) -> Table[records.ExposedCommunication]:
         """Communication that no computation hides, by operation, module and source line."""
         return Table(self.analyse("exposed").get("exposed_communication", []))
 
-    def memory(self) -> Table:
+    def memory(self) -> Table[records.DeviceMemory]:
         """Memory of each device: peak, who holds it, growth from step to step. Sizes are bytes."""
         return Table(self.analyse("memory").get("memory", []))
 
@@ -283,7 +293,7 @@ class Trace:
         control_iteration: int | None = None,
         test_iteration: int | None = None,
         use_short_name: bool = False,
-    ) -> Table:
+    ) -> Table[Record]:
         """Counts and durations by name in one iteration of one rank of both: the first, where none is named.
 
         ``device`` is ALL, CPU or GPU.
@@ -296,8 +306,8 @@ class Trace:
         return json.loads(self._native.compare(test._native, device, (None, None), (None, None), False))["ops"]
 
 
-def _by_rank(table: Table) -> dict[int, Table]:
-    ranks: dict[int, Table] = {}
+def _by_rank(table: Table[Record]) -> dict[int, Table[Record]]:
+    ranks: dict[int, Table[Record]] = {}
     for row in table:
         ranks.setdefault(row["rank"], Table()).append(row)
     return ranks
