@@ -216,9 +216,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=24, help="clips per step, over all ranks")
+    parser.add_argument("--batch", type=int, help="clips per step, over all ranks; 8 per rank if not given")
     parser.add_argument("--out", type=Path, help="write the two timelines as a page")
     options = parser.parse_args()
+    options.batch = options.batch or 8 * options.ranks
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     cost = measure_cost()
