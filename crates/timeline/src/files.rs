@@ -24,9 +24,19 @@ pub fn load(paths: &[PathBuf], cache: Option<&Path>, progress: FileProgress<'_>)
         files.par_iter().map(|file| read_with_tensors(threads, file, cache, progress)).collect();
     let mut timeline = Timeline::default();
     let mut ranks = Vec::new();
+    let mut others = Vec::new();
     for (file, part) in files.iter().zip(parts) {
-        ranks.push((file, part?));
+        match part {
+            Ok(part) => ranks.push((file, part)),
+            // a folder may hold other files; what is named must be a trace
+            Err(error) if error.code == Code::NOT_A_TRACE && !paths.contains(file) => others.push(error),
+            Err(error) => return Err(error),
+        }
     }
+    if ranks.is_empty() {
+        return Err(others.swap_remove(0));
+    }
+    timeline.notes.extend(others.into_iter().map(|error| *left_out(*error)));
     let numbers =
         number(&ranks.iter().map(|(file, (_, rank))| (file.as_path(), rank.meta.rank)).collect::<Vec<_>>());
     let mut numbered: Vec<_> = ranks.into_iter().zip(numbers).collect();
@@ -42,6 +52,16 @@ pub fn load(paths: &[PathBuf], cache: Option<&Path>, progress: FileProgress<'_>)
     }
     note_missing(&mut timeline);
     Ok(timeline)
+}
+
+fn left_out(error: Diagnostic) -> Box<Diagnostic> {
+    let other =
+        Diagnostic::new(Code::NOT_A_TRACE, "a file of the folder is no profiler trace: it is left out");
+    let other = other.because(error.cause.unwrap_or_default());
+    match error.place {
+        Some(place) => other.at(place),
+        None => other,
+    }
 }
 
 fn twice(rank: u32, left: &str, kept: &str) -> Diagnostic {

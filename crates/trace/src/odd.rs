@@ -33,10 +33,12 @@ fn negative(frame: &Frame<'_>) -> Option<Diagnostic> {
     Some(*note(frame, Code::TRACE_ODD, message).because(cause))
 }
 
-/// Calls that begin inside another event of their thread and end behind it. Users' ranges and those of communication workers may.
+/// Operators and runtime calls that begin inside another event of their thread and end behind it. Ranges may, and Python functions
+/// that were running when the profiler stopped do.
 fn overlapping(frame: &Frame<'_>) -> Option<Diagnostic> {
     let rows = &frame.calls().overlapping;
-    let mut rows = rows.iter().filter(|&&row| frame.class(row as usize) != Class::Annotation);
+    let is_call = |row: usize| matches!(frame.class(row), Class::Operator | Class::Runtime);
+    let mut rows = rows.iter().filter(|&&row| is_call(row as usize));
     let first = *rows.next()? as usize;
     let message =
         format!("{} call(s) overlap another event of their thread without lying inside it", 1 + rows.count());

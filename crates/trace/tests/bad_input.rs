@@ -185,6 +185,12 @@ fn a_folder_without_traces_and_a_file_that_is_none_are_refused() {
     let error = files::load(std::slice::from_ref(&folder), None, &|_, _| {}).unwrap_err();
     assert_eq!(error.code, Code::NOT_A_TRACE);
     assert!(error.place.unwrap().file.ends_with("x.json"));
+    // beside a trace, another file is left out, unless it was named
+    fs::write(folder.join("y.json"), ONE).unwrap();
+    let timeline = files::load(std::slice::from_ref(&folder), None, &|_, _| {}).unwrap();
+    assert_eq!((timeline.ranks.len(), timeline.notes[0].code), (1, Code::NOT_A_TRACE));
+    let error = files::load(&[folder.join("x.json"), folder.join("y.json")], None, &|_, _| {}).unwrap_err();
+    assert_eq!(error.code, Code::NOT_A_TRACE);
     let error = files::load(&[folder.join("absent.json")], None, &|_, _| {}).unwrap_err();
     assert_eq!(error.code, Code::UNREADABLE_FILE);
     fs::remove_dir_all(folder).unwrap();
