@@ -1,5 +1,6 @@
 //! `unisono trace` as a user runs it: every subcommand on a small trace of two ranks.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::float_cmp, reason = "times are exact thousandths")]
 
 use std::{
     fs,
