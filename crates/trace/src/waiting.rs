@@ -47,6 +47,8 @@ pub struct CollectiveRow {
     pub bus_bandwidth: Option<f64>,
     /// Where it was issued on the culprit.
     pub origin: Origin,
+    /// On what the culprit spent more time than the others since the collective before, most of all.
+    pub reason: Option<Reason>,
 }
 
 /// What kept a rank while others waited.
@@ -103,7 +105,7 @@ pub fn waiting(frames: &Frames<'_>) -> Waiting {
     let mut rows = Vec::with_capacity(collectives.len());
     let mut ranks: Vec<Total> = vec![Total::default(); frames.ranks.len()];
     for collective in &collectives {
-        let row = collective_row(frames, &threads, &clocks, collective);
+        let mut row = collective_row(frames, &threads, &clocks, collective);
         let culprit =
             collective.parts.iter().find(|part| rank_of(frames, part) == row.culprit).expect("took part");
         for (part, wait) in collective.parts.iter().zip(waits(collective)) {
@@ -112,7 +114,15 @@ pub fn waiting(frames: &Frames<'_>) -> Waiting {
         }
         ranks[culprit.frame].last += 1;
         if row.lateness > 0.0 {
-            excess(&threads, collective, culprit, &previous, &mut ranks[culprit.frame].extra);
+            let found = excess(&threads, collective, culprit, &previous);
+            row.reason = found.iter().max_by_key(|found| found.1).map(|(name, extra, event)| Reason {
+                name: name.clone(),
+                extra: micros(*extra),
+                origin: threads[culprit.frame].origin(*event),
+            });
+            for (name, extra, event) in found {
+                ranks[culprit.frame].extra.entry(name).or_insert((0, event)).0 += extra;
+            }
         }
         for part in &collective.parts {
             previous[part.frame] = previous[part.frame].max(part.end);
@@ -147,7 +157,7 @@ impl Total {
     fn row(mut self, frame: &Frame<'_>, busy: &Busy<'_, '_>, all: i64) -> RankWaiting {
         self.extra.sort_by(|a, x, b, y| (y.0, a).cmp(&(x.0, b)));
         let reason = |(name, (extra, row)): (String, (i64, u32))| Reason {
-            origin: if row == NOTHING { Origin::default() } else { busy.sources.origin(row as usize) },
+            origin: busy.origin(row),
             name,
             extra: micros(extra),
         };
@@ -219,6 +229,7 @@ fn collective_row(
         algorithm_bandwidth: bandwidth.map(|bandwidth| round(bandwidth, 3)),
         bus_bandwidth: bandwidth.map(|bandwidth| round(bandwidth * factor, 3)),
         origin: sources.origin(culprit.call.unwrap_or(culprit.row)),
+        reason: None,
     }
 }
 
@@ -254,6 +265,11 @@ impl<'f, 't> Busy<'f, 't> {
         let main = main_thread(frame, &sources);
         let host = main.map(|track| innermost(frame, &sources.stacks.threads[&track])).unwrap_or_default();
         Self { frame, sources, host, device }
+    }
+
+    /// Where the event of `row` comes from, if it is one.
+    fn origin(&self, row: u32) -> Origin {
+        if row == NOTHING { Origin::default() } else { self.sources.origin(row as usize) }
     }
 
     /// Time by name in `begin..end`, each with one of its rows. Time outside of all events is called idle.
@@ -305,14 +321,14 @@ fn innermost(frame: &Frame<'_>, rows: &[u32]) -> Vec<(i64, i64, u32)> {
     segments
 }
 
-/// On what the culprit spent more time than the others between the collective before and its arrival.
+/// On what the culprit spent more time than the others between the collective before and its arrival: name, how much more, and
+/// one of its rows.
 fn excess(
     threads: &[Busy<'_, '_>],
     collective: &Collective,
     culprit: &Part,
     previous: &[i64],
-    extra: &mut IndexMap<String, (i64, u32), FxBuildHasher>,
-) {
+) -> Vec<(String, i64, u32)> {
     let spent = |part: &Part| {
         let busy = &threads[part.frame];
         let arrival = part.call.map_or(part.begin, |call| busy.frame.begin[call].max(previous[part.frame]));
@@ -321,13 +337,14 @@ fn excess(
     };
     let others: Vec<_> =
         collective.parts.iter().filter(|part| part.frame != culprit.frame).map(spent).collect();
+    let mut extra = Vec::new();
     for (key, (time, row)) in spent(culprit) {
         let mut usual: Vec<i64> =
             others.iter().map(|times| times.get(&key).map_or(0, |time| time.0)).collect();
         let more = time - median(&mut usual);
         if more > 0 {
-            let entry = extra.entry(key.1.to_owned()).or_insert((0, row));
-            entry.0 += more;
+            extra.push((key.1.to_owned(), more, row));
         }
     }
+    extra
 }

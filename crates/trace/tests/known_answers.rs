@@ -25,6 +25,9 @@ fn a_late_rank_is_named_with_module_and_line_and_transfer_is_exact() {
     assert_eq!(waiting.matched, 4);
     for collective in &waiting.collectives {
         assert_eq!((collective.culprit, collective.transfer), (2, micros(TRANSFER)));
+        let reason = collective.reason.as_ref().unwrap();
+        assert_eq!((reason.name.as_str(), reason.extra), ("model.py(11): forward", 300.0));
+        assert_eq!(reason.origin.module.as_deref(), Some("Layer_1"));
     }
     let rank = &waiting.ranks[2];
     assert_eq!((rank.caused_percent, rank.last, rank.wait), (100.0, 4, 0.0));
