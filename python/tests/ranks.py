@@ -29,14 +29,18 @@ def _rank(graph: dict[str, Any], inputs: list[torch.Tensor]) -> Iterator[Any]:
 
 
 def check_types(graph: dict[str, Any], node: dict[str, Any], values: dict[int, torch.Tensor]) -> None:
-    """What the graph says of the shape and type of each result is so."""
+    """What the graph says of the shape and the layout in memory of each result is so."""
     for returned in node["returns"]:
         if returned == "none":
             continue
         made = next(iter(returned.values()))
         for value in made if isinstance(made, list) else [made]:
             said, tensor = graph["values"][value]["type"], values[value]
-            assert list(tensor.shape) == said["shape"], (graph["ops"][node["op"]]["name"], tensor.shape, said)
+            name = graph["ops"][node["op"]]["name"]
+            assert list(tensor.shape) == said["shape"], (name, tensor.shape, said)
+            strides = zip(tensor.stride(), said["strides"], said["shape"], strict=True)
+            alike = tensor.numel() == 0 or all(made == stride for made, stride, size in strides if size > 1)
+            assert alike, (name, tensor.stride(), said)
 
 
 @torch.no_grad()

@@ -93,6 +93,17 @@ impl Emitter<'_> {
         )
     }
 
+    /// The same value copied so that its dimensions lie in memory in this order, outermost first.
+    pub fn laid_out(&mut self, value: ValueId, order: &[usize]) -> ValueId {
+        let turned = self.permute(value, order);
+        let copied = self.in_order(turned);
+        let mut back = vec![0; order.len()];
+        for (position, dim) in order.iter().enumerate() {
+            back[*dim] = position;
+        }
+        self.permute(copied, &back)
+    }
+
     /// Elements `start..end` of a dimension.
     pub fn slice(&mut self, value: ValueId, dim: usize, start: i64, end: i64) -> ValueId {
         let mut ty = self.ty(value);

@@ -1,9 +1,10 @@
-//! Strides of views.
+//! Strides of views, and of what lies in memory as its operand does.
 
 use aten::Call;
 use ir::{Dims, TensorType};
 
-/// The strides of the result of a view operation on an operand of type `operand`, if it is one that is known; `shape` is the result's.
+/// The strides of the result of a view operation (or one that keeps strides) on an operand of type `operand`, if it is one that is known;
+/// `shape` is the result's.
 pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Option<Dims> {
     let rank = operand.rank();
     let mut strides = operand.strides.clone();
@@ -40,6 +41,8 @@ pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Opt
             strides[dim] *= call.int(4).unwrap_or(1);
         }
         "aten::split.Tensor" | "aten::split_with_sizes" | "aten::alias" => {}
+        // No views, but results that take over the operand's strides, gaps included.
+        "aten::copy" | "aten::slice_scatter" | "aten::select_scatter" | "aten::diagonal_scatter" => {}
         _ => return None,
     }
     Some(strides)

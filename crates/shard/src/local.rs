@@ -27,11 +27,22 @@ fn is_dense(ty: &TensorType) -> bool {
     ty.elements() == 0 || span + 1 == ty.elements() as i64
 }
 
+/// The dimensions from the outermost in memory to the innermost; among equal strides the earlier dimension is outer.
+pub fn memory_order(strides: &[i64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..strides.len()).collect();
+    order.sort_by_key(|dim| (-strides[*dim], *dim));
+    order
+}
+
+/// Whether two layouts of a tensor of `shape` have its dimensions in the same order in memory; those of size 1 lie anywhere.
+pub fn same_order(shape: &[i64], a: &[i64], b: &[i64]) -> bool {
+    let order = |strides| memory_order(strides).into_iter().filter(|dim| shape[*dim] != 1);
+    order(a).eq(order(b))
+}
+
 /// Strides without gaps for `shape`, dimensions ordered in memory as `like` orders them.
 fn dense_strides(shape: &[i64], like: &[i64]) -> Dims {
-    let mut order: Vec<usize> = (0..shape.len()).collect();
-    // Outermost first; among equal strides the earlier dimension is outer.
-    order.sort_by_key(|dim| (-like[*dim], *dim));
+    let order = memory_order(like);
     let mut strides: Dims = smallvec::smallvec![1; shape.len()];
     let mut step = 1;
     for dim in order.into_iter().rev() {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     emit::Emitter,
     layout::{reshaped, view_strides},
-    local::{local_shape, local_type},
+    local::{local_shape, local_type, memory_order, same_order},
     reshard::Resharder,
 };
 
@@ -58,8 +58,34 @@ impl Realised<'_> {
         if self.call.name().starts_with("aten::_fused_") {
             self.lay_out_like_parameter(out, &mut operands);
         }
+        if self.passes_layout_on() {
+            self.lay_out_as_whole(out, &mut operands);
+        }
         let args = self.args(&operands);
         self.push(out, args, &operands)
+    }
+
+    /// Whether the layout of the results in memory may follow from that of the operands: not for views, whose strides are computed, and
+    /// not for matrix products, which write in row-major order.
+    fn passes_layout_on(&self) -> bool {
+        let row = aten::row(self.call.name());
+        let computed = row.is_some_and(|row| matches!(row.work, aten::Work::View));
+        let products = ["aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"];
+        !computed && !products.contains(&self.call.name())
+    }
+
+    /// Operands whose dimensions a change of placement has put in another order in memory than they have in the whole tensor are put back
+    /// in that order, so that results lie in memory as their types say.
+    fn lay_out_as_whole(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
+        for (slot, operand) in operands.iter_mut().enumerate() {
+            let whole = self.call.operand(slot);
+            let wanted = local_type(whole, self.strategy.operands[slot], self.ranks());
+            let actual = out.graph.ty(*operand);
+            let repeated = whole.shape.iter().zip(&whole.strides).any(|(size, step)| *size > 1 && *step == 0);
+            if !repeated && !same_order(&actual.shape, &actual.strides, &wanted.strides) {
+                *operand = out.laid_out(*operand, &memory_order(&wanted.strides));
+            }
+        }
     }
 
     /// Fused optimizer kernels walk through memory: gradient and state must lie there as the parameter does.

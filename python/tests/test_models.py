@@ -1,0 +1,151 @@
+"""Unmodified models of transformers and diffusers: captured whole, planned in every family, and on all ranks equal to one device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import cut, run_ranks, whole
+
+import unisono
+from unisono import _native
+
+#: A machine on which computing is dear and sending is not, so that plans cut what can be cut.
+MACHINE = """version = 1
+[device]
+name = "a machine that is not there"
+memory_bytes = 1000000000
+memory_bandwidth = 1e12
+operation_ns = 0.0
+[device.matmul_flops]
+f32 = 1e9
+[links]
+all_reduce = { latency_ns = 1.0, bandwidth = 1e12 }
+all_gather = { latency_ns = 1.0, bandwidth = 1e12 }
+reduce_scatter = { latency_ns = 1.0, bandwidth = 1e12 }
+all_to_all = { latency_ns = 1.0, bandwidth = 1e12 }
+"""
+FAMILIES = {
+    "free": {},
+    "batch cut": {"batch.*": "shard(0)"},
+    "state cut": {"params.*": "shard(0)", "optimizer.*": "shard(0)"},
+    "batch whole": {"batch.*": "replicate"},
+}
+STEPS = 2
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 128, shape)
+
+
+def language(name: str, **config: Any) -> tuple[torch.nn.Module, Callable[..., Any], tuple[torch.Tensor, ...]]:
+    import transformers
+
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(vocab_size=128, **config)).train()
+    return model, lambda model, ids, labels: model(input_ids=ids, labels=labels).loss, (tokens(2, 16), tokens(2, 16))
+
+
+def gpt2():
+    return language(
+        "GPT2LMHeadModel",
+        n_embd=64,
+        n_layer=1,
+        n_head=4,
+        n_positions=16,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+
+
+def mixtral():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_local_experts": 4}
+    return language("MixtralForCausalLM", num_attention_heads=4, num_key_value_heads=2, **sizes)
+
+
+def t5():
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    return language("T5ForConditionalGeneration", decoder_start_token_id=0, dropout_rate=0.0, **sizes)
+
+
+def wan():
+    from diffusers import WanTransformer3DModel
+
+    sizes = {"num_attention_heads": 4, "attention_head_dim": 24, "ffn_dim": 128, "num_layers": 1}
+    channels = {"in_channels": 4, "out_channels": 4, "text_dim": 32, "freq_dim": 32, "rope_max_seq_len": 32}
+    model = WanTransformer3DModel(patch_size=(1, 2, 2), cross_attn_norm=True, **sizes, **channels).train()
+    video, text = torch.randn(2, 4, 2, 8, 8), torch.randn(2, 8, 32)
+
+    def loss(model, noisy, time, text, clean):
+        return F.mse_loss(model(hidden_states=noisy, timestep=time, encoder_hidden_states=text).sample, clean)
+
+    return model, loss, (video, torch.tensor([3, 700]), text, torch.randn(2, 4, 2, 8, 8))
+
+
+def make_step(model, loss_of):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def step(*batch):
+        optimizer.zero_grad()
+        loss = loss_of(model, *batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    return step, optimizer
+
+
+def run_in_lock_step(graph: Any, family: str, ranks: int, batch: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The losses of some steps, and the whole parameters after them."""
+    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
+    settings = {"axis": "a", "ranks": ranks, "pins": pins, "memory_limit": None}
+    text = _native.plan_graph(graph.message, MACHINE, msgpack.packb(settings))
+    messages = [_native.run_passes(_native.rank_graph(graph.message, text, rank))[0] for rank in range(ranks)]
+    assert len({_native.issue_order(message) for message in messages}) == 1
+    graphs = [msgpack.unpackb(message)["graph"] for message in messages]
+    items, placements = graph.capture.inputs.inputs, msgpack.unpackb(_native.plan_content(text))["inputs"]
+    placed = [placements.get(item.name, "replicate") for item in items]
+    tensors = [item.tensor.detach().clone() for item in items]
+    for leaf, tensor in zip(graph.capture.inputs.leaves, batch, strict=True):
+        tensors[leaf] = tensor
+    held = [[cut(t, p, rank, ranks) for t, p in zip(tensors, placed, strict=True)] for rank in range(ranks)]
+    losses = []
+    for _ in range(STEPS):
+        results = run_ranks(graphs, held)
+        assert all(torch.equal(returned[0], results[0][0][0]) for returned, _ in results)
+        losses.append(results[0][0][0].item())
+        for state, (_, updates) in zip(held, results, strict=True):
+            for position, tensor in updates.items():
+                state[position] = tensor
+    after = {
+        item.name.removeprefix("params."): whole([state[i] for state in held], placed[i])
+        for i, item in enumerate(items)
+        if item.cls == "parameter"
+    }
+    return losses, after
+
+
+@pytest.mark.parametrize("make", [gpt2, mixtral, t5, wan], ids=lambda make: make.__name__)
+def test_an_unmodified_model_gives_on_two_ranks_what_it_gives_on_one(make):
+    torch.manual_seed(0)
+    model, loss_of, batch = make()
+    reference = copy.deepcopy(model)
+    eager, _ = make_step(reference, loss_of)
+    losses = [eager(*batch).item() for _ in range(STEPS)]
+    step, optimizer = make_step(model, loss_of)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=batch)
+    for family in FAMILIES:
+        found, after = run_in_lock_step(graph, family, 2, batch)
+        assert found == pytest.approx(losses, rel=1e-5), family
+        for name, tensor in reference.named_parameters():
+            if name in after:
+                # What has no gradient but noise (the bias of keys) stays near zero.
+                scale = tensor.detach().abs().max() + 1e-4
+                assert (after[name] - tensor.detach()).abs().max() <= 1e-5 * scale, f"{family}: {name}"
