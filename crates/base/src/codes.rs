@@ -106,8 +106,8 @@ codes! {
     TRACE_LACKS = 505, Configuration, "a trace without what an analysis needs";
     TRACE_ODD = 506, Configuration, "events that contradict each other";
     TRACE_LIMIT = 507, Resources, "a trace beyond what can be read";
-    TRACE_CACHE = 508, Resources, "kept columns of a trace that are damaged";
     BAD_DUMP = 508, Configuration, "a flight recorder dump that cannot be read";
+    TRACE_CACHE = 509, Resources, "kept columns of a trace that are damaged";
 }
 
 impl Code {
