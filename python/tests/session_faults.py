@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from pathlib import Path
+from unittest import mock
 
 import steps
 
 import unisono
+from unisono import _native
 from unisono.errors import UnisonoError
 
 CUT = {"batch.*": {"a": "shard(0)"}, "params.*": {"a": "replicate"}, "optimizer.*": {"a": "replicate"}}
@@ -52,4 +55,28 @@ def refuse(pins: dict[str, dict[str, str]], mesh: dict[str, int]) -> None:
         mesh=mesh,
         pins=pins,
         cluster=steps.EAGER_TO_CUT,
+    )
+
+
+def run_in_disagreement() -> None:
+    """The passes of one rank give another order of collectives: all must run without the passes, and give what one device gives."""
+    ranks = int(os.environ["WORLD_SIZE"])
+    told = _native.issue_order
+    alone, together = steps.gpt(count=2, batch=2 * ranks), steps.gpt(count=2, batch=2 * ranks)
+    other = mock.patch.object(_native, "issue_order", lambda graph: told(graph)[:-1] + os.environ["RANK"])
+    with other, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step = unisono.parallelize(
+            together.step,
+            model=together.model,
+            optimizer=together.optimizer,
+            example=together.batches[0],
+            mesh={"a": ranks},
+            pins=CUT,
+            cluster=steps.EAGER_TO_CUT,
+        )
+    said = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+    losses = [[float(run(*batch)) for batch in alone.batches] for run in (alone.step, step)]
+    Path(f"said{os.environ['RANK']}.json").write_text(
+        json.dumps({"said": said, "passes": step.passes, "losses": losses})
     )

@@ -233,6 +233,15 @@ def test_a_library_without_the_symbols_is_refused_by_the_first_one_missing(tmp_p
     assert "pip install" in done.stderr
 
 
+def test_ranks_that_would_issue_collectives_in_different_orders_run_without_the_passes_and_say_so(tmp_path):
+    for rank, one in enumerate(launch.run("session_faults:run_in_disagreement", 2, tmp_path, 90)):
+        assert one.status == 0, f"rank {rank}: {one.err[-2000:]}"
+        told = json.loads((tmp_path / f"said{rank}.json").read_text())
+        assert [text for text in told["said"] if "different orders" in text]
+        assert told["passes"] == []
+        assert told["losses"][1] == pytest.approx(told["losses"][0], rel=1e-5)
+
+
 # A rank that is gone.
 
 
