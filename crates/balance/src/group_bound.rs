@@ -6,7 +6,7 @@
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
-use crate::machine::Machine;
+use crate::{layout_bound, machine::Machine};
 
 /// Raises `bound`, which holds already, as far as the makespan `reached` allows.
 pub fn tighten(machine: &Machine, bound: u64, reached: u64) -> u64 {
@@ -14,6 +14,12 @@ pub fn tighten(machine: &Machine, bound: u64, reached: u64) -> u64 {
     while high.saturating_sub(low) > bound / 4096 {
         let middle = low + (high - low) / 2;
         if possible(machine, middle) { high = middle } else { low = middle + 1 }
+    }
+    let falling = machine.falling();
+    high = reached;
+    while high.saturating_sub(low) > bound / 8192 {
+        let middle = low + (high - low) / 2;
+        if layout_bound::possible(machine, &falling, middle) { high = middle } else { low = middle + 1 }
     }
     low
 }

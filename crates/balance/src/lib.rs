@@ -12,6 +12,7 @@ mod exact;
 mod fit;
 mod group_bound;
 mod groups;
+mod layout_bound;
 mod lpt;
 mod machine;
 mod microbatch;

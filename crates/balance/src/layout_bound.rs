@@ -1,0 +1,144 @@
+//! Whether any choice of fixed groups could reach a makespan: a search over how many groups of each degree there are.
+//!
+//! For one choice, put a price on the rank-time of every degree. A plan within the limit spends at most what all groups have
+//! for sale; it spends at least the sum over the samples of the cheapest degree. If that sum is more, there is no such plan
+//! (weak duality; any prices will do). Where the smaller degrees are not chosen yet, all their rank-time has the price of one.
+//! Prices of at most one make more groups of a degree worth less, so that what a choice lacks, more groups lack as well.
+
+use crate::machine::Machine;
+
+/// The price of rank-time on the smallest degree.
+const ONE: u64 = 1 << 20;
+/// Samples looked at for one limit; without an answer by then, the limit counts as possible.
+const EFFORT: usize = 1 << 19;
+/// Not on this degree: it does not hold the sample, or not within the limit.
+const NEVER: u64 = u64::MAX;
+
+/// Whether nothing here speaks against a makespan of `limit`. `falling`: the samples from the longest to the shortest.
+pub fn possible(machine: &Machine, falling: &[u32], limit: u64) -> bool {
+    let degrees = machine.degrees.len();
+    let work = |degree: usize, sample: usize| {
+        let fits = machine.smallest[sample] <= degree && machine.times[degree][sample] <= limit;
+        if fits { machine.work(degree, sample) } else { NEVER }
+    };
+    let on = |degree: usize| falling.iter().map(|sample| work(degree, *sample as usize)).collect();
+    let works: Vec<Vec<u64>> = (0..degrees).map(on).collect();
+    let mut below = vec![vec![NEVER; falling.len()]];
+    for works in &works {
+        let last = &below[below.len() - 1];
+        below.push(last.iter().zip(works).map(|(a, b)| *a.min(b)).collect());
+    }
+    let claimed = (0..degrees).map(|degree| {
+        let needs = (0..falling.len()).filter(|sample| below[degree][*sample] == NEVER);
+        let least = |sample: usize| works[degree..].iter().map(|works| works[sample]).min();
+        needs.filter_map(least).filter(|least| *least < NEVER).map(u128::from).sum()
+    });
+    let claimed = claimed.collect();
+    let mut search = Search { machine, limit, works, below, claimed, groups: vec![0; degrees], effort: EFFORT };
+    search.visit(degrees, machine.ranks)
+}
+
+struct Search<'a> {
+    machine: &'a Machine,
+    limit: u64,
+    /// By degree, then sample from the longest: rank-time, or [`NEVER`].
+    works: Vec<Vec<u64>>,
+    /// The least of all smaller degrees.
+    below: Vec<Vec<u64>>,
+    /// By degree: rank-time of the samples that need it or a larger one.
+    claimed: Vec<u128>,
+    /// By degree: how many groups.
+    groups: Vec<usize>,
+    effort: usize,
+}
+
+impl Search<'_> {
+    /// Whether some numbers of groups below `degree`, on `ranks` ranks, may do.
+    fn visit(&mut self, degree: usize, ranks: usize) -> bool {
+        if degree <= 1 {
+            return true;
+        }
+        let degree = degree - 1;
+        let size = self.machine.degrees[degree];
+        for groups in 0..=ranks / size {
+            self.groups[degree] = groups;
+            if self.claimed[degree] > self.rank_time(degree) {
+                continue;
+            }
+            if self.effort < self.works[0].len() {
+                return true;
+            }
+            self.effort -= self.works[0].len();
+            let left = ranks - groups * size;
+            match self.too_dear(degree, left) {
+                true if groups > 0 => break,
+                true => {}
+                false if self.visit(degree, left) => return true,
+                false => {}
+            }
+        }
+        self.groups[degree] = 0;
+        false
+    }
+
+    /// Within the limit, on all groups of `degree` and more.
+    fn rank_time(&self, degree: usize) -> u128 {
+        let sizes = self.machine.degrees[degree..].iter().zip(&self.groups[degree..]);
+        let ranks: u128 = sizes.map(|(size, groups)| (size * groups) as u128).sum();
+        ranks * u128::from(self.limit)
+    }
+
+    /// Whether the samples cannot pay for the chosen groups and `left` ranks in smaller ones.
+    fn too_dear(&self, degree: usize, left: usize) -> bool {
+        let prices = self.prices(degree);
+        let one = |sample: usize| {
+            let chosen = prices.iter().map(|(degree, price)| cost(self.works[*degree][sample], *price));
+            chosen.fold(cost(self.below[degree][sample], ONE), u128::min)
+        };
+        let mut spent = 0_u128;
+        for sample in 0..self.works[0].len() {
+            let least = one(sample);
+            if least == u128::MAX {
+                return true;
+            }
+            spent += least;
+        }
+        let ranks = |(degree, price): &(usize, u64)| {
+            (self.machine.degrees[*degree] * self.groups[*degree]) as u128 * u128::from(*price)
+        };
+        let worth = prices.iter().map(ranks).sum::<u128>() + left as u128 * u128::from(ONE);
+        spent > worth * u128::from(self.limit)
+    }
+
+    /// Degrees that have groups, with prices such that the sample at which a degree is full, filled with the longest first, is
+    /// as dear there as elsewhere.
+    fn prices(&self, degree: usize) -> Vec<(usize, u64)> {
+        let chosen = (degree..self.groups.len()).rev().filter(|degree| self.groups[*degree] > 0);
+        let (mut next, mut ends) = (0, Vec::new());
+        for chosen in chosen {
+            let room = (self.machine.degrees[chosen] * self.groups[chosen]) as u128 * u128::from(self.limit);
+            let mut taken = 0_u128;
+            while let Some(work) = self.works[chosen].get(next).filter(|work| **work < NEVER) {
+                taken += u128::from(*work);
+                if taken > room {
+                    break;
+                }
+                next += 1;
+            }
+            ends.push((chosen, next));
+        }
+        let mut prices: Vec<(usize, u64)> = Vec::new();
+        for (chosen, end) in ends.into_iter().rev() {
+            let at = |degree: usize| self.works[degree].get(end).copied().unwrap_or(NEVER);
+            let smaller = cost(self.below[degree].get(end).copied().unwrap_or(NEVER), ONE);
+            let elsewhere = prices.iter().map(|(degree, price)| cost(at(*degree), *price)).fold(smaller, u128::min);
+            let price = elsewhere / u128::from(at(chosen).max(1));
+            prices.push((chosen, (price as u64).min(ONE)));
+        }
+        prices
+    }
+}
+
+fn cost(work: u64, price: u64) -> u128 {
+    if work == NEVER { u128::MAX } else { u128::from(work) * u128::from(price) }
+}
