@@ -3,6 +3,7 @@
 use crate::{
     bins::Bins,
     group_bound::tighten,
+    layout_bound,
     lpt::lpt,
     machine::{Allocator, Machine, Place},
     partition::{Counts, Tier, partition},
@@ -53,6 +54,7 @@ pub fn mixed(machine: &Machine, bound: u64) -> (Fixed, &'static str, u64) {
     search.bisect(bound);
     let bound = tighten(machine, bound, search.best.makespan());
     search.open_more(bound);
+    let bound = layout_bound::tighten(machine, bound, search.best.makespan());
     (search.best, search.algorithm, bound)
 }
 
