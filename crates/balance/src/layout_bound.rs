@@ -83,11 +83,12 @@ impl Search<'_> {
             if groups > 0 && self.too_dear(degree, left, 0) {
                 continue;
             }
-            match self.too_dear(degree, left, ONE) {
-                true if groups > 0 => break,
-                true => {}
-                false if self.visit(degree, left) => return true,
-                false => {}
+            if self.too_dear(degree, left, ONE) {
+                if groups > 0 {
+                    break;
+                }
+            } else if self.visit(degree, left) {
+                return true;
             }
         }
         self.groups[degree] = 0;
