@@ -40,9 +40,14 @@ pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Opt
             let dim = call.dim(1, rank)?;
             strides[dim] *= call.int(4).unwrap_or(1);
         }
-        "aten::split.Tensor" | "aten::split_with_sizes" | "aten::alias" => {}
-        // No views, but results that take over the operand's strides, gaps included.
-        "aten::copy" | "aten::slice_scatter" | "aten::select_scatter" | "aten::diagonal_scatter" => {}
+        // The last four are no views, but their results take over the operand's strides, gaps included.
+        "aten::split.Tensor"
+        | "aten::split_with_sizes"
+        | "aten::alias"
+        | "aten::copy"
+        | "aten::slice_scatter"
+        | "aten::select_scatter"
+        | "aten::diagonal_scatter" => {}
         _ => return None,
     }
     Some(strides)
