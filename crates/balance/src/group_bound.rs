@@ -150,6 +150,25 @@ mod tests {
         best
     }
 
+    /// The least sum over steps, over all ways to cut the samples into steps, the first of them with some of the others.
+    fn optimum_of_steps(machine: &Machine, samples: &[usize]) -> u64 {
+        let Some((first, others)) = samples.split_first() else { return 0 };
+        let with = |chosen: usize| {
+            let (step, rest): (Vec<_>, Vec<_>) = (0..others.len()).partition(|bit| chosen >> bit & 1 == 1);
+            let step: Vec<usize> = [*first].into_iter().chain(step.iter().map(|bit| others[*bit])).collect();
+            let of = |values: &[u64]| step.iter().map(|sample| values[*sample]).collect::<Vec<u64>>();
+            let part = Machine {
+                times: machine.times.iter().map(|times| of(times)).collect(),
+                tokens: of(&machine.tokens),
+                smallest: step.iter().map(|sample| machine.smallest[*sample]).collect(),
+                ..machine.clone()
+            };
+            let time = optimum(&part, &mut Vec::new(), part.ranks, 0);
+            time + optimum_of_steps(machine, &rest.iter().map(|bit| others[*bit]).collect::<Vec<_>>())
+        };
+        (0..1 << others.len()).map(with).min().expect("there is the step of the first alone")
+    }
+
     #[test]
     fn the_bound_holds_against_brute_force_and_is_better_than_the_simple_one() {
         let (mut better, mut more) = (0, 0);
@@ -174,6 +193,9 @@ mod tests {
             assert!(simple <= bound && bound <= best, "{lengths:?}: {simple}, {bound}, {best}");
             let layouts = crate::layout_bound::tighten(&machine, simple, 2 * best);
             assert!(layouts <= best, "{lengths:?}: {layouts}, {best}");
+            let steps = optimum_of_steps(&machine, &(0..lengths.len()).collect::<Vec<_>>());
+            let bound = crate::layout_bound::tighten_steps(&machine, simple, 2 * best);
+            assert!(steps <= best && bound <= steps, "{lengths:?} in steps: {bound}, {steps}");
             more += usize::from(layouts > simple + simple / 100);
             better += usize::from(bound > simple + simple / 100);
             Ok(())

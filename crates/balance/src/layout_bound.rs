@@ -4,6 +4,10 @@
 //! for sale; it spends at least the sum over the samples of the cheapest degree. If that sum is more, there is no such plan
 //! (weak duality; any prices will do). Where the smaller degrees are not chosen yet, all their rank-time has the price of one.
 //! Prices of at most one make more groups of a degree worth less, so that what a choice lacks, more groups lack as well.
+//!
+//! In lock-step groups change from step to step, but samples still need degrees that finish them within the longest step, so
+//! that their rank-time says how long that step is at least. The above holds for its groups; what fits into the time of all
+//! other steps may be done there, on any degree, at the price of one.
 
 use crate::machine::Machine;
 
@@ -16,17 +20,37 @@ const NEVER: u64 = u64::MAX;
 
 /// Raises `bound`, which holds already, as far as the makespan `reached` allows.
 pub fn tighten(machine: &Machine, bound: u64, reached: u64) -> u64 {
+    raise(machine, bound, reached, |limit| limit)
+}
+
+/// The same for lock-step.
+pub fn tighten_steps(machine: &Machine, bound: u64, reached: u64) -> u64 {
+    raise(machine, bound, reached, |limit| longest_step(machine, limit))
+}
+
+fn raise(machine: &Machine, bound: u64, reached: u64, longest: impl Fn(u64) -> u64) -> u64 {
     let falling = machine.falling();
     let (mut low, mut high) = (bound, reached);
     while high.saturating_sub(low) > bound / 65_536 {
         let middle = low + (high - low) / 2;
-        if possible(machine, &falling, middle) { high = middle } else { low = middle + 1 }
+        if possible(machine, &falling, middle, longest(middle)) { high = middle } else { low = middle + 1 }
     }
     low
 }
 
-/// Whether nothing here speaks against a makespan of `limit`. `falling`: the samples from the longest to the shortest.
-fn possible(machine: &Machine, falling: &[u32], limit: u64) -> bool {
+/// What the longest step takes at least where all take `limit`: within less, the samples have more rank-time than that.
+fn longest_step(machine: &Machine, limit: u64) -> u64 {
+    let (mut low, mut high) = (machine.giant().min(limit), limit);
+    while high - low > limit / 1024 {
+        let middle = low + (high - low) / 2;
+        if machine.work_within(middle) <= limit { high = middle } else { low = middle + 1 }
+    }
+    low
+}
+
+/// Whether nothing here speaks against a makespan of `limit`, of which a step with fixed groups takes `longest` or more.
+/// `falling`: the samples from the longest to the shortest.
+fn possible(machine: &Machine, falling: &[u32], limit: u64, longest: u64) -> bool {
     let degrees = machine.degrees.len();
     let work = |degree: usize, sample: usize| {
         let fits = machine.smallest[sample] <= degree && machine.times[degree][sample] <= limit;
@@ -34,7 +58,12 @@ fn possible(machine: &Machine, falling: &[u32], limit: u64) -> bool {
     };
     let on = |degree: usize| falling.iter().map(|sample| work(degree, *sample as usize)).collect();
     let works: Vec<Vec<u64>> = (0..degrees).map(on).collect();
-    let mut below = vec![vec![NEVER; falling.len()]];
+    let elsewhere = |sample: &u32| {
+        let degrees =
+            (0..degrees).filter(|degree| machine.times[*degree][*sample as usize] <= limit - longest);
+        degrees.map(|degree| work(degree, *sample as usize)).min().unwrap_or(NEVER)
+    };
+    let mut below = vec![falling.iter().map(elsewhere).collect::<Vec<u64>>()];
     for works in &works {
         let last = &below[below.len() - 1];
         below.push(last.iter().zip(works).map(|(a, b)| *a.min(b)).collect());
@@ -46,16 +75,18 @@ fn possible(machine: &Machine, falling: &[u32], limit: u64) -> bool {
     });
     let claimed = claimed.collect();
     let mut search =
-        Search { machine, limit, works, below, claimed, groups: vec![0; degrees], effort: EFFORT };
+        Search { machine, limit, longest, works, below, claimed, groups: vec![0; degrees], effort: EFFORT };
     search.visit(degrees, machine.ranks)
 }
 
 struct Search<'a> {
     machine: &'a Machine,
     limit: u64,
+    /// How long the groups stay at least.
+    longest: u64,
     /// By degree, then sample from the longest: rank-time, or [`NEVER`].
     works: Vec<Vec<u64>>,
-    /// The least of all smaller degrees.
+    /// The least of all smaller degrees, and of all that finish a sample in other steps.
     below: Vec<Vec<u64>>,
     /// By degree: rank-time of the samples that need it or a larger one.
     claimed: Vec<u128>,
@@ -118,11 +149,12 @@ impl Search<'_> {
             }
             spent += least;
         }
-        let ranks = |(degree, price): &(usize, u64)| {
-            (self.machine.degrees[*degree] * self.groups[*degree]) as u128 * u128::from(*price)
-        };
-        let worth = prices.iter().map(ranks).sum::<u128>() + left as u128 * u128::from(rest);
-        spent > worth * u128::from(self.limit)
+        let ranks = |degree: usize| (self.machine.degrees[degree] * self.groups[degree]) as u128;
+        let chosen: u128 = prices.iter().map(|(degree, price)| ranks(*degree) * u128::from(*price)).sum();
+        let all: u128 = prices.iter().map(|(degree, _)| ranks(*degree)).sum::<u128>() * u128::from(rest);
+        let left = left as u128 * u128::from(rest);
+        let others = u128::from(self.limit - self.longest) * all.saturating_sub(chosen);
+        spent > (chosen + left) * u128::from(self.limit) + others
     }
 
     /// Degrees that have groups, with prices such that the sample at which a degree is full, filled with the longest first, is

@@ -172,17 +172,20 @@ impl Machine {
     /// within `T`: the smallest `T` that is not exceeded by the least rank-time under that condition, spread over all ranks.
     pub fn timed_bound(&self) -> (u64, Limit) {
         let (bound, limit) = self.bound();
-        let work = |most: u64| {
-            let least = |sample: usize| self.work(self.best_degree(sample, most), sample);
-            let total: u64 = (0..self.tokens.len()).map(least).sum();
-            total.div_ceil(self.ranks as u64)
-        };
+        let work = |most: u64| self.work_within(most);
         let (mut low, mut high) = (bound, work(bound).max(bound));
         while high - low > bound / 4096 {
             let middle = low + (high - low) / 2;
             if work(middle) <= middle { high = middle } else { low = middle + 1 }
         }
         (low, if low > bound { Limit::LargeGroups } else { limit })
+    }
+
+    /// The mean over all ranks of the least rank-time on degrees that finish a sample within `most`.
+    pub fn work_within(&self, most: u64) -> u64 {
+        let least = |sample: usize| self.work(self.best_degree(sample, most), sample);
+        let total: u64 = (0..self.tokens.len()).map(least).sum();
+        total.div_ceil(self.ranks as u64)
     }
 
     /// The simpler bound: all ranks busy with the least rank-time of every sample, or the slowest sample where it is

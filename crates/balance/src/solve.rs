@@ -6,6 +6,7 @@ use crate::{
     bound::Limit,
     cost::Costs,
     groups::{Fixed, mixed, uniform},
+    layout_bound,
     machine::{Machine, Place},
     microbatch::{pack, pack_below, stretch},
     partition::{Counts, Tier, partition},
@@ -211,7 +212,14 @@ fn solve_groups(problem: &Problem) -> Result<Plan> {
             }
             (fixed_groups(&machine, &fixed, problem.objective), algorithm)
         }
-        Objective::Lockstep => group_lockstep(&machine, bound),
+        Objective::Lockstep => {
+            let (groups, algorithm) = group_lockstep(&machine, bound);
+            let tight = layout_bound::tighten_steps(&machine, bound, group_duration(&machine, &groups));
+            if tight > bound {
+                (bound, limit) = (tight, Limit::LargeGroups);
+            }
+            (groups, algorithm)
+        }
         Objective::Grouped => group_shards(problem, &machine, bound),
     };
     let degrees: Vec<usize> = groups.iter().map(|group| group.degree).collect();
