@@ -20,18 +20,22 @@ const NEVER: u64 = u64::MAX;
 
 /// Raises `bound`, which holds already, as far as the makespan `reached` allows.
 pub fn tighten(machine: &Machine, bound: u64, reached: u64) -> u64 {
-    raise(machine, bound, reached, |limit| limit)
+    raise(machine, (bound, reached), bound / 65_536, |limit| limit)
 }
 
 /// The same for lock-step.
 pub fn tighten_steps(machine: &Machine, bound: u64, reached: u64) -> u64 {
-    raise(machine, bound, reached, |limit| longest_step(machine, limit))
+    raise(machine, (bound, reached), bound / 1024, |limit| longest_step(machine, limit))
 }
 
-fn raise(machine: &Machine, bound: u64, reached: u64, longest: impl Fn(u64) -> u64) -> u64 {
+fn raise(
+    machine: &Machine,
+    (mut low, mut high): (u64, u64),
+    precision: u64,
+    longest: impl Fn(u64) -> u64,
+) -> u64 {
     let falling = machine.falling();
-    let (mut low, mut high) = (bound, reached);
-    while high.saturating_sub(low) > bound / 65_536 {
+    while high.saturating_sub(low) > precision {
         let middle = low + (high - low) / 2;
         if possible(machine, &falling, middle, longest(middle)) { high = middle } else { low = middle + 1 }
     }
@@ -41,7 +45,7 @@ fn raise(machine: &Machine, bound: u64, reached: u64, longest: impl Fn(u64) -> u
 /// What the longest step takes at least where all take `limit`: within less, the samples have more rank-time than that.
 fn longest_step(machine: &Machine, limit: u64) -> u64 {
     let (mut low, mut high) = (machine.giant().min(limit), limit);
-    while high - low > limit / 1024 {
+    while high - low > limit / 256 {
         let middle = low + (high - low) / 2;
         if machine.work_within(middle) <= limit { high = middle } else { low = middle + 1 }
     }
