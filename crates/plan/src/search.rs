@@ -50,16 +50,12 @@ pub fn search(request: &Request<'_>) -> Result<Searched> {
     let space = Space::new(&canonical, request.axis.ranks);
     let demands = pinned(&canonical, request.pins, &request.axis.name)?;
     let run = Run { request, canonical: &canonical, space: &space };
-    let (found, families) = std::thread::scope(|scope| {
-        let (run, demands) = (&run, &demands);
-        let families = FAMILIES.map(|family| scope.spawn(move || run.family(demands, family)));
-        (
-            run.best("the plan of least time in the model", demands),
-            families.map(|family| family.join().expect("the search panics nowhere")),
-        )
-    });
-    let others = families.into_iter().flatten().chain(run.whole(&demands)).collect();
-    let (best, runners_up) = run.ranked(found?, others);
+    // One rank that nothing is demanded of has no choice.
+    let (best, runners_up) = if request.axis.ranks == 1 && demands.is_empty() {
+        (run.alone()?, Vec::new())
+    } else {
+        run.compared(&demands)?
+    };
     if !best.fits(request.memory_limit) {
         return Err(too_small(request.memory_limit.unwrap_or(0), best.prediction.peak_bytes));
     }
@@ -98,6 +94,25 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// The only plan of one rank.
+    fn alone(&self) -> Result<Found> {
+        let mut found = self.predicted("one rank", Assignment::default())?;
+        found.prediction.model_ns = found.prediction.step_ns;
+        found.prediction.bound_ns = found.prediction.step_ns;
+        Ok(found)
+    }
+
+    /// The best plan and those that it was chosen over; the families are searched beside it.
+    fn compared(&self, demands: &Demands) -> Result<(Found, Vec<RunnerUp>)> {
+        let (found, families) = std::thread::scope(|scope| {
+            let families = FAMILIES.map(|family| scope.spawn(move || self.family(demands, family)));
+            let found = self.best("the plan of least time in the model", demands);
+            (found, families.map(|family| family.join().expect("the search panics nowhere")))
+        });
+        let others = families.into_iter().flatten().chain(self.whole(demands)).collect();
+        Ok(self.ranked(found?, others))
+    }
+
     fn setting<'a>(&'a self, demands: &'a Demands) -> Setting<'a> {
         Setting {
             graph: self.canonical,
