@@ -115,7 +115,7 @@ def examine(function, tensors, ranks, seen=None):
             parts(values[v], p, ranks, generator) for v, p in zip(operands(node), question["operands"], strict=True)
         ]
         graphs = [msgpack.unpackb(g)["graph"] for g in question["graphs"]]
-        made = run_ranks(graphs, [[pieces[rank] for pieces in cuts] for rank in range(ranks)])
+        made = run_ranks(graphs, [[pieces[rank] for pieces in cuts] for rank in range(ranks)], layouts=False)
         for position, (value, placement) in enumerate(zip(results(node), question["results"], strict=True)):
             if "empty" in name:
                 continue

@@ -173,12 +173,15 @@ def test_names_of_other_tools_answer(recorded: Path) -> None:
 
 
 def test_data_flow_comes_from_an_execution_trace_beside_the_trace(tmp_path: Path) -> None:
-    import torch
-
-    model = torch.nn.Linear(8, 4)
-    with trace.record(tmp_path, warmup=0, active=1, data_flow=True) as recording:
-        model(torch.randn(2, 8)).relu().sum().backward()
-        recording.step()
+    # In a process of its own: the observer of executions sees what earlier tests have left in the process.
+    program = f"""
+import torch, unisono.trace as trace
+model = torch.nn.Linear(8, 4)
+with trace.record({str(tmp_path)!r}, warmup=0, active=1, data_flow=True) as recording:
+    model(torch.randn(2, 8)).relu().sum().backward()
+    recording.step()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
     assert (tmp_path / "rank0.et.json").is_file()
     flows = {(row["producer"], row["consumer"]): row["bytes"] for row in trace.load(tmp_path).data_flow()}
     # 2 x 4 numbers of 4 bytes go from the layer to its activation
