@@ -101,11 +101,17 @@ impl<'a> Call<'a> {
         self.int(arg).map(|dim| wrap(dim, rank))
     }
 
-    /// A list of dimensions, wrapped; all dimensions where the argument is absent or empty.
+    /// A list of dimensions, wrapped; all dimensions where the argument is absent or empty, as reductions take it.
     pub fn dims(&self, arg: usize, rank: usize) -> SmallVec<[usize; 4]> {
+        let named = self.named_dims(arg, rank);
+        if named.is_empty() { (0..rank).collect() } else { named }
+    }
+
+    /// A list of dimensions, wrapped; all dimensions where the argument is absent, none where it is empty.
+    pub fn named_dims(&self, arg: usize, rank: usize) -> SmallVec<[usize; 4]> {
         match self.ints(arg) {
-            Some(dims) if !dims.is_empty() => dims.iter().map(|dim| wrap(*dim, rank)).collect(),
-            _ => (0..rank).collect(),
+            Some(dims) => dims.iter().map(|dim| wrap(*dim, rank)).collect(),
+            None => (0..rank).collect(),
         }
     }
 }

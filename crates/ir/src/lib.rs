@@ -27,7 +27,7 @@ pub use patch::{Change, Patch};
 pub use placement::{Mesh, MeshAxis, Placement, Reduce};
 pub use schema::{Parameter, Schema, SchemaType};
 pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};
-pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides};
+pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides, memory_order};
 pub use verify::{MAX_DIMS, verify};
 
 /// A graph with global shapes: what capture returns.

@@ -204,6 +204,13 @@ fn dims<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dims, D::Error> {
     Vec::deserialize(deserializer).map(Dims::from_vec)
 }
 
+/// The dimensions from the outermost in memory to the innermost; among equal strides the earlier dimension is outer.
+pub fn memory_order(strides: &[i64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..strides.len()).collect();
+    order.sort_by_key(|dim| (-strides[*dim], *dim));
+    order
+}
+
 /// The strides of a row-major tensor of `shape`, as PyTorch computes them.
 pub fn contiguous_strides(shape: &[i64]) -> Dims {
     let mut strides: Dims = SmallVec::from_elem(1, shape.len());

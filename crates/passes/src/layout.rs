@@ -80,8 +80,7 @@ impl Layout<'_, '_> {
 
 /// The dimensions of a tensor from the slowest to the fastest in memory, where it fills its memory without gaps or overlaps.
 pub fn memory_order(ty: &TensorType) -> Option<Vec<usize>> {
-    let mut dims: Vec<usize> = (0..ty.rank()).collect();
-    dims.sort_by_key(|dim| (std::cmp::Reverse(ty.strides[*dim]), *dim));
+    let dims = ir::memory_order(&ty.strides);
     let pick = |of: &Dims| dims.iter().map(|dim| of[*dim]).collect::<Dims>();
     let in_order = TensorType { shape: pick(&ty.shape), strides: pick(&ty.strides), ..ty.clone() };
     in_order.is_contiguous().then_some(dims)

@@ -72,7 +72,7 @@ pub enum Link {
     /// Between the source and the only use.
     Direct(TableId),
     /// Through copy sets, one for each part of the step with a use, in their order.
-    Parts(Vec<Part>),
+    Parts(Vec<Rc<Part>>),
 }
 
 /// The copy sets of a value in one part of the step.
@@ -108,11 +108,6 @@ impl Links {
     /// The id of a list of required placements.
     pub fn required(&mut self, placements: Required) -> RequiredId {
         RequiredId(self.required.insert_full(placements).0 as u32)
-    }
-
-    /// The link of a signature that was asked for before.
-    pub fn known(&self, signature: &Signature) -> Option<&Link> {
-        self.by_signature.get(signature).map(|link| &**link)
     }
 
     /// The link of a signature, which `value` has.
@@ -172,15 +167,15 @@ impl Maker<'_> {
         self.problem.weighted_table(&[self.provided.len(), required.len()], &costs, &weights)
     }
 
-    fn parts(&mut self, uses: &[(&Required, Phase)]) -> Vec<Part> {
+    fn parts(&mut self, uses: &[(&Required, Phase)]) -> Vec<Rc<Part>> {
         let mut phases: Vec<Phase> = uses.iter().map(|(_, phase)| *phase).collect();
         phases.sort_unstable();
         phases.dedup();
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<Rc<Part>> = Vec::new();
         for phase in phases {
             let here: Vec<&Required> =
                 uses.iter().filter(|(_, other)| *other == phase).map(|(required, _)| *required).collect();
-            let before = parts.last();
+            let before = parts.last().map(Rc::as_ref);
             let sets = self.sets(before, &here);
             let costs = self.making(&sets, self.source.company(phase));
             let crosses = before.is_some() || phase != self.source.phase;
@@ -189,7 +184,7 @@ impl Maker<'_> {
                 Some(before) => self.enter_later(&before.sets, &sets),
             };
             let serves = here.iter().map(|required| self.serve(&sets, required)).collect();
-            parts.push(Part { phase, sets, costs, enter, serves, crosses });
+            parts.push(Rc::new(Part { phase, sets, costs, enter, serves, crosses }));
         }
         parts
     }

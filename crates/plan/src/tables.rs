@@ -4,6 +4,8 @@
 //! step where it is used (its copy set). Costs are times. Weights are bytes: of state, and of copies that live from one part of the step
 //! to a later one.
 
+use std::rc::Rc;
+
 use aten::{Call, Strategy};
 use base::{Code, Diagnostic, PrimaryMap, Result, SecondaryMap, define_id};
 use cluster::Cluster;
@@ -15,7 +17,7 @@ use smallvec::SmallVec;
 use solve::{Choices, Cost, Problem, VariableId};
 
 use crate::{
-    links::{Link, Links, ProvidedId, RequiredId, Signature, Source, local_bytes},
+    links::{Link, Links, Part, ProvidedId, RequiredId, Signature, Source, local_bytes},
     pins::{Demand, Demands},
 };
 
@@ -79,12 +81,11 @@ struct Use {
     phase: Phase,
 }
 
-/// The copy set of a value in a part of the step: the link that it belongs to, and the part's number in it.
+/// The copy set of a value in a part of the step.
 struct Kept {
     value: ValueId,
     variable: VariableId,
-    signature: Signature,
-    part: usize,
+    part: Rc<Part>,
 }
 
 impl<'a> Tables<'a> {
@@ -228,14 +229,14 @@ impl<'a> Tables<'a> {
             Link::Parts(parts) => parts,
         };
         let mut before = provider;
-        for (number, part) in parts.iter().enumerate() {
+        for part in parts {
             let variable = self.problem.variable(&part.costs);
             self.problem.pair(before, variable, part.enter);
             for (here, serve) in uses.iter().filter(|u| u.phase == part.phase).zip(&part.serves) {
                 self.problem.pair(here.variable, variable, *serve);
             }
             if part.crosses {
-                self.copies.push(Kept { value, variable, signature: signature.clone(), part: number });
+                self.copies.push(Kept { value, variable, part: part.clone() });
             }
             before = variable;
         }
@@ -245,11 +246,10 @@ impl<'a> Tables<'a> {
     pub fn assignment(&self, choices: &Choices) -> Assignment {
         let state = |variable: VariableId| choices[variable] as usize;
         let strategy = |(variable, menu): (VariableId, MenuId)| &self.menus.all[menu].0[state(variable)];
-        let kept = self.copies.iter().filter_map(|kept| {
-            let Some(Link::Parts(parts)) = self.links.known(&kept.signature) else { return None };
-            let part = &parts[kept.part];
-            Some(((kept.value, part.phase), part.sets[state(kept.variable)].source))
-        });
+        let kept = self
+            .copies
+            .iter()
+            .map(|Kept { value, variable, part }| ((*value, part.phase), part.sets[state(*variable)].source));
         Assignment {
             nodes: self.nodes.iter().map(|(id, of)| (*id, strategy(*of).clone())).collect(),
             inputs: self.inputs.iter().map(|(id, (variable, p))| (id, p[state(*variable)])).collect(),

@@ -22,7 +22,7 @@ pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Opt
             strides.insert(dim, step);
         }
         "aten::squeeze" | "aten::squeeze.dim" | "aten::squeeze.dims" => {
-            let gone = if call.ints(1) == Some(&[]) { smallvec::SmallVec::new() } else { call.dims(1, rank) };
+            let gone = call.named_dims(1, rank);
             let kept = (0..rank).filter(|dim| !(gone.contains(dim) && operand.shape[*dim] == 1));
             strides = kept.map(|dim| operand.strides[dim]).collect();
         }

@@ -1,6 +1,6 @@
 //! Local shapes and types.
 
-use ir::{Dims, Placement, TensorType};
+use ir::{Dims, Placement, TensorType, memory_order};
 
 /// The shape of one rank's part of a tensor of `shape` along an axis of `ranks`.
 pub fn local_shape(shape: &[i64], placement: Placement, ranks: u32) -> Dims {
@@ -25,13 +25,6 @@ pub fn local_type(ty: &TensorType, placement: Placement, ranks: u32) -> TensorTy
 fn is_dense(ty: &TensorType) -> bool {
     let span: i64 = ty.shape.iter().zip(&ty.strides).map(|(size, stride)| (size - 1) * stride).sum();
     ty.elements() == 0 || span + 1 == ty.elements() as i64
-}
-
-/// The dimensions from the outermost in memory to the innermost; among equal strides the earlier dimension is outer.
-pub fn memory_order(strides: &[i64]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..strides.len()).collect();
-    order.sort_by_key(|dim| (-strides[*dim], *dim));
-    order
 }
 
 /// Whether two layouts of a tensor of `shape` have its dimensions in the same order in memory; those of size 1 lie anywhere.

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     emit::Emitter,
     layout::{reshaped, view_strides},
-    local::{local_shape, local_type, memory_order, same_order},
+    local::{local_shape, local_type, same_order},
     reshard::Resharder,
 };
 
@@ -83,7 +83,7 @@ impl Realised<'_> {
             let actual = out.graph.ty(*operand);
             let repeated = whole.shape.iter().zip(&whole.strides).any(|(size, step)| *size > 1 && *step == 0);
             if !repeated && !same_order(&actual.shape, &actual.strides, &wanted.strides) {
-                *operand = out.laid_out(*operand, &memory_order(&wanted.strides));
+                *operand = out.laid_out(*operand, &ir::memory_order(&wanted.strides));
             }
         }
     }

@@ -110,7 +110,7 @@ pub fn unsqueeze(call: &Call<'_>) -> Option<Factors> {
 /// `squeeze(x, dim)` and `squeeze(x, dims)`: dimensions that are named but not of size 1 stay, and must be whole, lest a part of size 1 go.
 pub fn squeeze(call: &Call<'_>) -> Option<Factors> {
     let operand = call.operand(0);
-    let named = call.dims(1, operand.rank());
+    let named = call.named_dims(1, operand.rank());
     let stays = |dim: &usize| !(named.contains(dim) && operand.shape[*dim] == 1);
     let order = (0..operand.rank()).filter(stays).map(|dim| (!named.contains(&dim)).then_some(dim));
     Some(reordered(call, order.collect::<Vec<_>>().into_iter()))
