@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgpack
 import torch
 
+import unisono
+from unisono import _native
 from unisono._interpret import _bind, _keyword, _positional, operator_of
 
 
@@ -41,6 +44,40 @@ def check_types(graph: dict[str, Any], node: dict[str, Any], values: dict[int, t
             strides = zip(tensor.stride(), said["strides"], said["shape"], strict=True)
             alike = tensor.numel() == 0 or all(made == stride for made, stride, size in strides if size > 1)
             assert alike or not layouts, (name, tensor.stride(), said)
+
+
+def train(
+    graph: unisono.StepGraph, text: str, ranks: int, batches: Sequence[Sequence[torch.Tensor]], passes: bool
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Trains a captured step by a plan on ranks in lock-step, after the passes or before them.
+
+    Returns what each step returns (the same on every rank) and the whole parameters after the last.
+    """
+    messages = [_native.rank_graph(graph.message, text, rank) for rank in range(ranks)]
+    passed = [_native.run_passes(message)[0] for message in messages]
+    assert len({_native.issue_order(message) for message in passed}) == 1, "ranks would wait for each other for ever"
+    graphs = [msgpack.unpackb(message)["graph"] for message in (passed if passes else messages)]
+    items, placements = graph.capture.inputs.inputs, msgpack.unpackb(_native.plan_content(text))["inputs"]
+    placed = [placements.get(item.name, "replicate") for item in items]
+
+    def part(position: int, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        return cut(tensor, placed[position], rank, ranks)
+
+    held = [[part(p, item.tensor.detach().clone(), rank) for p, item in enumerate(items)] for rank in range(ranks)]
+    returned = []
+    for batch in batches:
+        for position, tensor in zip(graph.capture.inputs.leaves, batch, strict=True):
+            assert position is not None
+            for rank, state in enumerate(held):
+                state[position] = part(position, tensor, rank)
+        results = run_ranks(graphs, held)
+        assert all(torch.equal(mine[0], results[0][0][0]) for mine, _ in results)
+        returned.append(results[0][0][0])
+        for state, (_, updates) in zip(held, results, strict=True):
+            for position, tensor in updates.items():
+                state[position] = tensor
+    parameters = {item.name.removeprefix("params."): i for i, item in enumerate(items) if item.cls == "parameter"}
+    return returned, {name: whole([state[i] for state in held], placed[i]) for name, i in parameters.items()}
 
 
 @torch.no_grad()

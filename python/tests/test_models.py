@@ -10,7 +10,7 @@ import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import cut, run_ranks, whole
+from ranks import train
 
 import unisono
 from unisono import _native
@@ -102,34 +102,10 @@ def make_step(model, loss_of):
     return step, optimizer
 
 
-def run_in_lock_step(graph: Any, family: str, ranks: int, batch: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses of some steps, and the whole parameters after them."""
+def planned(graph: unisono.StepGraph, family: str, ranks: int) -> str:
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
     settings = {"axis": "a", "ranks": ranks, "pins": pins, "memory_limit": None}
-    text = _native.plan_graph(graph.message, MACHINE, msgpack.packb(settings))
-    messages = [_native.run_passes(_native.rank_graph(graph.message, text, rank))[0] for rank in range(ranks)]
-    assert len({_native.issue_order(message) for message in messages}) == 1
-    graphs = [msgpack.unpackb(message)["graph"] for message in messages]
-    items, placements = graph.capture.inputs.inputs, msgpack.unpackb(_native.plan_content(text))["inputs"]
-    placed = [placements.get(item.name, "replicate") for item in items]
-    tensors = [item.tensor.detach().clone() for item in items]
-    for leaf, tensor in zip(graph.capture.inputs.leaves, batch, strict=True):
-        tensors[leaf] = tensor
-    held = [[cut(t, p, rank, ranks) for t, p in zip(tensors, placed, strict=True)] for rank in range(ranks)]
-    losses = []
-    for _ in range(STEPS):
-        results = run_ranks(graphs, held)
-        assert all(torch.equal(returned[0], results[0][0][0]) for returned, _ in results)
-        losses.append(results[0][0][0].item())
-        for state, (_, updates) in zip(held, results, strict=True):
-            for position, tensor in updates.items():
-                state[position] = tensor
-    after = {
-        item.name.removeprefix("params."): whole([state[i] for state in held], placed[i])
-        for i, item in enumerate(items)
-        if item.cls == "parameter"
-    }
-    return losses, after
+    return _native.plan_graph(graph.message, MACHINE, msgpack.packb(settings))
 
 
 @pytest.mark.parametrize("make", [gpt2, mixtral, t5, wan], ids=lambda make: make.__name__)
@@ -142,8 +118,8 @@ def test_an_unmodified_model_gives_on_two_ranks_what_it_gives_on_one(make):
     step, optimizer = make_step(model, loss_of)
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=batch)
     for family in FAMILIES:
-        found, after = run_in_lock_step(graph, family, 2, batch)
-        assert found == pytest.approx(losses, rel=1e-5), family
+        found, after = train(graph, planned(graph, family, 2), 2, [batch] * STEPS, passes=True)
+        assert [loss.item() for loss in found] == pytest.approx(losses, rel=1e-5), family
         for name, tensor in reference.named_parameters():
             if name in after:
                 # What has no gradient but noise (the bias of keys) stays near zero.

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import cut, run_ranks, whole
+from ranks import train
 from torch import nn
 
 import unisono
@@ -218,31 +218,10 @@ def test_every_family_gives_what_one_device_gives(family, ranks):
     data = [tuple(torch.randint(0, 256, (2, 8, 8))) for _ in range(3)]
     graph = unisono.capture(make_step(model, optimizer), model=model, optimizer=optimizer, example=data[0])
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
-    text, plan = planned(graph, ranks, pins=pins)
-    ranks_graphs = [msgpack.unpackb(_native.rank_graph(graph.message, text, rank))["graph"] for rank in range(ranks)]
-    passed = [_native.run_passes(_native.rank_graph(graph.message, text, rank))[0] for rank in range(ranks)]
-    assert len({_native.issue_order(message) for message in passed}) == 1, "ranks would wait for each other for ever"
-    items = graph.capture.inputs.inputs
-    placed = [plan["inputs"].get(item.name, "replicate") for item in items]
-
-    def parts(position, tensor):
-        return [cut(tensor, placed[position], rank, ranks) for rank in range(ranks)]
-
-    inputs = [
-        list(tensors)
-        for tensors in zip(*[parts(p, i.tensor.detach().clone()) for p, i in enumerate(items)], strict=True)
-    ]
-    for batch in data:
-        for position, tensor in zip(graph.capture.inputs.leaves, batch, strict=True):
-            for rank, part in enumerate(parts(position, tensor)):
-                inputs[rank][position] = part
-        results = run_ranks(ranks_graphs, inputs)
-        torch.testing.assert_close(results[0][0][0], eager(*batch).detach(), rtol=1e-5, atol=0)
-        for rank, (_, updates) in enumerate(results):
-            for position, tensor in updates.items():
-                inputs[rank][position] = tensor
-    for position, item in enumerate(items):
-        if item.cls == "parameter":
-            found = whole([inputs[rank][position] for rank in range(ranks)], placed[position])
-            expected = reference.get_parameter(item.name.removeprefix("params.")).detach()
-            assert (found - expected).abs().max() <= 1e-5 * expected.abs().max(), item.name
+    text, _ = planned(graph, ranks, pins=pins)
+    losses, after = train(graph, text, ranks, data, passes=False)
+    for loss, batch in zip(losses, data, strict=True):
+        torch.testing.assert_close(loss, eager(*batch).detach(), rtol=1e-5, atol=0)
+    for name, found in after.items():
+        expected = reference.get_parameter(name).detach()
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max(), name
