@@ -124,6 +124,20 @@ impl<K: Id, V> PrimaryMap<K, V> {
     }
 }
 
+impl<K: Id, V> IntoIterator for PrimaryMap<K, V> {
+    type Item = V;
+    type IntoIter = std::vec::IntoIter<V>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.into_iter()
+    }
+}
+
+impl<K: Id, V> Extend<V> for PrimaryMap<K, V> {
+    fn extend<I: IntoIterator<Item = V>>(&mut self, values: I) {
+        self.entries.extend(values);
+    }
+}
+
 impl<K: Id, V> Index<K> for PrimaryMap<K, V> {
     type Output = V;
     fn index(&self, id: K) -> &V {

@@ -2,8 +2,6 @@
 
 use std::{fmt, str::FromStr};
 
-use base::PrimaryMap;
-
 use crate::{
     Arg, Graph, Input, InputClass, Node, NodeId, Op, OpId, Phase, Return, Schema, TensorType, Value,
     ValueDef, ValueId,
@@ -69,7 +67,7 @@ impl Graph {
     pub fn push(&mut self, op: &str, args: Vec<Arg>, returns: Vec<ReturnType>) -> NodeId {
         let op = self.op(op);
         let id = self.nodes.next_id();
-        let returns = new_returns(&mut self.values, id, returns);
+        let returns = new_returns(id, returns, |value| self.values.push(value));
         self.nodes.push(Node {
             op,
             args,
@@ -91,16 +89,16 @@ impl Graph {
     }
 }
 
-/// Makes the values that node `id` returns.
+/// Makes the values that node `id` returns; `push` adds each.
 pub(crate) fn new_returns(
-    values: &mut PrimaryMap<ValueId, Value>,
     id: NodeId,
     returns: Vec<ReturnType>,
+    mut push: impl FnMut(Value) -> ValueId,
 ) -> Vec<Return> {
     let mut position = 0;
     let mut new = |ty| {
         position += 1;
-        values.push(Value { ty, def: ValueDef::Result(id, position - 1) })
+        push(Value { ty, def: ValueDef::Result(id, position - 1) })
     };
     let made = returns.into_iter().map(|returned| match returned {
         ReturnType::None => Return::None,

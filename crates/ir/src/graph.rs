@@ -239,6 +239,15 @@ impl Return {
             Self::Values(values) => values,
         }
     }
+
+    /// The tensors of this return, mutable.
+    pub fn values_mut(&mut self) -> &mut [ValueId] {
+        match self {
+            Self::None => &mut [],
+            Self::Value(value) => std::slice::from_mut(value),
+            Self::Values(values) => values,
+        }
+    }
 }
 
 impl Node {

@@ -1,21 +1,40 @@
 //! What makes two nodes the same operation.
 
-use crate::{Node, Return, ValueId};
+use crate::{Arg, Node, Return, ValueId};
 
 impl Node {
     /// Bytes that are equal for nodes with equal operators, equal arguments (tensors counting as what `number` gives for them) and the
     /// same returns present. Floats count by their bits.
     pub fn key(&self, number: impl Fn(ValueId) -> u32) -> Vec<u8> {
-        let mut args = self.args.clone();
-        for arg in &mut args {
-            arg.map_values(|value| ValueId(number(value)));
+        let mut bytes = Vec::with_capacity(64);
+        bytes.extend(self.op.0.to_le_bytes());
+        bytes.extend((self.returns.len() as u32).to_le_bytes());
+        bytes.extend(self.returns.iter().flat_map(|returned| shape_of(returned).to_le_bytes()));
+        for arg in &self.args {
+            match arg {
+                Arg::Value(value) => {
+                    bytes.extend([TENSOR, 0]);
+                    bytes.extend(number(*value).to_le_bytes());
+                }
+                Arg::Values(values) => {
+                    bytes.extend([TENSOR, 1]);
+                    bytes.extend((values.len() as u32).to_le_bytes());
+                    for value in values {
+                        bytes.push(u8::from(value.is_some()));
+                        bytes.extend(value.map_or(0, &number).to_le_bytes());
+                    }
+                }
+                other => {
+                    rmp_serde::encode::write(&mut bytes, other).expect("arguments serialize into memory");
+                }
+            }
         }
-        let returns: Vec<u32> = self.returns.iter().map(shape_of).collect();
-        let mut bytes = self.op.0.to_le_bytes().to_vec();
-        rmp_serde::encode::write(&mut bytes, &(returns, args)).expect("arguments serialize into memory");
         bytes
     }
 }
+
+/// Begins a tensor, or a list of them by the byte that follows: no MessagePack begins so.
+const TENSOR: u8 = 0xc1;
 
 /// Absent, one tensor, or a list of so many.
 fn shape_of(returned: &Return) -> u32 {
@@ -29,7 +48,7 @@ fn shape_of(returned: &Return) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arg, OpId};
+    use crate::OpId;
 
     fn node(args: Vec<Arg>) -> Node {
         Node {

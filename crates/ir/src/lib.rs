@@ -23,7 +23,7 @@ pub use graph::{
     PlaceId, Return, Value, ValueDef, ValueId,
 };
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
-pub use patch::{Change, Patch};
+pub use patch::{Change, Edits, Patch};
 pub use placement::{Mesh, MeshAxis, Placement, Reduce};
 pub use schema::{Parameter, Schema, SchemaType};
 pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};

@@ -9,7 +9,7 @@ use base::{Diagnostic, Id, Result, SecondaryMap};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
-    Arg, Graph, LabelId, Node, NodeId, OpId, ReturnType, TensorType, Value, ValueDef, ValueId,
+    Arg, Graph, LabelId, Node, NodeId, Op, OpId, ReturnType, TensorType, Value, ValueDef, ValueId,
     build::new_returns,
 };
 
@@ -17,9 +17,18 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Patch<'g> {
     base: &'g Graph,
-    /// The graph with what is new: nodes in the table, but not in the program.
-    graph: Graph,
+    edits: Edits,
+    /// The operators by name, filled when the first node is added.
     ops: FxHashMap<String, OpId>,
+}
+
+/// The changes of a patch without the graph that they are for.
+#[derive(Clone, Default, Debug)]
+pub struct Edits {
+    ops: Vec<Op>,
+    nodes: Vec<Node>,
+    values: Vec<Value>,
+    labels: Vec<String>,
     /// For each new node, in order, the node whose position it takes.
     sources: Vec<NodeId>,
     replaced: FxHashMap<ValueId, ValueId>,
@@ -46,39 +55,32 @@ pub struct Change {
 impl<'g> Patch<'g> {
     /// No changes to `graph`, which is verified.
     pub fn new(graph: &'g Graph) -> Self {
-        Self {
-            base: graph,
-            graph: graph.clone(),
-            ops: graph.ops.iter().map(|(id, op)| (op.name.clone(), id)).collect(),
-            sources: Vec::new(),
-            replaced: FxHashMap::default(),
-            replaced_in: FxHashMap::default(),
-            removed: FxHashSet::default(),
-            order: None,
-            changes: Vec::new(),
-        }
+        Self { base: graph, edits: Edits::default(), ops: FxHashMap::default() }
     }
 
     /// Begins a change: what follows is done under this label, which new nodes carry.
     pub fn label(&mut self, label: impl Into<String>) -> &mut Self {
-        self.changes.push(Change { label: label.into(), added: 0, removed: 0, replaced: 0, id: None });
+        let label = label.into();
+        self.edits.changes.push(Change { label, added: 0, removed: 0, replaced: 0, id: None });
         self
     }
 
     /// What is done, by label.
     pub fn changes(&self) -> &[Change] {
-        &self.changes
+        &self.edits.changes
     }
 
     /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
-        let edits = self.sources.is_empty() && self.replaced.is_empty() && self.replaced_in.is_empty();
-        edits && self.removed.is_empty() && self.order.as_ref().is_none_or(|order| *order == self.base.order)
+        let Edits { sources, replaced, replaced_in, removed, order, .. } = &self.edits;
+        let edits = sources.is_empty() && replaced.is_empty() && replaced_in.is_empty();
+        edits && removed.is_empty() && order.as_ref().is_none_or(|order| *order == self.base.order)
     }
 
     /// The type of a value, old or new.
     pub fn ty(&self, value: ValueId) -> &TensorType {
-        self.graph.ty(value)
+        let old = self.base.values.get(value);
+        &old.unwrap_or_else(|| &self.edits.values[value.index() - self.base.values.len()]).ty
     }
 
     /// Adds a node that takes the position, place, module and phase of `source` (a new node may be a source too). `op` is
@@ -87,87 +89,120 @@ impl<'g> Patch<'g> {
         let op = self.op(op);
         let label = self.current_label();
         self.change().added += 1;
-        let id = self.graph.nodes.next_id();
-        let returns = new_returns(&mut self.graph.values, id, returns);
-        let Node { place, module, phase, .. } = self.graph.nodes[source];
-        self.graph.nodes.push(Node { op, args, returns, place, module, phase, label: Some(label) });
-        self.sources.push(source);
+        let id = NodeId::from_index(self.base.nodes.len() + self.edits.nodes.len());
+        let (first, values) = (self.base.values.len(), &mut self.edits.values);
+        let returns = new_returns(id, returns, |value| {
+            values.push(value);
+            ValueId::from_index(first + values.len() - 1)
+        });
+        let Node { place, module, phase, .. } = *self.node(source);
+        self.edits.nodes.push(Node { op, args, returns, place, module, phase, label: Some(label) });
+        self.edits.sources.push(source);
         id
     }
 
     /// Adds a node, as [`push`](Self::push) does, that returns one tensor.
     pub fn push_value(&mut self, source: NodeId, op: &str, args: Vec<Arg>, ty: TensorType) -> ValueId {
-        let result = self.graph.values.next_id();
+        let result = ValueId::from_index(self.base.values.len() + self.edits.values.len());
         self.push(source, op, args, vec![ty.into()]);
         result
     }
 
     /// A node, old or new.
     pub fn node(&self, id: NodeId) -> &Node {
-        &self.graph.nodes[id]
+        let old = self.base.nodes.get(id);
+        old.unwrap_or_else(|| &self.edits.nodes[id.index() - self.base.nodes.len()])
     }
 
     /// Replaces every use of `old` by `new`, which has the same element type and sizes, returns and updates included. The node
     /// that makes `new` goes on reading `old`.
     pub fn replace(&mut self, old: ValueId, new: ValueId) {
         self.change().replaced += 1;
-        self.replaced.insert(old, new);
+        self.edits.replaced.insert(old, new);
     }
 
     /// Replaces the uses of `old` by one node.
     pub fn replace_in(&mut self, node: NodeId, old: ValueId, new: ValueId) {
         self.change().replaced += 1;
-        self.replaced_in.entry(node).or_default().push((old, new));
+        self.edits.replaced_in.entry(node).or_default().push((old, new));
     }
 
     /// Removes a node, whose results nothing uses in the end.
     pub fn remove(&mut self, node: NodeId) {
-        let removed = self.removed.insert(node);
+        let removed = self.edits.removed.insert(node);
         self.change().removed += usize::from(removed);
     }
 
     /// Puts the program into another order, before anything else that the patch does.
     pub fn reorder(&mut self, order: Vec<NodeId>) {
-        self.order = Some(order);
+        self.edits.order = Some(order);
     }
 
-    /// The changed graph. Fails with a bug where a value that is used was removed, where a value is replaced by one of another
-    /// type, or where the changes make a circle.
-    pub fn apply(mut self) -> Result<Graph> {
-        let resolved = self.resolve()?;
-        let old_order = self.order.take().unwrap_or_else(|| std::mem::take(&mut self.graph.order));
-        let positions = self.positions(&old_order);
-        for id in positions.iter().map(|(_, id)| *id) {
-            self.redirect(id, &resolved);
-        }
-        let through = |value: &mut ValueId| *value = *resolved.get(value).unwrap_or(value);
-        self.graph.returns.iter_mut().for_each(through);
-        self.graph.updates.iter_mut().map(|(_, value)| value).for_each(through);
-        self.graph.order = in_order(&self.graph, &positions)?;
-        Ok(self.graph)
+    /// The changes alone.
+    pub fn into_edits(self) -> Edits {
+        self.edits
+    }
+
+    /// The changed graph, as [`Edits::apply`] gives it.
+    pub fn apply(self) -> Result<Graph> {
+        self.edits.apply(self.base.clone())
     }
 
     fn op(&mut self, text: &str) -> OpId {
+        if self.ops.is_empty() {
+            self.ops = self.base.ops.iter().map(|(id, op)| (op.name.clone(), id)).collect();
+        }
         let name = &text[..text.find('(').unwrap_or(text.len())];
         if let Some(id) = self.ops.get(name) {
             return *id;
         }
-        let id = self.graph.op(text);
+        let id = OpId::from_index(self.base.ops.len() + self.edits.ops.len());
+        self.edits.ops.push(text.parse().expect("a schema in code is well formed"));
         self.ops.insert(name.into(), id);
         id
     }
 
     fn change(&mut self) -> &mut Change {
-        self.changes.last_mut().expect("a label is set before changes are made")
+        self.edits.changes.last_mut().expect("a label is set before changes are made")
     }
 
     fn current_label(&mut self) -> LabelId {
-        let change = self.changes.last_mut().expect("a label is set before changes are made");
-        *change.id.get_or_insert_with(|| self.graph.labels.push(change.label.clone()))
+        let next = LabelId::from_index(self.base.labels.len() + self.edits.labels.len());
+        let change = self.change();
+        if let Some(known) = change.id {
+            return known;
+        }
+        change.id = Some(next);
+        let label = change.label.clone();
+        self.edits.labels.push(label);
+        next
+    }
+}
+
+impl Edits {
+    /// `graph`, which the patch was made for, with the changes. Fails with a bug where a value that is used was removed, where a
+    /// value is replaced by one of another type, or where the changes make a circle.
+    pub fn apply(mut self, mut graph: Graph) -> Result<Graph> {
+        let first = graph.nodes.len();
+        graph.ops.extend(std::mem::take(&mut self.ops));
+        graph.labels.extend(std::mem::take(&mut self.labels));
+        graph.nodes.extend(std::mem::take(&mut self.nodes));
+        graph.values.extend(std::mem::take(&mut self.values));
+        let resolved = self.resolve(&graph)?;
+        let order = self.order.take().unwrap_or_else(|| std::mem::take(&mut graph.order));
+        let positions = self.positions(&order, first);
+        for (_, id) in &positions {
+            self.redirect(*id, &mut graph, &resolved);
+        }
+        let through = |value: &mut ValueId| *value = *resolved.get(value).unwrap_or(value);
+        graph.returns.iter_mut().for_each(through);
+        graph.updates.iter_mut().map(|(_, value)| value).for_each(through);
+        graph.order = in_order(&graph, &positions)?;
+        Ok(graph)
     }
 
     /// What each replaced value becomes, chains followed to their end.
-    fn resolve(&self) -> Result<FxHashMap<ValueId, ValueId>> {
+    fn resolve(&self, graph: &Graph) -> Result<FxHashMap<ValueId, ValueId>> {
         let mut resolved = FxHashMap::default();
         for (old, first) in &self.replaced {
             let mut new = *first;
@@ -179,7 +214,7 @@ impl<'g> Patch<'g> {
                     return Err(Diagnostic::bug(format!("a patch replaces {old} in a circle")));
                 }
             }
-            let (was, is) = (self.ty(*old), self.ty(new));
+            let (was, is) = (graph.ty(*old), graph.ty(new));
             if (was.dtype, &was.shape) != (is.dtype, &is.shape) {
                 return Err(Diagnostic::bug(format!("a patch replaces {old} of {was} by {new} of {is}")));
             }
@@ -188,14 +223,15 @@ impl<'g> Patch<'g> {
         Ok(resolved)
     }
 
-    /// The nodes of the new program with the positions that they want: old nodes their own, new ones right behind their source's.
-    fn positions(&self, order: &[NodeId]) -> Vec<((usize, usize), NodeId)> {
+    /// The nodes of the new program with the positions that they want: old nodes their own, new ones, numbered from `first` on, right
+    /// behind their source's.
+    fn positions(&self, order: &[NodeId], first: usize) -> Vec<((usize, usize), NodeId)> {
         let mut wanted: SecondaryMap<NodeId, usize> = SecondaryMap::with_default(order.len());
         order.iter().enumerate().for_each(|(at, id)| wanted[*id] = at);
         let kept = order.iter().enumerate().filter(|(_, id)| !self.removed.contains(id));
         let mut positions: Vec<_> = kept.map(|(at, id)| ((at, 0), *id)).collect();
         for (number, source) in self.sources.iter().enumerate() {
-            let id = NodeId::from_index(self.base.nodes.len() + number);
+            let id = NodeId::from_index(first + number);
             wanted[id] = wanted[*source];
             if !self.removed.contains(&id) {
                 positions.push(((wanted[*source], number + 1), id));
@@ -206,9 +242,9 @@ impl<'g> Patch<'g> {
     }
 
     /// Replaces the operands of a node.
-    fn redirect(&mut self, id: NodeId, resolved: &FxHashMap<ValueId, ValueId>) {
+    fn redirect(&self, id: NodeId, graph: &mut Graph, resolved: &FxHashMap<ValueId, ValueId>) {
         let here = self.replaced_in.get(&id);
-        let values = &self.graph.values;
+        let values = &graph.values;
         let map = |value: ValueId| {
             let value = here
                 .and_then(|here| here.iter().find(|(old, _)| *old == value))
@@ -217,7 +253,7 @@ impl<'g> Patch<'g> {
             let own = matches!(values[new].def, ValueDef::Result(maker, _) if maker == id);
             if own { value } else { new }
         };
-        self.graph.nodes[id].args.iter_mut().for_each(|arg| arg.map_values(map));
+        graph.nodes[id].args.iter_mut().for_each(|arg| arg.map_values(map));
     }
 }
 
@@ -229,17 +265,25 @@ fn in_order(graph: &Graph, positions: &[((usize, usize), NodeId)]) -> Result<Vec
         Value { def: ValueDef::Result(node, _), .. } => Some(*node),
         Value { def: ValueDef::Input(_), .. } => None,
     };
-    let mut missing: Vec<usize> = vec![0; positions.len()];
-    let mut users: Vec<Vec<usize>> = vec![Vec::new(); positions.len()];
+    // Which node uses a result of which, by rank.
+    let mut uses: Vec<(usize, usize)> = Vec::with_capacity(2 * positions.len());
     for (rank, (_, id)) in positions.iter().enumerate() {
         for (value, made_by) in graph.nodes[*id].operands().filter_map(|value| Some((value, maker(value)?))) {
             let Some(made_at) = included[made_by] else {
                 let user = graph.op_name(*id);
                 return Err(Diagnostic::bug(format!("a patch removes {value}, which {id} ({user}) uses")));
             };
-            users[made_at].push(rank);
-            missing[rank] += 1;
+            uses.push((made_at, rank));
         }
+    }
+    if uses.iter().all(|(made_at, rank)| made_at < rank) {
+        return Ok(positions.iter().map(|(_, id)| *id).collect());
+    }
+    let mut missing: Vec<usize> = vec![0; positions.len()];
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); positions.len()];
+    for (made_at, rank) in uses {
+        users[made_at].push(rank);
+        missing[rank] += 1;
     }
     let mut ready: BinaryHeap<Reverse<usize>> =
         missing.iter().enumerate().filter(|(_, n)| **n == 0).map(|(rank, _)| Reverse(rank)).collect();

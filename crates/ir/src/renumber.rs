@@ -2,9 +2,7 @@
 
 use base::{Id, PrimaryMap, SecondaryMap};
 
-use crate::{
-    Arg, Graph, Input, LabelId, ModuleId, Node, NodeId, OpId, PlaceId, Return, Value, ValueDef, ValueId,
-};
+use crate::{Arg, Graph, LabelId, ModuleId, Node, NodeId, OpId, PlaceId, Return, ValueDef, ValueId};
 
 /// Maps old ids to new ones, which are given out in the order in which entries are first asked for.
 struct Renumbered<K: Id> {
@@ -27,8 +25,11 @@ impl<K: Id> Renumbered<K> {
         new
     }
 
-    fn take<V: Clone>(&self, table: &PrimaryMap<K, V>) -> PrimaryMap<K, V> {
-        self.old.iter().map(|old| table[*old].clone()).collect()
+    /// The entries that were asked for, in the new order.
+    fn take<V>(&self, table: PrimaryMap<K, V>) -> PrimaryMap<K, V> {
+        let mut entries: Vec<Option<V>> = table.into_iter().map(Some).collect();
+        let mut taken = |old: &K| entries[old.index()].take().expect("each entry is asked for once");
+        self.old.iter().map(&mut taken).collect()
     }
 }
 
@@ -45,6 +46,12 @@ impl Graph {
     /// order, values are numbered inputs first and then in program order, everything else in the order of first use.
     #[must_use]
     pub fn renumbered(&self) -> Self {
+        self.clone().into_renumbered()
+    }
+
+    /// This graph as [`renumbered`](Self::renumbered) gives it.
+    #[must_use]
+    pub fn into_renumbered(mut self) -> Self {
         let mut new = Renumbering {
             ops: Renumbered::new(),
             values: Renumbered::new(),
@@ -52,63 +59,55 @@ impl Graph {
             modules: Renumbered::new(),
             labels: Renumbered::new(),
         };
-        let inputs =
-            self.inputs.values().map(|i| Input { value: new.values.id(i.value), ..i.clone() }).collect();
-        let nodes: PrimaryMap<NodeId, Node> =
-            self.order.iter().map(|id| new.node(&self.nodes[*id])).collect();
-        let mut values: PrimaryMap<ValueId, Value> = new.values.take(&self.values);
+        for (_, input) in self.inputs.iter_mut() {
+            input.value = new.values.id(input.value);
+        }
+        let mut order: Renumbered<NodeId> = Renumbered::new();
+        for id in &self.order {
+            order.id(*id);
+            new.node(&mut self.nodes[*id]);
+        }
+        let nodes = order.take(self.nodes);
+        let mut values = new.values.take(self.values);
         for (id, node) in nodes.iter() {
             for (position, result) in node.results().enumerate() {
                 values[result].def = ValueDef::Result(id, position as u32);
             }
         }
+        self.returns.iter_mut().for_each(|value| *value = new.values.id(*value));
+        self.updates.iter_mut().for_each(|(_, value)| *value = new.values.id(*value));
         Self {
-            ops: new.ops.take(&self.ops),
-            inputs,
+            ops: new.ops.take(self.ops),
+            inputs: self.inputs,
             values,
             order: nodes.ids().collect(),
             nodes,
-            returns: self.returns.iter().map(|value| new.values.id(*value)).collect(),
-            updates: self.updates.iter().map(|(input, value)| (*input, new.values.id(*value))).collect(),
-            places: new.places.take(&self.places),
-            modules: new.modules.take(&self.modules),
-            labels: new.labels.take(&self.labels),
+            returns: self.returns,
+            updates: self.updates,
+            places: new.places.take(self.places),
+            modules: new.modules.take(self.modules),
+            labels: new.labels.take(self.labels),
         }
     }
 }
 
 impl Renumbering {
-    fn node(&mut self, node: &Node) -> Node {
-        Node {
-            op: self.ops.id(node.op),
-            args: node.args.iter().map(|arg| self.arg(arg)).collect(),
-            returns: node.returns.iter().map(|returned| self.returned(returned)).collect(),
-            place: node.place.map(|place| self.places.id(place)),
-            module: node.module.map(|module| self.modules.id(module)),
-            phase: node.phase,
-            label: node.label.map(|label| self.labels.id(label)),
-        }
-    }
-
-    fn arg(&mut self, arg: &Arg) -> Arg {
-        let mut arg = arg.clone();
-        arg.map_values(|value| self.values.id(value));
-        match &mut arg {
-            Arg::Float(number) => *number = one_nan(*number),
-            Arg::Floats(numbers) => numbers.iter_mut().for_each(|number| *number = one_nan(*number)),
-            _ => {}
-        }
-        arg
-    }
-
-    fn returned(&mut self, returned: &Return) -> Return {
-        match returned {
-            Return::None => Return::None,
-            Return::Value(value) => Return::Value(self.values.id(*value)),
-            Return::Values(values) => {
-                Return::Values(values.iter().map(|value| self.values.id(*value)).collect())
+    fn node(&mut self, node: &mut Node) {
+        node.op = self.ops.id(node.op);
+        for arg in &mut node.args {
+            arg.map_values(|value| self.values.id(value));
+            match arg {
+                Arg::Float(number) => *number = one_nan(*number),
+                Arg::Floats(numbers) => numbers.iter_mut().for_each(|number| *number = one_nan(*number)),
+                _ => {}
             }
         }
+        for value in node.returns.iter_mut().flat_map(Return::values_mut) {
+            *value = self.values.id(*value);
+        }
+        node.place = node.place.map(|place| self.places.id(place));
+        node.module = node.module.map(|module| self.modules.id(module));
+        node.label = node.label.map(|label| self.labels.id(label));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The driver: which passes run, in which order, and what is told of each.
 
 use base::{Bytes, Diagnostic, Result};
-use ir::{Change, Graph, Patch, verify};
+use ir::{Change, Edits, Graph, Patch, verify};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -118,7 +118,8 @@ pub fn run(passes: &[Box<dyn Pass>], graph: &Graph, mut observe: impl FnMut(&Out
             changes: patch.changes().to_vec(),
         };
         if outcome.changed {
-            graph = applied(pass.name(), patch)?;
+            let edits = patch.into_edits();
+            graph = applied(pass.name(), edits, graph)?;
             outcome.nodes_after = graph.order.len();
         }
         observe(&outcome);
@@ -127,7 +128,7 @@ pub fn run(passes: &[Box<dyn Pass>], graph: &Graph, mut observe: impl FnMut(&Out
 }
 
 /// The graph after a pass; what is wrong with it is the pass's fault.
-fn applied(pass: &str, patch: Patch<'_>) -> Result<Graph> {
+fn applied(pass: &str, edits: Edits, graph: Graph) -> Result<Graph> {
     let blamed = |diagnostic: Box<Diagnostic>| {
         let cause = diagnostic.cause.clone();
         let blamed = Diagnostic {
@@ -136,7 +137,7 @@ fn applied(pass: &str, patch: Patch<'_>) -> Result<Graph> {
         };
         Box::new(Diagnostic { cause, ..blamed })
     };
-    let graph = patch.apply().map_err(blamed)?;
+    let graph = edits.apply(graph).map_err(blamed)?;
     verify(&graph).map_err(blamed)?;
-    Ok(graph.renumbered())
+    Ok(graph.into_renumbered())
 }
