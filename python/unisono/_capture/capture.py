@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch.utils._pytree as pytree
 from torch import nn
@@ -12,9 +15,10 @@ from torch.optim import Optimizer
 
 from unisono._capture import optimizer as optimizers
 from unisono._capture.inputs import StepInputs, collect
+from unisono._capture.places import user_place
 from unisono._capture.trace import Traced, trace
 from unisono._capture.wire import Encoder
-from unisono.errors import StepError
+from unisono.errors import StepError, UnisonoError
 
 
 @dataclass
@@ -41,7 +45,11 @@ def capture_step(
 ) -> Capture:
     """Captures one call of ``train_step``; see :func:`unisono.capture`."""
     if optimizer is not None:
-        optimizers.create_state(optimizer)
+        try:
+            optimizers.create_state(optimizer)
+        except UnisonoError as error:
+            _find_call(error, train_step, model, optimizer, example)
+            raise
     settings = optimizers.guarded_settings(optimizer)
     inputs = collect(train_step, model, optimizer, example)
     traced = trace(train_step, model, optimizer, inputs, gradients_may_be_there=True)
@@ -49,6 +57,22 @@ def capture_step(
     if encoder.reads_stale_gradients:
         traced, encoder, inputs = _without_gradients(train_step, model, optimizer, example, traced)
     return Capture(encoder.bytes(), inputs, traced.returns, traced.return_constants, settings)
+
+
+def _find_call(
+    error: UnisonoError, train_step: Callable[..., Any], model: nn.Module | None, optimizer: Optimizer, example: Any
+) -> None:
+    """Gives an error of the optimizer the place where the step calls it, if it does."""
+
+    def called(*_arguments: Any, **_settings: Any) -> None:
+        file, line = user_place(sys._getframe(1))
+        error.place = f"{file}:{line}"
+        raise error
+
+    # Gradients are not asked for: they may be what cannot be traced.
+    quick = mock.patch.object(optimizer, "step", called), mock.patch("torch.Tensor.backward")
+    with quick[0], quick[1], contextlib.suppress(Exception):
+        trace(train_step, model, optimizer, collect(train_step, model, optimizer, example), gradients_may_be_there=True)
 
 
 def _without_gradients(

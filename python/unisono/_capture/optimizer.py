@@ -11,12 +11,15 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unisono._capture import adafactor
 from unisono.errors import StepError, UnsupportedError
 
 # Settings that choose an implementation, not the mathematics.
 _IMPLEMENTATION = ("foreach", "fused", "capturable")
 # Settings that a scheduler may change from step to step without a new capture.
 LIVE = ("lr",)
+# What torch.optim calls those parts of a parameter's state that are numbers of the step and no tensors in the parameter's shape.
+_NUMBERS = ("step", "mu", "mu_product", "eta")
 # Settings that are no input of the step.
 _NOT_GUARDED = ("params", "initial_lr", "param_names", *_IMPLEMENTATION, *LIVE)
 
@@ -33,6 +36,8 @@ class _WithoutMutation(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.Tag.inplace_view in func.tags:
+            return func(*args, **kwargs)
         if not func._schema.is_mutable:
             # What the first step would fill (fused SGD's momentum) starts from zeros, not from whatever memory holds.
             made = func(*args, **kwargs)
@@ -67,9 +72,76 @@ def create_state(optimizer: Optimizer) -> None:
 
     The step is taken on stand-ins with zero gradients while every operation that changes a tensor is left out.
     """
+    _refuse_by_nature(optimizer)
     missing = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad and not optimizer.state.get(p)]
     if not missing:
         return
+    _refuse_dampening(optimizer)
+    stand_ins = {id(p): torch.nn.Parameter(p.detach()) for p in missing}
+    for stand_in in stand_ins.values():
+        stand_in.grad = torch.zeros_like(stand_in)
+    with _on_stand_ins(optimizer, stand_ins):
+        _take_first_step(optimizer)
+        made = optimizer.state
+    for p in missing:
+        if stand_ins[id(p)] in made:
+            optimizer.state[p] = dict(made[stand_ins[id(p)]].first)
+
+
+@contextmanager
+def _on_stand_ins(optimizer: Optimizer, stand_ins: dict[int, torch.nn.Parameter]) -> Iterator[None]:
+    """Gives the optimizer an empty state and stand-ins in the place of parameters, by their ``id``; others it does not see."""
+    real_state, real_groups = optimizer.state, [dict(group) for group in optimizer.param_groups]
+    optimizer.state = defaultdict(_FirstValues)
+    for group in optimizer.param_groups:
+        group["params"] = [stand_ins[id(p)] for p in group["params"] if id(p) in stand_ins]
+        if "weight_decay" in group:
+            group["weight_decay"] = 0.0  # or the gradients, and a momentum that starts from them, would not be zero
+    try:
+        yield
+    finally:
+        optimizer.state = real_state
+        for group, real in zip(optimizer.param_groups, real_groups, strict=True):
+            group.update(real)
+
+
+def _take_first_step(optimizer: Optimizer) -> None:
+    mutations = _WithoutMutation()
+    try:
+        with torch.no_grad(), mutations:
+            type(optimizer).step(optimizer)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise StepError(
+            f"{type(optimizer).__name__} cannot take a step: {reason}",
+            code="U0111",
+            cause="its first step, which creates its state, was tried with gradients of zeros and without arguments",
+            hint="if PyTorch alone refuses it too, change the optimizer's settings; an optimizer that needs a closure is not supported",
+        ) from error
+    finally:
+        mutations.restore()
+
+
+# Optimizers that no graph of one step can hold: why, and what to do.
+_BY_NATURE: dict[type[Optimizer], tuple[str, str]] = {
+    torch.optim.LBFGS: (
+        "it calls its closure as often as the values of the loss ask for, and a captured step is the same at every call",
+        "use an optimizer that takes one step for one gradient, such as torch.optim.AdamW",
+    ),
+    torch.optim.SparseAdam: (
+        "the size of a sparse gradient depends on data, and all shapes of a captured step are known beforehand",
+        "use dense gradients (`nn.Embedding(.., sparse=False)`) with torch.optim.Adam",
+    ),
+}
+
+
+def _refuse_by_nature(optimizer: Optimizer) -> None:
+    for kind, (cause, hint) in _BY_NATURE.items():
+        if isinstance(optimizer, kind):
+            raise UnsupportedError(f"{kind.__name__} cannot be captured", code="U0111", cause=cause, hint=hint)
+
+
+def _refuse_dampening(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if group.get("momentum") and group.get("dampening"):
             raise UnsupportedError(
@@ -78,31 +150,6 @@ def create_state(optimizer: Optimizer) -> None:
                 cause="its momentum starts from the first gradient undamped",
                 hint="take one ordinary step before `parallelize`, load a state, or set dampening to 0",
             )
-    stand_ins = {id(p): torch.nn.Parameter(p.detach()) for p in missing}
-    for stand_in in stand_ins.values():
-        stand_in.grad = torch.zeros_like(stand_in)
-    real_state, real_params = optimizer.state, [group["params"] for group in optimizer.param_groups]
-    optimizer.state = defaultdict(_FirstValues)
-    for group, params in zip(optimizer.param_groups, real_params, strict=True):
-        group["params"] = [stand_ins[id(p)] for p in params if id(p) in stand_ins]
-    try:
-        with torch.no_grad(), _WithoutMutation() as mutations:
-            type(optimizer).step(optimizer)
-        mutations.restore()
-        made = optimizer.state
-    except TypeError as error:
-        raise StepError(
-            f"{type(optimizer).__name__} cannot take a step by itself: {error}",
-            code="U0111",
-            hint="optimizers that need a closure are not supported",
-        ) from error
-    finally:
-        optimizer.state = real_state
-        for group, params in zip(optimizer.param_groups, real_params, strict=True):
-            group["params"] = params
-    for p in missing:
-        if stand_ins[id(p)] in made:
-            optimizer.state[p] = dict(made[stand_ins[id(p)]].first)
 
 
 def guarded_settings(optimizer: Optimizer | None) -> list[dict[str, Any]]:
@@ -112,9 +159,22 @@ def guarded_settings(optimizer: Optimizer | None) -> list[dict[str, Any]]:
 
 
 def can_be_fused(group: dict[str, Any]) -> bool:
-    """Whether PyTorch has one kernel for the whole update of this group, and the user has not declined it."""
-    supported = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in group["params"])
+    """Whether PyTorch has one kernel for the whole update of this group, and the user has not declined it.
+
+    In half precision the kernel gives what the operations one by one do not, which round in between: there the user must ask for it.
+    """
+    types = (
+        (torch.float32, torch.float64)
+        if not group.get("fused")
+        else (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    )
+    supported = all(p.dtype in types and p.device.type in ("cpu", "cuda") for p in group["params"])
     return "fused" in group and group["fused"] is not False and not group.get("differentiable") and supported
+
+
+def is_number(parameter: torch.Tensor, key: str, value: torch.Tensor) -> bool:
+    """Whether a part of a parameter's state is a number of the step (its count, say), even if it is kept as a tensor."""
+    return value.dim() == 0 and value.is_floating_point() and (parameter.dim() > 0 or key in _NUMBERS)
 
 
 @contextmanager
@@ -148,7 +208,8 @@ def traceable(
         if "capturable" in group:
             group["capturable"] = True
     try:
-        yield
+        with adafactor.traceable():
+            yield
     finally:
         for group, real in zip(optimizer.param_groups, real_groups, strict=True):
             group.clear()

@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono.errors import StepError
+from unisono.errors import StepError, UnsupportedError
 
 _NOT_THE_USERS = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -92,9 +92,12 @@ class OriginTracker(TorchDispatchMode):
         origin = self.current()
         fx_traceback.current_meta["custom"] = {"origin": origin}
         try:
-            return func(*args, **(kwargs or {}))
+            made = func(*args, **(kwargs or {}))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise data_dependence(func, origin, error) from None
+        if isinstance(made, torch.Tensor) and made.layout != torch.strided:
+            raise _sparse(func, origin)
+        return made
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
@@ -114,6 +117,17 @@ class OriginTracker(TorchDispatchMode):
     def _leave(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
         if self._modules:
             self._modules.pop()
+
+
+def _sparse(func: Any, origin: Origin) -> UnsupportedError:
+    """The error for a step that makes a tensor whose size in memory depends on data."""
+    return UnsupportedError(
+        f"the step makes a sparse tensor (`{func}`)",
+        code="U0108",
+        place=f"{origin.file}:{origin.line}" if origin.file else None,
+        cause="how much a sparse tensor holds depends on data, and all sizes of a captured step are known beforehand",
+        hint="use dense tensors; for gradients of an embedding, `nn.Embedding(.., sparse=False)`",
+    )
 
 
 def data_dependence(func: Any, origin: Origin, error: Exception) -> StepError:

@@ -81,7 +81,8 @@ def _single_operation(name: str, overload: str) -> Any:
 class LiveScalars(TorchFunctionMode):
     """Lets a tensor stand where PyTorch wants a number as the factor of an addition (``p.add_(g, alpha=-lr)``).
 
-    The learning rate is such a tensor while a step is traced, so that it stays an input.
+    The learning rate is such a tensor while a step is traced, so that it stays an input. As in PyTorch's own kernels, nothing is rounded
+    to a half-precision type but the result.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -91,8 +92,17 @@ class LiveScalars(TorchFunctionMode):
         name = getattr(func, "__name__", "").rstrip("_")
         if not isinstance(factor, torch.Tensor) or name not in ("add", "sub", "addcdiv", "addcmul"):
             return func(*args, **kwargs)
+        common = torch.result_type(args[0], args[1])
+        wide = torch.float32 if common in (torch.bfloat16, torch.float16) else common
+        first, *others = (operand.to(wide) for operand in args)
         if name in ("add", "sub"):
-            return func(args[0], args[1] * factor)
-        product = args[1] / args[2] if name == "addcdiv" else args[1] * args[2]
-        in_place = func.__name__.endswith("_")
-        return args[0].add_(product * factor) if in_place else args[0].add(product * factor)
+            # The one factor that PyTorch rounds to the type of the operands, however narrow.
+            product = others[0] * (factor.to(common) if common != wide else factor)
+        else:
+            product = (others[0] / others[1] if name == "addcdiv" else others[0] * others[1]) * factor
+        if wide != args[0].dtype:
+            result = first - product if name == "sub" else first + product
+            return args[0].copy_(result) if func.__name__.endswith("_") else result.to(common)
+        if name in ("add", "sub"):
+            return func(args[0], product)
+        return args[0].add_(product) if func.__name__.endswith("_") else args[0].add(product)

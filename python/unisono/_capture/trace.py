@@ -177,7 +177,7 @@ class _Run:
     def _optimizer_state(self, items: list[tuple[StepInput, torch.Tensor]]) -> dict[int, dict[str, Any]]:
         """The optimizer's state with traced tensors, by the ``id`` of the parameter.
 
-        Scalars of groups without a fused kernel (step counters) are traced in double precision, because the optimizer computes
+        Numbers of groups without a fused kernel (step counts) are traced in double precision, because the optimizer computes
         with them as Python numbers when it is not traced.
         """
         if self.optimizer is None:
@@ -187,8 +187,8 @@ class _Run:
         for item, fake in items:
             if item.cls == "optimizer" and item.owner is not None:
                 parameter, key = item.owner
-                scalar = fake.dim() == 0 and fake.is_floating_point() and id(parameter) not in fused
-                state[id(parameter)][key] = fake.to(torch.float64) if scalar else fake
+                number = optimizers.is_number(parameter, key, fake) and id(parameter) not in fused
+                state[id(parameter)][key] = fake.to(torch.float64) if number else fake
         return state
 
     def _replaced(
