@@ -69,6 +69,12 @@ def mixtral():
     return language("MixtralForCausalLM", num_attention_heads=4, num_key_value_heads=2, **sizes)
 
 
+def bert():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return language("BertForMaskedLM", max_position_embeddings=32, **sizes, **without)
+
+
 def t5():
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
     return language("T5ForConditionalGeneration", decoder_start_token_id=0, dropout_rate=0.0, **sizes)
@@ -108,7 +114,7 @@ def planned(graph: unisono.StepGraph, family: str, ranks: int) -> str:
     return _native.plan_graph(graph.message, MACHINE, msgpack.packb(settings))
 
 
-@pytest.mark.parametrize("make", [gpt2, mixtral, t5, wan], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [gpt2, bert, mixtral, t5, wan], ids=lambda make: make.__name__)
 def test_an_unmodified_model_gives_on_two_ranks_what_it_gives_on_one(make):
     torch.manual_seed(0)
     model, loss_of, batch = make()

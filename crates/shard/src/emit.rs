@@ -2,6 +2,8 @@
 
 use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, Phase, PlaceId, TensorType, ValueId};
 
+use crate::local::filled_type;
+
 /// Where new nodes come from.
 #[derive(Clone, Copy, Default)]
 pub struct Origin {
@@ -154,9 +156,9 @@ impl Emitter<'_> {
         self.op("aten::constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor", args, ty)
     }
 
-    /// An operation on one tensor that keeps its type.
+    /// An operation on each element of a tensor that keeps their type.
     pub fn unary(&mut self, name: &str, value: ValueId) -> ValueId {
-        let ty = self.ty(value);
+        let ty = filled_type(self.graph.ty(value));
         self.op(&format!("aten::{name}(Tensor self) -> Tensor"), vec![Arg::Value(value)], ty)
     }
 
@@ -182,14 +184,14 @@ impl Emitter<'_> {
 
     /// A tensor times a number.
     pub fn scaled(&mut self, value: ValueId, factor: f64) -> ValueId {
-        let ty = self.ty(value);
+        let ty = filled_type(self.graph.ty(value));
         let args = vec![Arg::Value(value), Arg::Float(factor)];
         self.op("aten::mul.Scalar(Tensor self, Scalar other) -> Tensor", args, ty)
     }
 
     /// A tensor plus a number.
     pub fn shifted(&mut self, value: ValueId, addend: Arg) -> ValueId {
-        let ty = self.ty(value);
+        let ty = filled_type(self.graph.ty(value));
         let args = vec![Arg::Value(value), addend, Arg::Int(1)];
         self.op("aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", args, ty)
     }
@@ -216,7 +218,7 @@ impl Emitter<'_> {
 
     /// A comparison with a number.
     pub fn compare(&mut self, name: &str, value: ValueId, number: i64) -> ValueId {
-        let ty = TensorType { dtype: Dtype::Bool, ..self.ty(value) };
+        let ty = TensorType { dtype: Dtype::Bool, ..filled_type(self.graph.ty(value)) };
         let args = vec![Arg::Value(value), Arg::Int(number)];
         self.op(&format!("aten::{name}.Scalar(Tensor self, Scalar other) -> Tensor"), args, ty)
     }
