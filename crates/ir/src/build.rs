@@ -51,9 +51,9 @@ impl Graph {
     /// # Panics
     /// Where `text` is no schema: it is meant for schemas written in code.
     pub fn op(&mut self, text: &str) -> OpId {
-        let op: Op = text.parse().expect("a schema in code is well formed");
-        let known = self.ops.iter().find(|(_, known)| known.name == op.name).map(|(id, _)| id);
-        known.unwrap_or_else(|| self.ops.push(op))
+        let name = &text[..text.find('(').unwrap_or(text.len())];
+        let known = self.ops.iter().find(|(_, known)| known.name == name).map(|(id, _)| id);
+        known.unwrap_or_else(|| self.ops.push(text.parse().expect("a schema in code is well formed")))
     }
 
     /// Adds an input.

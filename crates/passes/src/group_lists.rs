@@ -6,6 +6,7 @@
 use base::{Result, SecondaryMap};
 use ir::{Arg, Graph, Node, NodeId, Op, Patch, Phase, Return, ReturnType, TensorType, ValueId};
 use rustc_hash::FxHashMap;
+use serde::Serialize;
 
 use crate::{
     Pass,
@@ -50,20 +51,20 @@ struct Group {
 /// A node that may be grouped, with each form that it fits and the key of the group that it would be in.
 struct Candidate {
     node: NodeId,
-    choices: Vec<(Form, String)>,
+    choices: Vec<(Form, Vec<u8>)>,
 }
 
 /// All candidates, grouped: each takes the form in which it has the most company.
 fn groups(graph: &Graph) -> Vec<Group> {
     let candidates = candidates(graph);
-    let mut company: FxHashMap<&str, usize> = FxHashMap::default();
+    let mut company: FxHashMap<&[u8], usize> = FxHashMap::default();
     for (_, key) in candidates.iter().flat_map(|candidate| &candidate.choices) {
         *company.entry(key).or_default() += 1;
     }
-    let mut known: FxHashMap<&str, usize> = FxHashMap::default();
+    let mut known: FxHashMap<&[u8], usize> = FxHashMap::default();
     let mut groups: Vec<Group> = Vec::new();
     for candidate in &candidates {
-        let most = candidate.choices.iter().rev().max_by_key(|(_, key)| company[key.as_str()]);
+        let most = candidate.choices.iter().rev().max_by_key(|(_, key)| company[key.as_slice()]);
         let (form, key) = most.expect("a candidate has a choice");
         let group = *known.entry(key).or_insert(groups.len());
         if group == groups.len() {
@@ -88,7 +89,7 @@ fn candidates(graph: &Graph) -> Vec<Candidate> {
             levels[result] = level;
         }
         if !forms.is_empty() {
-            let choices = forms.into_iter().map(|form| (form, format!("{level} {}", key(graph, form, node))));
+            let choices = forms.into_iter().map(|form| (form, key(graph, level, form, node)));
             candidates.push(Candidate { node: *id, choices: choices.collect() });
         }
     }
@@ -133,28 +134,52 @@ fn entries<'n>(form: &ListForm, node: &'n Node) -> impl Iterator<Item = ValueId>
     roles.iter().zip(&node.args).filter(|(role, _)| **role == Role::Each).flat_map(|(_, arg)| arg.values())
 }
 
-/// What members of a group have in common, as a text: operator, settings, shared tensors, element types and devices.
-fn key(graph: &Graph, form: Form, node: &Node) -> String {
-    let entry = |ty: &TensorType| format!("{} {}", ty.dtype, ty.device);
-    let list = |values: &mut dyn Iterator<Item = ValueId>| {
-        values.map(|value| entry(graph.ty(value))).collect::<Vec<_>>().join(",")
-    };
-    let each = |position: usize| match form {
-        Form::List(form) => form.roles[position] == Role::Each,
-        Form::Entrywise => matches!(node.args[position], Arg::Values(_)),
-    };
-    let args = node
-        .args
-        .iter()
-        .enumerate()
-        .map(|(position, arg)| if each(position) { list(&mut arg.values()) } else { format!("{arg:?}") });
-    let returns = node.returns.iter().map(|returned| match returned {
-        Return::None => "_".into(),
-        returned => list(&mut returned.values().iter().copied()),
-    });
-    let list = if let Form::List(form) = form { form.list } else { "" };
-    let parts: Vec<String> = [format!("{} {list}", node.op)].into_iter().chain(args).chain(returns).collect();
-    parts.join("; ")
+/// What members of a group have in common, as bytes: level, operator, settings, shared tensors, element types and devices.
+fn key(graph: &Graph, level: u32, form: Form, node: &Node) -> Vec<u8> {
+    let mut key = Key { graph, bytes: Vec::with_capacity(128) };
+    key.number(level);
+    key.number(node.op.0);
+    if let Form::List(form) = form {
+        key.bytes.extend(form.list.as_bytes());
+    }
+    for (position, arg) in node.args.iter().enumerate() {
+        let is_entry = match form {
+            Form::List(form) => form.roles[position] == Role::Each,
+            Form::Entrywise => matches!(arg, Arg::Values(_)),
+        };
+        if is_entry { key.list(arg.values()) } else { key.whole(arg) }
+    }
+    for returned in &node.returns {
+        key.list(returned.values().iter().copied());
+    }
+    key.bytes
+}
+
+struct Key<'g> {
+    graph: &'g Graph,
+    bytes: Vec<u8>,
+}
+
+impl Key<'_> {
+    fn number(&mut self, number: u32) {
+        self.bytes.extend(number.to_le_bytes());
+    }
+
+    fn whole(&mut self, what: &impl Serialize) {
+        rmp_serde::encode::write(&mut self.bytes, what).expect("arguments serialize into memory");
+    }
+
+    /// Element types and devices of tensors, and how many there are.
+    fn list(&mut self, values: impl Iterator<Item = ValueId>) {
+        let (start, mut count) = (self.bytes.len(), 0);
+        self.number(0);
+        for value in values {
+            let TensorType { dtype, device, .. } = self.graph.ty(value);
+            self.whole(&(dtype, device));
+            count += 1_u32;
+        }
+        self.bytes[start..start + 4].copy_from_slice(&count.to_le_bytes());
+    }
 }
 
 /// Replaces `members` by the operation of `form` on lists.

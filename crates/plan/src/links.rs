@@ -121,21 +121,16 @@ impl Links {
         if let Some(known) = self.by_signature.get(signature) {
             return known.clone();
         }
-        let mut maker = Maker {
-            setting,
-            ty: setting.graph.ty(value),
-            source: signature.source,
-            provided: &self.provided[signature.source.provided.0 as usize],
-            problem,
-        };
         let required = |id: &RequiredId| &self.required[id.0 as usize];
-        let link = match signature.uses.as_slice() {
-            [(only, phase)] => Link::Direct(maker.direct(required(only), *phase)),
-            uses => {
-                let uses: Vec<(&Required, Phase)> =
-                    uses.iter().map(|(id, phase)| (required(id), *phase)).collect();
-                Link::Parts(maker.parts(&uses))
-            }
+        let uses: Vec<(&Required, Phase)> =
+            signature.uses.iter().map(|(id, phase)| (required(id), *phase)).collect();
+        let provided = &self.provided[signature.source.provided.0 as usize];
+        let (ty, source) = (setting.graph.ty(value), signature.source);
+        let inevitable = inevitable(setting.batch, source, provided, &uses);
+        let mut maker = Maker { setting, ty, source, provided, inevitable, problem };
+        let link = match uses.as_slice() {
+            [(only, phase)] => Link::Direct(maker.direct(only, *phase)),
+            uses => Link::Parts(maker.parts(uses)),
         };
         let link = Rc::new(link);
         self.by_signature.insert(signature.clone(), link.clone());
@@ -149,6 +144,7 @@ struct Maker<'a> {
     ty: &'a TensorType,
     source: Source,
     provided: &'a [Placement],
+    inevitable: Vec<(Placement, Placement, Company)>,
     problem: &'a mut Problem,
 }
 
@@ -263,8 +259,23 @@ impl Maker<'_> {
         self.problem.table(required.len(), sets.len(), &costs)
     }
 
+    /// The cost of a change of placement: its time, then its number of collectives.
     fn change(&self, from: Placement, to: Placement, company: Company) -> Cost {
-        change(self.setting, self.ty, from, to, company)
+        let reshard = Reshard { from, to };
+        let Setting { cluster, space, batch, strict, .. } = *self.setting;
+        let (Some(time), Some(steps)) = (
+            reshard_time(cluster, self.ty, reshard, space.ranks, company),
+            reshard_steps(self.ty, reshard, space.ranks),
+        ) else {
+            return Cost::INFINITE;
+        };
+        let against =
+            against_demand(batch, from, to, company) && !self.inevitable.contains(&(from, to, company));
+        match (against, strict) {
+            (true, true) => Cost::INFINITE,
+            (true, false) => Cost::new(time + AGAINST_A_DEMAND, steps.len() as u32),
+            (false, _) => Cost::new(time, steps.len() as u32),
+        }
     }
 
     fn bytes(&self, placement: Placement) -> u64 {
@@ -277,25 +288,35 @@ const AGAINST_A_DEMAND: i64 = 1_000_000_000_000;
 
 /// Whether a change of placement undoes what is demanded of the batch: with the batch cut, putting activations together; with the batch
 /// whole, putting state together.
-fn against_demand(setting: &Setting<'_>, from: Placement, to: Placement, company: Company) -> bool {
+fn against_demand(batch: Option<Placement>, from: Placement, to: Placement, company: Company) -> bool {
     let puts_together = matches!(from, Placement::Shard { .. }) && from != to;
     puts_together
-        && match setting.batch {
+        && match batch {
             Some(Placement::Shard { .. }) => company == Company::Alone,
             Some(Placement::Replicate) => company == Company::Bucketed,
             _ => false,
         }
 }
 
-/// The cost of a change of placement: its time, then its number of collectives.
-fn change(setting: &Setting<'_>, ty: &TensorType, from: Placement, to: Placement, company: Company) -> Cost {
-    let reshard = Reshard { from, to };
-    let ranks = setting.space.ranks;
-    let penalty = if against_demand(setting, from, to, company) { AGAINST_A_DEMAND } else { 0 };
-    match (reshard_time(setting.cluster, ty, reshard, ranks, company), reshard_steps(ty, reshard, ranks)) {
-        (Some(time), Some(steps)) => Cost::new(time + penalty, steps.len() as u32),
-        _ => Cost::INFINITE,
+/// The changes against the demand on the batch that a use needs whatever it does, because none of its states takes what is provided.
+fn inevitable(
+    batch: Option<Placement>,
+    source: Source,
+    provided: &[Placement],
+    uses: &[(&Required, Phase)],
+) -> Vec<(Placement, Placement, Company)> {
+    let mut changes = Vec::new();
+    for (required, phase) in uses {
+        let company = source.company(*phase);
+        for from in provided {
+            let against = |to: &Placement| against_demand(batch, *from, *to, company);
+            if required.iter().all(|placements| placements.iter().any(against)) {
+                let needed = required.iter().flatten().filter(|to| against(to));
+                changes.extend(needed.map(|to| (*from, *to, company)));
+            }
+        }
     }
+    changes
 }
 
 /// The bytes of one rank's part of a tensor.

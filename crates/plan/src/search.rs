@@ -113,13 +113,14 @@ impl Run<'_> {
         Ok(self.ranked(found?, others))
     }
 
-    fn setting<'a>(&'a self, demands: &'a Demands) -> Setting<'a> {
+    fn setting<'a>(&'a self, demands: &'a Demands, strict: bool) -> Setting<'a> {
         Setting {
             graph: self.canonical,
             space: self.space,
             cluster: self.request.cluster,
             pins: demands,
             batch: demand_on_batch(self.canonical, demands),
+            strict,
         }
     }
 
@@ -171,16 +172,37 @@ impl Run<'_> {
         })
     }
 
-    /// The fastest plan that is met whose peak is within the limit, or the one of least peak.
-    ///
-    /// The peak is what the solver can keep to a budget, the weight, and what lives between two operations; so budgets from that of the
-    /// fastest plan down to the least are tried.
+    /// The best plan in which nothing speaks against what is demanded of the batch; where that is impossible or too large, one in which as
+    /// little as possible does.
     fn best(&self, name: &'static str, demands: &Demands) -> Result<Found> {
-        let setting = self.setting(demands);
+        let setting = self.setting(demands, true);
+        let tables = Tables::new(&setting)?;
+        let mut solver = Solver::new(&tables.problem, Options { blame: false, ..Options::default() });
+        if let Ok(solution) = solver.solve() {
+            let found = self.limited(name, &tables, &mut solver, &solution)?;
+            if found.fits(self.request.memory_limit) || setting.batch.is_none() {
+                return Ok(found);
+            }
+        }
+        let setting = self.setting(demands, false);
         let tables = Tables::new(&setting)?;
         let mut solver = Solver::new(&tables.problem, Options::default());
         let solution = solver.solve().map_err(|failure| self.explain(&tables, &failure))?;
-        let free = self.found(name, &tables, &solution)?;
+        self.limited(name, &tables, &mut solver, &solution)
+    }
+
+    /// The plan that `solution` is, or, where it is over the memory limit, the fastest one that is met within it, or the one of least peak.
+    ///
+    /// The peak is what the solver can keep to a budget, the weight, and what lives between two operations; so budgets from that of the
+    /// fastest plan down to the least are tried.
+    fn limited(
+        &self,
+        name: &'static str,
+        tables: &Tables<'_>,
+        solver: &mut Solver<'_>,
+        solution: &Solution,
+    ) -> Result<Found> {
+        let free = self.found(name, tables, solution)?;
         if free.fits(self.request.memory_limit) {
             return Ok(free);
         }
@@ -193,11 +215,11 @@ impl Run<'_> {
         for halvings in (0..MOST_HALVINGS).rev() {
             let budget = weight - ((weight - least) >> halvings);
             let Ok(budgeted) = solver.solve_within(budget) else { break };
-            let found = self.found(name, &tables, &budgeted.solution)?;
+            let found = self.found(name, tables, &budgeted.solution)?;
             if found.fits(self.request.memory_limit) {
                 let within = &mut |budget| {
                     let budgeted = solver.solve_within(budget).ok()?;
-                    self.found(name, &tables, &budgeted.solution).ok()
+                    self.found(name, tables, &budgeted.solution).ok()
                 };
                 return Ok(self.raised(found, (budget, over), within));
             }

@@ -38,6 +38,8 @@ pub struct Setting<'a> {
     pub pins: &'a Demands,
     /// The placement that is demanded of the batch, if one is.
     pub batch: Option<Placement>,
+    /// Whether changes of placement that speak against that demand are forbidden, or only dear.
+    pub strict: bool,
 }
 
 /// The placement that is demanded of (the first demanded part of) the batch.

@@ -126,7 +126,7 @@ fn small_tables() {
         let problem = ladder(Shape::llama(layers));
         let optimum = solve(&problem, &Options::default()).expect("a solution").cost.0 as f64;
         for bits in [18, 14, 10, 8] {
-            let options = Options { table_limit: 1 << bits };
+            let options = Options { table_limit: 1 << bits, ..Options::default() };
             match least(1, || solve(&problem, &options)) {
                 (time, Ok(found)) => println!(
                     "{layers} layers, tables of 2^{bits}: {:.0} ms, cost {:+.4} %, bound {:+.4} %",

@@ -30,12 +30,10 @@ pub(crate) struct Array {
     pub allows: bool,
 }
 
-impl Array {
-    /// The array seen along `axis`: how many blocks, how many states, how many cells in a run.
-    pub fn around(&self, axis: usize) -> (usize, usize, usize) {
-        let count = |sizes: &[u32]| sizes.iter().map(|&size| size as usize).product();
-        (count(&self.shape[..axis]), self.shape[axis] as usize, count(&self.shape[axis + 1..]))
-    }
+/// An array of this shape seen along `axis`: how many blocks, how many states, how many cells in a run.
+pub(crate) fn around(shape: &[u32], axis: usize) -> (usize, usize, usize) {
+    let count = |sizes: &[u32]| sizes.iter().map(|&size| size as usize).product();
+    (count(&shape[..axis]), shape[axis] as usize, count(&shape[axis + 1..]))
 }
 
 /// The arrays of a problem, each stored once.

@@ -1,11 +1,15 @@
 //! Bucket elimination with a cache: a bucket that was minimised before, in this or an earlier run, costs a look-up.
+//!
+//! A variable with many factors (a hub: what gradients are clipped by, for one) is in the messages of all layers of a model, and what one
+//! of its states costs more than another grows from layer to layer. So that messages repeat all the same, what a message costs by the state
+//! of a hub alone is taken out of it and added up beside.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::{
-    Failure, Statistics,
-    array::{ArrayId, Shape, Store, normalise},
+    Cost, Failure, Statistics,
+    array::{ArrayId, INFINITE, Shape, Store, around, normalise},
     kernel::{Bucket, Mask, Scratch},
     network::{Network, ids},
 };
@@ -18,12 +22,52 @@ pub(crate) struct Cache {
 }
 
 /// The minimum over the pivot of a bucket.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Message {
     /// The normalised array; [`ArrayId::NONE`] where no axis is left.
     array: ArrayId,
     /// What was subtracted.
     minimum: i64,
+    /// What was taken out for hubs: the axis and an array on it.
+    of_hubs: SmallVec<[(usize, ArrayId); 1]>,
+}
+
+/// A variable is a hub from so many factors on.
+const HUB: u32 = 16;
+
+/// Which variables are hubs, and what each of their states costs beside the factors.
+struct Hubs {
+    is_hub: Vec<bool>,
+    costs: FxHashMap<u32, Vec<i64>>,
+}
+
+impl Hubs {
+    fn new(network: &Network) -> Self {
+        let mut degrees = vec![0; network.sizes.len()];
+        for factor in 0..network.arrays.len() {
+            network.scope(factor).iter().for_each(|&variable| degrees[variable as usize] += 1);
+        }
+        let is_hub = degrees.into_iter().map(|degree: u32| degree >= HUB).collect();
+        Self { is_hub, costs: FxHashMap::default() }
+    }
+
+    /// The axes of `scope` that are hubs, the pivot aside.
+    fn axes(&self, scope: &[u32], pivot: u32) -> Mask {
+        let hubs = scope.iter().enumerate().filter(|&(_, &x)| x != pivot && self.is_hub[x as usize]);
+        hubs.fold(0, |mask, (axis, _)| mask | 1 << axis)
+    }
+
+    fn add(&mut self, hub: u32, cells: &[i64]) -> Result<(), Failure> {
+        let costs = self.costs.entry(hub).or_insert_with(|| vec![0; cells.len()]);
+        for (cost, &cell) in costs.iter_mut().zip(cells) {
+            let possible = *cost < INFINITE && cell < INFINITE;
+            *cost = if possible { *cost + cell } else { INFINITE };
+            if possible && *cost >= Cost::LIMIT.0 {
+                return Err(Failure::CostOverflow);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A network that was eliminated: its messages, and who took part in which bucket.
@@ -87,32 +131,45 @@ pub(crate) fn eliminate(
     statistics: &mut Statistics,
 ) -> Result<Elimination, Failure> {
     let mut chains = Chains::new(&network);
+    let mut hubs = Hubs::new(&network);
     let mut done =
         Elimination { network, order, bucket_starts: vec![0], bucket_factors: Vec::new(), minimum: 0 };
     let (mut scope, mut key) = (Vec::new(), Vec::new());
     for i in 0..done.order.len() {
         let pivot = done.order[i];
+        if let Some(mut costs) = hubs.costs.remove(&pivot) {
+            let shape = Shape::from_slice(&[costs.len() as u32]);
+            let Some((array, minimum)) = store.intern_normalised(shape, &mut costs) else {
+                return Err(Failure::Infeasible { variables: ids(&[pivot]) });
+            };
+            done.minimum += i128::from(minimum);
+            done.network.push(array, &[pivot]);
+            chains.add(done.network.arrays.len() as u32 - 1, &[pivot]);
+        }
         let start = done.bucket_factors.len();
         chains.take(pivot, &mut done.bucket_factors);
         let factors = &done.bucket_factors[start..];
         done.bucket_starts.push(done.bucket_factors.len() as u32);
         union_of_scopes(&done.network, factors, &mut scope);
         let bucket = describe(&done.network, factors, &scope, pivot);
-        write_key(&bucket, &mut key);
+        let hub_axes = hubs.axes(&scope, pivot);
+        write_key(&bucket, hub_axes, &mut key);
         statistics.count(&bucket.sizes);
-        let message = if let Some(&message) = cache.messages.get(key.as_slice()) {
+        let message = if let Some(message) = cache.messages.get(key.as_slice()) {
             statistics.cache_hits += 1;
             message
         } else {
-            let message = minimise(&bucket, store, &mut cache.scratch)?;
+            let message = minimise(&bucket, hub_axes, store, &mut cache.scratch)?;
             let message = message.ok_or_else(|| Failure::Infeasible { variables: ids(&scope) })?;
             statistics.cells_computed += cells(&bucket.sizes);
-            cache.messages.insert(key.as_slice().into(), message);
-            message
+            cache.messages.entry(key.as_slice().into()).or_insert(message)
         };
         done.minimum += i128::from(message.minimum);
+        scope.retain(|&x| x != pivot);
+        for &(axis, array) in &message.of_hubs {
+            hubs.add(scope[axis], &store[array].cells)?;
+        }
         if message.array.is_some() {
-            scope.retain(|&x| x != pivot);
             let factor = done.network.push(message.array, &scope);
             chains.add(factor, &scope);
         }
@@ -146,25 +203,57 @@ fn describe(network: &Network, factors: &[u32], scope: &[u32], pivot: u32) -> Bu
 }
 
 /// Arrays imply the sizes of their axes, and every axis belongs to an array.
-fn write_key(bucket: &Bucket, key: &mut Vec<u32>) {
+fn write_key(bucket: &Bucket, hub_axes: Mask, key: &mut Vec<u32>) {
     key.clear();
-    key.push(bucket.pivot as u32);
+    key.extend([bucket.pivot as u32, hub_axes as u32, (hub_axes >> 32) as u32]);
     for &(array, mask) in &bucket.operands {
         key.extend([array.0, mask as u32, (mask >> 32) as u32]);
     }
 }
 
-fn minimise(bucket: &Bucket, store: &mut Store, scratch: &mut Scratch) -> Result<Option<Message>, Failure> {
+fn minimise(
+    bucket: &Bucket,
+    hub_axes: Mask,
+    store: &mut Store,
+    scratch: &mut Scratch,
+) -> Result<Option<Message>, Failure> {
     let mut cells = bucket.minimise(store, scratch)?;
-    let others = bucket.sizes.iter().enumerate().filter(|&(axis, _)| axis != bucket.pivot);
-    let shape: Shape = others.map(|(_, &size)| size).collect();
-    let message = if shape.is_empty() {
-        normalise(&mut cells).map(|minimum| Message { array: ArrayId::NONE, minimum })
-    } else {
-        store.intern_normalised(shape, &mut cells).map(|(array, minimum)| Message { array, minimum })
-    };
+    let Some(minimum) = normalise(&mut cells) else { return Ok(None) };
+    let axes: SmallVec<[usize; 12]> = (0..bucket.sizes.len()).filter(|axis| *axis != bucket.pivot).collect();
+    let shape: Shape = axes.iter().map(|axis| bucket.sizes[*axis]).collect();
+    let mut of_hubs = SmallVec::new();
+    for (axis, _) in axes.iter().enumerate().filter(|(_, position)| hub_axes >> **position & 1 == 1) {
+        let costs = take_out(&shape, &mut cells, axis);
+        if costs.iter().any(|&cost| cost > 0) {
+            of_hubs.push((axis, store.intern(Shape::from_slice(&[shape[axis]]), &costs)));
+        }
+    }
+    let nothing_left = shape.is_empty() || (shape.len() == 1 && hub_axes != 0);
+    let array = if nothing_left { ArrayId::NONE } else { store.intern(shape, &cells) };
     scratch.give(cells);
-    Ok(message)
+    Ok(Some(Message { array, minimum, of_hubs }))
+}
+
+/// Subtracts from the cells of each state along `axis` their minimum, and returns these. Where all are forbidden, the minimum says it all.
+fn take_out(shape: &Shape, cells: &mut [i64], axis: usize) -> Vec<i64> {
+    let (_, size, run) = around(shape, axis);
+    let mut least = vec![INFINITE; size];
+    for (row, state) in cells.chunks_exact(run).zip((0..size).cycle()) {
+        least[state] = row.iter().copied().fold(least[state], i64::min);
+    }
+    for (row, state) in cells.chunks_exact_mut(run).zip((0..size).cycle()) {
+        let least = least[state];
+        for cell in row {
+            *cell = if least == INFINITE {
+                0
+            } else if *cell < INFINITE {
+                *cell - least
+            } else {
+                INFINITE
+            };
+        }
+    }
+    least
 }
 
 impl Elimination {

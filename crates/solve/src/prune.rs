@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Failure,
-    array::{ArrayId, INFINITE, Shape, Store},
+    array::{ArrayId, INFINITE, Shape, Store, around},
     network::{Incidence, Network, ids},
 };
 
@@ -268,29 +268,35 @@ fn neighbours(network: &Network, factors: &[(u32, u32)]) -> Vec<crate::VariableI
 
 impl Comparison {
     fn new(store: &Store, array: ArrayId, axis: usize) -> Self {
-        let (blocks, size, run) = store[array].around(axis);
+        let (blocks, size, run) = around(&store[array].shape, axis);
         let cells = &store[array].cells;
         let row = |state: usize| {
             (0..blocks).flat_map(move |block| &cells[(block * size + state) * run..][..run]).copied()
         };
-        let forbidden: Box<[bool]> = (0..size).map(|a| row(a).all(|cell| cell >= INFINITE)).collect();
+        let rows: Vec<Vec<i64>> = (0..size).map(|state| row(state).collect()).collect();
+        let forbidden: Box<[bool]> =
+            rows.iter().map(|row| row.iter().all(|&cell| cell >= INFINITE)).collect();
         let mut least = Vec::with_capacity(size * size);
-        for a in 0..size {
-            for b in 0..size {
-                least.push(row(a).zip(row(b)).map(|(a, b)| excess(a, b)).min().unwrap_or(0));
-            }
+        for a in &rows {
+            least.extend(rows.iter().map(|b| least_excess(a, b)));
         }
         Self { least: least.into(), forbidden }
     }
 }
 
-/// The cost of cell `a` over cell `b`.
-fn excess(a: i64, b: i64) -> i64 {
-    if a >= INFINITE {
-        INFINITE
-    } else if b >= INFINITE {
-        INCOMPARABLE
-    } else {
-        a - b
+/// The least cost of a cell of `a` over that of `b` where `a` is allowed.
+fn least_excess(a: &[i64], b: &[i64]) -> i64 {
+    const PIECE: usize = 64;
+    let mut least = INFINITE;
+    for (a, b) in a.chunks(PIECE).zip(b.chunks(PIECE)) {
+        let mut incomparable = false;
+        for (&a, &b) in a.iter().zip(b) {
+            incomparable |= a < INFINITE && b >= INFINITE;
+            least = least.min(if a < INFINITE { a - b } else { INFINITE });
+        }
+        if incomparable {
+            return INCOMPARABLE;
+        }
     }
+    least
 }

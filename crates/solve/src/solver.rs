@@ -19,11 +19,13 @@ use crate::{
 pub struct Options {
     /// The most cells that a bucket may have, at 8 bytes each.
     pub table_limit: u64,
+    /// Whether a problem without any allowed choices is narrowed down to variables at fault, which can take longer than a solve.
+    pub blame: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { table_limit: 1 << 25 }
+        Self { table_limit: 1 << 25, blame: true }
     }
 }
 
@@ -147,6 +149,9 @@ impl<'a> Solver<'a> {
     /// Narrows an infeasibility down to a set of variables from which none can be left out.
     fn blame(&mut self, failure: Failure, network: &Network, kept: &[(u32, Vec<u32>)]) -> Failure {
         let Failure::Infeasible { variables } = failure else { return failure };
+        if !self.options.blame {
+            return Failure::Infeasible { variables };
+        }
         let noticed: Vec<u32> = variables.iter().map(|x| x.0).collect();
         let limit = self.options.table_limit;
         let fault = Conflict::new(network, kept, &mut self.store, limit).narrow(&noticed);

@@ -11,7 +11,7 @@ use unisono_solve::{Cost, Failure, Options, Problem, Stop, VariableId, evaluate,
 fn small_problems_are_bracketed() {
     arbtest(|u| {
         let problem = problem(u)?;
-        let options = Options { table_limit: u.int_in_range(4..=16)? };
+        let options = Options { table_limit: u.int_in_range(4..=16)?, ..Options::default() };
         match solve(&problem, &options) {
             Ok(solution) => {
                 let least = least(&problem);
@@ -58,7 +58,7 @@ fn grids_wider_than_the_limit_are_bracketed_closely() {
         let problem = grid(7, 3, seed);
         let optimum = solve(&problem, &Options::default()).unwrap();
         assert_eq!(optimum.stop, Stop::Optimal);
-        let solution = solve(&problem, &Options { table_limit: 81 }).unwrap();
+        let solution = solve(&problem, &Options { table_limit: 81, ..Options::default() }).unwrap();
         assert!(solution.bound <= optimum.cost && optimum.cost <= solution.cost);
         let gap = (solution.cost.0 - solution.bound.0) as f64 / optimum.cost.0 as f64;
         assert!(gap < 0.1, "a gap of {gap}");
