@@ -1,6 +1,6 @@
 //! MULTIFIT: the smallest capacity for which first-fit-decreasing needs no more ranks than there are.
 
-use crate::bins::Bins;
+use crate::{bins::Bins, rooms::Rooms};
 
 /// Bisects the capacity between `bound` and `upper` (exclusive); `None` if nothing below `upper` was found.
 pub fn multifit(falling: &[u64], ranks: usize, bound: u64, upper: u64, rounds: usize) -> Option<Bins> {
@@ -21,29 +21,12 @@ pub fn multifit(falling: &[u64], ranks: usize, bound: u64, upper: u64, rounds: u
     best
 }
 
-/// Each item to the first rank with room for it. The tree holds the most room of any rank below a node.
-fn first_fit(falling: &[u64], ranks: usize, capacity: u64) -> Option<Bins> {
-    let leaves = ranks.next_power_of_two();
-    let mut room = vec![0; 2 * leaves];
-    room[leaves..leaves + ranks].fill(capacity);
-    for node in (1..leaves).rev() {
-        room[node] = room[2 * node].max(room[2 * node + 1]);
-    }
+/// Each item to the first rank with room for it.
+pub fn first_fit(falling: &[u64], ranks: usize, capacity: u64) -> Option<Bins> {
+    let mut rooms = Rooms::new(ranks, capacity);
     let mut bins = Bins::new(ranks, falling.len() / ranks + 2);
     for (item, cost) in falling.iter().enumerate() {
-        if room[1] < *cost {
-            return None;
-        }
-        let mut node = 1;
-        while node < leaves {
-            node = 2 * node + usize::from(room[2 * node] < *cost);
-        }
-        room[node] -= cost;
-        bins.push(node - leaves, item as u32, *cost);
-        while node > 1 {
-            node /= 2;
-            room[node] = room[2 * node].max(room[2 * node + 1]);
-        }
+        bins.push(rooms.place(*cost)?, item as u32, *cost);
     }
     Some(bins)
 }

@@ -33,7 +33,7 @@ class BatchSampler:
         tokens_per_rank: most tokens in one micro-batch; a step then has as many micro-batches as it needs.
         objective: how ranks wait for each other: ``free``, ``lockstep``, ``grouped`` or ``pipeline``.
         window: steps whose samples are exchanged with each other for balance; 16 if not given, 1 without ``shuffle``.
-        delay: windows that an outlier may be held back, so that several share a step; if not given, 31 (about 500 steps
+        delay: windows that an outlier may be held back, so that several share a step; if not given, 63 (about 1,000 steps
             of 16 to a window), and 0 without ``shuffle`` or with a window of one step.
         seed, shuffle, drop_last: as usual; without ``shuffle`` samples come in the order of the dataset.
         indices: the samples to use, each once, if not all.

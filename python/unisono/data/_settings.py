@@ -36,7 +36,7 @@ def stream_settings(*, batch_size: int, window: int, delay: int, seed: int, shuf
 
 
 def window_and_delay(window: int | None, delay: int | None, shuffle: bool) -> tuple[int, int]:
-    """What is not given: windows of 16 steps and a delay of about 500 steps where samples change their order anyway."""
+    """What is not given: windows of 16 steps and a delay of about 1,000 steps where samples change their order anyway."""
     window = (16 if shuffle else 1) if window is None else window
-    delay = (31 if shuffle and window > 1 else 0) if delay is None else delay
+    delay = (63 if shuffle and window > 1 else 0) if delay is None else delay
     return window, delay
