@@ -276,7 +276,7 @@ def test_sparse_adam_is_refused_because_sizes_depend_on_data():
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
 def test_sparse_gradients_are_refused_with_the_line_that_makes_them(name):
     error = refused(of(name, lr=0.1), sparse=True)
-    assert (error.code, line(error)) == ("U0108", "the loss")
+    assert (error.code, line(error)) == ("U0113", "the loss")
     assert "sparse tensor" in error.message
     assert "sparse=False" in error.hint
 

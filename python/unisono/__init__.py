@@ -67,6 +67,7 @@ def parallelize(
     plan: Plan | str | Path | None = None,
     cluster: str | Path | None = None,
     seed: int = 0,
+    compare_every: int = 100,
 ) -> ParallelStep:
     """Makes a distributed training step of an ordinary one.
 
@@ -84,12 +85,14 @@ def parallelize(
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
         cluster: a cluster description, or a path to one; by default this machine is measured once.
         seed: the seed of random operations.
+        compare_every: at the first step, and again after so many, the ranks compare hashes of the batch, the learning rates and, where the
+            step draws random numbers, of PyTorch's generator; 0 to compare never. Of tensors beyond 1 MiB a sample of the bytes is hashed.
 
     Returns:
         The step: called with the global batch on every rank, it returns what ``train_step`` returns.
 
     Raises:
-        StepError: the step cannot be captured.
+        StepError: the step cannot be captured; when it is called, that it is given another batch on another rank.
         ConfigurationError: the mesh, a pin, the plan or the cluster description cannot be used.
         ResourceError: no plan fits the memory limit.
     """
@@ -106,4 +109,5 @@ def parallelize(
         plan=plan,
         cluster=cluster,
         seed=seed,
+        compare_every=compare_every,
     )

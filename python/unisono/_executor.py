@@ -95,6 +95,12 @@ def _schema_of(name: str) -> str | None:
         return None
 
 
+def draws_numbers(message: bytes) -> bool:
+    """Whether a graph has an operation that draws random numbers."""
+    operations = (_reference.operation(op["name"]) for op in unpack(message)["graph"]["ops"])
+    return any(torch.Tag.nondeterministic_seeded in operation.tags for operation in operations)
+
+
 def _is_disturbed() -> bool:
     """Whether a mode of this thread would change what operations do."""
     return torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0

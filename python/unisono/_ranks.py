@@ -46,21 +46,30 @@ class Ranks:
         """The name of the process group of all ranks."""
         return dist.group.WORLD.group_name if self.joined else ""  # type: ignore[union-attr]
 
-    def tell(self, message: Any) -> Any:
-        """Gives every rank what rank 0 passes: plain data. An exception of Unisono's that rank 0 passes is raised on every rank."""
+    def tell(self, message: Any, source: int = 0) -> Any:
+        """Gives every rank what rank ``source`` passes: plain data. An exception of Unisono's that it passes is raised on every rank."""
         if self.count > 1:
-            packed = pack(_plain(message)) if self.rank == 0 else b""
+            packed = pack(_plain(message)) if self.rank == source else b""
             size = torch.tensor([len(packed)])
-            dist.broadcast(size, 0)
+            dist.broadcast(size, source)
             data = torch.empty(int(size), dtype=torch.uint8)
-            if self.rank == 0:
+            if self.rank == source:
                 data.copy_(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
-            dist.broadcast(data, 0)
-            if self.rank != 0:
+            dist.broadcast(data, source)
+            if self.rank != source:
                 message = _restored(unpack(data.numpy().tobytes()))
         if isinstance(message, errors.UnisonoError):
             raise message
         return message
+
+    def raise_together(self, error: errors.UnisonoError | None) -> None:
+        """Raises on every rank what the first rank has to raise that has anything."""
+        failed = (
+            self.gathered(torch.tensor([error is not None])) if self.count > 1 else [torch.tensor(error is not None)]
+        )
+        for rank, has in enumerate(failed):
+            if has:
+                self.tell(error, rank)
 
     def same_everywhere(self, tensors: list[torch.Tensor]) -> None:
         """Gives the tensors the values that rank 0 has."""

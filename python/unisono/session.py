@@ -15,11 +15,11 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono import _measure, _native, _profile
+from unisono import _agreement, _measure, _native, _profile
 from unisono._capture import Capture, capture_step
 from unisono._capture import optimizer as optimizers
 from unisono._capture.inputs import StepInput, StepInputs, collect, learning_rate
-from unisono._executor import Executor, lower_graph
+from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._message import pack
 from unisono._placements import cut, put_together
 from unisono._ranks import Ranks, collective_at
@@ -50,11 +50,16 @@ class ParallelStep:
         plan: Plan | str | Path | None,
         cluster: str | Path | None,
         seed: int,
+        compare_every: int,
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
+        if compare_every < 0:
+            message = f"`compare_every` is {compare_every}"
+            raise ConfigurationError(message, code="U0012", hint="a number of steps, or 0 to compare never")
         self.ranks = Ranks()
         self._axis = _axis(mesh, self.ranks.count)
         self._model, self._optimizer, self._seed = model, optimizer, seed
+        self._compare_every, self._steps = compare_every, 0
         self._inputs, graph = self._capture(train_step, example)
         text = self._plan(graph, memory_limit, pins, plan, cluster)
         self.plan = Plan(text, graph)
@@ -75,21 +80,30 @@ class ParallelStep:
             except UnisonoError as error:
                 message = error
         message = self.ranks.tell(message)
+        inputs = captured.inputs if captured is not None else StepInputs()
+        met: UnisonoError | None = None
         if captured is None:
-            if self._optimizer is not None:
-                optimizers.create_state(self._optimizer)
-            inputs = collect(train_step, self._model, self._optimizer, example)
-            for name, dtype, shape in message["constants"]:
-                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-                inputs.add(StepInput("constant", name, tensor))
-        else:
-            inputs = captured.inputs
+            try:
+                inputs = self._collect(train_step, example, message)
+            except UnisonoError as error:
+                met = error
+        self.ranks.raise_together(met)
         self._returns = pytree.treespec_loads(message["returns"])
         self._return_constants = dict(message["return_constants"])
         self._settings = optimizers.guarded_settings(self._optimizer)
         self._training = self._model.training if self._model is not None else True
         self.ranks.same_everywhere([item.tensor.detach() for item in inputs.inputs if item.cls in _STATE])
         return inputs, message["graph"]
+
+    def _collect(self, train_step: Callable[..., Any], example: Any, message: dict[str, Any]) -> StepInputs:
+        """The inputs of the step on a rank that has not captured it."""
+        if self._optimizer is not None:
+            optimizers.create_state(self._optimizer)
+        inputs = collect(train_step, self._model, self._optimizer, example)
+        for name, dtype, shape in message["constants"]:
+            inputs.add(StepInput("constant", name, torch.empty(shape, dtype=getattr(torch, dtype))))
+        _agreement.require_alike(_agreement.described(inputs), self.ranks.rank, message["inputs"])
+        return inputs
 
     def _plan(
         self,
@@ -123,6 +137,7 @@ class ParallelStep:
                 stacklevel=3,
             )
             optimised, self.passes = rank_graph, []
+        self._draws = draws_numbers(optimised)
         groups = {f"axis:{self._axis[0]}": self.ranks.group_name}
         self.rank_graph: bytes = optimised
         self._executor = Executor(lower_graph(optimised, groups))
@@ -138,6 +153,7 @@ class ParallelStep:
     def __call__(self, *arguments: Any) -> Any:
         """Runs one step on the global batch and returns what the user's step returns."""
         tensors = self._arguments(arguments)
+        self._steps += 1
         try:
             returned = self._executor(tensors)
         except UnisonoError as error:
@@ -165,6 +181,8 @@ class ParallelStep:
                 continue
             batch[position] = self._checked(leaf, self._inputs.inputs[position])
         self._check_settings()
+        if self._compare_every and self._steps % self._compare_every == 0:
+            self._require_agreement(batch)
         tensors = []
         for position, item in enumerate(self._inputs.inputs):
             if item.cls == "batch":
@@ -172,6 +190,15 @@ class ParallelStep:
             elif item.cls == "hyper" and item.owner is not None and self._optimizer is not None:
                 tensors.append(learning_rate(self._optimizer.param_groups[item.owner[0]]))
         return tensors
+
+    def _require_agreement(self, batch: dict[int, torch.Tensor]) -> None:
+        """Refuses a step whose inputs, or whose random numbers, are not the same on every rank."""
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        given = {item.name: batch[position] for position, item in enumerate(self._inputs.inputs) if item.cls == "batch"}
+        given |= {f"hyper.{index}.lr": learning_rate(group) for index, group in enumerate(groups) if "lr" in group}
+        if self._draws:
+            given[_agreement.GENERATOR] = torch.get_rng_state()
+        _agreement.require(self.ranks, list(given), list(given.values()))
 
     @staticmethod
     def _checked(leaf: Any, item: StepInput) -> torch.Tensor:
@@ -281,6 +308,7 @@ def _shared(captured: Capture) -> dict[str, Any]:
             raise StepError(f"the step returns a {type(value).__name__} (leaf {position})", code="U0121")
     return {
         "graph": captured.message,
+        "inputs": _agreement.described(captured.inputs),
         "returns": pytree.treespec_dumps(captured.returns),
         "return_constants": list(captured.return_constants.items()),
         "constants": [[i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape)] for i in constants],

@@ -68,9 +68,11 @@ codes! {
     FIRST_STEP_DIFFERS = 110, Unsupported, "an optimizer whose first step is unlike the others";
     NEEDS_CLOSURE = 111, Step, "an optimizer that cannot step by itself";
     FOREIGN_TENSOR_CHANGED = 112, Step, "the step changes a tensor that is nobody's state";
+    SPARSE_TENSOR = 113, Unsupported, "a sparse tensor in the step";
     EXAMPLE_MISFIT = 120, Configuration, "an example that does not fit the step";
     BAD_ARGUMENT = 121, Step, "an argument of the step that is no tensor, number or string";
     BATCH_CHANGED = 122, Step, "a batch that is not like the captured one";
+    RANKS_DISAGREE = 123, Step, "ranks that are given different batches, settings or random numbers";
 
     // 02xx: plans and configuration
     BAD_CLUSTER = 201, Configuration, "a cluster description that cannot be used";

@@ -123,7 +123,7 @@ def _sparse(func: Any, origin: Origin) -> UnsupportedError:
     """The error for a step that makes a tensor whose size in memory depends on data."""
     return UnsupportedError(
         f"the step makes a sparse tensor (`{func}`)",
-        code="U0108",
+        code="U0113",
         place=f"{origin.file}:{origin.line}" if origin.file else None,
         cause="how much a sparse tensor holds depends on data, and all sizes of a captured step are known beforehand",
         hint="use dense tensors; for gradients of an embedding, `nn.Embedding(.., sparse=False)`",
