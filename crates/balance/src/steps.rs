@@ -24,37 +24,37 @@ pub fn duration(steps: &[Step]) -> u64 {
     steps.iter().map(|step| step.iter().map(|work| work.time).max().unwrap_or(0)).sum()
 }
 
-/// A step's time limit in percent of its longest sample, or of the mean of what is left if that is more: the candidates.
+/// The candidates for a step's time limit, in percent of its longest sample, or of the mean of what is left if that is more.
 /// Below 100 the longest samples go to larger groups than suits them best.
 const SLACKS: [u64; 22] =
     [100, 101, 102, 104, 106, 108, 110, 115, 120, 130, 150, 175, 200, 300, 400, 98, 96, 93, 90, 80, 70, 50];
 
-/// Samples looked at, over all candidates, after which no further one is tried.
+/// Samples looked at after which no further candidate is tried for all steps.
 const EFFORT: usize = 1 << 27;
 
-/// Builds micro-steps from the longest samples to the shortest, once per candidate slack, and returns the best. Ends early
-/// at `bound`.
+/// Builds micro-steps from the longest samples to the shortest: once with the candidate for every step that gets most done in
+/// its time, then with the same candidate for all, as long as that may help. Returns the best; ends early near `bound`.
 pub fn build(machine: &Machine, bound: u64) -> Vec<Step> {
     let falling = machine.falling();
-    let mut best: Option<(u64, Vec<Step>)> = None;
-    let mut effort = 0;
-    for (tried, slack) in SLACKS.into_iter().enumerate() {
-        let steps = build_with(machine, &falling, slack);
-        effort += steps.len() * falling.len();
-        let time = duration(&steps);
-        if best.as_ref().is_none_or(|best| time < best.0) {
-            best = Some((time, steps));
-        }
-        // Near the bound at once, or near enough after a few.
-        let near = bound / if tried < 4 { 200 } else { 50 };
-        if effort > EFFORT || best.as_ref().is_some_and(|best| best.0 <= bound + near) {
+    let mut best = build_with(machine, &falling, &SLACKS);
+    let mut effort = best.len() * SLACKS.len() * falling.len();
+    for slack in SLACKS {
+        if effort > EFFORT || duration(&best) <= bound + bound / NEAR {
             break;
         }
+        let steps = build_with(machine, &falling, &[slack]);
+        effort += steps.len() * falling.len();
+        if duration(&steps) < duration(&best) {
+            best = steps;
+        }
     }
-    best.map(|best| best.1).unwrap_or_default()
+    best
 }
 
-fn build_with(machine: &Machine, falling: &[u32], slack: u64) -> Vec<Step> {
+/// Steps that are above the bound by less than this part of it are good enough.
+const NEAR: u64 = 50;
+
+fn build_with(machine: &Machine, falling: &[u32], slacks: &[u64]) -> Vec<Step> {
     let mut remaining = falling.to_vec();
     let mut steps = Vec::new();
     let mut work: u64 = remaining.iter().map(|sample| machine.least_work(*sample as usize)).sum();
@@ -65,7 +65,8 @@ fn build_with(machine: &Machine, falling: &[u32], slack: u64) -> Vec<Step> {
         let mean = work.div_ceil(machine.ranks as u64);
         let least_steps = tokens.div_ceil(room).max(1) as u64;
         let longest = machine.times[machine.best_degree(first, mean)][first];
-        let step = fill(machine, &remaining, percent(longest.max(mean.div_ceil(least_steps)), slack));
+        let limit = longest.max(mean.div_ceil(least_steps));
+        let step = best_step(machine, &remaining, slacks.iter().map(|slack| percent(limit, *slack)));
         for sample in step.iter().flat_map(|work| &work.samples) {
             let sample = *sample as usize;
             done[sample] = true;
@@ -76,6 +77,22 @@ fn build_with(machine: &Machine, falling: &[u32], slack: u64) -> Vec<Step> {
         steps.push(step);
     }
     steps
+}
+
+/// The step that does most, by the least rank-time of its samples, in the time that it takes; the first of equals.
+fn best_step(machine: &Machine, remaining: &[u32], limits: impl Iterator<Item = u64>) -> Step {
+    let mut best: Option<(u128, u128, Step)> = None;
+    for limit in limits {
+        let step = fill(machine, remaining, limit);
+        let samples = step.iter().flat_map(|work| &work.samples);
+        let done: u128 = samples.map(|sample| u128::from(machine.least_work(*sample as usize))).sum();
+        let time = step.iter().map(|work| u128::from(work.time)).max().unwrap_or(0);
+        // Sums are below 2^62: the products fit.
+        if best.as_ref().is_none_or(|best| done * best.1 > best.0 * time) {
+            best = Some((done, time, step));
+        }
+    }
+    best.map(|best| best.2).unwrap_or_default()
 }
 
 fn percent(value: u64, percent: u64) -> u64 {
