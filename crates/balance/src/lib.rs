@@ -16,6 +16,7 @@ mod free;
 mod group_bound;
 mod groups;
 mod layout_bound;
+mod loads;
 mod lpt;
 mod machine;
 mod microbatch;

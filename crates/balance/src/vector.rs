@@ -2,10 +2,13 @@
 
 use std::cmp::Reverse;
 
+use crate::loads::Loads;
+
 /// Most phases that a problem may have.
 pub const MOST_PHASES: usize = 4;
 
-type Weight = [u64; MOST_PHASES];
+/// What a sample or a rank has in each phase.
+pub type Weight = [u64; MOST_PHASES];
 
 /// A phase's bound in weights: costs are scaled so that all phases count alike.
 const FULL: u64 = 1 << 24;
@@ -23,10 +26,14 @@ pub fn assign(phases: &[Vec<u64>], ranks: usize, bounds: &[u64]) -> Vec<Vec<u32>
     let weights = scale(phases, bounds);
     let mut order: Vec<u32> = (0..weights.len() as u32).collect();
     order.sort_by_key(|id| (Reverse(height(&weights[*id as usize])), *id));
-    let mut state = State { weights, loads: vec![[0; MOST_PHASES]; ranks], samples: vec![Vec::new(); ranks] };
+    let loads = Loads::new(ranks, phases.len());
+    let mut state = State { weights, loads, samples: vec![Vec::new(); ranks] };
     for id in order {
-        let rank = state.lightest(id);
-        state.add(rank, id);
+        let weight = state.weights[id as usize];
+        let rank = state.loads.lightest(&weight);
+        let load = plus(state.loads.of(rank), &weight);
+        state.loads.set(rank, load);
+        state.samples[rank].push(id);
     }
     state.search();
     state.samples
@@ -44,11 +51,13 @@ fn scale(phases: &[Vec<u64>], bounds: &[u64]) -> Vec<Weight> {
     weights
 }
 
-fn height(weight: &Weight) -> u64 {
+/// The fullest phase.
+pub fn height(weight: &Weight) -> u64 {
     weight.iter().copied().max().unwrap_or(0)
 }
 
-fn plus(a: &Weight, b: &Weight) -> Weight {
+/// By phase.
+pub fn plus(a: &Weight, b: &Weight) -> Weight {
     std::array::from_fn(|phase| a[phase] + b[phase])
 }
 
@@ -58,7 +67,7 @@ fn exchange(load: &Weight, out: &Weight, back: &Weight) -> Weight {
 
 struct State {
     weights: Vec<Weight>,
-    loads: Vec<Weight>,
+    loads: Loads,
     samples: Vec<Vec<u32>>,
 }
 
@@ -66,24 +75,11 @@ struct State {
 type Take = (Weight, [Option<u32>; 2]);
 
 impl State {
-    fn lightest(&self, id: u32) -> usize {
-        let after = |rank: &usize| {
-            let load = plus(&self.loads[*rank], &self.weights[id as usize]);
-            (height(&load), load.iter().sum::<u64>(), *rank)
-        };
-        (0..self.loads.len()).min_by_key(after).expect("there is at least one rank")
-    }
-
-    fn add(&mut self, rank: usize, id: u32) {
-        self.loads[rank] = plus(&self.loads[rank], &self.weights[id as usize]);
-        self.samples[rank].push(id);
-    }
-
     fn search(&mut self) {
-        let mut order: Vec<usize> = (0..self.loads.len()).collect();
+        let mut order: Vec<usize> = (0..self.samples.len()).collect();
         for _ in 0..ROUNDS {
-            order.sort_by_key(|rank| (Reverse(height(&self.loads[*rank])), *rank));
-            let slow = order.iter().take_while(|rank| height(&self.loads[**rank]) > TARGET).count();
+            order.sort_by_key(|rank| (Reverse(self.height(*rank)), *rank));
+            let slow = order.iter().take_while(|rank| self.height(**rank) > TARGET).count();
             if slow == 0 {
                 return;
             }
@@ -99,14 +95,14 @@ impl State {
 
     /// Exchanges with the partners that are lowest in the rank's highest phase, until one helps.
     fn relieve(&mut self, high: usize) -> bool {
-        let phase = (0..MOST_PHASES).max_by_key(|phase| self.loads[high][*phase]).unwrap_or(0);
-        let mut partners: Vec<(u64, usize)> =
-            self.loads.iter().enumerate().map(|(rank, load)| (load[phase], rank)).collect();
-        let count = PARTNERS.min(partners.len());
-        partners.select_nth_unstable(count - 1);
-        partners.truncate(count);
-        partners.sort_unstable();
-        partners.into_iter().any(|(_, low)| low != high && self.trade(high, low))
+        let load = self.loads.of(high);
+        let phase = (0..MOST_PHASES).max_by_key(|phase| load[*phase]).unwrap_or(0);
+        let partners: Vec<usize> = self.loads.rising(phase).take(PARTNERS).collect();
+        partners.into_iter().any(|low| low != high && self.trade(high, low))
+    }
+
+    fn height(&self, rank: usize) -> u64 {
+        height(self.loads.of(rank))
     }
 
     /// The exchange that lowers the higher of the two most; whether there was one.
@@ -115,12 +111,13 @@ impl State {
         let pairs = |count: usize| count * count / 2;
         let deep = pairs(count(high)) * pairs(count(low)) <= DEEP;
         let (outs, backs) = (self.takes(high, deep), self.takes(low, deep));
-        let mut best = (height(&self.loads[high]).max(height(&self.loads[low])), None);
+        let (high_load, low_load) = (*self.loads.of(high), *self.loads.of(low));
+        let mut best = (height(&high_load).max(height(&low_load)), None);
         for out in &outs {
             for back in &backs {
-                let new_high = height(&exchange(&self.loads[high], &out.0, &back.0));
+                let new_high = height(&exchange(&high_load, &out.0, &back.0));
                 if new_high < best.0 {
-                    let new_low = height(&exchange(&self.loads[low], &back.0, &out.0));
+                    let new_low = height(&exchange(&low_load, &back.0, &out.0));
                     if new_low < best.0 {
                         best = (new_high.max(new_low), Some((*out, *back)));
                     }
@@ -129,7 +126,8 @@ impl State {
         }
         let Some((out, back)) = best.1 else { return false };
         for (rank, gone, come) in [(high, out, back), (low, back, out)] {
-            self.loads[rank] = exchange(&self.loads[rank], &gone.0, &come.0);
+            let load = exchange(self.loads.of(rank), &gone.0, &come.0);
+            self.loads.set(rank, load);
             self.samples[rank].retain(|sample| !gone.1.contains(&Some(*sample)));
             self.samples[rank].extend(come.1.into_iter().flatten());
         }
