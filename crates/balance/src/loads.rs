@@ -6,7 +6,7 @@ use crate::vector::{Weight, height, plus};
 
 /// The loads of all ranks, in order of each phase and of all together.
 pub struct Loads {
-    loads: Vec<Weight>,
+    by_rank: Vec<Weight>,
     /// By phase: load and rank.
     phases: Vec<BTreeSet<(u64, usize)>>,
     sums: BTreeSet<(u64, usize)>,
@@ -16,17 +16,17 @@ impl Loads {
     /// Empty ranks.
     pub fn new(ranks: usize, phases: usize) -> Self {
         let empty: BTreeSet<_> = (0..ranks).map(|rank| (0, rank)).collect();
-        Self { loads: vec![Weight::default(); ranks], phases: vec![empty.clone(); phases], sums: empty }
+        Self { by_rank: vec![Weight::default(); ranks], phases: vec![empty.clone(); phases], sums: empty }
     }
 
     /// Of one rank.
     pub fn of(&self, rank: usize) -> &Weight {
-        &self.loads[rank]
+        &self.by_rank[rank]
     }
 
     /// Changes what a rank has.
     pub fn set(&mut self, rank: usize, load: Weight) {
-        let before = std::mem::replace(&mut self.loads[rank], load);
+        let before = std::mem::replace(&mut self.by_rank[rank], load);
         for (phase, order) in self.phases.iter_mut().enumerate().filter(|row| before[row.0] != load[row.0]) {
             order.remove(&(before[phase], rank));
             order.insert((load[phase], rank));
@@ -52,7 +52,7 @@ impl Loads {
             if at_least > best.0 || (at_least == best.0 && best.1 == least_sum) {
                 break;
             }
-            let load = &self.loads[*rank];
+            let load = &self.by_rank[*rank];
             best = best.min((height(&plus(load, weight)), load.iter().sum(), *rank));
         }
         best.2
