@@ -114,12 +114,14 @@ def _collective(name: str, arguments: list[list[Any]]) -> list[torch.Tensor]:
 
 
 def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
-    """One rank's part of a tensor."""
+    """One rank's part of a tensor, in memory in the order of the whole."""
     if placement == "replicate":
         return tensor
     dim, _, blocks = placement.removeprefix("shard(").removesuffix(")").partition(", ")
     pieces = tensor.chunk(int(blocks or 1), int(dim))
-    return torch.cat([piece.chunk(ranks, int(dim))[rank] for piece in pieces], int(dim)).contiguous()
+    part = torch.cat([piece.chunk(ranks, int(dim))[rank] for piece in pieces], int(dim))
+    ordered = torch.empty_like(tensor.narrow(int(dim), 0, part.shape[int(dim)]))
+    return ordered.copy_(part)
 
 
 def whole(parts: list[torch.Tensor], placement: str) -> torch.Tensor:

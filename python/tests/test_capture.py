@@ -198,6 +198,8 @@ def test_a_step_that_never_zeroes_its_gradients_is_refused():
         ("bool(loss > 1)", "reads the value of a tensor"),
         ("model(x)[x > 3]", "depends on data"),
         ("torch.nonzero(x)", "depends on data"),
+        ("bool(torch.rand(3).sum() > 0)", "reads the value of a tensor"),
+        ("[m := torch.zeros(3), m[0].fill_(1), bool(m.sum() > 0)]", "reads the value of a tensor"),
     ],
 )
 def test_a_step_that_depends_on_data_is_refused_with_the_users_line(line, says, tmp_path):
@@ -286,3 +288,24 @@ def test_optimizer_state_is_created_as_the_first_step_would():
     state, expected = optimizer.state[model.weight], eager.state[reference.weight]
     assert state.keys() == expected.keys()
     assert (state["step"], state["mu_product"], state["exp_avg"].abs().sum()) == (0, 1, 0)
+
+
+def test_a_question_that_the_code_alone_answers_is_answered():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        mask = torch.full((4, 4), float("-inf")).triu_(1)
+        causal = bool((mask == torch.triu(torch.full((4, 4), float("-inf")), 1)).all())
+        weights = torch.tensor([1.0, 2.0])
+        scale = 2.0 if causal and weights.sum().item() == 3.0 else 100.0
+        loss = model(x).square().mean() * scale
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(2, 4)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x,))
+    (found,), _ = run_graph(graph, [(x,)])
+    torch.testing.assert_close(found, step(x).detach())

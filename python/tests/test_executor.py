@@ -260,6 +260,8 @@ def test_other_state_than_captured_is_refused():
         run.bind([torch.zeros(2)])
     with pytest.raises(errors.StepError, match="0 tensors of state"):
         run.bind([])
+    with pytest.raises(errors.StepError, match=r"tensor of state 0 has strides \[1, 4\], but .* \[6, 1\]"):
+        run.bind([torch.zeros(6, 4).t()])
 
 
 def test_modes_of_the_calling_thread_do_not_reach_in():

@@ -68,7 +68,7 @@ def require(ranks: Ranks, names: Sequence[str], tensors: Sequence[torch.Tensor])
     unlike = (found != found[0]).any(0).nonzero().flatten().tolist()
     if unlike:
         others = (found[:, unlike[0]] != found[0, unlike[0]]).nonzero().flatten().tolist()
-        raise _disagreement([names[position] for position in unlike], others)
+        raise _disagreement([names[int(position)] for position in unlike], others)
 
 
 def _disagreement(names: list[str], others: list[int]) -> StepError:

@@ -11,12 +11,18 @@ def _parsed(placement: str) -> tuple[int, int]:
 
 
 def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
-    """One rank's part of a tensor: the tensor itself where it is replicated, else a contiguous copy of the part."""
+    """One rank's part of a tensor.
+
+    The tensor itself where it is replicated, else a dense copy, its dimensions in the order in memory that they have in the whole.
+    """
     if placement == "replicate" or ranks == 1:
         return tensor
     dim, blocks = _parsed(placement)
-    opened = tensor.unflatten(dim, (blocks, ranks, tensor.shape[dim] // blocks // ranks))
-    return opened.select(dim + 1, rank).flatten(dim, dim + 1).contiguous()
+    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+    at = order.index(dim)
+    opened = tensor.permute(order).unflatten(at, (blocks, ranks, tensor.shape[dim] // blocks // ranks))
+    part = opened.select(at + 1, rank).flatten(at, at + 1).contiguous()
+    return part.permute([order.index(dim) for dim in range(tensor.dim())])
 
 
 def put_together(parts: list[torch.Tensor], placement: str) -> torch.Tensor:

@@ -58,6 +58,7 @@ impl Executor {
         for (index, (slot, tensor)) in self.program.state.iter().zip(state).enumerate() {
             let layout = tensor.layout(self.library).map_err(|failure| mismatch(failure.0))?;
             self.check_shape("tensor of state", index, *slot, &layout)?;
+            self.check_strides(index, *slot, &layout)?;
             self.slots.put(*slot, tensor);
         }
         Ok(())
@@ -219,6 +220,22 @@ impl Executor {
             self.inputs = layouts;
         }
         Ok(())
+    }
+
+    /// State is written where it is, by kernels too that walk through memory: it must lie there as the program was told.
+    fn check_strides(&self, index: usize, slot: Slot, found: &TensorLayout) -> Result<()> {
+        let Some(Some(shape)) = self.program.shapes.get(slot.0 as usize) else { return Ok(()) };
+        let Some(strides) = &shape.strides else { return Ok(()) };
+        let differs = |dim: usize| found.sizes[dim] > 1 && strides[dim] != found.strides[dim];
+        // A tensor that repeats itself is a constant, which nothing writes into.
+        let repeats = (0..strides.len()).any(|dim| found.sizes[dim] > 1 && strides[dim] == 0);
+        if !found.strided || repeats || !(0..strides.len()).any(differs) {
+            return Ok(());
+        }
+        Err(mismatch(format!(
+            "tensor of state {index} has strides {:?}, but the step was captured with {strides:?}",
+            found.strides
+        )))
     }
 
     fn check_shape(&self, what: &str, index: usize, slot: Slot, found: &TensorLayout) -> Result<()> {

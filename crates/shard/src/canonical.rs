@@ -7,7 +7,10 @@
 use ir::{Arg, Graph, NodeId, Return, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 
-use crate::emit::{Emitter, Origin};
+use crate::{
+    emit::{Emitter, Origin},
+    local::same_order,
+};
 
 /// PyTorch's numbers for losses that are a mean and a sum.
 const MEAN: i64 = 1;
@@ -93,9 +96,16 @@ impl Rewrite<'_> {
         }
     }
 
-    /// Lets `new` stand for return number `position` of a node.
+    /// Lets `new` stand for return number `position` of a node, lying in memory as that does.
     fn bind(&mut self, id: NodeId, position: usize, new: ValueId) {
         if let Some(Return::Value(old)) = self.graph.nodes[id].returns.get(position) {
+            let was = self.graph.ty(*old);
+            let is = self.out.ty(new);
+            let new = if same_order(&is.shape, &is.strides, &was.strides) {
+                new
+            } else {
+                self.emitter(id).laid_out(new, &ir::memory_order(&was.strides))
+            };
             self.new.insert(*old, new);
         }
     }

@@ -2,7 +2,7 @@
 
 use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, Phase, PlaceId, TensorType, ValueId};
 
-use crate::local::filled_type;
+use crate::local::{filled_strides, filled_type};
 
 /// Where new nodes come from.
 #[derive(Clone, Copy, Default)]
@@ -162,11 +162,17 @@ impl Emitter<'_> {
         self.op(&format!("aten::{name}(Tensor self) -> Tensor"), vec![Arg::Value(value)], ty)
     }
 
+    /// The type of an operation on each element of two tensors that broadcast, in the element type of `a`.
+    fn broadcast_type(&self, a: ValueId, b: ValueId) -> TensorType {
+        let (a, b) = (self.graph.ty(a), self.graph.ty(b));
+        let shape = broadcast(&a.shape, &b.shape);
+        TensorType { dtype: a.dtype, strides: filled_strides(&[a, b], &shape), shape, device: a.device }
+    }
+
     /// `a op b` for two tensors that broadcast; `name` is `mul`, `div`, `maximum`, ... and the result has the type of `a` in the
     /// broadcast shape.
     pub fn binary(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
-        let shape = broadcast(&self.graph.ty(a).shape, &self.graph.ty(b).shape);
-        let ty = self.contiguous(a, &shape);
+        let ty = self.broadcast_type(a, b);
         self.op(
             &format!("aten::{name}(Tensor self, Tensor other) -> Tensor"),
             vec![Arg::Value(a), Arg::Value(b)],
@@ -176,8 +182,7 @@ impl Emitter<'_> {
 
     /// `a + alpha * b`, or `a - alpha * b` for `name` "sub".
     pub fn sum(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
-        let shape = broadcast(&self.graph.ty(a).shape, &self.graph.ty(b).shape);
-        let ty = self.contiguous(a, &shape);
+        let ty = self.broadcast_type(a, b);
         let schema = format!("aten::{name}.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor");
         self.op(&schema, vec![Arg::Value(a), Arg::Value(b), Arg::Int(1)], ty)
     }
@@ -232,7 +237,8 @@ impl Emitter<'_> {
     }
 }
 
-fn broadcast(a: &[i64], b: &[i64]) -> Dims {
+/// The shape that two shapes broadcast to.
+pub fn broadcast(a: &[i64], b: &[i64]) -> Dims {
     let rank = a.len().max(b.len());
     let size = |shape: &[i64], dim: usize| (dim + shape.len()).checked_sub(rank).map_or(1, |dim| shape[dim]);
     // A dimension of size 0 stays one.

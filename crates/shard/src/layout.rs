@@ -43,6 +43,8 @@ pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Opt
         // The last four are no views, but their results take over the operand's strides, gaps included.
         "aten::split.Tensor"
         | "aten::split_with_sizes"
+        | "aten::unsafe_split.Tensor"
+        | "aten::unsafe_split_with_sizes"
         | "aten::alias"
         | "aten::copy"
         | "aten::slice_scatter"

@@ -1,5 +1,7 @@
 //! Local shapes and types.
 
+use std::cmp::Ordering;
+
 use ir::{Dims, Placement, TensorType, memory_order};
 
 /// The shape of one rank's part of a tensor of `shape` along an axis of `ranks`.
@@ -22,37 +24,65 @@ pub fn local_type(ty: &TensorType, placement: Placement, ranks: u32) -> TensorTy
     TensorType { dtype: ty.dtype, shape, strides, device: ty.device }
 }
 
-/// The type of what an operation on each element of one tensor makes: dense, in the tensor's order in memory; a dimension that only repeats
-/// keeps its place among the others. PyTorch's `TensorIterator` orders dimensions so.
+/// The type of what an operation on each element of one tensor makes.
 pub fn filled_type(ty: &TensorType) -> TensorType {
-    let repeats = |dim: usize| ty.strides[dim] == 0;
-    if is_dense(ty) && !(0..ty.rank()).any(|dim| repeats(dim) && ty.shape[dim] > 1) {
-        return ty.clone();
+    TensorType { strides: filled_strides(&[ty], &ty.shape), ..ty.clone() }
+}
+
+/// The strides of what an operation on each element of `operands`, broadcast to `shape`, makes: dense, in the order in memory of the first
+/// operand that says so; a dimension that only repeats keeps its place among the others. PyTorch's `TensorIterator` orders dimensions so.
+pub fn filled_strides(operands: &[&TensorType], shape: &[i64]) -> Dims {
+    let first = operands[0];
+    let repeats = (0..first.rank()).any(|dim| first.strides[dim] == 0 && first.shape[dim] > 1);
+    let alike = |ty: &&TensorType| ty.shape.as_slice() == shape && ty.strides == first.strides;
+    if operands.iter().all(alike) && is_dense(first) && !repeats {
+        return first.strides.clone();
     }
+    let steps: Vec<Dims> = operands.iter().map(|ty| broadcast_strides(ty, shape)).collect();
     // An insertion sort from the innermost dimension outwards, because comparing with a repeated dimension says nothing.
-    let mut inwards: Vec<usize> = (0..ty.rank()).rev().collect();
+    let mut inwards: Vec<usize> = (0..shape.len()).rev().collect();
     for start in 1..inwards.len() {
         let mut at = start;
         for below in (0..start).rev() {
-            let (inner, outer) = (inwards[below], inwards[at]);
-            let size = |dim: usize| (ty.strides[dim], ty.shape[dim]);
-            if repeats(inner) || repeats(outer) || size(inner) == size(outer) {
-                continue;
+            match compared(&steps, shape, inwards[below], inwards[at]) {
+                Ordering::Less => break,
+                Ordering::Equal => {}
+                Ordering::Greater => {
+                    inwards.swap(below, at);
+                    at = below;
+                }
             }
-            if size(inner) < size(outer) {
-                break;
-            }
-            inwards.swap(below, at);
-            at = below;
         }
     }
-    let mut strides = ty.strides.clone();
+    let mut strides: Dims = smallvec::smallvec![1; shape.len()];
     let mut step = 1;
     for dim in inwards {
         strides[dim] = step;
-        step *= ty.shape[dim].max(1);
+        step *= shape[dim].max(1);
     }
-    TensorType { strides, ..ty.clone() }
+    strides
+}
+
+/// The strides of a tensor along the dimensions of `shape`, which it is broadcast to: 0 where it repeats.
+fn broadcast_strides(ty: &TensorType, shape: &[i64]) -> Dims {
+    let new = shape.len() - ty.rank();
+    let step = |dim: usize| match dim.checked_sub(new) {
+        Some(own) if ty.shape[own] == shape[dim] => ty.strides[own],
+        _ => 0,
+    };
+    (0..shape.len()).map(step).collect()
+}
+
+/// Whether dimension `inner` belongs within dimension `outer` (less) or around it, by the first operand that says either.
+fn compared(steps: &[Dims], shape: &[i64], inner: usize, outer: usize) -> Ordering {
+    for strides in steps.iter().filter(|strides| strides[inner] != 0 && strides[outer] != 0) {
+        match strides[inner].cmp(&strides[outer]) {
+            Ordering::Equal if shape[inner] > shape[outer] => return Ordering::Greater,
+            Ordering::Equal => {}
+            decided => return decided,
+        }
+    }
+    Ordering::Equal
 }
 
 fn is_dense(ty: &TensorType) -> bool {
@@ -101,6 +131,30 @@ mod tests {
                 ..TensorType::contiguous(Dtype::F32, Dims::from_slice(shape))
             };
             assert_eq!(filled_type(&ty).strides.as_slice(), expected, "{shape:?} {strides:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_made_of_two_tensors_lies_in_memory_as_the_first_that_says_how() {
+        // shape and strides of `a`, of `b`, and the strides of `a + b` in PyTorch
+        let cases: [[&[i64]; 5]; 8] = [
+            [&[2, 3, 4, 5], &[60, 1, 15, 3], &[1, 3, 1, 1], &[3, 1, 1, 1], &[60, 1, 15, 3]],
+            [&[4, 3], &[1, 4], &[4, 1], &[1, 1], &[1, 4]],
+            [&[4, 3], &[1, 4], &[4, 3], &[3, 1], &[1, 4]],
+            [&[4, 3], &[0, 1], &[4, 3], &[1, 4], &[1, 4]],
+            [&[3], &[1], &[2, 3], &[1, 2], &[1, 2]],
+            [&[2, 1, 3], &[3, 3, 1], &[1, 4, 1], &[4, 1, 4], &[12, 3, 1]],
+            [&[2, 2], &[1, 1], &[2, 2], &[1, 2], &[1, 2]],
+            [&[4, 1, 2], &[1, 4, 4], &[4, 3, 2], &[6, 1, 3], &[3, 1, 12]],
+        ];
+        let ty = |shape: &[i64], strides: &[i64]| TensorType {
+            strides: strides.into(),
+            ..TensorType::contiguous(Dtype::F32, Dims::from_slice(shape))
+        };
+        for case @ [a, a_strides, b, b_strides, expected] in cases {
+            let (a, b) = (ty(a, a_strides), ty(b, b_strides));
+            let shape = crate::emit::broadcast(&a.shape, &b.shape);
+            assert_eq!(filled_strides(&[&a, &b], &shape).as_slice(), expected, "{case:?}");
         }
     }
 

@@ -171,8 +171,14 @@ impl Realised<'_> {
         results
     }
 
-    /// The local type of a result: for a view, what the view makes of the operand's strides.
+    /// The local type of a result: that of the whole where operands are whole and lie as in the whole; for a view, what the view makes of
+    /// the operand's strides.
     fn local_result(&self, result: usize, operands: &[ValueId], out: &Emitter<'_>) -> TensorType {
+        let unchanged = |(slot, value): (usize, &ValueId)| out.graph.ty(*value) == self.call.operand(slot);
+        let is_whole = self.strategy.results[result] == Placement::Replicate;
+        if is_whole && operands.iter().enumerate().all(unchanged) {
+            return self.call.result(result).clone();
+        }
         let ty = local_type(self.call.result(result), self.strategy.results[result], self.ranks());
         let operand = operands.first().map(|operand| out.graph.ty(*operand));
         match operand.and_then(|operand| view_strides(self.call, operand, &ty.shape)) {

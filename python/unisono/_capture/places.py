@@ -17,6 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unisono._capture.known import value_of
 from unisono.errors import StepError, UnsupportedError
 
 _NOT_THE_USERS = (
@@ -94,7 +95,12 @@ class OriginTracker(TorchDispatchMode):
         try:
             made = func(*args, **(kwargs or {}))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise data_dependence(func, origin, error) from None
+            known = None
+            if isinstance(error, DataDependentOutputException):
+                known = value_of(func, args, kwargs)
+            if known is None:
+                raise data_dependence(func, origin, error) from None
+            return known
         if isinstance(made, torch.Tensor) and made.layout != torch.strided:
             raise _sparse(func, origin)
         return made

@@ -70,11 +70,24 @@ def trace(
         run.stale = [position for position, fake in enumerate(fakes) if fake.requires_grad]
         with fake_mode:
             fakes += [torch.empty_like(fakes[position], requires_grad=False) for position in run.stale]
-    with mock.patch("torch.compiler.is_compiling", return_value=True), run.explaining_errors():
+    # oneDNN's recurrent layers keep what backward needs only where gradients are recorded, which they are not when the graph runs; without
+    # it they are traced as the operations that they consist of.
+    with mock.patch("torch.compiler.is_compiling", return_value=True), _without_onednn(), run.explaining_errors():
         first = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
     assert run.traced is not None
     run.traced.graph = _functionalise(first, fakes)
     return run.traced
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    # Not `torch.backends.mkldnn.flags`, which sets other flags too and warns of them.
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _fake(mode: FakeTensorMode, item: StepInput) -> torch.Tensor:

@@ -1,0 +1,97 @@
+"""Values that are known while a step is traced: those that follow from constants of its code alone.
+
+A module may ask something of a tensor that it has made itself, as ``nn.Transformer`` does of a mask (is it the causal one?). Nothing but
+the code decides the answer, so it is computed there and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+_LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+
+
+def value_of(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What ``func`` gives for tensors that are being traced, or ``None`` where that depends on an input of the step."""
+    mode = get_proxy_mode()
+    if mode is None:
+        return None
+
+    def node_of(leaf: Any) -> Any:
+        slot = get_proxy_slot(leaf, mode.tracer, None) if isinstance(leaf, torch.Tensor) else None
+        return leaf if slot is None else slot.proxy.node
+
+    args, kwargs = pytree.tree_map(node_of, (args, kwargs or {}))
+    leaves = pytree.tree_leaves((args, kwargs))
+    wanted = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+    sources = _sources(wanted)
+    if any(isinstance(leaf, torch.Tensor) for leaf in leaves) or sources is None or _changed_elsewhere(sources):
+        return None
+    with _disable_current_modes(), disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
+        values: dict[torch.fx.Node, Any] = {}
+        for node in (node for node in mode.tracer.graph.nodes if node in sources):
+            values[node] = _computed(node, values, mode.tracer.root)
+        args, kwargs = map_arg((args, kwargs), values.__getitem__)
+        answer = func(*args, **kwargs)
+    # The question stays in the trace where it was asked before it was found to have no answer there.
+    asked = next(reversed(mode.tracer.graph.nodes))
+    if asked.target is func and not asked.users:
+        mode.tracer.graph.erase_node(asked)
+    return answer
+
+
+def _computed(node: torch.fx.Node, values: dict[torch.fx.Node, Any], root: torch.nn.Module) -> Any:
+    if node.op == "get_attr":
+        return getattr(root, str(node.target)).clone()
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def _sources(wanted: list[torch.fx.Node]) -> set[torch.fx.Node] | None:
+    """All nodes that these depend on, themselves included; ``None`` where one is an input, a tensor of the user's or random."""
+    found: set[torch.fx.Node] = set()
+    todo = list(wanted)
+    while todo:
+        node = todo.pop()
+        if node in found:
+            continue
+        if not _is_constant(node):
+            return None
+        found.add(node)
+        todo.extend(node.all_input_nodes)
+    return found
+
+
+def _is_constant(node: torch.fx.Node) -> bool:
+    if node.op == "get_attr":
+        # A tensor that the code writes down, such as `torch.tensor([1, 2])`, is lifted into the trace; one from outside is not.
+        return bool(node.users) and all(user.target in _LIFTS for user in node.users)
+    if node.op != "call_function":
+        return False
+    return torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ())
+
+
+def _changed_elsewhere(sources: set[torch.fx.Node]) -> bool:
+    """Whether an operation that is not among them may change what one of them made, itself or through a view."""
+    todo, seen = list(sources), set(sources)
+    while todo:
+        for user in todo.pop().users:
+            schema = getattr(user.target, "_schema", None)
+            if user in seen or schema is None:
+                continue
+            if schema.is_mutable:
+                return True
+            if any(returned.alias_info is not None for returned in schema.returns):
+                seen.add(user)
+                todo.append(user)
+    return False
