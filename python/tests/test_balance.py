@@ -39,6 +39,15 @@ def test_a_bad_problem_raises_with_the_key():
     assert "`ranks`" in caught.value.hint
 
 
+def test_arrays_are_lists_and_what_is_no_json_is_named():
+    lengths = np.asarray(PROBLEM["lengths"])
+    assert balance({**PROBLEM, "lengths": lengths, "ranks": np.int64(3)})["makespan"] == 9
+    with pytest.raises(errors.ConfigurationError, match=r"`lengths\[1\]` is nan"):
+        balance({**PROBLEM, "lengths": [3, float("nan")]})
+    with pytest.raises(errors.ConfigurationError, match="`ranks` is"):
+        balance({**PROBLEM, "ranks": object()})
+
+
 def test_the_fit_recovers_measured_coefficients_as_a_cost():
     rng = np.random.default_rng(0)
     batches = [rng.integers(10, 5000, 6).tolist() for _ in range(20)]

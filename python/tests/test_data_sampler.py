@@ -217,6 +217,12 @@ def test_hashes_are_compared_with_one_reduction():
         verify_hash_tensor(torch.maximum(hash_tensor(here), hash_tensor(there)), here)
 
 
+def resumed(state):
+    there = sampler()
+    there.load_state_dict(state)
+    return there
+
+
 def test_states_of_other_data_settings_versions_or_forms_are_refused():
     state = sampler().state_dict()
     with pytest.raises(errors.ConfigurationError, match="another data set or setting"):
@@ -230,6 +236,9 @@ def test_states_of_other_data_settings_versions_or_forms_are_refused():
             sampler().load_state_dict(nonsense)
     with pytest.raises(errors.ConfigurationError, match="within a step of 4 ranks"):
         sampler(ranks=3).load_state_dict({**state, "batches": 1})
+    for damage in ({"steps": 99}, {"steps": -1}, {"steps": "1"}, {"steps": True}, {"batches": 7}):
+        with pytest.raises(errors.ConfigurationError, match="damaged"):
+            list(resumed({**state, **damage}))
 
 
 @pytest.mark.parametrize(
@@ -246,6 +255,9 @@ def test_states_of_other_data_settings_versions_or_forms_are_refused():
         ({"indices": [1, 500]}, "sample 500 of 500"),
         ({"batch_size": 0}, "`batch_size` is 0"),
         ({"window": 0}, "`window` is 0"),
+        ({"delay": -1}, "`delay` is -1"),
+        ({"seed": 1.5}, "`seed` is 1.5"),
+        ({"cost": Cost(linear=float("nan"))}, r"`cost\.linear` is nan"),  # type: ignore[arg-type]
         ({"ranks": 0}, "`ranks` is 0"),
         ({"rank": 4}, "`rank` is 4"),
         ({"objective": "lockstp"}, "lockstp"),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgpack
 
 from unisono import _native
+from unisono.data._json import to_json
 from unisono.errors import ConfigurationError
 
 
@@ -121,7 +122,7 @@ def balance(problem: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UnisonoError: the problem makes no sense or a sample fits nowhere; the message names the number at fault.
     """
-    return json.loads(_native.balance_solve(json.dumps(dict(problem))))
+    return json.loads(_native.balance_solve(to_json(problem)))
 
 
 def hash_tensor(step: Step, device: Any = None) -> Any:

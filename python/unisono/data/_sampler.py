@@ -182,6 +182,9 @@ class _Position:
     def read(state: dict[str, Any], ranks: int) -> _Position:
         if not isinstance(state, dict) or set(state) != {"window", "steps", "batches", "ranks"}:
             raise ConfigurationError("this is no resume state of a balanced sampler", code="U0404")
+        for name in ("steps", "batches"):
+            if isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0:
+                raise _damaged(name, state[name])
         if state["batches"] and state["ranks"] != ranks:
             raise ConfigurationError(
                 f"the resume state lies within a step of {state['ranks']} ranks, there are {ranks} now",
@@ -189,6 +192,10 @@ class _Position:
                 hint="save the state between steps to resume on another number of ranks",
             )
         return _Position(state["window"], state["steps"], state["batches"])
+
+
+def _damaged(name: str, value: Any) -> ConfigurationError:
+    return ConfigurationError(f"the resume state is damaged: `{name}` is {value!r}", code="U0404")
 
 
 class _Handed(NamedTuple):
@@ -219,6 +226,10 @@ class _Batches(Iterator[list[int]]):
         while not self._ended and (not self._loaded or self._position.steps >= len(self._window)):
             steps, batches = (0, 0) if self._loaded else (self._position.steps, self._position.batches)
             start, self._window = decode_window(*self._native.next_window())
+            if steps > len(self._window):
+                raise _damaged("steps", steps)
+            if batches and (steps == len(self._window) or batches >= len(self._window[steps].micro_batches)):
+                raise _damaged("batches", batches)
             self._position = _Position(start, steps, batches)
             self._loaded, self._ended = True, not self._window
         return not self._ended

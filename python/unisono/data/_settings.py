@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from unisono.data._cost import Cost, SequenceParallel
+from unisono.data._json import to_json
+from unisono.errors import ConfigurationError
 
 
 def world(ranks: int | None, rank: int | None) -> tuple[int, int]:
@@ -27,12 +29,17 @@ def problem_settings(
     costs = cost.settings() if isinstance(cost, Cost) else [one.settings() for one in cost]
     parallel = sequence_parallel.settings() if sequence_parallel is not None else {}
     given = {key: value for key, value in others.items() if value is not None}
-    return json.dumps({"ranks": ranks, "cost": costs, **parallel, **given})
+    return to_json({"ranks": ranks, "cost": costs, **parallel, **given})
 
 
 def stream_settings(*, batch_size: int, window: int, delay: int, seed: int, shuffle: bool) -> str:
     """How steps are composed, as JSON."""
-    return json.dumps({"batch": batch_size, "window": window, "delay": delay, "seed": seed, "shuffle": shuffle})
+    for name, value in (("batch_size", batch_size), ("window", window), ("delay", delay), ("seed", seed)):
+        bits = 32 if name == "delay" else 64
+        if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 2**bits:
+            what = f"`{name}` is {value!r}: it must be a whole number from 0 that fits {bits} bits"
+            raise ConfigurationError(what, code="U0401")
+    return to_json({"batch": batch_size, "window": window, "delay": delay, "seed": seed, "shuffle": shuffle})
 
 
 def window_and_delay(window: int | None, delay: int | None, shuffle: bool) -> tuple[int, int]:
