@@ -12,7 +12,7 @@ import torch
 from fx_program import executor, from_fx, trace
 
 import unisono.trace
-from unisono import _reference, errors
+from unisono import _native, _reference, errors
 from unisono._executor import Executor, lower
 
 aten = torch.ops.aten
@@ -191,6 +191,12 @@ def test_operations_with_python_kernels_run():
     check(lambda x: torch.ops.unisono_test.halve(x * 2, 3) + 1, [X])
 
 
+def reason(text: str) -> str:
+    """What an error says of an operation's failure; before 2.13 PyTorch does not hand its own words on."""
+    absent = _native.torch_functions()[1]
+    return "printed the reason to stderr" if "torch_exception_get_what_without_backtrace" in absent else text
+
+
 def test_an_error_in_a_python_kernel_arrives():
     @torch.library.custom_op("unisono_test::fail", mutates_args=())
     def fail(x: torch.Tensor) -> torch.Tensor:
@@ -203,7 +209,7 @@ def test_an_error_in_a_python_kernel_arrives():
     run, _, _ = executor(lambda x: torch.ops.unisono_test.fail(x * 2), [X])
     with pytest.raises(errors.StepError, match="unisono_test::fail") as caught:
         run([X])
-    assert "not today" in (caught.value.cause or "")
+    assert reason("not today") in (caught.value.cause or "")
 
 
 def test_views_and_aliases_cost_no_dispatch_and_constants_run_once():
@@ -229,7 +235,7 @@ def test_a_failing_operation_is_named_with_its_place_and_the_executor_goes_on():
         with pytest.raises(errors.StepError, match="aten::index_select") as caught:
             run([X, torch.tensor([9, 9])])
         assert caught.value.code == "U0310"
-        assert "out of range" in (caught.value.cause or "")
+        assert reason("out of range") in (caught.value.cause or "")
         assert caught.value.place == "step.py:2"
         assert run._native.live() == 0
     assert torch.equal(run([X, torch.tensor([1, 2])])[0], good)

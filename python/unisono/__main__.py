@@ -9,11 +9,13 @@ from unisono import _commands, _native
 
 _PYTHON_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "capture": _commands.capture,
+    "doctor": _commands.doctor,
     "profile": _commands.profile,
 }
 _HELP = """
 Commands that need Python:
   capture  Capture a training step and print its graph
+  doctor   Say whether this machine's PyTorch can run steps, and by which routes
   profile  Measure this machine and print the cluster description that plans are made for"""
 
 

@@ -1,4 +1,4 @@
-"""The subcommands of ``unisono`` that need Python: ``capture`` and ``profile``."""
+"""The subcommands of ``unisono`` that need Python: ``capture``, ``doctor`` and ``profile``."""
 
 from __future__ import annotations
 
@@ -59,6 +59,30 @@ def capture(arguments: Sequence[str]) -> None:
         made["train_step"], model=made.get("model"), optimizer=made.get("optimizer"), example=made["example"]
     ).text()
     _write(options.output, text)
+
+
+@_reporting
+def doctor(arguments: Sequence[str]) -> None:
+    """Prints what this machine's PyTorch offers: functions of its C interface, routes that pass the self-test, networks."""
+    argparse.ArgumentParser(
+        prog="unisono doctor", description="Say whether this machine's PyTorch can run steps, and by which routes."
+    ).parse_args(arguments)
+    import torch
+
+    from unisono import _executor, _native
+
+    release = "{}.{}".format(*_executor.load())
+    count, absent = _native.torch_functions()
+    rows = {
+        "torch": f"{torch.__version__} (libtorch {release}), Python {sys.version.split()[0]}",
+        "functions": f"{count - len(absent)} of {count}" + "".join(f"\n  without {name}" for name in absent),
+    }
+    problems = _executor.self_test()
+    rows |= {route: problem or "passes" for route, problem in problems.items()}
+    networks = ("gloo", "nccl", "mpi", "ucc")
+    rows["networks"] = ", ".join(n for n in networks if torch.distributed.is_backend_available(n)) or "none"
+    print("\n".join(f"{name:<12}{text}" for name, text in rows.items()))
+    _executor._ready()
 
 
 def _made(name: str) -> Mapping[str, Any]:

@@ -163,23 +163,40 @@ def _call_by_python(
 @functools.cache
 def _ready() -> None:
     """Loads libtorch's functions and tries both routes, once in a process."""
-    _native.load_torch(str(Path(torch.__file__).parent / "lib"), torch.__version__)
-    builder = ProgramBuilder()
-    x, y, z = (builder.slot() for _ in range(3))
-    builder.inputs.append(x)
-    builder.call(torch.ops.aten.relu.default, [Slot(x)], {}, [y])
-    builder.call(torch.ops.aten.add.Tensor, [Slot(y), Slot(y)], {"alpha": 3}, [z])
-    builder.returns.append(z)
-    try:
-        program = _native.Program(pack(builder.spec()), "cpu")
-        (found,) = Executor(program)([torch.tensor([-1.0, 2.0])])
-        problem = None if found.tolist() == [0.0, 8.0] else f"relu and add gave {found.tolist()} for [-1, 2]"
-    except RuntimeError as error:
-        problem = str(error)
-    if problem is not None:
+    load()
+    problems = [f"by the {route}, {problem}" for route, problem in self_test().items() if problem]
+    if problems:
         raise HardwareError(
             f"PyTorch {torch.__version__} fails the executor's self-test",
             code="U0302",
-            cause=problem,
-            hint="install a release that is supported: pip install 'torch>=2.12,<2.16'",
+            cause="; ".join(problems),
+            hint="install a release that is supported: pip install 'torch>=2.11,<2.16'",
         )
+
+
+def load() -> tuple[int, int]:
+    """Looks up libtorch's functions and returns the release that it says it is."""
+    return _native.load_torch(str(Path(torch.__file__).parent / "lib"), torch.__version__)
+
+
+def self_test() -> dict[str, str | None]:
+    """Calls an operation by each route to libtorch; what is wrong with it, or ``None``, by the route's name."""
+    aten = torch.ops.aten
+    return {
+        "dispatcher": _problem("relu", aten.relu.default, [Slot(0)], {}, [0.0, 2.0]),
+        "proxy": _problem("add", aten.add.Tensor, [Slot(0), Slot(0)], {"alpha": 3}, [-4.0, 8.0]),
+    }
+
+
+def _problem(name: str, operation: Any, args: list[Any], settings: dict[str, Any], expected: list[float]) -> str | None:
+    """What is wrong with an operation on [-1, 2]."""
+    builder = ProgramBuilder()
+    given, made = builder.slot(), builder.slot()
+    builder.inputs.append(given)
+    builder.call(operation, args, settings, [made])
+    builder.returns.append(made)
+    try:
+        (found,) = Executor(_native.Program(pack(builder.spec()), "cpu"))([torch.tensor([-1.0, 2.0])])
+    except RuntimeError as error:
+        return f"{name} fails: {error}"
+    return None if found.tolist() == expected else f"{name} gives {found.tolist()} for [-1, 2]"

@@ -25,6 +25,12 @@ fn load_torch(py: Python<'_>, directory: PathBuf, release: &str) -> PyResult<(u8
     Ok((version.major, version.minor))
 }
 
+/// How many of libtorch's functions are looked up, and which of them this release lacks.
+#[pyfunction]
+fn torch_functions(py: Python<'_>) -> PyResult<(usize, Vec<&'static str>)> {
+    Ok(library(py)?.functions())
+}
+
 fn library(py: Python<'_>) -> PyResult<&'static Library> {
     Library::get().ok_or_else(|| {
         let diagnostic = Diagnostic::new(Code::TORCH_NOT_LOADED, "libtorch has not been loaded");
@@ -265,6 +271,7 @@ fn capsule(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, PyAny>> {
 /// Adds what belongs to the executor to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(load_torch, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_functions, module)?)?;
     module.add_class::<Program>()?;
     module.add_class::<Executor>()
 }

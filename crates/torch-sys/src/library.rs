@@ -32,8 +32,8 @@ const FILE: &str = "libtorch_cpu.dylib";
 #[cfg(not(target_os = "macos"))]
 const FILE: &str = "libtorch_cpu.so";
 
-/// The oldest release with everything that is needed, and what to install where it is older.
-const NEEDED: &str = "install PyTorch 2.12 or newer (2.13 is recommended): pip install 'torch>=2.13'";
+/// What to install where a function is missing: 2.11 is the oldest release with everything that is needed.
+const NEEDED: &str = "install PyTorch 2.11 or newer (2.13 is recommended): pip install 'torch>=2.13'";
 
 macro_rules! symbols {
     (
@@ -47,6 +47,16 @@ macro_rules! symbols {
         }
 
         impl Symbols {
+            const COUNT: usize = [$($symbol,)* $($osymbol,)*].len();
+
+            /// The functions that this libtorch lacks; all are optional.
+            fn absent(&self) -> Vec<&'static str> {
+                [$((self.$oname.is_none(), $osymbol),)*]
+                    .into_iter()
+                    .filter_map(|(absent, symbol)| absent.then_some(symbol))
+                    .collect()
+            }
+
             /// # Safety
             /// `library` is a libtorch, in which these names have these types.
             unsafe fn find(library: &unix::Library) -> std::result::Result<Self, &'static str> {
@@ -226,6 +236,11 @@ impl Library {
     /// The release, by libtorch itself.
     pub const fn version(&self) -> Version {
         Version { major: (self.abi >> 56) as u8, minor: (self.abi >> 48) as u8 }
+    }
+
+    /// How many functions are looked up, and which of those that can be done without this release lacks.
+    pub fn functions(&self) -> (usize, Vec<&'static str>) {
+        (Symbols::COUNT, self.symbols.absent())
     }
 
     /// Turns a status into a result with torch's own message.
