@@ -61,6 +61,14 @@ extern "C" fn AOTInductorModelContainerGetNumConstants(_container: *mut c_void, 
     OK
 }
 
+/// Whether constants have been loaded from the model, which has none. torch asks from 2.14 on.
+#[unsafe(no_mangle)]
+extern "C" fn AOTInductorModelContainerDidCallLoadConstants(_container: *mut c_void, loaded: *mut bool) -> i32 {
+    // SAFETY: torch passes a place for the answer.
+    unsafe { loaded.write(true) };
+    OK
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn AOTInductorModelContainerRun(
     _container: *mut c_void,
@@ -123,4 +131,5 @@ not_offered!(
     AOTInductorModelContainerFreeInactiveConstantBuffer,
     AOTInductorModelContainerGetConstantsBlobSize,
     AOTInductorModelUpdateConstantsFromBlob,
+    AOTInductorModelContainerCreateWithExternalConstants,
 );
