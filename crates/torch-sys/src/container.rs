@@ -63,7 +63,10 @@ extern "C" fn AOTInductorModelContainerGetNumConstants(_container: *mut c_void, 
 
 /// Whether constants have been loaded from the model, which has none. torch asks from 2.14 on.
 #[unsafe(no_mangle)]
-extern "C" fn AOTInductorModelContainerDidCallLoadConstants(_container: *mut c_void, loaded: *mut bool) -> i32 {
+extern "C" fn AOTInductorModelContainerDidCallLoadConstants(
+    _container: *mut c_void,
+    loaded: *mut bool,
+) -> i32 {
     // SAFETY: torch passes a place for the answer.
     unsafe { loaded.write(true) };
     OK
