@@ -191,6 +191,16 @@ def test_operations_with_python_kernels_run():
     check(lambda x: torch.ops.unisono_test.halve(x * 2, 3) + 1, [X])
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float64])
+def test_types_beside_numbers_arrive_as_they_are(dtype):
+    def function(x):
+        return x, aten.full.default([2], 3, dtype=dtype, layout=torch.strided), aten.arange.start(1, 4, dtype=counted)
+
+    counted = torch.int64 if dtype == torch.bool else dtype
+    run, _, _ = executor(function, [X])
+    assert [tensor.dtype for tensor in run([X])[1:]] == [dtype, counted]
+
+
 def reason(text: str) -> str:
     """What an error says of an operation's failure; before 2.13 PyTorch does not hand its own words on."""
     absent = _native.torch_functions()[1]

@@ -180,23 +180,26 @@ def load() -> tuple[int, int]:
 
 
 def self_test() -> dict[str, str | None]:
-    """Calls an operation by each route to libtorch; what is wrong with it, or ``None``, by the route's name."""
-    aten = torch.ops.aten
+    """Calls operations by each route to libtorch; what is wrong with one, or ``None``, by the route's name."""
+    aten, x = torch.ops.aten, Slot(0)
+    sized = {"dtype": torch.float64, "layout": torch.strided}
     return {
-        "dispatcher": _problem("relu", aten.relu.default, [Slot(0)], {}, [0.0, 2.0]),
-        "proxy": _problem("add", aten.add.Tensor, [Slot(0), Slot(0)], {"alpha": 3}, [-4.0, 8.0]),
+        "dispatcher": _problem(aten.relu.default, [x], {}),
+        "proxy": _problem(aten.add.Tensor, [x, x], {"alpha": 3}) or _problem(aten.full.default, [[2], 0.5], sized),
     }
 
 
-def _problem(name: str, operation: Any, args: list[Any], settings: dict[str, Any], expected: list[float]) -> str | None:
+def _problem(operation: Any, args: list[Any], settings: dict[str, Any]) -> str | None:
     """What is wrong with an operation on [-1, 2]."""
-    builder = ProgramBuilder()
+    builder, x = ProgramBuilder(), torch.tensor([-1.0, 2.0])
     given, made = builder.slot(), builder.slot()
     builder.inputs.append(given)
     builder.call(operation, args, settings, [made])
     builder.returns.append(made)
+    expected = operation(*[x if isinstance(arg, Slot) else arg for arg in args], **settings)
     try:
-        (found,) = Executor(_native.Program(pack(builder.spec()), "cpu"))([torch.tensor([-1.0, 2.0])])
+        (found,) = Executor(_native.Program(pack(builder.spec()), "cpu"))([x])
     except RuntimeError as error:
-        return f"{name} fails: {error}"
-    return None if found.tolist() == expected else f"{name} gives {found.tolist()} for [-1, 2]"
+        return f"{operation} fails: {error}"
+    same = found.dtype == expected.dtype and torch.equal(found, expected)
+    return None if same else f"{operation} gives {found.tolist()} ({found.dtype}) for [-1, 2]"

@@ -9,6 +9,9 @@ use crate::{Role, Route, role};
 pub struct Abilities {
     /// Whether strings pass the dispatcher without a leak (PyTorch 2.14 and newer).
     pub strings_by_dispatcher: bool,
+    /// Whether the proxy executor reads element types, layouts and memory formats as they are written (PyTorch 2.12 and newer; 2.11
+    /// takes the numbers of exported programs for its own, which are others).
+    pub enumerations_by_proxy: bool,
     /// The kind of device that the proxy executor puts every device argument to.
     pub proxy_device: String,
 }
@@ -18,6 +21,7 @@ impl Abilities {
     pub fn of(version: Version, device: &str) -> Self {
         Self {
             strings_by_dispatcher: version >= Version { major: 2, minor: 14 },
+            enumerations_by_proxy: version >= Version { major: 2, minor: 12 },
             proxy_device: device.to_owned(),
         }
     }
@@ -28,6 +32,10 @@ impl Abilities {
         let dispatcher = !strings && dispatcher::refusal(schema, args).is_none();
         if dispatcher && !may_refuse_symbols(schema, args) {
             return Route::Dispatcher;
+        }
+        let enumeration = |arg: &Arg| matches!(arg, Arg::Dtype(_) | Arg::Layout(_) | Arg::MemoryFormat(_));
+        if !self.enumerations_by_proxy && args.iter().any(enumeration) {
+            return Route::Python;
         }
         let elsewhere = |arg: &Arg| matches!(arg, Arg::Device(device) if device.kind != self.proxy_device);
         if !args.iter().any(elsewhere) && proxy::node(schema, args, outputs).is_ok() {
@@ -55,7 +63,11 @@ mod tests {
     use torch_sys::{Device, Slot};
 
     fn route(schema: &str, args: &[Arg]) -> Route {
-        let abilities = Abilities { strings_by_dispatcher: false, proxy_device: "cpu".to_owned() };
+        route_of(13, schema, args)
+    }
+
+    fn route_of(minor: u8, schema: &str, args: &[Arg]) -> Route {
+        let abilities = Abilities::of(Version { major: 2, minor }, "cpu");
         abilities.route(&Schema::parse(schema).unwrap(), args, &[Output::Tensor(Slot(9))])
     }
 
@@ -78,6 +90,16 @@ mod tests {
         assert_eq!(route(upsample, &args(vec![])), Route::Dispatcher);
         let view = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)";
         assert_eq!(route(view, &[Arg::Tensor(Slot(0)), Arg::Ints(vec![4])]), Route::Dispatcher);
+    }
+
+    #[test]
+    fn types_go_by_proxy_where_it_reads_them_as_they_are_written() {
+        let full = "aten::full(SymInt[] size, Scalar v, *, ScalarType? dtype=None) -> Tensor";
+        let args = |dtype| [Arg::Ints(vec![2]), Arg::Int(0), dtype];
+        let float = Arg::Dtype(torch_sys::Dtype::Float32);
+        assert_eq!(route_of(12, full, &args(float.clone())), Route::Proxy);
+        assert_eq!(route_of(11, full, &args(float)), Route::Python);
+        assert_eq!(route_of(11, full, &args(Arg::None)), Route::Proxy);
     }
 
     #[test]

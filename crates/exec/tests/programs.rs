@@ -43,7 +43,7 @@ fn spec(body: &str) -> ProgramSpec {
 }
 
 fn check(body: &str, expected: &Expect) {
-    let abilities = Abilities { strings_by_dispatcher: false, proxy_device: "cpu".to_owned() };
+    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu");
     let program = lower(&rewrite(&spec(body), &abilities).unwrap(), &abilities).unwrap();
     expected.assert_eq(&program.to_string());
 }
@@ -224,8 +224,7 @@ fn a_program_that_reads_an_empty_slot_is_refused() {
     let mut spec =
         spec("input v0: f32[4] = batch \"batch.0\"\nv1: f32[4] = aten::mul.Tensor(v0, v0)\nreturn v1\n");
     spec.inputs.clear();
-    let error = rewrite(&spec, &Abilities { strings_by_dispatcher: false, proxy_device: "cpu".to_owned() })
-        .err()
-        .unwrap();
+    let error =
+        rewrite(&spec, &Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu")).err().unwrap();
     assert!(error.message.contains("`aten::mul.Tensor` reads slot %0 before anything is there"), "{error}");
 }
