@@ -158,6 +158,19 @@ def transposed_scores():
 
 
 @case
+def a_loss_of_transposed_results():
+    model = Module(lambda m, x: (m.weight.tanh() @ x.T).T)
+    model.weight = nn.Parameter(torch.randn(8, 16))
+
+    def loss(model, x, y):
+        return (
+            F.mse_loss(model(x), y) + F.huber_loss(model(x), y) + F.elu(model(x)).mean() + F.logsigmoid(model(x)).mean()
+        )
+
+    return model, vectors(), backward(loss)
+
+
+@case
 def long_short_term_memory():
     model = Module(
         lambda m, x: m.head(m.layer(x)[0][:, -1]), layer=nn.LSTM(16, 12, batch_first=True), head=nn.Linear(12, 8)

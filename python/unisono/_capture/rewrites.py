@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,6 +20,17 @@ _FUSED = {
     "_fused_adam_": (torch.ops.aten._fused_adam, (0, 2, 3, 4)),
     "_fused_sgd_": (torch.ops.aten._fused_sgd, (0, 2)),
     "_fused_adagrad_": (torch.ops.aten._fused_adagrad, (0, 2)),
+}
+
+#: Operations whose results are row-major in PyTorch's kernels and in the operands' order in its shape functions. On row-major operands both
+#: agree, so that tensors lie in memory as the graph says.
+_ROW_MAJOR = {
+    "mse_loss_backward",
+    "smooth_l1_loss_backward",
+    "huber_loss_backward",
+    "elu_backward",
+    "_log_softmax_backward_data",
+    "log_sigmoid_forward",
 }
 
 
@@ -41,6 +53,8 @@ class Rewrites(TorchDispatchMode):
             return None
         if name.startswith("_foreach_"):
             return _one_at_a_time(func, name.removeprefix("_foreach_"), args, kwargs)
+        if name in _ROW_MAJOR:
+            args = pytree.tree_map(lambda leaf: leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf, args)
         if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
             return torch.ops.aten._native_batch_norm_legit.default(*args)
         return func(*args, **kwargs)
