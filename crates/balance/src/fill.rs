@@ -17,9 +17,9 @@ use crate::{
     rooms::Rooms,
 };
 
-/// States that go on to the next size: so many at most, and for many ranks so many thousand of them.
+/// States that go on to the next size: so many at most, and as many as have so many samples in groups together.
 const WIDTH: usize = 6;
-const RANKS: usize = 3;
+const SAMPLES: usize = 2048;
 /// What a sample saves that no smaller degree can take, in multiples of what it takes.
 const NEEDED: u64 = 4;
 /// A group with room for so many of the longest sample that is left gets it.
@@ -49,6 +49,8 @@ pub struct Filler<'a> {
     saved: Vec<Vec<u64>>,
     /// By degree: sum over all samples.
     savings: Vec<u128>,
+    /// Samples put into groups so far, in all ways.
+    pub effort: usize,
 }
 
 /// Groups with their samples, and samples that have none yet.
@@ -73,7 +75,7 @@ impl<'a> Filler<'a> {
         let times = machine.times.iter().map(sorted).collect();
         let time = machine.times.iter().map(|times| sum(times)).collect();
         let held = (0..machine.degrees.len()).map(held).collect();
-        Self { machine, falling, times, time, held, limit: 0, needed, saved, savings }
+        Self { machine, falling, times, time, held, limit: 0, needed, saved, savings, effort: 0 }
     }
 
     /// Looks at the samples anew.
@@ -102,7 +104,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Ways to fill groups whose sums are within the limit, from the least on.
-    pub fn fill(&self) -> Vec<Filled> {
+    pub fn fill(&mut self) -> Vec<Filled> {
         let (free, ranks) = (Free::new(self.falling.len()), self.machine.ranks);
         let mut states = vec![Filled { groups: Vec::new(), sharing: 0, excess: 0, ranks, free }];
         let mut ends = Vec::new();
@@ -111,8 +113,10 @@ impl<'a> Filler<'a> {
             if degree > 0 {
                 let both = |state| [self.first_fit(state, degree), self.best_fit(state, degree)].concat();
                 let mut next: Vec<Filled> = states.iter().flat_map(both).collect();
+                let samples = next.iter().map(|state| state.taken().count()).max().unwrap_or(0);
+                self.effort += samples * next.len();
                 next.sort_by_key(|state| state.excess);
-                next.truncate((RANKS * 1024 / self.machine.ranks).clamp(1, WIDTH));
+                next.truncate((SAMPLES / samples.max(1)).clamp(1, WIDTH));
                 states = next;
             }
         }
@@ -218,7 +222,8 @@ impl<'a> Filler<'a> {
             samples.push(place);
             free.take(place);
             left -= time;
-            next = free.next(self.first(degree, left).max(place));
+            let from = if time <= left { place } else { self.first(degree, left).max(place) };
+            next = free.next(from);
         }
         loop {
             let before = samples.len();

@@ -59,6 +59,8 @@ pub fn mixed(machine: &Machine, bound: u64) -> (Fixed, &'static str, u64) {
 
 /// Rounds of the bisection; it mostly ends earlier.
 const ROUNDS: usize = 24;
+/// Samples put into groups after which the search ends.
+const EFFORT: usize = 1 << 21;
 /// Ways to fill groups that are built for one limit.
 const BUILT: usize = 3;
 
@@ -90,7 +92,7 @@ impl Search<'_> {
     fn narrow(&mut self, bound: u64) {
         let above = |search: &Self| search.best.makespan().saturating_sub(bound);
         let mut step = above(self) / 2;
-        while step > bound / 20_000 {
+        while step > bound / 20_000 && self.filler.effort < EFFORT {
             let found = self.attempt(self.best.makespan() - step).is_some();
             step = if found { step.min(above(self) / 2) } else { step / 2 };
         }
