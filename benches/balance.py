@@ -22,9 +22,9 @@ from unisono.data import BatchSampler, Cost, SequenceParallel, balance
 TEXT_WIDTH, VIDEO_WIDTH = 24576, 29696  # `linear` of a 7B language model and of a 14B video model; `quadratic` is 1
 
 
-def text_lengths(count: int, seed: int) -> np.ndarray:
+def text_lengths(count: int, seed: int, sigma: float = 1.1) -> np.ndarray:
     """Long-tail text: log-normal, median 342 tokens."""
-    drawn = np.random.default_rng(seed).lognormal(np.log(342), 1.1, count)
+    drawn = np.random.default_rng(seed).lognormal(np.log(342), sigma, count)
     return np.clip(drawn, 32, 131072).astype(np.int64)
 
 
@@ -205,6 +205,7 @@ def streams() -> None:
         ("text", text_lengths(65536, 2), TEXT_WIDTH),
         ("text", text_lengths(65536, 5), TEXT_WIDTH),
         ("text, 262,144", text_lengths(262144, 11), TEXT_WIDTH),
+        *((f"sigma 1.5, seed {seed}", text_lengths(262144, seed, 1.5), TEXT_WIDTH) for seed in (3, 4, 5)),
         ("video", video_lengths(65536, 2), VIDEO_WIDTH),
     ):
         costs = lengths * (linear + lengths)
