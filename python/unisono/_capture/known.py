@@ -43,7 +43,7 @@ def value_of(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = map_arg((args, kwargs), values.__getitem__)
         answer = func(*args, **kwargs)
     # The question stays in the trace where it was asked before it was found to have no answer there.
-    asked = next(reversed(mode.tracer.graph.nodes))
+    asked = next(iter(reversed(mode.tracer.graph.nodes)))
     if asked.target is func and not asked.users:
         mode.tracer.graph.erase_node(asked)
     return answer
