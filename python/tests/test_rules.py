@@ -145,6 +145,7 @@ WITHOUT_A_ROW = {
         "round.decimals_3",
         "round.decimals_neg_3",
     ),
+    *("max.reduction_no_dim", "min.reduction_no_dim", "std.unbiased", "var.unbiased", "var_mean.unbiased"),
     *("div.floor_rounding", "div.trunc_rounding", "div_floor_rounding", "div_trunc_rounding"),
     *(f"nn.functional.pad.{mode}" for mode in ("reflect", "replicate", "replicate_negative", "circular")),
 }
@@ -161,6 +162,13 @@ NAMES = set(
     mm bmm addmm baddbmm matmul nn.functional.linear nn.functional.conv2d nn.functional.conv1d constant_pad_nd
     nn.functional.pad new_zeros new_ones new_full tril triu nn.functional.batch_norm
     nn.functional.scaled_dot_product_attention
+    erfc exp2 log2 log10 tan asin acos atan atan2 sinh cosh asinh acosh atanh hypot trunc frac nan_to_num fmod fmax fmin
+    xlogy logaddexp copysign logical_xor bitwise_xor nn.functional.hardswish nn.functional.hardsigmoid nn.functional.mish
+    nn.functional.prelu nn.functional.glu all any max min median prod var std var_mean cumprod cummax cummin logcumsumexp
+    roll index_add nn.functional.smooth_l1_loss nn.functional.huber_loss nn.functional.group_norm
+    nn.functional.max_pool2d nn.functional.max_pool3d nn.functional.avg_pool2d nn.functional.avg_pool3d
+    nn.functional.adaptive_avg_pool2d nn.functional.adaptive_avg_pool3d nn.functional.adaptive_max_pool2d
+    nn.functional.interpolate nn.functional.grid_sample
     """.split()  # noqa: SIM905 - a list of a hundred words
 )
 
@@ -243,6 +251,35 @@ BACKWARD = {
         [rand(4, 6, 2, 2), rand(6), rand(6)],
     ),
     "convolution": (lambda x, w, b: F.conv2d(x, w, b, padding=1), [rand(4, 3, 5, 5), rand(6, 3, 3, 3), rand(6)]),
+    "group norm": (lambda x, w, b: F.group_norm(x, 3, w, b), [rand(12, 6, 4), rand(6), rand(6)]),
+    "pooling": (
+        lambda x: F.max_pool2d(x, 2) * F.avg_pool2d(x, 2) + F.adaptive_avg_pool2d(x, 2).mean(),
+        [rand(12, 6, 4, 4)],
+    ),
+    "pooling of volumes": (lambda x: F.max_pool3d(x, 2) + F.avg_pool3d(x, 2), [rand(6, 12, 4, 4, 2)]),
+    "resizing": (
+        lambda x: F.interpolate(x, scale_factor=2) + F.interpolate(x, size=(8, 6), mode="bilinear"),
+        [rand(6, 12, 4, 3)],
+    ),
+    "resizing of signals": (
+        lambda x: (
+            F.interpolate(x, scale_factor=2, mode="linear") * F.interpolate(x, scale_factor=2, mode="nearest-exact")
+        ),
+        [rand(6, 12, 4)],
+    ),
+    "resizing of volumes": (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), [rand(6, 12, 2, 2, 2)]),
+    "borders": (lambda x: F.pad(x, (1, 1, 1, 1), "reflect") * F.pad(x, (1, 1, 1, 1), "replicate"), [rand(6, 12, 3, 3)]),
+    "sampling by a grid": (
+        lambda x, g: F.grid_sample(x, g.tanh(), align_corners=False),
+        [rand(12, 2, 4, 4), rand(12, 3, 3, 2)],
+    ),
+    "further activations": (
+        lambda x: F.elu(x) + F.softplus(x) + F.hardtanh(x) + F.hardswish(x) + F.hardsigmoid(x) + F.mish(x),
+        [rand(12, 6)],
+    ),
+    "gated linear units": (lambda x: F.glu(x, 1), [rand(12, 8)]),
+    "parametric relu": (lambda x, w: F.prelu(x, w), [rand(12, 6, 4), rand(6)]),
+    "robust losses": (lambda x, y: F.smooth_l1_loss(x, y) + F.huber_loss(x, y), [rand(12, 6), rand(12, 6)]),
     "attention": (
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
         [rand(2, 4, 6, 8), rand(2, 4, 6, 8) + 1, rand(2, 4, 6, 8) - 1],

@@ -14,6 +14,6 @@ mod table;
 
 pub use call::Call;
 pub use factors::{Factor, FactorKind, Factors};
-pub use row::{Linear, Row, Rule, Work};
+pub use row::{Linear, Row, Rule, Sizes, Work};
 pub use strategy::{Realise, Seed, Strategy, is_norm, replicated, seeded, strategies};
 pub use table::{ROWS, row};

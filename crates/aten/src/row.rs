@@ -13,10 +13,21 @@ pub struct Row {
     pub rule: Rule,
     /// Through which operands a partial value may pass.
     pub linear: Linear,
-    /// The argument, if any, that repeats the shape of the first result and so must be localised.
-    pub sizes: Option<usize>,
+    /// What must be localised beside the operands.
+    pub sizes: Sizes,
     /// How much work it is.
     pub work: Work,
+}
+
+/// The argument that repeats a size and so must be localised.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sizes {
+    /// There is none.
+    None,
+    /// The shape of the first result.
+    Shape(usize),
+    /// The first dimension of the first operand.
+    Batch(usize),
 }
 
 /// How an operation may be sharded.

@@ -1,6 +1,6 @@
 //! What an operation becomes on one rank.
 
-use aten::{Call, Realise, Strategy};
+use aten::{Call, Realise, Sizes, Strategy};
 use ir::{Arg, Dtype, Placement, Return, TensorType, ValueDef, ValueId};
 use smallvec::SmallVec;
 
@@ -110,9 +110,13 @@ impl Realised<'_> {
         for arg in &mut args {
             arg.map_values(|_| next.next().expect("one local operand for each operand"));
         }
-        let row = aten::row(self.call.name());
-        if let Some(sizes) = row.and_then(|row| row.sizes) {
-            args[sizes] = Arg::Ints(self.result_shape(0).to_vec());
+        match aten::row(self.call.name()).map_or(Sizes::None, |row| row.sizes) {
+            Sizes::None => {}
+            Sizes::Shape(arg) => args[arg] = Arg::Ints(self.result_shape(0).to_vec()),
+            Sizes::Batch(arg) => {
+                let local = local_shape(&self.call.operand(0).shape, self.strategy.operands[0], self.ranks());
+                args[arg] = Arg::Int(local[0]);
+            }
         }
         if matches!(self.call.name(), "aten::split.Tensor" | "aten::split_with_sizes") {
             self.localise_split(&mut args[1]);

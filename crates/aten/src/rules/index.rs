@@ -85,3 +85,33 @@ pub fn index(call: &Call<'_>) -> Option<Factors> {
     }
     Some(space)
 }
+
+/// `index_select(x, dim, index)`: the numbers of the index, and the other dimensions of `x`.
+pub fn index_select(call: &Call<'_>) -> Option<Factors> {
+    let along = call.dim(1, call.operand(0).rank())?;
+    let mut space = others(call, along, &[0]);
+    if call.operand(1).rank() == 1 {
+        let numbers = space.add(call.operand(1).shape[0], FactorKind::Parallel);
+        space.operands[1][0] = Some(numbers);
+        space.results[0][along] = Some(numbers);
+    }
+    Some(space)
+}
+
+/// `index_add(x, dim, index, source)`: the other dimensions.
+pub fn index_add(call: &Call<'_>) -> Option<Factors> {
+    Some(others(call, call.dim(1, call.operand(0).rank())?, &[0, 2]))
+}
+
+/// The dimensions but `along` of these operands and of the result.
+fn others(call: &Call<'_>, along: usize, members: &[usize]) -> Factors {
+    let mut space = Factors::none(call);
+    for (dim, size) in call.operand(0).shape.iter().enumerate().filter(|(dim, _)| *dim != along) {
+        let factor = space.add(*size, FactorKind::Parallel);
+        for member in members {
+            space.operands[*member][dim] = Some(factor);
+        }
+        space.results[0][dim] = Some(factor);
+    }
+    space
+}

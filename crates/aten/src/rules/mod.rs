@@ -10,4 +10,5 @@ pub mod normalise;
 pub mod optimizer;
 pub mod pointwise;
 pub mod reduce;
+pub mod spatial;
 pub mod views;

@@ -75,6 +75,16 @@ pub fn rms_norm_backward(call: &Call<'_>) -> Option<Factors> {
     Some(gradients(call, call.operand(0).rank() - call.ints(2)?.len(), &members))
 }
 
+/// `native_group_norm(x, weight, bias, N, C, HxW, group, eps)`: the batch.
+pub fn group_norm(call: &Call<'_>) -> Option<Factors> {
+    Some(leading(call, 1))
+}
+
+/// `native_group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, mask)`: gradients of weight and bias are partial.
+pub fn group_norm_backward(call: &Call<'_>) -> Option<Factors> {
+    Some(gradients(call, 1, &[0, 1, 2, 3]))
+}
+
 /// The first `count` dimensions of the first operand and of every result are factors.
 fn leading(call: &Call<'_>, count: usize) -> Factors {
     let mut space = Factors::none(call);

@@ -61,6 +61,11 @@ pub fn others_only(call: &Call<'_>) -> Option<Factors> {
     Some(over(call, 1, 2, |_, _| None))
 }
 
+/// `var(x, dims, correction, keepdim)`: the other dimensions.
+pub fn spread(call: &Call<'_>) -> Option<Factors> {
+    Some(over(call, 1, 3, |_, _| None))
+}
+
 /// `argmax(x, dim, keepdim)`: without a dimension everything is reduced, and must be whole.
 pub fn argmax(call: &Call<'_>) -> Option<Factors> {
     Some(over(call, 1, 2, |_, _| None))

@@ -159,6 +159,11 @@ pub fn along_arg_2(call: &Call<'_>) -> Option<Factors> {
     Some(all_but(call, &[call.dim(2, call.operand(0).rank())?]))
 }
 
+/// `roll(x, shifts, dims)`: dimensions that are not rolled; none where it rolls all elements in a row.
+pub fn roll(call: &Call<'_>) -> Option<Factors> {
+    Some(all_but(call, &call.dims(2, call.operand(0).rank())))
+}
+
 /// `select_backward(grad, sizes, dim, index)`.
 pub fn select_backward(call: &Call<'_>) -> Option<Factors> {
     let new = call.dim(2, call.result(0).rank())?;
