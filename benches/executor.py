@@ -122,11 +122,18 @@ def bench_calls() -> None:
                     y = python(y)
 
         cases = {"c": lambda direct=direct: direct(raw, CHAIN), "rust": lambda run=run: run([x]), "python": by_python}
+        if name == "view":
+            cases["metadata"] = lambda: library.run_metadata(raw, CHAIN)
         best = {case: 1e9 * value / CHAIN for case, value in fastest(cases, rounds=25, seconds=0.01).items()}
         views, dispatcher, _, _, _ = run.program.counts()
         route = "metadata" if views else "dispatcher" if dispatcher else "proxy"
         c, rust, ops = best["c"], best["rust"], best["python"]
         print(f"| {name} | {route} | {c:.0f} | {rust:.0f} | {ops:.0f} | {rust / c:.2f} | {rust / ops:.2f} |")
+        if "metadata" in best:
+            of = rust / best["metadata"]
+            print(
+                f"| {name}, the same function called from C++ | | {best['metadata']:.0f} | {rust:.0f} | | {of:.2f} | |"
+            )
 
 
 # A whole step --------------------------------------------------------------------------------------------------------

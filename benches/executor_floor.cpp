@@ -8,6 +8,7 @@
 #include <ATen/ops/sum_ops.h>
 #include <ATen/ops/view_ops.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 namespace {
 template <typename F>
@@ -33,6 +34,19 @@ void run_mm(const at::Tensor* x, long n) {
 }
 void run_view(const at::Tensor* x, long n) {
   chain(x, n, [](const at::Tensor& t) { return at::_ops::view::call(t, {{8, 8}}); });
+}
+// What the executor calls for a view, called from C++.
+void run_metadata(const at::Tensor* x, long n) {
+  const int64_t sizes[] = {8, 8}, strides[] = {8, 1};
+  AtenTensorHandle last = nullptr;
+  aoti_torch_new_tensor_handle(reinterpret_cast<AtenTensorHandle>(const_cast<at::Tensor*>(x)), &last);
+  for (long i = 0; i < n; ++i) {
+    AtenTensorHandle next = nullptr;
+    aoti_torch__reinterpret_tensor(last, 2, sizes, strides, 0, &next);
+    aoti_torch_delete_tensor_object(last);
+    last = next;
+  }
+  aoti_torch_delete_tensor_object(last);
 }
 void run_norm(const at::Tensor* x, long n) {
   chain(x, n, [](const at::Tensor& t) {
