@@ -10,7 +10,8 @@ import torch
 
 import unisono
 from unisono import _native
-from unisono._interpret import _bind, _keyword, _positional, operator_of
+from unisono._interpret import arguments, bind
+from unisono._reference import call, operation
 
 
 def _rank(graph: dict[str, Any], inputs: list[torch.Tensor], layouts: bool) -> Iterator[Any]:
@@ -20,13 +21,13 @@ def _rank(graph: dict[str, Any], inputs: list[torch.Tensor], layouts: bool) -> I
         node = graph["nodes"][number]
         name = graph["ops"][node["op"]]["name"]
         if name.startswith("_c10d_functional::"):
-            arguments = [next(iter(a.values())) for a in node["args"]]
-            arguments[0] = values[arguments[0]]
-            result = arguments[0] if "wait" in name else (yield name.partition("::")[2], arguments)
+            given = [next(iter(a.values())) for a in node["args"]]
+            given[0] = values[given[0]]
+            result = given[0] if "wait" in name else (yield name.partition("::")[2], given)
         else:
-            op = operator_of(name)
-            result = op(*_positional(op, node, values, {}), **_keyword(op, node, values, {}))
-        _bind(node["returns"], result, values)
+            op = operation(name)
+            result = call(op, arguments(op, node, values, {}))
+        bind(node["returns"], result, values)
         check_types(graph, node, values, layouts)
     yield "done", ([values[v] for v in graph["returns"]], {p: values[v] for p, v in graph["updates"]})
 
@@ -75,7 +76,8 @@ def train(
         returned.append(results[0][0][0])
         for state, (_, updates) in zip(held, results, strict=True):
             for position, tensor in updates.items():
-                state[position] = tensor
+                # As the executor writes it: into the memory of the state.
+                state[position] = torch.empty_like(state[position]).copy_(tensor)
     parameters = {item.name.removeprefix("params."): i for i, item in enumerate(items) if item.cls == "parameter"}
     return returned, {name: whole([state[i] for state in held], placed[i]) for name, i in parameters.items()}
 

@@ -8,41 +8,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from machines import machine
 from torch import nn
 
 #: A machine on which every collective is worth its while: slow arithmetic, quick links.
-EAGER_TO_CUT = """
-version = 1
-[device]
-name = "slow"
-memory_bytes = 1000000000
-memory_bandwidth = 1e8
-operation_ns = 10
-[device.matmul_flops]
-f32 = 1e8
-[links]
-all_reduce = { latency_ns = 100, bandwidth = 1e11 }
-all_gather = { latency_ns = 100, bandwidth = 1e11 }
-reduce_scatter = { latency_ns = 100, bandwidth = 1e11 }
-all_to_all = { latency_ns = 100, bandwidth = 1e11 }
-"""
+EAGER_TO_CUT = machine(memory_bandwidth=1e8, flops=1e8, latency_ns=100.0, bandwidth=1e11, operation_ns=10.0)
 
 #: A machine that computes quickly and talks slowly, so that state is cut only where memory asks for it.
-SLOW_LINKS = """
-version = 1
-[device]
-name = "quick"
-memory_bytes = 1000000000
-memory_bandwidth = 1e11
-operation_ns = 100
-[device.matmul_flops]
-f32 = 1e11
-[links]
-all_reduce = { latency_ns = 20000, bandwidth = 1e9 }
-all_gather = { latency_ns = 20000, bandwidth = 1e9 }
-reduce_scatter = { latency_ns = 20000, bandwidth = 1e9 }
-all_to_all = { latency_ns = 20000, bandwidth = 1e9 }
-"""
+SLOW_LINKS = machine(memory_bandwidth=1e11, flops=1e11, latency_ns=20000.0, bandwidth=1e9, operation_ns=100.0)
 
 
 @dataclass

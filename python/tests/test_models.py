@@ -10,26 +10,12 @@ import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
+from machines import DEAR_COMPUTING
 from ranks import train
 
 import unisono
 from unisono import _native
 
-#: A machine on which computing is dear and sending is not, so that plans cut what can be cut.
-MACHINE = """version = 1
-[device]
-name = "a machine that is not there"
-memory_bytes = 1000000000
-memory_bandwidth = 1e12
-operation_ns = 0.0
-[device.matmul_flops]
-f32 = 1e9
-[links]
-all_reduce = { latency_ns = 1.0, bandwidth = 1e12 }
-all_gather = { latency_ns = 1.0, bandwidth = 1e12 }
-reduce_scatter = { latency_ns = 1.0, bandwidth = 1e12 }
-all_to_all = { latency_ns = 1.0, bandwidth = 1e12 }
-"""
 FAMILIES = {
     "free": {},
     "batch cut": {"batch.*": "shard(0)"},
@@ -111,7 +97,7 @@ def make_step(model, loss_of):
 def planned(graph: unisono.StepGraph, family: str, ranks: int) -> str:
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
     settings = {"axis": "a", "ranks": ranks, "pins": pins, "memory_limit": None}
-    return _native.plan_graph(graph.message, MACHINE, msgpack.packb(settings))
+    return _native.plan_graph(graph.message, DEAR_COMPUTING, msgpack.packb(settings))
 
 
 @pytest.mark.parametrize("make", [gpt2, bert, mixtral, t5, wan], ids=lambda make: make.__name__)

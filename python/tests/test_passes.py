@@ -4,6 +4,7 @@ import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
+from machines import machine
 from ranks import run_ranks
 from torch import nn
 
@@ -83,17 +84,7 @@ def test_the_optimizer_of_all_parameters_is_one_node():
 
 
 # So slow a device that every split of work pays.
-LINK = "{latency_ns = 1.0, bandwidth = 1e12}"
-CLUSTER = f"""
-version = 1
-links = {{all_reduce = {LINK}, all_gather = {LINK}, reduce_scatter = {LINK}, all_to_all = {LINK}}}
-[device]
-name = "test"
-memory_bytes = 1000000000
-memory_bandwidth = 1e8
-operation_ns = 1.0
-matmul_flops = {{f32 = 1e8}}
-"""
+CLUSTER = machine(memory_bandwidth=1e8, flops=1e8, latency_ns=1.0, bandwidth=1e12, operation_ns=1.0)
 FAMILIES = {
     "batch sharding": {"batch.*": "shard(0)", "params.*": "replicate"},
     "sharded state": {"batch.*": "shard(0)", "params.*weight": "shard(0)"},

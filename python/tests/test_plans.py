@@ -9,26 +9,13 @@ import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
+from machines import machine
 from ranks import train
 from torch import nn
 
 import unisono
 from unisono import _native
 
-MACHINE = """version = 1
-[device]
-name = "a machine that is not there"
-memory_bytes = 1000000000
-memory_bandwidth = 1e12
-operation_ns = 0.0
-[device.matmul_flops]
-f32 = {flops}
-[links]
-all_reduce = {{ latency_ns = 1000.0, bandwidth = 1e8 }}
-all_gather = {{ latency_ns = 1000.0, bandwidth = 1e8 }}
-reduce_scatter = {{ latency_ns = 1000.0, bandwidth = 1e8 }}
-all_to_all = {{ latency_ns = 1000.0, bandwidth = 1e8 }}
-"""
 LAYERS = 3
 
 
@@ -96,7 +83,8 @@ def graphs():
 
 def planned(graph, ranks=4, flops="1e10", **settings):
     settings = {"axis": "a", "ranks": ranks, "pins": {}, "memory_limit": None, **settings}
-    text = _native.plan_graph(graph.message, MACHINE.format(flops=flops), msgpack.packb(settings))
+    cluster = machine(memory_bandwidth=1e12, flops=float(flops), latency_ns=1000.0, bandwidth=1e8)
+    text = _native.plan_graph(graph.message, cluster, msgpack.packb(settings))
     return text, msgpack.unpackb(_native.plan_content(text))
 
 

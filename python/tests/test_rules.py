@@ -18,7 +18,8 @@ from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.trace import Traced
 from unisono._capture.trace import _functionalise as functionalised
 from unisono._capture.wire import Encoder
-from unisono._interpret import _bind, _keyword, _positional, operator_of
+from unisono._interpret import arguments, bind
+from unisono._reference import call, operation
 
 #: A sum of so many roundings; samples are in double precision.
 TOLERANCE = {"rtol": 1e-7, "atol": 1e-8}
@@ -45,8 +46,8 @@ def values_of(graph, inputs):
     with torch.no_grad():
         for number in graph["order"]:
             node = graph["nodes"][number]
-            op = operator_of(graph["ops"][node["op"]]["name"])
-            _bind(node["returns"], op(*_positional(op, node, values, {}), **_keyword(op, node, values, {})), values)
+            op = operation(graph["ops"][node["op"]]["name"])
+            bind(node["returns"], call(op, arguments(op, node, values, {})), values)
     return values
 
 

@@ -149,7 +149,7 @@ def test_a_malformed_plan_is_refused_with_its_line(text, part):
     ("old", "new", "part"),
     [
         ("memory_bandwidth", "memory_bandwith", "did you mean `memory_bandwidth`?"),
-        ("memory_bandwidth = 1e8", "memory_bandwidth = -1", "unisono profile"),
+        ("memory_bandwidth = 1e+08", "memory_bandwidth = -1", "unisono profile"),
         ("version = 1", "version = 9", "unisono profile"),
         ("[links]", "[links", "unisono profile"),
     ],

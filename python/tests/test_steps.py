@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
+from machines import DEAR_COMPUTING
 from ranks import train
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -18,21 +19,6 @@ from torch.utils.checkpoint import checkpoint
 import unisono
 from unisono import _native
 
-MACHINE = """
-version = 1
-[device]
-name = "slow at products, fast at sending"
-memory_bytes = 80000000000
-memory_bandwidth = 1e14
-operation_ns = 0.0
-[device.matmul_flops]
-f32 = 1e9
-[links]
-all_reduce = {latency_ns = 1.0, bandwidth = 1e12}
-all_gather = {latency_ns = 1.0, bandwidth = 1e12}
-reduce_scatter = {latency_ns = 1.0, bandwidth = 1e12}
-all_to_all = {latency_ns = 1.0, bandwidth = 1e12}
-"""
 FAMILIES: dict[str, dict[str, str]] = {
     "free": {},
     "batch": {"batch.*": "shard(0)"},
@@ -362,7 +348,7 @@ def test_a_step_gives_on_ranks_what_eager_gives(name):
     for family, demanded in FAMILIES.items():
         pins = {pattern: {"a": placement} for pattern, placement in demanded.items()}
         settings = msgpack.packb({"axis": "a", "ranks": 2, "pins": pins, "memory_limit": None})
-        text = _native.plan_graph(graph.message, MACHINE, settings)
+        text = _native.plan_graph(graph.message, DEAR_COMPUTING, settings)
         found, after = train(graph, text, 2, [tensors(batch)] * STEPS, passes=True)
         for first, wanted in zip(found, expected, strict=True):
             assert_close(first, wanted[0], f"the first returned tensor of {family}")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from unisono._capture.wire import TORCH_DTYPES
+from unisono._reference import call, operation
 
 _FORMATS = {
     "contiguous": torch.contiguous_format,
@@ -39,28 +40,17 @@ def interpret(
     with torch.no_grad():
         for number in graph["order"]:
             node = graph["nodes"][number]
-            op = operator_of(graph["ops"][node["op"]]["name"])
-            results = op(*_positional(op, node, values, groups or {}), **_keyword(op, node, values, groups or {}))
-            _bind(node["returns"], results, values)
+            op = operation(graph["ops"][node["op"]]["name"])
+            results = call(op, arguments(op, node, values, groups or {}))
+            bind(node["returns"], results, values)
     returns = [values[value] for value in graph["returns"]]
     return returns, {position: values[value] for position, value in graph["updates"]}
 
 
-def operator_of(name: str) -> Any:
-    """The operator of a qualified name such as ``aten::add.Tensor``."""
-    qualified, _, overload = name.partition(".")
-    namespace, _, short = qualified.partition("::")
-    return getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
-
-
-def _positional(op: Any, node: Any, values: Any, groups: dict[str, str]) -> list[Any]:
-    pairs = zip(op._schema.arguments, node["args"], strict=True)
-    return [_decode(arg, values, groups) for argument, arg in pairs if not argument.kwarg_only]
-
-
-def _keyword(op: Any, node: Any, values: Any, groups: dict[str, str]) -> dict[str, Any]:
-    pairs = zip(op._schema.arguments, node["args"], strict=True)
-    return {argument.name: _decode(arg, values, groups) for argument, arg in pairs if argument.kwarg_only}
+def arguments(op: Any, node: Any, values: dict[int, torch.Tensor], groups: dict[str, str]) -> list[Any]:
+    """The arguments of a node, in the order of the schema."""
+    assert len(op._schema.arguments) == len(node["args"]), op
+    return [_decode(arg, values, groups) for arg in node["args"]]
 
 
 def _decode(arg: Any, values: dict[int, torch.Tensor], groups: dict[str, str]) -> Any:
@@ -86,7 +76,8 @@ def _decode(arg: Any, values: dict[int, torch.Tensor], groups: dict[str, str]) -
             return content
 
 
-def _bind(returns: list[Any], results: Any, values: dict[int, torch.Tensor]) -> None:
+def bind(returns: list[Any], results: Any, values: dict[int, torch.Tensor]) -> None:
+    """Puts the results of a node among the values."""
     if len(returns) == 1:
         results = [results]
     for encoded, result in zip(returns, results if results is not None else (), strict=True):
