@@ -152,6 +152,17 @@ def _refuse_dampening(optimizer: Optimizer) -> None:
             )
 
 
+def rate_changed(which: str, place: str | None = None) -> StepError:
+    """The error for a step that changes a learning rate: that would happen once, at capture, and never again."""
+    return StepError(
+        f"the step changes the learning rate {which}",
+        code="U0103",
+        place=place,
+        cause="the step's Python code runs once, when it is captured",
+        hint="call `scheduler.step()` outside of the training step; the learning rate is read anew at every step",
+    )
+
+
 def guarded_settings(optimizer: Optimizer | None) -> list[dict[str, Any]]:
     """The settings of each group that become constants of the graph."""
     groups = optimizer.param_groups if optimizer is not None else []

@@ -230,18 +230,13 @@ class _Run:
         return replaced
 
     def _check_settings(self) -> None:
-        """Refuses a step that changes the optimizer's settings: that would happen once, at capture, and never again."""
+        """Refuses a step that changes a learning rate."""
         if self.optimizer is None:
             return
         for index, group in enumerate(self.optimizer.param_groups):
             lr = group.get("lr")
             if lr is not None and not isinstance(lr, torch.Tensor):
-                raise StepError(
-                    f"the step changes the learning rate of parameter group {index}",
-                    code="U0103",
-                    cause="the step's Python code runs once, when it is captured",
-                    hint="call `scheduler.step()` outside of the training step; the learning rate is read anew at every step",
-                )
+                raise optimizers.rate_changed(f"of parameter group {index}")
 
     @contextlib.contextmanager
     def explaining_errors(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ import torch
 import torch.fx
 
 from unisono._capture.inputs import StepInput, StepInputs
+from unisono._capture.optimizer import rate_changed
 from unisono._capture.places import Origin, place_of
 from unisono._capture.trace import Traced
 from unisono._message import pack
@@ -199,13 +200,7 @@ class Encoder:
         position = self._placeholders[node.args[0]]  # type: ignore[index]
         item = self._numbered_inputs[position][1]
         if item.cls == "hyper":
-            raise StepError(
-                f"the step changes the learning rate (`{item.name}`)",
-                code="U0103",
-                place=place_of(node),
-                cause="the step's Python code runs once, when it is captured",
-                hint="call `scheduler.step()` outside of the training step; the learning rate is read anew at every step",
-            )
+            raise rate_changed(f"(`{item.name}`)", place_of(node))
         if item.cls == "batch":
             raise StepError(
                 f"the step changes its argument `{item.name}` in place",
