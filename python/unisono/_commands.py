@@ -63,7 +63,7 @@ def capture(arguments: Sequence[str]) -> None:
 
 @_reporting
 def doctor(arguments: Sequence[str]) -> None:
-    """Prints what this machine's PyTorch offers: functions of its C interface, routes that pass the self-test, networks."""
+    """Prints the native command's facts, and what this PyTorch offers: functions, routes that pass the self-test, networks."""
     argparse.ArgumentParser(
         prog="unisono doctor", description="Say whether this machine's PyTorch can run steps, and by which routes."
     ).parse_args(arguments)
@@ -71,6 +71,7 @@ def doctor(arguments: Sequence[str]) -> None:
 
     from unisono import _executor, _native
 
+    _native.run_command(["unisono", "doctor"])
     release = "{}.{}".format(*_executor.load())
     count, absent = _native.torch_functions()
     rows = {
