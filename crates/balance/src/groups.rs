@@ -3,7 +3,6 @@
 use crate::{
     fill::Filler,
     group_bound::tighten,
-    layout_bound,
     lpt::lpt,
     machine::{Allocator, Machine, Place},
 };
@@ -43,7 +42,7 @@ pub fn uniform(machine: &Machine, degree: usize) -> Option<Fixed> {
 }
 
 /// The best of: every uniform degree with LPT, and mixed degrees. The mixed ones bisect the makespan; see [`Filler`] for how
-/// groups of different sizes are filled within a candidate. Returns a lower bound as well, `bound` or better.
+/// groups of different sizes are filled within a candidate. Returns a lower bound for fixed groups as well, `bound` or better.
 pub fn mixed(machine: &Machine, bound: u64) -> (Fixed, &'static str, u64) {
     let uniform = (0..machine.degrees.len()).filter_map(|degree| uniform(machine, degree));
     let best = uniform.min_by_key(Fixed::makespan);
@@ -53,7 +52,6 @@ pub fn mixed(machine: &Machine, bound: u64) -> (Fixed, &'static str, u64) {
     search.bisect(bound);
     let bound = tighten(machine, bound, search.best.makespan());
     search.narrow(bound);
-    let bound = layout_bound::tighten(machine, bound, search.best.makespan());
     (search.best, search.algorithm, bound)
 }
 

@@ -1,13 +1,12 @@
-//! Whether any choice of fixed groups could reach a makespan: a search over how many groups of each degree there are.
+//! Whether lock-step could reach a sum of steps: a search over how many groups of each degree the longest step has.
 //!
-//! For one choice, put a price on the rank-time of every degree. A plan within the limit spends at most what all groups have
-//! for sale; it spends at least the sum over the samples of the cheapest degree. If that sum is more, there is no such plan
-//! (weak duality; any prices will do). Where the smaller degrees are not chosen yet, all their rank-time has the price of one.
-//! Prices of at most one make more groups of a degree worth less, so that what a choice lacks, more groups lack as well.
-//!
-//! In lock-step groups change from step to step, but samples still need degrees that finish them within the longest step, so
-//! that their rank-time says how long that step is at least. The above holds for its groups; what fits into the time of all
-//! other steps may be done there, on any degree, at the price of one.
+//! Samples need degrees that finish them within the longest step, so that their rank-time says how long that step is at least.
+//! For one choice of its groups, put a price on the rank-time of every degree; what fits into the time of all other steps may
+//! be done there, on any degree, at the price of one. A plan within the limit spends at most what all groups and the other
+//! steps have for sale; it spends at least the sum over the samples of the cheapest offer. If that sum is more, there is no
+//! such plan (weak duality; any prices will do). Where the smaller degrees are not chosen yet, all their rank-time has the
+//! price of one. Prices of at most one make more groups of a degree worth less, so that what a choice lacks, more groups lack
+//! as well.
 
 use crate::machine::Machine;
 
@@ -18,26 +17,13 @@ const EFFORT: usize = 1 << 19;
 /// Not on this degree: it does not hold the sample, or not within the limit.
 const NEVER: u64 = u64::MAX;
 
-/// Raises `bound`, which holds already, as far as the makespan `reached` allows.
+/// Raises `bound`, which holds already, as far as the duration `reached` of all steps allows.
 pub fn tighten(machine: &Machine, bound: u64, reached: u64) -> u64 {
-    raise(machine, (bound, reached), bound / 65_536, |limit| limit)
-}
-
-/// The same for lock-step.
-pub fn tighten_steps(machine: &Machine, bound: u64, reached: u64) -> u64 {
-    raise(machine, (bound, reached), bound / 1024, |limit| longest_step(machine, limit))
-}
-
-fn raise(
-    machine: &Machine,
-    (mut low, mut high): (u64, u64),
-    precision: u64,
-    longest: impl Fn(u64) -> u64,
-) -> u64 {
+    let (mut low, mut high) = (bound, reached);
     let falling = machine.falling();
-    while high.saturating_sub(low) > precision {
+    while high.saturating_sub(low) > bound / 1024 {
         let middle = low + (high - low) / 2;
-        if possible(machine, &falling, middle, longest(middle)) { high = middle } else { low = middle + 1 }
+        if possible(machine, &falling, middle) { high = middle } else { low = middle + 1 }
     }
     low
 }
@@ -52,9 +38,10 @@ fn longest_step(machine: &Machine, limit: u64) -> u64 {
     low
 }
 
-/// Whether nothing here speaks against a makespan of `limit`, of which a step with fixed groups takes `longest` or more.
+/// Whether nothing here speaks against a sum of steps of `limit`.
 /// `falling`: the samples from the longest to the shortest.
-fn possible(machine: &Machine, falling: &[u32], limit: u64, longest: u64) -> bool {
+fn possible(machine: &Machine, falling: &[u32], limit: u64) -> bool {
+    let longest = longest_step(machine, limit);
     let degrees = machine.degrees.len();
     let work = |degree: usize, sample: usize| {
         let fits = machine.smallest[sample] <= degree && machine.times[degree][sample] <= limit;
@@ -193,34 +180,4 @@ impl Search<'_> {
 
 fn cost(work: u64, price: u64) -> u128 {
     if work == NEVER { u128::MAX } else { u128::from(work) * u128::from(price) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{groups::mixed, machine::SequenceParallel, random::Random};
-
-    #[test]
-    fn for_many_samples_on_few_ranks_it_comes_near_what_is_reached() {
-        let parallel = SequenceParallel {
-            degrees: vec![1, 2, 4, 8, 16, 32, 64],
-            bytes_per_token: 4_423_680.0,
-            bandwidth: vec![(8, 300e9), (64, 40e9)],
-            ranks_per_node: 8,
-            rate: 4e14,
-            passes: 4.0,
-        };
-        let mut random = Random::new(&[3]);
-        let mut lengths: Vec<u64> = (1..=512).map(|id| 400 * (1 + id % 4) * (1 + id % 83)).collect();
-        random.shuffle(&mut lengths);
-        let operations = |length: f64| 13.59e9 * length + 737_280.0 * length * length;
-        let samples: Vec<(u64, f64)> = lengths.iter().map(|l| (*l, operations(*l as f64))).collect();
-        let (machine, _) = Machine::grouped(64, &parallel, &samples, Some(12_288)).unwrap();
-        let simple = machine.timed_bound().0;
-        let (fixed, _, bound) = mixed(&machine, simple);
-        let reached = fixed.makespan();
-        let others = crate::group_bound::tighten(&machine, simple, reached);
-        assert!(others + others / 2000 < bound, "{others} is as good as {bound}");
-        assert!(bound <= reached && reached <= bound + bound / 1000, "{bound}, {reached}");
-    }
 }

@@ -21,6 +21,7 @@ mod lpt;
 mod machine;
 mod microbatch;
 mod multifit;
+mod nested;
 mod order;
 mod partition;
 mod phases;

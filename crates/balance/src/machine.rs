@@ -191,10 +191,14 @@ impl Machine {
     /// The simpler bound: all ranks busy with the least rank-time of every sample, or the slowest sample where it is
     /// fastest.
     fn bound(&self) -> (u64, Limit) {
-        let total: u64 = (0..self.tokens.len()).map(|sample| self.least_work(sample)).sum();
-        let mean = total.div_ceil(self.ranks as u64);
-        let giant = self.giant();
+        let (mean, giant) = (self.mean(), self.giant());
         if giant > mean { (giant, Limit::Giant) } else { (mean, Limit::Mean) }
+    }
+
+    /// The least rank-time of all samples, spread over all ranks.
+    pub fn mean(&self) -> u64 {
+        let total: u64 = (0..self.tokens.len()).map(|sample| self.least_work(sample)).sum();
+        total.div_ceil(self.ranks as u64)
     }
 
     /// The slowest sample where it is fastest.

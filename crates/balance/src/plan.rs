@@ -85,7 +85,8 @@ impl Plan {
         (lower_bound, limit, algorithm): (u64, Limit, String),
     ) -> Self {
         let rows = Rows::new(&layout, time);
-        let (loads, makespan) = (rows.loads(problem.ranks), rows.makespan(problem));
+        let loads = rows.loads(problem.ranks);
+        let makespan = rows.makespan(problem, &loads);
         let tokens_max = tokens_max(problem, &layout);
         Self {
             layout,
@@ -213,10 +214,10 @@ impl Rows {
         loads
     }
 
-    fn makespan(&self, problem: &Problem) -> u64 {
+    fn makespan(&self, problem: &Problem, loads: &[u64]) -> u64 {
         let largest = |row: &Row| self.times(row).iter().copied().max().unwrap_or(0);
         match problem.objective {
-            Objective::Free => self.rows.iter().map(|row| self.sum(row)).max().unwrap_or(0),
+            Objective::Free => loads.iter().copied().max().unwrap_or(0),
             Objective::Pipeline => {
                 let bubbles = problem.stages.unwrap_or(1) - 1;
                 self.rows.iter().map(|row| self.sum(row) + bubbles * largest(row)).max().unwrap_or(0)

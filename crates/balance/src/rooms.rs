@@ -11,11 +11,21 @@ pub struct Rooms {
 impl Rooms {
     /// `count` bins with `room` each.
     pub fn new(count: usize, room: u64) -> Self {
-        let leaves = count.next_power_of_two();
+        Self::of(&vec![room; count])
+    }
+
+    /// Bins with the room given for each.
+    pub fn of(left: &[u64]) -> Self {
+        let (count, leaves) = (left.len(), left.len().next_power_of_two());
         let mut rooms = Self { leaves, count, room: vec![0; 2 * leaves] };
-        rooms.room[leaves..leaves + count].fill(room);
+        rooms.room[leaves..leaves + count].copy_from_slice(left);
         rooms.climb_all();
         rooms
+    }
+
+    /// The room that a bin has left.
+    pub fn left(&self, bin: usize) -> u64 {
+        self.room[self.leaves + bin]
     }
 
     /// One more bin.

@@ -9,6 +9,7 @@ use crate::{
     layout_bound,
     machine::{Machine, Place},
     microbatch::{pack, pack_below, stretch},
+    nested::{Nested, nested},
     partition::{Counts, Tier, partition},
     phases, pipeline,
     plan::{Group, Layout, Plan, Unit},
@@ -200,21 +201,22 @@ fn solve_groups(problem: &Problem) -> Result<Plan> {
         pipeline::check(&machine.times[0], stages)?;
     }
     let (groups, algorithm) = match problem.objective {
-        Objective::Free | Objective::Pipeline => {
+        Objective::Free => free_groups(&machine, bound),
+        Objective::Pipeline => {
             let (fixed, algorithm, tight) = mixed(&machine, bound);
             if tight > bound {
                 (bound, limit) = (tight, Limit::LargeGroups);
             }
             // The group of a sample pays for it once per stage.
             let giant = machine.giant().saturating_mul(problem.stages.unwrap_or(1));
-            if problem.objective == Objective::Pipeline && giant > bound {
+            if giant > bound {
                 (bound, limit) = (giant, Limit::Giant);
             }
             (fixed_groups(&machine, &fixed, problem.objective), algorithm)
         }
         Objective::Lockstep => {
             let (groups, algorithm) = group_lockstep(&machine, bound);
-            let tight = layout_bound::tighten_steps(&machine, bound, group_duration(&machine, &groups));
+            let tight = layout_bound::tighten(&machine, bound, group_duration(&machine, &groups));
             if tight > bound {
                 (bound, limit) = (tight, Limit::LargeGroups);
             }
@@ -233,19 +235,55 @@ fn group_of(machine: &Machine, place: Place, micro_batches: Vec<Vec<u32>>) -> Gr
     Group { ranks: ranks.map(|rank| rank as u32).collect(), degree: place.degree, micro_batches }
 }
 
-/// Fixed groups with their samples packed, from the slowest micro-batch to the quickest.
+/// Above the mean of the least rank-time by more than this part of it, groups that stay through the step give way to others.
+const KEPT: u64 = 34;
+
+/// Groups that stay through the step, which are simpler to run; groups that split where these are better than what is kept.
+fn free_groups(machine: &Machine, bound: u64) -> (Vec<Group>, &'static str) {
+    let (fixed, algorithm, _) = mixed(machine, bound);
+    let mean = machine.mean();
+    let split =
+        if fixed.makespan() > mean + mean / KEPT { nested(machine, bound, fixed.makespan()) } else { None };
+    split.map_or_else(
+        || (fixed_groups(machine, &fixed, Objective::Free), algorithm),
+        |split| (nested_groups(machine, &split), "nested_groups"),
+    )
+}
+
+/// Micro-batches of smaller groups follow those of the larger ones that have their ranks.
+fn nested_groups(machine: &Machine, nested: &Nested) -> Vec<Group> {
+    let mut steps = vec![0; machine.ranks];
+    let one = |(place, samples): (&Place, &Vec<u32>)| {
+        let batches = packed(machine, *place, samples, u64::MAX);
+        let mut group = group_of(machine, *place, vec![Vec::new(); steps[place.first_rank]]);
+        group.micro_batches.extend(batches);
+        for rank in &group.ranks {
+            steps[*rank as usize] = group.micro_batches.len();
+        }
+        group
+    };
+    nested.places.iter().zip(&nested.samples).map(one).collect()
+}
+
+/// Fixed groups with their samples packed.
 fn fixed_groups(machine: &Machine, fixed: &Fixed, objective: Objective) -> Vec<Group> {
     let one = |(place, samples): (&Place, &Vec<u32>)| {
         let times = &machine.times[place.degree];
-        let size = |sample: usize| (machine.tokens[sample], times[sample]);
         let largest = samples.iter().map(|sample| times[*sample as usize]).max().unwrap_or(0);
         let limit = if objective == Objective::Pipeline { largest } else { u64::MAX };
-        let mut batches = pack_below(samples, machine.room(place.degree), limit, size);
-        let time = |batch: &Vec<u32>| batch.iter().map(|sample| times[*sample as usize]).sum::<u64>();
-        batches.sort_by_key(|batch| std::cmp::Reverse(time(batch)));
-        group_of(machine, *place, batches)
+        group_of(machine, *place, packed(machine, *place, samples, limit))
     };
     fixed.places.iter().zip(&fixed.samples).map(one).collect()
+}
+
+/// A group's samples as micro-batches of at most `limit` in time, from the slowest to the quickest.
+fn packed(machine: &Machine, place: Place, samples: &[u32], limit: u64) -> Vec<Vec<u32>> {
+    let times = &machine.times[place.degree];
+    let size = |sample: usize| (machine.tokens[sample], times[sample]);
+    let mut batches = pack_below(samples, machine.room(place.degree), limit, size);
+    let time = |batch: &Vec<u32>| batch.iter().map(|sample| times[*sample as usize]).sum::<u64>();
+    batches.sort_by_key(|batch| std::cmp::Reverse(time(batch)));
+    batches
 }
 
 fn group_duration(machine: &Machine, groups: &[Group]) -> u64 {

@@ -89,9 +89,15 @@ fn evaluate(problem: &Problem, rows: &[Row]) -> f64 {
     match problem.objective {
         Objective::Free => (0..problem.lengths.len())
             .map(|phase| {
-                let load =
-                    |row: &Row| row.1.iter().map(|b| batch_seconds(problem, phase, b, row.0.len())).sum();
-                rows.iter().map(load).fold(0.0, f64::max)
+                let mut loads = vec![0.0; problem.ranks];
+                for (ranks, batches) in rows {
+                    let time: f64 =
+                        batches.iter().map(|b| batch_seconds(problem, phase, b, ranks.len())).sum();
+                    for rank in ranks {
+                        loads[*rank as usize] += time;
+                    }
+                }
+                loads.into_iter().fold(0.0, f64::max)
             })
             .sum(),
         Objective::Pipeline => {
@@ -143,16 +149,26 @@ fn check(problem: &Problem, plan: &Plan) {
     }
 }
 
-/// Groups that work in the same step share no rank; each is aligned.
+/// Groups that work in the same step share no rank; each is aligned. Without lock-step, ranks do not wait for each other: of two
+/// groups that share a rank, one has all ranks of the other and works before it.
 fn check_groups(problem: &Problem, rows: &[Row]) {
     let node = problem.sequence_parallel.as_ref().map_or(1, |parallel| parallel.ranks_per_node) as u32;
-    let fixed = matches!(problem.objective, Objective::Free | Objective::Pipeline);
-    let steps = if fixed { 1 } else { rows.iter().map(|row| row.1.len()).max().unwrap_or(0) };
+    let steps = rows.iter().map(|row| row.1.len()).max().unwrap_or(0);
     for step in 0..steps {
-        let active = |row: &&Row| fixed || row.1.get(step).is_some_and(|batch| !batch.is_empty());
+        let active = |row: &&Row| row.1.get(step).is_some_and(|batch| !batch.is_empty());
         let mut ranks: Vec<u32> = rows.iter().filter(active).flat_map(|row| row.0.clone()).collect();
         ranks.sort_unstable();
         assert!(ranks.windows(2).all(|pair| pair[0] < pair[1]), "groups of a step share a rank");
+    }
+    if matches!(problem.objective, Objective::Free | Objective::Pipeline) {
+        for (index, (ranks, batches)) in rows.iter().enumerate() {
+            for (others, later) in &rows[index + 1..] {
+                let shared = others.iter().filter(|rank| ranks.contains(rank)).count();
+                assert!(shared == 0 || problem.objective == Objective::Free && shared == others.len());
+                let starts = later.iter().take_while(|batch| batch.is_empty()).count();
+                assert!(shared == 0 || starts >= batches.len(), "{batches:?} and {later:?}");
+            }
+        }
     }
     for (ranks, _) in rows {
         let size = ranks.len() as u32;

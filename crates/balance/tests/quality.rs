@@ -119,3 +119,19 @@ fn groups_are_near_the_ideal() {
         assert!(lockstep <= 0.03, "{seed}: {lockstep}");
     }
 }
+
+#[test]
+fn where_groups_that_stay_are_far_from_the_ideal_they_split() {
+    let language = || (Cost::polynomial(12_880_000_000, 262_144, 0), 3_145_728.0, 8192);
+    let mut split = 0;
+    for seed in 1..9 {
+        let problem = grouped(video(512, seed), language(), Objective::Free);
+        let plan = solve(&problem).unwrap();
+        assert!(above_ideal(&problem) <= 0.03, "{seed}: {}", above_ideal(&problem));
+        if plan.algorithm == "nested_groups" {
+            split += 1;
+            assert!(above_bound(&plan) <= 0.01, "{seed}: {}", above_bound(&plan));
+        }
+    }
+    assert!(split > 1, "{split}");
+}

@@ -112,10 +112,23 @@ pub fn amount(unit: Unit, value: f64) -> String {
     }
 }
 
+/// Whether larger gains are left to groups that split within a step.
+fn kept(problem: &Problem, plan: &Plan) -> bool {
+    let free_groups =
+        problem.objective == balance::Objective::Free && matches!(plan.layout, Layout::Groups(_));
+    free_groups && plan.gap() > 0.005 && plan.gap() <= 0.03 && plan.algorithm != "nested_groups"
+}
+
 fn limit(problem: &Problem, plan: &Plan, out: &mut dyn Write) -> Result<()> {
     let longest = |sample: &usize| problem.lengths.iter().map(|phase| phase[*sample]).sum::<u64>();
     let giant = (0..problem.samples()).max_by_key(longest).unwrap_or(0);
     match plan.limit {
+        balance::Limit::Mean | balance::Limit::LargeGroups if kept(problem, plan) => {
+            writeln!(
+                out,
+                "limited by groups that stay through the step: others would gain no more than 3 percent"
+            )
+        }
         balance::Limit::Mean if plan.gap() > 0.02 && problem.tokens_per_rank.is_some() => {
             writeln!(out, "limited by the cap: micro-batches that fit cannot be made more alike than this")
         }
