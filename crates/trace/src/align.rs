@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::{
-    collective::Collective,
+    collective::{Collective, Part},
     stats::{median, median_and_deviation, micros},
 };
 
@@ -69,14 +69,21 @@ fn is_symmetric(operation: &str) -> bool {
         || operation == "send_recv"
 }
 
-/// The clocks of `ranks` ranks.
+/// The clocks of `ranks` ranks. The median of clocks that drift apart bends where two of them meet: the second round takes it
+/// of ends that the first has corrected.
 pub fn clocks(collectives: &[Collective], ranks: usize) -> Vec<Clock> {
-    let mut distances: Vec<Vec<(i64, i64)>> = vec![Vec::new(); ranks];
+    let first = against(collectives, &vec![Clock::default(); ranks]);
+    against(collectives, &first)
+}
+
+/// Clocks against the middle of all ends as `known` corrects them.
+fn against(collectives: &[Collective], known: &[Clock]) -> Vec<Clock> {
+    let mut distances: Vec<Vec<(i64, i64)>> = vec![Vec::new(); known.len()];
     for collective in
         collectives.iter().filter(|c| is_symmetric(&c.key.operation) && c.parts.len() == c.group_size)
     {
-        let mut ends: Vec<i64> = collective.parts.iter().map(|part| part.end).collect();
-        let middle = median(&mut ends);
+        let common = |part: &Part| known[part.frame].common(part.end);
+        let middle = median(&mut collective.parts.iter().map(common).collect::<Vec<i64>>());
         for part in &collective.parts {
             distances[part.frame].push((part.end, part.end - middle));
         }
@@ -96,11 +103,11 @@ fn clock(distances: &[(i64, i64)]) -> Clock {
         Clock { offset, drift, since, residual, collectives: distances.len() }
     };
     let (steady, drifting) = (fit(0), fit(drift(distances)));
-    // a drift counts only where it explains more than the noise it is estimated from
+    // a drift counts only where it moves the clock by several times what the noise, over so many collectives, makes of it
     let span = distances.last().map_or(0, |last| last.0 - since);
     let moved = (i128::from(drifting.drift) * i128::from(span) / 1_000_000_000).unsigned_abs() as i64;
-    let believed =
-        distances.len() >= 16 && moved > 4 * drifting.residual && 2 * drifting.residual < steady.residual;
+    let noise = 16 * drifting.residual / distances.len().isqrt() as i64;
+    let believed = distances.len() >= 16 && moved > noise && drifting.residual < steady.residual;
     if believed { drifting } else { steady }
 }
 
@@ -121,7 +128,7 @@ fn drift(distances: &[(i64, i64)]) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Key, Part};
+    use crate::collective::Key;
 
     #[test]
     fn offsets_and_drift_that_were_put_in_come_out() {
