@@ -136,38 +136,74 @@ MODELS = {  # linear, quadratic (operations), bytes per token, tokens that a ran
 }
 
 
+DEGREES = [1, 2, 4, 8, 16, 32, 64]
+
+
+def grouped(name: str, lengths: np.ndarray, ranks: int, objective: str) -> tuple[dict, float]:
+    """The problem of a model on nodes of eight, and its ideal: the sum of the least rank-times over the ranks, in seconds."""
+    linear, quadratic, size, cap, _ = MODELS[name]
+    network = SequenceParallel(DEGREES, size, [(8, 300e9), (64, 40e9)], rate=4e14, passes=4)
+    problem = {
+        "lengths": lengths.tolist(),
+        "ranks": ranks,
+        "cost": Cost(int(linear), quadratic).settings(),
+        "tokens_per_rank": cap,
+        "objective": objective,
+        **network.settings(),
+    }
+    work = np.full(len(lengths), np.inf)
+    for degree in DEGREES:
+        seconds = 4 * (linear * lengths + quadratic * lengths.astype(float) ** 2) / (degree * 4e14)
+        if degree > 1:
+            bandwidth = 300e9 if degree <= 8 else 40e9
+            seconds += size * lengths / degree * (degree - 1) / degree / bandwidth
+        fits = (lengths <= cap * degree) & (degree <= ranks)
+        work = np.where(fits, np.minimum(work, degree * seconds), work)
+    return problem, work.sum() / ranks
+
+
 def sequence_parallel() -> None:
     print(
         "\nsequence-parallel groups: makespan / ideal (sum of least rank-time / ranks), bound / ideal, and milliseconds"
     )
-    degrees = [1, 2, 4, 8, 16, 32, 64]
-    for objective, (name, (linear, quadratic, size, cap, lengths_of)), (count, ranks) in itertools.product(
-        ("free", "lockstep"), MODELS.items(), ((512, 64), (4096, 512), (512, 512), (32768, 4096))
+    for objective, name, (count, ranks) in itertools.product(
+        ("free", "lockstep"), MODELS, ((512, 64), (4096, 512), (512, 512), (32768, 4096))
     ):
         if objective == "lockstep" and ranks > 512:
             continue
-        lengths = lengths_of(count, 7)
-        network = SequenceParallel(degrees, size, [(8, 300e9), (64, 40e9)], rate=4e14, passes=4)
-        problem = {
-            "lengths": lengths.tolist(),
-            "ranks": ranks,
-            "cost": Cost(int(linear), quadratic).settings(),
-            "tokens_per_rank": cap,
-            "objective": objective,
-            **network.settings(),
-        }
+        problem, ideal = grouped(name, MODELS[name][4](count, 7), ranks, objective)
         plan, ms = best_solve(problem, 5)
-        work = np.full(count, np.inf)
-        for degree in degrees:
-            seconds = 4 * (linear * lengths + quadratic * lengths.astype(float) ** 2) / (degree * 4e14)
-            if degree > 1:
-                bandwidth = 300e9 if degree <= 8 else 40e9
-                seconds += size * lengths / degree * (degree - 1) / degree / bandwidth
-            fits = (lengths <= cap * degree) & (degree <= ranks)
-            work = np.where(fits, np.minimum(work, degree * seconds), work)
-        ideal = work.sum() / ranks
         ratio, bound = plan["makespan"] / ideal, plan["lower_bound"] / ideal
         print(f"{objective:<9}{name:<13}{count:>6} / {ranks:<5}{ratio:9.4f}{bound:9.4f}{ms:9.1f} ms")
+
+
+def many_groups() -> None:
+    """Every model on clips and on text with tails of three weights: how many plans are above the goal, or proved to have to be."""
+    kinds = {
+        "clips": video_lengths,
+        **{f"text, sigma {s}": lambda count, seed, s=s: text_lengths(count, seed, s) for s in (1.1, 1.3, 1.5)},
+    }
+    print(
+        "\nmany problems with groups: plans, of these above the goal, of these with a bound below it; makespan / bound"
+    )
+    for objective, (kind, lengths_of), (count, ranks) in itertools.product(
+        ("free", "lockstep"), kinds.items(), ((512, 64), (1024, 64), (4096, 512), (512, 512))
+    ):
+        goal = 1.03 if objective == "free" else 1.05 if kind == "clips" else 1.10
+        above, open_, gaps = 0, [], []
+        for name, seed in itertools.product(MODELS, range(1, 6)):
+            problem, ideal = grouped(name, lengths_of(count, seed), ranks, objective)
+            plan = balance(problem)
+            gaps.append(plan["makespan"] / plan["lower_bound"])
+            if plan["makespan"] > goal * ideal:
+                above += 1
+                if plan["lower_bound"] <= goal * ideal:
+                    open_.append(f"{name} {seed}: {plan['makespan'] / ideal:.4f} ({plan['lower_bound'] / ideal:.4f})")
+        size = f"{count} / {ranks}"
+        print(
+            f"{objective:<9}{kind:<16}{size:<11}{len(gaps):>4}{above:>4}{len(open_):>4}   "
+            f"median {np.median(gaps):.4f}, most {max(gaps):.4f}  {'; '.join(open_)}"
+        )
 
 
 def stream_bound(costs: np.ndarray, batch: int, ranks: int) -> float:
@@ -248,6 +284,7 @@ def main() -> int:
     partitions(options.quick)
     equal_counts()
     sequence_parallel()
+    many_groups()
     streams()
     phases()
     print(json.dumps({"benchmark": "balance", "numpy": np.__version__}), file=sys.stderr)

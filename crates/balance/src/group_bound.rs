@@ -13,25 +13,30 @@ pub fn tighten(machine: &Machine, bound: u64, reached: u64) -> u64 {
     let (mut low, mut high) = (bound, reached);
     while high.saturating_sub(low) > bound / 4096 {
         let middle = low + (high - low) / 2;
-        if possible(machine, middle) { high = middle } else { low = middle + 1 }
+        if possible(machine, middle, 0) { high = middle } else { low = middle + 1 }
     }
     low
 }
 
-/// Whether nothing here speaks against a makespan of `limit`, within which every sample has a degree.
-fn possible(machine: &Machine, limit: u64) -> bool {
+/// Whether nothing here speaks against a makespan of `limit`, within which every sample has a degree. Samples that end within
+/// `others` may be done in that time instead, on groups of their own.
+pub fn possible(machine: &Machine, limit: u64, others: u64) -> bool {
     let samples = 0..machine.tokens.len();
     let degrees: Vec<usize> = samples.clone().map(|sample| machine.best_degree(sample, limit)).collect();
     let least: Vec<u64> = samples.clone().map(|sample| machine.work(degrees[sample], sample)).collect();
-    let all = Work { machine, limit, least };
-    let room = u128::from(limit) * machine.ranks as u128;
-    let total: u128 = all.least.iter().copied().map(u128::from).sum();
-    total <= room && (1..machine.degrees.len()).all(|degree| all.large_groups_fit(degree, total))
+    let total: u128 = least.iter().copied().map(u128::from).sum();
+    let all = Work { machine, limit, others, least };
+    let ranks = machine.ranks as u128;
+    let elsewhere = all.most_moved(samples, (0, others), u128::from(others) * ranks);
+    let total = total - elsewhere;
+    total <= u128::from(limit) * ranks
+        && (1..machine.degrees.len()).all(|degree| all.large_groups_fit(degree, total))
 }
 
 struct Work<'a> {
     machine: &'a Machine,
     limit: u64,
+    others: u64,
     /// By sample: the least rank-time on a degree that finishes it within the limit.
     least: Vec<u64>,
 }
@@ -41,8 +46,9 @@ impl Work<'_> {
         let (machine, limit) = (self.machine, self.limit);
         let smaller = |sample: usize| {
             (machine.smallest[sample]..degree).any(|smaller| machine.times[smaller][sample] <= limit)
+                || machine.times[machine.fastest(sample)][sample] <= self.others
         };
-        let (others, large): (Vec<usize>, Vec<usize>) =
+        let (rest, large): (Vec<usize>, Vec<usize>) =
             (0..self.least.len()).partition(|sample| smaller(*sample));
         if large.is_empty() {
             return true;
@@ -53,8 +59,8 @@ impl Work<'_> {
             return false;
         }
         let left = u128::from(limit) * ranks - claimed;
-        let saved = self.most_moved(degree, &others, left);
-        total - claimed - saved <= u128::from(limit) * (machine.ranks as u128 - ranks)
+        let saved = self.most_moved(rest.into_iter(), (degree, limit), left);
+        total <= u128::from(limit) * (machine.ranks as u128 - ranks) + claimed + saved
     }
 
     /// Ranks of the groups of `degree` or more that hold `large`: enough for their rank-time, and enough for those that take
@@ -77,16 +83,22 @@ impl Work<'_> {
         if whole { ranks.next_multiple_of(u128::from(size)) } else { ranks }
     }
 
-    /// The most work that the rank-time `left` in large groups takes off the others: the most efficient samples first.
-    fn most_moved(&self, degree: usize, others: &[usize], mut left: u128) -> u128 {
+    /// The most work that the rank-time `left` takes off these samples, on degrees from `degree` on that finish them within
+    /// `limit`: the most efficient samples first.
+    fn most_moved(
+        &self,
+        samples: impl Iterator<Item = usize>,
+        (degree, limit): (usize, u64),
+        mut left: u128,
+    ) -> u128 {
         let machine = self.machine;
-        let one = |sample: &usize| {
-            let degrees = degree.max(machine.smallest[*sample])..machine.degrees.len();
-            let quick = degrees.filter(|degree| machine.times[*degree][*sample] <= self.limit);
-            let taken = quick.map(|degree| machine.work(degree, *sample)).min()?;
-            Some(Move { saved: self.least[*sample], taken })
+        let one = |sample: usize| {
+            let degrees = degree.max(machine.smallest[sample])..machine.degrees.len();
+            let quick = degrees.filter(|degree| machine.times[*degree][sample] <= limit);
+            let taken = quick.map(|degree| machine.work(degree, sample)).min()?;
+            Some(Move { saved: self.least[sample], taken })
         };
-        let mut moves: BinaryHeap<Move> = others.iter().filter_map(one).collect();
+        let mut moves: BinaryHeap<Move> = samples.filter_map(one).collect();
         let mut saved = 0;
         while let Some(next) = moves.pop().filter(|_| left > 0) {
             let taken = u128::from(next.taken.max(1));

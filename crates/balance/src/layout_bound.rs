@@ -1,24 +1,34 @@
 //! Whether lock-step could reach a sum of steps: a search over how many groups of each degree the longest step has.
 //!
 //! Samples need degrees that finish them within the longest step, so that their rank-time says how long that step is at least.
-//! For one choice of its groups, put a price on the rank-time of every degree; what fits into the time of all other steps may
-//! be done there, on any degree, at the price of one. A plan within the limit spends at most what all groups and the other
-//! steps have for sale; it spends at least the sum over the samples of the cheapest offer. If that sum is more, there is no
-//! such plan (weak duality; any prices will do). Where the smaller degrees are not chosen yet, all their rank-time has the
-//! price of one. Prices of at most one make more groups of a degree worth less, so that what a choice lacks, more groups lack
-//! as well.
+//! What it may take is cut into intervals, in halves where that is needed. For one interval and one choice of groups, put a
+//! price on the rank-time of every degree; what fits into the time of all other steps may be done there, on any degree, at the
+//! price of one. A plan spends at most what all groups and the other steps have for sale; it spends at least the sum over the
+//! samples of the cheapest offer. If that sum is more, there is no such plan (weak duality; any prices will do). Where the
+//! smaller degrees are not chosen yet, all their rank-time has the price of one. Prices of at most one make more groups of a
+//! degree worth less, so that what a choice lacks, more groups lack as well.
 
-use crate::machine::Machine;
+use crate::{group_bound, machine::Machine};
 
 /// The price of rank-time on the smallest degree.
 const ONE: u64 = 1 << 20;
-/// Samples looked at for one limit; without an answer by then, the limit counts as possible.
+/// Samples looked at for one interval; without an answer by then, it counts as possible.
 const EFFORT: usize = 1 << 19;
+/// Intervals narrower than this part of the limit are not halved.
+const NARROW: u64 = 1024;
+/// Intervals looked at for one limit; without an answer by then, it counts as possible.
+const INTERVALS: usize = 64;
 /// Not on this degree: it does not hold the sample, or not within the limit.
 const NEVER: u64 = u64::MAX;
 
+/// A bound that is below what is reached by no more than this part of it is tight enough.
+const NEAR: u64 = 100;
+
 /// Raises `bound`, which holds already, as far as the duration `reached` of all steps allows.
 pub fn tighten(machine: &Machine, bound: u64, reached: u64) -> u64 {
+    if reached <= bound + bound / NEAR {
+        return bound;
+    }
     let (mut low, mut high) = (bound, reached);
     let falling = machine.falling();
     while high.saturating_sub(low) > bound / 1024 {
@@ -38,20 +48,35 @@ fn longest_step(machine: &Machine, limit: u64) -> u64 {
     low
 }
 
-/// Whether nothing here speaks against a sum of steps of `limit`.
-/// `falling`: the samples from the longest to the shortest.
+/// Whether nothing here speaks against a sum of steps of `limit`. `falling`: the samples from the longest to the shortest.
 fn possible(machine: &Machine, falling: &[u32], limit: u64) -> bool {
-    let longest = longest_step(machine, limit);
+    let mut intervals = vec![(longest_step(machine, limit), limit)];
+    for _ in 0..INTERVALS {
+        let Some((least, most)) = intervals.pop() else { return false };
+        if group_bound::possible(machine, most, limit - least)
+            && possible_between(machine, falling, limit, (least, most))
+        {
+            if most - least < limit / NARROW {
+                return true;
+            }
+            let middle = least + (most - least) / 2;
+            intervals.extend([(least, middle), (middle, most)]);
+        }
+    }
+    true
+}
+
+/// Whether nothing speaks against it if the longest step takes between `least` and `most`.
+fn possible_between(machine: &Machine, falling: &[u32], limit: u64, (least, most): (u64, u64)) -> bool {
     let degrees = machine.degrees.len();
     let work = |degree: usize, sample: usize| {
-        let fits = machine.smallest[sample] <= degree && machine.times[degree][sample] <= limit;
+        let fits = machine.smallest[sample] <= degree && machine.times[degree][sample] <= most;
         if fits { machine.work(degree, sample) } else { NEVER }
     };
     let on = |degree: usize| falling.iter().map(|sample| work(degree, *sample as usize)).collect();
     let works: Vec<Vec<u64>> = (0..degrees).map(on).collect();
     let elsewhere = |sample: &u32| {
-        let degrees =
-            (0..degrees).filter(|degree| machine.times[*degree][*sample as usize] <= limit - longest);
+        let degrees = (0..degrees).filter(|degree| machine.times[*degree][*sample as usize] <= limit - least);
         degrees.map(|degree| work(degree, *sample as usize)).min().unwrap_or(NEVER)
     };
     let mut below = vec![falling.iter().map(elsewhere).collect::<Vec<u64>>()];
@@ -61,20 +86,21 @@ fn possible(machine: &Machine, falling: &[u32], limit: u64) -> bool {
     }
     let claimed = (0..degrees).map(|degree| {
         let needs = (0..falling.len()).filter(|sample| below[degree][*sample] == NEVER);
-        let least = |sample: usize| works[degree..].iter().map(|works| works[sample]).min();
-        needs.filter_map(least).filter(|least| *least < NEVER).map(u128::from).sum()
+        let work = |sample: usize| works[degree..].iter().map(|works| works[sample]).min();
+        needs.filter_map(work).filter(|work| *work < NEVER).map(u128::from).sum()
     });
     let claimed = claimed.collect();
+    let groups = vec![0; degrees];
     let mut search =
-        Search { machine, limit, longest, works, below, claimed, groups: vec![0; degrees], effort: EFFORT };
+        Search { machine, limit, longest: (least, most), works, below, claimed, groups, effort: EFFORT };
     search.visit(degrees, machine.ranks)
 }
 
 struct Search<'a> {
     machine: &'a Machine,
     limit: u64,
-    /// How long the groups stay at least.
-    longest: u64,
+    /// How long the groups stay: at least, and at most.
+    longest: (u64, u64),
     /// By degree, then sample from the longest: rank-time, or [`NEVER`].
     works: Vec<Vec<u64>>,
     /// The least of all smaller degrees, and of all that finish a sample in other steps.
@@ -117,11 +143,11 @@ impl Search<'_> {
         false
     }
 
-    /// Within the limit, on all groups of `degree` and more.
+    /// Within the longest step, on all groups of `degree` and more.
     fn rank_time(&self, degree: usize) -> u128 {
         let sizes = self.machine.degrees[degree..].iter().zip(&self.groups[degree..]);
         let ranks: u128 = sizes.map(|(size, groups)| (size * groups) as u128).sum();
-        ranks * u128::from(self.limit)
+        ranks * u128::from(self.longest.1)
     }
 
     /// Whether the samples take more than the chosen groups and `left` ranks in smaller ones have, by `rest`, the price in
@@ -144,8 +170,8 @@ impl Search<'_> {
         let chosen: u128 = prices.iter().map(|(degree, price)| ranks(*degree) * u128::from(*price)).sum();
         let all: u128 = prices.iter().map(|(degree, _)| ranks(*degree)).sum::<u128>() * u128::from(rest);
         let left = left as u128 * u128::from(rest);
-        let others = u128::from(self.limit - self.longest) * all.saturating_sub(chosen);
-        spent > (chosen + left) * u128::from(self.limit) + others
+        let sold = |longest: u64| chosen * u128::from(longest) + all * u128::from(self.limit - longest);
+        spent > left * u128::from(self.limit) + sold(self.longest.0).max(sold(self.longest.1))
     }
 
     /// Degrees that have groups, with prices such that the sample at which a degree is full, filled with the longest first, is
@@ -154,7 +180,8 @@ impl Search<'_> {
         let chosen = (degree..self.groups.len()).rev().filter(|degree| self.groups[*degree] > 0);
         let (mut next, mut ends) = (0, Vec::new());
         for chosen in chosen {
-            let room = (self.machine.degrees[chosen] * self.groups[chosen]) as u128 * u128::from(self.limit);
+            let room =
+                (self.machine.degrees[chosen] * self.groups[chosen]) as u128 * u128::from(self.longest.1);
             let mut taken = 0_u128;
             while let Some(work) = self.works[chosen].get(next).filter(|work| **work < NEVER) {
                 taken += u128::from(*work);
