@@ -42,7 +42,7 @@ pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> 
     let cleaned = cleaned(graph)?;
     let request = Request {
         graph: &cleaned,
-        fingerprint: graph.fingerprint(),
+        captured: graph,
         cluster,
         axis: Axis { name: settings.axis.clone(), ranks: settings.ranks },
         memory_limit: settings.memory_limit,

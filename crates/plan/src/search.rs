@@ -16,8 +16,8 @@ use crate::{
 pub struct Request<'a> {
     /// The graph.
     pub graph: &'a Graph,
-    /// What identifies the captured step that the graph comes from.
-    pub fingerprint: Fingerprint,
+    /// The captured step that the graph comes from.
+    pub captured: &'a Graph,
     /// The cluster.
     pub cluster: &'a Cluster,
     /// The axis.
@@ -46,6 +46,14 @@ const PICOS_PER_NANO: i64 = 1_000;
 
 /// Finds the plan of least predicted time under the memory limit that keeps the pins.
 pub fn search(request: &Request<'_>) -> Result<Searched> {
+    std::thread::scope(|scope| {
+        let fingerprint = scope.spawn(|| request.captured.fingerprint());
+        searched(request, || fingerprint.join().expect("hashing panics nowhere"))
+    })
+}
+
+/// The search beside the hashing of the captured step.
+fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) -> Result<Searched> {
     let canonical = canonical(request.graph);
     let space = Space::new(&canonical, request.axis.ranks);
     let demands = pinned(&canonical, request.pins, &request.axis.name)?;
@@ -61,7 +69,7 @@ pub fn search(request: &Request<'_>) -> Result<Searched> {
     }
     let mut plan = Plan::new(
         &canonical,
-        (request.fingerprint, request.cluster.fingerprint()),
+        (fingerprint(), request.cluster.fingerprint()),
         &request.axis,
         &best.assignment,
     );
@@ -104,12 +112,13 @@ impl Run<'_> {
 
     /// The best plan and those that it was chosen over; the families are searched beside it.
     fn compared(&self, demands: &Demands) -> Result<(Found, Vec<RunnerUp>)> {
-        let (found, families) = std::thread::scope(|scope| {
+        let (found, others) = std::thread::scope(|scope| {
             let families = FAMILIES.map(|family| scope.spawn(move || self.family(demands, family)));
             let found = self.best("the plan of least time in the model", demands);
-            (found, families.map(|family| family.join().expect("the search panics nowhere")))
+            let whole = self.whole(demands);
+            let families = families.map(|family| family.join().expect("the search panics nowhere"));
+            (found, families.into_iter().chain([whole]).flatten().collect())
         });
-        let others = families.into_iter().flatten().chain(self.whole(demands)).collect();
         Ok(self.ranked(found?, others))
     }
 

@@ -131,7 +131,7 @@ fn the_search_finds_what_trying_everything_finds() {
         let graph = random_graph(&mut random, [8, 12, 32][number % 3]);
         let request = Request {
             graph: &graph,
-            fingerprint: graph.fingerprint(),
+            captured: &graph,
             cluster: &cluster,
             axis: axis.clone(),
             memory_limit: None,
