@@ -109,3 +109,64 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     assert found.dtype == expected.dtype
     scale = expected.abs().max().double().clamp(min=1e-30)
     return float((found.double() - expected.double()).abs().max() / scale)
+
+
+def give_up_and_take_back() -> None:
+    """State is cut; what the user's own tensors hold before, between and after steps is written as JSON."""
+    ranks = int(os.environ["WORLD_SIZE"])
+    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES["state cut"].items()}
+    alone, together = steps.gpt(count=4, batch=4 * ranks), steps.gpt(count=4, batch=4 * ranks)
+    batches = alone.batches
+    halves = [pytree.tree_map(lambda part: part[: 2 * ranks], batch) for batch in batches]
+
+    def parallel(example: Any) -> Any:
+        return unisono.parallelize(
+            together.step,
+            model=together.model,
+            optimizer=together.optimizer,
+            example=example,
+            mesh={"a": ranks},
+            pins=pins,
+            cluster=steps.EAGER_TO_CUT,
+        )
+
+    def kept() -> int:
+        states = [value for state in together.optimizer.state.values() for value in state.values()]
+        tensors = [*together.model.parameters(), *(value for value in states if isinstance(value, torch.Tensor))]
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    def off() -> float:
+        wanted = alone.model.state_dict()
+        return max(difference(value, wanted[name]) for name, value in together.model.state_dict().items())
+
+    name, parameter = max(together.model.named_parameters(), key=lambda item: item[1].numel())
+    strides, elsewhere = parameter.stride(), parameter.detach()
+    found: dict[str, Any] = {"bytes": [kept()]}
+    parallel(batches[0])  # for its plan alone
+    found["untouched"] = bool(parameter.isfinite().all())
+    step = parallel(batches[0])
+    for batch in batches[:2]:
+        alone.step(*batch)
+        step(*batch)
+    found["bytes"].append(kept())
+    found["nan"] = bool(parameter.isnan().all())
+    try:
+        parallel(halves[2])
+    except unisono.errors.StepError as error:
+        found["refused"] = [error.code, error.message]
+    step.sync()
+    found["bytes"].append(kept())
+    found["synced"] = off()
+    found["in place"] = bool(torch.equal(elsewhere, parameter)) and elsewhere.data_ptr() == parameter.data_ptr()
+    found["strides"] = parameter.stride() == strides
+    alone.step(*batches[2])
+    step(*batches[2])
+    found["nan again"] = bool(parameter.isnan().all())
+    step.sync()
+    step = parallel(halves[3])
+    alone.step(*halves[3])
+    step(*halves[3])
+    step.sync()
+    found["other batch"] = off()
+    found["cut"] = f"params.{name}" in step.plan.placements
+    Path(f"given{os.environ['RANK']}.json").write_text(json.dumps(found))

@@ -55,3 +55,22 @@ def test_a_memory_limit_below_the_best_plan_cuts_state_and_is_kept(compared):
     assert all(name.startswith("batch.") for name in found["free plan"])
     assert any(name.startswith("optimizer.") for name in found["plan"])
     assert found["peak"] <= session_ranks.MEMORY_SHARE * found["free peak"]
+
+
+def test_tensors_that_are_cut_are_the_steps_until_sync_and_nan_and_small_to_the_user(tmp_path):
+    for rank, one in enumerate(launch.run("session_ranks:give_up_and_take_back", 2, tmp_path, 90)):
+        assert one.status == 0, f"rank {rank}: {one.err[-2000:]}"
+        found = json.loads((tmp_path / f"given{rank}.json").read_text())
+        assert found["cut"]
+        assert found["untouched"]
+        before, between, after = found["bytes"]
+        assert between < before / 10
+        assert after >= before
+        assert found["nan"]
+        assert found["nan again"]
+        assert found["refused"][0] == "U0124"
+        assert "sync" not in found["refused"][1]
+        assert found["in place"]
+        assert found["strides"]
+        assert found["synced"] < 1e-5
+        assert found["other batch"] < 1e-5

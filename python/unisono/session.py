@@ -23,6 +23,7 @@ from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._message import pack
 from unisono._placements import cut, put_together
 from unisono._ranks import Ranks, collective_at
+from unisono._user_tensors import UserTensor, require_values
 from unisono.errors import ConfigurationError, StepError, UnisonoError
 from unisono.plans import Plan
 
@@ -56,6 +57,7 @@ class ParallelStep:
         if compare_every < 0:
             message = f"`compare_every` is {compare_every}"
             raise ConfigurationError(message, code="U0012", hint="a number of steps, or 0 to compare never")
+        require_values(model, optimizer)
         self.ranks = Ranks()
         self._axis = _axis(mesh, self.ranks.count)
         self._model, self._optimizer, self._seed = model, optimizer, seed
@@ -149,11 +151,22 @@ class ParallelStep:
             if item.cls in _STATE
         ]
         self._executor.bind([tensor for _, _, tensor in self._state])
+        self._in_parts = {
+            item.name: UserTensor(item.tensor)
+            for item, placement, _ in self._state
+            if placement != "replicate" and self.ranks.count > 1
+        }
+        self._whole = True
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs one step on the global batch and returns what the user's step returns."""
         tensors = self._arguments(arguments)
         self._steps += 1
+        if self._whole:
+            # Not before the first step: a step may be made for its plan alone.
+            for tensor in self._in_parts.values():
+                tensor.give_up()
+            self._whole = False
         try:
             returned = self._executor(tensors)
         except UnisonoError as error:
@@ -233,7 +246,11 @@ class ParallelStep:
         return self.ranks.blamed(f"{collective} failed", error.place, error.cause)
 
     def sync(self) -> None:
-        """Writes the current values of parameters, buffers and optimizer state into the user's model and optimizer, on every rank."""
+        """Writes the current values of parameters, buffers and optimizer state into the user's model and optimizer, on every rank.
+
+        Until then, from the first step on, those of them that the plan cuts hold NaN: the rank has the memory of its parts only. The next
+        step takes them away again.
+        """
         with torch.no_grad():
             for item, placement, tensor in self._state:
                 if item.cls == "constant":
@@ -241,9 +258,12 @@ class ParallelStep:
                 whole = tensor
                 if placement != "replicate" and self.ranks.count > 1:
                     whole = put_together(self._gathered(item.name, tensor), placement)
-                if whole.data_ptr() != item.tensor.data_ptr():
+                if item.name in self._in_parts:
+                    self._in_parts[item.name].restore(whole)
+                elif whole.data_ptr() != item.tensor.data_ptr():
                     item.tensor.copy_(whole)
                 self._write_number(item)
+        self._whole = True
 
     def _gathered(self, name: str, part: torch.Tensor) -> list[torch.Tensor]:
         try:
@@ -374,5 +394,5 @@ def _changed(what: str, before: str) -> StepError:
         what,
         code="U0122",
         cause=before,
-        hint="a captured step is for one shape of batch: pad to it, or call `parallelize` again for another",
+        hint="a captured step is for one shape of batch: pad to it, or call `sync` and then `parallelize` for another",
     )
