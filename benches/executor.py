@@ -67,6 +67,10 @@ CALLS = {
 }
 
 
+#: Operations that go by the dispatcher and take nothing but tensors: their overload, and how many they take.
+DISPATCHED = {"relu": (b"", 1), "mul": (b"Tensor", 2), "mm": (b"", 2)}
+
+
 def chain(name: str, *, viewed: bool = False) -> Executor:
     """A program of one operation after the other."""
     x = torch.zeros(8, 8)
@@ -123,16 +127,20 @@ def bench_calls() -> None:
 
         cases = {"c": lambda direct=direct: direct(raw, CHAIN), "rust": lambda run=run: run([x]), "python": by_python}
         if name == "view":
-            cases["metadata"] = lambda: library.run_metadata(raw, CHAIN)
+            cases["same"] = lambda: library.run_metadata(raw, CHAIN)
+        elif name in DISPATCHED:
+            overload, operands = DISPATCHED[name]
+            called = (f"aten::{name}".encode(), overload, operands)
+            cases["same"] = lambda called=called: library.run_dispatched(raw, CHAIN, *called)
         best = {case: 1e9 * value / CHAIN for case, value in fastest(cases, rounds=25, seconds=0.01).items()}
         views, dispatcher, _, _, _ = run.program.counts()
         route = "metadata" if views else "dispatcher" if dispatcher else "proxy"
         c, rust, ops = best["c"], best["rust"], best["python"]
         print(f"| {name} | {route} | {c:.0f} | {rust:.0f} | {ops:.0f} | {rust / c:.2f} | {rust / ops:.2f} |")
-        if "metadata" in best:
-            of = rust / best["metadata"]
+        if "same" in best:
+            of = rust / best["same"]
             print(
-                f"| {name}, the same function called from C++ | | {best['metadata']:.0f} | {rust:.0f} | | {of:.2f} | |"
+                f"| {name}, the same function of libtorch's called from C++ | | {best['same']:.0f} | {rust:.0f} | | {of:.2f} | |"
             )
 
 

@@ -9,6 +9,8 @@
 #include <ATen/ops/view_ops.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/c/shim.h>
+#include <torch/headeronly/version.h>
 
 namespace {
 template <typename F>
@@ -45,6 +47,24 @@ void run_metadata(const at::Tensor* x, long n) {
     aoti_torch__reinterpret_tensor(last, 2, sizes, strides, 0, &next);
     aoti_torch_delete_tensor_object(last);
     last = next;
+  }
+  aoti_torch_delete_tensor_object(last);
+}
+// What the executor calls for an operation of `operands` tensors, called from C++: the last one gives the handle away.
+void run_dispatched(const at::Tensor* x, long n, const char* name, const char* overload, long operands) {
+  at::NoGradGuard guard;
+  AtenTensorHandle last = nullptr;
+  aoti_torch_new_tensor_handle(reinterpret_cast<AtenTensorHandle>(const_cast<at::Tensor*>(x)), &last);
+  for (long i = 0; i < n; ++i) {
+    StableIValue stack[8] = {};
+    for (long operand = 0; operand + 1 < operands; ++operand) {
+      AtenTensorHandle shared = nullptr;
+      aoti_torch_new_tensor_handle(last, &shared);
+      stack[operand] = reinterpret_cast<StableIValue>(shared);
+    }
+    stack[operands - 1] = reinterpret_cast<StableIValue>(last);
+    torch_call_dispatcher(name, overload, stack, TORCH_ABI_VERSION);
+    last = reinterpret_cast<AtenTensorHandle>(stack[0]);
   }
   aoti_torch_delete_tensor_object(last);
 }

@@ -5,8 +5,12 @@
 
 use std::{
     alloc::{GlobalAlloc, System},
-    ffi::{CString, c_void},
+    collections::BTreeSet,
+    ffi::{CStr, CString, c_void},
+    sync::{Mutex, PoisonError},
 };
+
+use smallvec::SmallVec;
 
 use crate::{
     Library, Schema, Slot, Slots, Type,
@@ -45,12 +49,25 @@ enum Return {
     Str,
 }
 
-/// A call through the dispatcher, ready to run.
+/// A call through the dispatcher, ready to run. What a common call needs lies in it, so that a program is read from memory in order.
 pub struct DispatcherCall {
-    name: CString,
-    overload: CString,
-    operands: Box<[Operand]>,
-    returns: Box<[Return]>,
+    name: &'static CStr,
+    overload: &'static CStr,
+    operands: SmallVec<[Operand; 4]>,
+    returns: SmallVec<[Return; 2]>,
+}
+
+/// A name that all calls share; there are as many as operators have been called.
+fn interned(name: &str) -> Result<&'static CStr, Failure> {
+    static NAMES: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
+    let name = CString::new(name).map_err(|_| Failure("a name with a zero byte".to_owned()))?;
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = names.get(name.as_c_str()) {
+        return Ok(known);
+    }
+    let name: &'static CStr = Box::leak(name.into_boxed_c_str());
+    names.insert(name);
+    Ok(name)
 }
 
 /// Why the dispatcher route cannot take a call, if so.
@@ -219,8 +236,7 @@ impl DispatcherCall {
             arguments.map(|(argument, arg)| encoder.operand(&argument.ty, arg)).collect::<Result<_, _>>()?;
         let returns = schema.returns.iter().zip(outputs);
         let returns = returns.filter_map(|(returned, output)| return_kind(&returned.ty, output)).collect();
-        let text = |text: &str| CString::new(text).map_err(|_| Failure("a name with a zero byte".to_owned()));
-        Ok(Self { name: text(&schema.name)?, overload: text(&schema.overload)?, operands, returns })
+        Ok(Self { name: interned(&schema.name)?, overload: interned(&schema.overload)?, operands, returns })
     }
 
     /// Runs the call over `slots`.

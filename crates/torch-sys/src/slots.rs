@@ -1,5 +1,7 @@
 //! The table of numbered tensors that a program runs over.
 
+use smallvec::SmallVec;
+
 use crate::{
     Library, Tensor,
     tensor::{self, Failure, Layout, RawTensor},
@@ -29,15 +31,15 @@ pub struct View {
     pub target: Slot,
     /// Position of its first element after the source's first one, in elements.
     pub advance: i64,
-    /// Sizes of the dimensions, then strides in elements: one allocation for both.
-    geometry: Box<[i64]>,
+    /// Sizes of the dimensions, then strides in elements; up to four dimensions lie in the instruction itself.
+    geometry: SmallVec<[i64; 8]>,
 }
 
 impl View {
     /// The view with these sizes and strides of the tensor in `source`.
     pub fn new(source: Slot, target: Slot, sizes: &[i64], strides: &[i64], advance: i64) -> Self {
         assert_eq!(sizes.len(), strides.len(), "a stride for each size");
-        Self { source, target, advance, geometry: [sizes, strides].concat().into() }
+        Self { source, target, advance, geometry: sizes.iter().chain(strides).copied().collect() }
     }
 }
 
