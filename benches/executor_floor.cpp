@@ -9,8 +9,6 @@
 #include <ATen/ops/view_ops.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/c/shim.h>
-#include <torch/headeronly/version.h>
 
 namespace {
 template <typename F>
@@ -63,7 +61,7 @@ void run_dispatched(const at::Tensor* x, long n, const char* name, const char* o
       stack[operand] = reinterpret_cast<StableIValue>(shared);
     }
     stack[operands - 1] = reinterpret_cast<StableIValue>(last);
-    torch_call_dispatcher(name, overload, stack, TORCH_ABI_VERSION);
+    aoti_torch_call_dispatcher(name, overload, stack);
     last = reinterpret_cast<AtenTensorHandle>(stack[0]);
   }
   aoti_torch_delete_tensor_object(last);

@@ -247,6 +247,7 @@ impl Executor {
     }
 }
 
+#[inline]
 fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>) -> Result<(), Failure> {
     match step {
         Step::View(view) => slots.view(view),

@@ -2,6 +2,9 @@
 //!
 //! A word owns what it points to, and the call takes it over: a tensor's handle, a list, a string, the cell of an optional.
 //! So all but plain numbers are made anew for each call, and a slot's last use gives the slot's own handle away.
+//!
+//! Of libtorch's two functions this is the one without a version: words are made for the schema that the running libtorch has, so that an
+//! adapter from the schema of an older one must not be looked for.
 
 use std::{
     alloc::{GlobalAlloc, System},
@@ -53,8 +56,8 @@ enum Return {
 pub struct DispatcherCall {
     name: &'static CStr,
     overload: &'static CStr,
-    operands: SmallVec<[Operand; 4]>,
-    returns: SmallVec<[Return; 2]>,
+    operands: SmallVec<[Operand; 3]>,
+    returns: SmallVec<[Return; 1]>,
 }
 
 /// A name that all calls share; there are as many as operators have been called.
@@ -240,16 +243,32 @@ impl DispatcherCall {
     }
 
     /// Runs the call over `slots`.
+    ///
+    /// Short, because libtorch leaves little of this code in the caches between two calls: what most calls consist of (numbers, tensors) is
+    /// done here, all else elsewhere.
+    #[inline]
     pub fn run(&self, slots: &mut Slots) -> Result<(), Failure> {
-        let width = self.operands.len().max(self.returns.len());
-        if width <= FEW { self.run_on(slots, &mut [0; FEW]) } else { self.run_on(slots, &mut [0; WIDTH]) }
+        if self.operands.len().max(self.returns.len()) > FEW {
+            return self.run_wide(slots);
+        }
+        self.run_on(slots, &mut [0; FEW])
+    }
+
+    #[cold]
+    fn run_wide(&self, slots: &mut Slots) -> Result<(), Failure> {
+        self.run_on(slots, &mut [0; WIDTH])
     }
 
     #[inline]
     fn run_on(&self, slots: &mut Slots, stack: &mut [Word]) -> Result<(), Failure> {
         let library = slots.library;
         for (word, operand) in stack.iter_mut().zip(&self.operands) {
-            *word = encode(operand, slots)?;
+            *word = match operand {
+                Operand::Plain(word) => *word,
+                Operand::Take(slot) => slots.take_raw(*slot)? as Word,
+                Operand::Share(slot) => slots.share_raw(*slot)? as Word,
+                made => encode(made, slots)?,
+            };
         }
         // SAFETY: the words were encoded for the schema that libtorch has under this name (promised to `Library::load`),
         // and the stack is wide enough for arguments and returns.
@@ -258,30 +277,30 @@ impl DispatcherCall {
                 self.name.as_ptr(),
                 self.overload.as_ptr(),
                 stack.as_mut_ptr(),
-                library.abi,
             )
         };
         library.check(status)?;
         for (word, kind) in stack.iter().zip(&self.returns) {
             // SAFETY: a successful call has left one word of this kind, now owned here.
-            unsafe { receive(*word, kind, slots)? };
+            unsafe {
+                match kind {
+                    Return::Tensor(Some(slot)) => slots.put_raw(*slot, *word as RawTensor),
+                    other => receive(*word, other, slots)?,
+                }
+            }
         }
         Ok(())
     }
 }
 
+#[cold]
 fn encode(operand: &Operand, slots: &mut Slots) -> Result<Word, Failure> {
     let library = slots.library;
     let s = &library.symbols;
     Ok(match operand {
         Operand::Plain(word) => *word,
         Operand::Take(slot) => slots.take_raw(*slot)? as Word,
-        Operand::Share(slot) => {
-            let mut raw: RawTensor = std::ptr::null_mut();
-            // SAFETY: the handle is alive; one new reference is written.
-            library.check(unsafe { (s.new_handle)(slots.raw(*slot)?, &raw mut raw) })?;
-            raw as Word
-        }
+        Operand::Share(slot) => slots.share_raw(*slot)? as Word,
         Operand::Some(inner) => {
             let word = encode(inner, slots)?;
             let cell = new_cell(library)?;
@@ -324,6 +343,7 @@ fn new_cell(library: &Library) -> Result<*mut Word, Failure> {
 
 /// # Safety
 /// `word` is an owned word of the kind `kind`.
+#[cold]
 unsafe fn receive(word: Word, kind: &Return, slots: &mut Slots) -> Result<(), Failure> {
     let library = slots.library;
     let s = &library.symbols;

@@ -4,7 +4,7 @@
 //! A call goes by one of two routes, both prepared once ([`DispatcherCall`], [`ProxyCall`]) and run many times over a
 //! table of numbered tensors ([`Slots`]):
 //!
-//! - the *dispatcher*: `torch_call_dispatcher`, which refuses `Scalar` and `Any` arguments;
+//! - the *dispatcher*: `aoti_torch_call_dispatcher`, which refuses `Scalar` and `Any` arguments;
 //! - the *proxy*: a node of an `AOTInductor` proxy executor, which torch builds from a JSON text ([`proxy`]) and which
 //!   takes every argument type that a captured graph holds.
 //!

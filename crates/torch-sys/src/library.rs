@@ -76,7 +76,7 @@ macro_rules! symbols {
 symbols! {
     required {
         abi_version = "aoti_torch_abi_version": fn() -> u64;
-        call_dispatcher = "torch_call_dispatcher": fn(*const c_char, *const c_char, *mut Word, u64) -> Status;
+        call_dispatcher = "aoti_torch_call_dispatcher": fn(*const c_char, *const c_char, *mut Word) -> Status;
         call_proxy = "aoti_torch_proxy_executor_call_function": fn(*mut c_void, i32, i32, *const i64, i32, *const RawTensor) -> Status;
         new_handle = "aoti_torch_new_tensor_handle": fn(RawTensor, *mut RawTensor) -> Status;
         new_empty_handle = "aoti_torch_new_uninitialized_tensor": fn(*mut RawTensor) -> Status;

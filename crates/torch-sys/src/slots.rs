@@ -99,14 +99,20 @@ impl Slots {
         unsafe { Tensor::from_raw(raw) }
     }
 
-    /// Another reference to the tensor in `slot`.
-    pub fn share(&self, slot: Slot) -> Result<Tensor, Failure> {
+    /// Another handle of the tensor in `slot`, owned by the caller.
+    #[inline]
+    pub(crate) fn share_raw(&self, slot: Slot) -> Result<RawTensor, Failure> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the handle is alive; one new reference is written to `raw`.
         let status = unsafe { (self.library.symbols.new_handle)(self.raw(slot)?, &raw mut raw) };
         self.library.check(status)?;
-        // SAFETY: a successful call has written an owned handle.
-        unsafe { Tensor::from_raw(raw) }.ok_or_else(|| empty(slot))
+        Ok(raw)
+    }
+
+    /// Another reference to the tensor in `slot`.
+    pub fn share(&self, slot: Slot) -> Result<Tensor, Failure> {
+        // SAFETY: an owned handle.
+        unsafe { Tensor::from_raw(self.share_raw(slot)?) }.ok_or_else(|| empty(slot))
     }
 
     /// Empties `slot`.
