@@ -20,7 +20,7 @@ pub struct Nested {
 }
 
 /// The search ends when what it may still gain is less than this part of the bound.
-const PRECISION: u64 = 2048;
+const PRECISION: u64 = 16_384;
 /// The first limit tried is above the bound by this part of it.
 const FIRST: u64 = 512;
 /// Samples put into groups after which the search ends.
@@ -59,24 +59,21 @@ fn levels(machine: &Machine) -> Vec<Level> {
     let mut allocator = Allocator::new(machine);
     let mut levels: Vec<Level> = Vec::new();
     for (degree, size) in machine.degrees.iter().copied().enumerate().rev() {
-        let aligned =
-            machine.ranks_per_node.is_multiple_of(size) || size.is_multiple_of(machine.ranks_per_node);
-        let last = levels.last().map(|level| (machine.degrees[level.degree], &level.places));
-        if !aligned || last.is_some_and(|(larger, _)| !larger.is_multiple_of(size)) {
+        let node = machine.ranks_per_node;
+        let larger = levels.last().map_or(size, |level| machine.degrees[level.degree]);
+        if !larger.is_multiple_of(size) || !(node.is_multiple_of(size) || size.is_multiple_of(node)) {
             continue;
         }
-        let mut level = Level { degree, places: Vec::new(), parents: Vec::new() };
-        for (larger, (parent, place)) in
-            last.iter().flat_map(|(larger, places)| std::iter::repeat(*larger).zip(places.iter().enumerate()))
-        {
-            let firsts = (place.first_rank..place.first_rank + larger).step_by(size);
-            level.places.extend(firsts.map(|first_rank| Place { first_rank, degree }));
-            level.parents.resize(level.places.len(), Some(parent));
-        }
-        level.places.extend(std::iter::from_fn(|| allocator.take(degree)));
-        level.parents.resize(level.places.len(), None);
-        if !level.places.is_empty() {
-            levels.push(level);
+        let split = |(parent, place): (usize, &Place)| {
+            let ranks = place.first_rank..place.first_rank + larger;
+            ranks.step_by(size).map(move |first_rank| (Place { first_rank, degree }, Some(parent)))
+        };
+        let parts =
+            levels.last().into_iter().flat_map(|level| level.places.iter().enumerate().flat_map(split));
+        let others = std::iter::from_fn(|| allocator.take(degree)).map(|place| (place, None));
+        let (places, parents): (Vec<_>, Vec<_>) = parts.chain(others).unzip();
+        if !places.is_empty() {
+            levels.push(Level { degree, places, parents });
         }
     }
     levels

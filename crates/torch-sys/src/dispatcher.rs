@@ -273,11 +273,7 @@ impl DispatcherCall {
         // SAFETY: the words were encoded for the schema that libtorch has under this name (promised to `Library::load`),
         // and the stack is wide enough for arguments and returns.
         let status = unsafe {
-            (library.symbols.call_dispatcher)(
-                self.name.as_ptr(),
-                self.overload.as_ptr(),
-                stack.as_mut_ptr(),
-            )
+            (library.symbols.call_dispatcher)(self.name.as_ptr(), self.overload.as_ptr(), stack.as_mut_ptr())
         };
         library.check(status)?;
         for (word, kind) in stack.iter().zip(&self.returns) {
