@@ -150,11 +150,14 @@ def give_up_and_take_back() -> None:
         step(*batch)
     found["bytes"].append(kept())
     found["nan"] = bool(parameter.isnan().all())
-    try:
-        parallel(halves[2])
-    except unisono.errors.StepError as error:
-        found["refused"] = [error.code, error.message]
+    found["refused"] = []
+    for use in (lambda: parallel(halves[2]), lambda: together.model(batches[2][0])):
+        try:
+            use()
+        except unisono.errors.StepError as error:
+            found["refused"].append([error.code, error.hint])
     step.sync()
+    found["called"] = difference(together.model(batches[2][0]), alone.model(batches[2][0]))
     found["bytes"].append(kept())
     found["synced"] = off()
     found["in place"] = bool(torch.equal(elsewhere, parameter)) and elsewhere.data_ptr() == parameter.data_ptr()

@@ -48,6 +48,16 @@ class UserTensor:
         self.tensor.copy_(values)
 
 
+def refuse_use(module: nn.Module, arguments: tuple[object, ...]) -> None:
+    """A hook before the forward pass of a model whose values a step keeps."""
+    raise StepError(
+        f"{type(module).__name__} is called while a step keeps its values in parts",
+        code="U0124",
+        cause="each rank has the memory of its part only, and the model's own tensors hold NaN",
+        hint="call `sync()` of the step first, on every rank",
+    )
+
+
 def require_values(model: nn.Module | None, optimizer: Optimizer | None) -> None:
     """Refuses a model or optimizer whose values another step keeps."""
     tensors = [] if model is None else [*model.named_parameters(), *model.named_buffers()]

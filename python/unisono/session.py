@@ -14,6 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from unisono import _agreement, _measure, _native, _profile
 from unisono._capture import Capture, capture_step
@@ -23,7 +24,7 @@ from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._message import pack
 from unisono._placements import cut, put_together
 from unisono._ranks import Ranks, collective_at
-from unisono._user_tensors import UserTensor, require_values
+from unisono._user_tensors import UserTensor, refuse_use, require_values
 from unisono.errors import ConfigurationError, StepError, UnisonoError
 from unisono.plans import Plan
 
@@ -157,16 +158,14 @@ class ParallelStep:
             if placement != "replicate" and self.ranks.count > 1
         }
         self._whole = True
+        self._guard: RemovableHandle | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs one step on the global batch and returns what the user's step returns."""
         tensors = self._arguments(arguments)
         self._steps += 1
         if self._whole:
-            # Not before the first step: a step may be made for its plan alone.
-            for tensor in self._in_parts.values():
-                tensor.give_up()
-            self._whole = False
+            self._give_up()
         try:
             returned = self._executor(tensors)
         except UnisonoError as error:
@@ -179,6 +178,14 @@ class ParallelStep:
             constant = position in self._return_constants
             leaves.append(self._return_constants[position] if constant else next(values))
         return pytree.tree_unflatten(leaves, self._returns)
+
+    def _give_up(self) -> None:
+        """Lets go of what the user's tensors hold; not before the first step, since a step may be made for its plan alone."""
+        for tensor in self._in_parts.values():
+            tensor.give_up()
+        if self._in_parts and self._model is not None:
+            self._guard = self._model.register_forward_pre_hook(refuse_use)
+        self._whole = False
 
     def _arguments(self, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
         """The tensors of one step that are no state, in the order of the graph's inputs, checked against the captured ones."""
@@ -263,6 +270,9 @@ class ParallelStep:
                 elif whole.data_ptr() != item.tensor.data_ptr():
                     item.tensor.copy_(whole)
                 self._write_number(item)
+        if self._guard is not None:
+            self._guard.remove()
+            self._guard = None
         self._whole = True
 
     def _gathered(self, name: str, part: torch.Tensor) -> list[torch.Tensor]:
