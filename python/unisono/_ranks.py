@@ -125,22 +125,27 @@ class Ranks:
         return [(card[:120].rstrip(b"\0").decode(), int.from_bytes(card[120:], "little")) for card in cards]
 
 
-def collective_at(graph: bytes, place: str | None) -> str | None:
-    """The collectives of a rank's graph that a line, ``file:line``, issues or waits for, with why each is there."""
+def collective_at(graph: bytes, place: str | None) -> tuple[str, str | None] | None:
+    """The collectives of a rank's graph that a line, ``file:line``, issues or waits for, with why each is there; and the line that issues
+    the first of them. Without a line, those that are waited for at none, such as what the user's code only returns."""
     content = unpack(graph)["graph"]
-    found: list[str] = []
+    found: dict[str, str | None] = {}
     for node in content["nodes"]:
-        if node["place"] is None or place != _text(content["places"][node["place"]]):
+        if place != _place_of(content, node):
             continue
         collective = _awaited(content, node)
         name = content["ops"][collective["op"]]["name"]
         if name.startswith("_c10d_functional::") and "wait_tensor" not in name:
             label = content["labels"][collective["label"]] if collective["label"] is not None else ""
-            text = name.removeprefix("_c10d_functional::") + _reasons(label)
-            found += [text] if text not in found else []
+            found.setdefault(name.removeprefix("_c10d_functional::") + _reasons(label), _place_of(content, collective))
     if not found:
         return None
-    return found[0] if len(found) == 1 else f"{found[0]} or one of {len(found) - 1} others of this line"
+    text, issued = next(iter(found.items()))
+    return (text if len(found) == 1 else f"{text} or one of {len(found) - 1} others of this line"), issued
+
+
+def _place_of(content: dict[str, Any], node: dict[str, Any]) -> str | None:
+    return None if node["place"] is None else _text(content["places"][node["place"]])
 
 
 def _reasons(label: str) -> str:

@@ -249,8 +249,8 @@ class ParallelStep:
         """The error of a failed step; for a failed collective, it names the collective and the ranks that are gone."""
         if self.ranks.count == 1 or "_c10d_functional" not in error.message:
             return error
-        collective = collective_at(self.rank_graph, error.place) or error.message.split("`")[1]
-        return self.ranks.blamed(f"{collective} failed", error.place, error.cause)
+        collective, issued = collective_at(self.rank_graph, error.place) or (error.message.split("`")[1], None)
+        return self.ranks.blamed(f"{collective} failed", error.place or issued, error.cause)
 
     def sync(self) -> None:
         """Writes the current values of parameters, buffers and optimizer state into the user's model and optimizer, on every rank.

@@ -175,14 +175,21 @@ impl Partition<'_> {
     }
 
     fn finish(&mut self) -> Result<()> {
-        let origin = Origin { phase: Phase::Optimizer, ..Origin::default() };
+        // Nobody in the user's code uses these any more: what they need comes from where they were made.
+        let origin = |value: ValueId| {
+            let made_by = match self.graph.values[value].def {
+                ValueDef::Result(node, _) => self.graph.nodes[node].place,
+                ValueDef::Input(_) => None,
+            };
+            Origin { phase: Phase::Optimizer, place: made_by, ..Origin::default() }
+        };
         for (input, value) in &self.graph.updates {
             let placement = self.assignment.inputs.get(input).copied().unwrap_or(Placement::Replicate);
-            let local = self.require(*value, placement, origin)?;
+            let local = self.require(*value, placement, origin(*value))?;
             self.out.updates.push((*input, local));
         }
         for value in &self.graph.returns {
-            let local = self.require(*value, Placement::Replicate, origin)?;
+            let local = self.require(*value, Placement::Replicate, origin(*value))?;
             self.out.returns.push(local);
         }
         Ok(())
