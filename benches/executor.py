@@ -71,7 +71,7 @@ CALLS = {
 DISPATCHED = {"relu": (b"", 1), "mul": (b"Tensor", 2), "mm": (b"", 2)}
 
 
-def chain(name: str, *, viewed: bool = False) -> Executor:
+def chain(name: str) -> Executor:
     """A program of one operation after the other."""
     x = torch.zeros(8, 8)
     builder = ProgramBuilder()

@@ -262,13 +262,11 @@ class ParallelStep:
             for item, placement, tensor in self._state:
                 if item.cls == "constant":
                     continue
-                whole = tensor
-                if placement != "replicate" and self.ranks.count > 1:
-                    whole = put_together(self._gathered(item.name, tensor), placement)
-                if item.name in self._in_parts:
-                    self._in_parts[item.name].restore(whole)
-                elif whole.data_ptr() != item.tensor.data_ptr():
-                    item.tensor.copy_(whole)
+                in_parts = self._in_parts.get(item.name)
+                if in_parts is not None:
+                    in_parts.restore(put_together(self._gathered(item.name, tensor), placement))
+                elif tensor.data_ptr() != item.tensor.data_ptr():
+                    item.tensor.copy_(tensor)
                 self._write_number(item)
         if self._guard is not None:
             self._guard.remove()

@@ -55,6 +55,23 @@ impl Factors {
         }
     }
 
+    /// An iteration space whose factors are those of `dims` that all operands and results have in the same size.
+    pub fn shared(call: &Call<'_>, dims: impl IntoIterator<Item = usize>) -> Self {
+        let mut space = Self::none(call);
+        for dim in dims {
+            let operands = (0..call.operands.len()).map(|i| call.operand(i));
+            let types = operands.chain((0..call.results.len()).map(|i| call.result(i)));
+            let mut sizes = types.map(|ty| ty.shape.get(dim));
+            if let Some(Some(size)) = sizes.next()
+                && sizes.all(|other| other == Some(size))
+            {
+                let factor = space.add(*size, FactorKind::Parallel);
+                space.operands.iter_mut().chain(&mut space.results).for_each(|map| map[dim] = Some(factor));
+            }
+        }
+        space
+    }
+
     /// Adds a factor and returns its number.
     pub fn add(&mut self, size: i64, kind: FactorKind) -> usize {
         self.factors.push(Factor { size, kind, realise: Realise::Plain, blocks: true });

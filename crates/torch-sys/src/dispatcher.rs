@@ -8,9 +8,7 @@
 
 use std::{
     alloc::{GlobalAlloc, System},
-    collections::BTreeSet,
-    ffi::{CStr, CString, c_void},
-    sync::{Mutex, PoisonError},
+    ffi::{CString, c_void},
 };
 
 use smallvec::SmallVec;
@@ -35,10 +33,30 @@ enum Operand {
     Share(Slot),
     /// The slot's own reference.
     Take(Slot),
+    /// Something on the heap.
+    Made(Made),
+}
+
+impl Operand {
+    fn some(inner: Self) -> Self {
+        Self::Made(Made::Some(Box::new(inner)))
+    }
+
+    fn list(items: impl Iterator<Item = Self>) -> Self {
+        Self::Made(Made::List(items.collect()))
+    }
+
+    fn text(text: &str) -> Self {
+        Self::Made(Made::Str(text.into()))
+    }
+}
+
+/// What is made on the heap for each call.
+enum Made {
     /// A cell with a word.
-    Some(Box<Self>),
+    Some(Box<Operand>),
     /// A list of words.
-    List(Box<[Self]>),
+    List(Box<[Operand]>),
     /// A string.
     Str(Box<str>),
 }
@@ -46,6 +64,11 @@ enum Operand {
 /// What a returned word owns.
 enum Return {
     Tensor(Option<Slot>),
+    Other(Other),
+}
+
+/// What is returned more rarely than a tensor.
+enum Other {
     OptionalTensor(Option<Slot>),
     Tensors(Box<[Option<Slot>]>),
     Plain,
@@ -54,23 +77,10 @@ enum Return {
 
 /// A call through the dispatcher, ready to run. What a common call needs lies in it, so that a program is read from memory in order.
 pub struct DispatcherCall {
-    name: &'static CStr,
-    overload: &'static CStr,
+    name: CString,
+    overload: CString,
     operands: SmallVec<[Operand; 3]>,
     returns: SmallVec<[Return; 1]>,
-}
-
-/// A name that all calls share; there are as many as operators have been called.
-fn interned(name: &str) -> Result<&'static CStr, Failure> {
-    static NAMES: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
-    let name = CString::new(name).map_err(|_| Failure("a name with a zero byte".to_owned()))?;
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = names.get(name.as_c_str()) {
-        return Ok(known);
-    }
-    let name: &'static CStr = Box::leak(name.into_boxed_c_str());
-    names.insert(name);
-    Ok(name)
 }
 
 /// Why the dispatcher route cannot take a call, if so.
@@ -130,10 +140,10 @@ fn return_kind(ty: &Type, output: &Output) -> Option<Return> {
     };
     Some(match ty {
         Type::Tensor => Return::Tensor(slot),
-        Type::Optional(inner) if **inner == Type::Tensor => Return::OptionalTensor(slot),
+        Type::Optional(inner) if **inner == Type::Tensor => Return::Other(Other::OptionalTensor(slot)),
         Type::List(inner) if **inner == Type::Tensor => match output {
-            Output::Tensors(slots) => Return::Tensors(slots.clone().into()),
-            _ => Return::Tensors(Box::new([])),
+            Output::Tensors(slots) => Return::Other(Other::Tensors(slots.clone().into())),
+            _ => Return::Other(Other::Tensors(Box::new([]))),
         },
         Type::Int
         | Type::Float
@@ -141,8 +151,8 @@ fn return_kind(ty: &Type, output: &Output) -> Option<Return> {
         | Type::Dtype
         | Type::Layout
         | Type::MemoryFormat
-        | Type::Device => Return::Plain,
-        Type::Str => Return::Str,
+        | Type::Device => Return::Other(Other::Plain),
+        Type::Str => Return::Other(Other::Str),
         _ => return None,
     })
 }
@@ -161,19 +171,19 @@ impl Encoder<'_> {
         let codes = &self.library.codes;
         Ok(match (ty, arg) {
             (_, Arg::None) => Operand::Plain(0),
-            (Type::Optional(inner), arg) => Operand::Some(Box::new(self.operand(inner, arg)?)),
+            (Type::Optional(inner), arg) => Operand::some(self.operand(inner, arg)?),
             (Type::List(_), Arg::Tensors(slots)) if !is_optional_list(ty) => {
-                Operand::List(slots.iter().map(|slot| self.tensor(*slot)).collect())
+                Operand::list(slots.iter().map(|slot| self.tensor(*slot)))
             }
             (_, Arg::Tensors(slots)) => {
-                Operand::List(slots.iter().map(|slot| Operand::Some(Box::new(self.tensor(*slot)))).collect())
+                Operand::list(slots.iter().map(|slot| Operand::some(self.tensor(*slot))))
             }
             (_, Arg::OptionalTensors(slots)) => {
                 let cell = |slot: &Option<Slot>| match slot {
-                    Some(slot) => Operand::Some(Box::new(self.tensor(*slot))),
+                    Some(slot) => Operand::some(self.tensor(*slot)),
                     None => Operand::Plain(0),
                 };
-                Operand::List(slots.iter().map(cell).collect())
+                Operand::list(slots.iter().map(cell))
             }
             (_, Arg::Tensor(slot)) => self.tensor(*slot),
             (Type::Float, Arg::Int(value)) => Operand::Plain((*value as f64).to_bits()),
@@ -181,21 +191,17 @@ impl Encoder<'_> {
             (_, Arg::Float(value)) => Operand::Plain(value.to_bits()),
             (_, Arg::Bool(value)) => Operand::Plain(u64::from(*value)),
             (_, Arg::Ints(values)) if *ty == Type::List(Box::new(Type::Float)) => {
-                Operand::List(values.iter().map(|value| Operand::Plain((*value as f64).to_bits())).collect())
+                Operand::list(values.iter().map(|value| Operand::Plain((*value as f64).to_bits())))
             }
-            (_, Arg::Ints(values)) => {
-                Operand::List(values.iter().map(|value| Operand::Plain(*value as u64)).collect())
-            }
+            (_, Arg::Ints(values)) => Operand::list(values.iter().map(|value| Operand::Plain(*value as u64))),
             (_, Arg::Floats(values)) => {
-                Operand::List(values.iter().map(|value| Operand::Plain(value.to_bits())).collect())
+                Operand::list(values.iter().map(|value| Operand::Plain(value.to_bits())))
             }
             (_, Arg::Bools(values)) => {
-                Operand::List(values.iter().map(|value| Operand::Plain(u64::from(*value))).collect())
+                Operand::list(values.iter().map(|value| Operand::Plain(u64::from(*value))))
             }
-            (_, Arg::Str(text)) => Operand::Str(text.as_str().into()),
-            (_, Arg::Strs(texts)) => {
-                Operand::List(texts.iter().map(|text| Operand::Str(text.as_str().into())).collect())
-            }
+            (_, Arg::Str(text)) => Operand::text(text),
+            (_, Arg::Strs(texts)) => Operand::list(texts.iter().map(|text| Operand::text(text))),
             (_, Arg::Dtype(dtype)) => Operand::Plain(codes.dtype(*dtype) as u64),
             (_, Arg::Layout(layout)) => Operand::Plain(codes.layout(*layout) as u64),
             (_, Arg::MemoryFormat(format)) => Operand::Plain(codes.format(*format) as u64),
@@ -239,7 +245,8 @@ impl DispatcherCall {
             arguments.map(|(argument, arg)| encoder.operand(&argument.ty, arg)).collect::<Result<_, _>>()?;
         let returns = schema.returns.iter().zip(outputs);
         let returns = returns.filter_map(|(returned, output)| return_kind(&returned.ty, output)).collect();
-        Ok(Self { name: interned(&schema.name)?, overload: interned(&schema.overload)?, operands, returns })
+        let text = |text: &str| CString::new(text).map_err(|_| Failure("a name with a zero byte".to_owned()));
+        Ok(Self { name: text(&schema.name)?, overload: text(&schema.overload)?, operands, returns })
     }
 
     /// Runs the call over `slots`.
@@ -263,12 +270,7 @@ impl DispatcherCall {
     fn run_on(&self, slots: &mut Slots, stack: &mut [Word]) -> Result<(), Failure> {
         let library = slots.library;
         for (word, operand) in stack.iter_mut().zip(&self.operands) {
-            *word = match operand {
-                Operand::Plain(word) => *word,
-                Operand::Take(slot) => slots.take_raw(*slot)? as Word,
-                Operand::Share(slot) => slots.share_raw(*slot)? as Word,
-                made => encode(made, slots)?,
-            };
+            *word = encode(operand, slots)?;
         }
         // SAFETY: the words were encoded for the schema that libtorch has under this name (promised to `Library::load`),
         // and the stack is wide enough for arguments and returns.
@@ -280,8 +282,8 @@ impl DispatcherCall {
             // SAFETY: a successful call has left one word of this kind, now owned here.
             unsafe {
                 match kind {
-                    Return::Tensor(Some(slot)) => slots.put_raw(*slot, *word as RawTensor),
-                    other => receive(*word, other, slots)?,
+                    Return::Tensor(slot) => place(*word as RawTensor, *slot, slots),
+                    Return::Other(other) => receive(*word, other, slots)?,
                 }
             }
         }
@@ -289,22 +291,29 @@ impl DispatcherCall {
     }
 }
 
-#[cold]
+#[inline]
 fn encode(operand: &Operand, slots: &mut Slots) -> Result<Word, Failure> {
-    let library = slots.library;
-    let s = &library.symbols;
     Ok(match operand {
         Operand::Plain(word) => *word,
         Operand::Take(slot) => slots.take_raw(*slot)? as Word,
         Operand::Share(slot) => slots.share_raw(*slot)? as Word,
-        Operand::Some(inner) => {
+        Operand::Made(made) => make(made, slots)?,
+    })
+}
+
+#[cold]
+fn make(made: &Made, slots: &mut Slots) -> Result<Word, Failure> {
+    let library = slots.library;
+    let s = &library.symbols;
+    Ok(match made {
+        Made::Some(inner) => {
             let word = encode(inner, slots)?;
             let cell = new_cell(library)?;
             // SAFETY: the cell is a fresh word on the heap.
             unsafe { cell.write(word) };
             cell as Word
         }
-        Operand::List(items) => {
+        Made::List(items) => {
             let mut list = std::ptr::null_mut();
             // SAFETY: one new list is written.
             library.check(unsafe { (s.new_list)(items.len(), &raw mut list) })?;
@@ -315,7 +324,7 @@ fn encode(operand: &Operand, slots: &mut Slots) -> Result<Word, Failure> {
             }
             list as Word
         }
-        Operand::Str(text) => {
+        Made::Str(text) => {
             let mut string = std::ptr::null_mut();
             // SAFETY: pointer and length are those of the text; one new string is written.
             library.check(unsafe { (s.new_string)(text.as_ptr().cast(), text.len(), &raw mut string) })?;
@@ -340,15 +349,14 @@ fn new_cell(library: &Library) -> Result<*mut Word, Failure> {
 /// # Safety
 /// `word` is an owned word of the kind `kind`.
 #[cold]
-unsafe fn receive(word: Word, kind: &Return, slots: &mut Slots) -> Result<(), Failure> {
+unsafe fn receive(word: Word, kind: &Other, slots: &mut Slots) -> Result<(), Failure> {
     let library = slots.library;
     let s = &library.symbols;
     // SAFETY: the word owns what its kind says, and each is given back once or put into the table.
     unsafe {
         match kind {
-            Return::Plain => {}
-            Return::Tensor(slot) => place(word as RawTensor, *slot, slots),
-            Return::OptionalTensor(slot) => {
+            Other::Plain => {}
+            Other::OptionalTensor(slot) => {
                 let cell = word as *mut Word;
                 if !cell.is_null() {
                     place(cell.read() as RawTensor, *slot, slots);
@@ -358,8 +366,8 @@ unsafe fn receive(word: Word, kind: &Return, slots: &mut Slots) -> Result<(), Fa
                     }
                 }
             }
-            Return::Tensors(targets) => receive_list(word as *mut c_void, targets, slots)?,
-            Return::Str => library.check((s.delete_string)(word as *mut c_void))?,
+            Other::Tensors(targets) => receive_list(word as *mut c_void, targets, slots)?,
+            Other::Str => library.check((s.delete_string)(word as *mut c_void))?,
         }
     }
     Ok(())
@@ -389,6 +397,7 @@ unsafe fn receive_list(
 
 /// # Safety
 /// `raw` is null or an owned handle.
+#[inline]
 unsafe fn place(raw: RawTensor, slot: Option<Slot>, slots: &mut Slots) {
     // SAFETY: the handle goes into the table or is given back.
     unsafe {

@@ -45,24 +45,17 @@ pub fn embedding_backward(call: &Call<'_>) -> Option<Factors> {
 
 /// `gather(x, dim, index)`: dimensions other than `dim` in which both have the same size.
 pub fn gather(call: &Call<'_>) -> Option<Factors> {
-    along(call, call.dim(1, call.operand(0).rank())?)
+    all_but_arg_1(call)
 }
 
 /// `scatter(x, dim, index, source)` and `scatter_add`.
 pub fn scatter(call: &Call<'_>) -> Option<Factors> {
-    along(call, call.dim(1, call.operand(0).rank())?)
+    all_but_arg_1(call)
 }
 
-fn along(call: &Call<'_>, along: usize) -> Option<Factors> {
-    let mut space = Factors::none(call);
-    for (dim, size) in call.result(0).shape.iter().enumerate() {
-        let equal = (0..call.operands.len()).all(|i| call.operand(i).shape.get(dim) == Some(size));
-        if dim != along && equal {
-            let factor = space.add(*size, FactorKind::Parallel);
-            space.operands.iter_mut().chain(&mut space.results).for_each(|map| map[dim] = Some(factor));
-        }
-    }
-    Some(space)
+fn all_but_arg_1(call: &Call<'_>) -> Option<Factors> {
+    let along = call.dim(1, call.operand(0).rank())?;
+    Some(Factors::shared(call, (0..call.operand(0).rank()).filter(|dim| *dim != along)))
 }
 
 /// `index(x, [i])` with one index tensor for the first dimension: the dimensions of the index, and the others of `x`.

@@ -137,16 +137,9 @@ pub fn select(call: &Call<'_>) -> Option<Factors> {
     Some(reordered(call, (0..call.operand(0).rank()).filter(move |dim| *dim != gone).map(Some)))
 }
 
-/// Operations that work along dimension argument `arg` only, and keep all dimensions: the others are factors.
+/// Operations that work along some dimensions only, and keep all: the others are factors.
 fn all_but(call: &Call<'_>, along: &[usize]) -> Factors {
-    let mut space = Factors::none(call);
-    for (dim, size) in call.operand(0).shape.iter().enumerate() {
-        if !along.contains(&dim) {
-            let factor = space.add(*size, FactorKind::Parallel);
-            space.operands.iter_mut().chain(&mut space.results).for_each(|map| map[dim] = Some(factor));
-        }
-    }
-    space
+    Factors::shared(call, (0..call.operand(0).rank()).filter(|dim| !along.contains(dim)))
 }
 
 /// `slice(x, dim, ...)`, `flip`, `cumsum(x, dim)`, `sort(x, dim)`: everything but the dimension in argument 1.
