@@ -61,11 +61,12 @@ impl BucketCollectives {
             }
             if let Some(member) = context.member(*id) {
                 let key = context.key(&member);
-                let closed = closure(&buckets, &needs);
                 let fits = |bucket: &usize| {
                     let is_free =
                         member.urgency == Urgency::Hoistable || position < buckets[*bucket].first_use;
-                    is_free && buckets[*bucket].size + member.size <= self.limit && !closed.contains(*bucket)
+                    is_free
+                        && buckets[*bucket].size + member.size <= self.limit
+                        && !closure(&buckets, &needs).contains(*bucket)
                 };
                 let bucket = open.get(&key).copied().filter(fits).unwrap_or(buckets.len());
                 if bucket == buckets.len() {

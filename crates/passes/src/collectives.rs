@@ -5,7 +5,7 @@ use fixedbitset::FixedBitSet;
 use ir::{Arg, Graph, Node, NodeId, Phase, Return, TensorType, ValueId};
 
 use crate::{
-    facts::{Facts, end_values, of_state_alone, positions, users},
+    facts::{Facts, Users, end_values, of_state_alone, positions, users},
     layout::memory_order,
 };
 
@@ -58,7 +58,7 @@ pub enum Urgency {
 pub struct Context<'g> {
     graph: &'g Graph,
     facts: Facts<'g>,
-    users: SecondaryMap<ValueId, Vec<NodeId>>,
+    users: Users,
     ends: FixedBitSet,
     alone: FixedBitSet,
     positions: SecondaryMap<NodeId, usize>,

@@ -105,9 +105,9 @@ pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
 }
 
 /// Runs `passes` over a verified graph, one after the other, and tells `observe` of each. The result is verified and
-/// [renumbered](Graph::renumbered).
+/// [renumbered](Graph::renumbered); in debug builds and tests, so is what each pass leaves, and a fault has the name of its pass.
 pub fn run(passes: &[Box<dyn Pass>], graph: &Graph, mut observe: impl FnMut(&Outcome)) -> Result<Graph> {
-    let mut graph = graph.renumbered();
+    let mut graph = graph.clone();
     for pass in passes {
         let patch = pass.run(&graph)?;
         let mut outcome = Outcome {
@@ -119,25 +119,29 @@ pub fn run(passes: &[Box<dyn Pass>], graph: &Graph, mut observe: impl FnMut(&Out
         };
         if outcome.changed {
             let edits = patch.into_edits();
-            graph = applied(pass.name(), edits, graph)?;
+            graph = applied(edits, graph)
+                .map_err(|fault| blamed(&format!("the pass {} breaks", pass.name()), *fault))?;
             outcome.nodes_after = graph.order.len();
         }
         observe(&outcome);
     }
+    if !cfg!(debug_assertions) {
+        verify(&graph).map_err(|fault| blamed("passes break", *fault))?;
+    }
+    Ok(graph.into_renumbered())
+}
+
+/// The graph after a pass.
+fn applied(edits: Edits, graph: Graph) -> Result<Graph> {
+    let graph = edits.apply(graph)?;
+    if cfg!(debug_assertions) {
+        verify(&graph)?;
+    }
     Ok(graph)
 }
 
-/// The graph after a pass; what is wrong with it is the pass's fault.
-fn applied(pass: &str, edits: Edits, graph: Graph) -> Result<Graph> {
-    let blamed = |diagnostic: Box<Diagnostic>| {
-        let cause = diagnostic.cause.clone();
-        let blamed = Diagnostic {
-            message: format!("the pass {pass} breaks the graph: {}", diagnostic.message),
-            ..*diagnostic
-        };
-        Box::new(Diagnostic { cause, ..blamed })
-    };
-    let graph = edits.apply(graph).map_err(blamed)?;
-    verify(&graph).map_err(blamed)?;
-    Ok(graph.into_renumbered())
+/// What is wrong with a graph, as the fault of who changed it.
+fn blamed(who: &str, fault: Diagnostic) -> Box<Diagnostic> {
+    let message = format!("{who} the graph: {}", fault.message);
+    Box::new(Diagnostic { message, ..fault })
 }

@@ -2,7 +2,8 @@
 
 use base::{Fingerprint, Fingerprinter, Id, PrimaryMap, SecondaryMap};
 use fixedbitset::FixedBitSet;
-use ir::{Arg, Graph, InputClass, Node, NodeId, OpId, Schema, ValueDef, ValueId};
+use ir::{Arg, Graph, InputClass, Node, NodeId, Op, OpId, Schema, ValueDef, ValueId};
+use smallvec::SmallVec;
 
 /// Random operations whose schema does not say so by an argument for a generator.
 const RANDOM: &[&str] = &[
@@ -25,36 +26,59 @@ const RANDOM: &[&str] = &[
 
 /// What is known of each operator of a graph.
 pub struct Facts<'g> {
-    graph: &'g Graph,
-    schemas: PrimaryMap<OpId, Schema<'g>>,
+    ops: PrimaryMap<OpId, OpFacts<'g>>,
+}
+
+/// What is known of an operator.
+struct OpFacts<'g> {
+    schema: Schema<'g>,
+    kind: Kind,
+    /// It matters although nothing uses its results.
+    has_effect: bool,
+    /// It draws random numbers where the argument at this position is not 0.
+    dropout: Option<usize>,
+}
+
+/// The operators that passes tell apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Collective,
+    Wait,
+    Copy,
+    Other,
+}
+
+impl<'g> OpFacts<'g> {
+    fn new(op: &'g Op) -> Self {
+        let schema = Schema::parse(&op.schema).expect("the schemas of a verified graph parse");
+        let is_random = RANDOM.contains(&op.name.as_str())
+            || schema.parameters.iter().any(|parameter| parameter.ty.base == "Generator");
+        let kind = match op.name.as_str() {
+            "_c10d_functional::wait_tensor" => Kind::Wait,
+            name if name.starts_with("_c10d_functional::") => Kind::Collective,
+            "aten::clone" | "aten::_to_copy" => Kind::Copy,
+            _ => Kind::Other,
+        };
+        Self {
+            kind,
+            has_effect: is_random || schema.returns.is_empty() || schema.writes(),
+            dropout: schema.parameters.iter().position(|parameter| parameter.name == "dropout_p"),
+            schema,
+        }
+    }
 }
 
 impl<'g> Facts<'g> {
     /// Reads the schemas of a verified graph.
     pub fn new(graph: &'g Graph) -> Self {
-        let parse = |schema| Schema::parse(schema).expect("the schemas of a verified graph parse");
-        Self { graph, schemas: graph.ops.values().map(|op| parse(op.schema.as_str())).collect() }
-    }
-
-    /// The schema of a node's operator.
-    pub fn schema(&self, node: &Node) -> &Schema<'g> {
-        &self.schemas[node.op]
-    }
-
-    /// Whether a node draws random numbers.
-    pub fn is_random(&self, node: &Node) -> bool {
-        let drops = |(parameter, arg): (&ir::Parameter<'_>, &Arg)| {
-            let zero = matches!(arg, Arg::None | Arg::Int(0)) || *arg == Arg::Float(0.0);
-            parameter.ty.base == "Generator" || (parameter.name == "dropout_p" && !zero)
-        };
-        RANDOM.contains(&self.graph.ops[node.op].name.as_str())
-            || self.schema(node).parameters.iter().zip(&node.args).any(drops)
+        Self { ops: graph.ops.values().map(OpFacts::new).collect() }
     }
 
     /// Whether a node matters although nothing uses its results: it checks something, draws random numbers or writes.
     pub fn has_effect(&self, node: &Node) -> bool {
-        let schema = self.schema(node);
-        schema.returns.is_empty() || schema.writes() || self.is_random(node)
+        let op = &self.ops[node.op];
+        let zero = |arg: &Arg| matches!(arg, Arg::None | Arg::Int(0)) || *arg == Arg::Float(0.0);
+        op.has_effect || op.dropout.is_some_and(|at| !zero(&node.args[at]))
     }
 
     /// Whether a node gives the same for the same operands whenever and however often it runs, alone on its rank.
@@ -64,28 +88,28 @@ impl<'g> Facts<'g> {
 
     /// Whether a node is a view: its results share memory with an operand.
     pub fn is_view(&self, node: &Node) -> bool {
-        self.schema(node).aliases()
+        self.ops[node.op].schema.aliases()
     }
 
     /// Whether a node gives its one tensor on in another form: it waits for it, views it, copies or casts it.
     pub fn carries(&self, node: &Node) -> bool {
-        let copies = matches!(self.graph.ops[node.op].name.as_str(), "aten::clone" | "aten::_to_copy");
-        node.operands().count() == 1 && (copies || self.is_wait(node) || self.is_view(node))
+        let carries = matches!(self.ops[node.op].kind, Kind::Copy | Kind::Wait) || self.is_view(node);
+        carries && node.operands().count() == 1
     }
 
     /// Whether a node takes part in communication, waiting included.
     pub fn is_communication(&self, node: &Node) -> bool {
-        self.graph.ops[node.op].name.starts_with("_c10d_functional::")
+        matches!(self.ops[node.op].kind, Kind::Collective | Kind::Wait)
     }
 
     /// Whether a node waits for a collective.
     pub fn is_wait(&self, node: &Node) -> bool {
-        self.graph.ops[node.op].name == "_c10d_functional::wait_tensor"
+        self.ops[node.op].kind == Kind::Wait
     }
 
     /// Whether a node starts a collective.
     pub fn is_collective(&self, node: &Node) -> bool {
-        self.is_communication(node) && !self.is_wait(node)
+        self.ops[node.op].kind == Kind::Collective
     }
 }
 
@@ -97,9 +121,12 @@ pub fn maker(graph: &Graph, value: ValueId) -> Option<NodeId> {
     }
 }
 
+/// Nodes by value.
+pub type Users = SecondaryMap<ValueId, SmallVec<[NodeId; 4]>>;
+
 /// The nodes of the program that use each value, in program order, a node once for each operand that it is.
-pub fn users(graph: &Graph) -> SecondaryMap<ValueId, Vec<NodeId>> {
-    let mut users: SecondaryMap<ValueId, Vec<NodeId>> = SecondaryMap::default();
+pub fn users(graph: &Graph) -> Users {
+    let mut users = Users::default();
     for id in &graph.order {
         graph.nodes[*id].operands().for_each(|operand| users[operand].push(*id));
     }

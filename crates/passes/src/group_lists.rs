@@ -3,8 +3,8 @@
 //! An optimizer does the same to every parameter, and capture gives a node for each. Nodes of the optimizer part that have the
 //! same operator and the same settings, and do not depend on each other, become one node of the table of list operations.
 
-use base::{Result, SecondaryMap};
-use ir::{Arg, Graph, Node, NodeId, Op, Patch, Phase, Return, ReturnType, TensorType, ValueId};
+use base::{PrimaryMap, Result, SecondaryMap};
+use ir::{Arg, Graph, Node, NodeId, Op, OpId, Patch, Phase, Return, ReturnType, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
@@ -79,10 +79,11 @@ fn groups(graph: &Graph) -> Vec<Group> {
 /// group do not depend on each other, and since every path from a group to another goes up, neither do groups in a circle.
 fn candidates(graph: &Graph) -> Vec<Candidate> {
     let mut levels: SecondaryMap<ValueId, u32> = SecondaryMap::with_default(0);
+    let named: PrimaryMap<OpId, Vec<Form>> = graph.ops.values().map(|op| forms_of(&op.name)).collect();
     let mut candidates = Vec::new();
     for id in &graph.order {
         let node = &graph.nodes[*id];
-        let forms = forms(graph, node);
+        let forms = forms(graph, node, &named[node.op]);
         let below = node.operands().map(|operand| levels[operand]).max().unwrap_or(0);
         let level = below + u32::from(!forms.is_empty());
         for result in node.results() {
@@ -96,26 +97,34 @@ fn candidates(graph: &Graph) -> Vec<Candidate> {
     candidates
 }
 
-/// The forms that a node fits; none if it is no candidate.
-fn forms(graph: &Graph, node: &Node) -> Vec<Form> {
+/// The forms that nodes of an operator may fit.
+fn forms_of(name: &str) -> Vec<Form> {
+    if ENTRYWISE.contains(&name) {
+        return vec![Form::Entrywise];
+    }
+    FORMS.iter().filter(|form| form.single == name).map(Form::List).collect()
+}
+
+/// Those of its operator's forms that a node fits; none if it is no candidate.
+fn forms(graph: &Graph, node: &Node, named: &[Form]) -> Vec<Form> {
     if node.phase != Phase::Optimizer {
         return Vec::new();
     }
-    let name = graph.ops[node.op].name.as_str();
-    if ENTRYWISE.contains(&name) {
-        let one_each = node.args.iter().all(|arg| !matches!(arg, Arg::Values(values) if values.len() > 1));
-        return if one_each { vec![Form::Entrywise] } else { Vec::new() };
-    }
-    let [Return::Value(result)] = node.returns.as_slice() else { return Vec::new() };
-    let fitting = FORMS.iter().filter(|form| form.single == name && form.roles.len() == node.args.len());
-    let fitting =
-        fitting.filter(|form| form.roles.iter().zip(&node.args).all(|(role, arg)| fits(graph, *role, arg)));
+    named.iter().filter(|form| fits_form(graph, node, **form)).copied().collect()
+}
+
+fn fits_form(graph: &Graph, node: &Node, form: Form) -> bool {
+    let Form::List(form) = form else {
+        return !node.args.iter().any(|arg| matches!(arg, Arg::Values(values) if values.len() > 1));
+    };
+    let [Return::Value(result)] = node.returns.as_slice() else { return false };
+    let fitting = form.roles.len() == node.args.len()
+        && form.roles.iter().zip(&node.args).all(|(role, arg)| fits(graph, *role, arg));
     // A list operation works on entries whose first tensor says what the result is.
     let shape = |value: ValueId| &graph.ty(value).shape;
-    let reduces = name == "aten::linalg_vector_norm" && shape(*result).is_empty();
-    let keeps =
-        |form: &&ListForm| entries(form, node).next().is_some_and(|first| shape(first) == shape(*result));
-    fitting.filter(|form| reduces || keeps(form)).map(Form::List).collect()
+    let reduces = || form.single == "aten::linalg_vector_norm" && shape(*result).is_empty();
+    let keeps = || entries(form, node).next().is_some_and(|first| shape(first) == shape(*result));
+    fitting && (reduces() || keeps())
 }
 
 fn fits(graph: &Graph, role: Role, arg: &Arg) -> bool {
@@ -175,7 +184,9 @@ impl Key<'_> {
         self.number(0);
         for value in values {
             let TensorType { dtype, device, .. } = self.graph.ty(value);
-            self.whole(&(dtype, device));
+            for part in [*dtype as u32, device.kind as u32, device.index.into()] {
+                self.number(part);
+            }
             count += 1_u32;
         }
         self.bytes[start..start + 4].copy_from_slice(&count.to_le_bytes());

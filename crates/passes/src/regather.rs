@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     Pass,
-    facts::{Facts, end_values, of_state_alone, positions, users},
+    facts::{Facts, Users, end_values, of_state_alone, positions, users},
 };
 
 /// Gathers what backward needs again.
@@ -54,7 +54,7 @@ impl Pass for Regather {
 struct Context<'g> {
     graph: &'g Graph,
     facts: Facts<'g>,
-    users: base::SecondaryMap<ValueId, Vec<NodeId>>,
+    users: Users,
     ends: FixedBitSet,
     /// What depends on nothing but state.
     alone: FixedBitSet,

@@ -37,7 +37,7 @@ pub fn exam(graph: &Graph, ranks: u32) -> Vec<Question> {
 }
 
 fn alone(call: &Call<'_>, strategy: &Strategy, ranks: u32, coordinate: u32) -> RankGraph {
-    let mut graph = Graph::default();
+    let mut graph = Graph { ops: call.graph.ops.clone(), ..Graph::default() };
     let operands = call.operands.iter().zip(&strategy.operands).enumerate();
     let operands = operands
         .map(|(number, (value, placement))| {
@@ -49,5 +49,5 @@ fn alone(call: &Call<'_>, strategy: &Strategy, ranks: u32, coordinate: u32) -> R
     let realised = Realised { call, strategy, operands, resharder: &resharder };
     let results = realised.write(&mut Emitter { graph: &mut graph, origin: Origin::default() });
     graph.returns = results.to_vec();
-    graph
+    graph.into_renumbered()
 }

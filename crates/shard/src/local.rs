@@ -93,7 +93,7 @@ fn is_dense(ty: &TensorType) -> bool {
 /// Whether two layouts of a tensor of `shape` have its dimensions in the same order in memory; those of size 1 lie anywhere.
 pub fn same_order(shape: &[i64], a: &[i64], b: &[i64]) -> bool {
     let order = |strides| memory_order(strides).into_iter().filter(|dim| shape[*dim] != 1);
-    order(a).eq(order(b))
+    a == b || order(a).eq(order(b))
 }
 
 /// Strides without gaps for `shape`, dimensions ordered in memory as `like` orders them.

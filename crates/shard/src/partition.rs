@@ -1,7 +1,7 @@
 //! From a graph and a choice for each of its operations to the graph of one rank.
 
 use aten::{Call, Strategy};
-use base::{Diagnostic, Result};
+use base::{Diagnostic, Result, SecondaryMap};
 use ir::{Graph, InputId, LabelId, NodeId, Phase, Placement, RankGraph, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -56,8 +56,13 @@ pub fn partition(graph: &Graph, assignment: &Assignment, axis: &Axis, coordinate
         graph,
         assignment,
         resharder: &resharder,
-        out: Graph { places: graph.places.clone(), modules: graph.modules.clone(), ..Graph::default() },
-        held: FxHashMap::default(),
+        out: Graph {
+            ops: graph.ops.clone(),
+            places: graph.places.clone(),
+            modules: graph.modules.clone(),
+            ..Graph::default()
+        },
+        held: SecondaryMap::default(),
         names: names(graph),
     };
     state.inputs();
@@ -77,7 +82,7 @@ struct Partition<'a> {
     assignment: &'a Assignment,
     resharder: &'a Resharder<'a>,
     out: Graph,
-    held: FxHashMap<ValueId, SmallVec<[Held; 2]>>,
+    held: SecondaryMap<ValueId, SmallVec<[Held; 2]>>,
     names: FxHashMap<ValueId, &'a str>,
 }
 
@@ -92,7 +97,7 @@ impl Partition<'_> {
     }
 
     fn hold(&mut self, value: ValueId, held: Held) {
-        self.held.entry(value).or_default().push(held);
+        self.held[value].push(held);
     }
 
     fn node(&mut self, id: NodeId) -> Result<()> {
@@ -145,7 +150,7 @@ impl Partition<'_> {
 
     /// The copies of a value that may be used in a part of the step.
     fn available(&self, value: ValueId, phase: Phase) -> SmallVec<[Held; 2]> {
-        let all = self.held.get(&value).cloned().unwrap_or_default();
+        let all = self.held[value].clone();
         let Some(kept) = self.assignment.kept.get(&(value, phase)) else { return all };
         // An input is there in its own placement at any time.
         let is_input = matches!(self.graph.values[value].def, ValueDef::Input(_));

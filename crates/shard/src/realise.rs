@@ -14,7 +14,7 @@ use crate::{
 /// PyTorch's default for a target that does not count; never a class.
 const IGNORED: i64 = -100;
 
-/// One operation with its local operands.
+/// One operation with its local operands. The rank's graph begins with the operators of the global one, so that their numbers hold in both.
 pub struct Realised<'a> {
     /// The operation in the global graph.
     pub call: &'a Call<'a>,
@@ -141,9 +141,6 @@ impl Realised<'_> {
 
     /// Writes the operation itself.
     fn push(&self, out: &mut Emitter<'_>, args: Vec<Arg>, operands: &[ValueId]) -> SmallVec<[ValueId; 2]> {
-        let op = self.call.graph.ops[self.call.node.op].clone();
-        let known = out.graph.ops.iter().find(|(_, known)| **known == op).map(|(id, _)| id);
-        let op = known.unwrap_or_else(|| out.graph.ops.push(op));
         let id = out.graph.nodes.next_id();
         let mut results = SmallVec::new();
         let mut position = 0;
@@ -163,7 +160,7 @@ impl Realised<'_> {
         let returns = returns.collect();
         let origin = out.origin;
         out.graph.nodes.push(ir::Node {
-            op,
+            op: self.call.node.op,
             args,
             returns,
             place: origin.place,

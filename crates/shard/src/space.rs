@@ -150,12 +150,12 @@ impl Space {
         offer: Offer,
         queue: &mut Vec<(ValueId, Offer)>,
     ) {
-        let call = Call::new(graph, node);
-        let Some(row) = aten::row(call.name()) else { return };
+        let Some(row) = aten::row(graph.op_name(node)) else { return };
         // One block stays one block except where dimensions are regrouped.
         if offer.1 == 1 && !regroups(row) {
             return;
         }
+        let call = Call::new(graph, node);
         let seed = |slot: usize, operand: bool| {
             let dim = usize::from(offer.0);
             if operand { Seed::operand(slot, dim, offer.1) } else { Seed::result(slot, dim, offer.1) }

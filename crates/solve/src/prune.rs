@@ -34,10 +34,12 @@ type Lists = SmallVec<[ListId; 3]>;
 
 /// How the states of one axis of an array compare, whatever the other axes are.
 struct Comparison {
-    /// Per pair of states `a * size + b`: the least cost of `a` over that of `b`.
-    least: Box<[i64]>,
+    /// The cells of each state, in one order.
+    rows: Box<[Box<[i64]>]>,
     /// Whether the array forbids the state.
     forbidden: Box<[bool]>,
+    /// Per pair of states `a * size + b`: the least cost of `a` over that of `b`, where it was asked for.
+    least: Box<[Option<i64>]>,
 }
 
 /// There are neighbours with which `b` is forbidden and `a` is not.
@@ -119,16 +121,16 @@ impl Pruner {
         let mut alive: Vec<bool> =
             (0..size).map(|a| !tables.iter().any(|&t| self.tables[t].forbidden[a])).collect();
         for a in (0..size).rev().filter(|&a| alive[a]).collect::<Vec<_>>() {
-            alive[a] = !(0..size).any(|b| b != a && alive[b] && self.dominates(&tables, b, a, size));
+            alive[a] = !(0..size).any(|b| b != a && alive[b] && self.dominates(&tables, b, a));
         }
         let kept: Vec<u32> = (0..size as u32).filter(|&a| alive[a as usize]).collect();
         (kept.len() < size).then_some(kept)
     }
 
-    fn dominates(&self, tables: &[usize], better: usize, worse: usize, size: usize) -> bool {
+    fn dominates(&mut self, tables: &[usize], better: usize, worse: usize) -> bool {
         let mut sum = 0_i128;
         for &table in tables {
-            let least = self.tables[table].least[worse * size + better];
+            let least = self.tables[table].least_excess(worse, better);
             if least == INCOMPARABLE {
                 return false;
             }
@@ -273,14 +275,14 @@ impl Comparison {
         let row = |state: usize| {
             (0..blocks).flat_map(move |block| &cells[(block * size + state) * run..][..run]).copied()
         };
-        let rows: Vec<Vec<i64>> = (0..size).map(|state| row(state).collect()).collect();
-        let forbidden: Box<[bool]> =
-            rows.iter().map(|row| row.iter().all(|&cell| cell >= INFINITE)).collect();
-        let mut least = Vec::with_capacity(size * size);
-        for a in &rows {
-            least.extend(rows.iter().map(|b| least_excess(a, b)));
-        }
-        Self { least: least.into(), forbidden }
+        let rows: Box<[Box<[i64]>]> = (0..size).map(|state| row(state).collect()).collect();
+        let forbidden = rows.iter().map(|row| row.iter().all(|&cell| cell >= INFINITE)).collect();
+        Self { rows, forbidden, least: vec![None; size * size].into() }
+    }
+
+    fn least_excess(&mut self, a: usize, b: usize) -> i64 {
+        let rows = &self.rows;
+        *self.least[a * rows.len() + b].get_or_insert_with(|| least_excess(&rows[a], &rows[b]))
     }
 }
 
