@@ -173,3 +173,28 @@ def give_up_and_take_back() -> None:
     found["other batch"] = off()
     found["cut"] = f"params.{name}" in step.plan.placements
     Path(f"given{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+def several_optimizers() -> None:
+    """Two networks learn in turn, each by its own optimizer; the differences from one device are written as JSON."""
+    ranks = int(os.environ["WORLD_SIZE"])
+    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES["state cut"].items()}
+    alone, together = steps.adversaries(), steps.adversaries()
+    step = unisono.parallelize(
+        together.step,
+        model=together.model,
+        optimizer=together.optimizers,
+        example=together.batches[0],
+        mesh={"a": ranks},
+        pins=pins,
+        cluster=steps.EAGER_TO_CUT,
+    )
+    returned = [difference(step(*batch), alone.step(*batch)) for batch in alone.batches]
+    step.sync()
+    pairs = zip(together.model.state_dict().values(), alone.model.state_dict().values(), strict=True)
+    kept = [difference(found, wanted) for found, wanted in pairs]
+    for one, other in zip(together.optimizers, alone.optimizers, strict=True):
+        for found, wanted in zip(one.state.values(), other.state.values(), strict=True):
+            kept += [difference(torch.as_tensor(found[key]), torch.as_tensor(wanted[key])) for key in wanted]
+    cut = [name for name in step.plan.placements if name.startswith("optimizer.")]
+    Path(f"several{os.environ['RANK']}.json").write_text(json.dumps({"off": max(returned + kept), "cut": cut}))

@@ -28,6 +28,16 @@ class Training:
     batches: list[tuple[Any, ...]]
 
 
+@dataclass
+class SeveralTrainings:
+    """What a user has whose networks learn in turn."""
+
+    model: nn.ModuleDict
+    optimizers: list[torch.optim.Optimizer]
+    step: Callable[..., Any]
+    batches: list[tuple[Any, ...]]
+
+
 class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -148,3 +158,27 @@ def llama(count: int = 5, batch: int = 4, adamw: bool = True) -> Training:
         return loss.detach()
 
     return Training(model, optimizer, step, _tokens(count, batch))
+
+
+def adversaries(count: int = 3) -> SeveralTrainings:
+    """A generator and its critic, each with an optimizer of its own."""
+    torch.manual_seed(4)
+    generator, critic = nn.Linear(6, 48), nn.Sequential(nn.Linear(48, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-2, eps=1e-5)
+    of_generator = torch.optim.RMSprop(generator.parameters(), lr=1e-2)
+
+    def step(real: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        noise = torch.sin(numbers[:, None] * torch.arange(1, 7))
+        of_critic.zero_grad()
+        told = F.softplus(-critic(real.flatten(1))).mean() + F.softplus(critic(generator(noise).detach())).mean()
+        told.backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        fooled = F.softplus(-critic(generator(noise))).mean()
+        fooled.backward()
+        of_generator.step()
+        return (told + fooled).detach()
+
+    model = nn.ModuleDict({"generator": generator, "critic": critic})
+    batches = [(torch.randn(8, 3, 4, 4), torch.randint(0, 8, (8,))) for _ in range(count)]
+    return SeveralTrainings(model, [of_critic, of_generator], step, batches)

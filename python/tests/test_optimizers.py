@@ -228,6 +228,104 @@ def test_cut_over_two_ranks_an_update_is_that_of_one_device(make, family):
     assert cut or family == "batch cut"
 
 
+# Several optimizers in one step.
+
+
+Several = tuple[nn.Module, list[optim.Optimizer], Any]
+
+
+def by_shape(for_matrices: Make) -> Several:
+    """One optimizer for matrices, AdamW for everything else."""
+    torch.manual_seed(0)
+    model = Net()
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if p.dim() != 2]
+    optimizers = [for_matrices(matrices), optim.AdamW([{"params": others[:2], "lr": 1e-2}, {"params": others[2:]}])]
+
+    def step(x, y):
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return loss
+
+    return model, optimizers, step
+
+
+def muon_and_adamw() -> Several:
+    return by_shape(of("Muon", lr=1e-2))
+
+
+def sgd_and_adamw() -> Several:
+    return by_shape(of("SGD", lr=0.1, momentum=0.9))
+
+
+def adversaries() -> Several:
+    training = steps.adversaries()
+    return training.model, training.optimizers, training.step
+
+
+@pytest.mark.parametrize("make", [muon_and_adamw, adversaries])
+def test_several_optimizers_with_schedules_update_as_pytorchs_do(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # plans are kept there
+    batches = [(torch.randn(8, 3, 4, 4), torch.randint(0, 8, (8,))) for _ in range(3)]
+    reference, _, eager = made = make()
+    model, optimizers, step = make()
+    schedules = [[optim.lr_scheduler.ExponentialLR(o, 0.5) for o in one] for one in (made[1], optimizers)]
+    parallel = unisono.parallelize(
+        step, model=model, optimizer=optimizers, example=batches[0], cluster=steps.EAGER_TO_CUT
+    )
+    for batch in batches:
+        torch.testing.assert_close(parallel(*batch), eager(*batch), rtol=1e-4, atol=0)
+        for schedule in itertools.chain(*schedules):
+            schedule.step()
+    parallel.sync()
+    # Muon rounds its updates to bfloat16, in which the last bit of a gradient can show.
+    bound = 1e-3 if make is muon_and_adamw else 1e-5
+    for (name, found), wanted in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
+        assert _difference(found, wanted) <= bound, name
+    for own, of_reference in zip(optimizers, made[1], strict=True):
+        for found, wanted in zip(own.state.values(), of_reference.state.values(), strict=True):
+            assert found.keys() == wanted.keys()
+            pairs = [(torch.as_tensor(found[key]), torch.as_tensor(wanted[key])) for key in found]
+            assert all(torch.allclose(*pair, rtol=10 * bound, atol=bound) for pair in pairs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("make", [sgd_and_adamw, adversaries])
+def test_cut_over_two_ranks_several_optimizers_update_as_on_one_device(make, family):
+    batches = [(torch.randn(8, 3, 4, 4), torch.randint(0, 8, (8,))) for _ in range(3)]
+    model, optimizers, step = make()
+    reference, _, eager = make()
+    graph = unisono.capture(step, model=model, optimizer=optimizers, example=batches[0])
+    expected = [eager(*batch).item() for batch in batches]
+    losses, after = train(graph, planned(graph, family, 2), 2, batches, passes=True)
+    assert [loss.item() for loss in losses] == pytest.approx(expected, rel=1e-5)
+    for name, parameter in reference.named_parameters():
+        assert _difference(after[name], parameter.detach()) <= 1e-5, name
+
+
+def test_a_parameter_of_two_optimizers_is_refused_by_name():
+    model = nn.Linear(4, 4)
+    optimizers = [optim.SGD([model.weight], lr=0.1), optim.AdamW(model.parameters())]
+    with pytest.raises(StepError) as caught:
+        unisono.capture(lambda x: model(x).sum(), model=model, optimizer=optimizers, example=(torch.ones(2, 4),))
+    assert caught.value.code == "U0125"
+    assert "`params.weight`" in caught.value.message
+    assert "SGD and AdamW" in caught.value.message
+
+
+def test_a_setting_that_changes_is_named_with_its_optimizer(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model, optimizers, step = muon_and_adamw()
+    batch = (torch.randn(8, 3, 4, 4), torch.randint(0, 8, (8,)))
+    parallel = unisono.parallelize(step, model=model, optimizer=optimizers, example=batch, cluster=steps.EAGER_TO_CUT)
+    optimizers[1].param_groups[1]["weight_decay"] = 0.5
+    with pytest.raises(StepError, match=r"`weight_decay` of parameter group 1 of AdamW is 0\.5"):
+        parallel(*batch)
+
+
 # What cannot be captured.
 
 

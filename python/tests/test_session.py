@@ -75,3 +75,12 @@ def test_tensors_that_are_cut_are_the_steps_until_sync_and_nan_and_small_to_the_
         assert found["strides"]
         assert found["synced"] < 1e-5
         assert found["other batch"] < 1e-5
+
+
+def test_several_optimizers_learn_on_two_ranks_as_on_one_device(tmp_path):
+    for rank, one in enumerate(launch.run("session_ranks:several_optimizers", 2, tmp_path, 90)):
+        assert one.status == 0, f"rank {rank}: {one.err[-2000:]}"
+        found = json.loads((tmp_path / f"several{rank}.json").read_text())
+        assert found["off"] < 2e-5
+        assert any("generator" in name for name in found["cut"])
+        assert any("critic" in name for name in found["cut"])

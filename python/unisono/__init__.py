@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono import errors
@@ -25,7 +25,7 @@ def capture(
     train_step: Callable[..., Any],
     *,
     model: nn.Module | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     example: Any,
 ) -> StepGraph:
     """Captures one training step (forward, loss, backward, clipping, optimizer) as a flat, functional graph.
@@ -34,12 +34,12 @@ def capture(
     the state that its first step would create.
 
     Inputs of the graph are named ``params.<name>``, ``buffers.<name>``, ``optimizer.<parameter>.<key>``, ``hyper.<group>.lr``,
-    ``batch.<argument path>`` and ``constants.<number>``.
+    ``batch.<argument path>`` and ``constants.<number>``; the groups of several optimizers are numbered on.
 
     Args:
         train_step: a function that does one step with ``model`` and ``optimizer``; it may close over them.
         model: the module that the step trains.
-        optimizer: any optimizer of ``torch.optim`` that needs no closure.
+        optimizer: any optimizer of ``torch.optim`` that needs no closure, or several, each for parameters of its own.
         example: the tuple of arguments that the step is called with; only shapes, types and devices of its tensors matter.
 
     Returns:
@@ -50,16 +50,17 @@ def capture(
         UnsupportedError: the step contains something that cannot be captured yet.
     """
     from unisono._capture import capture_step
+    from unisono._capture.optimizer import together
     from unisono.graph import StepGraph
 
-    return StepGraph(capture_step(train_step, model=model, optimizer=optimizer, example=example))
+    return StepGraph(capture_step(train_step, model=model, optimizers=together(optimizer), example=example))
 
 
 def parallelize(
     train_step: Callable[..., Any],
     *,
     model: nn.Module | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     example: Any,
     mesh: Mapping[str, int] | None = None,
     memory_limit: int | None = None,
@@ -77,7 +78,7 @@ def parallelize(
     Args:
         train_step: a function that does one training step with ``model`` and ``optimizer``.
         model: the module that it trains.
-        optimizer: any optimizer of ``torch.optim`` that needs no closure.
+        optimizer: any optimizer of ``torch.optim`` that needs no closure, or several, each for parameters of its own.
         example: the tuple of arguments that the step is called with, of the global batch.
         mesh: one axis with its size, such as ``{"a": 4}``; by default one axis of all ranks.
         memory_limit: most bytes of one rank.

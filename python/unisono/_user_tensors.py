@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -58,10 +60,10 @@ def refuse_use(module: nn.Module, arguments: tuple[object, ...]) -> None:
     )
 
 
-def require_values(model: nn.Module | None, optimizer: Optimizer | None) -> None:
-    """Refuses a model or optimizer whose values another step keeps."""
+def require_values(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> None:
+    """Refuses a model or optimizers whose values another step keeps."""
     tensors = [] if model is None else [*model.named_parameters(), *model.named_buffers()]
-    states = [] if optimizer is None else optimizer.state.values()
+    states = (state for optimizer in optimizers for state in optimizer.state.values())
     kept = ((f"the optimizer's {key}", value) for state in states for key, value in state.items())
     for name, tensor in (*tensors, *kept):
         if hasattr(tensor, _MARK):

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import statistics
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from unisono import _agreement, _measure, _native, _profile
 from unisono._capture import Capture, capture_step
-from unisono._capture import optimizer as optimizers
 from unisono._capture.inputs import StepInput, StepInputs, collect, learning_rate
+from unisono._capture.optimizer import create_state, group_name, groups_of, guarded_settings, state_of, together
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._message import pack
 from unisono._placements import cut, put_together
@@ -44,7 +44,7 @@ class ParallelStep:
         train_step: Callable[..., Any],
         *,
         model: nn.Module | None,
-        optimizer: Optimizer | None,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
         example: Any,
         mesh: Mapping[str, int] | None,
         memory_limit: int | None,
@@ -58,10 +58,11 @@ class ParallelStep:
         if compare_every < 0:
             message = f"`compare_every` is {compare_every}"
             raise ConfigurationError(message, code="U0012", hint="a number of steps, or 0 to compare never")
-        require_values(model, optimizer)
+        optimizers = together(optimizer)
+        require_values(model, optimizers)
         self.ranks = Ranks()
         self._axis = _axis(mesh, self.ranks.count)
-        self._model, self._optimizer, self._seed = model, optimizer, seed
+        self._model, self._optimizers, self._seed = model, optimizers, seed
         self._compare_every, self._steps = compare_every, 0
         self._inputs, graph = self._capture(train_step, example)
         text = self._plan(graph, memory_limit, pins, plan, cluster)
@@ -78,7 +79,7 @@ class ParallelStep:
         message: Any = None
         if self.ranks.rank == 0:
             try:
-                captured = capture_step(train_step, model=self._model, optimizer=self._optimizer, example=example)
+                captured = capture_step(train_step, model=self._model, optimizers=self._optimizers, example=example)
                 message = _shared(captured)
             except UnisonoError as error:
                 message = error
@@ -93,16 +94,16 @@ class ParallelStep:
         self.ranks.raise_together(met)
         self._returns = pytree.treespec_loads(message["returns"])
         self._return_constants = dict(message["return_constants"])
-        self._settings = optimizers.guarded_settings(self._optimizer)
+        self._settings = guarded_settings(self._optimizers)
         self._training = self._model.training if self._model is not None else True
         self.ranks.same_everywhere([item.tensor.detach() for item in inputs.inputs if item.cls in _STATE])
         return inputs, message["graph"]
 
     def _collect(self, train_step: Callable[..., Any], example: Any, message: dict[str, Any]) -> StepInputs:
         """The inputs of the step on a rank that has not captured it."""
-        if self._optimizer is not None:
-            optimizers.create_state(self._optimizer)
-        inputs = collect(train_step, self._model, self._optimizer, example)
+        for optimizer in self._optimizers:
+            create_state(optimizer)
+        inputs = collect(train_step, self._model, self._optimizers, example)
         for name, dtype, shape in message["constants"]:
             inputs.add(StepInput("constant", name, torch.empty(shape, dtype=getattr(torch, dtype))))
         _agreement.require_alike(_agreement.described(inputs), self.ranks.rank, message["inputs"])
@@ -170,9 +171,9 @@ class ParallelStep:
             returned = self._executor(tensors)
         except UnisonoError as error:
             raise self._blamed(error) from None
-        if self._optimizer is not None:
+        for optimizer in self._optimizers:
             # schedulers ask whether the optimizer has taken a step
-            self._optimizer._opt_called = True  # type: ignore[attr-defined]
+            optimizer._opt_called = True  # type: ignore[attr-defined]
         leaves, values = [], iter(returned)
         for position in range(self._returns.num_leaves):
             constant = position in self._return_constants
@@ -203,17 +204,18 @@ class ParallelStep:
         self._check_settings()
         if self._compare_every and self._steps % self._compare_every == 0:
             self._require_agreement(batch)
+        groups = groups_of(self._optimizers)
         tensors = []
         for position, item in enumerate(self._inputs.inputs):
             if item.cls == "batch":
                 tensors.append(cut(batch[position], self._placed[position], self.ranks.rank, self.ranks.count))
-            elif item.cls == "hyper" and item.owner is not None and self._optimizer is not None:
-                tensors.append(learning_rate(self._optimizer.param_groups[item.owner[0]]))
+            elif item.cls == "hyper" and item.owner is not None:
+                tensors.append(learning_rate(groups[item.owner[0]]))
         return tensors
 
     def _require_agreement(self, batch: dict[int, torch.Tensor]) -> None:
         """Refuses a step whose inputs, or whose random numbers, are not the same on every rank."""
-        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        groups = groups_of(self._optimizers)
         given = {item.name: batch[position] for position, item in enumerate(self._inputs.inputs) if item.cls == "batch"}
         given |= {f"hyper.{index}.lr": learning_rate(group) for index, group in enumerate(groups) if "lr" in group}
         if self._draws:
@@ -232,12 +234,12 @@ class ParallelStep:
         return leaf.detach()
 
     def _check_settings(self) -> None:
-        now = optimizers.guarded_settings(self._optimizer)
+        now = guarded_settings(self._optimizers)
         if now != self._settings:
             for index, (group, before) in enumerate(zip(now, self._settings, strict=False)):
                 for key in group:
                     if group[key] != before.get(key):
-                        what = f"`{key}` of parameter group {index} is {group[key]}"
+                        what = f"`{key}` of {group_name(self._optimizers, index)} is {group[key]}"
                         raise _changed(
                             what, f"it was {before.get(key)} when the step was captured; only `lr` may change"
                         )
@@ -281,10 +283,11 @@ class ParallelStep:
 
     def _write_number(self, item: StepInput) -> None:
         """State that the optimizer keeps as a Python number is written as one."""
-        if item.cls == "optimizer" and item.owner is not None and self._optimizer is not None:
+        if item.cls == "optimizer" and item.owner is not None:
             parameter, key = item.owner
-            if not isinstance(self._optimizer.state[parameter][key], torch.Tensor):
-                self._optimizer.state[parameter][key] = item.tensor.item()
+            state = state_of(self._optimizers, parameter)
+            if not isinstance(state[key], torch.Tensor):
+                state[key] = item.tensor.item()
 
     def timeline(self, *arguments: Any) -> list[tuple[str, str | None, int, int]]:
         """Runs one step and returns for each instruction what it is, its place, its start and its duration in nanoseconds."""

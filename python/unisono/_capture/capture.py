@@ -13,8 +13,8 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono._capture import optimizer as optimizers
 from unisono._capture.inputs import StepInputs, collect
+from unisono._capture.optimizer import create_state, guarded_settings
 from unisono._capture.places import user_place
 from unisono._capture.trace import Traced, trace
 from unisono._capture.wire import Encoder
@@ -41,28 +41,37 @@ class Capture:
 
 
 def capture_step(
-    train_step: Callable[..., Any], *, model: nn.Module | None, optimizer: Optimizer | None, example: Any
+    train_step: Callable[..., Any],
+    *,
+    model: nn.Module | None,
+    optimizers: tuple[Optimizer, ...],
+    example: Any,
 ) -> Capture:
     """Captures one call of ``train_step``; see :func:`unisono.capture`."""
-    if optimizer is not None:
+    for optimizer in optimizers:
         try:
-            optimizers.create_state(optimizer)
+            create_state(optimizer)
         except UnisonoError as error:
-            _find_call(error, train_step, model, optimizer, example)
+            _find_call(error, optimizer, train_step, model, optimizers, example)
             raise
-    settings = optimizers.guarded_settings(optimizer)
-    inputs = collect(train_step, model, optimizer, example)
-    traced = trace(train_step, model, optimizer, inputs, gradients_may_be_there=True)
+    settings = guarded_settings(optimizers)
+    inputs = collect(train_step, model, optimizers, example)
+    traced = trace(train_step, model, optimizers, inputs, gradients_may_be_there=True)
     encoder = Encoder(traced, inputs)
     if encoder.reads_stale_gradients:
-        traced, encoder, inputs = _without_gradients(train_step, model, optimizer, example, traced)
+        traced, encoder, inputs = _without_gradients(train_step, model, optimizers, example, traced)
     return Capture(encoder.bytes(), inputs, traced.returns, traced.return_constants, settings)
 
 
 def _find_call(
-    error: UnisonoError, train_step: Callable[..., Any], model: nn.Module | None, optimizer: Optimizer, example: Any
+    error: UnisonoError,
+    optimizer: Optimizer,
+    train_step: Callable[..., Any],
+    model: nn.Module | None,
+    optimizers: tuple[Optimizer, ...],
+    example: Any,
 ) -> None:
-    """Gives an error of the optimizer the place where the step calls it, if it does."""
+    """Gives an error of one of the optimizers the place where the step calls it, if it does."""
 
     def called(*_arguments: Any, **_settings: Any) -> None:
         file, line = user_place(sys._getframe(1))
@@ -72,14 +81,19 @@ def _find_call(
     # Gradients are not asked for: they may be what cannot be traced.
     quick = mock.patch.object(optimizer, "step", called), mock.patch("torch.Tensor.backward")
     with quick[0], quick[1], contextlib.suppress(Exception):
-        trace(train_step, model, optimizer, collect(train_step, model, optimizer, example), gradients_may_be_there=True)
+        inputs = collect(train_step, model, optimizers, example)
+        trace(train_step, model, optimizers, inputs, gradients_may_be_there=True)
 
 
 def _without_gradients(
-    train_step: Callable[..., Any], model: nn.Module | None, optimizer: Optimizer | None, example: Any, before: Traced
+    train_step: Callable[..., Any],
+    model: nn.Module | None,
+    optimizers: tuple[Optimizer, ...],
+    example: Any,
+    before: Traced,
 ) -> tuple[Traced, Encoder, StepInputs]:
     """The capture of a step that adds to the gradients it finds: legal if it finds none and leaves none."""
-    inputs = collect(train_step, model, optimizer, example)
+    inputs = collect(train_step, model, optimizers, example)
     there = [i.name for i in inputs.inputs if i.cls == "parameter" and i.tensor.grad is not None]
     if there or not before.ends_without_gradients:
         raise StepError(
@@ -88,5 +102,5 @@ def _without_gradients(
             cause="gradients would have to be carried from step to step; they are not state of the captured step",
             hint="call `optimizer.zero_grad()` at the beginning of the step; accumulate over micro-batches within one step",
         )
-    traced = trace(train_step, model, optimizer, inputs, gradients_may_be_there=False)
+    traced = trace(train_step, model, optimizers, inputs, gradients_may_be_there=False)
     return traced, Encoder(traced, inputs), inputs

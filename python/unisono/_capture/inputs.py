@@ -51,13 +51,12 @@ class StepInputs:
 
 
 def collect(
-    train_step: Callable[..., Any], model: nn.Module | None, optimizer: Optimizer | None, example: Any
+    train_step: Callable[..., Any], model: nn.Module | None, optimizers: tuple[Optimizer, ...], example: Any
 ) -> StepInputs:
     """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, learning rates, batch."""
     found = StepInputs()
     names = _add_model(found, model)
-    if optimizer is not None:
-        _add_optimizer(found, optimizer, names)
+    _add_optimizers(found, optimizers, names)
     _add_arguments(found, train_step, example)
     return found
 
@@ -75,22 +74,35 @@ def _add_model(found: StepInputs, model: nn.Module | None) -> dict[int, str]:
     return names
 
 
-def _add_optimizer(found: StepInputs, optimizer: Optimizer, names: dict[int, str]) -> None:
-    for index, group in enumerate(optimizer.param_groups):
+def _add_optimizers(found: StepInputs, optimizers: tuple[Optimizer, ...], names: dict[int, str]) -> None:
+    groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
+    owners: dict[int, Optimizer] = {}
+    for index, (optimizer, group) in enumerate(groups):
         for position, parameter in enumerate(group["params"]):
             if id(parameter) not in names:
                 names[id(parameter)] = f"group{index}.{position}"
                 found.add(StepInput("parameter", f"params.{names[id(parameter)]}", parameter))
-            state = optimizer.state.get(parameter, {})
-            for key, value in state.items():
+            name = names[id(parameter)]
+            if id(parameter) in owners:
+                _refuse_shared(name, owners[id(parameter)], optimizer)
+            owners[id(parameter)] = optimizer
+            for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, bool) or not isinstance(value, torch.Tensor | int | float):
                     continue
                 tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=_wide(value))
-                name = f"optimizer.{names[id(parameter)]}.{key}"
-                found.add(StepInput("optimizer", name, tensor, (parameter, key)))
-    for index, group in enumerate(optimizer.param_groups):
+                found.add(StepInput("optimizer", f"optimizer.{name}.{key}", tensor, (parameter, key)))
+    for index, (_, group) in enumerate(groups):
         if "lr" in group:
             found.add(StepInput("hyper", f"hyper.{index}.lr", learning_rate(group), (index, "lr")))
+
+
+def _refuse_shared(name: str, one: Optimizer, other: Optimizer) -> None:
+    raise StepError(
+        f"`params.{name}` belongs to two optimizers, {type(one).__name__} and {type(other).__name__}",
+        code="U0125",
+        cause="`optimizer.<parameter>.<key>` names the state of one",
+        hint="give each parameter to one optimizer, and each optimizer once",
+    )
 
 
 def learning_rate(group: dict[str, Any]) -> torch.Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -65,6 +65,33 @@ class _FirstValues(dict[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         self.first.setdefault(key, value)
         super().__setitem__(key, value)
+
+
+def together(given: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, ...]:
+    """The optimizers of a step, in one form."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, Optimizer) else tuple(given)
+
+
+def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """The parameter groups of all optimizers, in the order in which they are numbered."""
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def group_name(optimizers: Sequence[Optimizer], number: int) -> str:
+    """What messages call a group."""
+    if len(optimizers) == 1:
+        return f"parameter group {number}"
+    names = [
+        f"parameter group {index} of {type(o).__name__}" for o in optimizers for index in range(len(o.param_groups))
+    ]
+    return names[number]
+
+
+def state_of(optimizers: Iterable[Optimizer], parameter: torch.Tensor) -> dict[str, Any]:
+    """The state of a parameter, of the one optimizer that has any."""
+    return next((o.state[parameter] for o in optimizers if parameter in o.state), {})
 
 
 def create_state(optimizer: Optimizer) -> None:
@@ -163,10 +190,9 @@ def rate_changed(which: str, place: str | None = None) -> StepError:
     )
 
 
-def guarded_settings(optimizer: Optimizer | None) -> list[dict[str, Any]]:
+def guarded_settings(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     """The settings of each group that become constants of the graph."""
-    groups = optimizer.param_groups if optimizer is not None else []
-    return [{key: value for key, value in group.items() if key not in _NOT_GUARDED} for group in groups]
+    return [{key: value for key, value in group.items() if key not in _NOT_GUARDED} for group in groups_of(optimizers)]
 
 
 def can_be_fused(group: dict[str, Any]) -> bool:
@@ -190,7 +216,7 @@ def is_number(parameter: torch.Tensor, key: str, value: torch.Tensor) -> bool:
 
 @contextmanager
 def traceable(
-    optimizer: Optimizer,
+    optimizers: Iterable[Optimizer],
     twins: dict[int, torch.Tensor],
     state: dict[int, dict[str, Any]],
     rates: dict[int, torch.Tensor],
@@ -198,11 +224,30 @@ def traceable(
     """Puts traced twins in the place of parameters, state and learning rates, and chooses traceable implementations.
 
     Args:
-        optimizer: the user's optimizer; it is as before when the context is left.
+        optimizers: the user's optimizers; they are as before when the context is left.
         twins: the traced twin of each parameter, by the parameter's ``id``.
         state: the traced state of each parameter, by the parameter's ``id``.
         rates: the traced learning rate of each group that has one, by the group's number.
     """
+    first = 0
+    with ExitStack() as stack:
+        stack.enter_context(adafactor.traceable())
+        for optimizer in optimizers:
+            own = {
+                index: rates[first + index] for index in range(len(optimizer.param_groups)) if first + index in rates
+            }
+            stack.enter_context(_on_twins(optimizer, twins, state, own))
+            first += len(optimizer.param_groups)
+        yield
+
+
+@contextmanager
+def _on_twins(
+    optimizer: Optimizer,
+    twins: dict[int, torch.Tensor],
+    state: dict[int, dict[str, Any]],
+    rates: dict[int, torch.Tensor],
+) -> Iterator[None]:
     real_state, real_groups = optimizer.state, [dict(group) for group in optimizer.param_groups]
     attributes = dict(optimizer.__dict__)
     optimizer.state = defaultdict(dict)
@@ -219,8 +264,7 @@ def traceable(
         if "capturable" in group:
             group["capturable"] = True
     try:
-        with adafactor.traceable():
-            yield
+        yield
     finally:
         for group, real in zip(optimizer.param_groups, real_groups, strict=True):
             group.clear()

@@ -24,8 +24,16 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from unisono._capture import kernels
-from unisono._capture import optimizer as optimizers
 from unisono._capture.inputs import StepInput, StepInputs
+from unisono._capture.optimizer import (
+    can_be_fused,
+    group_name,
+    groups_of,
+    is_number,
+    rate_changed,
+    state_of,
+    traceable,
+)
 from unisono._capture.places import OriginTracker, is_the_users, place_of
 from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono.errors import StepError, UnisonoError, UnsupportedError
@@ -56,7 +64,7 @@ class Traced:
 def trace(
     train_step: Callable[..., Any],
     model: nn.Module | None,
-    optimizer: Optimizer | None,
+    optimizers: tuple[Optimizer, ...],
     inputs: StepInputs,
     *,
     gradients_may_be_there: bool,
@@ -65,7 +73,7 @@ def trace(
     kernels.register()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [_fake(fake_mode, item) for item in inputs.inputs]
-    run = _Run(train_step, model, optimizer, inputs)
+    run = _Run(train_step, model, optimizers, inputs)
     if gradients_may_be_there:
         run.stale = [position for position, fake in enumerate(fakes) if fake.requires_grad]
         with fake_mode:
@@ -129,9 +137,13 @@ class _Run:
     """The function that is traced: the step on twins, returning its result and the state that it replaced."""
 
     def __init__(
-        self, train_step: Callable[..., Any], model: nn.Module | None, optimizer: Optimizer | None, inputs: StepInputs
+        self,
+        train_step: Callable[..., Any],
+        model: nn.Module | None,
+        optimizers: tuple[Optimizer, ...],
+        inputs: StepInputs,
     ) -> None:
-        self.train_step, self.model, self.optimizer, self.inputs = train_step, model, optimizer, inputs
+        self.train_step, self.model, self.optimizers, self.inputs = train_step, model, optimizers, inputs
         self.origins = OriginTracker(model)
         self.stale: list[int] = []
         self.traced: Traced | None = None
@@ -148,9 +160,8 @@ class _Run:
                 swapped = {name: twins[id(tensor)] for name, tensor in named.items()}
                 stack.enter_context(stateless._reparametrize_module(self.model, swapped, tie_weights=True))
             state = self._optimizer_state(items)
-            if self.optimizer is not None:
-                rates = {item.owner[0]: fake for item, fake in items if item.cls == "hyper" and item.owner}
-                stack.enter_context(optimizers.traceable(self.optimizer, twins, state, rates))
+            rates = {item.owner[0]: fake for item, fake in items if item.cls == "hyper" and item.owner}
+            stack.enter_context(traceable(self.optimizers, twins, state, rates))
             result = self._call(fakes, twins)
             self._check_settings()
             replaced = self._replaced(items, twins, state)
@@ -188,19 +199,17 @@ class _Run:
             return self.train_step(*arguments)
 
     def _optimizer_state(self, items: list[tuple[StepInput, torch.Tensor]]) -> dict[int, dict[str, Any]]:
-        """The optimizer's state with traced tensors, by the ``id`` of the parameter.
+        """The state of the optimizers with traced tensors, by the ``id`` of the parameter.
 
         Numbers of groups without a fused kernel (step counts) are traced in double precision, because the optimizer computes
         with them as Python numbers when it is not traced.
         """
-        if self.optimizer is None:
-            return {}
-        state = {id(parameter): dict(values) for parameter, values in self.optimizer.state.items()}
-        fused = {id(p) for g in self.optimizer.param_groups if optimizers.can_be_fused(g) for p in g["params"]}
+        state = {id(parameter): dict(values) for o in self.optimizers for parameter, values in o.state.items()}
+        fused = {id(p) for group in groups_of(self.optimizers) if can_be_fused(group) for p in group["params"]}
         for item, fake in items:
             if item.cls == "optimizer" and item.owner is not None:
                 parameter, key = item.owner
-                number = optimizers.is_number(parameter, key, fake) and id(parameter) not in fused
+                number = is_number(parameter, key, fake) and id(parameter) not in fused
                 state[id(parameter)][key] = fake.to(torch.float64) if number else fake
         return state
 
@@ -216,8 +225,8 @@ class _Run:
             now: Any = fake
             if item.cls == "buffer" and self.model is not None:
                 now = self.model.get_buffer(item.name.removeprefix("buffers."))
-            elif item.cls == "optimizer" and item.owner is not None and self.optimizer is not None:
-                now = self.optimizer.state[twins[id(item.owner[0])]].get(item.owner[1])
+            elif item.cls == "optimizer" and item.owner is not None:
+                now = state_of(self.optimizers, twins[id(item.owner[0])]).get(item.owner[1])
             if now is fake:
                 continue
             if not isinstance(now, torch.Tensor) or now.shape != fake.shape:
@@ -231,12 +240,10 @@ class _Run:
 
     def _check_settings(self) -> None:
         """Refuses a step that changes a learning rate."""
-        if self.optimizer is None:
-            return
-        for index, group in enumerate(self.optimizer.param_groups):
+        for index, group in enumerate(groups_of(self.optimizers)):
             lr = group.get("lr")
             if lr is not None and not isinstance(lr, torch.Tensor):
-                raise optimizers.rate_changed(f"of parameter group {index}")
+                raise rate_changed(f"of {group_name(self.optimizers, index)}")
 
     @contextlib.contextmanager
     def explaining_errors(self) -> Iterator[None]:
