@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -19,7 +20,7 @@ from torch import nn, optim
 
 import unisono
 from unisono import _native
-from unisono.errors import StepError, UnsupportedError
+from unisono.errors import ConfigurationError, StepError, UnsupportedError
 
 Make = Callable[[list[nn.Parameter]], optim.Optimizer]
 SHAPES = ((24, 8), (2, 3, 4, 5), (17,), ())
@@ -314,6 +315,28 @@ def test_a_parameter_of_two_optimizers_is_refused_by_name():
     assert caught.value.code == "U0125"
     assert "`params.weight`" in caught.value.message
     assert "SGD and AdamW" in caught.value.message
+
+
+@pytest.mark.parametrize("known", [0, 1, None])
+def test_an_optimizer_that_the_step_calls_and_was_not_passed_is_refused_at_the_call(known):
+    training = steps.adversaries()
+    passed = None if known is None else training.optimizers[known]
+    before = copy.deepcopy(training.model.state_dict())
+    with pytest.raises(StepError) as caught:
+        unisono.capture(training.step, model=training.model, optimizer=passed, example=training.batches[0])
+    assert caught.value.code == "U0126"
+    assert ("RMSprop.step" if known == 0 else "Adam.step") in caught.value.message
+    file, _, number = (caught.value.place or "").rpartition(":")
+    assert file == steps.__file__
+    called = "of_generator.step()" if known == 0 else "of_critic.step()"
+    assert Path(file).read_text().splitlines()[int(number) - 1].strip() == called
+    assert all(torch.equal(now, before[name]) for name, now in training.model.state_dict().items())
+
+
+@pytest.mark.parametrize("given", ["adam", [optim.Adam], object()])
+def test_what_is_no_optimizer_is_refused_as_such(given):
+    with pytest.raises(ConfigurationError, match=r"is no torch\.optim\.Optimizer"):
+        unisono.capture(lambda x: x.sum(), optimizer=given, example=(torch.ones(2),))
 
 
 def test_a_setting_that_changes_is_named_with_its_optimizer(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,10 +10,12 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture import adafactor
-from unisono.errors import StepError, UnsupportedError
+from unisono._capture.places import user_place
+from unisono.errors import ConfigurationError, StepError, UnsupportedError
 
 # Settings that choose an implementation, not the mathematics.
 _IMPLEMENTATION = ("foreach", "fused", "capturable")
@@ -69,9 +72,17 @@ class _FirstValues(dict[str, Any]):
 
 def together(given: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, ...]:
     """The optimizers of a step, in one form."""
+    several: tuple[Any, ...] = tuple(given) if isinstance(given, list | tuple) else (given,)
     if given is None:
         return ()
-    return (given,) if isinstance(given, Optimizer) else tuple(given)
+    for one in several:
+        if not isinstance(one, Optimizer):
+            raise ConfigurationError(
+                f"`optimizer` is or holds {one!r}, which is no torch.optim.Optimizer",
+                code="U0012",
+                hint="pass the optimizer that the step calls, or a list of those",
+            )
+    return several
 
 
 def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
@@ -87,6 +98,30 @@ def group_name(optimizers: Sequence[Optimizer], number: int) -> str:
         f"parameter group {index} of {type(o).__name__}" for o in optimizers for index in range(len(o.param_groups))
     ]
     return names[number]
+
+
+@contextmanager
+def refusing_others(twins: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Refuses steps of optimizers that do not hold traced twins: on the user's own parameters they would do nothing, and never again."""
+    known = {id(twin) for twin in twins}
+
+    def refuse(optimizer: Optimizer, _arguments: Any, _settings: Any) -> None:
+        if all(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            return
+        file, line = user_place(sys._getframe(1))
+        raise StepError(
+            f"the step calls {type(optimizer).__name__}.step, and was made without this optimizer",
+            code="U0126",
+            place=f"{file}:{line}" if file else None,
+            cause="its update, and its state, would not be part of the captured step",
+            hint="pass every optimizer that the step calls: `optimizer=[first, second]`",
+        )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def state_of(optimizers: Iterable[Optimizer], parameter: torch.Tensor) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from unisono._capture.optimizer import (
     groups_of,
     is_number,
     rate_changed,
+    refusing_others,
     state_of,
     traceable,
 )
@@ -162,6 +163,7 @@ class _Run:
             state = self._optimizer_state(items)
             rates = {item.owner[0]: fake for item, fake in items if item.cls == "hyper" and item.owner}
             stack.enter_context(traceable(self.optimizers, twins, state, rates))
+            stack.enter_context(refusing_others(twins.values()))
             result = self._call(fakes, twins)
             self._check_settings()
             replaced = self._replaced(items, twins, state)
