@@ -1,4 +1,6 @@
 import copy
+import functools
+import re
 
 import pytest
 import torch
@@ -309,3 +311,56 @@ def test_a_question_that_the_code_alone_answers_is_answered():
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x,))
     (found,), _ = run_graph(graph, [(x,)])
     torch.testing.assert_close(found, step(x).detach())
+
+
+class Counting:
+    """A trainer that counts its steps where the captured step cannot."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 4)
+        self.taken, self.kept, self.made = 0, [], False
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.taken += 1
+        self.made = True
+        loss = self.model(x).sum()
+        self.kept.append(1)
+        return loss
+
+
+def test_numbers_and_lists_that_a_step_changes_once_are_named_in_a_warning():
+    trainer = Counting()
+    with pytest.warns(RuntimeWarning) as caught:
+        unisono.capture(trainer.step, model=trainer.model, example=(torch.ones(2, 4),))
+    (warning,) = [one for one in caught if "runs once" in str(one.message)]
+    assert "`self.taken` (0 to 1), `self.kept` (0 to 1 entries of a list)." in str(warning.message)
+    assert "made" not in str(warning.message)
+    assert warning.filename == __file__
+
+
+@pytest.mark.parametrize("kind", ["closure", "global", "module", "dictionary"])
+def test_a_count_is_noticed_wherever_the_step_keeps_it(kind, monkeypatch):
+    monkeypatch.setitem(globals(), "count", 0)
+    model, counts, inside = nn.Linear(4, 4), {"steps": 5}, 0
+    model.calls = 0
+
+    def step(unused, x):
+        global count
+        nonlocal inside
+        if kind == "module":
+            model.calls += 1
+        elif kind == "global":
+            count += 1
+        elif kind == "dictionary":
+            counts["steps"] += 1
+        else:
+            inside += 1
+        return model(x).sum()
+
+    names = {
+        "module": "`model.calls` (0 to 1)",
+        "global": "`count` (0 to 1)",
+        "dictionary": "`counts['steps']` (5 to 6)",
+    }
+    with pytest.warns(RuntimeWarning, match=re.escape(names.get(kind, "`inside` (0 to 1)"))):
+        unisono.capture(functools.partial(step, None), model=model, example=(torch.ones(2, 4),))

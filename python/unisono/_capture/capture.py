@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.optimizer import create_state, guarded_settings
 from unisono._capture.places import user_place
+from unisono._capture.side_effects import warned_of
 from unisono._capture.trace import Traced, trace
 from unisono._capture.wire import Encoder
 from unisono.errors import StepError, UnisonoError
@@ -56,10 +57,11 @@ def capture_step(
             raise
     settings = guarded_settings(optimizers)
     inputs = collect(train_step, model, optimizers, example)
-    traced = trace(train_step, model, optimizers, inputs, gradients_may_be_there=True)
-    encoder = Encoder(traced, inputs)
-    if encoder.reads_stale_gradients:
-        traced, encoder, inputs = _without_gradients(train_step, model, optimizers, example, traced)
+    with warned_of(train_step, model):
+        traced = trace(train_step, model, optimizers, inputs, gradients_may_be_there=True)
+        encoder = Encoder(traced, inputs)
+        if encoder.reads_stale_gradients:
+            traced, encoder, inputs = _without_gradients(train_step, model, optimizers, example, traced)
     return Capture(encoder.bytes(), inputs, traced.returns, traced.return_constants, settings)
 
 

@@ -1,0 +1,109 @@
+"""What a step changes beside tensors: numbers and collections that its Python code would change at every call, and that a captured step
+changes once, while it is captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono._capture.places import user_place
+
+#: A number, or how many entries a collection has, by the name that the user's code has for it.
+_Counts = dict[str, tuple[str, float]]
+_COLLECTIONS = (list, dict, set, deque)
+#: What is looked after elsewhere, or is no place for counts.
+_NOT_LOOKED_INTO = (
+    nn.Module,
+    Optimizer,
+    torch.Tensor,
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+)
+#: So many names stand in a warning.
+_MOST_NAMES = 5
+
+
+@contextlib.contextmanager
+def warned_of(train_step: Callable[..., Any], model: nn.Module | None) -> Iterator[None]:
+    """Warns of what changes meanwhile: variables that the step reads, their attributes, and those of the model's modules."""
+    before = _counts(train_step, model)
+    yield
+    after = _counts(train_step, model)
+    changed = [name for name in before if name in after and before[name] != after[name]]
+    if changed:
+        shown = [_shown(name, before[name], after[name]) for name in changed[:_MOST_NAMES]]
+        others = f" and {len(changed) - _MOST_NAMES} more" if len(changed) > _MOST_NAMES else ""
+        file, line = user_place(sys._getframe(1))
+        warnings.warn_explicit(
+            "the step's Python code runs once, while the step is captured; what it changed will not change again: "
+            f"{', '.join(shown)}{others}. Count outside of the step, return tensors instead of storing them, and keep numbers that it "
+            "computes with as buffers of the model.",
+            RuntimeWarning,
+            file or "unisono",
+            line,
+        )
+
+
+def _shown(name: str, before: tuple[str, float], after: tuple[str, float]) -> str:
+    kind, now = after
+    return f"`{name}` ({before[1]} to {now}{f' entries of a {kind}' if kind else ''})"
+
+
+def _counts(train_step: Callable[..., Any], model: nn.Module | None) -> _Counts:
+    found: _Counts = {}
+    for name, value in _variables(train_step).items():
+        _add(found, name, value)
+        if isinstance(value, dict):
+            _add_entries(found, {f"{name}[{key!r}]": entry for key, entry in value.items()})
+        elif not isinstance(value, _NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
+            _add_entries(found, {f"{name}.{key}": entry for key, entry in vars(value).items()})
+    if model is not None:
+        for path, module in model.named_modules(prefix="model"):
+            own = {f"{path}.{key}": value for key, value in vars(module).items() if not key.startswith("_")}
+            _add_entries(found, own)
+    return found
+
+
+def _add_entries(found: _Counts, entries: Mapping[str, Any]) -> None:
+    for name, value in entries.items():
+        _add(found, name, value)
+
+
+def _add(found: _Counts, name: str, value: Any) -> None:
+    # Not booleans, which say that something was made at the first call and need not be made again.
+    if type(value) in (int, float):
+        found[name] = ("", value)
+    elif isinstance(value, _COLLECTIONS):
+        found[name] = (type(value).__name__, len(value))
+
+
+def _variables(train_step: Any) -> dict[str, Any]:
+    """What a function's own code reads from outside, by name."""
+    while isinstance(train_step, functools.partial):
+        train_step = train_step.func
+    found = {}
+    if not isinstance(train_step, types.FunctionType):
+        method = train_step if inspect.ismethod(train_step) else getattr(train_step, "__call__", None)  # noqa: B004
+        if not inspect.ismethod(method):
+            return {}
+        train_step = method.__func__
+        found["self"] = method.__self__
+    code = train_step.__code__
+    for name, cell in zip(code.co_freevars, train_step.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell
+            found[name] = cell.cell_contents
+    return found | {name: train_step.__globals__[name] for name in code.co_names if name in train_step.__globals__}
