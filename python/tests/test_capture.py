@@ -1,7 +1,10 @@
 import copy
 import functools
+import random
 import re
+import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -364,3 +367,21 @@ def test_a_count_is_noticed_wherever_the_step_keeps_it(kind, monkeypatch):
     }
     with pytest.warns(RuntimeWarning, match=re.escape(names.get(kind, "`inside` (0 to 1)"))):
         unisono.capture(functools.partial(step, None), model=model, example=(torch.ones(2, 4),))
+
+
+@pytest.mark.parametrize(("draw", "name"), [(random.random, "random"), (np.random.standard_normal, "numpy.random")])
+def test_random_numbers_that_are_not_torchs_are_named_in_a_warning(draw, name):
+    model = nn.Linear(4, 4)
+    with pytest.warns(RuntimeWarning, match=f"what it drew from `{name}` is a constant"):
+        unisono.capture(lambda x: (model(x) * draw()).sum(), model=model, example=(torch.ones(2, 4),))
+
+
+def test_a_step_without_such_effects_is_captured_without_a_warning():
+    model = Classifier()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        step = make_step(model, optimizer)
+        unisono.capture(
+            step, model=model, optimizer=optimizer, example=(torch.randint(11, (4,)), torch.randint(11, (4,)))
+        )

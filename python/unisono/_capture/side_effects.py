@@ -1,5 +1,5 @@
-"""What a step changes beside tensors: numbers and collections that its Python code would change at every call, and that a captured step
-changes once, while it is captured.
+"""What a step does beside tensors: numbers and collections that its Python code would change at every call, and random numbers that it
+would draw at every call. A captured step does so once, while it is captured.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import random
 import sys
 import types
 import warnings
@@ -39,23 +40,42 @@ _MOST_NAMES = 5
 
 @contextlib.contextmanager
 def warned_of(train_step: Callable[..., Any], model: nn.Module | None) -> Iterator[None]:
-    """Warns of what changes meanwhile: variables that the step reads, their attributes, and those of the model's modules."""
-    before = _counts(train_step, model)
+    """Warns of what happens meanwhile to variables that the step reads, to their attributes and those of the model's modules, and to
+    the generators of Python and NumPy.
+    """
+    before, drawn = _counts(train_step, model), _generators()
     yield
     after = _counts(train_step, model)
     changed = [name for name in before if name in after and before[name] != after[name]]
     if changed:
         shown = [_shown(name, before[name], after[name]) for name in changed[:_MOST_NAMES]]
         others = f" and {len(changed) - _MOST_NAMES} more" if len(changed) > _MOST_NAMES else ""
-        file, line = user_place(sys._getframe(1))
-        warnings.warn_explicit(
-            "the step's Python code runs once, while the step is captured; what it changed will not change again: "
-            f"{', '.join(shown)}{others}. Count outside of the step, return tensors instead of storing them, and keep numbers that it "
-            "computes with as buffers of the model.",
-            RuntimeWarning,
-            file or "unisono",
-            line,
+        _warn(
+            f"what it changed will not change again: {', '.join(shown)}{others}. Count outside of the step, return tensors instead of "
+            "storing them, and keep numbers that it computes with as buffers of the model."
         )
+    for name, state in _generators().items():
+        if drawn.get(name, state) != state:
+            _warn(
+                f"what it drew from `{name}` is a constant from then on. Draw tensors with torch (`torch.rand`), or draw outside of the "
+                "step and pass tensors as arguments."
+            )
+
+
+def _warn(what: str) -> None:
+    file, line = user_place(sys._getframe(1))
+    message = f"the step's Python code runs once, while the step is captured; {what}"
+    warnings.warn_explicit(message, RuntimeWarning, file or "unisono", line)
+
+
+def _generators() -> dict[str, Any]:
+    """The states of generators that are not torch's, by what users call them."""
+    states: dict[str, Any] = {"random": random.getstate()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, *position = numpy.random.get_state()
+        states["numpy.random"] = (kind, keys.tobytes(), position)
+    return states
 
 
 def _shown(name: str, before: tuple[str, float], after: tuple[str, float]) -> str:
