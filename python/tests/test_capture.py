@@ -12,6 +12,7 @@ from torch import nn
 
 import unisono
 from unisono._interpret import interpret
+from unisono.errors import StepError
 
 
 class Classifier(nn.Module):
@@ -385,3 +386,14 @@ def test_a_step_without_such_effects_is_captured_without_a_warning():
         unisono.capture(
             step, model=model, optimizer=optimizer, example=(torch.randint(11, (4,)), torch.randint(11, (4,)))
         )
+
+
+@pytest.mark.parametrize("how", ["wrapped", "within"])
+def test_a_model_that_is_distributed_already_is_refused_by_name(how):
+    wrapped = nn.DataParallel(nn.Linear(4, 4))
+    model = wrapped if how == "wrapped" else nn.Sequential(nn.Linear(4, 4), wrapped)
+    with pytest.raises(StepError) as caught:
+        unisono.capture(lambda x: model(x).sum(), model=model, example=(torch.ones(2, 4),))
+    assert caught.value.code == "U0127"
+    who = "the model" if how == "wrapped" else "`1` of the model"
+    assert caught.value.message.startswith(f"{who} is a DataParallel")

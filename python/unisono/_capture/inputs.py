@@ -66,12 +66,30 @@ def _add_model(found: StepInputs, model: nn.Module | None) -> dict[int, str]:
     names: dict[int, str] = {}
     if model is None:
         return names
+    _refuse_distributed(model)
     for name, parameter in model.named_parameters():
         names[id(parameter)] = name
         found.add(StepInput("parameter", f"params.{name}", parameter))
     for name, buffer in model.named_buffers():
         found.add(StepInput("buffer", f"buffers.{name}", buffer))
     return names
+
+
+#: What PyTorch calls modules that distribute what is in them, and parameters that are parts.
+_DISTRIBUTED = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor"}
+
+
+def _refuse_distributed(model: nn.Module) -> None:
+    for name, part in (*model.named_modules(), *model.named_parameters()):
+        kinds = (kind for kind in type(part).__mro__ if kind.__module__.startswith("torch."))
+        found = next((kind.__name__ for kind in kinds if kind.__name__ in _DISTRIBUTED), None)
+        if found is not None:
+            raise StepError(
+                f"{f'`{name}` of the model' if name else 'the model'} is a {found}: it is distributed already",
+                code="U0127",
+                cause="what a step captures is the program of one device, which is then cut for all",
+                hint="pass the plain module, as it was before it was wrapped, sharded or parallelized",
+            )
 
 
 def _add_optimizers(found: StepInputs, optimizers: tuple[Optimizer, ...], names: dict[int, str]) -> None:
