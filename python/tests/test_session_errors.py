@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,12 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import launch
 import pytest
 import steps
 import torch
+from torch import nn
 
 import unisono
 from unisono import _native
@@ -103,12 +107,32 @@ def test_another_setting_of_the_optimizer_is_refused():
     assert "only `lr` may change" in caught.value.cause
 
 
-def test_another_mode_of_the_model_is_refused():
+def other_modes(model: nn.Sequential) -> dict[str, tuple[contextlib.AbstractContextManager[Any], str]]:
+    """What changes a mode, and what is said of it."""
+    return {
+        "model": (_called(model.eval), "the model was switched between training and evaluation"),
+        "module": (_called(model[1].eval), "`1` was switched between training and evaluation"),
+        "frozen": (_called(lambda: model[0].weight.requires_grad_(False)), "`params.0.weight` is frozen"),
+        "autocast": (torch.autocast("cpu", torch.bfloat16), "autocast for cpu is torch.bfloat16"),
+    }
+
+
+@contextlib.contextmanager
+def _called(change: Callable[[], Any]) -> Iterator[None]:
+    change()
+    yield
+
+
+@pytest.mark.parametrize("which", ["model", "module", "frozen", "autocast"])
+def test_another_mode_of_the_model_is_refused(which):
     training = steps.mlp(count=1)
+    assert isinstance(training.model, nn.Sequential)
     step = parallelize(training)
-    training.model.eval()
-    with pytest.raises(StepError, match="training and evaluation"):
+    step(*training.batches[0])
+    change, said = other_modes(training.model)[which]
+    with change, pytest.raises(StepError, match=re.escape(said)) as caught:
         step(*training.batches[0])
+    assert "change it back" in (caught.value.hint or "")
 
 
 # Plans and cluster descriptions.

@@ -22,6 +22,7 @@ from unisono._capture.inputs import StepInput, StepInputs, collect, learning_rat
 from unisono._capture.optimizer import create_state, group_name, groups_of, guarded_settings, state_of, together
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._message import pack
+from unisono._modes import Modes
 from unisono._placements import cut, put_together
 from unisono._ranks import Ranks, collective_at
 from unisono._user_tensors import UserTensor, refuse_use, require_values
@@ -95,7 +96,7 @@ class ParallelStep:
         self._returns = pytree.treespec_loads(message["returns"])
         self._return_constants = dict(message["return_constants"])
         self._settings = guarded_settings(self._optimizers)
-        self._training = self._model.training if self._model is not None else True
+        self._modes = Modes(self._model)
         self.ranks.same_everywhere([item.tensor.detach() for item in inputs.inputs if item.cls in _STATE])
         return inputs, message["graph"]
 
@@ -240,12 +241,13 @@ class ParallelStep:
                 for key in group:
                     if group[key] != before.get(key):
                         what = f"`{key}` of {group_name(self._optimizers, index)} is {group[key]}"
-                        raise _changed(
-                            what, f"it was {before.get(key)} when the step was captured; only `lr` may change"
-                        )
-            raise _changed("the optimizer's parameter groups changed", "they are constants of the captured step")
-        if self._model is not None and self._model.training != self._training:
-            raise _changed("the model was switched between training and evaluation", "the captured step has one mode")
+                        was = f"it was {before.get(key)} when the step was captured; only `lr` may change"
+                        raise _changed(what, was, hint=_OTHER_MODE)
+            what = "the optimizer's parameter groups changed"
+            raise _changed(what, "they are constants of the captured step", hint=_OTHER_MODE)
+        otherwise = self._modes.changed()
+        if otherwise is not None:
+            raise _changed(*otherwise, hint=_OTHER_MODE)
 
     def _blamed(self, error: UnisonoError) -> UnisonoError:
         """The error of a failed step; for a failed collective, it names the collective and the ranks that are gone."""
@@ -400,10 +402,9 @@ def _cached_plan(graph: bytes, description: str, settings: dict[str, Any]) -> st
     return text
 
 
-def _changed(what: str, before: str) -> StepError:
-    return StepError(
-        what,
-        code="U0122",
-        cause=before,
-        hint="a captured step is for one shape of batch: pad to it, or call `sync` and then `parallelize` for another",
-    )
+_OTHER_MODE = "change it back, or call `sync` and then `parallelize` again"
+_OTHER_BATCH = "a captured step is for one shape of batch: pad to it, or call `sync` and then `parallelize` for another"
+
+
+def _changed(what: str, before: str, hint: str = _OTHER_BATCH) -> StepError:
+    return StepError(what, code="U0122", cause=before, hint=hint)
