@@ -12,6 +12,7 @@ from typing import Any
 import steps
 import torch
 import torch.utils._pytree as pytree
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import unisono
 
@@ -141,15 +142,21 @@ def give_up_and_take_back() -> None:
 
     name, parameter = max(together.model.named_parameters(), key=lambda item: item[1].numel())
     strides, elsewhere = parameter.stride(), parameter.detach()
+    storages = {key: StorageWeakRef(value.untyped_storage()) for key, value in together.model.named_parameters()}
     found: dict[str, Any] = {"bytes": [kept()]}
     parallel(batches[0])  # for its plan alone
     found["untouched"] = bool(parameter.isfinite().all())
     step = parallel(batches[0])
+    loaded = {key: value * 1.25 for key, value in alone.model.state_dict().items()}
+    alone.model.load_state_dict(loaded)
+    together.model.load_state_dict(loaded)
     for batch in batches[:2]:
         alone.step(*batch)
         step(*batch)
     found["bytes"].append(kept())
     found["nan"] = bool(parameter.isnan().all())
+    cut = [key for key in storages if key != name and f"params.{key}" in step.plan.placements]
+    found["freed"] = bool(cut) and all(storages[key].expired() for key in cut)
     found["refused"] = []
     for use in (lambda: parallel(halves[2]), lambda: together.model(batches[2][0])):
         try:
@@ -162,10 +169,14 @@ def give_up_and_take_back() -> None:
     found["synced"] = off()
     found["in place"] = bool(torch.equal(elsewhere, parameter)) and elsewhere.data_ptr() == parameter.data_ptr()
     found["strides"] = parameter.stride() == strides
+    for model in (alone.model, together.model):
+        with torch.no_grad():
+            torch._foreach_mul_(list(model.parameters()), 0.75)
     alone.step(*batches[2])
     step(*batches[2])
     found["nan again"] = bool(parameter.isnan().all())
     step.sync()
+    found["written"] = off()
     step = parallel(halves[3])
     alone.step(*halves[3])
     step(*halves[3])

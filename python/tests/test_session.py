@@ -66,6 +66,7 @@ def test_tensors_that_are_cut_are_the_steps_until_sync_and_nan_and_small_to_the_
         before, between, after = found["bytes"]
         assert between < before / 10
         assert after >= before
+        assert found["freed"]
         assert found["nan"]
         assert found["nan again"]
         assert [code for code, _ in found["refused"]] == ["U0124", "U0124"]
@@ -74,6 +75,7 @@ def test_tensors_that_are_cut_are_the_steps_until_sync_and_nan_and_small_to_the_
         assert found["in place"]
         assert found["strides"]
         assert found["synced"] < 1e-5
+        assert found["written"] < 1e-5
         assert found["other batch"] < 1e-5
 
 

@@ -107,6 +107,16 @@ def test_another_setting_of_the_optimizer_is_refused():
     assert "only `lr` may change" in caught.value.cause
 
 
+def test_a_state_that_the_optimizer_loads_between_steps_is_refused():
+    training = small()
+    step = parallelize(training)
+    step(*training.batches[0])
+    training.optimizer.load_state_dict(training.optimizer.state_dict())
+    with pytest.raises(StepError, match="Adam has another state") as caught:
+        step(*training.batches[0])
+    assert "before `parallelize`" in (caught.value.hint or "")
+
+
 def other_modes(model: nn.Sequential) -> dict[str, tuple[contextlib.AbstractContextManager[Any], str]]:
     """What changes a mode, and what is said of it."""
     return {

@@ -13,7 +13,8 @@ def _parsed(placement: str) -> tuple[int, int]:
 def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
     """One rank's part of a tensor.
 
-    The tensor itself where it is replicated, else a dense copy, its dimensions in the order in memory that they have in the whole.
+    The tensor itself where it is replicated, else dense, its dimensions in the order in memory that they have in the whole; a view where
+    the part lies there in one piece.
     """
     if placement == "replicate" or ranks == 1:
         return tensor
@@ -23,6 +24,13 @@ def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Te
     opened = tensor.permute(order).unflatten(at, (blocks, ranks, tensor.shape[dim] // blocks // ranks))
     part = opened.select(at + 1, rank).flatten(at, at + 1).contiguous()
     return part.permute([order.index(dim) for dim in range(tensor.dim())])
+
+
+def own_part(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
+    """One rank's part of a tensor, as :func:`cut` gives it, in memory of its own; the tensor itself where it is replicated."""
+    part = cut(tensor, placement, rank, ranks)
+    shares = part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    return part.clone() if shares and part.numel() < tensor.numel() else part
 
 
 def put_together(parts: list[torch.Tensor], placement: str) -> torch.Tensor:

@@ -22,6 +22,12 @@ class UserTensor:
         self.tensor = tensor
         self._size, self._stride, self._offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         self._storage: StorageWeakRef | None = None
+        self._version = tensor._version
+
+    @property
+    def was_written(self) -> bool:
+        """Whether somebody has written into it, a checkpoint say, since it was taken or restored."""
+        return self.tensor._version != self._version
 
     def give_up(self) -> None:
         """Leaves NaN in it. Its memory is free then, unless another tensor of the user's has it too.
@@ -48,6 +54,7 @@ class UserTensor:
             self._storage = None
             delattr(self.tensor, _MARK)
         self.tensor.copy_(values)
+        self._version = self.tensor._version
 
 
 def refuse_use(module: nn.Module, arguments: tuple[object, ...]) -> None:

@@ -23,7 +23,7 @@ from unisono._capture.optimizer import create_state, group_name, groups_of, guar
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._message import pack
 from unisono._modes import Modes
-from unisono._placements import cut, put_together
+from unisono._placements import cut, own_part, put_together
 from unisono._ranks import Ranks, collective_at
 from unisono._user_tensors import UserTensor, refuse_use, require_values
 from unisono.errors import ConfigurationError, StepError, UnisonoError
@@ -96,7 +96,7 @@ class ParallelStep:
         self._returns = pytree.treespec_loads(message["returns"])
         self._return_constants = dict(message["return_constants"])
         self._settings = guarded_settings(self._optimizers)
-        self._modes = Modes(self._model)
+        self._modes, self._optimizer_states = Modes(self._model), [optimizer.state for optimizer in self._optimizers]
         self.ranks.same_everywhere([item.tensor.detach() for item in inputs.inputs if item.cls in _STATE])
         return inputs, message["graph"]
 
@@ -149,7 +149,7 @@ class ParallelStep:
         placements = self.plan.placements
         self._placed = [placements.get(item.name, "replicate") for item in self._inputs.inputs]
         self._state = [
-            (item, placement, cut(item.tensor.detach(), placement, self.ranks.rank, self.ranks.count))
+            (item, placement, own_part(item.tensor.detach(), placement, self.ranks.rank, self.ranks.count))
             for item, placement in zip(self._inputs.inputs, self._placed, strict=True)
             if item.cls in _STATE
         ]
@@ -182,9 +182,16 @@ class ParallelStep:
         return pytree.tree_unflatten(leaves, self._returns)
 
     def _give_up(self) -> None:
-        """Lets go of what the user's tensors hold; not before the first step, since a step may be made for its plan alone."""
-        for tensor in self._in_parts.values():
-            tensor.give_up()
+        """Lets go of what the user's tensors hold; not before the first step, since a step may be made for its plan alone.
+
+        What was written into them since then, or since `sync`, is taken over.
+        """
+        for item, placement, part in self._state:
+            whole = self._in_parts.get(item.name)
+            if whole is not None:
+                if whole.was_written:
+                    part.copy_(cut(item.tensor.detach(), placement, self.ranks.rank, self.ranks.count))
+                whole.give_up()
         if self._in_parts and self._model is not None:
             self._guard = self._model.register_forward_pre_hook(refuse_use)
         self._whole = False
@@ -235,6 +242,15 @@ class ParallelStep:
         return leaf.detach()
 
     def _check_settings(self) -> None:
+        for optimizer, state in zip(self._optimizers, self._optimizer_states, strict=True):
+            if optimizer.state is not state:
+                what = f"{type(optimizer).__name__} has another state, which `load_state_dict` makes"
+                was = "the step goes on with the tensors that it had when the step was captured"
+                raise _changed(
+                    what,
+                    was,
+                    hint="load its state before `parallelize`, or call `sync`, load it, and call `parallelize` again",
+                )
         now = guarded_settings(self._optimizers)
         if now != self._settings:
             for index, (group, before) in enumerate(zip(now, self._settings, strict=False)):

@@ -1,0 +1,43 @@
+"""What a captured step takes for granted beside values: the modes of modules, which parameters are trained, automatic casts."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+_DEVICES = ("cpu", "cuda")
+
+
+class Modes:
+    """The modes under which a step was captured."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        """Takes those of this moment."""
+        self._modules = [] if model is None else list(model.named_modules())
+        self._parameters = [] if model is None else list(model.named_parameters())
+        self._training = [module.training for _, module in self._modules]
+        self._trained = [parameter.requires_grad for _, parameter in self._parameters]
+        self._casts = _casts()
+
+    def changed(self) -> tuple[str, str] | None:
+        """What is otherwise now, and how it was; none where all is as it was."""
+        training = [module.training for _, module in self._modules]
+        if training != self._training:
+            at = next(i for i, was in enumerate(self._training) if was != training[i])
+            name = f"`{self._modules[at][0]}`" if self._modules[at][0] else "the model"
+            return f"{name} was switched between training and evaluation", "the captured step has one mode"
+        trained = [parameter.requires_grad for _, parameter in self._parameters]
+        if trained != self._trained:
+            at = next(i for i, was in enumerate(self._trained) if was != trained[i])
+            now, before = ("trained", "frozen") if trained[at] else ("frozen", "trained")
+            return f"`params.{self._parameters[at][0]}` is {now}", f"it was {before} when the step was captured"
+        casts = _casts()
+        for device, was, now in zip(_DEVICES, self._casts, casts, strict=True):
+            if was != now:
+                return f"autocast for {device} is {now or 'off'}", f"it was {was or 'off'} when the step was captured"
+        return None
+
+
+def _casts() -> list[torch.dtype | None]:
+    """The element type that each device casts to automatically."""
+    return [torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in _DEVICES]
