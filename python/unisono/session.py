@@ -276,7 +276,7 @@ class ParallelStep:
         """Writes the current values of parameters, buffers and optimizer state into the user's model and optimizer, on every rank.
 
         Until then, from the first step on, those of them that the plan cuts hold NaN: the rank has the memory of its parts only. The next
-        step takes them away again.
+        step takes them away again, with what was written into them until then.
         """
         with torch.no_grad():
             for item, placement, tensor in self._state:
