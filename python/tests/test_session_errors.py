@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,46 @@ def test_another_mode_of_the_model_is_refused(which):
     with change, pytest.raises(StepError, match=re.escape(said)) as caught:
         step(*training.batches[0])
     assert "change it back" in (caught.value.hint or "")
+
+
+weight = 0.5
+
+
+def weighted(x: torch.Tensor) -> torch.Tensor:
+    return x * weight
+
+
+class Annealed:
+    """A trainer whose step reads numbers of its own, of the model and of a function's module."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 4)
+        self.beta, self.epoch = 0.1, 0
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        return (weighted(self.model(x)) * self.beta).sum()
+
+
+@pytest.mark.parametrize("which", ["self.beta", "weight"])
+def test_a_number_that_the_step_reads_from_outside_and_that_changes_is_named_once(which, monkeypatch):
+    trainer, batch = Annealed(), torch.ones(2, 4)
+    step = unisono.parallelize(trainer.step, model=trainer.model, example=(batch,), cluster=steps.EAGER_TO_CUT)
+    first = step(batch)
+    trainer.epoch += 1  # which the step does not read
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        step(batch)
+    if which == "weight":
+        monkeypatch.setitem(globals(), "weight", 0.75)
+    else:
+        trainer.beta = 0.2
+    was, now = ("0.5", "0.75") if which == "weight" else ("0.1", "0.2")
+    with pytest.warns(RuntimeWarning, match=f"goes on with `{which}` of {was}, which is {now} now") as caught:
+        assert step(batch) == first
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        step(batch)
 
 
 # Plans and cluster descriptions.

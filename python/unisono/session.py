@@ -20,6 +20,8 @@ from unisono import _agreement, _measure, _native, _profile
 from unisono._capture import Capture, capture_step
 from unisono._capture.inputs import StepInput, StepInputs, collect, learning_rate
 from unisono._capture.optimizer import create_state, group_name, groups_of, guarded_settings, state_of, together
+from unisono._capture.outside import Outside
+from unisono._capture.side_effects import warn
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._message import pack
 from unisono._modes import Modes
@@ -66,6 +68,7 @@ class ParallelStep:
         self._model, self._optimizers, self._seed = model, optimizers, seed
         self._compare_every, self._steps = compare_every, 0
         self._inputs, graph = self._capture(train_step, example)
+        self._outside = Outside(train_step, model)
         text = self._plan(graph, memory_limit, pins, plan, cluster)
         self.plan = Plan(text, graph)
         self._prepare(graph)
@@ -261,6 +264,10 @@ class ParallelStep:
                         raise _changed(what, was, hint=_OTHER_MODE)
             what = "the optimizer's parameter groups changed"
             raise _changed(what, "they are constants of the captured step", hint=_OTHER_MODE)
+        for name, was, is_now in self._outside.changed():
+            warn(
+                f"it goes on with `{name}` of {was}, which is {is_now} now. Make it an argument of the step, as a tensor."
+            )
         otherwise = self._modes.changed()
         if otherwise is not None:
             raise _changed(*otherwise, hint=_OTHER_MODE)

@@ -5,35 +5,21 @@ would draw at every call. A captured step does so once, while it is captured.
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import random
 import sys
-import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
-from torch.optim import Optimizer
 
+from unisono._capture.outside import NOT_LOOKED_INTO, function_of, variables
 from unisono._capture.places import user_place
 
 #: A number, or how many entries a collection has, by the name that the user's code has for it.
 _Counts = dict[str, tuple[str, float]]
 _COLLECTIONS = (list, dict, set, deque)
-#: What is looked after elsewhere, or is no place for counts.
-_NOT_LOOKED_INTO = (
-    nn.Module,
-    Optimizer,
-    torch.Tensor,
-    type,
-    types.ModuleType,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-)
 #: So many names stand in a warning.
 _MOST_NAMES = 5
 
@@ -50,19 +36,20 @@ def warned_of(train_step: Callable[..., Any], model: nn.Module | None) -> Iterat
     if changed:
         shown = [_shown(name, before[name], after[name]) for name in changed[:_MOST_NAMES]]
         others = f" and {len(changed) - _MOST_NAMES} more" if len(changed) > _MOST_NAMES else ""
-        _warn(
+        warn(
             f"what it changed will not change again: {', '.join(shown)}{others}. Count outside of the step, return tensors instead of "
             "storing them, and keep numbers that it computes with as buffers of the model."
         )
     for name, state in _generators().items():
         if drawn.get(name, state) != state:
-            _warn(
+            warn(
                 f"what it drew from `{name}` is a constant from then on. Draw tensors with torch (`torch.rand`), or draw outside of the "
                 "step and pass tensors as arguments."
             )
 
 
-def _warn(what: str) -> None:
+def warn(what: str) -> None:
+    """Warns, at the user's line, of what follows from this: the step's Python code runs once."""
     file, line = user_place(sys._getframe(1))
     message = f"the step's Python code runs once, while the step is captured; {what}"
     warnings.warn_explicit(message, RuntimeWarning, file or "unisono", line)
@@ -85,11 +72,13 @@ def _shown(name: str, before: tuple[str, float], after: tuple[str, float]) -> st
 
 def _counts(train_step: Callable[..., Any], model: nn.Module | None) -> _Counts:
     found: _Counts = {}
-    for name, value in _variables(train_step).items():
+    function, owner = function_of(train_step)
+    for name, read in variables(function, owner) if function is not None else ():
+        value = read()
         _add(found, name, value)
         if isinstance(value, dict):
             _add_entries(found, {f"{name}[{key!r}]": entry for key, entry in value.items()})
-        elif not isinstance(value, _NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
+        elif not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
             _add_entries(found, {f"{name}.{key}": entry for key, entry in vars(value).items()})
     if model is not None:
         for path, module in model.named_modules(prefix="model"):
@@ -109,21 +98,3 @@ def _add(found: _Counts, name: str, value: Any) -> None:
         found[name] = ("", value)
     elif isinstance(value, _COLLECTIONS):
         found[name] = (type(value).__name__, len(value))
-
-
-def _variables(train_step: Any) -> dict[str, Any]:
-    """What a function's own code reads from outside, by name."""
-    while isinstance(train_step, functools.partial):
-        train_step = train_step.func
-    found = {}
-    if not isinstance(train_step, types.FunctionType):
-        method = train_step if inspect.ismethod(train_step) else getattr(train_step, "__call__", None)  # noqa: B004
-        if not inspect.ismethod(method):
-            return {}
-        train_step = method.__func__
-        found["self"] = method.__self__
-    code = train_step.__code__
-    for name, cell in zip(code.co_freevars, train_step.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # an empty cell
-            found[name] = cell.cell_contents
-    return found | {name: train_step.__globals__[name] for name in code.co_names if name in train_step.__globals__}
