@@ -82,6 +82,7 @@ def variables(function: types.FunctionType, owner: Any) -> Iterator[tuple[str, _
             yield name, functools.partial(function.__globals__.get, name)
 
 
+@functools.lru_cache(maxsize=1024)  # many modules have one `forward`
 def _named(code: types.CodeType, *operations: str) -> list[str]:
     """The names that code has for globals, or for attributes, in the order of their first use."""
     found = (instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in operations)
