@@ -22,15 +22,7 @@ def run_until_killed(pause: float) -> None:
     """Runs steps without end; what ends it is printed as JSON with the time."""
     ranks = int(os.environ["WORLD_SIZE"])
     training = steps.gpt(count=1, batch=2 * ranks)
-    step = unisono.parallelize(
-        training.step,
-        model=training.model,
-        optimizer=training.optimizer,
-        example=training.batches[0],
-        mesh={"a": ranks},
-        pins=CUT,
-        cluster=steps.EAGER_TO_CUT,
-    )
+    step = steps.parallelize(training, {"a": ranks}, CUT)
     number = 0
     try:
         while True:
@@ -46,16 +38,7 @@ def run_until_killed(pause: float) -> None:
 
 def refuse(pins: dict[str, dict[str, str]], mesh: dict[str, int]) -> None:
     """Asks for what cannot be; every rank must say why."""
-    training = steps.mlp(count=1)
-    unisono.parallelize(
-        training.step,
-        model=training.model,
-        optimizer=training.optimizer,
-        example=training.batches[0],
-        mesh=mesh,
-        pins=pins,
-        cluster=steps.EAGER_TO_CUT,
-    )
+    steps.parallelize(steps.mlp(count=1), mesh, pins)
 
 
 def run_in_disagreement() -> None:

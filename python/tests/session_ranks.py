@@ -121,15 +121,7 @@ def give_up_and_take_back() -> None:
     halves = [pytree.tree_map(lambda part: part[: 2 * ranks], batch) for batch in batches]
 
     def parallel(example: Any) -> Any:
-        return unisono.parallelize(
-            together.step,
-            model=together.model,
-            optimizer=together.optimizer,
-            example=example,
-            mesh={"a": ranks},
-            pins=pins,
-            cluster=steps.EAGER_TO_CUT,
-        )
+        return steps.parallelize(together, {"a": ranks}, pins, example)
 
     def kept() -> int:
         states = [value for state in together.optimizer.state.values() for value in state.values()]
@@ -191,20 +183,12 @@ def several_optimizers() -> None:
     ranks = int(os.environ["WORLD_SIZE"])
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES["state cut"].items()}
     alone, together = steps.adversaries(), steps.adversaries()
-    step = unisono.parallelize(
-        together.step,
-        model=together.model,
-        optimizer=together.optimizers,
-        example=together.batches[0],
-        mesh={"a": ranks},
-        pins=pins,
-        cluster=steps.EAGER_TO_CUT,
-    )
+    step = steps.parallelize(together, {"a": ranks}, pins)
     returned = [difference(step(*batch), alone.step(*batch)) for batch in alone.batches]
     step.sync()
     pairs = zip(together.model.state_dict().values(), alone.model.state_dict().values(), strict=True)
     kept = [difference(found, wanted) for found, wanted in pairs]
-    for one, other in zip(together.optimizers, alone.optimizers, strict=True):
+    for one, other in zip(together.optimizer, alone.optimizer, strict=True):
         for found, wanted in zip(one.state.values(), other.state.values(), strict=True):
             kept += [difference(torch.as_tensor(found[key]), torch.as_tensor(wanted[key])) for key in wanted]
     cut = [name for name in step.plan.placements if name.startswith("optimizer.")]

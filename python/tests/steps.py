@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from machines import machine
 from torch import nn
 
+import unisono
+
 #: A machine on which every collective is worth its while: slow arithmetic, quick links.
 EAGER_TO_CUT = machine(memory_bandwidth=1e8, flops=1e8, latency_ns=100.0, bandwidth=1e11, operation_ns=10.0)
 
@@ -20,22 +22,25 @@ SLOW_LINKS = machine(memory_bandwidth=1e11, flops=1e11, latency_ns=20000.0, band
 
 @dataclass
 class Training:
-    """What a user has: a model, an optimizer, a step, and batches."""
+    """What a user has: a model, an optimizer or a list of several, a step, and batches."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Any
     step: Callable[..., Any]
     batches: list[tuple[Any, ...]]
 
 
-@dataclass
-class SeveralTrainings:
-    """What a user has whose networks learn in turn."""
-
-    model: nn.ModuleDict
-    optimizers: list[torch.optim.Optimizer]
-    step: Callable[..., Any]
-    batches: list[tuple[Any, ...]]
+def parallelize(training: Training, mesh: dict[str, int], pins: dict[str, dict[str, str]], example: Any = None) -> Any:
+    """The step of a training on ranks that are eager to cut; the example is its first batch where none is given."""
+    return unisono.parallelize(
+        training.step,
+        model=training.model,
+        optimizer=training.optimizer,
+        example=training.batches[0] if example is None else example,
+        mesh=mesh,
+        pins=pins,
+        cluster=EAGER_TO_CUT,
+    )
 
 
 class Block(nn.Module):
@@ -160,7 +165,7 @@ def llama(count: int = 5, batch: int = 4, adamw: bool = True) -> Training:
     return Training(model, optimizer, step, _tokens(count, batch))
 
 
-def adversaries(count: int = 3) -> SeveralTrainings:
+def adversaries(count: int = 3) -> Training:
     """A generator and its critic, each with an optimizer of its own."""
     torch.manual_seed(4)
     generator, critic = nn.Linear(6, 48), nn.Sequential(nn.Linear(48, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
@@ -181,4 +186,4 @@ def adversaries(count: int = 3) -> SeveralTrainings:
 
     model = nn.ModuleDict({"generator": generator, "critic": critic})
     batches = [(torch.randn(8, 3, 4, 4), torch.randint(0, 8, (8,))) for _ in range(count)]
-    return SeveralTrainings(model, [of_critic, of_generator], step, batches)
+    return Training(model, [of_critic, of_generator], step, batches)

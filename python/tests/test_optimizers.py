@@ -264,7 +264,7 @@ def sgd_and_adamw() -> Several:
 
 def adversaries() -> Several:
     training = steps.adversaries()
-    return training.model, training.optimizers, training.step
+    return training.model, training.optimizer, training.step
 
 
 @pytest.mark.parametrize("make", [muon_and_adamw, adversaries])
@@ -320,7 +320,7 @@ def test_a_parameter_of_two_optimizers_is_refused_by_name():
 @pytest.mark.parametrize("known", [0, 1, None])
 def test_an_optimizer_that_the_step_calls_and_was_not_passed_is_refused_at_the_call(known):
     training = steps.adversaries()
-    passed = None if known is None else training.optimizers[known]
+    passed = None if known is None else training.optimizer[known]
     before = copy.deepcopy(training.model.state_dict())
     with pytest.raises(StepError) as caught:
         unisono.capture(training.step, model=training.model, optimizer=passed, example=training.batches[0])
