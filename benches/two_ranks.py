@@ -66,7 +66,7 @@ def fully_sharded(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
-def captured(model: nn.Module, pins: dict[str, str], example: tuple[torch.Tensor, ...]) -> Callable[..., object]:
+def captured(model: nn.Module, pins: dict[str, str], example: tuple[torch.Tensor, ...]) -> unisono.ParallelStep:
     """The step by Unisono, its family demanded."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 

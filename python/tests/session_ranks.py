@@ -15,6 +15,8 @@ import torch.utils._pytree as pytree
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import unisono
+from unisono import _native
+from unisono.plans import Plan
 
 DATA, STATE = ("batch.*",), ("params.*", "optimizer.*")
 
@@ -26,6 +28,9 @@ FAMILIES: dict[str, dict[str, str]] = {
     "tensors cut": {"batch.*": "replicate"},
     "memory limited": {"batch.*": "shard(0)"},
 }
+
+#: Ends the name of a family whose collectives are exchanges.
+DIRECTLY = ", directly"
 
 #: The part of the memory that the best plan takes of which a limited one must make do.
 MEMORY_SHARE = 0.8
@@ -42,6 +47,7 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
     if ranks == 2:
         yield "gpt_adamw", "state cut"
         yield "gpt_adamw", "memory limited"
+        yield from (("gpt_adamw", f"{family}{DIRECTLY}") for family in ("batch cut", "state cut", "tensors cut"))
 
 
 def compare_all() -> None:
@@ -57,7 +63,7 @@ def compare_all() -> None:
 
 
 def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
-    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
+    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family.removesuffix(DIRECTLY)].items()}
     alone, together = getattr(steps, model)(), getattr(steps, model)()
     settings: dict[str, Any] = {
         "model": together.model,
@@ -71,6 +77,8 @@ def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
     if family == "memory limited":
         free = unisono.parallelize(together.step, **settings).plan
         limit = int(MEMORY_SHARE * free.prediction["peak_bytes"])
+    if family.endswith(DIRECTLY):
+        settings["plan"] = _made_direct(unisono.parallelize(together.step, **settings).plan, ranks)
     step = unisono.parallelize(together.step, memory_limit=limit, **settings)
     returned = 0.0
     for batch in alone.batches:
@@ -89,10 +97,20 @@ def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "optimizer": kept,
         "plan": step.plan.placements,
         "collectives": step.plan.prediction["collectives"],
+        "exchanges": _native.graph_text(step.rank_graph).count("= _c10d_functional::all_to_all_single"),
         "peak": step.plan.prediction["peak_bytes"],
         "free peak": free and free.prediction["peak_bytes"],
         "free plan": free and free.placements,
     }
+
+
+def _made_direct(plan: Plan, ranks: int) -> Path:
+    """A file with the plan in which collectives of up to 64 KiB are exchanges."""
+    assert "direct" not in plan.passes
+    limits = ", ".join(f"{kind} = {1 << 16}" for kind in ("all_reduce", "all_gather", "reduce_scatter"))
+    file = Path(f"direct{torch.distributed.get_rank()}.toml")
+    file.write_text(plan.text.replace("[passes]", f"[passes]\ndirect = {{ ranks = {ranks}, {limits} }}"))
+    return file
 
 
 def optimizer_difference(one: steps.Training, other: steps.Training) -> float:

@@ -106,8 +106,11 @@ def rank_inputs(graph, rank):
             yield torch.rand(kind["shape"], generator=generator)
 
 
+@pytest.mark.parametrize(
+    "direct", [None, {"ranks": 2, "all_reduce": 1 << 20, "all_gather": 500, "reduce_scatter": 1 << 20}]
+)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_planned_ranks_give_the_same_bits_with_fewer_collectives(family):
+def test_planned_ranks_give_the_same_bits_with_fewer_collectives(family, direct):
     torch.manual_seed(0)
     model = nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU())])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -124,7 +127,7 @@ def test_planned_ranks_give_the_same_bits_with_fewer_collectives(family):
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
     plan = _native.plan_graph(graph.message, CLUSTER, msgpack.packb({"axis": "a", "ranks": 2, "pins": pins}))
     before = [_native.rank_graph(graph.message, plan, rank) for rank in range(2)]
-    after = [_native.run_passes(message, regather_from=0)[0] for message in before]
+    after = [_native.run_passes(message, regather_from=0, direct=direct)[0] for message in before]
     assert collectives(after[0]) < collectives(before[0]) / 2
     decoded = [[msgpack.unpackb(message)["graph"] for message in messages] for messages in (before, after)]
     inputs = [list(rank_inputs(graph, rank)) for rank, graph in enumerate(decoded[0])]

@@ -50,6 +50,13 @@ def test_pinned_families_are_what_they_say(compared, model):
     assert any(name.startswith("params.") for name in whole)
 
 
+@pytest.mark.parametrize("family", ["batch cut", "state cut", "tensors cut"])
+def test_collectives_are_made_direct_by_a_plan_that_says_so(compared, family):
+    found = compared(2)[0]
+    assert found[f"gpt_adamw, {family}{session_ranks.DIRECTLY}"]["exchanges"] > 2
+    assert found["gpt_adamw, state cut"]["exchanges"] == 0
+
+
 def test_a_memory_limit_below_the_best_plan_cuts_state_and_is_kept(compared):
     found = compared(2)[0]["gpt_adamw, memory limited"]
     assert all(name.startswith("batch.") for name in found["free plan"])

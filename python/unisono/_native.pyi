@@ -1,6 +1,6 @@
 """Types of the extension module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __version__: str
@@ -16,6 +16,7 @@ def run_passes(
     bucket_limit: int | None = None,
     prefetch_limit: int | None = None,
     regather_from: int | None = None,
+    direct: Mapping[str, int] | None = None,
 ) -> tuple[bytes, list[tuple[str, int, int]]]: ...
 def plan_graph(graph: bytes, cluster: str, settings: bytes) -> str: ...
 def explain_plan(graph: bytes, plan: str) -> str: ...

@@ -42,8 +42,10 @@ class Plan:
         return self._content["inputs"]
 
     @property
-    def passes(self) -> dict[str, int]:
-        """Settings of the passes: bytes of a bucket of collectives (``bucket_limit``) and gathered ahead (``prefetch_limit``)."""
+    def passes(self) -> dict[str, Any]:
+        """Settings of the passes: bytes of a bucket of collectives (``bucket_limit``) and gathered ahead (``prefetch_limit``), and up to
+        how many bytes each kind of collective is an exchange between all ranks in one round (``direct``; absent where none is).
+        """
         return self._content["passes"]
 
     @property

@@ -1,13 +1,14 @@
 //! Times, in integer picoseconds.
 
 use aten::{Call, Realise, Strategy, Work};
+use base::Bytes;
 use cluster::{Cluster, Link};
 use ir::{Graph, Placement, TensorType};
 use shard::{Collective, CollectiveKind, Reshard, local_shape, reshard_steps};
 
 const PICOS: f64 = 1e12;
 
-/// The time of one collective among `ranks`.
+/// The time of one collective among `ranks`, as the library does it.
 pub fn collective_time(cluster: &Cluster, collective: Collective, ranks: u32) -> i64 {
     let share = f64::from(ranks - 1) / f64::from(ranks);
     let bytes = collective.bytes.0 as f64;
@@ -23,6 +24,56 @@ pub fn collective_time(cluster: &Cluster, collective: Collective, ranks: u32) ->
 
 fn on_link(link: Link, bytes: f64) -> i64 {
     (link.latency_ns * 1e3 + bytes / link.bandwidth * PICOS).round() as i64
+}
+
+/// The time of one collective among `ranks` if each sends to each in one round, with the copies and sums around it; `None` for what is an
+/// exchange already.
+fn direct_time(cluster: &Cluster, collective: Collective, ranks: u32) -> Option<i64> {
+    let whole = collective.bytes.0;
+    let part = whole / u64::from(ranks);
+    let (sent, local) = match collective.kind {
+        CollectiveKind::AllReduce => {
+            let copies = whole * u64::from(ranks);
+            (copies, traffic(cluster, 2 * copies) + traffic(cluster, copies + whole))
+        }
+        CollectiveKind::AllGather => (whole, traffic(cluster, 2 * whole)),
+        CollectiveKind::ReduceScatter => (whole, traffic(cluster, whole + part)),
+        CollectiveKind::AllToAll => return None,
+    };
+    let exchange = Collective { kind: CollectiveKind::AllToAll, bytes: Bytes(sent) };
+    Some(collective_time(cluster, exchange, ranks) + local)
+}
+
+/// The least time of one collective among `ranks`, as `share` counts it from the time of the collective and that of an empty one. Direct
+/// collectives count where an empty one is no slower: sizes from which on they would be faster are not told apart.
+fn least_time(cluster: &Cluster, collective: Collective, ranks: u32, share: impl Fn(i64, i64) -> i64) -> i64 {
+    let empty = Collective { bytes: Bytes(0), ..collective };
+    let latency = collective_time(cluster, empty, ranks);
+    let usual = share(collective_time(cluster, collective, ranks), latency);
+    let direct = direct_time(cluster, collective, ranks).zip(direct_time(cluster, empty, ranks));
+    match direct {
+        Some((alone, starting)) if starting <= latency => usual.min(share(alone, starting)),
+        _ => usual,
+    }
+}
+
+/// Past this, a collective that is faster direct is faster direct whatever its size.
+const ANY_SIZE: Bytes = Bytes(1 << 40);
+
+/// Up to how many bytes a collective of a kind is faster in one round from each to each; 0 where it never is.
+pub fn direct_limit(cluster: &Cluster, kind: CollectiveKind, ranks: u32) -> Bytes {
+    let lost = |bytes| {
+        let collective = Collective { kind, bytes };
+        Some(direct_time(cluster, collective, ranks)? - collective_time(cluster, collective, ranks))
+    };
+    match (lost(Bytes(0)), lost(ANY_SIZE)) {
+        (Some(empty), Some(large)) if empty < 0 && large > 0 => {
+            // Both times are straight lines over bytes.
+            Bytes((ANY_SIZE.0 as f64 * -empty as f64 / (large - empty) as f64) as u64)
+        }
+        (Some(empty), Some(large)) if empty <= 0 && large < 0 => ANY_SIZE,
+        _ => Bytes(0),
+    }
 }
 
 /// Collectives on parameters and gradients go in buckets, and so share the latency of one among about so many.
@@ -46,11 +97,11 @@ pub fn reshard_time(
     company: Company,
 ) -> Option<i64> {
     let steps = reshard_steps(ty, reshard, ranks)?;
-    let time = |step: &Collective| {
-        let alone = collective_time(cluster, *step, ranks);
-        let latency = collective_time(cluster, Collective { bytes: base::Bytes(0), ..*step }, ranks);
-        if company == Company::Bucketed { alone - latency + latency / BUCKET } else { alone }
+    let share = |alone: i64, latency: i64| match company {
+        Company::Alone => alone,
+        Company::Bucketed => alone - latency + latency / BUCKET,
     };
+    let time = |step: &Collective| least_time(cluster, *step, ranks, share);
     let collectives: i64 = steps.iter().map(time).sum();
     let copies = match (reshard.from, reshard.to) {
         (from, to) if from == to => 0,
@@ -116,9 +167,11 @@ fn inner_collectives(cluster: &Cluster, call: &Call<'_>, strategy: &Strategy, ra
     };
     let Some(Placement::Shard { dim, .. }) = strategy.results.first() else { return 0 };
     let result = call.result(0);
-    let bytes = base::Bytes(result.bytes().0 / result.shape[usize::from(*dim)].max(1) as u64);
+    let bytes = Bytes(result.bytes().0 / result.shape[usize::from(*dim)].max(1) as u64);
     let passes = traffic(cluster, 2 * bytes_of_part(result, ranks));
-    count * (collective_time(cluster, Collective { kind: CollectiveKind::AllReduce, bytes }, ranks) + passes)
+    let reduction = Collective { kind: CollectiveKind::AllReduce, bytes };
+    let time = least_time(cluster, reduction, ranks, |alone, _| alone);
+    count * (time + passes)
 }
 
 fn bytes_of_part(ty: &TensorType, ranks: u32) -> u64 {
@@ -164,5 +217,5 @@ fn collective(call: &Call<'_>, ranks: u32) -> Option<Collective> {
         _ if name.starts_with("all_to_all") => (CollectiveKind::AllToAll, operand),
         _ => return None,
     };
-    Some(Collective { kind, bytes: base::Bytes(bytes) })
+    Some(Collective { kind, bytes: Bytes(bytes) })
 }

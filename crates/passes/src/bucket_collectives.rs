@@ -11,9 +11,9 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     Pass,
-    collectives::{Context, Kind, Member, Urgency, is_row_major},
+    collectives::{Context, Kind, Member, Urgency},
     facts::maker,
-    layout::{Layout, memory_order},
+    layout::Layout,
 };
 
 /// Joins collectives.
@@ -133,7 +133,15 @@ fn join(graph: &Graph, patch: &mut Patch<'_>, members: &[Member]) {
     let hoistable = members[0].urgency == Urgency::Hoistable;
     let anchor = if hoistable { members[0] } else { members[members.len() - 1] };
     let ranks = ranks(&graph.nodes[anchor.node]);
-    let flat: Vec<ValueId> = members.iter().map(|member| flattened(graph, patch, member, ranks)).collect();
+    let flat: Vec<ValueId> = members
+        .iter()
+        .map(|member| {
+            let elements = graph.ty(member.operand).elements() as i64;
+            let matrix = [ranks, elements / ranks];
+            let shape = if kind == Kind::Scatter { &matrix[..] } else { &[elements] };
+            member.flattened(graph, patch, shape)
+        })
+        .collect();
     let dim = usize::from(kind == Kind::Scatter);
     let sizes: Vec<i64> = flat.iter().map(|value| patch.ty(*value).shape[dim]).collect();
     let total: i64 = sizes.iter().sum();
@@ -162,46 +170,13 @@ fn join(graph: &Graph, patch: &mut Patch<'_>, members: &[Member]) {
     };
     let parts = layout.split(done, &sizes, usize::from(kind != Kind::AllReduce));
     for (member, part) in members.iter().zip(parts) {
-        restore(graph, patch, member, part);
+        let mut layout = Layout { patch, source: member.wait };
+        let own = if member.leaves { layout.copied(part) } else { layout.contiguous(part) };
+        member.restore(graph, patch, own);
     }
 }
 
 /// How many ranks a gather or scatter has; 1 for an all-reduce, whose operator does not say.
 fn ranks(node: &Node) -> i64 {
     node.args.iter().find_map(|arg| if let Arg::Int(ranks) = arg { Some(*ranks) } else { None }).unwrap_or(1)
-}
-
-/// A member's operand as a vector, or for a scatter as a matrix with a row for each rank.
-fn flattened(graph: &Graph, patch: &mut Patch<'_>, member: &Member, ranks: i64) -> ValueId {
-    let mut layout = Layout { patch, source: member.node };
-    let result = graph.ty(member.result);
-    let elements = graph.ty(member.operand).elements() as i64;
-    let dims = memory_order(result).filter(|_| !is_row_major(result));
-    let ordered = dims.map_or(member.operand, |dims| layout.permute(member.operand, &dims));
-    let contiguous = layout.contiguous(ordered);
-    match member.kind {
-        Kind::Scatter => layout.view(contiguous, &[ranks, elements / ranks]),
-        Kind::AllReduce | Kind::Gather => layout.view(contiguous, &[elements]),
-    }
-}
-
-/// Gives a member's part of the joined result to its users, in its own shape and strides.
-fn restore(graph: &Graph, patch: &mut Patch<'_>, member: &Member, part: ValueId) {
-    let mut layout = Layout { patch, source: member.wait };
-    let result = graph.ty(member.result);
-    let dims = memory_order(result).filter(|_| !is_row_major(result));
-    let contiguous = if member.leaves { layout.copied(part) } else { layout.contiguous(part) };
-    let restored = match dims {
-        None => layout.view(contiguous, &result.shape),
-        Some(dims) => {
-            let in_order: Vec<i64> = dims.iter().map(|dim| result.shape[*dim]).collect();
-            let mut back = vec![0; dims.len()];
-            dims.iter().enumerate().for_each(|(at, dim)| back[*dim] = at);
-            let viewed = layout.view(contiguous, &in_order);
-            layout.permute(viewed, &back)
-        }
-    };
-    patch.replace(member.result, restored);
-    patch.remove(member.wait);
-    patch.remove(member.node);
 }

@@ -2,11 +2,11 @@
 
 use base::{Bytes, Id, SecondaryMap};
 use fixedbitset::FixedBitSet;
-use ir::{Arg, Graph, Node, NodeId, Phase, Return, TensorType, ValueId};
+use ir::{Arg, Graph, Node, NodeId, Patch, Phase, Return, TensorType, ValueId};
 
 use crate::{
     facts::{Facts, Users, end_values, of_state_alone, positions, users},
-    layout::memory_order,
+    layout::{Layout, memory_order},
 };
 
 /// What a collective does.
@@ -52,6 +52,49 @@ pub enum Urgency {
     Later,
     /// Used in its own part of the step.
     Soon,
+}
+
+impl Member {
+    /// Its operand in another shape, its elements in the order in which those of its result lie in memory.
+    pub fn flattened(&self, graph: &Graph, patch: &mut Patch<'_>, shape: &[i64]) -> ValueId {
+        let mut layout = Layout { patch, source: self.node };
+        let ordered = self.order(graph).map_or(self.operand, |dims| layout.permute(self.operand, &dims));
+        let contiguous = layout.contiguous(ordered);
+        layout.view(contiguous, shape)
+    }
+
+    /// Gives its users the elements of `flat`, a contiguous tensor, in the shape and strides of its result, and takes it out.
+    pub fn restore(&self, graph: &Graph, patch: &mut Patch<'_>, flat: ValueId) {
+        let mut layout = Layout { patch, source: self.wait };
+        let result = graph.ty(self.result);
+        let restored = match self.order(graph) {
+            None => layout.view(flat, &result.shape),
+            Some(dims) => {
+                let in_order: Vec<i64> = dims.iter().map(|dim| result.shape[*dim]).collect();
+                let mut back = vec![0; dims.len()];
+                dims.iter().enumerate().for_each(|(at, dim)| back[*dim] = at);
+                let viewed = layout.view(flat, &in_order);
+                layout.permute(viewed, &back)
+            }
+        };
+        patch.replace(self.result, restored);
+        patch.remove(self.wait);
+        patch.remove(self.node);
+    }
+
+    /// The dimensions of its result from the slowest to the fastest in memory, where that is not their own order.
+    fn order(&self, graph: &Graph) -> Option<Vec<usize>> {
+        let result = graph.ty(self.result);
+        memory_order(result).filter(|_| !is_row_major(result))
+    }
+
+    /// What it does, and why it is there.
+    pub fn reason(&self, graph: &Graph) -> String {
+        let name = graph.op_name(self.node);
+        let short = name.rsplit_once("::").map_or(name, |(_, short)| short);
+        let because = graph.nodes[self.node].label.map(|label| format!("; {}", graph.labels[label]));
+        format!("{short} of {}{}", self.size, because.unwrap_or_default())
+    }
 }
 
 /// What is asked of a graph's collectives.
@@ -141,6 +184,6 @@ impl<'g> Context<'g> {
 }
 
 /// Whether strides are those of a new tensor.
-pub fn is_row_major(ty: &TensorType) -> bool {
+fn is_row_major(ty: &TensorType) -> bool {
     ty.strides == ir::contiguous_strides(&ty.shape)
 }

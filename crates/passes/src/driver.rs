@@ -5,8 +5,8 @@ use ir::{Change, Edits, Graph, Patch, verify};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BucketCollectives, CommonSubexpressions, DeadCode, DropAliases, GroupLists, MergeViews, OrderCollectives,
-    Regather,
+    BucketCollectives, CommonSubexpressions, DeadCode, Direct, DirectCollectives, DropAliases, GroupLists,
+    MergeViews, OrderCollectives, Regather,
 };
 
 /// A step from a graph to an equal graph.
@@ -44,12 +44,20 @@ pub struct Settings {
     /// A gathered parameter of at least so much is gathered again for the backward part; none is where there is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub regather_from: Option<Bytes>,
+    /// Which collectives are direct; none where there is nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct: Option<Direct>,
 }
 
 impl Default for Settings {
     /// Buckets of 25 MiB as PyTorch's DistributedDataParallel has them, and twice that gathered ahead.
     fn default() -> Self {
-        Self { bucket_limit: Bytes(25 << 20), prefetch_limit: Bytes(50 << 20), regather_from: None }
+        Self {
+            bucket_limit: Bytes(25 << 20),
+            prefetch_limit: Bytes(50 << 20),
+            regather_from: None,
+            direct: None,
+        }
     }
 }
 
@@ -68,7 +76,8 @@ impl Settings {
 
 /// The passes that a graph goes through before it runs, in their order. Regathering stands before bucketing, which puts the
 /// new gathers together; views are merged once more behind it, since those that flatten meet those that were there; ordering
-/// comes last, since every patch may move nodes.
+/// comes behind them, since every patch may move nodes. Direct collectives are last: they start where the collective started, and
+/// their reduction stands where it was waited for.
 pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
     let mut passes: Vec<Box<dyn Pass>> = vec![
         Box::new(DropAliases),
@@ -85,13 +94,17 @@ pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
     passes.push(Box::new(CommonSubexpressions));
     passes.push(Box::new(DeadCode));
     passes.push(Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }));
+    if let Some(direct) = settings.direct {
+        passes.push(Box::new(DirectCollectives { direct: direct.at_most(settings.bucket_limit) }));
+    }
     passes
 }
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
     let threshold = settings.regather_from.unwrap_or_default();
-    let all: [Box<dyn Pass>; 8] = [
+    let none = Direct { ranks: 1, all_reduce: Bytes(0), all_gather: Bytes(0), reduce_scatter: Bytes(0) };
+    let all: [Box<dyn Pass>; 9] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions),
@@ -100,6 +113,7 @@ pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
         Box::new(Regather { threshold }),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
+        Box::new(DirectCollectives { direct: settings.direct.unwrap_or(none) }),
     ];
     all.into_iter().find(|pass| pass.name() == name)
 }

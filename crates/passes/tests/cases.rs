@@ -6,7 +6,7 @@ use std::{fmt::Write, fs, path::PathBuf};
 use base::Bytes;
 use expect_test::expect_file;
 use ir::Graph;
-use unisono_passes::{Pass, Settings, by_name, run};
+use unisono_passes::{Direct, Pass, Settings, by_name, run};
 
 const SEPARATOR: &str = "\n----\n";
 
@@ -20,6 +20,10 @@ fn passes(case: &str) -> Vec<Box<dyn Pass>> {
             "bucket" => settings.bucket_limit = value,
             "prefetch" => settings.prefetch_limit = value,
             "regather" => settings.regather_from = Some(value),
+            "direct" => {
+                let [all_reduce, all_gather, reduce_scatter] = [value; 3];
+                settings.direct = Some(Direct { ranks: 2, all_reduce, all_gather, reduce_scatter });
+            }
             _ => panic!("unknown setting {key}"),
         }
     }
@@ -94,4 +98,9 @@ fn order_collectives() {
 #[test]
 fn regather() {
     check("regather");
+}
+
+#[test]
+fn direct_collectives() {
+    check("direct_collectives");
 }

@@ -15,4 +15,4 @@ mod tables;
 pub use explain::explain;
 pub use pins::{Pins, glob};
 pub use plan::{Plan, Prediction, RunnerUp};
-pub use search::{Request, Searched, search};
+pub use search::{Request, Searched, direct, search};

@@ -137,6 +137,13 @@ impl Plan {
             let message = format!("a plan of version {}, not {VERSION}", plan.version);
             return Err(Diagnostic::new(Code::OTHER_VERSION, message).at_line(file, 0, 0).hint("plan again"));
         }
+        let ranks: u32 = plan.mesh.values().product();
+        if let Some(direct) = plan.passes.direct.filter(|direct| direct.ranks != ranks) {
+            let message = format!("direct collectives for {} ranks in a plan for {ranks}", direct.ranks);
+            return Err(Diagnostic::new(Code::BAD_TEXT, message)
+                .at_line(file, 0, 0)
+                .hint(format!("write `ranks = {ranks}` under `passes.direct`, or take it out")));
+        }
         Ok(plan)
     }
 
@@ -147,7 +154,7 @@ impl Plan {
         for (axis, ranks) in &self.mesh {
             print.part(axis.as_bytes()).number(u64::from(*ranks));
         }
-        print.number(self.passes.bucket_limit.0).number(self.passes.prefetch_limit.0);
+        print.part(toml::to_string(&self.passes).expect("settings have no keys that TOML lacks").as_bytes());
         for (name, placement) in self.inputs.iter().chain(&self.kept) {
             print.part(name.as_bytes()).part(placement.to_string().as_bytes());
         }

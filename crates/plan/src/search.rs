@@ -3,7 +3,7 @@
 use base::{Code, Diagnostic, Fingerprint, Result};
 use cluster::Cluster;
 use ir::{Graph, InputClass, Placement, RankGraph};
-use shard::{Assignment, Axis, Space, canonical, partition};
+use shard::{Assignment, Axis, CollectiveKind, Space, canonical, partition};
 use solve::{Failure, Options, Solution, Solver, weigh};
 
 use crate::{
@@ -154,7 +154,9 @@ impl Run<'_> {
     fn predicted(&self, name: &'static str, assignment: Assignment) -> Result<Found> {
         let graph = partition(self.canonical, &assignment, &self.request.axis, 0)?;
         let mut last = None;
-        for passes in passes::Settings::ladder() {
+        let direct = direct(self.request.cluster, self.request.axis.ranks);
+        for rung in passes::Settings::ladder() {
+            let passes = passes::Settings { direct, ..rung };
             let prediction = self.predict(&graph, passes)?;
             let fits = self.request.memory_limit.is_none_or(|limit| prediction.peak_bytes <= limit);
             let found = last.insert((passes, prediction));
@@ -339,6 +341,19 @@ const FAMILIES: [Family; 3] = [
     ("the batch cut, state cut", Placement::shard(0), Demand::Cut),
     ("the batch whole, state cut", Placement::Replicate, Demand::Cut),
 ];
+
+/// Which collectives among `ranks` ranks are faster from each to each.
+pub fn direct(cluster: &Cluster, ranks: u32) -> Option<passes::Direct> {
+    let limit = |kind| cost::direct_limit(cluster, kind, ranks);
+    let direct = passes::Direct {
+        ranks,
+        all_reduce: limit(CollectiveKind::AllReduce),
+        all_gather: limit(CollectiveKind::AllGather),
+        reduce_scatter: limit(CollectiveKind::ReduceScatter),
+    };
+    let limits = [direct.all_reduce, direct.all_gather, direct.reduce_scatter];
+    (ranks > 1 && limits.iter().any(|limit| limit.0 > 0)).then_some(direct)
+}
 
 /// What limits a plan, in a sentence.
 fn limit(found: &Found, memory_limit: Option<u64>) -> String {

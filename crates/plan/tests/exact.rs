@@ -6,8 +6,9 @@ use cluster::Cluster;
 use ir::{
     Arg, Dims, Dtype, Graph, InputClass, InputId, NodeId, Placement, TensorType, ValueId, contiguous_strides,
 };
+use passes::{DirectCollectives, Pass};
 use shard::{Assignment, Axis, Space, canonical, partition};
-use unisono_plan::{Pins, Request, search};
+use unisono_plan::{Pins, Request, direct, search};
 
 const MACHINE: &str = r#"
 version = 1
@@ -107,6 +108,8 @@ fn by_trying_everything(graph: &Graph, cluster: &Cluster, axis: &Axis) -> (i64, 
     let counts: Vec<usize> =
         nodes.iter().map(|(_, all)| all.len()).chain(inputs.iter().map(|(_, all)| all.len())).collect();
     let number = counts.iter().product();
+    let direct = direct(cluster, axis.ranks).unwrap();
+    let direct: [Box<dyn Pass>; 1] = [Box::new(DirectCollectives { direct })];
     let time = |choice: Vec<usize>| {
         let (of_nodes, of_inputs) = choice.split_at(nodes.len());
         let assignment = Assignment {
@@ -115,6 +118,7 @@ fn by_trying_everything(graph: &Graph, cluster: &Cluster, axis: &Axis) -> (i64, 
             ..Assignment::default()
         };
         let rank = partition(graph, &assignment, axis, 0).ok()?;
+        let rank = passes::run(&direct, &rank, |_| {}).unwrap();
         let time = cost::graph_time(cluster, &rank, axis.ranks);
         Some(time.compute + time.communication)
     };

@@ -6,7 +6,7 @@ mod run;
 
 use base::Bytes;
 use ir::{Graph, testing::Random};
-use unisono_passes::{Outcome, Settings, pipeline, run};
+use unisono_passes::{Direct, Outcome, Settings, pipeline, run};
 
 use crate::{
     program::rank_graph,
@@ -35,6 +35,12 @@ fn random_rank_graphs_give_the_same_after_all_passes() {
             bucket_limit: limit(),
             prefetch_limit: limit(),
             regather_from: Some(Bytes(0)).filter(|_| seed % 2 == 0),
+            direct: Some(Direct {
+                ranks: RANKS as u32,
+                all_reduce: limit(),
+                all_gather: limit(),
+                reduce_scatter: limit(),
+            }),
         };
         let after = run(&pipeline(settings), &graph, |outcome: &Outcome| {
             *changed.entry(outcome.pass).or_insert(0) += usize::from(outcome.changed);

@@ -97,6 +97,10 @@ fn results(graph: &Graph, node: &Node, operands: &[Vec<Tensor>], rank: usize) ->
             let part = whole.len() / RANKS;
             one(whole[rank * part..(rank + 1) * part].to_vec())
         }
+        "_c10d_functional::all_to_all_single" => {
+            let part = own[0].values().len() / RANKS;
+            one(all().iter().flat_map(|values| values[rank * part..(rank + 1) * part].to_vec()).collect())
+        }
         "_c10d_functional::wait_tensor" | "aten::detach" => vec![own[0].clone()],
         "aten::t" => vec![permuted(&own[0], &[1, 0])],
         "aten::permute" => vec![permuted(&own[0], ints(&node.args[1]))],
@@ -105,6 +109,8 @@ fn results(graph: &Graph, node: &Node, operands: &[Vec<Tensor>], rank: usize) ->
         "aten::cat" => one(joined(own, int(&node.args[1]))),
         "aten::mm" => one(product(&own[0], &own[1])),
         "aten::clone" => one(own[0].values()),
+        "aten::sum.dim_IntList" => one(combined(rows(&own[0]), |a, b| a + b)),
+        "aten::amax" => one(combined(rows(&own[0]), f64::max)),
         _ => elementwise(name, node, own, &types),
     }
 }
@@ -120,9 +126,17 @@ fn int(arg: &Arg) -> usize {
 }
 
 fn reduced(node: &Node, parts: Vec<Vec<f64>>) -> Vec<f64> {
-    let combine = if node.args[1] == Arg::Str("max".into()) { f64::max } else { |a, b| a + b };
+    combined(parts, if node.args[1] == Arg::Str("max".into()) { f64::max } else { |a, b| a + b })
+}
+
+fn combined(parts: Vec<Vec<f64>>, combine: fn(f64, f64) -> f64) -> Vec<f64> {
     let add = |a: Vec<f64>, b: Vec<f64>| a.into_iter().zip(b).map(|(a, b)| combine(a, b)).collect();
     parts.into_iter().reduce(add).unwrap()
+}
+
+/// The rows of a matrix.
+fn rows(matrix: &Tensor) -> Vec<Vec<f64>> {
+    matrix.values().chunks(matrix.shape[1] as usize).map(<[f64]>::to_vec).collect()
 }
 
 fn permuted(tensor: &Tensor, dims: &[i64]) -> Tensor {

@@ -1,0 +1,145 @@
+//! Direct collectives: each rank sends what it has straight to each other rank, in one round, and reduces what it gets itself.
+//!
+//! A library that goes around a ring passes each byte on once per rank and waits for every round, which is least to send; for
+//! small tensors the rounds are what takes the time. From which size on which is faster follows from the cluster's links.
+
+use base::{Bytes, Result};
+use ir::{Arg, Dtype, Graph, NodeId, Patch, TensorType, ValueId};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Pass,
+    collectives::{Context, Kind, Member},
+    layout::Layout,
+};
+
+/// Up to which size the collectives among `ranks` ranks are direct; sizes are of the whole tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Direct {
+    /// The number of ranks.
+    pub ranks: u32,
+    /// All-reduces of at most so much.
+    pub all_reduce: Bytes,
+    /// Gathers of at most so much.
+    pub all_gather: Bytes,
+    /// Reduce-scatters of at most so much.
+    pub reduce_scatter: Bytes,
+}
+
+impl Direct {
+    /// The same without what is larger than a bucket: an exchange holds the parts of all ranks at once.
+    #[must_use]
+    pub fn at_most(self, bucket: Bytes) -> Self {
+        Self {
+            all_reduce: self.all_reduce.min(bucket),
+            all_gather: self.all_gather.min(bucket),
+            reduce_scatter: self.reduce_scatter.min(bucket),
+            ..self
+        }
+    }
+}
+
+/// Writes small collectives as an all-to-all and a local reduction.
+pub struct DirectCollectives {
+    /// Up to which size.
+    pub direct: Direct,
+}
+
+const ALL_TO_ALL: &str = "_c10d_functional::all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, str group_name) -> Tensor";
+const SUM: &str = "aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor";
+const MAX: &str = "aten::amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor";
+
+impl Pass for DirectCollectives {
+    fn name(&self) -> &'static str {
+        "direct_collectives"
+    }
+
+    fn run<'g>(&self, graph: &'g Graph) -> Result<Patch<'g>> {
+        let mut patch = Patch::new(graph);
+        let context = Context::new(graph);
+        for member in graph.order.iter().filter_map(|id| context.member(*id)) {
+            if let Some(reduction) = self.reduction(graph, &member) {
+                patch.label(format!("direct_collectives: {}", member.reason(graph)));
+                self.exchange(graph, &mut patch, &member, reduction);
+            }
+        }
+        Ok(patch)
+    }
+}
+
+/// What becomes of the parts that come from the ranks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reduction {
+    None,
+    Sum,
+    Max,
+}
+
+impl DirectCollectives {
+    /// What a collective does with parts, if it shall be and can be direct.
+    fn reduction(&self, graph: &Graph, member: &Member) -> Option<Reduction> {
+        let limit = match member.kind {
+            Kind::AllReduce => self.direct.all_reduce,
+            Kind::Gather => self.direct.all_gather,
+            Kind::Scatter => self.direct.reduce_scatter,
+        };
+        if member.size > limit {
+            return None;
+        }
+        if member.kind == Kind::Gather {
+            return Some(Reduction::None);
+        }
+        // A sum of integers would be of another type.
+        let can_be_summed =
+            matches!(graph.ty(member.operand).dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16);
+        match graph.nodes[member.node].args.get(1) {
+            Some(Arg::Str(reduce)) if reduce == "sum" && can_be_summed => Some(Reduction::Sum),
+            Some(Arg::Str(reduce)) if reduce == "max" => Some(Reduction::Max),
+            _ => None,
+        }
+    }
+
+    fn exchange(&self, graph: &Graph, patch: &mut Patch<'_>, member: &Member, reduction: Reduction) {
+        let ranks = i64::from(self.direct.ranks);
+        let flat = member.flattened(graph, patch, &[graph.ty(member.operand).elements() as i64]);
+        let (start, wait) = (member.node, member.wait);
+        let mut layout = Layout { patch, source: start };
+        let sent = match member.kind {
+            Kind::Scatter => flat,
+            Kind::AllReduce | Kind::Gather => layout.cat(&vec![flat; self.direct.ranks as usize], 0),
+        };
+        let ty = layout.patch.ty(sent).clone();
+        let part = ty.shape[0] / ranks;
+        let splits = vec![part; self.direct.ranks as usize];
+        let group = graph.nodes[start].args.last().expect("a collective has a group").clone();
+        let args = vec![Arg::Value(sent), Arg::Ints(splits.clone()), Arg::Ints(splits), group];
+        let started = layout.patch.push_value(start, ALL_TO_ALL, args, ty.clone());
+        let of_wait = graph.ops[graph.nodes[wait].op].to_string();
+        let received = layout.patch.push_value(wait, &of_wait, vec![Arg::Value(started)], ty);
+        layout.source = wait;
+        let done = match reduction {
+            Reduction::None => received,
+            Reduction::Sum | Reduction::Max => {
+                let parts = layout.view(received, &[ranks, part]);
+                reduced(patch, wait, parts, reduction)
+            }
+        };
+        member.restore(graph, patch, done);
+    }
+}
+
+/// The sum, or the largest, of the rows of a matrix.
+fn reduced(patch: &mut Patch<'_>, source: NodeId, parts: ValueId, reduction: Reduction) -> ValueId {
+    let matrix = patch.ty(parts);
+    let ty = TensorType {
+        device: matrix.device,
+        ..TensorType::contiguous(matrix.dtype, std::slice::from_ref(&matrix.shape[1]))
+    };
+    let mut args = vec![Arg::Value(parts), Arg::Ints(vec![0]), Arg::Bool(false)];
+    if reduction == Reduction::Max {
+        return patch.push_value(source, MAX, args, ty);
+    }
+    args.push(Arg::None);
+    patch.push_value(source, SUM, args, ty)
+}
