@@ -212,6 +212,15 @@ def test_a_plan_for_other_ranks_is_refused():
     assert caught.value.code == "U0203"
 
 
+def test_a_plan_whose_direct_collectives_are_for_other_ranks_is_refused():
+    direct = "[passes]\ndirect = { ranks = 3, all_reduce = 9, all_gather = 0, reduce_scatter = 0 }"
+    text = parallelize(small()).plan.text.replace("[passes]", direct)
+    with pytest.raises(ConfigurationError, match="direct collectives for 3 ranks in a plan for 1") as caught:
+        parallelize(small(), plan=text)
+    assert caught.value.hint is not None
+    assert "`ranks = 1`" in caught.value.hint
+
+
 @pytest.mark.parametrize(("text", "part"), [("version = 1\nmesch = 2\n", "mesch"), ("not\na plan", "not a plan")])
 def test_a_malformed_plan_is_refused_with_its_line(text, part):
     with pytest.raises(ConfigurationError, match=part) as caught:
