@@ -114,6 +114,20 @@ def test_for_a_large_batch_the_batch_is_cut_and_only_gradients_and_parameters_tr
     assert found["reduce_scatter", "optimizer"] + found["all_reduce", "optimizer"] >= 4 * LAYERS + 2
 
 
+@pytest.mark.parametrize("layers", [2, 6])
+def test_a_gradient_that_its_norm_and_its_parameter_need_travels_once(graphs, layers):
+    graph = graphs(64, layers=layers)
+    whole = {pattern: {"a": "replicate"} for pattern in ("params.*", "optimizer.*")}
+    for latency_ns in (1e3, 3e5):
+        cluster = machine(
+            memory_bandwidth=1.5e10, flops=8e10, latency_ns=latency_ns, bandwidth=6e8, operation_ns=7000.0
+        )
+        settings = {"axis": "a", "ranks": 2, "pins": {"batch.*": {"a": "shard(0)"}} | whole, "memory_limit": None}
+        found = collectives(graph, _native.plan_graph(graph.message, cluster, msgpack.packb(settings)))
+        reductions = found["reduce_scatter", "optimizer"] + found["all_reduce", "optimizer"]
+        assert reductions == 4 * layers + 3, (latency_ns, found)
+
+
 def test_at_batch_one_tensors_are_cut_with_two_pairs_of_collectives_per_layer_and_direction(graphs):
     graph = graphs(1)
     text, plan = planned(graph, flops="1e9")

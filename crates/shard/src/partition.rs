@@ -3,7 +3,7 @@
 use aten::{Call, Strategy};
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{Graph, InputId, LabelId, NodeId, Phase, Placement, RankGraph, ValueDef, ValueId};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::{
@@ -63,6 +63,7 @@ pub fn partition(graph: &Graph, assignment: &Assignment, axis: &Axis, coordinate
             ..Graph::default()
         },
         held: SecondaryMap::default(),
+        wanted_whole: wanted_whole(graph, assignment),
         names: names(graph),
     };
     state.inputs();
@@ -71,6 +72,31 @@ pub fn partition(graph: &Graph, assignment: &Assignment, axis: &Axis, coordinate
     }
     state.finish()?;
     Ok(state.out)
+}
+
+/// The values that some use wants whole, by the part of the step where it stands, or where a later part expects that they were made.
+fn wanted_whole(graph: &Graph, assignment: &Assignment) -> FxHashSet<(ValueId, Phase)> {
+    let mut wanted = FxHashSet::default();
+    let mut last_use: FxHashMap<ValueId, Phase> = FxHashMap::default();
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        let strategy = assignment.nodes.get(id);
+        for (position, value) in node.operands().enumerate() {
+            let before = last_use.insert(value, node.phase);
+            let kept = assignment.kept.get(&(value, node.phase));
+            if let (Some(before), Some(Placement::Replicate)) = (before, kept) {
+                wanted.insert((value, before));
+            }
+            if strategy.is_none_or(|strategy| strategy.operands[position] == Placement::Replicate) {
+                wanted.insert((value, node.phase));
+            }
+        }
+    }
+    let stored = |input| assignment.inputs.get(input).copied().unwrap_or(Placement::Replicate);
+    let updates = graph.updates.iter().filter(|(input, _)| stored(input) == Placement::Replicate);
+    let ends = updates.map(|(_, value)| value).chain(&graph.returns);
+    wanted.extend(ends.map(|value| (*value, Phase::Optimizer)));
+    wanted
 }
 
 fn names(graph: &Graph) -> FxHashMap<ValueId, &str> {
@@ -83,6 +109,7 @@ struct Partition<'a> {
     resharder: &'a Resharder<'a>,
     out: Graph,
     held: SecondaryMap<ValueId, SmallVec<[Held; 2]>>,
+    wanted_whole: FxHashSet<(ValueId, Phase)>,
     names: FxHashMap<ValueId, &'a str>,
 }
 
@@ -137,9 +164,17 @@ impl Partition<'_> {
             .min_by_key(cost)
             .ok_or_else(|| Diagnostic::bug(format!("no copy of {value}")))?;
         let reshard = Reshard { from: source.placement, to: placement };
-        if reshard_steps(ty, reshard, ranks).is_none() {
+        let Some(steps) = reshard_steps(ty, reshard, ranks) else {
             let message = format!("{value} cannot go from {} to {placement}", source.placement);
             return Err(Diagnostic::bug(message));
+        };
+        // What is made whole for another use of this part of the step is made first, and cut: two collectives would send it twice.
+        if !steps.is_empty()
+            && placement != Placement::Replicate
+            && self.wanted_whole.contains(&(value, origin.phase))
+        {
+            self.require(value, Placement::Replicate, origin)?;
+            return self.require(value, placement, origin);
         }
         let label = self.label(value, reshard);
         let mut emitter = Emitter { graph: &mut self.out, origin: Origin { label: Some(label), ..origin } };
