@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 benches/two_ranks.py
 
 The tiny GPT of `gpt_step.py` (width 64, 8 layers) at a global batch of 8 x 32, one thread per process. All cases are measured
-in turn, several rounds, in one run; the figure of a case is its fastest round.
+in turn, several rounds, in one run; the figure of a case is its fastest round. The last column is the collectives of a plan.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpt_step import GPT, eager_step
 
 import unisono
+from unisono.session import ParallelStep
 
 STEPS, ROUNDS = 10, 7
 FAMILIES = {
@@ -66,7 +67,7 @@ def fully_sharded(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
-def captured(model: nn.Module, pins: dict[str, str], example: tuple[torch.Tensor, ...]) -> unisono.ParallelStep:
+def captured(model: nn.Module, pins: dict[str, str], example: tuple[torch.Tensor, ...]) -> ParallelStep:
     """The step by Unisono, its family demanded."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -109,15 +110,19 @@ def main() -> None:
         "DDP": (by_torch(copy.deepcopy(model), nn.parallel.DistributedDataParallel), False),
         "FSDP2": (by_torch(copy.deepcopy(model), fully_sharded), False),
     }
+    collectives: dict[str, int] = {}
     for family, pins in FAMILIES.items():
-        cases[f"unisono, {family}"] = (captured(copy.deepcopy(model), pins, example), False)
+        step = captured(copy.deepcopy(model), pins, example)
+        cases[f"unisono, {family}"] = (step, False)
+        collectives[f"unisono, {family}"] = step.plan.prediction["collectives"]
     best = dict.fromkeys(cases, float("inf"))
     for _ in range(ROUNDS):
         for name, (step, alone) in cases.items():
             best[name] = min(best[name], cpu(step, example, alone))
     if dist.get_rank() == 0:
         for name, spent in best.items():
-            print(f"| {name} | {spent:.1f} ms | {spent / best['one process, eager']:.2f} |")
+            ratio = spent / best["one process, eager"]
+            print(f"| {name} | {spent:.1f} ms | {ratio:.2f} | {collectives.get(name, '')} |")
         sys.stdout.flush()
     dist.barrier()
     os._exit(0)  # FSDP2 leaves threads that a plain exit waits for
