@@ -98,6 +98,7 @@ def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "plan": step.plan.placements,
         "collectives": step.plan.prediction["collectives"],
         "exchanges": _native.graph_text(step.rank_graph).count("= _c10d_functional::all_to_all_single"),
+        "explained": step.plan.explain(),
         "peak": step.plan.prediction["peak_bytes"],
         "free peak": free and free.prediction["peak_bytes"],
         "free plan": free and free.placements,

@@ -52,9 +52,13 @@ def test_pinned_families_are_what_they_say(compared, model):
 
 @pytest.mark.parametrize("family", ["batch cut", "state cut", "tensors cut"])
 def test_collectives_are_made_direct_by_a_plan_that_says_so(compared, family):
-    found = compared(2)[0]
-    assert found[f"gpt_adamw, {family}{session_ranks.DIRECTLY}"]["exchanges"] > 2
-    assert found["gpt_adamw, state cut"]["exchanges"] == 0
+    usual, direct = (
+        compared(2)[0][f"gpt_adamw, {name}"] for name in ("state cut", f"{family}{session_ranks.DIRECTLY}")
+    )
+    assert direct["exchanges"] > 2
+    assert "x all_reduce, direct" in direct["explained"]
+    assert usual["exchanges"] == 0
+    assert "direct" not in usual["explained"]
 
 
 def test_a_memory_limit_below_the_best_plan_cuts_state_and_is_kept(compared):

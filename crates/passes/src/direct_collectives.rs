@@ -46,6 +46,14 @@ pub struct DirectCollectives {
     pub direct: Direct,
 }
 
+/// The labels of exchanges begin with it; the collective that each stands for follows.
+const LABEL: &str = "direct_collectives: ";
+
+/// The collective that a node with this label is the direct form of, if it is one.
+pub fn direct_form_of(label: &str) -> Option<&str> {
+    label.strip_prefix(LABEL)?.split(' ').next()
+}
+
 const ALL_TO_ALL: &str = "_c10d_functional::all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, str group_name) -> Tensor";
 const SUM: &str = "aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor";
 const MAX: &str = "aten::amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor";
@@ -60,7 +68,7 @@ impl Pass for DirectCollectives {
         let context = Context::new(graph);
         for member in graph.order.iter().filter_map(|id| context.member(*id)) {
             if let Some(reduction) = self.reduction(graph, &member) {
-                patch.label(format!("direct_collectives: {}", member.reason(graph)));
+                patch.label(format!("{LABEL}{}", member.reason(graph)));
                 self.exchange(graph, &mut patch, &member, reduction);
             }
         }

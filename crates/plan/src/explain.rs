@@ -77,13 +77,19 @@ fn placements(plan: &Plan, counted: impl Fn(&str) -> bool) -> String {
 
 /// Collectives by kind, with the bytes of one rank's operands.
 fn collectives(graph: &RankGraph) -> Vec<(String, u32)> {
-    let mut kinds: BTreeMap<&str, (u32, u64)> = BTreeMap::new();
-    for node in &graph.order {
-        let Some(name) = graph.op_name(*node).strip_prefix("_c10d_functional::") else { continue };
+    let mut kinds: BTreeMap<String, (u32, u64)> = BTreeMap::new();
+    for id in &graph.order {
+        let Some(name) = graph.op_name(*id).strip_prefix("_c10d_functional::") else { continue };
         if name != "wait_tensor" {
-            let entry = kinds.entry(name).or_default();
+            let node = &graph.nodes[*id];
+            let label = node.label.map(|label| graph.labels[label].as_str());
+            let kind = match label.and_then(passes::direct_form_of) {
+                Some(meant) => format!("{meant}, direct"),
+                None => name.into(),
+            };
+            let entry = kinds.entry(kind).or_default();
             entry.0 += 1;
-            entry.1 += graph.nodes[*node].operands().map(|value| graph.ty(value).bytes().0).sum::<u64>();
+            entry.1 += node.operands().map(|value| graph.ty(value).bytes().0).sum::<u64>();
         }
     }
     kinds
