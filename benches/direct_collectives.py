@@ -33,6 +33,7 @@ def cases(elements: int, ranks: int) -> dict[str, Callable[[], object]]:
         return functional.wait_tensor(started)
 
     return {
+        # In place, as the executor makes it; the largest, since sums of sums would overflow.
         "all-reduce": lambda: waited(functional.all_reduce_(whole, "max", group)),
         "all-reduce, direct": lambda: exchanged(torch.cat([whole] * ranks)).view(ranks, -1).sum(0),
         "reduce-scatter": lambda: waited(functional.reduce_scatter_tensor(whole, "sum", ranks, group)),
