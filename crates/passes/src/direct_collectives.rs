@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Up to which size the collectives among `ranks` ranks are direct; sizes are of the whole tensor.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Direct {
     /// The number of ranks.

@@ -103,7 +103,6 @@ pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
     let threshold = settings.regather_from.unwrap_or_default();
-    let none = Direct { ranks: 1, all_reduce: Bytes(0), all_gather: Bytes(0), reduce_scatter: Bytes(0) };
     let all: [Box<dyn Pass>; 9] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
@@ -113,7 +112,7 @@ pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
         Box::new(Regather { threshold }),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
-        Box::new(DirectCollectives { direct: settings.direct.unwrap_or(none) }),
+        Box::new(DirectCollectives { direct: settings.direct.unwrap_or_default() }),
     ];
     all.into_iter().find(|pass| pass.name() == name)
 }
