@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import math
+import re
 
 import pytest
 import torch
 from fx_program import executor, from_fx, trace
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import unisono.trace
 from unisono import _native, _reference, errors
 from unisono._executor import Executor, lower
+from unisono._program import ProgramBuilder
 
 aten = torch.ops.aten
 
@@ -401,3 +407,64 @@ def test_a_thousand_steps_leave_no_memory_behind():
         growth.append(_in_use() - before)
     # Other threads of the process (a test runner's, torch's) may take some in one round; a leak takes some in every round.
     assert min(growth) < 1024, growth
+
+
+def _storages(values):
+    tensors = [x for x in torch.utils._pytree.tree_leaves(values) if isinstance(x, torch.Tensor)]
+    dense = [x for x in tensors if x.layout == torch.strided and x.numel()]
+    return {x.untyped_storage().data_ptr() for x in dense}
+
+
+class SharedMemory(TorchDispatchMode):
+    """Notes the operations whose results share memory with an argument although their schemas have them new."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+        self.silent: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        schema = function._schema
+        self.seen.add(schema.name)
+        says_so = any(argument.alias_info is not None for argument in schema.arguments)
+        if not says_so and _storages((args, kwargs)) & _storages(result):
+            self.silent.add(schema.name)
+        return result
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_results_share_memory_with_an_argument_only_where_the_executor_knows():
+    """The roles of operations (``effects.rs``) and the lives of buffers (``buffers.rs``) rest on this."""
+    mode = SharedMemory()
+    for op in op_db:
+        if torch.float32 not in op.dtypes:
+            continue
+        # Not by `sample_inputs`, which looks through the whole stack each time.
+        samples = op.sample_inputs_func(op, "cpu", torch.float32, op.supports_autograd)
+        for sample in itertools.islice(samples, 4):
+            # A sample may be one that the operation refuses, or that needs another device.
+            with contextlib.suppress(RuntimeError, ValueError, IndexError, AssertionError), mode:
+                result = op.op(sample.input, *sample.args, **sample.kwargs)
+                leaves = torch.utils._pytree.tree_leaves(result)
+                ends = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+                torch.autograd.backward(ends, [torch.ones_like(x) for x in ends])
+    assert len(mode.seen) > 400
+    assert mode.silent <= {"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"}
+
+
+def test_forms_that_write_into_a_buffer_have_kernels_of_their_own_on_this_processor(monkeypatch):
+    asked: list[str] = []
+    spec = ProgramBuilder().spec()
+    spec["schemas"] = [
+        str(schema)
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::") and re.match(r"[^!.]*(\.\w+)?\([^!.]*\) -> Tensor$", str(schema))
+    ]
+    monkeypatch.setattr("unisono._executor._schema_of", asked.append)
+    lower(spec, rewrite=True)
+    forms = [name for name in asked if name.endswith(("out", ".grad_input"))]
+    assert len(forms) > 25
+    # stack.out is one for all devices, by way of cat.out
+    slow = [name for name in forms if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")]
+    assert slow == ["aten::stack.out"]

@@ -1,4 +1,4 @@
-"""Random functional programs: what is written in place changes nothing that anybody can see."""
+"""Random functional programs: what is written in place, and into buffers, changes nothing that anybody can see."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ VIEWS = [
     (aten.select.int, lambda x: x.dim() > 1, lambda x, r: [0, r.randrange(x.shape[0])]),
     (aten.unsqueeze.default, lambda x: x.dim() < 3, lambda x, r: [0]),
     (aten.detach.default, lambda x: True, lambda x, r: []),
+    (aten.unsafe_split.Tensor, lambda x: x.dim() > 0 and x.shape[0] > 1, lambda x, r: [r.randrange(1, x.shape[0])]),
 ]
 
 
@@ -63,6 +64,8 @@ class Random:
             slot = self.pick(fits)
             if slot is not None:
                 self.call(op, [slot], numbers(self.values[slot], self.random))
+        elif kind < 0.65:
+            self.multiply()
         elif kind < 0.85:
             a = self.pick()
             b = self.pick(lambda value: value.shape == self.values[a].shape or value.dim() == 0)
@@ -71,6 +74,15 @@ class Random:
             a, b = self.pick(), self.pick()
             op, more = self.random.choice([(aten._foreach_add.Scalar, [0.5]), (aten._foreach_mul.Scalar, [0.75])])
             self.call(op, [[a, b]], more)
+
+    def multiply(self) -> None:
+        """Operations with other shapes than their operands'."""
+        a = self.pick(lambda value: value.dim() == 2)
+        b = self.pick(lambda value: value.dim() == 2 and value.shape[0] == self.values[a].shape[1])
+        if b is not None and self.random.random() < 0.7:
+            self.call(aten.mm.default, [a, b], [])
+        else:
+            self.call(aten.sum.dim_IntList, [a], [[0], True])
 
     def program(self):
         for _ in range(self.random.randrange(5, 60)):
@@ -85,15 +97,17 @@ class Random:
 
 
 @pytest.mark.parametrize("first", range(0, 300, 50))
-def test_random_programs_are_bitwise_equal_when_written_in_place(first):
-    in_place = 0
+def test_random_programs_are_bitwise_equal_when_written_in_place_and_into_buffers(first):
+    in_place = in_buffers = 0
     for seed in range(first, first + 50):
         made = Random(seed)
         spec = made.program()
         ours, theirs = ([made.values[slot].clone() for slot in spec["state"]] for _ in range(2))
         inputs = [made.values[slot] for slot in spec["inputs"]]
         run = Executor(lower(spec, rewrite=True))
-        in_place += sum("_." in name or name.endswith("_") for name, _ in run.program.instructions())
+        names = [name for name, _ in run.program.instructions()]
+        in_place += sum("_." in name or name.endswith("_") for name in names)
+        in_buffers += sum(name.endswith(("out", ".grad_input")) for name in names)
         run.bind(ours)
         for step in range(3):
             before = [one.clone() for one in inputs]
@@ -101,3 +115,4 @@ def test_random_programs_are_bitwise_equal_when_written_in_place(first):
             for a, b in zip([*found, *ours, *inputs], [*expected, *theirs, *before], strict=True):
                 assert torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)), (seed, step, str(run.program))
     assert in_place > 50, "the programs give opportunities"
+    assert in_buffers > 100, "the programs give opportunities"

@@ -34,6 +34,9 @@ const NO_PLAIN_VIEW: &[&str] = &[
     "aten::set_",
 ];
 
+/// Views whose schemas say that their results are new.
+const SILENT_VIEWS: &[&str] = &["aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"];
+
 const ALIASES: &[&str] = &["aten::detach", "aten::alias", "aten::lift_fresh", "aten::lift"];
 
 /// The role of an operation.
@@ -41,7 +44,7 @@ pub fn role(schema: &Schema) -> Role {
     let name = schema.name.as_str();
     match name {
         "_c10d_functional::wait_tensor" => Role::Wait,
-        "aten::_unsafe_view" => Role::View,
+        _ if SILENT_VIEWS.contains(&name) => Role::View,
         _ if ALIASES.contains(&name) => Role::Alias,
         _ if name.starts_with("_c10d_functional") => Role::Collective,
         _ if is_view(schema) => Role::View,
@@ -105,6 +108,10 @@ mod tests {
     fn roles_follow_from_schemas() {
         assert_eq!(role_of("aten::t(Tensor(a) self) -> Tensor(a)"), Role::View);
         assert_eq!(role_of("aten::unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"), Role::View);
+        assert_eq!(
+            role_of("aten::unsafe_split.Tensor(Tensor self, SymInt s, int d=0) -> Tensor[]"),
+            Role::View
+        );
         assert_eq!(role_of("aten::detach(Tensor(a) self) -> Tensor(a)"), Role::Alias);
         assert_eq!(role_of("aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"), Role::Compute);
         assert_eq!(role_of("aten::_conj(Tensor(a) self) -> Tensor(a)"), Role::Compute);

@@ -32,6 +32,7 @@ pub fn spec_of(graph: &Graph, groups: &Groups) -> Result<ProgramSpec> {
         schemas: graph.ops.values().map(|op| format!("{}{}", op.name, op.schema)).collect(),
         state: slots(state),
         inputs: slots(inputs),
+        buffers: Vec::new(),
         calls: calls.collect::<Result<_>>()?,
         updates: graph.updates.iter().map(update).collect(),
         returns: graph.returns.iter().map(|value| slot(*value)).collect(),

@@ -4,7 +4,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use torch_sys::{Arg, Output, Schema, Slot};
 
-use crate::{OpCall, ProgramSpec, Role, role};
+use crate::{OpCall, ProgramSpec, Role, lifetime::Lifetimes, role};
 
 /// The name of the operation that does the same in place: `aten::_fused_adamw.tensor_lr` has `aten::_fused_adamw_.tensor_lr`.
 pub(crate) fn in_place_name(full_name: &str) -> String {
@@ -17,10 +17,6 @@ pub(crate) fn in_place_name(full_name: &str) -> String {
 /// The same program with operations in place, where nobody can tell. State is written by the optimizer's operations only, so that
 /// a step that fails before leaves it as it was.
 pub(crate) fn write_in_place(spec: &ProgramSpec, schemas: &[Schema]) -> ProgramSpec {
-    if spec.calls.iter().any(|call| schemas[call.op as usize].mutates()) {
-        // Somebody else has decided what is written where.
-        return spec.clone();
-    }
     let mut rewrite = Rewrite::new(spec, schemas);
     let calls = spec.calls.iter().enumerate().map(|(index, call)| rewrite.call(index, call)).collect();
     let updates = spec.updates.iter().filter(|update| rewrite.now(update.value) != update.state);
@@ -38,12 +34,7 @@ struct Rewrite<'a> {
     spec: &'a ProgramSpec,
     schemas: &'a [Schema],
     numbers: FxHashMap<String, u32>,
-    /// The slot whose memory a slot shares.
-    root: Vec<Slot>,
-    /// For each root, the last call that reads memory of it; `usize::MAX` for what goes out.
-    last_read: FxHashMap<Slot, usize>,
-    /// For each collective that has not been waited for, by its result: the roots that it may still be reading.
-    in_flight: FxHashMap<Slot, Vec<Slot>>,
+    lifetimes: Lifetimes,
     /// Roots that come from outside.
     given: FxHashSet<Slot>,
     /// Slots whose elements lie apart from each other: results of computations, and views that show no element twice.
@@ -60,65 +51,24 @@ impl<'a> Rewrite<'a> {
             spec,
             schemas,
             numbers: schemas.iter().enumerate().map(|(i, schema)| (schema.full_name(), i as u32)).collect(),
-            root: (0..spec.slots).map(Slot).collect(),
-            last_read: FxHashMap::default(),
-            in_flight: FxHashMap::default(),
+            lifetimes: Lifetimes::of(spec, schemas),
             given: spec.state.iter().chain(&spec.inputs).copied().collect(),
             distinct: spec.state.iter().chain(&spec.inputs).copied().collect(),
             state_of: spec.updates.iter().map(|update| (update.value, update.state)).collect(),
             replaced: FxHashMap::default(),
         };
-        for (index, call) in spec.calls.iter().enumerate() {
-            rewrite.read(index, call);
-        }
-        let unwaited = std::mem::take(&mut rewrite.in_flight).into_values().flatten();
-        rewrite.last_read.extend(unwaited.map(|root| (root, usize::MAX)));
-        for slot in spec.returns.iter().copied().chain(spec.updates.iter().map(|update| update.value)) {
-            let root = rewrite.root_of(slot);
-            rewrite.last_read.insert(root, usize::MAX);
+        for call in &spec.calls {
+            rewrite.find_distinct(call);
         }
         rewrite
     }
 
-    fn root_of(&self, slot: Slot) -> Slot {
-        self.root[slot.0 as usize]
-    }
-
-    fn read(&mut self, index: usize, call: &OpCall) {
-        for slot in call.args.iter().flat_map(Arg::slots) {
-            self.last_read.insert(self.root_of(slot), index);
-        }
+    fn find_distinct(&mut self, call: &OpCall) {
         let schema = &self.schemas[call.op as usize];
-        self.follow_collective(index, call, role(schema));
-        let computes = !matches!(role(schema), Role::View | Role::Alias | Role::Wait);
-        let from = call.args.first().and_then(|arg| arg.slots().next()).filter(|_| !computes);
-        for slot in call.outputs.iter().flat_map(Output::slots) {
-            let from_distinct = from.is_some_and(|from| self.distinct.contains(&from)) && shows_once(schema);
-            if computes || from_distinct {
-                self.distinct.insert(slot);
-            }
-            if let Some(from) = from {
-                self.root[slot.0 as usize] = self.root_of(from);
-            }
-        }
-    }
-
-    /// A collective reads its operands until it has been waited for.
-    fn follow_collective(&mut self, index: usize, call: &OpCall, role: Role) {
-        let roots: Vec<Slot> = call.args.iter().flat_map(Arg::slots).map(|slot| self.root_of(slot)).collect();
-        match role {
-            Role::Collective => {
-                for slot in call.outputs.iter().flat_map(Output::slots) {
-                    self.in_flight.insert(slot, roots.clone());
-                }
-            }
-            Role::Wait => {
-                let waited =
-                    call.args.iter().flat_map(Arg::slots).filter_map(|slot| self.in_flight.remove(&slot));
-                let read: Vec<Slot> = waited.flatten().collect();
-                self.last_read.extend(read.into_iter().map(|root| (root, index)));
-            }
-            _ => {}
+        let shares = matches!(role(schema), Role::View | Role::Alias | Role::Wait);
+        let from = call.args.first().and_then(|arg| arg.slots().next()).filter(|_| shares);
+        if !shares || (from.is_some_and(|from| self.distinct.contains(&from)) && shows_once(schema)) {
+            self.distinct.extend(call.outputs.iter().flat_map(Output::slots));
         }
     }
 
@@ -155,10 +105,10 @@ impl<'a> Rewrite<'a> {
         }
         let mut roots: FxHashMap<Slot, u32> = FxHashMap::default();
         for slot in call.args.iter().flat_map(Arg::slots) {
-            *roots.entry(self.root_of(slot)).or_default() += 1;
+            *roots.entry(self.lifetimes.root(slot)).or_default() += 1;
         }
         let free = |(from, to): &(Slot, Option<Slot>)| {
-            roots[&self.root_of(*from)] == 1 && self.may_overwrite(index, call, *from, *to)
+            roots[&self.lifetimes.root(*from)] == 1 && self.may_overwrite(index, call, *from, *to)
         };
         if !pairs.iter().all(free) {
             return None;
@@ -174,8 +124,8 @@ impl<'a> Rewrite<'a> {
 
     /// Whether the call at `index` may write the value of `to` where that of `from` is.
     fn may_overwrite(&self, index: usize, call: &OpCall, from: Slot, to: Option<Slot>) -> bool {
-        let root = self.root_of(from);
-        let unread = self.last_read.get(&root).is_none_or(|last| *last <= index);
+        let root = self.lifetimes.root(from);
+        let unread = self.lifetimes.last_read(root).is_none_or(|last| last <= index);
         let alike = to.is_none_or(|to| match (self.spec.shape(from), self.spec.shape(to)) {
             (Some(a), Some(b)) => a == b && a.strides.is_some(),
             _ => false,
@@ -205,6 +155,8 @@ fn shows_once(schema: &Schema) -> bool {
         "aten::unsqueeze",
         "aten::view",
         "aten::_unsafe_view",
+        "aten::unsafe_split",
+        "aten::unsafe_split_with_sizes",
         "_c10d_functional::wait_tensor",
     ];
     ONCE.contains(&schema.name.as_str())

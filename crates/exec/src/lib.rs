@@ -3,9 +3,11 @@
 //! [`ProgramSpec`] says what to compute, [`lower`] makes a [`Program`] of it (pure data with a text form), and an
 //! [`Executor`] runs that over tensors, each call by one of the routes of `torch-sys`.
 
+mod buffers;
 mod effects;
 mod graph;
 mod inplace;
+mod lifetime;
 mod link;
 mod lower;
 mod numbers;

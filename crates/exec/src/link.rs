@@ -5,10 +5,11 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use serde_json::Value;
 use torch_sys::{
-    Arg, DispatcherCall, Dtype, Failure, Library, Number, Output, ProxyCall, Schema, Slot, View, proxy,
+    Arg, Device, DispatcherCall, Dtype, Failure, Library, Number, Output, ProxyCall, Schema, Slot, View,
+    proxy,
 };
 
-use crate::{Action, Instruction, Program, Role, Route};
+use crate::{Action, Instruction, Program, Role, Route, Shape};
 
 /// What runs.
 pub(crate) enum Step {
@@ -25,6 +26,11 @@ pub(crate) enum Step {
     Number {
         value: Number,
         dtype: Dtype,
+        target: Slot,
+    },
+    Buffer {
+        shape: Shape,
+        device: Device,
         target: Slot,
     },
 }
@@ -99,6 +105,10 @@ impl<'a> Linker<'a> {
         let (step, release) = match &instruction.action {
             Action::Number { value, dtype, target } => {
                 (Step::Number { value: *value, dtype: *dtype, target: *target }, instruction.release.clone())
+            }
+            Action::Buffer { shape, device, target } => {
+                let step = Step::Buffer { shape: shape.clone(), device: device.clone(), target: *target };
+                (step, instruction.release.clone())
             }
             Action::Call { op, route, role, args, outputs } => {
                 let schema = &self.program.schemas[*op as usize];

@@ -6,7 +6,7 @@
 use base::{Code, Diagnostic, Result};
 use fixedbitset::FixedBitSet;
 use rustc_hash::FxHashMap;
-use torch_sys::{Arg, Dtype, Number, Output, Schema, Slot, Type};
+use torch_sys::{Arg, Device, Dtype, Number, Output, Schema, Slot, Type};
 
 use crate::{
     Abilities, Action, Instruction, OpCall, Program, ProgramSpec, Role, Route, Shape, Update,
@@ -22,6 +22,7 @@ pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
     check(spec, &schemas)?;
     let mut lowering = Lowering::new(spec, &schemas, abilities);
     lowering.find_written();
+    lowering.buffers()?;
     for call in &spec.calls {
         lowering.call(call)?;
     }
@@ -36,6 +37,11 @@ pub(crate) fn check(spec: &ProgramSpec, schemas: &[Schema]) -> Result<()> {
     for slot in spec.state.iter().chain(&spec.inputs) {
         if slot.0 >= spec.slots || known.put(slot.0 as usize) {
             return bad(format!("slot {slot} is no new slot of {}", spec.slots));
+        }
+    }
+    for slot in &spec.buffers {
+        if slot.0 >= spec.slots || known.put(slot.0 as usize) {
+            return bad(format!("buffer {slot} is no new slot of {}", spec.slots));
         }
     }
     for (index, call) in spec.calls.iter().enumerate() {
@@ -130,6 +136,19 @@ impl<'a> Lowering<'a> {
                 self.written.insert(self.root[slot.0 as usize].0 as usize);
             }
         }
+    }
+
+    fn buffers(&mut self) -> Result<()> {
+        for target in self.spec.buffers.iter().copied() {
+            let shape = self.spec.shape(target).filter(|shape| shape.strides.is_some()).ok_or_else(|| {
+                Diagnostic::new(Code::BAD_PROGRAM, format!("buffer {target} has no shape and strides"))
+            })?;
+            let device = Device { kind: self.abilities.proxy_device.clone(), index: None };
+            self.pin(target, false);
+            let action = Action::Buffer { shape: shape.clone(), device, target };
+            self.prologue.push(Instruction { action, release: Vec::new(), place: None });
+        }
+        Ok(())
     }
 
     fn call(&mut self, call: &OpCall) -> Result<()> {

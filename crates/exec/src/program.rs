@@ -4,7 +4,7 @@ use std::fmt;
 
 use base::Place;
 use fixedbitset::FixedBitSet;
-use torch_sys::{Arg, Dtype, Number, Output, Schema, Slot};
+use torch_sys::{Arg, Device, Dtype, Number, Output, Schema, Slot};
 
 use crate::{Role, Shape, Update};
 
@@ -41,6 +41,15 @@ pub enum Action {
         value: Number,
         /// The tensor's element type.
         dtype: Dtype,
+        /// Where it goes.
+        target: Slot,
+    },
+    /// Makes a tensor whose elements are whatever lies there.
+    Buffer {
+        /// The tensor's element type, sizes and strides.
+        shape: Shape,
+        /// The device that it lies on.
+        device: Device,
         /// Where it goes.
         target: Slot,
     },
@@ -105,6 +114,7 @@ impl Program {
         match &instruction.action {
             Action::Call { op, .. } => self.schemas[*op as usize].full_name(),
             Action::Number { .. } => "number".to_owned(),
+            Action::Buffer { .. } => "buffer".to_owned(),
         }
     }
 
@@ -112,7 +122,7 @@ impl Program {
     pub fn calls_by(&self, route: Route) -> usize {
         let by = |instruction: &&Instruction| match &instruction.action {
             Action::Call { route: by, role, .. } => *by == route && *role != Role::View,
-            Action::Number { .. } => false,
+            Action::Number { .. } | Action::Buffer { .. } => false,
         };
         self.body.iter().filter(by).count()
     }
@@ -147,6 +157,9 @@ impl Program {
         match &instruction.action {
             Action::Number { value, dtype, target } => {
                 write!(f, "  {target} = {value:?} as {}", dtype.name())?;
+            }
+            Action::Buffer { shape, target, .. } => {
+                write!(f, "  {target} = buffer of {} {:?}", shape.dtype.name(), shape.sizes)?;
             }
             Action::Call { route, role, args, outputs, .. } => {
                 let targets: Vec<String> = outputs.iter().map(output).collect();

@@ -261,6 +261,14 @@ fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>) -> Result<(), Failu
             slots.put(*target, Tensor::scalar(slots.library(), *value, *dtype)?);
             Ok(())
         }
+        Step::Buffer { shape, device, target } => {
+            let strides = shape.strides.as_deref().unwrap_or_default();
+            let library = slots.library();
+            let device = library.device_numbers(device)?;
+            let tensor = Tensor::empty(library, shape.dtype, &shape.sizes, strides, device)?;
+            slots.put(*target, tensor);
+            Ok(())
+        }
     }
 }
 
@@ -313,7 +321,9 @@ fn like_first(
         return Ok(tensor);
     }
     let copy = || {
-        let copy = Tensor::empty_like(library, first, tensor.device(library)?)?;
+        let dtype = first.dtype.ok_or_else(|| Failure("an element type that is not known".to_owned()))?;
+        let device = tensor.device(library)?;
+        let copy = Tensor::empty(library, dtype, &first.sizes, &first.strides, device)?;
         copy.copy_from(library, &tensor)?;
         Ok(copy)
     };

@@ -17,6 +17,9 @@ pub struct ProgramSpec {
     pub state: Vec<Slot>,
     /// Slots of what is passed at each step.
     pub inputs: Vec<Slot>,
+    /// Slots whose memory the executor makes once, uninitialised, by their shapes; operations write into them.
+    #[serde(default)]
+    pub buffers: Vec<Slot>,
     /// The operations in order.
     pub calls: Vec<OpCall>,
     /// New values of state, written after all operations.

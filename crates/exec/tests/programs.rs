@@ -14,6 +14,7 @@ op aten::expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor
 op _c10d_functional::all_gather_into_tensor(Tensor input, int group_size, Any group_name) -> Tensor
 op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
 op aten::detach(Tensor(a) self) -> Tensor(a)
+op mine::f(Tensor x) -> Tensor
 op aten::_foreach_add.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]
 op aten::arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
 op aten::_fused_sgd(Tensor[] self, Tensor[] grads, Tensor[] momentum_buffer_list, *, float weight_decay, float momentum, float lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> (Tensor[] self_out, Tensor[] grads_out, Tensor[] momentum_buffer_list_out)
@@ -34,18 +35,34 @@ fn extra(name: &str) -> Option<&'static str> {
     known.into_iter().find(|text| text.split('(').next() == Some(name))
 }
 
-fn spec(body: &str) -> ProgramSpec {
+/// What PyTorch has of the operations that write into a given tensor.
+fn out_form(name: &str) -> Option<&'static str> {
+    let known = [
+        "aten::mm.out(Tensor self, Tensor mat2, *, Tensor(a!) out) -> Tensor(a!)",
+        "aten::mul.out(Tensor self, Tensor other, *, Tensor(a!) out) -> Tensor(a!)",
+    ];
+    known.into_iter().find(|text| text.split('(').next() == Some(name))
+}
+
+fn spec(body: &str, known: impl Fn(&str) -> Option<&'static str>) -> ProgramSpec {
     let graph = Graph::from_text("test", &format!("{OPS}{body}")).unwrap();
     let mut spec = spec_of(&graph, &Groups::new()).unwrap();
     let wanted = wanted_schemas(&spec);
-    spec.schemas.extend(wanted.iter().filter_map(|name| extra(name)).map(str::to_owned));
+    spec.schemas.extend(wanted.iter().filter_map(|name| known(name)).map(str::to_owned));
     spec
 }
 
+fn program(spec: &ProgramSpec, device: &str) -> String {
+    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, device);
+    lower(&rewrite(spec, &abilities).unwrap(), &abilities).unwrap().to_string()
+}
+
 fn check(body: &str, expected: &Expect) {
-    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu");
-    let program = lower(&rewrite(&spec(body), &abilities).unwrap(), &abilities).unwrap();
-    expected.assert_eq(&program.to_string());
+    expected.assert_eq(&program(&spec(body, extra), "cpu"));
+}
+
+fn check_buffers(body: &str, expected: &Expect) {
+    expected.assert_eq(&program(&spec(body, out_form), "cpu"));
 }
 
 #[test]
@@ -220,9 +237,121 @@ return v5, v6
 }
 
 #[test]
+fn small_results_share_buffers_when_their_lives_do_not_overlap_and_their_views_are_made_once() {
+    check_buffers(
+        r#"input v0: f32[4, 4] = parameter "params.w"
+input v1: f32[4, 4] = batch "batch.0"
+v2: f32[4, 4] = aten::mm(v1, v0)
+v3: f32[4, 4]{1, 4} = aten::t(v2)
+v4: f32[4, 4] = aten::mm(v3, v0)
+v5: f32[4, 4] = aten::mm(v4, v3)
+v6: f32[4, 4] = aten::mm(v5, v5)
+v7: f32[4, 4] = aten::mul.Tensor(v6, v6)
+update "params.w" = v7
+return v6
+"#,
+        &expect![[r#"
+            state %0
+            inputs %1
+            prologue:
+              %8 = buffer of float32 [4, 4]
+              %9 = buffer of float32 [4, 4]
+              %10 = buffer of float32 [4, 4]
+              %3 = aten::t(%8) by view
+            body:
+              _ = aten::mm.out(%1, %0, %8) by dispatcher; release %1
+              _ = aten::mm.out(%3, %0, %9) by dispatcher
+              _ = aten::mm.out(%9, %3, %10) by dispatcher
+              %6 = aten::mm(%10, %10) by dispatcher
+              _ = aten::mul.out(%6, %6, %10) by dispatcher
+            update %0 <- %10
+            return %6
+        "#]],
+    );
+}
+
+#[test]
+fn a_buffer_is_not_written_again_while_a_collective_may_read_it() {
+    check_buffers(
+        r#"input v0: f32[4, 4] = batch "batch.0"
+v1: f32[4, 4] = aten::mm(v0, v0)
+v2: f32[8, 4] = _c10d_functional::all_gather_into_tensor(v1, 2, "g")
+v3: f32[4, 4] = aten::mm(v0, v0)
+v4: f32[4, 4] = aten::mul.Tensor(v3, v0)
+v5: f32[8, 4] = _c10d_functional::wait_tensor(v2)
+v6: f32[4, 4] = aten::mul.Tensor(v4, v0)
+v7: f32[4, 4] = aten::mul.Tensor(v6, v0)
+return v5, v7
+"#,
+        &expect![[r#"
+            state 
+            inputs %0
+            prologue:
+              %8 = buffer of float32 [4, 4]
+              %9 = buffer of float32 [4, 4]
+              %10 = buffer of float32 [4, 4]
+            body:
+              _ = aten::mm.out(%0, %0, %8) by dispatcher
+              %2 = _c10d_functional::all_gather_into_tensor(%8, 2, "g") by collective proxy
+              _ = aten::mm.out(%0, %0, %9) by dispatcher
+              _ = aten::mul.out(%9, %0, %10) by dispatcher
+              %5 = _c10d_functional::wait_tensor(%2) by wait dispatcher; release %2
+              _ = aten::mul.out(%10, %0, %8) by dispatcher
+              %7 = aten::mul.Tensor(%8, %0) by dispatcher; release %0
+            return %5 %7
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_large_strided_the_same_at_every_step_or_read_by_unknown_operations_gets_no_buffer() {
+    check_buffers(
+        r#"input v0: f32[4, 4]{1, 4} = batch "batch.0"
+input v1: f32[512, 512] = batch "batch.1"
+v2: f32[512, 512] = aten::mm(v1, v1)
+v3: f32[512, 512] = aten::mul.Tensor(v2, v2)
+v4: f32[4, 4]{1, 4} = aten::mul.Tensor(v0, v0)
+v5: f32[4] = aten::arange(4, f32, none, device(cpu), false)
+v6: f32[4] = aten::mul.Tensor(v5, v5)
+v7: f32[4, 4] = aten::mul.Tensor(v4, v6)
+v8: f32[4, 4] = mine::f(v7)
+return v3, v8
+"#,
+        &expect![[r#"
+            state 
+            inputs %0 %1
+            prologue:
+              %5 = aten::arange(4, float32, None, cpu, false) by proxy
+              %6 = aten::mul.Tensor(%5, %5) by dispatcher
+            body:
+              %2 = aten::mm(%1, %1) by dispatcher; release %1
+              %3 = aten::mul.Tensor(%2, %2) by dispatcher; release %2
+              %4 = aten::mul.Tensor(%0, %0) by dispatcher; release %0
+              %7 = aten::mul.Tensor(%4, %6) by dispatcher; release %4
+              %8 = mine::f(%7) by dispatcher; release %7
+            return %3 %8
+        "#]],
+    );
+}
+
+#[test]
+fn on_other_devices_there_are_no_buffers() {
+    let body = r#"input v0: f32[4, 4] = batch "batch.0"
+v1: f32[4, 4] = aten::mm(v0, v0)
+v2: f32[4, 4] = aten::mm(v1, v1)
+return v2
+"#;
+    let spec = spec(body, out_form);
+    assert!(program(&spec, "cpu").contains("aten::mm.out"));
+    assert!(!program(&spec, "cuda").contains("aten::mm.out"));
+}
+
+#[test]
 fn a_program_that_reads_an_empty_slot_is_refused() {
-    let mut spec =
-        spec("input v0: f32[4] = batch \"batch.0\"\nv1: f32[4] = aten::mul.Tensor(v0, v0)\nreturn v1\n");
+    let mut spec = spec(
+        "input v0: f32[4] = batch \"batch.0\"\nv1: f32[4] = aten::mul.Tensor(v0, v0)\nreturn v1\n",
+        extra,
+    );
     spec.inputs.clear();
     let error =
         rewrite(&spec, &Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu")).err().unwrap();

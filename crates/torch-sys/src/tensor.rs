@@ -73,16 +73,23 @@ impl Tensor {
         unsafe { Self::from_raw(raw) }.ok_or_else(|| Failure("no tensor was made".to_owned()))
     }
 
-    /// An uninitialised tensor with the layout and device of `like`.
-    pub fn empty_like(library: &'static Library, like: &Layout, device: (i32, i32)) -> Result<Self, Failure> {
-        let dtype = like.dtype.ok_or_else(|| Failure("an element type that is not known".to_owned()))?;
+    /// An uninitialised tensor on a device by PyTorch's number of its type and its index. Panics where there is not a
+    /// stride for each size.
+    pub fn empty(
+        library: &'static Library,
+        dtype: Dtype,
+        sizes: &[i64],
+        strides: &[i64],
+        device: (i32, i32),
+    ) -> Result<Self, Failure> {
+        assert_eq!(sizes.len(), strides.len(), "a stride for each size");
         let mut raw = std::ptr::null_mut();
         // SAFETY: sizes and strides have the same length, which is passed; one new reference is written to `raw`.
         let status = unsafe {
             (library.symbols.empty_strided)(
-                like.sizes.len() as i64,
-                like.sizes.as_ptr(),
-                like.strides.as_ptr(),
+                sizes.len() as i64,
+                sizes.as_ptr(),
+                strides.as_ptr(),
                 library.codes.dtype(dtype),
                 device.0,
                 device.1,
@@ -167,19 +174,25 @@ pub(crate) unsafe fn layout(library: &'static Library, raw: RawTensor) -> Result
 
 /// The number of a device for the dispatcher: type in the upper half, index in the lower.
 pub(crate) fn device_word(library: &'static Library, device: &Device) -> Result<u64, Failure> {
-    let text = match device.index {
-        Some(index) => format!("{}:{index}\0", device.kind),
-        None => format!("{}\0", device.kind),
-    };
-    let (mut kind, mut index) = (0_u32, 0_i32);
-    // SAFETY: the text is zero-terminated and two numbers are written.
-    let status =
-        unsafe { (library.symbols.parse_device)(text.as_ptr().cast(), &raw mut kind, &raw mut index) };
-    library.check(status)?;
-    Ok((u64::from(kind) << 32) | u64::from(index as u32))
+    let (kind, index) = library.device_numbers(device)?;
+    Ok((u64::from(kind as u32) << 32) | u64::from(index as u32))
 }
 
 impl Library {
+    /// PyTorch's number of a device's type, and its index: -1 for the current one.
+    pub fn device_numbers(&self, device: &Device) -> Result<(i32, i32), Failure> {
+        let text = match device.index {
+            Some(index) => format!("{}:{index}\0", device.kind),
+            None => format!("{}\0", device.kind),
+        };
+        let (mut kind, mut index) = (0_u32, 0_i32);
+        // SAFETY: the text is zero-terminated and two numbers are written.
+        let status =
+            unsafe { (self.symbols.parse_device)(text.as_ptr().cast(), &raw mut kind, &raw mut index) };
+        self.check(status)?;
+        Ok((kind as i32, index))
+    }
+
     /// Bytes of one element.
     pub fn element_size(&self, dtype: Dtype) -> usize {
         // SAFETY: a pure function of a code of this library's.
