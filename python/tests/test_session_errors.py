@@ -221,6 +221,13 @@ def test_a_plan_whose_direct_collectives_are_for_other_ranks_is_refused():
     assert "`ranks = 1`" in caught.value.hint
 
 
+def test_a_misspelt_setting_of_a_plan_is_named_with_the_one_that_was_meant():
+    text = parallelize(small()).plan.text.replace("bucket_limit", "buket_limit")
+    with pytest.raises(ConfigurationError, match="unknown field `buket_limit`") as caught:
+        parallelize(small(), plan=text)
+    assert caught.value.hint == "did you mean `bucket_limit`?"
+
+
 @pytest.mark.parametrize(("text", "part"), [("version = 1\nmesch = 2\n", "mesch"), ("not\na plan", "not a plan")])
 def test_a_malformed_plan_is_refused_with_its_line(text, part):
     with pytest.raises(ConfigurationError, match=part) as caught:

@@ -13,5 +13,5 @@ pub use codes::{CODES, Code, CodeInfo};
 pub use diagnostic::{Audience, Diagnostic, Place, Result};
 pub use fingerprint::{Fingerprint, Fingerprinter};
 pub use id::{Id, PrimaryMap, SecondaryMap};
-pub use suggest::{nearest, unknown_name_hint};
+pub use suggest::{malformed, nearest, unknown_name_hint};
 pub use units::{Bytes, Flops, Nanos};

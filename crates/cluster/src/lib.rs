@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{Code, Diagnostic, Fingerprint, Result, unknown_name_hint};
+use base::{Code, Diagnostic, Fingerprint, Result};
 use serde::{Deserialize, Serialize};
 
 /// One rank's device.
@@ -114,18 +114,8 @@ impl Cluster {
 }
 
 fn malformed(text: &str, file: &str, error: &toml::de::Error) -> Box<Diagnostic> {
-    let message = error.message();
-    let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
     let offset = error.span().map_or(0, |span| span.start);
-    let line = 1 + text[..offset.min(text.len())].matches('\n').count();
-    let diagnostic = Diagnostic::new(Code::BAD_CLUSTER, format!("not a cluster description: {message}"));
-    let diagnostic = diagnostic.at_line(file, line as u32, 0);
-    match unknown {
-        // the message ends in the keys that are known at this place: "expected one of `a`, `b`"
-        Some(key) => {
-            let known = message.rsplit("expected").next().unwrap_or_default().split('`').skip(1).step_by(2);
-            diagnostic.hint(unknown_name_hint(key, known))
-        }
-        None => diagnostic.hint("`unisono profile` writes one"),
-    }
+    let diagnostic =
+        base::malformed(Code::BAD_CLUSTER, "a cluster description", (text, file), error.message(), offset);
+    if diagnostic.hint.is_some() { diagnostic } else { diagnostic.hint("`unisono profile` writes one") }
 }

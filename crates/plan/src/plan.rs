@@ -129,9 +129,8 @@ impl Plan {
     /// Reads the text form. `file` is what diagnostics call it.
     pub fn parse(text: &str, file: &str) -> Result<Self> {
         let plan: Self = toml::from_str(text).map_err(|error| {
-            let offset = error.span().map_or(0, |span| span.start).min(text.len());
-            let line = 1 + text[..offset].matches('\n').count() as u32;
-            Diagnostic::new(Code::BAD_TEXT, format!("not a plan: {}", error.message())).at_line(file, line, 0)
+            let offset = error.span().map_or(0, |span| span.start);
+            base::malformed(Code::BAD_TEXT, "a plan", (text, file), error.message(), offset)
         })?;
         if plan.version != VERSION {
             let message = format!("a plan of version {}, not {VERSION}", plan.version);
