@@ -57,7 +57,7 @@ def train(
     messages = [_native.rank_graph(graph.message, text, rank) for rank in range(ranks)]
     # Small collectives are direct, large ones are not.
     direct = {"ranks": ranks, "all_reduce": 4096, "all_gather": 4096, "reduce_scatter": 4096}
-    passed = [_native.run_passes(message, direct=direct)[0] for message in messages]
+    passed = [_native.run_passes(message, msgpack.packb({"direct": direct}))[0] for message in messages]
     assert len({_native.issue_order(message) for message in passed}) == 1, "ranks would wait for each other for ever"
     graphs = [msgpack.unpackb(message)["graph"] for message in (passed if passes else messages)]
     items, placements = graph.capture.inputs.inputs, msgpack.unpackb(_native.plan_content(text))["inputs"]

@@ -136,7 +136,7 @@ class ParallelStep:
 
     def _prepare(self, graph: bytes) -> None:
         rank_graph = _native.rank_graph(graph, self.plan.text, self.ranks.rank)
-        optimised, self.passes = _native.run_passes(rank_graph, **self.plan.passes)
+        optimised, self.passes = _native.run_passes(rank_graph, pack(self.plan.passes))
         if not self.ranks.agree(_native.issue_order(optimised)):
             warnings.warn(
                 "the ranks' programs issue their collectives in different orders after the passes; they run without the passes, "

@@ -33,19 +33,19 @@ pub struct Outcome {
     pub changes: Vec<Change>,
 }
 
-/// The settings of the passes that have any.
+/// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// A bucket of collectives moves at most so much.
     pub bucket_limit: Bytes,
     /// So much may be gathered ahead of its first use.
     pub prefetch_limit: Bytes,
     /// A gathered parameter of at least so much is gathered again for the backward part; none is where there is no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub regather_from: Option<Bytes>,
     /// Which collectives are direct; none where there is nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub direct: Option<Direct>,
 }
 

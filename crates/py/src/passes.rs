@@ -1,7 +1,7 @@
 //! Passes: a graph in, the changed graph and what was done out.
 
-use ::passes::{Direct, Outcome, Settings, pipeline, run};
-use base::Bytes;
+use ::passes::{Outcome, Settings, pipeline, run};
+use base::{Code, Diagnostic};
 use ir::Graph;
 use pyo3::{prelude::*, types::PyBytes};
 
@@ -10,45 +10,17 @@ use crate::error::to_python;
 /// The changed graph, and of each pass its name and the nodes before and after it.
 type Changed<'py> = (Bound<'py, PyBytes>, Vec<(&'static str, usize, usize)>);
 
-/// Which collectives are direct, as a plan's text has it.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-struct PyDirect {
-    ranks: u32,
-    all_reduce: u64,
-    all_gather: u64,
-    reduce_scatter: u64,
-}
-
-impl From<PyDirect> for Direct {
-    fn from(direct: PyDirect) -> Self {
-        Self {
-            ranks: direct.ranks,
-            all_reduce: Bytes(direct.all_reduce),
-            all_gather: Bytes(direct.all_gather),
-            reduce_scatter: Bytes(direct.reduce_scatter),
-        }
-    }
-}
-
-/// Runs the pipeline of passes; limits are in bytes.
+/// Runs the pipeline of passes by settings as MessagePack, those of a plan; what they leave out is as by default.
 #[pyfunction]
-#[pyo3(signature = (graph, bucket_limit=None, prefetch_limit=None, regather_from=None, direct=None))]
-fn run_passes<'py>(
-    py: Python<'py>,
-    graph: &[u8],
-    bucket_limit: Option<u64>,
-    prefetch_limit: Option<u64>,
-    regather_from: Option<u64>,
-    direct: Option<PyDirect>,
-) -> PyResult<Changed<'py>> {
-    let default = Settings::default();
-    let settings = Settings {
-        bucket_limit: bucket_limit.map_or(default.bucket_limit, Bytes),
-        prefetch_limit: prefetch_limit.map_or(default.prefetch_limit, Bytes),
-        regather_from: regather_from.map(Bytes),
-        direct: direct.map(Direct::from),
+#[pyo3(signature = (graph, settings=None))]
+fn run_passes<'py>(py: Python<'py>, graph: &[u8], settings: Option<&[u8]>) -> PyResult<Changed<'py>> {
+    let read = |bytes| {
+        rmp_serde::from_slice(bytes).map_err(|error| {
+            let message = format!("settings of passes that cannot be used: {error}");
+            to_python(py, &Diagnostic::new(Code::BAD_TEXT, message))
+        })
     };
+    let settings: Settings = settings.map_or_else(|| Ok(Settings::default()), read)?;
     let work = || {
         let mut done = Vec::new();
         let observe =
@@ -56,8 +28,7 @@ fn run_passes<'py>(
         let changed = run(&pipeline(settings), &Graph::from_bytes(graph)?, observe)?;
         Ok((changed.to_bytes(), done))
     };
-    let (bytes, done) =
-        py.detach(work).map_err(|diagnostic: Box<base::Diagnostic>| to_python(py, &diagnostic))?;
+    let (bytes, done) = py.detach(work).map_err(|diagnostic: Box<Diagnostic>| to_python(py, &diagnostic))?;
     Ok((PyBytes::new(py, &bytes), done))
 }
 
