@@ -15,10 +15,14 @@ import passes as bench_of_passes
 from unisono import _native
 
 ROOT = Path(__file__).resolve().parents[1]
-LINK = "{ latency_ns = 5e3, bandwidth = 1e11 }"
-CLUSTER = f"""
+
+
+def cluster(exchange_ns: float) -> str:
+    """A machine that is not there, with this latency of an exchange between all ranks."""
+    link, exchange = (f"{{ latency_ns = {ns}, bandwidth = 1e11 }}" for ns in (5e3, exchange_ns))
+    return f"""
 version = 1
-links = {{ all_reduce = {LINK}, all_gather = {LINK}, reduce_scatter = {LINK}, all_to_all = {LINK} }}
+links = {{ all_reduce = {link}, all_gather = {link}, reduce_scatter = {link}, all_to_all = {exchange} }}
 [device]
 name = "a machine that is not there"
 memory_bytes = 80000000000
@@ -26,6 +30,10 @@ memory_bandwidth = 3e12
 operation_ns = 0.0
 matmul_flops = {{ f32 = 4e14 }}
 """
+
+
+#: By whether small collectives are direct.
+CLUSTERS = {"as they are": cluster(5e3), "direct": cluster(1e3)}
 
 
 def least(run, rounds: int) -> tuple[float, float]:
@@ -40,15 +48,21 @@ def least(run, rounds: int) -> tuple[float, float]:
 
 def planning(layers: list[int], rounds: int) -> None:
     """A table: captured GPT steps by depth."""
-    print("| layers | nodes | plan, CPU ms | plan, wall ms | rank's graph, CPU ms |\n|---|---|---|---|---|")
+    print(
+        "| layers | nodes | small collectives | plan, CPU ms | plan, wall ms | rank's graph, CPU ms |\n|---|---|---|---|---|---|"
+    )
     for depth in layers:
         graph = bench_of_passes.capture("AdamW", layers=depth)
         settings = msgpack.packb({"axis": "a", "ranks": 8, "pins": {}, "memory_limit": None})
-        plan = _native.plan_graph(graph.message, CLUSTER, settings)
-        cpu, wall = least(lambda g=graph, s=settings: _native.plan_graph(g.message, CLUSTER, s), rounds)
-        part, _ = least(lambda g=graph, p=plan: _native.rank_graph(g.message, p, 0), rounds)
         nodes = len(graph.decoded()["order"])
-        print(f"| {depth} | {nodes:,} | {cpu * 1e3:.0f} | {wall * 1e3:.0f} | {part * 1e3:.0f} |", flush=True)
+        for kind, machine in CLUSTERS.items():
+            plan = _native.plan_graph(graph.message, machine, settings)
+            assert ("[passes.direct]" in plan) == (kind == "direct")
+            cpu, wall = least(lambda g=graph, m=machine, s=settings: _native.plan_graph(g.message, m, s), rounds)
+            part, _ = least(lambda g=graph, p=plan: _native.rank_graph(g.message, p, 0), rounds)
+            print(
+                f"| {depth} | {nodes:,} | {kind} | {cpu * 1e3:.0f} | {wall * 1e3:.0f} | {part * 1e3:.0f} |", flush=True
+            )
 
 
 def footprint(rounds: int) -> None:
