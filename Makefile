@@ -13,7 +13,7 @@ help: ## list the jobs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 $(BIN)/python:
-	@scripts/require.sh "$(PYTHON)"
+	@scripts/require.sh "$(PYTHON)" 10
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.torch-$(TORCH): | $(BIN)/python

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks that what the build needs is here, and says what is missing. Usage: require.sh PYTHON
+# Checks that what the build needs is here, and says what is missing. Usage: require.sh PYTHON [GIGABYTES]
+# With GIGABYTES it warns where the disk has less than that left.
 set -eu
 python=${1:-python3}
 missing=0
@@ -22,5 +23,11 @@ elif ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
 fi
 if ! command -v cc >/dev/null 2>&1; then
   complain "a C linker (cc)" "install gcc or clang (Debian: apt-get install build-essential)"
+fi
+if [ $# -gt 1 ]; then
+  free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1000000) }')
+  if [ "$free" -lt "$2" ]; then
+    printf 'warning: %s GB of disk are free\n  hint: PyTorch with its CUDA libraries takes 5 GB, unpacking and the builds for tests as much again\n' "$free" >&2
+  fi
 fi
 exit $missing
