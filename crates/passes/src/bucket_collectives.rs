@@ -26,7 +26,7 @@ struct Bucket {
     members: Vec<Member>,
     size: Bytes,
     first_use: usize,
-    /// The buckets that a member depends on.
+    /// The buckets that a member depends on, directly or by way of others.
     needs: FixedBitSet,
 }
 
@@ -66,14 +66,14 @@ impl BucketCollectives {
                         member.urgency == Urgency::Hoistable || position < buckets[*bucket].first_use;
                     is_free
                         && buckets[*bucket].size + member.size <= self.limit
-                        && !closure(&buckets, &needs).contains(*bucket)
+                        && !depends(&buckets, &needs, *bucket)
                 };
                 let bucket = open.get(&key).copied().filter(fits).unwrap_or(buckets.len());
                 if bucket == buckets.len() {
                     buckets.push(Bucket::new());
                     open.insert(key, bucket);
                 }
-                buckets[bucket].add(member, &needs);
+                add(&mut buckets, bucket, member, &needs);
                 needs.grow(bucket + 1);
                 needs.insert(bucket);
             }
@@ -87,13 +87,23 @@ impl Bucket {
     const fn new() -> Self {
         Self { members: Vec::new(), size: Bytes(0), first_use: usize::MAX, needs: FixedBitSet::new() }
     }
+}
 
-    fn add(&mut self, member: Member, needs: &FixedBitSet) {
-        self.members.push(member);
-        self.size += member.size;
-        self.first_use = self.first_use.min(member.first_use);
-        union(&mut self.needs, needs);
+/// Puts a member into a bucket; what it needs, whoever needs the bucket needs too.
+fn add(buckets: &mut [Bucket], bucket: usize, member: Member, needs: &FixedBitSet) {
+    let mut closed = std::mem::take(&mut buckets[bucket].needs);
+    union(&mut closed, needs);
+    for needed in needs.ones() {
+        union(&mut closed, &buckets[needed].needs);
     }
+    for other in buckets.iter_mut().filter(|other| other.needs.contains(bucket)) {
+        union(&mut other.needs, &closed);
+    }
+    let it = &mut buckets[bucket];
+    it.needs = closed;
+    it.members.push(member);
+    it.size += member.size;
+    it.first_use = it.first_use.min(member.first_use);
 }
 
 fn union(into: &mut FixedBitSet, from: &FixedBitSet) {
@@ -101,16 +111,9 @@ fn union(into: &mut FixedBitSet, from: &FixedBitSet) {
     into.union_with(from);
 }
 
-/// `needs`, and what those buckets need in turn.
-fn closure(buckets: &[Bucket], needs: &FixedBitSet) -> FixedBitSet {
-    let mut closed = FixedBitSet::with_capacity(buckets.len());
-    let mut todo: Vec<usize> = needs.ones().collect();
-    while let Some(bucket) = todo.pop() {
-        if !closed.put(bucket) {
-            todo.extend(buckets[bucket].needs.ones());
-        }
-    }
-    closed
+/// Whether what depends on `needs` depends on `bucket`.
+fn depends(buckets: &[Bucket], needs: &FixedBitSet, bucket: usize) -> bool {
+    needs.contains(bucket) || needs.ones().any(|needed| buckets[needed].needs.contains(bucket))
 }
 
 /// Says what is joined and why those collectives were there.
