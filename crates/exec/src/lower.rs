@@ -140,8 +140,12 @@ impl<'a> Lowering<'a> {
 
     fn buffers(&mut self) -> Result<()> {
         for target in self.spec.buffers.iter().copied() {
-            let shape = self.spec.shape(target).filter(|shape| shape.strides.is_some()).ok_or_else(|| {
-                Diagnostic::new(Code::BAD_PROGRAM, format!("buffer {target} has no shape and strides"))
+            let strided = |shape: &&Shape| shape.strides.as_ref().map(Vec::len) == Some(shape.sizes.len());
+            let shape = self.spec.shape(target).filter(strided).ok_or_else(|| {
+                Diagnostic::new(
+                    Code::BAD_PROGRAM,
+                    format!("buffer {target} has no size and stride by dimension"),
+                )
             })?;
             let device = Device { kind: self.abilities.proxy_device.clone(), index: None };
             self.pin(target, false);

@@ -357,3 +357,18 @@ fn a_program_that_reads_an_empty_slot_is_refused() {
         rewrite(&spec, &Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu")).err().unwrap();
     assert!(error.message.contains("`aten::mul.Tensor` reads slot %0 before anything is there"), "{error}");
 }
+
+#[test]
+fn a_buffer_without_strides_or_in_a_slot_that_is_taken_is_refused() {
+    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu");
+    let body = "input v0: f32[4] = batch \"batch.0\"\nreturn v0\n";
+    let refused = |change: fn(&mut ProgramSpec)| {
+        let mut spec = spec(body, extra);
+        spec.slots = 2;
+        change(&mut spec);
+        lower(&spec, &abilities).err().unwrap().message.clone()
+    };
+    assert_eq!(refused(|spec| spec.buffers = vec![spec.inputs[0]]), "buffer %0 is no new slot of 2");
+    let unknown = refused(|spec| spec.buffers = vec![torch_sys::Slot(1)]);
+    assert_eq!(unknown, "buffer %1 has no size and stride by dimension");
+}
