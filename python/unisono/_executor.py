@@ -73,7 +73,9 @@ def lower(spec: Mapping[str, Any], device: str = "cpu", *, rewrite: bool = False
     return _native.Program(pack(spec), device, _schema_of if rewrite else None)
 
 
-def lower_graph(message: bytes, groups: Mapping[str, str] | None = None, device: str = "cpu") -> Any:
+def lower_graph(
+    message: bytes, groups: Mapping[str, str] | None = None, device: str = "cpu", *, buffer_bytes: int | None = None
+) -> Any:
     """Lowers a graph, global or of one rank.
 
     The program's state are the graph's inputs that live on from step to step (``parameter``, ``buffer``, ``optimizer``,
@@ -83,9 +85,10 @@ def lower_graph(message: bytes, groups: Mapping[str, str] | None = None, device:
         message: the graph as MessagePack.
         groups: the names of process groups by the graph's symbolic ones, such as ``axis:a``.
         device: the kind of device that the program runs on.
+        buffer_bytes: the most that memory for small results, which stays from step to step, takes, where that is less than 16 MiB.
     """
     _ready()
-    return _native.Program.from_graph(message, dict(groups or {}), device, _schema_of)
+    return _native.Program.from_graph(message, dict(groups or {}), device, _schema_of, buffer_bytes)
 
 
 def _schema_of(name: str) -> str | None:

@@ -69,6 +69,7 @@ class ParallelStep:
         self._compare_every, self._steps = compare_every, 0
         self._inputs, graph = self._capture(train_step, example)
         self._outside = Outside(train_step, model)
+        self._memory_limit = memory_limit
         text = self._plan(graph, memory_limit, pins, plan, cluster)
         self.plan = Plan(text, graph)
         self._prepare(graph)
@@ -148,7 +149,9 @@ class ParallelStep:
         self._draws = draws_numbers(optimised)
         groups = {f"axis:{self._axis[0]}": self.ranks.group_name}
         self.rank_graph: bytes = optimised
-        self._executor = Executor(lower_graph(optimised, groups))
+        # What stays for small results comes on top of the predicted peak, which knows nothing of it.
+        left = None if self._memory_limit is None else max(0, self._memory_limit - self.plan.prediction["peak_bytes"])
+        self._executor = Executor(lower_graph(optimised, groups, buffer_bytes=left))
         placements = self.plan.placements
         self._placed = [placements.get(item.name, "replicate") for item in self._inputs.inputs]
         self._state = [
@@ -324,17 +327,21 @@ class ParallelStep:
         """Runs ``repeats`` + 1 steps on every rank and returns what they took, beside which ``plan.prediction`` can be put.
 
         Each entry is a list over ranks: ``step_ns``, the median wall time of a step; ``state_bytes``, the parameters, buffers and
-        optimizer state that the rank keeps; ``peak_bytes``, the most that it held during a step: state, the step's inputs, and what
-        PyTorch's allocator gave out on top of them, as its profiler saw it. Memory that no tensor owns (code, buffers of the network)
-        is not in it.
+        optimizer state that the rank keeps; ``buffer_bytes``, what stays from step to step for small results (at most 16 MiB, and no
+        more than a ``memory_limit`` leaves), which the prediction knows nothing of; ``peak_bytes``, the most that the rank held during
+        a step: all that, the step's inputs, and what PyTorch's allocator gave out on top of them, as its profiler saw it. Memory that no
+        tensor owns (code, buffers of the network) is not in it.
         """
         times = [_measure.nanoseconds(lambda: self(*arguments)) for _ in range(repeats)]
         tensors = self._arguments(arguments)
         state = _measure.tensor_bytes([tensor for _, _, tensor in self._state])
-        peak = state + _measure.tensor_bytes(tensors) + _measure.peak_growth(lambda: self._executor(tensors))
-        mine = torch.tensor([statistics.median_low(times), state, peak])
+        buffers = self._executor.program.buffer_bytes()
+        growth = _measure.peak_growth(lambda: self._executor(tensors))
+        peak = state + _measure.tensor_bytes(tensors) + buffers + growth
+        mine = torch.tensor([statistics.median_low(times), state, buffers, peak])
         found = self.ranks.gathered(mine) if self.ranks.count > 1 else [mine]
-        return dict(zip(("step_ns", "state_bytes", "peak_bytes"), torch.stack(found, dim=1).tolist(), strict=True))
+        names = ("step_ns", "state_bytes", "buffer_bytes", "peak_bytes")
+        return dict(zip(names, torch.stack(found, dim=1).tolist(), strict=True))
 
 
 def _axis(mesh: Mapping[str, int] | None, count: int) -> tuple[str, int]:

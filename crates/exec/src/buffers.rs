@@ -2,6 +2,7 @@
 //! made once, so that a step neither allocates the result nor makes its views again. Results whose lives do not overlap share
 //! a buffer.
 
+use base::Bytes;
 use fixedbitset::FixedBitSet;
 use rustc_hash::{FxHashMap, FxHashSet};
 use torch_sys::{Arg, Output, Schema, Slot};
@@ -10,8 +11,8 @@ use crate::{OpCall, ProgramSpec, Role, Shape, is_pure, lifetime::Lifetimes, role
 
 /// The largest result that gets a buffer, in elements: beyond, an allocation is nothing beside the work.
 const LARGEST: i64 = 1 << 16;
-/// The elements of all buffers of a program together.
-const ALL: i64 = 1 << 22;
+/// The most that all buffers of a program take together, where nothing else is said.
+pub const BUFFERS: Bytes = Bytes(16 << 20);
 
 /// Operations with a kernel of their own that writes into a given tensor, and its name. Forms that compute and then copy are
 /// no gain.
@@ -55,9 +56,9 @@ pub(crate) fn out_form(name: &str) -> Option<&'static str> {
     FORMS.iter().find(|(from, _)| *from == name).map(|(_, to)| *to)
 }
 
-/// The same program with small results in buffers.
-pub(crate) fn keep_small_results(spec: &ProgramSpec, schemas: &[Schema]) -> ProgramSpec {
-    let mut pool = Pool::new(spec, schemas);
+/// The same program with small results in buffers, which together take at most `limit`.
+pub(crate) fn keep_small_results(spec: &ProgramSpec, schemas: &[Schema], limit: Bytes) -> ProgramSpec {
+    let mut pool = Pool::new(spec, schemas, limit);
     let calls = spec.calls.iter().enumerate().map(|(index, call)| pool.call(index, call)).collect();
     let mut shapes = spec.shapes.clone();
     shapes.resize(spec.slots as usize, None);
@@ -84,7 +85,8 @@ struct Pool<'a> {
     varying: FixedBitSet,
     /// The shape of each buffer; its slot comes after those of the program.
     shapes: Vec<Shape>,
-    elements: i64,
+    /// What further buffers may take.
+    left: Bytes,
     /// Buffers that nothing reads any more, the last one freed on top.
     free: Vec<Slot>,
     /// The buffers that a call is the last one to read.
@@ -94,7 +96,7 @@ struct Pool<'a> {
 }
 
 impl<'a> Pool<'a> {
-    fn new(spec: &'a ProgramSpec, schemas: &'a [Schema]) -> Self {
+    fn new(spec: &'a ProgramSpec, schemas: &'a [Schema], limit: Bytes) -> Self {
         let lifetimes = Lifetimes::of(spec, schemas);
         let holding = spec.calls.iter().filter(|call| may_hold(&schemas[call.op as usize]));
         let held = holding.flat_map(|call| call.args.iter().flat_map(Arg::slots));
@@ -109,7 +111,7 @@ impl<'a> Pool<'a> {
             leaving,
             varying,
             shapes: Vec::new(),
-            elements: 0,
+            left: limit,
             free: Vec::new(),
             ending: FxHashMap::default(),
             buffer_of: FxHashMap::default(),
@@ -160,11 +162,7 @@ impl<'a> Pool<'a> {
         if let Some(position) = self.free.iter().rposition(fits) {
             return Some(self.free.remove(position));
         }
-        let elements = self.elements + shape.sizes.iter().product::<i64>();
-        if elements > ALL {
-            return None;
-        }
-        self.elements = elements;
+        self.left = Bytes(self.left.0.checked_sub(shape.bytes().0)?);
         self.shapes.push(shape);
         Some(Slot(first + self.shapes.len() as u32 - 1))
     }

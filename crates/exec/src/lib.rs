@@ -18,6 +18,7 @@ mod route;
 mod run;
 mod spec;
 
+pub use buffers::BUFFERS;
 pub use effects::{Role, is_pure, role};
 pub use graph::{Groups, spec_of};
 pub use link::{PythonCall, proxy_document, python_calls};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use base::Place;
+use base::{Bytes, Place};
 use fixedbitset::FixedBitSet;
 use torch_sys::{Arg, Device, Dtype, Number, Output, Schema, Slot};
 
@@ -125,6 +125,15 @@ impl Program {
             Action::Number { .. } | Action::Buffer { .. } => false,
         };
         self.body.iter().filter(by).count()
+    }
+
+    /// What its buffers take.
+    pub fn buffer_bytes(&self) -> Bytes {
+        let bytes = |instruction: &Instruction| match &instruction.action {
+            Action::Buffer { shape, .. } => shape.bytes(),
+            _ => Bytes(0),
+        };
+        self.prologue.iter().map(bytes).fold(Bytes(0), |sum, bytes| sum + bytes)
     }
 
     /// How many instructions of the body are views.

@@ -1,6 +1,6 @@
 //! Rewrites of what is to be run, before it is lowered.
 
-use base::Result;
+use base::{Bytes, Result};
 use rustc_hash::FxHashSet;
 use torch_sys::Schema;
 
@@ -23,8 +23,9 @@ pub fn wanted_schemas(spec: &ProgramSpec) -> Vec<String> {
     wanted.filter(|name| seen.insert(name.clone())).collect()
 }
 
-/// The same program with operations in place and small results in buffers; its results are the same, bit for bit.
-pub fn rewrite(spec: &ProgramSpec, abilities: &Abilities) -> Result<ProgramSpec> {
+/// The same program with operations in place and small results in buffers that take at most `buffers`; its results are the same,
+/// bit for bit.
+pub fn rewrite(spec: &ProgramSpec, abilities: &Abilities, buffers: Bytes) -> Result<ProgramSpec> {
     let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>()?;
     crate::lower::check(spec, &schemas)?;
     let on_cpu = abilities.proxy_device == "cpu";
@@ -34,5 +35,5 @@ pub fn rewrite(spec: &ProgramSpec, abilities: &Abilities) -> Result<ProgramSpec>
         return Ok(spec);
     }
     let spec = write_in_place(&spec, &schemas);
-    Ok(if on_cpu { keep_small_results(&spec, &schemas) } else { spec })
+    Ok(if on_cpu { keep_small_results(&spec, &schemas, buffers) } else { spec })
 }

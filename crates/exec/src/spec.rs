@@ -1,6 +1,6 @@
 //! What a program is made from: a flat list of operations over numbered slots, as plain data.
 
-use base::Place;
+use base::{Bytes, Place};
 use serde::{Deserialize, Serialize};
 use torch_sys::{Arg, Dtype, Output, Slot};
 
@@ -74,6 +74,13 @@ pub struct Shape {
     /// Strides in elements, where known.
     #[serde(default)]
     pub strides: Option<Vec<i64>>,
+}
+
+impl Shape {
+    /// The bytes of its elements.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.sizes.iter().product::<i64>() as u64 * self.dtype.bytes())
+    }
 }
 
 impl ProgramSpec {

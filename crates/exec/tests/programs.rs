@@ -1,9 +1,10 @@
 //! Programs as text: what lowering and the rewrites make of a graph.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use base::Bytes;
 use expect_test::{Expect, expect};
 use ir::Graph;
-use unisono_exec::{Abilities, Groups, ProgramSpec, lower, rewrite, spec_of, wanted_schemas};
+use unisono_exec::{Abilities, BUFFERS, Groups, ProgramSpec, lower, rewrite, spec_of, wanted_schemas};
 
 const OPS: &str = r#"unisono graph 1
 
@@ -54,7 +55,7 @@ fn spec(body: &str, known: impl Fn(&str) -> Option<&'static str>) -> ProgramSpec
 
 fn program(spec: &ProgramSpec, device: &str) -> String {
     let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, device);
-    lower(&rewrite(spec, &abilities).unwrap(), &abilities).unwrap().to_string()
+    lower(&rewrite(spec, &abilities, BUFFERS).unwrap(), &abilities).unwrap().to_string()
 }
 
 fn check(body: &str, expected: &Expect) {
@@ -353,8 +354,9 @@ fn a_program_that_reads_an_empty_slot_is_refused() {
         extra,
     );
     spec.inputs.clear();
-    let error =
-        rewrite(&spec, &Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu")).err().unwrap();
+    let error = rewrite(&spec, &Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu"), BUFFERS)
+        .err()
+        .unwrap();
     assert!(error.message.contains("`aten::mul.Tensor` reads slot %0 before anything is there"), "{error}");
 }
 
@@ -371,4 +373,14 @@ fn a_buffer_without_strides_or_in_a_slot_that_is_taken_is_refused() {
     assert_eq!(refused(|spec| spec.buffers = vec![spec.inputs[0]]), "buffer %0 is no new slot of 2");
     let unknown = refused(|spec| spec.buffers = vec![torch_sys::Slot(1)]);
     assert_eq!(unknown, "buffer %1 has no size and stride by dimension");
+}
+
+#[test]
+fn buffers_take_no_more_than_they_may() {
+    let body = "input v0: f32[4, 4] = batch \"batch.0\"\nv1: f32[4, 4] = aten::mm(v0, v0)\nv2: f32[4, 4] = aten::mm(v1, v0)\nv3: f32[4, 4] = aten::mm(v2, v1)\nreturn v3\n";
+    let spec = spec(body, out_form);
+    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu");
+    let taken =
+        |limit| lower(&rewrite(&spec, &abilities, Bytes(limit)).unwrap(), &abilities).unwrap().buffer_bytes();
+    assert_eq!([0, 63, 64, 127, 128, 1 << 20].map(taken), [0, 0, 64, 64, 128, 128].map(Bytes));
 }

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, TryLockError},
 };
 
-use base::{Code, Diagnostic, Nanos};
+use base::{Bytes, Code, Diagnostic, Nanos};
 use exec::{Abilities, ProgramSpec, Route};
 use ir::Graph;
 use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
@@ -61,13 +61,14 @@ impl Program {
             to_python(py, &diagnostic)
         })?;
         match schema_of {
-            Some(schema_of) => Self::rewritten(py, spec, &abilities, schema_of),
+            Some(schema_of) => Self::rewritten(py, spec, &abilities, schema_of, exec::BUFFERS),
             None => py.detach(|| exec::lower(&spec, &abilities)).map(Self).map_err(|d| to_python(py, &d)),
         }
     }
 
     /// Lowers a graph message. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
-    /// schema of an operator, so that calls are made for the operators as they are.
+    /// schema of an operator, so that calls are made for the operators as they are. `buffer_bytes` may limit what
+    /// buffers take further than the executor does.
     #[staticmethod]
     fn from_graph(
         py: Python<'_>,
@@ -75,6 +76,7 @@ impl Program {
         groups: exec::Groups,
         device: &str,
         schema_of: &Bound<'_, PyAny>,
+        buffer_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let abilities = Abilities::of(library(py)?.version(), device);
         let (graph, mut spec) = py
@@ -92,7 +94,13 @@ impl Program {
                 to_python(py, &Diagnostic::new(Code::UNKNOWN_OPERATION, message).hint(hint))
             })?;
         }
-        Self::rewritten(py, spec, &abilities, schema_of)
+        Self::rewritten(
+            py,
+            spec,
+            &abilities,
+            schema_of,
+            exec::BUFFERS.min(buffer_bytes.map_or(exec::BUFFERS, Bytes)),
+        )
     }
 
     /// The text form.
@@ -148,6 +156,11 @@ impl Program {
         Ok(String::from_utf8(text)?)
     }
 
+    /// The bytes of memory that stays from step to step for small results.
+    fn buffer_bytes(&self) -> u64 {
+        self.0.buffer_bytes().0
+    }
+
     /// Name and place of each instruction of a step.
     fn instructions(&self) -> Vec<(String, Option<String>)> {
         let line = |i: &exec::Instruction| (self.0.name(i), self.0.place(i).map(ToString::to_string));
@@ -161,12 +174,13 @@ impl Program {
         mut spec: ProgramSpec,
         abilities: &Abilities,
         schema_of: &Bound<'_, PyAny>,
+        buffers: Bytes,
     ) -> PyResult<Self> {
         for name in exec::wanted_schemas(&spec) {
             // Not every operation has a form with tensors or in place.
             spec.schemas.extend(schema_of.call1((name,))?.extract::<Option<String>>()?);
         }
-        let program = py.detach(|| exec::lower(&exec::rewrite(&spec, abilities)?, abilities));
+        let program = py.detach(|| exec::lower(&exec::rewrite(&spec, abilities, buffers)?, abilities));
         program.map(Self).map_err(|d| to_python(py, &d))
     }
 }

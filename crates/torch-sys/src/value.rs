@@ -86,6 +86,17 @@ impl Dtype {
         matches!(self, Self::Complex64 | Self::Complex128)
     }
 
+    /// Bytes of one element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Bool | Self::Uint8 | Self::Int8 | Self::Float8E4m3fn | Self::Float8E5m2 => 1,
+            Self::Uint16 | Self::Int16 | Self::Float16 | Self::Bfloat16 => 2,
+            Self::Uint32 | Self::Int32 | Self::Float32 => 4,
+            Self::Uint64 | Self::Int64 | Self::Float64 | Self::Complex64 => 8,
+            Self::Complex128 => 16,
+        }
+    }
+
     /// Whether it is a floating-point type.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::Float16 | Self::Float32 | Self::Float64 | Self::Bfloat16)
