@@ -105,7 +105,9 @@ def summary(one: dict[str, Any], many: dict[str, Any], ranks: int) -> bool:
     say(f"  step time, ms        {predicted['step_ns'] / 1e6:12.1f} {spread(measured['step_ns'], 1e6):>16s}")
     for name, key in (("state, MiB", "state_bytes"), ("peak memory, MiB", "peak_bytes")):
         say(f"  {name:20s} {predicted[key] / 2**20:12.1f} {spread(measured[key], 2**20):>16s}")
-    say(f"  {'of it kept, MiB':20s} {'':12s} {spread(measured['buffer_bytes'], 2**20):>16s}   between steps, for small results")
+    say(
+        f"  {'of it kept, MiB':20s} {'':12s} {spread(measured['buffer_bytes'], 2**20):>16s}   between steps, for small results"
+    )
     say(f"  one process with plain PyTorch: {one['step_ms']:.1f} ms a step")
     say(f"  ({ranks} ranks, one thread each, on {os.cpu_count()} cores; memory of tensors, by PyTorch's profiler)")
     worst = max(abs(a - b) / a for a, b in zip(one["losses"], many["losses"], strict=True))
