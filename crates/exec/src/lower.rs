@@ -11,6 +11,7 @@ use torch_sys::{Arg, Device, Dtype, Number, Output, Schema, Slot, Type};
 use crate::{
     Abilities, Action, Instruction, OpCall, Program, ProgramSpec, Role, Route, Shape, Update,
     effects::{is_pure, role},
+    lifetime::roots,
 };
 
 /// The largest constant that is kept from step to step, in elements.
@@ -108,7 +109,7 @@ impl<'a> Lowering<'a> {
             schemas,
             abilities,
             same: (0..spec.slots).map(Slot).collect(),
-            root: (0..spec.slots).map(Slot).collect(),
+            root: roots(spec, schemas),
             written: FixedBitSet::with_capacity(slots),
             pinned,
             constant: FixedBitSet::with_capacity(slots),
@@ -121,16 +122,10 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Follows memory through aliases, views and in-place operations, and marks what is written into.
+    /// Marks what is written into.
     fn find_written(&mut self) {
         for call in &self.spec.calls {
             let schema = &self.schemas[call.op as usize];
-            let shared = shared_argument(schema).and_then(|index| call.args[index].slots().next());
-            for slot in call.outputs.iter().flat_map(Output::slots) {
-                if let Some(shared) = shared {
-                    self.root[slot.0 as usize] = self.root[shared.0 as usize];
-                }
-            }
             let arguments = schema.arguments.iter().zip(&call.args).filter(|(argument, _)| argument.written);
             for slot in arguments.flat_map(|(_, arg)| arg.slots()) {
                 self.written.insert(self.root[slot.0 as usize].0 as usize);
@@ -350,16 +345,6 @@ impl<'a> Lowering<'a> {
             }
         }
     }
-}
-
-/// The argument whose memory the returns share: that of a view or alias, or the one that is written and returned.
-fn shared_argument(schema: &Schema) -> Option<usize> {
-    let by_role = matches!(role(schema), Role::View | Role::Alias | Role::Wait).then_some(0);
-    let returned = schema.returns.iter().find_map(|returned| returned.alias.as_deref());
-    by_role.or_else(|| {
-        let returned = returned?;
-        schema.arguments.iter().position(|argument| argument.alias.as_deref() == Some(returned))
-    })
 }
 
 /// The element type of the tensor that stands for a number beside a tensor of the shape `other`. A tensor without dimensions

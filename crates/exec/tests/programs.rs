@@ -16,6 +16,7 @@ op _c10d_functional::all_gather_into_tensor(Tensor input, int group_size, Any gr
 op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
 op aten::detach(Tensor(a) self) -> Tensor(a)
 op mine::f(Tensor x) -> Tensor
+op aten::_conj(Tensor(a) self) -> Tensor(a)
 op aten::_foreach_add.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]
 op aten::arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
 op aten::_fused_sgd(Tensor[] self, Tensor[] grads, Tensor[] momentum_buffer_list, *, float weight_decay, float momentum, float lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> (Tensor[] self_out, Tensor[] grads_out, Tensor[] momentum_buffer_list_out)
@@ -268,6 +269,47 @@ return v6
             update %0 <- %10
             return %6
         "#]],
+    );
+}
+
+#[test]
+fn memory_is_read_through_views_that_are_no_metadata() {
+    let body = r#"input v0: c64[4, 4] = batch "batch.0"
+v1: c64[4, 4] = aten::mm(v0, v0)
+v2: c64[4, 4] = aten::_conj(v1)
+v3: c64[4, 4] = aten::mul.Tensor(v1, v0)
+v4: c64[4, 4] = aten::mul.Tensor(v3, v2)
+return v4
+"#;
+    check(
+        body,
+        &expect![[r#"
+        state 
+        inputs %0
+        prologue:
+        body:
+          %1 = aten::mm(%0, %0) by dispatcher
+          %2 = aten::_conj(%1) by dispatcher
+          %3 = aten::mul.Tensor(%1, %0) by dispatcher; release %1 %0
+          _ = aten::mul_.Tensor(%3, %2) by dispatcher; release %2
+        return %3
+    "#]],
+    );
+    check_buffers(
+        body,
+        &expect![[r#"
+        state 
+        inputs %0
+        prologue:
+          %5 = buffer of complex64 [4, 4]
+          %6 = buffer of complex64 [4, 4]
+        body:
+          _ = aten::mm.out(%0, %0, %5) by dispatcher
+          %2 = aten::_conj(%5) by dispatcher
+          _ = aten::mul.out(%5, %0, %6) by dispatcher; release %0
+          %4 = aten::mul.Tensor(%6, %2) by dispatcher; release %2
+        return %4
+    "#]],
     );
 }
 
