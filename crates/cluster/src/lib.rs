@@ -20,6 +20,13 @@ pub struct Device {
     pub memory_bandwidth: f64,
     /// Time to start one operation, in nanoseconds.
     pub operation_ns: f64,
+    /// How many times longer an operation and a collective take while they run beside each other; 1 where they do not disturb each other.
+    #[serde(default = "one")]
+    pub overlap_factor: f64,
+}
+
+const fn one() -> f64 {
+    1.0
 }
 
 /// A collective's time: a latency, and a bandwidth for the bytes that one rank sends.
@@ -58,6 +65,9 @@ pub struct Cluster {
     pub links: Links,
 }
 
+/// The largest factor for overlap that makes sense.
+const MOST_OVERLAP: f64 = 1000.0;
+
 /// The version of the format that is written.
 const VERSION: u32 = 1;
 
@@ -89,6 +99,9 @@ impl Cluster {
         }
         if times.clone().any(|time| !time.is_finite() || time < 0.0) {
             return wrong("time that is negative");
+        }
+        if !(1.0..=MOST_OVERLAP).contains(&self.device.overlap_factor) {
+            return wrong("factor for overlap that is not between 1 and 1000");
         }
         if self.device.matmul_flops.is_empty() {
             return wrong("device without a `matmul_flops` rate");

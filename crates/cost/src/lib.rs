@@ -4,4 +4,6 @@ mod memory;
 mod time;
 
 pub use memory::{Peak, peak};
-pub use time::{Company, GraphTime, collective_time, direct_limit, graph_time, operation_time, reshard_time};
+pub use time::{
+    Company, GraphTime, collective, collective_time, direct_limit, graph_time, operation_time, reshard_time,
+};

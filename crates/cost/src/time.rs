@@ -207,7 +207,8 @@ pub fn graph_time(cluster: &Cluster, graph: &Graph, ranks: u32) -> GraphTime {
     time
 }
 
-fn collective(call: &Call<'_>, ranks: u32) -> Option<Collective> {
+/// The collective that a node of a rank's graph starts among `ranks`, if it does.
+pub fn collective(call: &Call<'_>, ranks: u32) -> Option<Collective> {
     let name = call.name().strip_prefix("_c10d_functional::")?;
     let operand: u64 = (0..call.operands.len()).map(|i| call.operand(i).bytes().0).sum();
     let (kind, bytes) = match name {

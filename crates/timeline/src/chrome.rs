@@ -11,9 +11,9 @@ use std::{
 };
 
 use rustc_hash::FxHashSet;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use crate::{Lane, NameId, Rank, Timeline, TrackId};
+use crate::{CollectiveArgs, Lane, NameId, Rank, Timeline, TrackId};
 pub use copy::copy;
 
 /// Which events to write.
@@ -140,7 +140,9 @@ fn header(out: &mut dyn Write, ranks: &[&Rank]) -> Result<()> {
     write!(out, "{{\"schemaVersion\":1,\"displayTimeUnit\":\"ms\"")?;
     if let [rank] = ranks {
         let world = rank.meta.world_size.map_or_else(String::new, |size| format!(",\"world_size\": {size}"));
-        write!(out, ",\"distributedInfo\":{{\"rank\": {}{world}}}", rank.rank)?;
+        let backend = rank.meta.backend.as_ref();
+        let backend = backend.map_or_else(String::new, |name| format!(",\"backend\": {}", json!(name)));
+        write!(out, ",\"distributedInfo\":{{\"rank\": {}{backend}{world}}}", rank.rank)?;
     }
     writeln!(out, ",\"traceEvents\":[")
 }
@@ -194,7 +196,7 @@ fn event(timeline: &Timeline, rank: &Rank, row: usize, apart: bool) -> Value {
     let event = rank.events.get(row);
     let track = rank.tracks[event.track];
     let (process, thread) = lanes(timeline, rank, track.process, track.thread, apart);
-    let mut args = serde_json::Map::new();
+    let mut args = Map::new();
     for (key, value) in
         [("stream", event.stream), ("correlation", event.correlation), ("External id", event.external)]
     {
@@ -203,12 +205,46 @@ fn event(timeline: &Timeline, rank: &Rank, row: usize, apart: bool) -> Value {
         }
     }
     if let Some(node) = rank.sides.node.get(row as u32) {
-        args.insert("Unisono node".to_owned(), json!(node));
+        args.insert("Unisono node".to_owned(), json!(node.node));
+        texts(timeline, &mut args, &[("Unisono place", node.place), ("Unisono cause", node.cause)]);
+    }
+    if let Some(collective) = rank.sides.collective.get(row as u32) {
+        collective_args(timeline, &mut args, collective);
     }
     json!({
         "ph": "X", "cat": event.category.text(), "name": timeline.names.text(event.name), "pid": process, "tid": thread,
         "args": args,
     })
+}
+
+/// Adds the texts that are there.
+fn texts(timeline: &Timeline, args: &mut Map<String, Value>, texts: &[(&str, NameId)]) {
+    for (key, name) in texts {
+        if let Some(name) = name.some() {
+            args.insert((*key).to_owned(), json!(timeline.names.text(name)));
+        }
+    }
+}
+
+/// Adds what a collective says of itself, under PyTorch's names.
+fn collective_args(timeline: &Timeline, args: &mut Map<String, Value>, collective: &CollectiveArgs) {
+    let named = [
+        ("Collective name", collective.operation),
+        ("Process Group Name", collective.group),
+        ("Process Group Ranks", collective.ranks),
+        ("dtype", collective.dtype),
+    ];
+    texts(timeline, args, &named);
+    for (key, number) in [
+        ("In msg nelems", collective.elements_in),
+        ("Out msg nelems", collective.elements_out),
+        ("Group size", collective.group_size),
+        ("Seq", collective.sequence),
+    ] {
+        if number != -1 {
+            args.insert(key.to_owned(), json!(number));
+        }
+    }
 }
 
 /// Microseconds with exactly three decimals.

@@ -12,12 +12,13 @@ pub mod kineto;
 mod names;
 pub mod pickle;
 mod side;
+pub mod step;
 mod table;
 pub mod tensors;
 
 pub use category::{Category, Class};
 pub use names::{NameId, Names, Renaming};
-pub use side::{CollectiveArgs, DeviceArgs, InputArgs, PythonArgs, SequenceArgs, Sides, Sparse};
+pub use side::{CollectiveArgs, DeviceArgs, InputArgs, NodeArgs, PythonArgs, SequenceArgs, Sides, Sparse};
 pub use table::{
     Event, Events, Flow, Group, Lane, Lanes, MemoryEvent, Metadata, Rank, Timeline, Track, TrackId,
 };

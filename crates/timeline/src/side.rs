@@ -120,6 +120,17 @@ pub struct CollectiveArgs {
     pub sequence: i64,
 }
 
+/// What an event of one of our own programs says of the operation that it is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeArgs {
+    /// Position of the operation in the program order of the rank's graph.
+    pub node: u32,
+    /// The place in the user's code, as `file:line`.
+    pub place: NameId,
+    /// What put the operation into the graph, where it was not captured.
+    pub cause: NameId,
+}
+
 /// All side tables of a rank.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Sides {
@@ -135,8 +146,8 @@ pub struct Sides {
     pub collective: Sparse<CollectiveArgs>,
     /// Hardware counters, by name.
     pub counters: Sparse<Vec<(NameId, f64)>>,
-    /// Node of our own graph that caused the event.
-    pub node: Sparse<u32>,
+    /// Of operations of our own programs.
+    pub node: Sparse<NodeArgs>,
 }
 
 impl Sides {
@@ -162,7 +173,11 @@ impl Sides {
         self.counters.append(other.counters, offset, |values| {
             values.into_iter().map(|(id, value)| (name(id), value)).collect()
         });
-        self.node.append(other.node, offset, |node| node);
+        self.node.append(other.node, offset, |args| NodeArgs {
+            place: name(args.place),
+            cause: name(args.cause),
+            ..args
+        });
     }
 }
 

@@ -8,13 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::codec::{Decoder, Encoder, Fixed, bad, fields};
 use crate::{
     Category, CollectiveArgs, DeviceArgs, Events, Flow, InputArgs, Lane, MemoryEvent, Metadata, NameId,
-    Names, PythonArgs, Rank, SequenceArgs, Sides, Sparse, Track, TrackId,
+    Names, NodeArgs, PythonArgs, Rank, SequenceArgs, Sides, Sparse, Track, TrackId,
 };
 
 fields!(Track { process: Lane, thread: Lane, name: NameId });
 fields!(DeviceArgs { bytes: i64, bandwidth: f64, wait_stream: i64, wait_event: i64, graph_node: i64 });
 fields!(InputArgs { dims: NameId, types: NameId, strides: NameId, concrete: NameId });
 fields!(SequenceArgs { number: i64, forward_thread: i64 });
+fields!(NodeArgs { node: u32, place: NameId, cause: NameId });
 fields!(PythonArgs { id: i64, parent: i64, module: i64 });
 fields!(Flow { id: i64, time: Nanos, track: TrackId, begin: bool });
 fields!(CollectiveArgs {

@@ -114,6 +114,10 @@ pub struct RawArgs<'a> {
     pub collective_sequence: Option<i64>,
     /// `Unisono node`
     pub node: Option<i64>,
+    /// `Unisono place`
+    pub place: Option<Text<'a>>,
+    /// `Unisono cause`
+    pub cause: Option<Text<'a>>,
     /// `name` of a metadata element
     pub name: Option<Text<'a>>,
     /// `Bytes` of a memory event
@@ -199,6 +203,8 @@ fn argument<'a>(scanner: &mut Scanner<'a>, key: &[u8], raw: &mut RawArgs<'a>) ->
         b"Group size" => { raw.collective = true; raw.group_size = number(scanner)? }
         b"Seq" | b"seq" => raw.collective_sequence = number(scanner)?,
         b"Unisono node" => raw.node = number(scanner)?,
+        b"Unisono place" => raw.place = text(scanner)?,
+        b"Unisono cause" => raw.cause = text(scanner)?,
         b"name" => raw.name = text(scanner)?,
         b"Bytes" => raw.memory_bytes = number(scanner)?,
         b"Addr" => raw.address = number(scanner)?,

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Category, CollectiveArgs, DeviceArgs, Event, Flow, InputArgs, Lane, Lanes, MemoryEvent, NameId, Names,
-    PythonArgs, Rank, SequenceArgs, TrackId,
+    NodeArgs, PythonArgs, Rank, SequenceArgs, TrackId,
 };
 
 /// Where reading a chunk ended.
@@ -159,7 +159,8 @@ impl Part {
             self.rank.sides.collective.push(row, collective);
         }
         if let Some(node) = args.node.and_then(|node| u32::try_from(node).ok()) {
-            self.rank.sides.node.push(row, node);
+            let (place, cause) = (self.intern_some(args.place), self.intern_some(args.cause));
+            self.rank.sides.node.push(row, NodeArgs { node, place, cause });
         }
         if category == Category::CudaProfilerRange {
             let counters = self.counters(args.whole);

@@ -1,0 +1,55 @@
+//! The simulator: from ranks' graphs after the passes to a predicted timeline, and to what is read off it.
+//!
+//! A rank has a stream for its operations, which run in program order, and one for the collectives of each group, which run in the
+//! order in which they are started. A collective begins when all ranks of its group have started it and its stream is free;
+//! `wait_tensor` stops the rank until it is done. While a collective and an operation of one rank run beside each other, both are slower
+//! by the cluster's factor. Times are integer picoseconds inside; what comes out is in nanoseconds.
+//!
+//! [`predict`] gives the figures alone, for a search that asks often; [`simulate`] the whole timeline. Both come from the same run.
+
+mod prices;
+mod program;
+mod record;
+mod streams;
+
+use base::Result;
+use cluster::Cluster;
+use cost::Peak;
+use ir::{Graph, Mesh};
+use timeline::{Timeline, step::Figures};
+
+pub use program::{Group, Program, Programs, Step};
+pub use record::figures;
+pub use streams::{Factor, Interval, Observer, Stuck, run};
+
+/// What a program runs on.
+#[derive(Clone, Copy)]
+pub struct Machine<'a> {
+    /// Devices and links.
+    pub cluster: &'a Cluster,
+    /// The ranks.
+    pub mesh: &'a Mesh,
+}
+
+/// What one rank is expected to take.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Prediction {
+    /// Time.
+    pub time: Figures,
+    /// Memory.
+    pub memory: Peak,
+}
+
+/// What a rank takes that stands for all: the other ranks start each collective when it does.
+pub fn predict(graph: &Graph, machine: Machine<'_>) -> Result<Prediction> {
+    let programs = Programs::new(&[graph], machine)?;
+    let time = figures(&programs, Factor::of(machine.cluster))?;
+    let memory = cost::peak(graph);
+    Ok(Prediction { time: time.into_iter().next().unwrap_or_default(), memory })
+}
+
+/// The timeline of a step: of all ranks of the mesh, in their order, or of one that stands for all.
+pub fn simulate(graphs: &[&Graph], machine: Machine<'_>) -> Result<Timeline> {
+    let programs = Programs::new(graphs, machine)?;
+    record::timeline(graphs, &programs, Factor::of(machine.cluster))
+}

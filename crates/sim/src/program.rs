@@ -1,0 +1,197 @@
+//! A rank's graph as its streams see it.
+
+use base::{Code, Diagnostic, Id, Result, SecondaryMap};
+use indexmap::IndexMap;
+use ir::{Graph, Mesh, NodeId, ValueId};
+use timeline::step::group_name;
+
+use crate::{
+    Machine,
+    prices::{Work, work},
+};
+
+/// No single operation counts for more, in picoseconds: sums of all that a graph has stay far from the largest number.
+const LONGEST: i64 = 1 << 50;
+
+/// One node of the program order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Runs for so many picoseconds.
+    Operation(i64),
+    /// Starts a collective of a group.
+    Start {
+        /// The group.
+        group: usize,
+        /// Which of the group's ranks this one is.
+        member: usize,
+        /// What the collective takes, in picoseconds.
+        time: i64,
+    },
+    /// Waits for one of the collectives that the rank starts, counted from 0; for nothing where it is of no collective.
+    Wait(Option<usize>),
+}
+
+/// One rank's program.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Program {
+    /// A step for each node, in program order.
+    pub steps: Vec<Step>,
+}
+
+/// Ranks that have collectives with each other.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// What it is called: `axis:a`, with the number of the group where the axis has several.
+    pub name: String,
+    /// How many ranks it has.
+    pub size: u32,
+    /// Those of them that are simulated, ascending.
+    pub members: Vec<usize>,
+}
+
+/// The programs of the simulated ranks.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Programs {
+    /// One for each rank.
+    pub ranks: Vec<Program>,
+    /// The groups that they name.
+    pub groups: Vec<Group>,
+}
+
+impl Programs {
+    /// Of the graphs of all ranks of a mesh, in their order, or of one that stands for all.
+    pub fn new(graphs: &[&Graph], machine: Machine<'_>) -> Result<Self> {
+        let count = machine.mesh.ranks() as usize;
+        if graphs.len() != 1 && graphs.len() != count {
+            let message = format!("{} graphs for a mesh of {count} ranks", graphs.len());
+            return Err(
+                Diagnostic::new(Code::BAD_MESH, message).hint("pass one graph, or that of every rank")
+            );
+        }
+        let mut groups = Groups { machine, alone: graphs.len() == 1, found: IndexMap::new() };
+        let ranks = graphs.iter().enumerate().map(|(rank, graph)| program(graph, rank, &mut groups));
+        let ranks = ranks.collect::<Result<_>>()?;
+        let programs = Self { ranks, groups: groups.found.into_values().collect() };
+        programs.check(graphs)?;
+        Ok(programs)
+    }
+
+    /// Refuses ranks that start other collectives than the first rank of a group.
+    fn check(&self, graphs: &[&Graph]) -> Result<()> {
+        for (number, group) in self.groups.iter().enumerate() {
+            let Some((first, others)) = group.members.split_first() else { continue };
+            let expected = self.started(graphs[*first], *first, number);
+            for rank in others {
+                let found = self.started(graphs[*rank], *rank, number);
+                if let Some(at) = different(graphs[*first], &expected, graphs[*rank], &found) {
+                    let node = found.get(at).or(expected.get(at)).copied();
+                    return Err(mismatch(graphs[*rank], *rank, *first, &group.name, at, node));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The nodes that start a group's collectives on a rank.
+    fn started(&self, graph: &Graph, rank: usize, number: usize) -> Vec<NodeId> {
+        let steps = graph.order.iter().zip(&self.ranks[rank].steps);
+        let of_group = |step: &Step| matches!(step, Step::Start { group, .. } if *group == number);
+        steps.filter(|(_, step)| of_group(step)).map(|(id, _)| *id).collect()
+    }
+}
+
+/// The first position at which two ranks start different collectives.
+fn different(one: &Graph, expected: &[NodeId], other: &Graph, found: &[NodeId]) -> Option<usize> {
+    let same = |(a, b): (&NodeId, &NodeId)| {
+        let bytes = |graph: &Graph, id: NodeId| -> u64 {
+            graph.nodes[id].operands().map(|value| graph.ty(value).bytes().0).sum()
+        };
+        one.op_name(*a) == other.op_name(*b) && bytes(one, *a) == bytes(other, *b)
+    };
+    let alike = expected.iter().zip(found).take_while(|pair| same(*pair)).count();
+    (alike < expected.len().max(found.len())).then_some(alike)
+}
+
+fn mismatch(
+    graph: &Graph,
+    rank: usize,
+    first: usize,
+    group: &str,
+    at: usize,
+    node: Option<NodeId>,
+) -> Box<Diagnostic> {
+    let message = format!("collective {at} of `{group}` on rank {rank} is not that of rank {first}");
+    let diagnostic = Diagnostic::new(Code::BAD_GRAPH, message)
+        .because("ranks of a group must start the same collectives in the same order");
+    match node.filter(|id| id.index() < graph.nodes.len()).and_then(|id| graph.place(id)) {
+        Some(place) => diagnostic.at(place.clone()),
+        None => diagnostic,
+    }
+}
+
+/// The groups that programs name.
+struct Groups<'a> {
+    machine: Machine<'a>,
+    alone: bool,
+    found: IndexMap<(usize, usize), Group>,
+}
+
+impl Groups<'_> {
+    /// The axis of a symbolic name such as `axis:a`.
+    fn axis(&self, name: &str) -> Option<usize> {
+        let axis = name.strip_prefix("axis:")?;
+        self.machine.mesh.axes.iter().position(|known| known.name == axis)
+    }
+
+    fn size(&self, name: &str) -> u32 {
+        self.axis(name).map_or(1, |axis| self.machine.mesh.axes[axis].size)
+    }
+
+    /// The group of `rank` along the axis of that name, and which of its members the rank is.
+    fn of(&mut self, name: &str, rank: usize) -> Option<(usize, usize)> {
+        let axis = self.axis(name)?;
+        let members = if self.alone { vec![rank] } else { along(self.machine.mesh, rank, axis) };
+        let member = members.iter().position(|member| *member == rank)?;
+        let size = self.machine.mesh.axes[axis].size;
+        let several = !self.alone && self.machine.mesh.ranks() > size;
+        let first = members[0];
+        let entry = self.found.entry((axis, first));
+        let index = entry.index();
+        let name = if several { format!("{name} of rank {first}") } else { name.to_owned() };
+        entry.or_insert(Group { name, size, members });
+        Some((index, member))
+    }
+}
+
+/// The ranks with the coordinates of `rank` on all axes but `axis`.
+fn along(mesh: &Mesh, rank: usize, axis: usize) -> Vec<usize> {
+    let inner: u32 = mesh.axes[axis + 1..].iter().map(|axis| axis.size).product();
+    let first = rank - (mesh.coordinate(rank as u32, axis) * inner) as usize;
+    (0..mesh.axes[axis].size as usize).map(|at| first + at * inner as usize).collect()
+}
+
+fn program(graph: &Graph, rank: usize, groups: &mut Groups<'_>) -> Result<Program> {
+    let mut started: SecondaryMap<ValueId, Option<usize>> = SecondaryMap::with_default(None);
+    let mut count = 0;
+    let mut steps = Vec::with_capacity(graph.order.len());
+    for id in &graph.order {
+        let step = match work(graph, *id, groups.machine, |name| groups.size(name)) {
+            Work::Operation(time) => Step::Operation(time.clamp(0, LONGEST)),
+            Work::Wait(value) => Step::Wait(started[value]),
+            Work::Collective(time) => {
+                let name = group_name(graph, *id).unwrap_or_default();
+                let (group, member) = groups.of(name, rank).ok_or_else(|| unknown(graph, *id, name))?;
+                graph.nodes[*id].results().for_each(|value| started[value] = Some(count));
+                count += 1;
+                Step::Start { group, member, time: time.clamp(0, LONGEST) }
+            }
+        };
+        steps.push(step);
+    }
+    Ok(Program { steps })
+}
+
+fn unknown(graph: &Graph, id: NodeId, name: &str) -> Box<Diagnostic> {
+    let message = format!("`{}` is on the group `{name}`, which the mesh does not have", graph.op_name(id));
+    Diagnostic::new(Code::BAD_MESH, message).hint("groups are called `axis:` and the name of a mesh axis")
+}

@@ -1,0 +1,113 @@
+//! What a run is read into: the figures alone, or a timeline.
+
+use base::{Code, Diagnostic, Nanos, Result};
+use ir::Graph;
+use timeline::{
+    Timeline,
+    step::{self, Figures, Span, StepTimeline},
+};
+
+use crate::{Factor, Group, Interval, Observer, Programs, Step, Stuck, run};
+
+const PICOS_PER_NANO: i64 = 1_000;
+
+/// The begin and end that a timeline shows. Each is rounded by itself, so that what follows without a gap still does.
+fn span(interval: Interval) -> Span {
+    Span { start: Nanos(interval.start / PICOS_PER_NANO), end: Nanos(interval.end / PICOS_PER_NANO) }
+}
+
+fn duration(interval: Interval) -> Nanos {
+    let span = span(interval);
+    span.end - span.start
+}
+
+/// The figures of each rank, without a timeline.
+pub fn figures(programs: &Programs, factor: Factor) -> Result<Vec<Figures>> {
+    let figures = vec![Figures::default(); programs.ranks.len()];
+    let mut counting = Counting { programs, figures };
+    run(programs, factor, &mut counting).map_err(|stuck| explain(&stuck))?;
+    Ok(counting.figures)
+}
+
+struct Counting<'a> {
+    programs: &'a Programs,
+    figures: Vec<Figures>,
+}
+
+impl Counting<'_> {
+    fn until(&mut self, rank: usize, interval: Interval) -> &mut Figures {
+        let figures = &mut self.figures[rank];
+        figures.step = figures.step.max(span(interval).end);
+        figures
+    }
+}
+
+impl Observer for Counting<'_> {
+    fn operation(&mut self, rank: usize, step: usize, interval: Interval) {
+        let starts = matches!(self.programs.ranks[rank].steps[step], Step::Start { .. });
+        self.until(rank, interval).operation(duration(interval), starts);
+    }
+
+    fn wait(&mut self, rank: usize, _: Option<usize>, interval: Interval) {
+        let figures = self.until(rank, interval);
+        figures.exposed += duration(interval);
+    }
+
+    fn collective(&mut self, rank: usize, _: usize, _: usize, interval: Interval) {
+        self.until(rank, interval).collective(duration(interval));
+    }
+}
+
+/// The timeline of all ranks.
+pub fn timeline(graphs: &[&Graph], programs: &Programs, factor: Factor) -> Result<Timeline> {
+    let ranks = (0..).zip(graphs).map(|(rank, graph)| StepTimeline::new(graph, rank));
+    let mut drawing = Drawing { groups: &programs.groups, ranks: ranks.collect() };
+    run(programs, factor, &mut drawing).map_err(|stuck| stuck_at(graphs, &stuck))?;
+    let mut timeline = Timeline::default();
+    for rank in drawing.ranks {
+        let (names, rank) = rank.finish(true);
+        timeline.add(names, rank);
+    }
+    Ok(timeline)
+}
+
+struct Drawing<'g> {
+    groups: &'g [Group],
+    ranks: Vec<StepTimeline<'g>>,
+}
+
+impl Observer for Drawing<'_> {
+    fn operation(&mut self, rank: usize, step: usize, interval: Interval) {
+        self.ranks[rank].operation(step, span(interval));
+    }
+
+    fn wait(&mut self, rank: usize, step: Option<usize>, interval: Interval) {
+        match step {
+            Some(step) => self.ranks[rank].operation(step, span(interval)),
+            None => self.ranks[rank].other(step::WAIT, span(interval)),
+        }
+    }
+
+    fn collective(&mut self, rank: usize, step: usize, group: usize, interval: Interval) {
+        let Group { name, size, .. } = &self.groups[group];
+        self.ranks[rank].collective(step, &step::Group { name, size: *size }, span(interval));
+    }
+}
+
+fn explain(stuck: &Stuck) -> Box<Diagnostic> {
+    let ranks: Vec<String> = stuck.0.iter().map(|(rank, _)| rank.to_string()).collect();
+    Diagnostic::new(Code::BAD_GRAPH, "ranks wait for each other's collectives without end").because(format!(
+        "ranks {} wait for collectives that others start only after their own waits",
+        ranks.join(", ")
+    ))
+}
+
+fn stuck_at(graphs: &[&Graph], stuck: &Stuck) -> Box<Diagnostic> {
+    let diagnostic = explain(stuck);
+    let node =
+        stuck.0.first().and_then(|(rank, step)| Some((graphs[*rank], *graphs[*rank].order.get(*step)?)));
+    match node.and_then(|(graph, id)| graph.place(id)) {
+        Some(place) => diagnostic.at(place.clone()),
+        None => diagnostic,
+    }
+}

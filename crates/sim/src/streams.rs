@@ -1,0 +1,276 @@
+//! The streams of all ranks, from event to event.
+
+use cluster::Cluster;
+
+use crate::{Programs, Step};
+
+/// How much slower an operation and a collective are while they run beside each other, in thousandths.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Factor(pub u32);
+
+impl Factor {
+    /// They do not disturb each other.
+    pub const NONE: Self = Self(ALONE);
+
+    /// That of a cluster.
+    pub fn of(cluster: &Cluster) -> Self {
+        Self((cluster.device.overlap_factor * f64::from(ALONE)).round().max(f64::from(ALONE)) as u32)
+    }
+}
+
+/// Thousandths of a factor of 1.
+const ALONE: u32 = 1000;
+
+/// Begin and end in picoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Interval {
+    /// Begin.
+    pub start: i64,
+    /// End.
+    pub end: i64,
+}
+
+/// Is told what happens on each rank. `step` is a position in the rank's program.
+pub trait Observer {
+    /// An operation has run, or a collective was started.
+    fn operation(&mut self, rank: usize, step: usize, interval: Interval);
+    /// A rank has waited; `step` is absent for what is waited for at the end of the program.
+    fn wait(&mut self, rank: usize, step: Option<usize>, interval: Interval);
+    /// A collective that `step` started has run.
+    fn collective(&mut self, rank: usize, step: usize, group: usize, interval: Interval);
+}
+
+/// The ranks that wait for each other without end, with the step at which each stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stuck(pub Vec<(usize, usize)>);
+
+/// What a rank does at the moment.
+#[derive(Clone, Copy)]
+enum State {
+    Ready,
+    Operation { start: i64, left: i128 },
+    Waiting { start: i64, collective: usize },
+    Ended { start: i64 },
+}
+
+struct Rank {
+    next: usize,
+    state: State,
+    /// Group and number in it of each collective that the rank has started.
+    started: Vec<(usize, usize)>,
+    /// How many of its groups have a collective running.
+    beside: u32,
+    /// When its last collective so far ended.
+    last_end: i64,
+}
+
+struct Stream {
+    /// For each member, the steps that started the group's collectives.
+    starts: Vec<Vec<usize>>,
+    /// How many collectives are done.
+    done: usize,
+    /// Begin of the running one, and what is left of it.
+    running: Option<(i64, i128)>,
+}
+
+/// Runs the programs and tells `observer` of everything in the order of its end.
+pub fn run(programs: &Programs, factor: Factor, observer: &mut impl Observer) -> Result<(), Stuck> {
+    let ranks = programs.ranks.iter().map(|program| Rank {
+        next: 0,
+        state: State::Ready,
+        started: Vec::with_capacity(program.steps.len() / 8),
+        beside: 0,
+        last_end: 0,
+    });
+    let streams = programs.groups.iter().map(|group| Stream {
+        starts: vec![Vec::new(); group.members.len()],
+        done: 0,
+        running: None,
+    });
+    let (ranks, streams) = (ranks.collect(), streams.collect());
+    Run { programs, factor: i128::from(factor.0), ranks, streams, now: 0 }.all(observer)
+}
+
+struct Run<'a> {
+    programs: &'a Programs,
+    factor: i128,
+    ranks: Vec<Rank>,
+    streams: Vec<Stream>,
+    now: i64,
+}
+
+impl Run<'_> {
+    fn all(mut self, observer: &mut impl Observer) -> Result<(), Stuck> {
+        loop {
+            self.settle(observer);
+            match self.next_end() {
+                Some(time) => self.advance(time, observer),
+                None => return self.end(observer),
+            }
+        }
+    }
+
+    /// Everything that happens at this moment.
+    fn settle(&mut self, observer: &mut impl Observer) {
+        loop {
+            for rank in 0..self.ranks.len() {
+                self.go_on(rank, observer);
+            }
+            let begun = (0..self.streams.len()).filter(|group| self.begin(*group, observer)).count();
+            if begun == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Takes a rank's steps until one takes time.
+    fn go_on(&mut self, index: usize, observer: &mut impl Observer) {
+        let now = self.now;
+        let steps = &self.programs.ranks[index].steps;
+        let rank = &mut self.ranks[index];
+        if let State::Waiting { start, collective } = rank.state {
+            let (group, number) = rank.started[collective];
+            if self.streams[group].done <= number {
+                return;
+            }
+            observer.wait(index, Some(rank.next), Interval { start, end: now });
+            rank.next += 1;
+            rank.state = State::Ready;
+        }
+        while matches!(rank.state, State::Ready) {
+            match steps.get(rank.next) {
+                None => rank.state = State::Ended { start: now },
+                Some(Step::Operation(0)) => {
+                    observer.operation(index, rank.next, Interval { start: now, end: now });
+                    rank.next += 1;
+                }
+                Some(Step::Operation(time)) => {
+                    rank.state = State::Operation { start: now, left: i128::from(*time) * self.factor };
+                }
+                Some(Step::Start { group, member, .. }) => {
+                    let starts = &mut self.streams[*group].starts[*member];
+                    rank.started.push((*group, starts.len()));
+                    starts.push(rank.next);
+                    observer.operation(index, rank.next, Interval { start: now, end: now });
+                    rank.next += 1;
+                }
+                Some(Step::Wait(collective)) => {
+                    let awaited = collective.filter(|collective| {
+                        let (group, number) = rank.started[*collective];
+                        self.streams[group].done <= number
+                    });
+                    if let Some(collective) = awaited {
+                        rank.state = State::Waiting { start: now, collective };
+                        return;
+                    }
+                    observer.wait(index, Some(rank.next), Interval { start: now, end: now });
+                    rank.next += 1;
+                }
+            }
+        }
+    }
+
+    /// Begins the next collective of a group if all have started it; whether one of no length is done already.
+    fn begin(&mut self, group: usize, observer: &mut impl Observer) -> bool {
+        let stream = &mut self.streams[group];
+        let number = stream.done;
+        if stream.running.is_some() || stream.starts.iter().any(|starts| starts.len() <= number) {
+            return false;
+        }
+        let Some(first) = self.programs.groups[group].members.first() else { return false };
+        let Step::Start { time, .. } = self.programs.ranks[*first].steps[stream.starts[0][number]] else {
+            return false;
+        };
+        stream.running = Some((self.now, i128::from(time) * self.factor));
+        for member in &self.programs.groups[group].members {
+            self.ranks[*member].beside += 1;
+        }
+        if time == 0 {
+            self.finish(group, observer);
+        }
+        time == 0
+    }
+
+    /// Ends the running collective of a group.
+    fn finish(&mut self, group: usize, observer: &mut impl Observer) {
+        let stream = &mut self.streams[group];
+        let Some((start, _)) = stream.running.take() else { return };
+        for (member, starts) in self.programs.groups[group].members.iter().zip(&stream.starts) {
+            let rank = &mut self.ranks[*member];
+            (rank.beside, rank.last_end) = (rank.beside - 1, self.now);
+            observer.collective(*member, starts[stream.done], group, Interval { start, end: self.now });
+        }
+        stream.done += 1;
+    }
+
+    /// What a rank gets done in a picosecond.
+    fn speed(&self, rank: usize) -> i128 {
+        if self.ranks[rank].beside > 0 { i128::from(ALONE) } else { self.factor }
+    }
+
+    /// What a collective of a group gets done in a picosecond.
+    fn speed_of_group(&self, group: usize) -> i128 {
+        let members = &self.programs.groups[group].members;
+        let disturbed = members.iter().any(|rank| matches!(self.ranks[*rank].state, State::Operation { .. }));
+        if disturbed { i128::from(ALONE) } else { self.factor }
+    }
+
+    /// How long until something ends; `None` where nothing runs.
+    fn next_end(&self) -> Option<i64> {
+        let ranks = (0..self.ranks.len()).filter_map(|rank| match self.ranks[rank].state {
+            State::Operation { left, .. } => Some(time_for(left, self.speed(rank))),
+            _ => None,
+        });
+        let groups = (0..self.streams.len()).filter_map(|group| {
+            let (_, left) = self.streams[group].running?;
+            Some(time_for(left, self.speed_of_group(group)))
+        });
+        ranks.chain(groups).min()
+    }
+
+    /// Lets everything run for `time`, and ends what is done.
+    fn advance(&mut self, time: i64, observer: &mut impl Observer) {
+        for group in 0..self.streams.len() {
+            let done = i128::from(time) * self.speed_of_group(group);
+            if let Some((_, left)) = &mut self.streams[group].running {
+                *left -= done;
+            }
+        }
+        self.now = self.now.saturating_add(time);
+        for index in 0..self.ranks.len() {
+            let done = i128::from(time) * self.speed(index);
+            let rank = &mut self.ranks[index];
+            let State::Operation { start, left } = &mut rank.state else { continue };
+            *left -= done;
+            if *left <= 0 {
+                observer.operation(index, rank.next, Interval { start: *start, end: self.now });
+                rank.next += 1;
+                rank.state = State::Ready;
+            }
+        }
+        for group in 0..self.streams.len() {
+            if self.streams[group].running.is_some_and(|(_, left)| left <= 0) {
+                self.finish(group, observer);
+            }
+        }
+    }
+
+    /// Waits for what nobody has waited for; fails where a rank has not come to its end.
+    fn end(&self, observer: &mut impl Observer) -> Result<(), Stuck> {
+        let mut stuck = Vec::new();
+        for (index, rank) in self.ranks.iter().enumerate() {
+            match rank.state {
+                State::Ended { start } if rank.last_end > start => {
+                    observer.wait(index, None, Interval { start, end: rank.last_end });
+                }
+                State::Ended { .. } => {}
+                _ => stuck.push((index, rank.next)),
+            }
+        }
+        if stuck.is_empty() { Ok(()) } else { Err(Stuck(stuck)) }
+    }
+}
+
+fn time_for(left: i128, speed: i128) -> i64 {
+    i64::try_from((left + speed - 1) / speed).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,252 @@
+//! The simulator against one that looks at every picosecond, and what must hold of every simulation.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use base::Nanos;
+use common::{cluster, graph, mesh, random_lines};
+use ir::testing::Random;
+use timeline::step::Figures;
+use unisono_sim::{
+    Factor, Group, Interval, Machine, Observer, Program, Programs, Step, figures, predict, run, simulate,
+};
+
+/// Every event: rank, step, kind, begin and end.
+#[derive(Default, PartialEq, Eq, Debug)]
+struct Log(Vec<(usize, Option<usize>, char, i64, i64)>);
+
+impl Observer for Log {
+    fn operation(&mut self, rank: usize, step: usize, interval: Interval) {
+        self.0.push((rank, Some(step), 'o', interval.start, interval.end));
+    }
+    fn wait(&mut self, rank: usize, step: Option<usize>, interval: Interval) {
+        self.0.push((rank, step, 'w', interval.start, interval.end));
+    }
+    fn collective(&mut self, rank: usize, step: usize, _: usize, interval: Interval) {
+        self.0.push((rank, Some(step), 'c', interval.start, interval.end));
+    }
+}
+
+/// A rank of the slow simulator: the next step, since when, what is left of it, and the collectives that it has started.
+#[derive(Clone, Default)]
+struct Slow {
+    next: usize,
+    since: i64,
+    left: Option<i64>,
+    started: Vec<(usize, usize, usize)>,
+}
+
+/// Looks at every picosecond; `None` where nothing happens any more before the end.
+fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
+    let mut log = Log::default();
+    let mut ranks = vec![Slow::default(); programs.ranks.len()];
+    let mut done = vec![0; programs.groups.len()];
+    let mut running: Vec<Option<(i64, i64)>> = vec![None; programs.groups.len()];
+    let mut last_end = vec![0; programs.ranks.len()];
+    let nth = |rank: &Slow, group: usize, n: usize| {
+        rank.started.iter().find(|(g, number, _)| (*g, *number) == (group, n)).map(|(.., step)| *step)
+    };
+    for now in 0.. {
+        loop {
+            let mut changed = false;
+            for (r, rank) in ranks.iter_mut().enumerate() {
+                let Some(step) = programs.ranks[r].steps.get(rank.next) else { continue };
+                let mut ended = None;
+                match step {
+                    Step::Operation(time) => {
+                        if *rank.left.get_or_insert(time * factor) <= 0 {
+                            ended = Some('o');
+                        }
+                    }
+                    Step::Start { group, .. } => {
+                        let number = rank.started.iter().filter(|s| s.0 == *group).count();
+                        rank.started.push((*group, number, rank.next));
+                        ended = Some('o');
+                    }
+                    Step::Wait(None) => ended = Some('w'),
+                    Step::Wait(Some(collective)) => {
+                        let (group, number, _) = rank.started[*collective];
+                        ended = (done[group] > number).then_some('w');
+                    }
+                }
+                if let Some(kind) = ended {
+                    log.0.push((r, Some(rank.next), kind, rank.since, now));
+                    *rank =
+                        Slow { next: rank.next + 1, since: now, left: None, started: rank.started.clone() };
+                    changed = true;
+                }
+            }
+            for (g, group) in programs.groups.iter().enumerate() {
+                let steps: Option<Vec<usize>> =
+                    group.members.iter().map(|member| nth(&ranks[*member], g, done[g])).collect();
+                let Some(steps) = steps else { continue };
+                let Some(step) = steps.first() else { continue };
+                let Step::Start { time, .. } = programs.ranks[group.members[0]].steps[*step] else {
+                    continue;
+                };
+                let (start, left) = *running[g].get_or_insert((now, time * factor));
+                if left <= 0 {
+                    for (member, step) in group.members.iter().zip(steps) {
+                        log.0.push((*member, Some(step), 'c', start, now));
+                        last_end[*member] = now;
+                    }
+                    (done[g], running[g], changed) = (done[g] + 1, None, true);
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        let computes: Vec<bool> = ranks.iter().map(|rank| rank.left.is_some()).collect();
+        if !computes.contains(&true) && running.iter().all(Option::is_none) {
+            break;
+        }
+        let beside = |rank: usize| {
+            programs
+                .groups
+                .iter()
+                .zip(&running)
+                .any(|(group, on)| on.is_some() && group.members.contains(&rank))
+        };
+        for (r, rank) in ranks.iter_mut().enumerate() {
+            if let Some(left) = &mut rank.left {
+                *left -= if beside(r) { 1000 } else { factor };
+            }
+        }
+        for (group, on) in programs.groups.iter().zip(&mut running) {
+            if let Some((_, left)) = on {
+                *left -= if group.members.iter().any(|member| computes[*member]) { 1000 } else { factor };
+            }
+        }
+    }
+    for (r, rank) in ranks.iter().enumerate() {
+        if rank.next < programs.ranks[r].steps.len() {
+            return None;
+        }
+        if last_end[r] > rank.since {
+            log.0.push((r, None, 'w', rank.since, last_end[r]));
+        }
+    }
+    Some(log)
+}
+
+/// Programs of up to three ranks with up to two groups. Every rank of a group starts the same collectives; sometimes groups are in
+/// another order, so that some cannot end.
+fn random_programs(random: &mut Random) -> Programs {
+    let count = 1 + random.below(3);
+    let groups: Vec<Group> = (0..=random.below(2))
+        .map(|g| Group {
+            name: format!("g{g}"),
+            size: 4,
+            members: (0..count).filter(|r| g == 0 || *r != 1).collect(),
+        })
+        .collect();
+    let times: Vec<Vec<i64>> =
+        groups.iter().map(|_| (0..random.below(4)).map(|_| random.below(30) as i64).collect()).collect();
+    let ranks = (0..count).map(|rank| {
+        let mut queues: Vec<(usize, usize, Vec<i64>)> = groups
+            .iter()
+            .enumerate()
+            .filter_map(|(g, group)| {
+                let member = group.members.iter().position(|member| *member == rank)?;
+                Some((g, member, times[g].iter().rev().copied().collect()))
+            })
+            .collect();
+        let (mut steps, mut started, mut open) = (Vec::new(), 0, Vec::new());
+        for _ in 0..20 {
+            match random.below(3) {
+                0 => {
+                    let choice = random.below(queues.len().max(1));
+                    let Some((group, member, queue)) = queues.get_mut(choice) else { continue };
+                    let Some(time) = queue.pop() else { continue };
+                    steps.push(Step::Start { group: *group, member: *member, time });
+                    open.push(started);
+                    started += 1;
+                }
+                1 if !open.is_empty() => {
+                    steps.push(Step::Wait(Some(open.swap_remove(random.below(open.len())))));
+                }
+                _ => steps.push(Step::Operation(random.below(20) as i64)),
+            }
+        }
+        for (group, member, queue) in &mut queues {
+            while let Some(time) = queue.pop() {
+                steps.push(Step::Start { group: *group, member: *member, time });
+            }
+        }
+        Program { steps }
+    });
+    let ranks = ranks.collect();
+    Programs { ranks, groups }
+}
+
+#[test]
+fn events_are_those_of_a_simulator_that_looks_at_every_picosecond() {
+    let (mut ended, mut stuck) = (0, 0);
+    for seed in 0..600 {
+        let mut random = Random::new(seed);
+        let programs = random_programs(&mut random);
+        let factor = *random.pick(&[1000, 1000, 1150, 2000, 1333]);
+        let mut log = Log::default();
+        let result = run(&programs, Factor(factor), &mut log);
+        match every_picosecond(&programs, i64::from(factor)) {
+            None => {
+                assert!(result.is_err(), "seed {seed}");
+                stuck += 1;
+            }
+            Some(mut expected) => {
+                assert!(result.is_ok(), "seed {seed}");
+                expected.0.sort_unstable();
+                log.0.sort_unstable();
+                assert_eq!(log, expected, "seed {seed}: {programs:?}");
+                ended += 1;
+            }
+        }
+    }
+    assert!(ended > 300 && stuck > 10, "{ended} ended, {stuck} stuck");
+}
+
+#[test]
+fn a_step_is_no_shorter_than_what_one_stream_does_and_no_longer_than_all_of_it() {
+    for seed in 0..300 {
+        let mut random = Random::new(seed);
+        let mut programs = random_programs(&mut random);
+        programs.ranks.truncate(1);
+        programs.groups.iter_mut().for_each(|group| group.members.retain(|rank| *rank == 0));
+        for step in programs.ranks.iter_mut().flat_map(|program| &mut program.steps) {
+            match step {
+                Step::Operation(time) | Step::Start { time, .. } => *time *= 1000,
+                Step::Wait(_) => {}
+            }
+        }
+        for factor in [Factor::NONE, Factor(1150)] {
+            let time = figures(&programs, factor).unwrap()[0];
+            let mut groups = vec![Nanos(0); programs.groups.len()];
+            for step in &programs.ranks[0].steps {
+                if let Step::Start { group, time, .. } = step {
+                    groups[*group] += Nanos(time / 1000);
+                }
+            }
+            assert!(time.step >= time.compute && groups.iter().all(|group| time.step >= *group), "{seed}");
+            assert_eq!(time.exposed, time.step - time.compute, "{seed}");
+            if factor == Factor::NONE {
+                assert!(time.step <= time.compute + time.communication, "{seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn figures_without_a_timeline_are_those_read_off_the_timeline() {
+    for seed in 0..200 {
+        let mut random = Random::new(seed);
+        let lines = random_lines(&mut random, &["a", "b"], 30);
+        let (graph, mesh) = (graph(&lines), mesh(&[("a", 3), ("b", 7)]));
+        let cluster = cluster(*random.pick(&[1.0, 1.15, 1.777]));
+        let machine = Machine { cluster: &cluster, mesh: &mesh };
+        let timeline = simulate(&[&graph], machine).unwrap();
+        let expected = Figures::of(&timeline, &timeline.ranks[0]);
+        assert_eq!(predict(&graph, machine).unwrap().time, expected, "seed {seed}:\n{lines}");
+        assert!(expected.collectives > 0 || seed > 0);
+    }
+}

@@ -1,0 +1,227 @@
+//! The timeline of one step of a rank's graph: simulated and measured steps have the same lanes, names and arguments.
+//!
+//! A rank has one lane for its operations, starts of collectives and waits among them, and one for the collectives of each group.
+
+use base::Nanos;
+use indexmap::IndexMap;
+use ir::{Arg, Graph, NodeId};
+
+use crate::{Category, CollectiveArgs, Event, Lane, NameId, Names, NodeArgs, Rank, Timeline, Track, TrackId};
+
+/// What names of operations on process groups begin with.
+const FUNCTIONAL: &str = "_c10d_functional::";
+/// The operation that waits for a collective.
+pub const WAIT: &str = "_c10d_functional::wait_tensor";
+/// What names on lanes of groups begin with.
+const COLLECTIVE: &str = "unisono:";
+/// The annotation around the step.
+const STEP: &str = "ProfilerStep#0";
+/// [`Metadata::backend`](crate::Metadata::backend) of what nobody measured.
+const SIMULATED: &str = "simulated";
+
+/// Whether operations of this name wait for a collective.
+pub fn is_wait(name: &str) -> bool {
+    name == WAIT
+}
+
+/// Whether operations of this name start a collective or wait for one.
+pub fn is_on_group(name: &str) -> bool {
+    name.starts_with(FUNCTIONAL)
+}
+
+/// Whether a rank's step was simulated rather than measured.
+pub fn is_simulated(rank: &Rank) -> bool {
+    rank.meta.backend.as_deref() == Some(SIMULATED)
+}
+
+/// Begin and end, from the start of the step.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// Begin.
+    pub start: Nanos,
+    /// End.
+    pub end: Nanos,
+}
+
+/// Puts a rank's step together.
+pub struct StepTimeline<'g> {
+    graph: &'g Graph,
+    names: Names,
+    rank: Rank,
+    operations: TrackId,
+    groups: IndexMap<String, (TrackId, i64)>,
+    end: Nanos,
+}
+
+impl<'g> StepTimeline<'g> {
+    /// Of `rank`, which runs `graph`.
+    pub fn new(graph: &'g Graph, rank: u32) -> Self {
+        let (mut names, mut made) = (Names::new(), Rank::new(rank));
+        let operations = track(&mut names, &mut made, "operations");
+        let step = names.intern(STEP);
+        let mut this = Self { graph, names, rank: made, operations, groups: IndexMap::new(), end: Nanos(0) };
+        this.push(Category::UserAnnotation, step, operations, Span::default());
+        this
+    }
+
+    /// Adds an operation that no node of the graph stands for.
+    pub fn other(&mut self, name: &str, span: Span) {
+        let name = self.names.intern(name);
+        self.push(Category::CpuOp, name, self.operations, span);
+    }
+
+    /// Adds what the node at `position` of the program order takes of the rank's own time.
+    pub fn operation(&mut self, position: usize, span: Span) {
+        let name = self.names.intern(self.graph.op_name(self.graph.order[position]));
+        let row = self.push(Category::CpuOp, name, self.operations, span);
+        self.node(row, position);
+    }
+
+    /// Adds the collective that the node at `position` starts, on the lane of `group`.
+    pub fn collective(&mut self, position: usize, group: &Group<'_>, span: Span) {
+        let name = self.graph.op_name(self.graph.order[position]);
+        let operation = name.strip_prefix(FUNCTIONAL).unwrap_or(name);
+        let (lane, sequence) = self.lane(group.name);
+        let event = self.names.intern(&format!("{COLLECTIVE}{operation}"));
+        let row = self.push(Category::UserAnnotation, event, lane, span);
+        let args = self.collective_args(self.graph.order[position], operation, group, sequence);
+        self.rank.sides.collective.push(row, args);
+        self.node(row, position);
+    }
+
+    /// The timeline, with the step around everything.
+    pub fn finish(mut self, simulated: bool) -> (Names, Rank) {
+        self.rank.events.duration[0] = self.end.0;
+        self.rank.meta.elements = self.rank.events.len() as u64;
+        self.rank.meta.backend = simulated.then(|| SIMULATED.to_owned());
+        (self.names, self.rank)
+    }
+
+    fn lane(&mut self, group: &str) -> (TrackId, i64) {
+        if let Some((lane, count)) = self.groups.get_mut(group) {
+            *count += 1;
+            return (*lane, *count);
+        }
+        let lane = track(&mut self.names, &mut self.rank, group);
+        self.groups.insert(group.to_owned(), (lane, 0));
+        (lane, 0)
+    }
+
+    fn push(&mut self, category: Category, name: NameId, track: TrackId, span: Span) -> u32 {
+        self.end = self.end.max(span.end);
+        let (start, duration) = (span.start, Nanos(span.end.0 - span.start.0));
+        let index = self.rank.events.len() as u32;
+        let (stream, correlation, external) = (-1, -1, -1);
+        let event = Event { start, duration, name, category, track, index, stream, correlation, external };
+        self.rank.events.push(event);
+        index
+    }
+
+    fn node(&mut self, row: u32, position: usize) {
+        let id = self.graph.order[position];
+        let place = self.graph.place(id).map(|place| format!("{}:{}", place.file, place.line));
+        let cause = self.graph.nodes[id].label.map(|label| self.graph.labels[label].as_str());
+        let args = NodeArgs {
+            node: position as u32,
+            place: place.map_or(NameId::NONE, |place| self.names.intern(&place)),
+            cause: cause.map_or(NameId::NONE, |cause| self.names.intern(cause)),
+        };
+        self.rank.sides.node.push(row, args);
+    }
+
+    fn collective_args(
+        &mut self,
+        id: NodeId,
+        operation: &str,
+        group: &Group<'_>,
+        sequence: i64,
+    ) -> CollectiveArgs {
+        let node = &self.graph.nodes[id];
+        let elements = |value| self.graph.ty(value).elements() as i64;
+        let dtype = node.operands().next().map(|value| self.graph.ty(value).dtype.torch_name());
+        CollectiveArgs {
+            operation: self.names.intern(operation),
+            group: self.names.intern(group.name),
+            ranks: NameId::NONE,
+            dtype: dtype.map_or(NameId::NONE, |dtype| self.names.intern(dtype)),
+            elements_in: node.operands().map(elements).sum(),
+            elements_out: node.results().map(elements).sum(),
+            group_size: i64::from(group.size),
+            sequence,
+        }
+    }
+}
+
+fn track(names: &mut Names, rank: &mut Rank, name: &str) -> TrackId {
+    rank.tracks.push(Track {
+        process: Lane::Number(i64::from(rank.rank)),
+        thread: Lane::Number(rank.tracks.len() as i64),
+        name: names.intern(name),
+    })
+}
+
+/// The ranks among which a collective is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Group<'a> {
+    /// What it is called, such as `axis:a`.
+    pub name: &'a str,
+    /// How many ranks it has.
+    pub size: u32,
+}
+
+/// The name of the process group of a collective in a rank's graph: its last argument.
+pub fn group_name(graph: &Graph, id: NodeId) -> Option<&str> {
+    match graph.nodes[id].args.last() {
+        Some(Arg::Str(name)) if is_on_group(graph.op_name(id)) => Some(name),
+        _ => None,
+    }
+}
+
+/// What a step took in few numbers. Operations and waits of one rank do not overlap, so `compute` and `exposed` are parts of `step`.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Figures {
+    /// From the begin of the step to its end.
+    pub step: Nanos,
+    /// Time in which the rank itself works.
+    pub compute: Nanos,
+    /// Time of collectives, hidden or not.
+    pub communication: Nanos,
+    /// Time in which the rank waits for collectives.
+    pub exposed: Nanos,
+    /// Operations.
+    pub operations: u32,
+    /// Collectives.
+    pub collectives: u32,
+}
+
+impl Figures {
+    /// Those of a rank of a timeline that [`StepTimeline`] made; 0 for any other.
+    pub fn of(timeline: &Timeline, rank: &Rank) -> Self {
+        let mut figures = Self::default();
+        let events = &rank.events;
+        for row in 0..events.len() {
+            let name = timeline.names.text(events.name[row]);
+            let duration = Nanos(events.duration[row]);
+            match events.category[row] {
+                Category::UserAnnotation if name == STEP => figures.step = duration,
+                Category::UserAnnotation if name.starts_with(COLLECTIVE) => figures.collective(duration),
+                Category::CpuOp if is_wait(name) => figures.exposed += duration,
+                Category::CpuOp => figures.operation(duration, is_on_group(name)),
+                _ => {}
+            }
+        }
+        figures
+    }
+
+    /// Counts a collective.
+    pub fn collective(&mut self, duration: Nanos) {
+        self.communication += duration;
+        self.collectives += 1;
+    }
+
+    /// Counts an operation, or the start of a collective.
+    pub fn operation(&mut self, duration: Nanos, starts_collective: bool) {
+        self.compute += duration;
+        self.operations += u32::from(!starts_collective);
+    }
+}
