@@ -69,10 +69,17 @@ codes! {
     NEEDS_CLOSURE = 111, Step, "an optimizer that cannot step by itself";
     FOREIGN_TENSOR_CHANGED = 112, Step, "the step changes a tensor that is nobody's state";
     SPARSE_TENSOR = 113, Unsupported, "a sparse tensor in the step";
+    RANDOM_STATE = 114, Step, "the step seeds PyTorch's random number generator, or sets its state";
+    KEPT_TENSOR = 115, Step, "a tensor that the step keeps where it cannot be renewed at every step";
+    HOOK = 116, Unsupported, "a hook that cannot be captured";
     EXAMPLE_MISFIT = 120, Configuration, "an example that does not fit the step";
     BAD_ARGUMENT = 121, Step, "an argument of the step that is no tensor, number or string";
     BATCH_CHANGED = 122, Step, "a batch that is not like the captured one";
     RANKS_DISAGREE = 123, Step, "ranks that are given different batches, settings or random numbers";
+    VALUES_IN_PARTS = 124, Step, "values are read or written that a step keeps in parts";
+    SHARED_PARAMETER = 125, Step, "a parameter that belongs to two optimizers";
+    FOREIGN_OPTIMIZER = 126, Step, "the step calls an optimizer that it was made without";
+    DISTRIBUTED_ALREADY = 127, Step, "a model that is distributed already";
 
     // 02xx: plans and configuration
     BAD_CLUSTER = 201, Configuration, "a cluster description that cannot be used";

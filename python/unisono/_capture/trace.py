@@ -36,6 +36,7 @@ from unisono._capture.optimizer import (
     traceable,
 )
 from unisono._capture.places import OriginTracker, is_the_users, place_of
+from unisono._capture.randomness import Draws
 from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono.errors import StepError, UnisonoError, UnsupportedError
 
@@ -197,6 +198,7 @@ class _Run:
             Rewrites(),
             LiveScalars(),
             _Twins(twins),
+            Draws().drawing(),
         ):
             return self.train_step(*arguments)
 

@@ -1,0 +1,74 @@
+"""One rank beside eager PyTorch: the same training twice from the same numbers, once by its captured step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+import unisono
+
+
+@dataclass
+class Training:
+    """What a user has; ``between`` is called with the number of each step that is over."""
+
+    model: nn.Module
+    optimizer: Any
+    step: Callable[..., Any]
+    batches: list[tuple[Any, ...]]
+    between: Callable[[int], Any] = lambda number: None
+    #: What the user can read after each step beside the model.
+    visible: Callable[[], Any] = lambda: None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf.detach().clone() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def run(training: Training, step: Callable[..., Any]) -> list[list[torch.Tensor]]:
+    """What each step returned and left visible, then the state at the end and the next random number."""
+    seen = []
+    for number, batch in enumerate(training.batches):
+        returned = tensors(step(*batch))
+        seen.append(returned + tensors(training.visible()))
+        seen.append(tensors(training.between(number)))
+    optimizers = training.optimizer if isinstance(training.optimizer, list) else [training.optimizer]
+    if step is not training.step:
+        step.sync()  # type: ignore[attr-defined]
+    seen.append(tensors(training.model.state_dict()))
+    seen.extend(tensors([optimizer.state_dict()["state"] for optimizer in optimizers if optimizer is not None]))
+    return [*seen, [torch.rand(3)]]
+
+
+def compare(make: Callable[[], Training], exactly: bool = False) -> Any:
+    """Asserts that the captured step gives what eager PyTorch gives; returns the parallel step."""
+    torch.manual_seed(3)
+    training = make()
+    torch.manual_seed(0)
+    expected = run(training, training.step)
+    torch.manual_seed(3)
+    training = make()
+    step = unisono.parallelize(
+        training.step,
+        model=training.model,
+        optimizer=training.optimizer,
+        example=training.batches[0],
+        seed=0,
+        **training.settings,
+    )
+    found = run(training, step)
+    assert len(found) == len(expected)
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert len(ours) == len(theirs), f"part {number}"
+        for one, wanted in zip(ours, theirs, strict=True):
+            if exactly:
+                assert torch.equal(one, wanted), f"part {number} of {len(found)}"
+            else:
+                torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-5, msg=lambda m, n=number: f"part {n}: {m}")
+    return step
