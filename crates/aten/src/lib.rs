@@ -5,6 +5,7 @@
 //! without a row runs replicated.
 
 mod call;
+mod effects;
 mod einsum;
 mod factors;
 mod row;
@@ -13,7 +14,8 @@ mod strategy;
 mod table;
 
 pub use call::Call;
+pub use effects::{memory, random};
 pub use factors::{Factor, FactorKind, Factors};
-pub use row::{Linear, Row, Rule, Sizes, Work};
+pub use row::{Linear, ListForm, Memory, Random, Role, Row, Rule, Sizes, Work};
 pub use strategy::{Realise, Seed, Strategy, is_norm, replicated, seeded, strategies};
-pub use table::{ROWS, row};
+pub use table::{ROWS, list_forms, row};

@@ -9,6 +9,8 @@ use crate::{Call, Factors, Seed, Strategy};
 pub struct Row {
     /// The operator's name, overload included.
     pub name: &'static str,
+    /// Its arguments and returns, see [`Row::schema`].
+    pub signature: &'static str,
     /// How it may be sharded.
     pub rule: Rule,
     /// Through which operands a partial value may pass.
@@ -17,6 +19,29 @@ pub struct Row {
     pub sizes: Sizes,
     /// How much work it is.
     pub work: Work,
+    /// Whose memory its results are.
+    pub memory: Memory,
+    /// Whether it draws random numbers.
+    pub random: Random,
+    /// Whether an operator with `_` behind its name does the same in place.
+    pub in_place: bool,
+    /// The operator that does the same into a given tensor, with a kernel of its own: one that computes and then copies is no gain.
+    pub out: Option<&'static str>,
+    /// Whether the result is the first operand where both have the same type: each keeps the order of elements whenever it keeps the
+    /// sizes, so that equal types mean equal tensors; a permutation does not.
+    pub identity: bool,
+    /// Whether it copies or casts one tensor.
+    pub copies: bool,
+    /// Whether its dimensions are counted in the result, which has more than the operand.
+    pub dims_of_result: bool,
+    /// Whether the dispatcher takes its sizes as symbols below autograd, as kernels that are not structured do.
+    pub symbols: bool,
+    /// The operations on one tensor that it is the form on lists of.
+    pub list_of: &'static [ListForm],
+    /// Whether it works on lists, one parameter's each, and on every entry alone: longer lists are the same work.
+    pub entrywise: bool,
+    /// The operator that takes a tensor where this one takes a `Scalar`, and the integers that it takes beyond that.
+    pub with_tensor: Option<(&'static str, &'static [i64])>,
 }
 
 /// The argument that repeats a size and so must be localised.
@@ -33,6 +58,8 @@ pub enum Sizes {
 /// How an operation may be sharded.
 #[derive(Clone, Copy)]
 pub enum Rule {
+    /// It is not known: it runs replicated, and the report counts it.
+    Unknown,
     /// Not at all.
     Fixed,
     /// As an einsum says, see [`crate::einsum`].
@@ -69,4 +96,189 @@ pub enum Work {
     Traffic,
     /// Floating-point operations beside the traffic.
     Flops(fn(&Call<'_>) -> Flops),
+}
+
+/// Whose memory the results of an operation are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Memory {
+    /// Their own, or what its schema says that it writes into and returns.
+    Own,
+    /// The first operand's, each of its elements at most once.
+    View,
+    /// The first operand's, elements perhaps more than once.
+    Repeating,
+    /// The first operand's: the result *is* the operand.
+    Alias,
+    /// The first operand's, in a way that sizes and strides do not say, such as a conjugation.
+    Hidden,
+}
+
+impl Memory {
+    /// Whether the results share memory with the first operand.
+    pub const fn is_shared(self) -> bool {
+        !matches!(self, Self::Own)
+    }
+}
+
+/// Whether an operation draws random numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Random {
+    /// Never.
+    No,
+    /// Always.
+    Yes,
+    /// Where the number at this argument is not 0.
+    Unless0(usize),
+}
+
+/// How an operation on lists does what another does on one tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListForm {
+    /// The operation on one tensor.
+    pub single: &'static str,
+    /// What becomes of its arguments, in order.
+    pub roles: &'static [Role],
+}
+
+/// How an argument of an operation on one tensor appears in the operation on lists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// A tensor: one entry of a list.
+    Each,
+    /// A 0-dimensional tensor that all have in common.
+    Shared,
+    /// Something else that all have in common.
+    Static,
+    /// Absent, false, an empty list or 1: the list operation has no such argument, and means that.
+    Neutral,
+}
+
+impl Row {
+    /// A row that says nothing beyond how the operator is called. `operator` is its schema as PyTorch prints it; defaults, alias
+    /// annotations and the sizes of lists may be left out, `Tensor` before a name, and the return where it is one tensor.
+    pub const fn new(operator: &'static str) -> Self {
+        let (name, signature) = split(operator);
+        Self {
+            name,
+            signature,
+            rule: Rule::Unknown,
+            linear: Linear::No,
+            sizes: Sizes::None,
+            work: Work::Traffic,
+            memory: Memory::Own,
+            random: Random::No,
+            in_place: false,
+            out: None,
+            identity: false,
+            copies: false,
+            dims_of_result: false,
+            symbols: false,
+            list_of: &[],
+            entrywise: false,
+            with_tensor: None,
+        }
+    }
+
+    /// The schema that positions in this row count in, as far as the row says it: `(Tensor self, int dim) -> Tensor`.
+    pub fn schema(&self) -> String {
+        let (arguments, returns) = self.signature.split_once(" -> ").unwrap_or((self.signature, "Tensor"));
+        let inner = arguments.trim_start_matches('(').trim_end_matches(')');
+        let typed = |part: &str| {
+            let bare = !part.is_empty() && part != "*" && !part.contains(' ');
+            if bare { format!("Tensor {part}") } else { part.to_owned() }
+        };
+        let parts: Vec<String> = inner.split(", ").map(typed).collect();
+        format!("({}) -> {returns}", parts.join(", "))
+    }
+
+    /// The operator that does the same in place, if there is one: `aten::_fused_adamw.tensor_lr` has `aten::_fused_adamw_.tensor_lr`.
+    pub fn in_place_name(&self) -> Option<String> {
+        self.in_place.then(|| match self.name.split_once('.') {
+            Some((name, overload)) => format!("{name}_.{overload}"),
+            None => format!("{}_", self.name),
+        })
+    }
+
+    /// Whether it is known how the operation may be sharded.
+    pub const fn has_rule(&self) -> bool {
+        !matches!(self.rule, Rule::Unknown)
+    }
+}
+
+/// The parts of `text` before and from the first parenthesis.
+const fn split(text: &'static str) -> (&'static str, &'static str) {
+    let mut end = 0;
+    while text.as_bytes()[end] != b'(' {
+        end += 1;
+    }
+    text.split_at(end)
+}
+
+/// What a row says further, written behind it.
+impl Row {
+    pub(crate) const fn sizes(mut self, sizes: Sizes) -> Self {
+        self.sizes = sizes;
+        self
+    }
+
+    /// Its results are the operand's memory, each element at most once.
+    pub(crate) const fn view(mut self) -> Self {
+        self.memory = Memory::View;
+        self
+    }
+
+    pub(crate) const fn memory(mut self, memory: Memory) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    pub(crate) const fn random(mut self, random: Random) -> Self {
+        self.random = random;
+        self
+    }
+
+    pub(crate) const fn in_place(mut self) -> Self {
+        self.in_place = true;
+        self
+    }
+
+    pub(crate) const fn out(mut self, name: &'static str) -> Self {
+        self.out = Some(name);
+        self
+    }
+
+    pub(crate) const fn identity(mut self) -> Self {
+        self.identity = true;
+        self
+    }
+
+    pub(crate) const fn copies(mut self) -> Self {
+        self.copies = true;
+        self
+    }
+
+    pub(crate) const fn dims_of_result(mut self) -> Self {
+        self.dims_of_result = true;
+        self
+    }
+
+    pub(crate) const fn symbols(mut self) -> Self {
+        self.symbols = true;
+        self
+    }
+
+    pub(crate) const fn list_of(mut self, forms: &'static [ListForm]) -> Self {
+        self.list_of = forms;
+        self
+    }
+
+    pub(crate) const fn entrywise(mut self) -> Self {
+        self.entrywise = true;
+        self
+    }
+
+    pub(crate) const fn with_tensor(mut self, name: &'static str, more: &'static [i64]) -> Self {
+        self.with_tensor = Some((name, more));
+        self
+    }
 }

@@ -90,7 +90,7 @@ pub fn replicated(call: &Call<'_>) -> Strategy {
 /// The strategy that follows from `seed` on an axis of `ranks`, if the operation's rule has one.
 pub fn seeded(row: &Row, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
     match row.rule {
-        Rule::Fixed => None,
+        Rule::Unknown | Rule::Fixed => None,
         Rule::Einsum(text) => crate::einsum::factors(text, call)?.seeded(call, seed, ranks),
         Rule::Factors(factors) => factors(call)?.seeded(call, seed, ranks),
         Rule::Seeded(strategy) => strategy(call, seed, ranks),

@@ -14,48 +14,6 @@ const LARGEST: i64 = 1 << 16;
 /// The most that all buffers of a program take together, where nothing else is said.
 pub const BUFFERS: Bytes = Bytes(16 << 20);
 
-/// Operations with a kernel of their own that writes into a given tensor, and its name. Forms that compute and then copy are
-/// no gain.
-const FORMS: &[(&str, &str)] = &[
-    ("aten::_log_softmax", "aten::_log_softmax.out"),
-    ("aten::_log_softmax_backward_data", "aten::_log_softmax_backward_data.out"),
-    ("aten::_softmax", "aten::_softmax.out"),
-    ("aten::_softmax_backward_data", "aten::_softmax_backward_data.out"),
-    ("aten::add.Tensor", "aten::add.out"),
-    ("aten::addmm", "aten::addmm.out"),
-    ("aten::baddbmm", "aten::baddbmm.out"),
-    ("aten::bmm", "aten::bmm.out"),
-    ("aten::cat", "aten::cat.out"),
-    ("aten::cos", "aten::cos.out"),
-    ("aten::div.Tensor", "aten::div.out"),
-    ("aten::exp", "aten::exp.out"),
-    ("aten::gelu", "aten::gelu.out"),
-    ("aten::gelu_backward", "aten::gelu_backward.grad_input"),
-    ("aten::mean.dim", "aten::mean.out"),
-    ("aten::mm", "aten::mm.out"),
-    ("aten::mul.Tensor", "aten::mul.out"),
-    ("aten::neg", "aten::neg.out"),
-    ("aten::pow.Tensor_Scalar", "aten::pow.Tensor_Scalar_out"),
-    ("aten::rsqrt", "aten::rsqrt.out"),
-    ("aten::sigmoid", "aten::sigmoid.out"),
-    ("aten::sigmoid_backward", "aten::sigmoid_backward.grad_input"),
-    ("aten::silu", "aten::silu.out"),
-    ("aten::silu_backward", "aten::silu_backward.grad_input"),
-    ("aten::sin", "aten::sin.out"),
-    ("aten::stack", "aten::stack.out"),
-    ("aten::sub.Tensor", "aten::sub.out"),
-    ("aten::sum.dim_IntList", "aten::sum.IntList_out"),
-    ("aten::tanh", "aten::tanh.out"),
-    ("aten::tanh_backward", "aten::tanh_backward.grad_input"),
-    ("aten::threshold_backward", "aten::threshold_backward.grad_input"),
-    ("aten::where.self", "aten::where.self_out"),
-];
-
-/// The operation that does the same into a given tensor.
-pub(crate) fn out_form(name: &str) -> Option<&'static str> {
-    FORMS.iter().find(|(from, _)| *from == name).map(|(_, to)| *to)
-}
-
 /// The same program with small results in buffers, which together take at most `limit`.
 pub(crate) fn keep_small_results(spec: &ProgramSpec, schemas: &[Schema], limit: Bytes) -> ProgramSpec {
     let mut pool = Pool::new(spec, schemas, limit);
@@ -138,7 +96,7 @@ impl<'a> Pool<'a> {
 
     /// The call that writes its result into a buffer, where that can be told from nothing.
     fn written_into_buffer(&mut self, index: usize, call: &OpCall, schema: &Schema) -> Option<OpCall> {
-        let op = *self.numbers.get(out_form(&schema.full_name())?)?;
+        let op = *self.numbers.get(aten::row(&schema.full_name())?.out?)?;
         if !takes_one_more(schema, &self.schemas[op as usize]) {
             return None;
         }

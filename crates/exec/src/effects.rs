@@ -1,5 +1,6 @@
 //! What operations do besides computing their returns, read off their schemas and, where those are silent, their names.
 
+use aten::{Memory, Random};
 use torch_sys::{Schema, Type};
 
 /// What an operation is to the executor.
@@ -17,83 +18,57 @@ pub enum Role {
     Wait,
 }
 
-/// Views whose result says more than sizes and strides (conjugation, negation), or that need no ordinary memory.
-const NO_PLAIN_VIEW: &[&str] = &[
-    "aten::_conj",
-    "aten::_neg_view",
-    "aten::conj",
-    "aten::resolve_conj",
-    "aten::resolve_neg",
-    "aten::_indices",
-    "aten::_values",
-    "aten::indices",
-    "aten::values",
-    "aten::crow_indices",
-    "aten::col_indices",
-    "aten::_nested_view_from_buffer",
-    "aten::set_",
-];
-
-/// Views whose schemas say that their results are new.
-const SILENT_VIEWS: &[&str] = &["aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"];
-
-const ALIASES: &[&str] = &["aten::detach", "aten::alias", "aten::lift_fresh", "aten::lift"];
-
 /// The role of an operation.
 pub fn role(schema: &Schema) -> Role {
     let name = schema.name.as_str();
-    match name {
-        "_c10d_functional::wait_tensor" => Role::Wait,
-        _ if SILENT_VIEWS.contains(&name) => Role::View,
-        _ if ALIASES.contains(&name) => Role::Alias,
-        _ if name.starts_with("_c10d_functional") => Role::Collective,
-        _ if is_view(schema) => Role::View,
-        _ => Role::Compute,
+    if name == "_c10d_functional::wait_tensor" {
+        return Role::Wait;
+    }
+    if name.starts_with("_c10d_functional") {
+        return Role::Collective;
+    }
+    match aten::row(&schema.full_name()).map(|row| row.memory) {
+        Some(Memory::View | Memory::Repeating) => Role::View,
+        Some(Memory::Alias) => Role::Alias,
+        Some(Memory::Own | Memory::Hidden) => Role::Compute,
+        None if is_view(schema) => Role::View,
+        None => Role::Compute,
     }
 }
 
+/// Whether the schema of an operation without a row says that it is a view.
 fn is_view(schema: &Schema) -> bool {
     let tensor = |ty: &Type| matches!(ty, Type::Tensor) || *ty == Type::List(Box::new(Type::Tensor));
     schema.name.starts_with("aten::")
         && !schema.mutates()
-        && !NO_PLAIN_VIEW.contains(&schema.name.as_str())
         && schema.arguments.first().is_some_and(|first| first.ty == Type::Tensor && first.alias.is_some())
         && !schema.returns.is_empty()
         && schema.returns.iter().all(|returned| tensor(&returned.ty) && returned.alias.is_some())
 }
 
-/// Parts of the names of operations that draw random numbers: all that PyTorch 2.13 tags `nondeterministic_seeded` have one.
-const RANDOM: &[&str] = &[
-    "rand",
-    "normal",
-    "bernoulli",
-    "dropout",
-    "multinomial",
-    "poisson",
-    "exponential",
-    "geometric",
-    "cauchy",
-    "uniform",
-    "binomial",
-    "dirichlet",
-    "standard_gamma",
-    "fused_rng",
-    "rrelu",
-    "fractional_max_pool",
-    "attention",
-    "scaled_dot_product",
-    "_fused_sdp",
-    "_nested_tensor_softmax",
-    "rnn",
-    "lstm",
-    "gru",
-];
+/// Whether a view shows every element of its operand at most once.
+pub(crate) fn shows_once(schema: &Schema) -> bool {
+    let known = aten::row(&schema.full_name()).map(|row| row.memory);
+    matches!(known, Some(Memory::View | Memory::Alias)) || role(schema) == Role::Wait
+}
 
 /// Whether an operation gives the same for the same arguments, and does nothing else: then it may be run once for all steps.
 pub fn is_pure(schema: &Schema) -> bool {
-    let name = schema.name.as_str();
-    let plain = name.starts_with("aten::") || name.starts_with("prims::");
-    plain && !schema.mutates() && !RANDOM.iter().any(|part| name.contains(part))
+    let plain = schema.name.starts_with("aten::") || schema.name.starts_with("prims::");
+    plain && !schema.mutates() && !may_draw(schema)
+}
+
+/// Whether an operation may draw random numbers, for some arguments.
+fn may_draw(schema: &Schema) -> bool {
+    let draws = |argument: &torch_sys::Argument| {
+        argument.ty.required() == &Type::Generator
+            || argument.name == "dropout_p"
+            || argument.name == "dropout"
+    };
+    match aten::row(&schema.full_name()) {
+        Some(row) => row.random != Random::No,
+        None => schema.arguments.iter().any(draws),
+    }
 }
 
 #[cfg(test)]

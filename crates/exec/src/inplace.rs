@@ -4,15 +4,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use torch_sys::{Arg, Output, Schema, Slot};
 
-use crate::{OpCall, ProgramSpec, Role, lifetime::Lifetimes, role};
-
-/// The name of the operation that does the same in place: `aten::_fused_adamw.tensor_lr` has `aten::_fused_adamw_.tensor_lr`.
-pub(crate) fn in_place_name(full_name: &str) -> String {
-    match full_name.split_once('.') {
-        Some((name, overload)) => format!("{name}_.{overload}"),
-        None => format!("{full_name}_"),
-    }
-}
+use crate::{OpCall, ProgramSpec, Role, effects::shows_once, lifetime::Lifetimes, role};
 
 /// The same program with operations in place, where nobody can tell. State is written by the optimizer's operations only, so that
 /// a step that fails before leaves it as it was.
@@ -89,7 +81,7 @@ impl<'a> Rewrite<'a> {
         if role(schema) != Role::Compute {
             return None;
         }
-        let op = *self.numbers.get(&in_place_name(&schema.full_name()))?;
+        let op = *self.numbers.get(&aten::row(&schema.full_name())?.in_place_name()?)?;
         let written =
             self.schemas[op as usize].arguments.iter().enumerate().filter(|(_, argument)| argument.written);
         let written: Vec<usize> = written.map(|(index, _)| index).collect();
@@ -137,29 +129,6 @@ impl<'a> Rewrite<'a> {
         let mine = temporary || state;
         unread && alike && mine
     }
-}
-
-/// Whether a view shows every element at most once.
-fn shows_once(schema: &Schema) -> bool {
-    const ONCE: &[&str] = &[
-        "aten::alias",
-        "aten::detach",
-        "aten::permute",
-        "aten::select",
-        "aten::slice",
-        "aten::split",
-        "aten::squeeze",
-        "aten::t",
-        "aten::transpose",
-        "aten::unbind",
-        "aten::unsqueeze",
-        "aten::view",
-        "aten::_unsafe_view",
-        "aten::unsafe_split",
-        "aten::unsafe_split_with_sizes",
-        "_c10d_functional::wait_tensor",
-    ];
-    ONCE.contains(&schema.name.as_str())
 }
 
 fn same_arguments(a: &Schema, b: &Schema) -> bool {

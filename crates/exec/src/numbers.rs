@@ -6,32 +6,20 @@ use torch_sys::{Arg, Dtype, Schema, Slot};
 
 use crate::{OpCall, ProgramSpec};
 
-/// The operation with a tensor instead of a `Scalar`, and the arguments that it has beyond that.
-const FORMS: &[(&str, &str, &[Arg])] = &[
-    ("aten::_foreach_add.Scalar", "aten::_foreach_add.Tensor", &[Arg::Int(1)]),
-    ("aten::_foreach_mul.Scalar", "aten::_foreach_mul.Tensor", &[]),
-    ("aten::_foreach_div.Scalar", "aten::_foreach_div.Tensor", &[]),
-];
-
-/// The operation that takes a tensor where `name` takes a `Scalar`.
-pub(crate) fn tensor_form(name: &str) -> Option<&'static str> {
-    FORMS.iter().find(|(from, ..)| *from == name).map(|(_, to, _)| *to)
-}
-
 /// The same program with numbers of list operations as tensors.
 pub(crate) fn numbers_as_tensors(spec: &ProgramSpec, schemas: &[Schema]) -> ProgramSpec {
     let numbers: FxHashMap<String, u32> =
         schemas.iter().enumerate().map(|(index, schema)| (schema.full_name(), index as u32)).collect();
     let calls = spec.calls.iter().map(|call| {
         let name = schemas[call.op as usize].full_name();
-        let form = FORMS.iter().find(|(from, ..)| *from == name);
-        form.and_then(|(_, to, more)| tensor_call(spec, call, *numbers.get(*to)?, more))
+        let form = aten::row(&name).and_then(|row| row.with_tensor);
+        form.and_then(|(to, more)| tensor_call(spec, call, *numbers.get(to)?, more))
             .unwrap_or_else(|| call.clone())
     });
     ProgramSpec { calls: calls.collect(), ..spec.clone() }
 }
 
-fn tensor_call(spec: &ProgramSpec, call: &OpCall, op: u32, more: &[Arg]) -> Option<OpCall> {
+fn tensor_call(spec: &ProgramSpec, call: &OpCall, op: u32, more: &[i64]) -> Option<OpCall> {
     let [Arg::Tensors(list), number @ (Arg::Int(_) | Arg::Float(_))] = call.args.as_slice() else {
         return None;
     };
@@ -39,7 +27,7 @@ fn tensor_call(spec: &ProgramSpec, call: &OpCall, op: u32, more: &[Arg]) -> Opti
         return None;
     }
     let mut args = vec![call.args[0].clone(), number.clone()];
-    args.extend_from_slice(more);
+    args.extend(more.iter().copied().map(Arg::Int));
     Some(OpCall { op, args, ..call.clone() })
 }
 

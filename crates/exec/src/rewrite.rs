@@ -5,10 +5,7 @@ use rustc_hash::FxHashSet;
 use torch_sys::Schema;
 
 use crate::{
-    Abilities, ProgramSpec,
-    buffers::{keep_small_results, out_form},
-    inplace::{in_place_name, write_in_place},
-    numbers::{numbers_as_tensors, tensor_form},
+    Abilities, ProgramSpec, buffers::keep_small_results, inplace::write_in_place, numbers::numbers_as_tensors,
 };
 
 /// The operations that [`rewrite`] uses where `spec` has their schemas: add those that PyTorch has.
@@ -16,10 +13,13 @@ pub fn wanted_schemas(spec: &ProgramSpec) -> Vec<String> {
     let names: Vec<&str> =
         spec.schemas.iter().map(|text| text.split('(').next().unwrap_or_default()).collect();
     let mut seen: FxHashSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let forms: Vec<&str> = names.iter().filter_map(|name| tensor_form(name)).collect();
-    let in_place = names.iter().chain(&forms).map(|name| in_place_name(name));
-    let into = names.iter().filter_map(|name| out_form(name));
-    let wanted = in_place.chain(forms.iter().copied().chain(into).map(str::to_owned));
+    let rows: Vec<&aten::Row> = names.iter().filter_map(|name| aten::row(name)).collect();
+    let with_tensor: Vec<&str> =
+        rows.iter().filter_map(|row| row.with_tensor).map(|(name, _)| name).collect();
+    let listed = with_tensor.iter().filter_map(|name| aten::row(name));
+    let in_place = rows.iter().copied().chain(listed).filter_map(aten::Row::in_place_name);
+    let into = rows.iter().filter_map(|row| row.out);
+    let wanted = in_place.chain(with_tensor.iter().copied().chain(into).map(str::to_owned));
     wanted.filter(|name| seen.insert(name.clone())).collect()
 }
 

@@ -48,13 +48,12 @@ impl Abilities {
 /// The dispatcher route passes `SymInt[]` as symbols, which kernels without symbolic shapes (structured ones) refuse when they
 /// are called below autograd.
 fn may_refuse_symbols(schema: &Schema, args: &[Arg]) -> bool {
-    const TAKEN: &[&str] = &["aten::native_layer_norm", "aten::native_layer_norm_backward"];
     let lists = schema
         .arguments
         .iter()
         .zip(args)
         .any(|(argument, arg)| argument.symbolic && matches!(arg, Arg::Ints(_)));
-    lists && role(schema) != Role::View && !TAKEN.contains(&schema.name.as_str())
+    lists && role(schema) != Role::View && !aten::row(&schema.full_name()).is_some_and(|row| row.symbols)
 }
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ impl Member {
 /// What is asked of a graph's collectives.
 pub struct Context<'g> {
     graph: &'g Graph,
-    facts: Facts<'g>,
+    facts: Facts,
     users: Users,
     ends: FixedBitSet,
     alone: FixedBitSet,

@@ -10,28 +10,6 @@ use crate::Pass;
 /// Gives the operand of an alias to its users.
 pub struct DropAliases;
 
-/// Operations that give their first operand as it is if that has the same type as the result. Each keeps the order of elements
-/// whenever it keeps the sizes, so that equal types mean equal tensors; a permutation does not.
-const ALIASES: &[&str] = &[
-    "aten::detach",
-    "aten::alias",
-    "aten::lift",
-    "aten::lift_fresh",
-    "aten::lift_fresh_copy",
-    "aten::_to_copy",
-    "aten::contiguous",
-    "aten::view",
-    "aten::_unsafe_view",
-    "aten::reshape",
-    "aten::_reshape_alias",
-    "aten::expand",
-    "aten::squeeze",
-    "aten::squeeze.dim",
-    "aten::squeeze.dims",
-    "aten::slice.Tensor",
-    "aten::narrow",
-];
-
 impl Pass for DropAliases {
     fn name(&self) -> &'static str {
         "drop_aliases"
@@ -57,6 +35,6 @@ fn alias(graph: &Graph, node: &Node) -> Option<(ValueId, ValueId)> {
     else {
         return None;
     };
-    let known = ALIASES.contains(&graph.ops[node.op].name.as_str());
+    let known = aten::row(&graph.ops[node.op].name).is_some_and(|row| row.identity);
     (known && graph.ty(*operand) == graph.ty(*result)).then_some((*operand, *result))
 }

@@ -1,42 +1,22 @@
 //! What the passes ask about operators and nodes.
 
+use aten::Random;
 use base::{Fingerprint, Fingerprinter, Id, PrimaryMap, SecondaryMap};
 use fixedbitset::FixedBitSet;
 use ir::{Arg, Graph, InputClass, Node, NodeId, Op, OpId, Schema, ValueDef, ValueId};
 use smallvec::SmallVec;
 
-/// Random operations whose schema does not say so by an argument for a generator.
-const RANDOM: &[&str] = &[
-    "aten::native_dropout",
-    "aten::_fused_dropout",
-    "aten::dropout",
-    "aten::alpha_dropout",
-    "aten::feature_dropout",
-    "aten::rand",
-    "aten::randn",
-    "aten::randint",
-    "aten::randint.low",
-    "aten::randperm",
-    "aten::rand_like",
-    "aten::randn_like",
-    "aten::randint_like",
-    "aten::randint_like.low_dtype",
-    "aten::rrelu_with_noise_functional",
-];
-
 /// What is known of each operator of a graph.
-pub struct Facts<'g> {
-    ops: PrimaryMap<OpId, OpFacts<'g>>,
+pub struct Facts {
+    ops: PrimaryMap<OpId, OpFacts>,
 }
 
 /// What is known of an operator.
-struct OpFacts<'g> {
-    schema: Schema<'g>,
+struct OpFacts {
     kind: Kind,
     /// It matters although nothing uses its results.
     has_effect: bool,
-    /// It draws random numbers where the argument at this position is not 0.
-    dropout: Option<usize>,
+    random: Random,
 }
 
 /// The operators that passes tell apart.
@@ -44,33 +24,32 @@ struct OpFacts<'g> {
 enum Kind {
     Collective,
     Wait,
+    View,
     Copy,
     Other,
 }
 
-impl<'g> OpFacts<'g> {
-    fn new(op: &'g Op) -> Self {
+impl OpFacts {
+    fn new(op: &Op) -> Self {
         let schema = Schema::parse(&op.schema).expect("the schemas of a verified graph parse");
-        let is_random = RANDOM.contains(&op.name.as_str())
-            || schema.parameters.iter().any(|parameter| parameter.ty.base == "Generator");
         let kind = match op.name.as_str() {
             "_c10d_functional::wait_tensor" => Kind::Wait,
             name if name.starts_with("_c10d_functional::") => Kind::Collective,
-            "aten::clone" | "aten::_to_copy" => Kind::Copy,
+            name if aten::memory(name, &schema).is_shared() => Kind::View,
+            name if aten::row(name).is_some_and(|row| row.copies) => Kind::Copy,
             _ => Kind::Other,
         };
         Self {
             kind,
-            has_effect: is_random || schema.returns.is_empty() || schema.writes(),
-            dropout: schema.parameters.iter().position(|parameter| parameter.name == "dropout_p"),
-            schema,
+            has_effect: schema.returns.is_empty() || schema.writes(),
+            random: aten::random(&op.name, &schema),
         }
     }
 }
 
-impl<'g> Facts<'g> {
+impl Facts {
     /// Reads the schemas of a verified graph.
-    pub fn new(graph: &'g Graph) -> Self {
+    pub fn new(graph: &Graph) -> Self {
         Self { ops: graph.ops.values().map(OpFacts::new).collect() }
     }
 
@@ -78,7 +57,12 @@ impl<'g> Facts<'g> {
     pub fn has_effect(&self, node: &Node) -> bool {
         let op = &self.ops[node.op];
         let zero = |arg: &Arg| matches!(arg, Arg::None | Arg::Int(0)) || *arg == Arg::Float(0.0);
-        op.has_effect || op.dropout.is_some_and(|at| !zero(&node.args[at]))
+        let draws = match op.random {
+            Random::No => false,
+            Random::Yes => true,
+            Random::Unless0(position) => node.args.get(position).is_none_or(|arg| !zero(arg)),
+        };
+        op.has_effect || draws
     }
 
     /// Whether a node gives the same for the same operands whenever and however often it runs, alone on its rank.
@@ -86,14 +70,9 @@ impl<'g> Facts<'g> {
         !self.has_effect(node) && !self.is_communication(node)
     }
 
-    /// Whether a node is a view: its results share memory with an operand.
-    pub fn is_view(&self, node: &Node) -> bool {
-        self.ops[node.op].schema.aliases()
-    }
-
     /// Whether a node gives its one tensor on in another form: it waits for it, views it, copies or casts it.
     pub fn carries(&self, node: &Node) -> bool {
-        let carries = matches!(self.ops[node.op].kind, Kind::Copy | Kind::Wait) || self.is_view(node);
+        let carries = matches!(self.ops[node.op].kind, Kind::Copy | Kind::Wait | Kind::View);
         carries && node.operands().count() == 1
     }
 
@@ -155,7 +134,7 @@ pub fn end_values(graph: &Graph) -> FixedBitSet {
 
 /// The values that depend on nothing but state, through nodes that are neither random nor communication: they can be
 /// computed at any time of the step.
-pub fn of_state_alone(graph: &Graph, facts: &Facts<'_>) -> FixedBitSet {
+pub fn of_state_alone(graph: &Graph, facts: &Facts) -> FixedBitSet {
     let mut alone = FixedBitSet::with_capacity(graph.values.len());
     let state = |class: InputClass| class.is_state();
     graph

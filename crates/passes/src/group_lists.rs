@@ -3,15 +3,13 @@
 //! An optimizer does the same to every parameter, and capture gives a node for each. Nodes of the optimizer part that have the
 //! same operator and the same settings, and do not depend on each other, become one node of the table of list operations.
 
+use aten::{ListForm, Role};
 use base::{PrimaryMap, Result, SecondaryMap};
 use ir::{Arg, Graph, Node, NodeId, Op, OpId, Patch, Phase, Return, ReturnType, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use crate::{
-    Pass,
-    lists::{ENTRYWISE, FORMS, ListForm, Role},
-};
+use crate::Pass;
 
 /// Makes list operations of the optimizer part's nodes.
 pub struct GroupLists;
@@ -27,7 +25,7 @@ impl Pass for GroupLists {
             let name = &graph.op_name(group.members[0]);
             patch.label(format!("group_lists: {} {name}", group.members.len()));
             match group.form {
-                Form::List(form) => list_operation(graph, &mut patch, form, &group.members),
+                Form::List(list, form) => list_operation(graph, &mut patch, list, form, &group.members),
                 Form::Entrywise => longer_lists(graph, &mut patch, &group.members),
             }
         }
@@ -38,7 +36,7 @@ impl Pass for GroupLists {
 /// How the nodes of a group become one.
 #[derive(Clone, Copy)]
 enum Form {
-    List(&'static ListForm),
+    List(&'static aten::Row, &'static ListForm),
     Entrywise,
 }
 
@@ -99,10 +97,10 @@ fn candidates(graph: &Graph) -> Vec<Candidate> {
 
 /// The forms that nodes of an operator may fit.
 fn forms_of(name: &str) -> Vec<Form> {
-    if ENTRYWISE.contains(&name) {
+    if aten::row(name).is_some_and(|row| row.entrywise) {
         return vec![Form::Entrywise];
     }
-    FORMS.iter().filter(|form| form.single == name).map(Form::List).collect()
+    aten::list_forms(name).map(|(list, form)| Form::List(list, form)).collect()
 }
 
 /// Those of its operator's forms that a node fits; none if it is no candidate.
@@ -114,7 +112,7 @@ fn forms(graph: &Graph, node: &Node, named: &[Form]) -> Vec<Form> {
 }
 
 fn fits_form(graph: &Graph, node: &Node, form: Form) -> bool {
-    let Form::List(form) = form else {
+    let Form::List(_, form) = form else {
         return !node.args.iter().any(|arg| matches!(arg, Arg::Values(values) if values.len() > 1));
     };
     let [Return::Value(result)] = node.returns.as_slice() else { return false };
@@ -148,12 +146,12 @@ fn key(graph: &Graph, level: u32, form: Form, node: &Node) -> Vec<u8> {
     let mut key = Key { graph, bytes: Vec::with_capacity(128) };
     key.number(level);
     key.number(node.op.0);
-    if let Form::List(form) = form {
-        key.bytes.extend(form.list.as_bytes());
+    if let Form::List(list, _) = form {
+        key.bytes.extend(list.name.as_bytes());
     }
     for (position, arg) in node.args.iter().enumerate() {
         let is_entry = match form {
-            Form::List(form) => form.roles[position] == Role::Each,
+            Form::List(_, form) => form.roles[position] == Role::Each,
             Form::Entrywise => matches!(arg, Arg::Values(_)),
         };
         if is_entry { key.list(arg.values()) } else { key.whole(arg) }
@@ -193,8 +191,14 @@ impl Key<'_> {
     }
 }
 
-/// Replaces `members` by the operation of `form` on lists.
-fn list_operation(graph: &Graph, patch: &mut Patch<'_>, form: &ListForm, members: &[NodeId]) {
+/// Replaces `members` by the operation on lists of which `form` says what their arguments become.
+fn list_operation(
+    graph: &Graph,
+    patch: &mut Patch<'_>,
+    list: &aten::Row,
+    form: &ListForm,
+    members: &[NodeId],
+) {
     let first = &graph.nodes[members[0]];
     let mut args = Vec::new();
     for (position, role) in form.roles.iter().enumerate() {
@@ -204,7 +208,7 @@ fn list_operation(graph: &Graph, patch: &mut Patch<'_>, form: &ListForm, members
             Role::Neutral => {}
         }
     }
-    replace_by(graph, patch, form.list, args, members);
+    replace_by(graph, patch, &format!("{}{}", list.name, list.signature), args, members);
 }
 
 /// Replaces `members`, which are on lists already, by one node on their lists together.

@@ -13,7 +13,6 @@ mod drop_aliases;
 mod facts;
 mod group_lists;
 mod layout;
-mod lists;
 mod merge_views;
 mod order_collectives;
 mod regather;

@@ -42,7 +42,7 @@ impl Pass for OrderCollectives {
 }
 
 /// Every node at its old position, but collectives right behind what makes their last operand.
-fn start_early(graph: &Graph, facts: &Facts<'_>) -> SecondaryMap<NodeId, Wanted> {
+fn start_early(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, Wanted> {
     let mut wanted: SecondaryMap<NodeId, Wanted> = SecondaryMap::with_default((0, 0));
     for (position, id) in graph.order.iter().enumerate() {
         let node = &graph.nodes[*id];
@@ -59,7 +59,7 @@ fn start_early(graph: &Graph, facts: &Facts<'_>) -> SecondaryMap<NodeId, Wanted>
 
 impl OrderCollectives {
     /// Moves gathers of state, with what they are made of, up to where their results may begin to take memory.
-    fn hoist_gathers(&self, graph: &Graph, facts: &Facts<'_>, wanted: &mut SecondaryMap<NodeId, Wanted>) {
+    fn hoist_gathers(&self, graph: &Graph, facts: &Facts, wanted: &mut SecondaryMap<NodeId, Wanted>) {
         let alone = of_state_alone(graph, facts);
         let users = users(graph);
         let is_gather = |id: &NodeId| {
@@ -108,7 +108,7 @@ fn hoist(graph: &Graph, wanted: &mut SecondaryMap<NodeId, Wanted>, id: NodeId, t
 
 /// Moves waits, and what only carries what was waited for, to right before their first use; what is only returned is waited for
 /// at the end.
-fn wait_late(graph: &Graph, facts: &Facts<'_>, wanted: &mut SecondaryMap<NodeId, Wanted>) {
+fn wait_late(graph: &Graph, facts: &Facts, wanted: &mut SecondaryMap<NodeId, Wanted>) {
     let users = users(graph);
     let mut waited: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
     let mut late = Vec::new();

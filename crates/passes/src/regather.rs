@@ -53,7 +53,7 @@ impl Pass for Regather {
 
 struct Context<'g> {
     graph: &'g Graph,
-    facts: Facts<'g>,
+    facts: Facts,
     users: Users,
     ends: FixedBitSet,
     /// What depends on nothing but state.

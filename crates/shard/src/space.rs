@@ -89,7 +89,7 @@ impl Space {
     }
 
     fn note_missing_row(&mut self, operator: &str) {
-        if aten::row(operator).is_some() {
+        if aten::row(operator).is_some_and(aten::Row::has_rule) {
             return;
         }
         match self.without_row.iter_mut().find(|(name, _)| name == operator) {
