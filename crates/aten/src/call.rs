@@ -46,6 +46,16 @@ impl<'a> Call<'a> {
         self.graph.ty(self.results[result])
     }
 
+    /// The size of dimension `dim` of an operand, if both are there.
+    pub fn size(&self, operand: usize, dim: usize) -> Option<i64> {
+        self.operands.get(operand).and_then(|value| self.graph.ty(*value).shape.get(dim).copied())
+    }
+
+    /// The size of dimension `dim` of a result, if both are there.
+    pub fn result_size(&self, result: usize, dim: usize) -> Option<i64> {
+        self.results.get(result).and_then(|value| self.graph.ty(*value).shape.get(dim).copied())
+    }
+
     /// The operand that is the (first tensor of) argument `arg`, if it is there.
     pub fn operand_of_arg(&self, arg: usize) -> Option<usize> {
         self.operand_args.iter().position(|position| *position == arg)
@@ -58,7 +68,7 @@ impl<'a> Call<'a> {
 
     /// The result that return number `position` is, if it is a tensor.
     pub fn result_of_return(&self, position: usize) -> Option<usize> {
-        let before: usize = self.node.returns[..position].iter().map(|r| r.values().len()).sum();
+        let before: usize = self.node.returns.get(..position)?.iter().map(|r| r.values().len()).sum();
         (!self.node.returns.get(position)?.values().is_empty()).then_some(before)
     }
 
@@ -96,9 +106,9 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A dimension argument, wrapped into `0..rank`.
+    /// A dimension argument, counted from the start, if a tensor of `rank` has it; one without dimensions counts as one with one.
     pub fn dim(&self, arg: usize, rank: usize) -> Option<usize> {
-        self.int(arg).map(|dim| wrap(dim, rank))
+        self.int(arg).and_then(|dim| wrap(dim, rank))
     }
 
     /// A list of dimensions, wrapped; all dimensions where the argument is absent or empty, as reductions take it.
@@ -110,13 +120,15 @@ impl<'a> Call<'a> {
     /// A list of dimensions, wrapped; all dimensions where the argument is absent, none where it is empty.
     pub fn named_dims(&self, arg: usize, rank: usize) -> SmallVec<[usize; 4]> {
         match self.ints(arg) {
-            Some(dims) => dims.iter().map(|dim| wrap(*dim, rank)).collect(),
+            Some(dims) => dims.iter().filter_map(|dim| wrap(*dim, rank)).collect(),
             None => (0..rank).collect(),
         }
     }
 }
 
 /// A dimension that may count from the end, counted from the start.
-fn wrap(dim: i64, rank: usize) -> usize {
-    if dim < 0 { (dim + rank as i64).max(0) as usize } else { dim as usize }
+fn wrap(dim: i64, rank: usize) -> Option<usize> {
+    let rank = rank.max(1) as i64;
+    let dim = if dim < 0 { dim.checked_add(rank)? } else { dim };
+    (0..rank).contains(&dim).then_some(dim as usize)
 }

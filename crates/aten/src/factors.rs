@@ -84,6 +84,23 @@ impl Factors {
         self.factors.len() - 1
     }
 
+    /// Lets dimension `dim` of an operand run over `factor`; none where there is no such dimension.
+    pub fn operand(&mut self, operand: usize, dim: usize, factor: usize) -> Option<()> {
+        *self.operands.get_mut(operand)?.get_mut(dim)? = Some(factor);
+        Some(())
+    }
+
+    /// Lets dimension `dim` of a result run over `factor`; none where there is no such dimension.
+    pub fn result(&mut self, result: usize, dim: usize, factor: usize) -> Option<()> {
+        *self.results.get_mut(result)?.get_mut(dim)? = Some(factor);
+        Some(())
+    }
+
+    /// Lets dimension `dim` of every result run over `factor`; none where one has no such dimension.
+    pub fn all_results(&mut self, dim: usize, factor: usize) -> Option<()> {
+        (0..self.results.len()).try_for_each(|result| self.result(result, dim, factor))
+    }
+
     /// The strategy in which the factor of the seed's dimension is sharded.
     pub fn seeded(&self, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
         let map = match seed.slot {
@@ -102,6 +119,15 @@ impl Factors {
             FactorKind::Reduce(reduce) => Placement::Partial(reduce),
         };
         debug_assert_eq!(self.operands.len(), call.operands.len(), "{}", call.name());
+        let cuts = |map: &DimMap, size: &dyn Fn(usize) -> Option<i64>| {
+            dim_of(map).is_none_or(|dim| size(dim).is_some_and(|size| divides(size, seed.blocks, ranks)))
+        };
+        let operands = self.operands.iter().enumerate().all(|(i, map)| cuts(map, &|dim| call.size(i, dim)));
+        let results =
+            self.results.iter().enumerate().all(|(i, map)| cuts(map, &|dim| call.result_size(i, dim)));
+        if !operands || !results {
+            return None;
+        }
         Some(Strategy {
             operands: self.operands.iter().map(|m| dim_of(m).map_or(Placement::Replicate, shard)).collect(),
             results: self.results.iter().map(|m| dim_of(m).map_or(without, shard)).collect(),

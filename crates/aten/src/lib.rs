@@ -5,6 +5,8 @@
 //! without a row runs replicated.
 
 mod call;
+mod check;
+mod claims;
 mod effects;
 mod einsum;
 mod factors;
@@ -14,6 +16,8 @@ mod strategy;
 mod table;
 
 pub use call::Call;
+pub use check::check;
+pub use claims::{Claim, claims};
 pub use effects::{memory, random};
 pub use factors::{Factor, FactorKind, Factors};
 pub use row::{Linear, ListForm, Memory, Random, Role, Row, Rule, Sizes, Work};

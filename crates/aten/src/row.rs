@@ -6,6 +6,7 @@ use crate::{Call, Factors, Seed, Strategy};
 
 /// Everything that is known of one operation.
 #[derive(Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub struct Row {
     /// The operator's name, overload included.
     pub name: &'static str,
@@ -62,6 +63,8 @@ pub enum Rule {
     Unknown,
     /// Not at all.
     Fixed,
+    /// Each element by itself, operands broadcast: every dimension of the results.
+    Each,
     /// As an einsum says, see [`crate::einsum`].
     Einsum(&'static str),
     /// As the iteration space of the call says.

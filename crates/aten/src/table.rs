@@ -39,7 +39,7 @@ const fn batched(operator: &'static str, rule: Rule, linear: Linear, size: usize
 
 /// An operation on each element.
 const fn each(operator: &'static str, linear: Linear) -> Row {
-    op(operator, Factors(pointwise::broadcast), linear, Traffic)
+    op(operator, Rule::Each, linear, Traffic)
 }
 
 /// An operation on lists of tensors that does what others do on one.
@@ -249,7 +249,7 @@ pub static ROWS: &[Row] = &[
     op("aten::split.Tensor(self, int split_size, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(),
     op("aten::split_with_sizes(self, int[] split_sizes, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(),
     // Joining, padding, and the backward of slicing
-    op("aten::cat(Tensor[] tensors, int dim)", Seeded(join::cat), Stacked, Traffic).out("aten::cat.out"),
+    op("aten::cat(Tensor[] tensors, int dim)", Seeded(join::cat), Stacked, Traffic).out("aten::cat.out").dims_of_result(),
     op("aten::stack(Tensor[] tensors, int dim)", Factors(join::stack), Stacked, Traffic).out("aten::stack.out").dims_of_result(),
     sized("aten::slice_backward(grad_output, int[] input_sizes, int dim, int start, int end, int step)", Factors(views::along_arg_2), Jointly, Traffic, 1),
     sized("aten::select_backward(grad_output, int[] input_sizes, int dim, int index)", Factors(views::select_backward), Jointly, Traffic, 1).dims_of_result(),

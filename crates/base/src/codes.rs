@@ -54,6 +54,7 @@ codes! {
     BAD_GRAPH = 14, Bug, "a graph that breaks one of its invariants";
     OTHER_VERSION = 15, Configuration, "a file or message written by another version";
     TOO_LARGE = 16, Resources, "a file or message beyond the size limit";
+    BAD_CALL = 17, Bug, "a call that does not fit what is known of its operation";
 
     // 01xx: capture of the training step (raised in Python)
     DATA_DEPENDENT = 101, Step, "the step depends on the data of tensors";

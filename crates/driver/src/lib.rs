@@ -39,6 +39,7 @@ pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> 
             Diagnostic::new(Code::BAD_MESH, "a mesh axis of 0 ranks").hint("name an axis of at least 1")
         );
     }
+    aten::check(graph)?;
     let cleaned = cleaned(graph)?;
     let request = Request {
         graph: &cleaned,
@@ -59,6 +60,7 @@ pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
         return Err(Diagnostic::new(Code::FOREIGN_PLAN, message)
             .hint("start as many processes as the plan has ranks"));
     }
+    aten::check(graph)?;
     let canonical = canonical(&cleaned(graph)?);
     let assignment = plan.assignment(&canonical, graph.fingerprint())?;
     if axis.ranks == 1 {
@@ -87,21 +89,30 @@ pub struct Question {
 }
 
 /// Everything that the operation table claims about the operations of a graph, in a form that a test can run.
-pub fn exam(graph: &Graph, ranks: u32) -> Vec<Question> {
+pub fn exam(graph: &Graph, ranks: u32) -> Result<Vec<Question>> {
+    aten::check(graph)?;
     let canonical = canonical(graph).renumbered();
     let questions = shard::exam(&canonical, ranks).into_iter();
-    questions
-        .map(|question| Question {
-            node: question.node.0,
-            operands: question.strategy.operands.to_vec(),
-            results: question.strategy.results.to_vec(),
-            graphs: question
-                .graphs
-                .iter()
-                .map(|graph| serde_bytes::ByteBuf::from(graph.to_bytes()))
-                .collect(),
-        })
-        .collect()
+    let questions = questions.map(|question| Question {
+        node: question.node.0,
+        operands: question.strategy.operands.to_vec(),
+        results: question.strategy.results.to_vec(),
+        graphs: question.graphs.iter().map(|graph| serde_bytes::ByteBuf::from(graph.to_bytes())).collect(),
+    });
+    Ok(questions.collect())
+}
+
+/// The claims that the operation table makes about the operations of a graph: operator, claim, and whether [`exam`] asks it.
+pub fn claims(graph: &Graph, ranks: u32) -> Vec<(String, String, bool)> {
+    let canonical = canonical(graph).renumbered();
+    let mut claims = Vec::new();
+    for node in &canonical.order {
+        let name = canonical.op_name(*node);
+        let call = aten::Call::new(&canonical, *node);
+        let made = aten::row(name).map(|row| aten::claims(row, &call, ranks)).unwrap_or_default();
+        claims.extend(made.into_iter().map(|claim| (name.to_owned(), claim.what, claim.asked)));
+    }
+    claims
 }
 
 /// The canonical form of a graph, in which [`exam`] counts.

@@ -30,9 +30,8 @@ pub fn role(schema: &Schema) -> Role {
     match aten::row(&schema.full_name()).map(|row| row.memory) {
         Some(Memory::View | Memory::Repeating) => Role::View,
         Some(Memory::Alias) => Role::Alias,
-        Some(Memory::Own | Memory::Hidden) => Role::Compute,
         None if is_view(schema) => Role::View,
-        None => Role::Compute,
+        Some(Memory::Own | Memory::Hidden) | None => Role::Compute,
     }
 }
 

@@ -7,6 +7,7 @@ mod error;
 mod exec;
 mod passes;
 mod plan;
+mod rows;
 mod trace;
 
 use std::ffi::OsString;
@@ -28,5 +29,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     exec::register(module)?;
     crate::passes::register(module)?;
     plan::register(module)?;
+    rows::register(module)?;
     crate::trace::register(module)
 }

@@ -72,20 +72,20 @@ fn plan_content<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py, PyBytes
     Ok(PyBytes::new(py, &bytes))
 }
 
-/// Everything that the operation table claims about the operations of a graph: its canonical form, and MessagePack of the questions.
+/// What [`exam`] gives: the canonical graph, the questions, and the claims with whether they are asked.
+type Exam<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<(String, String, bool)>);
+
+/// Everything that the operation table claims about the operations of a graph: its canonical form, MessagePack of the questions, and
+/// each claim with whether it is among them.
 #[pyfunction]
-fn exam<'py>(
-    py: Python<'py>,
-    graph: &[u8],
-    ranks: u32,
-) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
-    let (canonical, questions) = run(py, || {
+fn exam<'py>(py: Python<'py>, graph: &[u8], ranks: u32) -> PyResult<Exam<'py>> {
+    let (canonical, questions, claims) = run(py, || {
         let graph = Graph::from_bytes(graph)?;
-        let questions = rmp_serde::to_vec_named(&driver::exam(&graph, ranks));
+        let questions = rmp_serde::to_vec_named(&driver::exam(&graph, ranks)?);
         let questions = questions.map_err(|error| base::Diagnostic::bug(error.to_string()))?;
-        Ok((driver::canonical_graph(&graph).to_bytes(), questions))
+        Ok((driver::canonical_graph(&graph).to_bytes(), questions, driver::claims(&graph, ranks)))
     })?;
-    Ok((PyBytes::new(py, &canonical), PyBytes::new(py, &questions)))
+    Ok((PyBytes::new(py, &canonical), PyBytes::new(py, &questions), claims))
 }
 
 /// Adds what belongs to graphs and plans to the module.

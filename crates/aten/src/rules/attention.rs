@@ -18,10 +18,10 @@ pub fn forward(call: &Call<'_>) -> Option<Factors> {
     let layout = Layout { query: 0, dropout: 3, causal: 4, mask: 5 };
     let mut space = Factors::none(call);
     let (batch, heads, queries) = index_space(call, &mut space, &layout, FactorKind::Parallel)?;
-    for map in &mut space.results {
-        map[0] = Some(batch);
-        map[1] = Some(heads);
-        map[2] = queries;
+    space.all_results(0, batch)?;
+    space.all_results(1, heads)?;
+    if let Some(queries) = queries {
+        space.all_results(2, queries)?;
     }
     Some(space)
 }
@@ -33,13 +33,17 @@ pub fn backward(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
     let (batch, heads, queries) = index_space(call, &mut space, &layout, FactorKind::Reduce(Reduce::Sum))?;
     for operand in [0, 4, 5] {
-        let map = &mut space.operands[operand];
-        (map[0], map[1], map[2]) = (Some(batch), Some(heads), queries);
+        space.operand(operand, 0, batch)?;
+        space.operand(operand, 1, heads)?;
+        if let Some(queries) = queries {
+            space.operand(operand, 2, queries)?;
+        }
     }
-    for map in &mut space.results {
-        (map[0], map[1]) = (Some(batch), Some(heads));
+    space.all_results(0, batch)?;
+    space.all_results(1, heads)?;
+    if let Some(queries) = queries {
+        space.result(0, 2, queries)?;
     }
-    space.results[0][2] = queries;
     Some(space)
 }
 
@@ -50,27 +54,33 @@ fn index_space(
     layout: &Layout,
     queries_kind: FactorKind,
 ) -> Option<(usize, usize, Option<usize>)> {
-    let (query, key) = (call.operand(layout.query), call.operand(layout.query + 1));
+    let sizes = |operand: usize| [0, 1, 2, 3].map(|dim| call.size(operand, dim));
+    let [Some(batch), Some(query_heads), Some(queries), Some(_)] = sizes(layout.query) else { return None };
+    let key_heads = call.size(layout.query + 1, 1)?;
     if call.number(layout.dropout)? != 0.0 {
         return None;
     }
-    let batch = space.add(query.shape[0], FactorKind::Parallel);
+    let batch = space.add(batch, FactorKind::Parallel);
     // With grouped queries the smaller number of heads decides what divides; a contiguous part of the heads of both goes together.
-    let heads = space.add(query.shape[1].min(key.shape[1]), FactorKind::Parallel);
-    space.factors[heads].blocks = query.shape[1] == key.shape[1];
+    let heads = space.add(query_heads.min(key_heads), FactorKind::Parallel);
+    space.factors[heads].blocks = query_heads == key_heads;
     let whole_positions = call.flag(layout.causal) == Some(true);
-    let queries = (!whole_positions).then(|| space.add(query.shape[2], queries_kind));
+    let queries = (!whole_positions).then(|| space.add(queries, queries_kind));
     for operand in layout.query..layout.query + 3 {
-        let map = &mut space.operands[operand];
-        (map[0], map[1]) = (Some(batch), Some(heads));
+        space.operand(operand, 0, batch)?;
+        space.operand(operand, 1, heads)?;
     }
-    space.operands[layout.query][2] = queries;
+    if let Some(queries) = queries {
+        space.operand(layout.query, 2, queries)?;
+    }
     if let Some(mask) = call.operand_of_arg(layout.mask) {
         let ty = call.operand(mask);
-        let offset = 4 - ty.rank().min(4);
-        for (dim, factor) in [(0, Some(batch)), (1, Some(heads)), (2, queries)] {
-            if dim >= offset && ty.shape[dim - offset] == query.shape[dim] {
-                space.operands[mask][dim - offset] = factor;
+        let offset = 4_usize.checked_sub(ty.rank())?;
+        for (dim, factor) in [(0_usize, Some(batch)), (1, Some(heads)), (2, queries)] {
+            if let (Some(factor), Some(dim_of_mask)) = (factor, dim.checked_sub(offset))
+                && call.size(mask, dim_of_mask) == call.size(layout.query, dim)
+            {
+                space.operand(mask, dim_of_mask, factor)?;
             }
         }
     }
@@ -88,6 +98,6 @@ pub fn backward_flops(call: &Call<'_>) -> Flops {
 }
 
 fn products(call: &Call<'_>, query: usize, count: u64) -> Flops {
-    let keys = call.operand(query + 1).shape[2].max(0) as u64;
+    let keys = call.size(query + 1, 2).unwrap_or(0).max(0) as u64;
     Flops(2 * count * call.operand(query).elements() * keys)
 }

@@ -9,16 +9,16 @@ pub fn embedding(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
     let indices = call.operand(1).rank();
     for dim in 0..indices {
-        let factor = space.add(call.operand(1).shape[dim], FactorKind::Parallel);
-        space.operands[1][dim] = Some(factor);
-        space.results[0][dim] = Some(factor);
+        let factor = space.add(call.size(1, dim)?, FactorKind::Parallel);
+        space.operand(1, dim, factor)?;
+        space.result(0, dim, factor)?;
     }
-    let features = space.add(call.operand(0).shape[1], FactorKind::Parallel);
-    space.operands[0][1] = Some(features);
-    space.results[0][indices] = Some(features);
-    let rows = call.operand(0).shape[0];
+    let features = space.add(call.size(0, 1)?, FactorKind::Parallel);
+    space.operand(0, 1, features)?;
+    space.result(0, indices, features)?;
+    let rows = call.size(0, 0)?;
     let rows = space.add_special(rows, FactorKind::Reduce(Reduce::Sum), Realise::EmbeddingRows);
-    space.operands[0][0] = Some(rows);
+    space.operand(0, 0, rows)?;
     Some(space)
 }
 
@@ -30,16 +30,16 @@ pub fn embedding_backward(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
     let indices = call.operand(1).rank();
     for dim in 0..indices {
-        let factor = space.add(call.operand(1).shape[dim], FactorKind::Reduce(Reduce::Sum));
-        space.operands[0][dim] = Some(factor);
-        space.operands[1][dim] = Some(factor);
+        let factor = space.add(call.size(1, dim)?, FactorKind::Reduce(Reduce::Sum));
+        space.operand(0, dim, factor)?;
+        space.operand(1, dim, factor)?;
     }
-    let features = space.add(call.result(0).shape[1], FactorKind::Parallel);
-    space.operands[0][indices] = Some(features);
-    space.results[0][1] = Some(features);
-    let rows = call.result(0).shape[0];
+    let features = space.add(call.result_size(0, 1)?, FactorKind::Parallel);
+    space.operand(0, indices, features)?;
+    space.result(0, 1, features)?;
+    let rows = call.result_size(0, 0)?;
     let rows = space.add_special(rows, FactorKind::Parallel, Realise::EmbeddingRowsBackward);
-    space.results[0][0] = Some(rows);
+    space.result(0, 0, rows)?;
     Some(space)
 }
 
@@ -67,14 +67,14 @@ pub fn index(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
     let rank = call.operand(1).rank();
     for dim in 0..rank {
-        let factor = space.add(call.operand(1).shape[dim], FactorKind::Parallel);
-        space.operands[1][dim] = Some(factor);
-        space.results[0][dim] = Some(factor);
+        let factor = space.add(call.size(1, dim)?, FactorKind::Parallel);
+        space.operand(1, dim, factor)?;
+        space.result(0, dim, factor)?;
     }
     for dim in 1..call.operand(0).rank() {
-        let factor = space.add(call.operand(0).shape[dim], FactorKind::Parallel);
-        space.operands[0][dim] = Some(factor);
-        space.results[0][rank + dim - 1] = Some(factor);
+        let factor = space.add(call.size(0, dim)?, FactorKind::Parallel);
+        space.operand(0, dim, factor)?;
+        space.result(0, rank + dim - 1, factor)?;
     }
     Some(space)
 }
@@ -82,29 +82,29 @@ pub fn index(call: &Call<'_>) -> Option<Factors> {
 /// `index_select(x, dim, index)`: the numbers of the index, and the other dimensions of `x`.
 pub fn index_select(call: &Call<'_>) -> Option<Factors> {
     let along = call.dim(1, call.operand(0).rank())?;
-    let mut space = others(call, along, &[0]);
+    let mut space = others(call, along, &[0])?;
     if call.operand(1).rank() == 1 {
-        let numbers = space.add(call.operand(1).shape[0], FactorKind::Parallel);
-        space.operands[1][0] = Some(numbers);
-        space.results[0][along] = Some(numbers);
+        let numbers = space.add(call.size(1, 0)?, FactorKind::Parallel);
+        space.operand(1, 0, numbers)?;
+        space.result(0, along, numbers)?;
     }
     Some(space)
 }
 
 /// `index_add(x, dim, index, source)`: the other dimensions.
 pub fn index_add(call: &Call<'_>) -> Option<Factors> {
-    Some(others(call, call.dim(1, call.operand(0).rank())?, &[0, 2]))
+    others(call, call.dim(1, call.operand(0).rank())?, &[0, 2])
 }
 
 /// The dimensions but `along` of these operands and of the result.
-fn others(call: &Call<'_>, along: usize, members: &[usize]) -> Factors {
+fn others(call: &Call<'_>, along: usize, members: &[usize]) -> Option<Factors> {
     let mut space = Factors::none(call);
     for (dim, size) in call.operand(0).shape.iter().enumerate().filter(|(dim, _)| *dim != along) {
         let factor = space.add(*size, FactorKind::Parallel);
         for member in members {
-            space.operands[*member][dim] = Some(factor);
+            space.operand(*member, dim, factor)?;
         }
-        space.results[0][dim] = Some(factor);
+        space.result(0, dim, factor)?;
     }
-    space
+    Some(space)
 }

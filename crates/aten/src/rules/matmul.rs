@@ -11,21 +11,20 @@ use crate::{
 /// The factors of `bias + a @ b` that the result has: batch dimensions, rows and columns.
 fn product(call: &Call<'_>, batch: usize) -> Option<Factors> {
     let mut space = Factors::none(call);
-    let (bias, a, b) = (call.operand(0), call.operand(1), call.operand(2));
-    let result = call.result(0);
+    let (bias, result) = (call.operand(0), call.result(0));
     for dim in 0..batch {
-        let factor = space.add(a.shape[dim], FactorKind::Parallel);
-        space.operands[1][dim] = Some(factor);
-        space.operands[2][dim] = Some(factor);
-        space.results[0][dim] = Some(factor);
+        let factor = space.add(call.size(1, dim)?, FactorKind::Parallel);
+        space.operand(1, dim, factor)?;
+        space.operand(2, dim, factor)?;
+        space.result(0, dim, factor)?;
     }
-    let rows = space.add(a.shape[batch], FactorKind::Parallel);
-    let columns = space.add(b.shape[batch + 1], FactorKind::Parallel);
-    space.operands[1][batch] = Some(rows);
-    space.results[0][batch] = Some(rows);
-    space.operands[2][batch + 1] = Some(columns);
-    space.results[0][batch + 1] = Some(columns);
-    let missing = result.rank() - bias.rank();
+    let rows = space.add(call.size(1, batch)?, FactorKind::Parallel);
+    let columns = space.add(call.size(2, batch + 1)?, FactorKind::Parallel);
+    space.operand(1, batch, rows)?;
+    space.result(0, batch, rows)?;
+    space.operand(2, batch + 1, columns)?;
+    space.result(0, batch + 1, columns)?;
+    let missing = result.rank().checked_sub(bias.rank())?;
     for dim in 0..bias.rank() {
         if bias.shape[dim] == result.shape[dim + missing] {
             space.operands[0][dim] = space.results[0][dim + missing];
@@ -36,7 +35,7 @@ fn product(call: &Call<'_>, batch: usize) -> Option<Factors> {
 
 /// `addmm(bias, a, b)` and `baddbmm(bias, a, b)`. With the inner dimension sharded the bias must be partial too, so that it is added once.
 pub fn with_bias(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
-    let batch = call.operand(1).rank() - 2;
+    let batch = call.operand(1).rank().checked_sub(2)?;
     let inner = match seed.slot {
         Slot::Operand(1) => seed.dim == batch + 1,
         Slot::Operand(2) => seed.dim == batch,
@@ -46,7 +45,7 @@ pub fn with_bias(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
         return product(call, batch)?.seeded(call, seed, ranks);
     }
     let shard = |dim: usize| Placement::Shard { dim: dim as u8, blocks: seed.blocks };
-    divides(call.operand(1).shape[batch + 1], seed.blocks, ranks).then(|| Strategy {
+    divides(call.size(1, batch + 1)?, seed.blocks, ranks).then(|| Strategy {
         operands: [Placement::Partial(Reduce::Sum), shard(batch + 1), shard(batch)].into_iter().collect(),
         results: std::iter::once(Placement::Partial(Reduce::Sum)).collect(),
         realise: Realise::Plain,
@@ -56,15 +55,15 @@ pub fn with_bias(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
 /// `convolution(input, weight, bias, ..., groups)`: batch; output channels where there is one group; all that space does must be whole.
 pub fn convolution(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
-    let batch = space.add(call.operand(0).shape[0], FactorKind::Parallel);
-    space.operands[0][0] = Some(batch);
-    space.results[0][0] = Some(batch);
+    let batch = space.add(call.size(0, 0)?, FactorKind::Parallel);
+    space.operand(0, 0, batch)?;
+    space.result(0, 0, batch)?;
     if call.int(8) == Some(1) && call.flag(6) == Some(false) {
-        let channels = space.add(call.operand(1).shape[0], FactorKind::Parallel);
-        space.operands[1][0] = Some(channels);
-        space.results[0][1] = Some(channels);
+        let channels = space.add(call.size(1, 0)?, FactorKind::Parallel);
+        space.operand(1, 0, channels)?;
+        space.result(0, 1, channels)?;
         if let Some(bias) = call.operand_of_arg(2) {
-            space.operands[bias][0] = Some(channels);
+            space.operand(bias, 0, channels)?;
         }
     }
     Some(space)
@@ -73,11 +72,11 @@ pub fn convolution(call: &Call<'_>) -> Option<Factors> {
 /// `convolution_backward(grad, input, weight, ...) -> (input, weight, bias)`: sharded by batch, the gradients of weight and bias are partial.
 pub fn convolution_backward(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
-    let batch = space.add(call.operand(0).shape[0], FactorKind::Reduce(Reduce::Sum));
-    space.operands[0][0] = Some(batch);
-    space.operands[1][0] = Some(batch);
+    let batch = space.add(call.size(0, 0)?, FactorKind::Reduce(Reduce::Sum));
+    space.operand(0, 0, batch)?;
+    space.operand(1, 0, batch)?;
     if let Some(result) = call.result_of_return(0) {
-        space.results[result][0] = Some(batch);
+        space.result(result, 0, batch)?;
     }
     Some(space)
 }
@@ -101,11 +100,17 @@ pub fn addmm_flops(call: &Call<'_>) -> Flops {
 /// The work of a convolution: two operations for each element of the result and of the window that it looks at.
 pub fn convolution_flops(call: &Call<'_>) -> Flops {
     let weight = call.operand(1);
-    Flops(2 * call.result(0).elements() * weight.elements() / weight.shape[0].max(1) as u64)
+    Flops(
+        2 * call.result(0).elements() * weight.elements()
+            / weight.shape.first().copied().unwrap_or(1).max(1) as u64,
+    )
 }
 
 /// The work of its backward: two products of the same size.
 pub fn convolution_backward_flops(call: &Call<'_>) -> Flops {
     let weight = call.operand(2);
-    Flops(4 * call.operand(0).elements() * weight.elements() / weight.shape[0].max(1) as u64)
+    Flops(
+        4 * call.operand(0).elements() * weight.elements()
+            / weight.shape.first().copied().unwrap_or(1).max(1) as u64,
+    )
 }

@@ -15,7 +15,8 @@ fn same_shape(call: &Call<'_>, dim: usize, along: Realise) -> Option<Factors> {
         } else {
             space.add(*size, FactorKind::Parallel)
         };
-        space.operands.iter_mut().chain(&mut space.results).for_each(|map| map[dim] = Some(factor));
+        (0..call.operands.len()).try_for_each(|operand| space.operand(operand, dim, factor))?;
+        space.all_results(dim, factor)?;
     }
     Some(space)
 }
@@ -46,8 +47,8 @@ pub fn safe_softmax(call: &Call<'_>) -> Option<Factors> {
     let along = call.dim(1, call.operand(0).rank())?;
     for (dim, size) in call.operand(0).shape.iter().enumerate().filter(|(dim, _)| *dim != along) {
         let factor = space.add(*size, FactorKind::Parallel);
-        space.operands[0][dim] = Some(factor);
-        space.results[0][dim] = Some(factor);
+        space.operand(0, dim, factor)?;
+        space.result(0, dim, factor)?;
     }
     Some(space)
 }
@@ -55,61 +56,61 @@ pub fn safe_softmax(call: &Call<'_>) -> Option<Factors> {
 /// Norms over the trailing dimensions (`native_layer_norm(x, shape, weight, bias, eps)`): the leading dimensions.
 pub fn layer_norm(call: &Call<'_>) -> Option<Factors> {
     let normalised = call.ints(1)?.len();
-    Some(leading(call, call.operand(0).rank() - normalised))
+    leading(call, call.operand(0).rank().checked_sub(normalised)?)
 }
 
 /// `native_layer_norm_backward(grad, x, shape, mean, rstd, weight, bias, mask)`: gradients of weight and bias are partial.
 pub fn layer_norm_backward(call: &Call<'_>) -> Option<Factors> {
-    let leading_dims = call.operand(0).rank() - call.ints(2)?.len();
+    let leading_dims = call.operand(0).rank().checked_sub(call.ints(2)?.len())?;
     let statistics = |arg| call.operand_of_arg(arg);
     let mut members = vec![0, 1];
     members.extend(statistics(3));
     members.extend(statistics(4));
-    Some(gradients(call, leading_dims, &members))
+    gradients(call, leading_dims, &members)
 }
 
 /// `_fused_rms_norm_backward(grad, x, shape, rstd, weight, mask)`.
 pub fn rms_norm_backward(call: &Call<'_>) -> Option<Factors> {
     let mut members = vec![0, 1];
     members.extend(call.operand_of_arg(3));
-    Some(gradients(call, call.operand(0).rank() - call.ints(2)?.len(), &members))
+    gradients(call, call.operand(0).rank().checked_sub(call.ints(2)?.len())?, &members)
 }
 
 /// `native_group_norm(x, weight, bias, N, C, HxW, group, eps)`: the batch.
 pub fn group_norm(call: &Call<'_>) -> Option<Factors> {
-    Some(leading(call, 1))
+    leading(call, 1)
 }
 
 /// `native_group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, mask)`: gradients of weight and bias are partial.
 pub fn group_norm_backward(call: &Call<'_>) -> Option<Factors> {
-    Some(gradients(call, 1, &[0, 1, 2, 3]))
+    gradients(call, 1, &[0, 1, 2, 3])
 }
 
 /// The first `count` dimensions of the first operand and of every result are factors.
-fn leading(call: &Call<'_>, count: usize) -> Factors {
+fn leading(call: &Call<'_>, count: usize) -> Option<Factors> {
     let mut space = Factors::none(call);
     for dim in 0..count {
-        let factor = space.add(call.operand(0).shape[dim], FactorKind::Parallel);
-        space.operands[0][dim] = Some(factor);
-        space.results.iter_mut().for_each(|map| map[dim] = Some(factor));
+        let factor = space.add(call.size(0, dim)?, FactorKind::Parallel);
+        space.operand(0, dim, factor)?;
+        space.all_results(dim, factor)?;
     }
-    space
+    Some(space)
 }
 
 /// The same for a backward: the first result has the factors, the gradients of parameters are partial sums over them.
-fn gradients(call: &Call<'_>, count: usize, members: &[usize]) -> Factors {
+fn gradients(call: &Call<'_>, count: usize, members: &[usize]) -> Option<Factors> {
     let mut space = Factors::none(call);
     let input = call.result_of_return(0);
     for dim in 0..count {
-        let factor = space.add(call.operand(0).shape[dim], FactorKind::Reduce(Reduce::Sum));
+        let factor = space.add(call.size(0, dim)?, FactorKind::Reduce(Reduce::Sum));
         for operand in members {
-            space.operands[*operand][dim] = Some(factor);
+            space.operand(*operand, dim, factor)?;
         }
         if let Some(input) = input {
-            space.results[input][dim] = Some(factor);
+            space.result(input, dim, factor)?;
         }
     }
-    space
+    Some(space)
 }
 
 /// `nll_loss_forward(x, target, weight, reduction, ignore)` with the reduction "sum" (a mean is taken apart before): tokens leave partial
@@ -119,12 +120,12 @@ pub fn nll_loss(call: &Call<'_>) -> Option<Factors> {
         return None;
     }
     let mut space = Factors::none(call);
-    let tokens = space.add(call.operand(0).shape[0], FactorKind::Reduce(Reduce::Sum));
-    space.operands[0][0] = Some(tokens);
-    space.operands[1][0] = Some(tokens);
-    let size = call.operand(0).shape[1];
+    let tokens = space.add(call.size(0, 0)?, FactorKind::Reduce(Reduce::Sum));
+    space.operand(0, 0, tokens)?;
+    space.operand(1, 0, tokens)?;
+    let size = call.size(0, 1)?;
     let classes = space.add_special(size, FactorKind::Reduce(Reduce::Sum), Realise::NllPick);
-    space.operands[0][1] = Some(classes);
+    space.operand(0, 1, classes)?;
     Some(space)
 }
 
@@ -134,13 +135,13 @@ pub fn nll_loss_backward(call: &Call<'_>) -> Option<Factors> {
         return None;
     }
     let mut space = Factors::none(call);
-    let tokens = space.add(call.operand(1).shape[0], FactorKind::Parallel);
-    space.operands[1][0] = Some(tokens);
-    space.operands[2][0] = Some(tokens);
-    space.results[0][0] = Some(tokens);
-    let classes = space.add_special(call.operand(1).shape[1], FactorKind::Parallel, Realise::NllPickBackward);
-    space.operands[1][1] = Some(classes);
-    space.results[0][1] = Some(classes);
+    let tokens = space.add(call.size(1, 0)?, FactorKind::Parallel);
+    space.operand(1, 0, tokens)?;
+    space.operand(2, 0, tokens)?;
+    space.result(0, 0, tokens)?;
+    let classes = space.add_special(call.size(1, 1)?, FactorKind::Parallel, Realise::NllPickBackward);
+    space.operand(1, 1, classes)?;
+    space.result(0, 1, classes)?;
     Some(space)
 }
 

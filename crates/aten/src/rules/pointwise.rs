@@ -35,7 +35,7 @@ pub fn filled(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
     for (dim, size) in call.result(0).shape.iter().enumerate() {
         let factor = space.add(*size, FactorKind::Parallel);
-        space.results[0][dim] = Some(factor);
+        space.result(0, dim, factor)?;
     }
     Some(space)
 }

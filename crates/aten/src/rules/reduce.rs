@@ -10,7 +10,7 @@ fn over(
     dims: usize,
     keep: usize,
     reduced: impl Fn(&mut Factors, i64) -> Option<usize>,
-) -> Factors {
+) -> Option<Factors> {
     let operand = call.operand(0);
     let gone = call.dims(dims, operand.rank());
     let keep = call.flag(keep).unwrap_or(false);
@@ -22,34 +22,32 @@ fn over(
             position += usize::from(keep);
         } else {
             let factor = space.add(*size, FactorKind::Parallel);
-            space.operands[0][dim] = Some(factor);
-            space.results.iter_mut().for_each(|map| map[position] = Some(factor));
+            space.operand(0, dim, factor)?;
+            space.all_results(position, factor)?;
             position += 1;
         }
     }
-    space
+    Some(space)
 }
 
 /// `sum(x, dims, keepdim)`: a reduced dimension that is sharded leaves a partial sum.
 pub fn sum(call: &Call<'_>) -> Option<Factors> {
-    Some(over(call, 1, 2, |space, size| Some(space.add(size, FactorKind::Reduce(Reduce::Sum)))))
+    over(call, 1, 2, |space, size| Some(space.add(size, FactorKind::Reduce(Reduce::Sum))))
 }
 
 /// `sum(x)`.
 pub fn sum_all(call: &Call<'_>) -> Option<Factors> {
-    Some(over(call, usize::MAX, usize::MAX, |space, size| {
-        Some(space.add(size, FactorKind::Reduce(Reduce::Sum)))
-    }))
+    over(call, usize::MAX, usize::MAX, |space, size| Some(space.add(size, FactorKind::Reduce(Reduce::Sum))))
 }
 
 /// `mean(x, dims, keepdim)`: the mean of a part is a share of the mean.
 pub fn mean(call: &Call<'_>) -> Option<Factors> {
-    Some(over(call, 1, 2, share))
+    over(call, 1, 2, share)
 }
 
 /// `mean(x)`.
 pub fn mean_all(call: &Call<'_>) -> Option<Factors> {
-    Some(over(call, usize::MAX, usize::MAX, share))
+    over(call, usize::MAX, usize::MAX, share)
 }
 
 fn share(space: &mut Factors, size: i64) -> Option<usize> {
@@ -58,23 +56,23 @@ fn share(space: &mut Factors, size: i64) -> Option<usize> {
 
 /// Reductions whose parts cannot be put together afterwards (`amax`, `var`, `any`): only the other dimensions.
 pub fn others_only(call: &Call<'_>) -> Option<Factors> {
-    Some(over(call, 1, 2, |_, _| None))
+    over(call, 1, 2, |_, _| None)
 }
 
 /// `var(x, dims, correction, keepdim)`: the other dimensions.
 pub fn spread(call: &Call<'_>) -> Option<Factors> {
-    Some(over(call, 1, 3, |_, _| None))
+    over(call, 1, 3, |_, _| None)
 }
 
 /// `argmax(x, dim, keepdim)`: without a dimension everything is reduced, and must be whole.
 pub fn argmax(call: &Call<'_>) -> Option<Factors> {
-    Some(over(call, 1, 2, |_, _| None))
+    over(call, 1, 2, |_, _| None)
 }
 
 /// `linalg_vector_norm(x, 2, dims, keepdim)`: the norm of a part is a part of the norm. Other orders: the other dimensions only.
 pub fn vector_norm(call: &Call<'_>) -> Option<Factors> {
     let two = call.number(1).is_some_and(|order| (order - 2.0).abs() < f64::EPSILON);
-    Some(over(call, 2, 3, |space, size| two.then(|| space.add(size, FactorKind::Reduce(Reduce::Norm)))))
+    over(call, 2, 3, |space, size| two.then(|| space.add(size, FactorKind::Reduce(Reduce::Norm))))
 }
 
 /// Losses that are a sum or a mean over all elements (`mse_loss(x, y, reduction)`): every dimension is a factor.
@@ -104,15 +102,15 @@ fn elementwise_loss(call: &Call<'_>, reduction: usize, rank: usize) -> Option<Fa
     let mut space = Factors::none(call);
     let reduction = call.int(reduction)?;
     for dim in 0..rank {
-        let size = call.operand(0).shape[dim];
+        let size = call.size(0, dim)?;
         let factor = match reduction {
             UNREDUCED => space.add(size, FactorKind::Parallel),
             MEAN => space.add_special(size, FactorKind::Reduce(Reduce::Sum), Realise::Averaged),
             _ => space.add(size, FactorKind::Reduce(Reduce::Sum)),
         };
-        space.operands.iter_mut().for_each(|map| map[dim] = Some(factor));
+        (0..call.operands.len()).try_for_each(|operand| space.operand(operand, dim, factor))?;
         if reduction == UNREDUCED {
-            space.results[0][dim] = Some(factor);
+            space.result(0, dim, factor)?;
         }
     }
     Some(space)

@@ -36,7 +36,12 @@ fn same_pieces(from: &TensorType, dim: usize, blocks: u32, to: &TensorType, rank
     let pieces = i64::from(blocks) * from.shape[..dim].iter().product::<i64>();
     let mut before = 1;
     for (dim, size) in to.shape.iter().enumerate() {
-        if *size > 1 && pieces % before == 0 && *size % (pieces / before) == 0 {
+        if *size > 1
+            && before > 0
+            && pieces % before == 0
+            && pieces > 0
+            && *size % (pieces / before).max(1) == 0
+        {
             let blocks = u32::try_from(pieces / before).ok()?;
             if divides(*size, blocks, ranks) {
                 return Some(Placement::Shard { dim: dim as u8, blocks });
@@ -51,14 +56,15 @@ fn same_pieces(from: &TensorType, dim: usize, blocks: u32, to: &TensorType, rank
 }
 
 /// One result dimension for each operand dimension, in the order that `order` gives: `order[result dimension] = operand dimension`.
-fn reordered(call: &Call<'_>, order: impl Iterator<Item = Option<usize>>) -> Factors {
+fn reordered(call: &Call<'_>, order: impl Iterator<Item = Option<usize>>) -> Option<Factors> {
     let mut space = Factors::none(call);
     for (dim, size) in call.operand(0).shape.iter().enumerate() {
         let factor = space.add(*size, FactorKind::Parallel);
-        space.operands[0][dim] = Some(factor);
+        space.operand(0, dim, factor)?;
     }
+    let rank = call.operand(0).rank();
     for (result_dim, operand_dim) in order.enumerate() {
-        space.results[0][result_dim] = operand_dim;
+        *space.results.first_mut()?.get_mut(result_dim)? = operand_dim.filter(|dim| *dim < rank);
     }
     // A dimension that the result does not have must be whole.
     for (dim, slot) in space.operands[0].iter_mut().enumerate() {
@@ -66,13 +72,13 @@ fn reordered(call: &Call<'_>, order: impl Iterator<Item = Option<usize>>) -> Fac
             *slot = None;
         }
     }
-    space
+    Some(space)
 }
 
 /// `t`.
 pub fn t(call: &Call<'_>) -> Option<Factors> {
     let rank = call.operand(0).rank();
-    Some(reordered(call, (0..rank).rev().map(Some)))
+    reordered(call, (0..rank).rev().map(Some))
 }
 
 /// `transpose(x, a, b)`.
@@ -91,20 +97,20 @@ pub fn transpose(call: &Call<'_>) -> Option<Factors> {
             dim
         }
     };
-    Some(reordered(call, (0..rank).map(move |dim| Some(swapped(dim)))))
+    reordered(call, (0..rank).map(move |dim| Some(swapped(dim))))
 }
 
 /// `permute(x, dims)`.
 pub fn permute(call: &Call<'_>) -> Option<Factors> {
     let dims = call.dims(1, call.operand(0).rank());
-    Some(reordered(call, dims.into_iter().map(Some)))
+    reordered(call, dims.into_iter().map(Some))
 }
 
 /// `unsqueeze(x, dim)`.
 pub fn unsqueeze(call: &Call<'_>) -> Option<Factors> {
     let new = call.dim(1, call.result(0).rank())?;
     let old = move |dim: usize| if dim < new { Some(dim) } else { dim.checked_sub(1).filter(|_| dim != new) };
-    Some(reordered(call, (0..call.result(0).rank()).map(old)))
+    reordered(call, (0..call.result(0).rank()).map(old))
 }
 
 /// `squeeze(x, dim)` and `squeeze(x, dims)`: dimensions that are named but not of size 1 stay, and must be whole, lest a part of size 1 go.
@@ -113,19 +119,19 @@ pub fn squeeze(call: &Call<'_>) -> Option<Factors> {
     let named = call.named_dims(1, operand.rank());
     let stays = |dim: &usize| !(named.contains(dim) && operand.shape[*dim] == 1);
     let order = (0..operand.rank()).filter(stays).map(|dim| (!named.contains(&dim)).then_some(dim));
-    Some(reordered(call, order.collect::<Vec<_>>().into_iter()))
+    reordered(call, order.collect::<Vec<_>>().into_iter())
 }
 
 /// `expand(x, sizes)`: a dimension that is repeated must be whole on both sides; others are factors.
 pub fn expand(call: &Call<'_>) -> Option<Factors> {
     let (operand, result) = (call.operand(0), call.result(0));
-    let new = result.rank() - operand.rank();
+    let new = result.rank().checked_sub(operand.rank())?;
     let mut space = Factors::none(call);
     for (dim, size) in result.shape.iter().enumerate() {
         let factor = space.add(*size, FactorKind::Parallel);
-        space.results[0][dim] = Some(factor);
+        space.result(0, dim, factor)?;
         if dim >= new && operand.shape[dim - new] == *size {
-            space.operands[0][dim - new] = Some(factor);
+            space.operand(0, dim - new, factor)?;
         }
     }
     Some(space)
@@ -134,7 +140,7 @@ pub fn expand(call: &Call<'_>) -> Option<Factors> {
 /// `select(x, dim, index)`.
 pub fn select(call: &Call<'_>) -> Option<Factors> {
     let gone = call.dim(1, call.operand(0).rank())?;
-    Some(reordered(call, (0..call.operand(0).rank()).filter(move |dim| *dim != gone).map(Some)))
+    reordered(call, (0..call.operand(0).rank()).filter(move |dim| *dim != gone).map(Some))
 }
 
 /// Operations that work along some dimensions only, and keep all: the others are factors.
@@ -161,7 +167,7 @@ pub fn roll(call: &Call<'_>) -> Option<Factors> {
 pub fn select_backward(call: &Call<'_>) -> Option<Factors> {
     let new = call.dim(2, call.result(0).rank())?;
     let old = move |dim: usize| if dim < new { Some(dim) } else { dim.checked_sub(1).filter(|_| dim != new) };
-    Some(reordered(call, (0..call.result(0).rank()).map(old)))
+    reordered(call, (0..call.result(0).rank()).map(old))
 }
 
 /// `constant_pad_nd(x, pad, value)`: dimensions that are not padded.
