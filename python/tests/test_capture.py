@@ -146,8 +146,10 @@ def test_every_node_keeps_the_users_line_and_module_and_its_part_of_the_step():
     assert line("aten::_fused_adamw.tensor_lr") == "optimizer.step()"
     assert graph["modules"][by_op["aten::_native_batch_norm_legit_functional"]["module"]] == "norm"
     assert graph["modules"][by_op["aten::native_batch_norm_backward"]["module"]] == "norm"
-    phases = [by_op[op]["phase"] for op in ("aten::embedding", "aten::gelu_backward", "aten::stack")]
-    assert phases == ["forward", "backward", "optimizer"]
+    kinds = [
+        graph["parts"][by_op[op]["part"]]["kind"] for op in ("aten::embedding", "aten::gelu_backward", "aten::stack")
+    ]
+    assert kinds == ["forward", "backward", "update"]
 
 
 def test_a_parameter_that_is_a_single_number_is_like_any_other():
@@ -397,3 +399,51 @@ def test_a_model_that_is_distributed_already_is_refused_by_name(how):
     assert caught.value.code == "U0127"
     who = "the model" if how == "wrapped" else "`1` of the model"
     assert caught.value.message.startswith(f"{who} is a DataParallel")
+
+
+def kinds_of_parts(train_step, **arguments):
+    graph = unisono.capture(train_step, **arguments).decoded()
+    assert [graph["nodes"][node]["part"] for node in graph["order"]] == sorted(
+        graph["nodes"][node]["part"] for node in graph["order"]
+    )
+    return [part["kind"] for part in graph["parts"]]
+
+
+def test_a_step_has_as_many_parts_as_it_has_passes_and_updates():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    first, second = torch.optim.SGD(generator.parameters(), lr=0.1), torch.optim.SGD(critic.parameters(), lr=0.1)
+
+    def accumulated(x):
+        for half in x.chunk(2):
+            model(half).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def in_turn(x):
+        second.zero_grad()
+        critic(generator(x).detach()).mean().backward()
+        second.step()
+        first.zero_grad()
+        critic(generator(x)).mean().neg().backward()
+        first.step()
+
+    def by_hand(x):
+        for parameter in model.parameters():
+            parameter.grad = None
+        model(x).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+                parameter.grad = None
+
+    x = torch.randn(8, 4)
+    passes = ["forward", "backward"]
+    found = kinds_of_parts(accumulated, model=model, optimizer=optimizer, example=(x,))
+    assert found == [*passes, *passes, "update"]
+    both = nn.ModuleDict({"generator": generator, "critic": critic})
+    found = kinds_of_parts(in_turn, model=both, optimizer=[first, second], example=(x,))
+    assert found == [*passes, "update", *passes, "update"]
+    assert kinds_of_parts(by_hand, model=model, example=(x,)) == [*passes, "update"]

@@ -127,7 +127,7 @@ def test_planned_ranks_give_the_same_bits_with_fewer_collectives(family, direct)
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
     plan = _native.plan_graph(graph.message, CLUSTER, msgpack.packb({"axis": "a", "ranks": 2, "pins": pins}))
     before = [_native.rank_graph(graph.message, plan, rank) for rank in range(2)]
-    settings = msgpack.packb({"regather_from": 0, "direct": direct})
+    settings = msgpack.packb({"direct": direct})
     after = [_native.run_passes(message, settings)[0] for message in before]
     assert collectives(after[0]) < collectives(before[0]) / 2
     decoded = [[msgpack.unpackb(message)["graph"] for message in messages] for messages in (before, after)]

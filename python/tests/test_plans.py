@@ -98,7 +98,10 @@ def collectives(graph, text):
         if name.startswith("_c10d_functional::") and "wait" not in name:
             value = rank["values"][node["args"][0]["value"]]
             if len([size for size in value["type"]["shape"] if size > 1]) > 1:
-                found[name.partition("::")[2].removesuffix("_tensor").removesuffix("_into"), node["phase"]] += 1
+                found[
+                    name.partition("::")[2].removesuffix("_tensor").removesuffix("_into"),
+                    rank["parts"][node["part"]]["kind"],
+                ] += 1
     return found
 
 
@@ -107,11 +110,11 @@ def test_for_a_large_batch_the_batch_is_cut_and_only_gradients_and_parameters_tr
     text, _ = planned(graph, flops="1e11")
     found = collectives(graph, text)
     assert {key for key in found if key[0] != "all_gather"} <= {
-        ("reduce_scatter", "optimizer"),
-        ("all_reduce", "optimizer"),
+        ("reduce_scatter", "update"),
+        ("all_reduce", "update"),
     }
-    assert {phase for name, phase in found if name == "all_gather"} <= {"forward", "optimizer"}
-    assert found["reduce_scatter", "optimizer"] + found["all_reduce", "optimizer"] >= 4 * LAYERS + 2
+    assert {kind for name, kind in found if name == "all_gather"} <= {"forward", "update"}
+    assert found["reduce_scatter", "update"] + found["all_reduce", "update"] >= 4 * LAYERS + 2
 
 
 @pytest.mark.parametrize("layers", [2, 6])
@@ -124,7 +127,7 @@ def test_a_gradient_that_its_norm_and_its_parameter_need_travels_once(graphs, la
         )
         settings = {"axis": "a", "ranks": 2, "pins": {"batch.*": {"a": "shard(0)"}} | whole, "memory_limit": None}
         found = collectives(graph, _native.plan_graph(graph.message, cluster, msgpack.packb(settings)))
-        reductions = found["reduce_scatter", "optimizer"] + found["all_reduce", "optimizer"]
+        reductions = found["reduce_scatter", "update"] + found["all_reduce", "update"]
         assert reductions == 4 * layers + 3, (latency_ns, found)
 
 
@@ -132,12 +135,12 @@ def test_at_batch_one_tensors_are_cut_with_two_pairs_of_collectives_per_layer_an
     graph = graphs(1)
     text, plan = planned(graph, flops="1e9")
     found = collectives(graph, text)
-    for phase in ("forward", "backward"):
-        reductions = found["all_reduce", phase] + found["reduce_scatter", phase]
+    for kind in ("forward", "backward"):
+        reductions = found["all_reduce", kind] + found["reduce_scatter", kind]
         # two per layer, and one for the embedding or the head
         assert 2 * LAYERS <= reductions <= 2 * LAYERS + 1, found
-        assert found["all_gather", phase] <= 2 * LAYERS + 2, found
-        assert found["all_to_all", phase] == 0, found
+        assert found["all_gather", kind] <= 2 * LAYERS + 2, found
+        assert found["all_to_all", kind] == 0, found
     # attention by heads (inside the fused projection), the MLP by its inner dimension, the vocabulary for the loss
     placements = plan["inputs"]
     assert placements["params.blocks.0.qkv.weight"] == "shard(0, 3)"
@@ -161,7 +164,7 @@ def test_when_memory_has_a_price_state_is_cut_and_parameters_are_gathered(graphs
     layers = 6
     found, plan = limited(graphs(32, time=16, width=128, layers=layers), 0.45)
     assert found["all_gather", "forward"] >= 4 * layers
-    assert found["reduce_scatter", "optimizer"] >= 4 * layers
+    assert found["reduce_scatter", "update"] >= 4 * layers
     assert plan["inputs"]["params.blocks.0.up.weight"].startswith("shard(")
     assert plan["inputs"]["optimizer.blocks.0.up.weight.exp_avg"].startswith("shard(")
 
@@ -171,7 +174,7 @@ def test_when_memory_is_dear_parameters_are_gathered_again_for_backward_in_small
     found, plan = limited(graphs(32, time=16, width=128, layers=layers), 0.3)
     assert found["all_gather", "forward"] >= 4 * layers
     assert found["all_gather", "backward"] >= layers
-    assert found["reduce_scatter", "optimizer"] >= 4 * layers
+    assert found["reduce_scatter", "update"] >= 4 * layers
     assert plan["passes"]["bucket_limit"] < 25 << 20
 
 

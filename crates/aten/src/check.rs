@@ -129,7 +129,7 @@ mod tests {
 
     fn fault(text: &str) -> String {
         let graph =
-            Graph::from_text("test", &format!("unisono graph 1\n\n{text}\nplace p0 \"train.py\":12:5\n"));
+            Graph::from_text("test", &format!("unisono graph 2\n\n{text}\nplace p0 \"train.py\":12:5\n"));
         check(&graph.unwrap()).map_or_else(|fault| fault.to_string(), |()| String::new())
     }
 

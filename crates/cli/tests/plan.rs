@@ -7,7 +7,7 @@ use std::{
 };
 
 /// One matrix product with its weight's update.
-const GRAPH: &str = r#"unisono graph 1
+const GRAPH: &str = r#"unisono graph 2
 
 op aten::mm(Tensor self, Tensor mat2) -> Tensor
 op aten::t(Tensor(a) self) -> Tensor(a)
@@ -17,9 +17,11 @@ input v0: f32[64, 64] = parameter "params.w"
 input v1: f32[1024, 64] = batch "batch.x"
 
 v2: f32[1024, 64] = aten::mm(v1, v0) @p0
-v3: f32[64, 1024]{1, 64} = aten::t(v1) @p0 b
-v4: f32[64, 64] = aten::mm(v3, v2) @p0 b
-v5: f32[64, 64] = aten::sub.Tensor(v0, v4, 0.1) @p1 o
+part backward
+v3: f32[64, 1024]{1, 64} = aten::t(v1) @p0
+v4: f32[64, 64] = aten::mm(v3, v2) @p0
+part update
+v5: f32[64, 64] = aten::sub.Tensor(v0, v4, 0.1) @p1
 
 update "params.w" = v5
 
@@ -134,7 +136,7 @@ fn what_cannot_be_is_a_diagnostic_with_its_place() {
     let with = "--ranks 2 --cluster cluster.toml";
     for (line, code, part) in [
         (format!("plan nowhere.txt {with}"), "U0010", "at nowhere.txt"),
-        (format!("plan bad.txt {with}"), "U0011", "at bad.txt:13"),
+        (format!("plan bad.txt {with}"), "U0011", "at bad.txt:15"),
         (format!("plan step.txt {with} --pins bad.toml"), "U0202", "at bad.toml:1"),
         (format!("plan step.txt {with} --pins axis.toml"), "U0202", "did you mean `ranks`?"),
         (format!("plan step.txt {with} --memory-limit 7"), "U0204", "the smallest plan found needs"),

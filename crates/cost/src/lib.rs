@@ -5,5 +5,5 @@ mod time;
 
 pub use memory::{Peak, peak};
 pub use time::{
-    Company, GraphTime, collective, collective_time, direct_limit, graph_time, operation_time, reshard_time,
+    Company, GraphTime, collective_time, direct_limit, graph_time, operation_time, reshard_time, step,
 };

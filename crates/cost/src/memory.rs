@@ -53,8 +53,8 @@ fn roots(graph: &Graph) -> SecondaryMap<ValueId, Option<ValueId>> {
     }
     for node in &graph.order {
         let name = graph.op_name(*node);
-        let is_view = aten::row(name).is_some_and(|row| matches!(row.work, aten::Work::View))
-            || name.ends_with("wait_tensor");
+        let is_view =
+            aten::row(name).is_some_and(|row| matches!(row.work, aten::Work::View)) || ir::is_wait(name);
         let first = graph.nodes[*node].args.first().and_then(|arg| match arg {
             Arg::Value(value) => roots[*value],
             _ => None,

@@ -3,19 +3,19 @@
 use aten::{Call, Realise, Strategy, Work};
 use base::Bytes;
 use cluster::{Cluster, Link};
-use ir::{Graph, Placement, TensorType};
-use shard::{Collective, CollectiveKind, Reshard, local_shape, reshard_steps};
+use ir::{CollectiveKind, Graph, NodeId, Placement, TensorType};
+use shard::{Reshard, Step, local_shape, reshard_steps};
 
 const PICOS: f64 = 1e12;
 
 /// The time of one collective among `ranks`, as the library does it.
-pub fn collective_time(cluster: &Cluster, collective: Collective, ranks: u32) -> i64 {
+pub fn collective_time(cluster: &Cluster, collective: Step, ranks: u32) -> i64 {
     let share = f64::from(ranks - 1) / f64::from(ranks);
     let bytes = collective.bytes.0 as f64;
     let links = &cluster.links;
     let (link, sent) = match collective.kind {
         CollectiveKind::AllReduce => (links.all_reduce, 2.0 * bytes * share),
-        CollectiveKind::AllGather => (links.all_gather, bytes * share),
+        CollectiveKind::AllGather | CollectiveKind::Broadcast => (links.all_gather, bytes * share),
         CollectiveKind::ReduceScatter => (links.reduce_scatter, bytes * share),
         CollectiveKind::AllToAll => (links.all_to_all, bytes * share),
     };
@@ -28,7 +28,7 @@ fn on_link(link: Link, bytes: f64) -> i64 {
 
 /// The time of one collective among `ranks` if each sends to each in one round, with the copies and sums around it; `None` for what is an
 /// exchange already.
-fn direct_time(cluster: &Cluster, collective: Collective, ranks: u32) -> Option<i64> {
+fn direct_time(cluster: &Cluster, collective: Step, ranks: u32) -> Option<i64> {
     let whole = collective.bytes.0;
     let part = whole / u64::from(ranks);
     let (sent, local) = match collective.kind {
@@ -38,16 +38,16 @@ fn direct_time(cluster: &Cluster, collective: Collective, ranks: u32) -> Option<
         }
         CollectiveKind::AllGather => (whole, traffic(cluster, 2 * whole)),
         CollectiveKind::ReduceScatter => (whole, traffic(cluster, whole + part)),
-        CollectiveKind::AllToAll => return None,
+        CollectiveKind::AllToAll | CollectiveKind::Broadcast => return None,
     };
-    let exchange = Collective { kind: CollectiveKind::AllToAll, bytes: Bytes(sent) };
+    let exchange = Step { kind: CollectiveKind::AllToAll, bytes: Bytes(sent) };
     Some(collective_time(cluster, exchange, ranks) + local)
 }
 
 /// The least time of one collective among `ranks`, as `share` counts it from the time of the collective and that of an empty one. Direct
 /// collectives count where an empty one is no slower: sizes from which on they would be faster are not told apart.
-fn least_time(cluster: &Cluster, collective: Collective, ranks: u32, share: impl Fn(i64, i64) -> i64) -> i64 {
-    let empty = Collective { bytes: Bytes(0), ..collective };
+fn least_time(cluster: &Cluster, collective: Step, ranks: u32, share: impl Fn(i64, i64) -> i64) -> i64 {
+    let empty = Step { bytes: Bytes(0), ..collective };
     let latency = collective_time(cluster, empty, ranks);
     let usual = share(collective_time(cluster, collective, ranks), latency);
     let direct = direct_time(cluster, collective, ranks).zip(direct_time(cluster, empty, ranks));
@@ -63,7 +63,7 @@ const ANY_SIZE: Bytes = Bytes(1 << 40);
 /// Up to how many bytes a collective of a kind is faster in one round from each to each; 0 where it never is.
 pub fn direct_limit(cluster: &Cluster, kind: CollectiveKind, ranks: u32) -> Bytes {
     let lost = |bytes| {
-        let collective = Collective { kind, bytes };
+        let collective = Step { kind, bytes };
         Some(direct_time(cluster, collective, ranks)? - collective_time(cluster, collective, ranks))
     };
     match (lost(Bytes(0)), lost(ANY_SIZE)) {
@@ -101,7 +101,7 @@ pub fn reshard_time(
         Company::Alone => alone,
         Company::Bucketed => alone - latency + latency / BUCKET,
     };
-    let time = |step: &Collective| least_time(cluster, *step, ranks, share);
+    let time = |step: &Step| least_time(cluster, *step, ranks, share);
     let collectives: i64 = steps.iter().map(time).sum();
     let copies = match (reshard.from, reshard.to) {
         (from, to) if from == to => 0,
@@ -169,7 +169,7 @@ fn inner_collectives(cluster: &Cluster, call: &Call<'_>, strategy: &Strategy, ra
     let result = call.result(0);
     let bytes = Bytes(result.bytes().0 / result.shape[usize::from(*dim)].max(1) as u64);
     let passes = traffic(cluster, 2 * bytes_of_part(result, ranks));
-    let reduction = Collective { kind: CollectiveKind::AllReduce, bytes };
+    let reduction = Step { kind: CollectiveKind::AllReduce, bytes };
     let time = least_time(cluster, reduction, ranks, |alone, _| alone);
     count * (time + passes)
 }
@@ -195,11 +195,11 @@ pub struct GraphTime {
 pub fn graph_time(cluster: &Cluster, graph: &Graph, ranks: u32) -> GraphTime {
     let mut time = GraphTime::default();
     for node in &graph.order {
-        let call = Call::new(graph, *node);
-        if let Some(collective) = collective(&call, ranks) {
+        if let Some(collective) = step(graph, *node) {
             time.communication += collective_time(cluster, collective, ranks);
             time.collectives += 1;
-        } else if !call.name().starts_with("_c10d_functional::wait") {
+        } else if !graph.is_wait(*node) {
+            let call = Call::new(graph, *node);
             time.compute += operation_time(cluster, &call, &aten::replicated(&call), 1);
             time.operations += 1;
         }
@@ -207,16 +207,7 @@ pub fn graph_time(cluster: &Cluster, graph: &Graph, ranks: u32) -> GraphTime {
     time
 }
 
-/// The collective that a node of a rank's graph starts among `ranks`, if it does.
-pub fn collective(call: &Call<'_>, ranks: u32) -> Option<Collective> {
-    let name = call.name().strip_prefix("_c10d_functional::")?;
-    let operand: u64 = (0..call.operands.len()).map(|i| call.operand(i).bytes().0).sum();
-    let (kind, bytes) = match name {
-        _ if name.starts_with("all_reduce") => (CollectiveKind::AllReduce, operand),
-        _ if name.starts_with("all_gather") => (CollectiveKind::AllGather, operand * u64::from(ranks)),
-        _ if name.starts_with("reduce_scatter") => (CollectiveKind::ReduceScatter, operand),
-        _ if name.starts_with("all_to_all") => (CollectiveKind::AllToAll, operand),
-        _ => return None,
-    };
-    Some(Collective { kind, bytes: Bytes(bytes) })
+/// The collective that a node of a rank's graph starts, as changes of placement count it.
+pub fn step(graph: &Graph, node: NodeId) -> Option<Step> {
+    graph.collective(node).map(|it| Step { kind: it.kind, bytes: it.bytes })
 }

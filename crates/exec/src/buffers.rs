@@ -129,7 +129,7 @@ impl<'a> Pool<'a> {
 /// Whether an operation might keep, or return, the memory of an argument without its schema saying so. PyTorch's own do not,
 /// but for those that `role` knows.
 fn may_hold(schema: &Schema) -> bool {
-    !schema.name.starts_with("aten::") && !schema.name.starts_with("_c10d_functional::")
+    !schema.name.starts_with("aten::") && !ir::is_communication(&schema.name)
 }
 
 /// Whether `out` takes what `plain` takes and then the tensor to write into.

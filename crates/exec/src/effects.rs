@@ -21,10 +21,10 @@ pub enum Role {
 /// The role of an operation.
 pub fn role(schema: &Schema) -> Role {
     let name = schema.name.as_str();
-    if name == "_c10d_functional::wait_tensor" {
+    if ir::is_wait(name) {
         return Role::Wait;
     }
-    if name.starts_with("_c10d_functional") {
+    if ir::CollectiveKind::of_operator(name).is_some() {
         return Role::Collective;
     }
     match aten::row(&schema.full_name()).map(|row| row.memory) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{Code, Diagnostic, Result};
-use ir::{DeviceKind, Graph, Node, Phase, Return, TensorType, ValueId};
+use ir::{DeviceKind, Graph, Node, PartKind, Return, TensorType, ValueId};
 use torch_sys::{Arg, Device, Dtype, Layout, MemoryFormat, Output, Slot};
 
 use crate::{OpCall, ProgramSpec, Shape, Update};
@@ -18,7 +18,8 @@ pub fn spec_of(graph: &Graph, groups: &Groups) -> Result<ProgramSpec> {
     let slots = |inputs: Vec<&ir::Input>| inputs.into_iter().map(|input| slot(input.value)).collect();
     let calls = graph.order.iter().map(|id| {
         let node = &graph.nodes[*id];
-        call(node, groups).map_err(|diagnostic| match graph.place(*id) {
+        let writes_state = graph.part_kind(*id) == PartKind::Update;
+        call(node, writes_state, groups).map_err(|diagnostic| match graph.place(*id) {
             Some(place) => diagnostic.at(place.clone()),
             None => diagnostic,
         })
@@ -50,7 +51,7 @@ fn shape(ty: &TensorType) -> Option<Shape> {
     Some(Shape { dtype, sizes: ty.shape.to_vec(), strides: Some(ty.strides.to_vec()) })
 }
 
-fn call(node: &Node, groups: &Groups) -> Result<OpCall> {
+fn call(node: &Node, writes_state: bool, groups: &Groups) -> Result<OpCall> {
     let output = |returned: &Return| match returned {
         Return::None => Output::Ignored,
         Return::Value(value) => Output::Tensor(slot(*value)),
@@ -61,7 +62,7 @@ fn call(node: &Node, groups: &Groups) -> Result<OpCall> {
         args: node.args.iter().map(|arg| argument(arg, groups)).collect::<Result<_>>()?,
         outputs: node.returns.iter().map(output).collect(),
         place: node.place.map(|place| place.0),
-        writes_state: node.phase == Phase::Optimizer,
+        writes_state,
     })
 }
 
@@ -110,7 +111,7 @@ fn format(name: &str) -> Option<MemoryFormat> {
 mod tests {
     use super::*;
 
-    const GRAPH: &str = r#"unisono graph 1
+    const GRAPH: &str = r#"unisono graph 2
 
 op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
 op _c10d_functional::all_reduce(Tensor input, str reduce_op, Any group_name) -> Tensor

@@ -6,7 +6,7 @@ use expect_test::{Expect, expect};
 use ir::Graph;
 use unisono_exec::{Abilities, BUFFERS, Groups, ProgramSpec, lower, rewrite, spec_of, wanted_schemas};
 
-const OPS: &str = r#"unisono graph 1
+const OPS: &str = r#"unisono graph 2
 
 op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
 op aten::mm(Tensor self, Tensor mat2) -> Tensor
@@ -152,10 +152,11 @@ input v7: f32[6] = batch "batch.1"
 input v8: f32[] = batch "batch.2"
 v9: f32[4] = aten::mul.Tensor(v6, v6)
 v10: f32[6] = aten::mul.Tensor(v7, v7)
-[v11: f32[], v12: f32[]] = aten::_foreach_add.Scalar([v4, v5], 1) @o
-v13: f32[4] = aten::mul.Tensor(v9, v8) @o
-v14: f32[6] = aten::mul.Tensor(v10, v8) @o
-([v15: f32[4], v16: f32[6]], [v17: f32[4], v18: f32[6]], [v19: f32[4], v20: f32[6]]) = aten::_fused_sgd([v0, v1], [v13, v14], [v2, v3], 0.0, 0.9, 0.1, 0.0, false, false, false, none, none) @o
+part update
+[v11: f32[], v12: f32[]] = aten::_foreach_add.Scalar([v4, v5], 1)
+v13: f32[4] = aten::mul.Tensor(v9, v8)
+v14: f32[6] = aten::mul.Tensor(v10, v8)
+([v15: f32[4], v16: f32[6]], [v17: f32[4], v18: f32[6]], [v19: f32[4], v20: f32[6]]) = aten::_fused_sgd([v0, v1], [v13, v14], [v2, v3], 0.0, 0.9, 0.1, 0.0, false, false, false, none, none)
 update "params.a" = v15
 update "params.b" = v16
 update "optimizer.a.momentum_buffer" = v19
@@ -186,12 +187,15 @@ fn nothing_is_overwritten_that_is_read_later_or_shown_twice() {
         r#"input v0: f32[4] = batch "batch.0"
 input v1: f32[] = batch "batch.1"
 v2: f32[4] = aten::mul.Tensor(v0, v0)
-v3: f32[4] = aten::mul.Tensor(v2, v1) @o
-v4: f32[4] = aten::mul.Tensor(v3, v2) @o
+part update
+v3: f32[4] = aten::mul.Tensor(v2, v1)
+v4: f32[4] = aten::mul.Tensor(v3, v2)
+part forward
 v5: f32[] = aten::mul.Tensor(v1, v1)
 v6: f32[4]{0} = aten::expand(v5, [4], false)
-v7: f32[4] = aten::mul.Tensor(v6, v1) @o
-v8: f32[4] = aten::mul.Tensor(v0, v1) @o
+part update
+v7: f32[4] = aten::mul.Tensor(v6, v1)
+v8: f32[4] = aten::mul.Tensor(v0, v1)
 return v4, v7, v8
 "#,
         &expect![[r#"

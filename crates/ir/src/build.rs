@@ -3,8 +3,8 @@
 use std::{fmt, str::FromStr};
 
 use crate::{
-    Arg, Graph, Input, InputClass, Node, NodeId, Op, OpId, Phase, Return, Schema, TensorType, Value,
-    ValueDef, ValueId,
+    Arg, Graph, Input, InputClass, Node, NodeId, Op, OpId, Part, PartId, PartKind, Return, Schema,
+    TensorType, Value, ValueDef, ValueId,
 };
 
 /// What a return of a new node is.
@@ -63,20 +63,23 @@ impl Graph {
         value
     }
 
-    /// Adds a node at the end of the program: forward, of no place, module or label.
+    /// Begins a part of the program: what is added from here on stands in it.
+    pub fn begin_part(&mut self, kind: PartKind) -> PartId {
+        self.parts.push(Part { kind })
+    }
+
+    /// The part that a node at the end of the program stands in: the last one, or a first one, forward.
+    pub fn current_part(&mut self) -> PartId {
+        if self.parts.is_empty() { self.begin_part(PartKind::Forward) } else { self.last_part() }
+    }
+
+    /// Adds a node at the end of the program, in its last part, of no place, module or label.
     pub fn push(&mut self, op: &str, args: Vec<Arg>, returns: Vec<ReturnType>) -> NodeId {
+        let part = self.current_part();
         let op = self.op(op);
         let id = self.nodes.next_id();
         let returns = new_returns(id, returns, |value| self.values.push(value));
-        self.nodes.push(Node {
-            op,
-            args,
-            returns,
-            place: None,
-            module: None,
-            phase: Phase::Forward,
-            label: None,
-        });
+        self.nodes.push(Node { op, args, returns, place: None, module: None, part, label: None });
         self.order.push(id);
         id
     }

@@ -1,6 +1,6 @@
 //! The graph: inputs, values, nodes in program order, and side tables.
 
-use base::{Place, PrimaryMap, define_id};
+use base::{Id, Place, PrimaryMap, define_id};
 use serde::{Deserialize, Serialize};
 
 use crate::{Device, Dtype, TensorType};
@@ -12,6 +12,7 @@ define_id!(/** An entry of the table of operators that a graph uses. */ OpId, "o
 define_id!(/** A place in the user's code. */ PlaceId, "p");
 define_id!(/** A module path. */ ModuleId, "m");
 define_id!(/** What made a node, if it was not capture. */ LabelId, "l");
+define_id!(/** A part of the program. */ PartId, "part");
 
 /// An operator with its schema, once per graph.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -38,20 +39,17 @@ pub enum InputClass {
     Batch,
     /// A number that may change from step to step, such as the learning rate.
     Hyper,
-    /// The seed and the step number that random operations are keyed by.
-    Rng,
 }
 
 impl InputClass {
     /// All classes, with their names in the text form.
-    pub const NAMES: [(Self, &str); 7] = [
+    pub const NAMES: [(Self, &str); 6] = [
         (Self::Parameter, "parameter"),
         (Self::Buffer, "buffer"),
         (Self::Optimizer, "optimizer"),
         (Self::Constant, "constant"),
         (Self::Batch, "batch"),
         (Self::Hyper, "hyper"),
-        (Self::Rng, "rng"),
     ];
 
     /// Its name in the text form.
@@ -71,7 +69,7 @@ pub struct Input {
     /// What it is to the step.
     pub class: InputClass,
     /// Its name, unique in the graph: `params.<fully qualified name>`, `buffers.<...>`, `optimizer.<parameter>.<key>`,
-    /// `batch.<argument path>`, `hyper.<group>.<key>`, `constants.<number>`, `rng`.
+    /// `batch.<argument path>`, `hyper.<group>.<key>`, `constants.<number>`.
     pub name: String,
     /// The value that it is in the graph.
     pub value: ValueId,
@@ -145,17 +143,36 @@ pub enum Return {
     Values(Vec<ValueId>),
 }
 
-/// Which part of the step a node belongs to.
+/// What the operations of a part of the program do.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// Before the first backward operation.
+pub enum PartKind {
+    /// What gradients are computed of, or what only the user asked for.
     #[default]
     Forward,
     /// Run by the autograd engine.
     Backward,
-    /// After the last backward operation: clipping, optimizer.
-    Optimizer,
+    /// From gradients to new state: clipping, optimizer. Only here may state be written.
+    Update,
+}
+
+impl PartKind {
+    /// All kinds, with their names in the text form.
+    pub const NAMES: [(Self, &str); 3] =
+        [(Self::Forward, "forward"), (Self::Backward, "backward"), (Self::Update, "update")];
+
+    /// Its name in the text form.
+    pub fn text(self) -> &'static str {
+        Self::NAMES[self as usize].1
+    }
+}
+
+/// A part of the program: a contiguous range of its order. A step that accumulates gradients over two micro-batches has five, forward and
+/// backward twice and then an update; two networks that learn in turn have three each.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Part {
+    /// What its operations do.
+    pub kind: PartKind,
 }
 
 /// An operation.
@@ -171,8 +188,8 @@ pub struct Node {
     pub place: Option<PlaceId>,
     /// The module whose forward made it.
     pub module: Option<ModuleId>,
-    /// Which part of the step it belongs to.
-    pub phase: Phase,
+    /// The part of the program that it stands in.
+    pub part: PartId,
     /// The patch or reshard that made it; none for what was captured.
     #[serde(default)]
     pub label: Option<LabelId>,
@@ -207,6 +224,8 @@ pub struct Graph {
     /// What made the nodes that were not captured: a pass's patch, a reshard.
     #[serde(default)]
     pub labels: PrimaryMap<LabelId, String>,
+    /// The parts of the program in their order.
+    pub parts: PrimaryMap<PartId, Part>,
 }
 
 impl Arg {
@@ -271,6 +290,16 @@ impl Graph {
     /// The type of a value.
     pub fn ty(&self, value: ValueId) -> &TensorType {
         &self.values[value].ty
+    }
+
+    /// What the part of the program does that a node stands in.
+    pub fn part_kind(&self, node: NodeId) -> PartKind {
+        self.parts[self.nodes[node].part].kind
+    }
+
+    /// The last part of the program; the first one where there is none yet.
+    pub fn last_part(&self) -> PartId {
+        PartId::from_index(self.parts.len().saturating_sub(1))
     }
 
     /// The place in the user's code that a node comes from.

@@ -57,7 +57,7 @@ mod tests {
             returns: vec![Return::Value(ValueId(9))],
             place: None,
             module: None,
-            phase: crate::Phase::Forward,
+            part: crate::PartId(0),
             label: None,
         }
     }

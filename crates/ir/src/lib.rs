@@ -1,9 +1,10 @@
 //! The graph of a training step and what is said about it: types, placements, source lines.
 //!
-//! One [`Graph`] type serves as `StepGraph` (global shapes) and as `RankGraph` (local shapes and collectives). Node data, program
-//! order and side tables (places, modules, phases) are kept apart; every id is dense.
+//! One [`Graph`] type serves for the whole step (global shapes) and for one rank's part of it (local shapes and collectives). Node data, program
+//! order and side tables (places, modules, parts) are kept apart; every id is dense.
 
 mod build;
+mod collective;
 mod graph;
 mod key;
 mod message;
@@ -18,9 +19,12 @@ mod types;
 mod verify;
 
 pub use build::ReturnType;
+pub use collective::{
+    Collective, CollectiveKind, GROUP_PREFIX, Reduction, WAIT, is_communication, is_wait, wait_operator,
+};
 pub use graph::{
-    Arg, Graph, Input, InputClass, InputId, LabelId, Module, ModuleId, Node, NodeId, Op, OpId, Phase,
-    PlaceId, Return, Value, ValueDef, ValueId,
+    Arg, Graph, Input, InputClass, InputId, LabelId, Module, ModuleId, Node, NodeId, Op, OpId, Part, PartId,
+    PartKind, PlaceId, Return, Value, ValueDef, ValueId,
 };
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
 pub use patch::{Change, Edits, Patch};
@@ -30,7 +34,5 @@ pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};
 pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides, memory_order};
 pub use verify::{MAX_DIMS, verify};
 
-/// A graph with global shapes: what capture returns.
-pub type StepGraph = Graph;
 /// A graph with one rank's local shapes and its collectives: what partition returns.
 pub type RankGraph = Graph;

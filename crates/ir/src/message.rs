@@ -1,6 +1,6 @@
 //! Graphs as MessagePack, the form in which they cross from Python and travel between ranks and to caches.
 //!
-//! A message is a map `{"version": 1, "graph": {...}}` whose keys are the names of the Rust fields. Every graph read is
+//! A message is a map `{"version": 2, "graph": {...}}` whose keys are the names of the Rust fields. Every graph read is
 //! verified. Reading allocates in proportion to the bytes that are there, never to a length that they claim.
 
 use base::{Code, Diagnostic, Fingerprint, PrimaryMap, Result};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Graph, verify};
 
 /// The version of the message format.
-pub const MESSAGE_VERSION: u32 = 1;
+pub const MESSAGE_VERSION: u32 = 2;
 /// The largest message that is read, in bytes: a graph of a million nodes is about half of it.
 pub const MAX_MESSAGE_BYTES: usize = 512 << 20;
 

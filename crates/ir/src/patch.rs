@@ -9,7 +9,7 @@ use base::{Diagnostic, Id, Result, SecondaryMap};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
-    Arg, Graph, LabelId, Node, NodeId, Op, OpId, ReturnType, TensorType, Value, ValueDef, ValueId,
+    Arg, Graph, LabelId, Node, NodeId, Op, OpId, PartId, ReturnType, TensorType, Value, ValueDef, ValueId,
     build::new_returns,
 };
 
@@ -34,7 +34,7 @@ pub struct Edits {
     replaced: FxHashMap<ValueId, ValueId>,
     replaced_in: FxHashMap<NodeId, Vec<(ValueId, ValueId)>>,
     removed: FxHashSet<NodeId>,
-    order: Option<Vec<NodeId>>,
+    order: Option<Vec<(NodeId, PartId)>>,
     changes: Vec<Change>,
 }
 
@@ -74,7 +74,8 @@ impl<'g> Patch<'g> {
     pub fn is_empty(&self) -> bool {
         let Edits { sources, replaced, replaced_in, removed, order, .. } = &self.edits;
         let edits = sources.is_empty() && replaced.is_empty() && replaced_in.is_empty();
-        edits && removed.is_empty() && order.as_ref().is_none_or(|order| *order == self.base.order)
+        let same = |order: &Vec<(NodeId, PartId)>| order.iter().map(|(id, _)| id).eq(&self.base.order);
+        edits && removed.is_empty() && order.as_ref().is_none_or(same)
     }
 
     /// The type of a value, old or new.
@@ -83,7 +84,7 @@ impl<'g> Patch<'g> {
         &old.unwrap_or_else(|| &self.edits.values[value.index() - self.base.values.len()]).ty
     }
 
-    /// Adds a node that takes the position, place, module and phase of `source` (a new node may be a source too). `op` is
+    /// Adds a node that takes the position, place, module and part of `source` (a new node may be a source too). `op` is
     /// its schema, as for [`Graph::push`]. It moves behind its operands where they come later.
     pub fn push(&mut self, source: NodeId, op: &str, args: Vec<Arg>, returns: Vec<ReturnType>) -> NodeId {
         let op = self.op(op);
@@ -95,8 +96,8 @@ impl<'g> Patch<'g> {
             values.push(value);
             ValueId::from_index(first + values.len() - 1)
         });
-        let Node { place, module, phase, .. } = *self.node(source);
-        self.edits.nodes.push(Node { op, args, returns, place, module, phase, label: Some(label) });
+        let Node { place, module, part, .. } = *self.node(source);
+        self.edits.nodes.push(Node { op, args, returns, place, module, part, label: Some(label) });
         self.edits.sources.push(source);
         id
     }
@@ -133,8 +134,8 @@ impl<'g> Patch<'g> {
         self.change().removed += usize::from(removed);
     }
 
-    /// Puts the program into another order, before anything else that the patch does.
-    pub fn reorder(&mut self, order: Vec<NodeId>) {
+    /// Puts the program into another order, before anything else that the patch does. Each node comes with the part that it stands in then.
+    pub fn reorder(&mut self, order: Vec<(NodeId, PartId)>) {
         self.edits.order = Some(order);
     }
 
@@ -189,7 +190,15 @@ impl Edits {
         graph.nodes.extend(std::mem::take(&mut self.nodes));
         graph.values.extend(std::mem::take(&mut self.values));
         let resolved = self.resolve(&graph)?;
-        let order = self.order.take().unwrap_or_else(|| std::mem::take(&mut graph.order));
+        let order = match self.order.take() {
+            None => std::mem::take(&mut graph.order),
+            Some(order) => {
+                for (id, part) in &order {
+                    graph.nodes[*id].part = *part;
+                }
+                order.into_iter().map(|(id, _)| id).collect()
+            }
+        };
         let positions = self.positions(&order, first);
         for (_, id) in &positions {
             self.redirect(*id, &mut graph, &resolved);
@@ -198,6 +207,7 @@ impl Edits {
         graph.returns.iter_mut().for_each(through);
         graph.updates.iter_mut().map(|(_, value)| value).for_each(through);
         graph.order = in_order(&graph, &positions)?;
+        keep_parts_together(&mut graph);
         Ok(graph)
     }
 
@@ -255,6 +265,24 @@ impl Edits {
         };
         graph.nodes[id].args.iter_mut().for_each(|arg| arg.map_values(map));
     }
+}
+
+/// Moves what needs a value of a later part of the program into that part.
+fn keep_parts_together(graph: &mut Graph) {
+    if graph.order.iter().map(|id| graph.nodes[*id].part).is_sorted() {
+        return;
+    }
+    for id in &graph.order {
+        let maker = |value: ValueId| match graph.values[value].def {
+            ValueDef::Result(node, _) => graph.nodes[node].part,
+            ValueDef::Input(_) => PartId(0),
+        };
+        let needed = graph.nodes[*id].operands().map(maker).max().unwrap_or(PartId(0));
+        let node = &mut graph.nodes[*id];
+        node.part = node.part.max(needed);
+    }
+    let Graph { order, nodes, .. } = graph;
+    order.sort_by_key(|id| nodes[*id].part);
 }
 
 /// The nodes in the order of their wanted positions, but each behind those that make its operands.

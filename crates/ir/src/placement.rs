@@ -11,8 +11,6 @@ pub enum Reduce {
     Sum,
     /// The value is the root of the sum of the squares of the parts: 2-norms of disjoint pieces.
     Norm,
-    /// The value is the largest of the parts.
-    Max,
 }
 
 /// Where a tensor is along one mesh axis.
@@ -47,7 +45,6 @@ impl fmt::Display for Placement {
             Self::Shard { dim, blocks } => write!(f, "shard({dim}, {blocks})"),
             Self::Partial(Reduce::Sum) => f.write_str("partial(sum)"),
             Self::Partial(Reduce::Norm) => f.write_str("partial(norm)"),
-            Self::Partial(Reduce::Max) => f.write_str("partial(max)"),
         }
     }
 }
@@ -57,16 +54,14 @@ impl FromStr for Placement {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            format!("`{text}` is none of replicate, shard(DIM), shard(DIM, BLOCKS), partial(sum|norm|max)")
-        };
+        let wrong =
+            || format!("`{text}` is none of replicate, shard(DIM), shard(DIM, BLOCKS), partial(sum|norm)");
         let (head, rest) = text.trim().split_once('(').unwrap_or((text.trim(), ")"));
         let arguments = rest.strip_suffix(')').ok_or_else(wrong)?;
         match (head.trim(), arguments.trim()) {
             ("replicate", "") => Ok(Self::Replicate),
             ("partial", "sum") => Ok(Self::Partial(Reduce::Sum)),
             ("partial", "norm") => Ok(Self::Partial(Reduce::Norm)),
-            ("partial", "max") => Ok(Self::Partial(Reduce::Max)),
             ("shard", arguments) => {
                 let (dim, blocks) = arguments.split_once(',').unwrap_or((arguments, "1"));
                 let dim = dim.trim().parse().map_err(|_| wrong())?;

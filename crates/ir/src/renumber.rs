@@ -2,7 +2,7 @@
 
 use base::{Id, PrimaryMap, SecondaryMap};
 
-use crate::{Arg, Graph, LabelId, ModuleId, Node, NodeId, OpId, PlaceId, Return, ValueDef, ValueId};
+use crate::{Arg, Graph, LabelId, ModuleId, Node, NodeId, OpId, PartId, PlaceId, Return, ValueDef, ValueId};
 
 /// Maps old ids to new ones, which are given out in the order in which entries are first asked for.
 struct Renumbered<K: Id> {
@@ -39,6 +39,7 @@ struct Renumbering {
     places: Renumbered<PlaceId>,
     modules: Renumbered<ModuleId>,
     labels: Renumbered<LabelId>,
+    parts: Renumbered<PartId>,
 }
 
 impl Graph {
@@ -58,6 +59,7 @@ impl Graph {
             places: Renumbered::new(),
             modules: Renumbered::new(),
             labels: Renumbered::new(),
+            parts: Renumbered::new(),
         };
         for (_, input) in self.inputs.iter_mut() {
             input.value = new.values.id(input.value);
@@ -87,6 +89,7 @@ impl Graph {
             places: new.places.take(self.places),
             modules: new.modules.take(self.modules),
             labels: new.labels.take(self.labels),
+            parts: new.parts.take(self.parts),
         }
     }
 }
@@ -108,6 +111,7 @@ impl Renumbering {
         node.place = node.place.map(|place| self.places.id(place));
         node.module = node.module.map(|module| self.modules.id(module));
         node.label = node.label.map(|label| self.labels.id(label));
+        node.part = self.parts.id(node.part);
     }
 }
 

@@ -3,7 +3,7 @@
 use base::{Id, Place, PrimaryMap};
 
 use crate::{
-    Arg, Device, DeviceKind, Dims, Dtype, Graph, InputClass, InputId, LabelId, ModuleId, NodeId, Phase,
+    Arg, Device, DeviceKind, Dims, Dtype, Graph, InputClass, InputId, LabelId, ModuleId, NodeId, PartKind,
     PlaceId, ReturnType, TensorType, ValueId,
 };
 
@@ -253,8 +253,11 @@ impl Maker {
     }
 
     fn side_information(&mut self, id: NodeId) {
-        let phases = [Phase::Forward, Phase::Backward, Phase::Optimizer];
-        let phase = *self.random.pick(&phases);
+        if self.random.once_in(6) {
+            let kinds = [PartKind::Forward, PartKind::Backward, PartKind::Update];
+            let kind = *self.random.pick(&kinds);
+            self.graph.begin_part(kind);
+        }
         let place = Place {
             file: (*self.random.pick(&FILES)).into(),
             line: self.random.below(9) as u32,
@@ -265,7 +268,6 @@ impl Maker {
         let label: LabelId = intern(&mut self.graph.labels, (*self.random.pick(&LABELS)).into());
         let chosen = [self.random.once_in(4), self.random.once_in(3), self.random.once_in(8)];
         let node = &mut self.graph.nodes[id];
-        node.phase = phase;
         node.place = (!chosen[0]).then_some(place);
         node.module = (!chosen[1]).then_some(module);
         node.label = chosen[2].then_some(label);

@@ -5,13 +5,16 @@
 use base::{Code, Diagnostic, PrimaryMap, Result, SecondaryMap};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::{Arg, Graph, Node, NodeId, Op, OpId, Return, Schema, SchemaType, TensorType, ValueDef, ValueId};
+use crate::{
+    Arg, Graph, Node, NodeId, Op, OpId, PartId, Return, Schema, SchemaType, TensorType, ValueDef, ValueId,
+};
 
 /// The most dimensions that a tensor has; PyTorch's own limit.
 pub const MAX_DIMS: usize = 64;
 
 /// Checks every invariant of `graph`:
 /// - all ids are in range, and a value and its definition name each other;
+/// - the parts of the program are contiguous ranges of its order, in theirs;
 /// - operators have a name that occurs once and a schema; a node has the arguments and returns of its schema;
 /// - types have as many strides as sizes, none negative, and a size in bytes that fits 63 bits;
 /// - each node is at most once in `order`, and uses come after definitions;
@@ -135,9 +138,10 @@ fn node_data(graph: &Graph, schemas: &PrimaryMap<OpId, Schema<'_>>, node: &Node)
     let schema = schemas.get(node.op).ok_or_else(|| format!("{} is not in the table", node.op))?;
     let in_range = node.place.is_none_or(|id| graph.places.get(id).is_some())
         && node.module.is_none_or(|id| graph.modules.get(id).is_some())
-        && node.label.is_none_or(|id| graph.labels.get(id).is_some());
+        && node.label.is_none_or(|id| graph.labels.get(id).is_some())
+        && graph.parts.get(node.part).is_some();
     if !in_range {
-        return Err("its place, module or label is not in the table".into());
+        return Err("its place, module, label or part is not in the table".into());
     }
     if node.args.len() != schema.parameters.len() {
         return Err(format!("{} arguments, and its schema has {}", node.args.len(), schema.parameters.len()));
@@ -192,6 +196,7 @@ fn order(graph: &Graph) -> Result<SecondaryMap<ValueId, bool>> {
     let mut defined = SecondaryMap::with_default(false);
     let mut placed: SecondaryMap<NodeId, bool> = SecondaryMap::with_default(false);
     graph.inputs.values().for_each(|input| defined[input.value] = true);
+    let mut part = PartId(0);
     for id in &graph.order {
         let Some(node) = graph.nodes.get(*id) else {
             return Err(bad(format!("{id} is in the program but not in the table")));
@@ -202,6 +207,11 @@ fn order(graph: &Graph) -> Result<SecondaryMap<ValueId, bool>> {
         if let Some(operand) = node.operands().find(|operand| !defined[*operand]) {
             return Err(at_node(graph, *id, &format!("{operand} is used before it is defined")));
         }
+        if node.part < part {
+            let fault = format!("it stands in {} of the program, behind nodes of {part}", node.part);
+            return Err(at_node(graph, *id, &fault));
+        }
+        part = node.part;
         node.results().for_each(|result| defined[result] = true);
     }
     Ok(defined)

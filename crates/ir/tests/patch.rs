@@ -8,13 +8,16 @@ use unisono_ir::{
     verify,
 };
 
-const GRAPH: &str = r#"unisono graph 1
+const GRAPH: &str = r#"unisono graph 2
 op aten::relu(Tensor self) -> Tensor
 op aten::neg(Tensor self) -> Tensor
 input v0: f32[4] = parameter "params.w"
 v1: f32[4] = aten::relu(v0) @p0 m0
-v2: f32[4] = aten::neg(v1) @b
-v3: f32[4] = aten::relu(v0) @p1 o
+part backward
+v2: f32[4] = aten::neg(v1)
+part update
+v3: f32[4] = aten::relu(v0) @p1
+part forward
 v4: f32[4] = aten::neg(v3)
 return v2, v4
 update "params.w" = v3
@@ -41,7 +44,7 @@ fn changed(change: impl FnOnce(&mut Patch<'_>), expected: &Expect) {
 }
 
 #[test]
-fn a_new_node_takes_position_place_module_and_phase_of_its_source() {
+fn a_new_node_takes_position_place_module_and_part_of_its_source() {
     changed(
         |patch| {
             let new =
@@ -51,8 +54,11 @@ fn a_new_node_takes_position_place_module_and_phase_of_its_source() {
         },
         &expect![[r#"
             v1: f32[4] = aten::exp(v0) @p0 m0 l0
-            v2: f32[4] = aten::neg(v1) @b
-            v3: f32[4] = aten::relu(v0) @p1 o
+            part backward
+            v2: f32[4] = aten::neg(v1)
+            part update
+            v3: f32[4] = aten::relu(v0) @p1
+            part forward
             v4: f32[4] = aten::neg(v3)
 
             return v2, v4
@@ -80,10 +86,11 @@ fn users_move_behind_a_node_that_needs_more() {
             patch.remove(NodeId(0));
         },
         &expect![[r#"
-            v1: f32[4] = aten::relu(v0) @p0 o
+            v1: f32[4] = aten::relu(v0) @p0
+            part forward
             v2: f32[4] = aten::neg(v1)
             v3: f32[4] = aten::exp(v2) @p1 m0 l0
-            v4: f32[4] = aten::neg(v3) @b
+            v4: f32[4] = aten::neg(v3)
 
             return v4, v2
 
@@ -112,7 +119,9 @@ fn chains_of_replacements_are_followed_and_a_wrapper_reads_what_it_wraps() {
         &expect![[r#"
             v1: f32[4] = aten::relu(v0) @p0 m0
             v2: f32[4] = aten::exp(v1) @p0 m0 l0
-            v3: f32[4] = aten::neg(v2) @b
+            part backward
+            v3: f32[4] = aten::neg(v2)
+            part forward
             v4: f32[4] = aten::neg(v2)
 
             return v3, v4
@@ -134,8 +143,11 @@ fn one_use_can_be_replaced() {
         |patch| patch.replace_in(NodeId(3), ValueId(3), ValueId(1)),
         &expect![[r#"
         v1: f32[4] = aten::relu(v0) @p0 m0
-        v2: f32[4] = aten::neg(v1) @b
-        v3: f32[4] = aten::relu(v0) @p1 o
+        part backward
+        v2: f32[4] = aten::neg(v1)
+        part update
+        v3: f32[4] = aten::relu(v0) @p1
+        part forward
         v4: f32[4] = aten::neg(v1)
 
         return v2, v4

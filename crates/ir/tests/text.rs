@@ -4,7 +4,7 @@
 use expect_test::{Expect, expect};
 use unisono_ir::{Graph, testing::random_graph};
 
-const GRAPH: &str = r#"unisono graph 1
+const GRAPH: &str = r#"unisono graph 2
 
 op aten::mm(Tensor self, Tensor mat2) -> Tensor
 op aten::max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
@@ -17,9 +17,12 @@ input v0: f32[8, 4] = parameter "params.w"
 input v1: f32[4, 8]{1, 4} cuda:1 = batch "batch.\"0\""
 
 v2: f32[4, 4] = aten::mm(v1, v0) @p0 m0
-(_, v3: i64[4]) = aten::max.dim(v2, -1, false) @b
-v4: f32[4, 4] = aten::index.Tensor(v2, [none, v3]) @p1 m1 b l0
-[v5: f32[4, 4], v6: f32[4, 4]] = aten::split_with_sizes(v0, [4, 4], 0) @o
+part backward
+(_, v3: i64[4]) = aten::max.dim(v2, -1, false)
+v4: f32[4, 4] = aten::index.Tensor(v2, [none, v3]) @p1 m1 l0
+part update
+[v5: f32[4, 4], v6: f32[4, 4]] = aten::split_with_sizes(v0, [4, 4], 0)
+part forward
 v7: bf16[4, 4] cuda:0 = aten::to.device(v6, device(cuda:0), bf16, format(contiguous))
 () = custom::odd(v7, floats[], [true, false], ["a\n", "\u{7}é"], layout(strided), 1e-8) @p0
 () = custom::odd(v7, [0.5, nan, -inf], bools[], strs[], layout(strided), -0.0)
@@ -46,16 +49,16 @@ fn every_part_of_the_form_round_trips() {
 
 #[test]
 fn numbers_blanks_and_comments_are_free() {
-    let text = "# a test\nunisono graph 1 # one\nop aten::relu(Tensor self) -> Tensor\ninput  v70 :f32[ 2,3 ]=batch\"x\"\n\
-                place p9 \"f\":3\n  v5: f32[2, 3] = aten::relu( v70 )@o p9\nreturn v5 # the end\n";
+    let text = "# a test\nunisono graph 2 # one\nop aten::relu(Tensor self) -> Tensor\ninput  v70 :f32[ 2,3 ]=batch\"x\"\n\
+                place p9 \"f\":3\n  v5: f32[2, 3] = aten::relu( v70 )@p9\nreturn v5 # the end\n";
     expect![[r#"
-        unisono graph 1
+        unisono graph 2
 
         op aten::relu(Tensor self) -> Tensor
 
         input v0: f32[2, 3] = batch "x"
 
-        v1: f32[2, 3] = aten::relu(v0) @p0 o
+        v1: f32[2, 3] = aten::relu(v0) @p0
 
         return v1
 
@@ -139,8 +142,8 @@ fn refused(changes: &[(&str, &str)], expected: &Expect) {
 fn mistakes_in_statements_are_named() {
     refused(
         &[
-            ("unisono graph 1", "unison graph 1"),
-            ("graph 1", "graph 7"),
+            ("unisono graph 2", "unison graph 2"),
+            ("graph 2", "graph 7"),
             ("op aten::mm", "op mm"),
             ("op aten::max.dim", "op aten::mm"),
             ("input v1", "inptu v1"),
@@ -151,10 +154,10 @@ fn mistakes_in_statements_are_named() {
             ("parameter", "param"),
         ],
         &expect![[r#"
-            error[U0011]: expected the header line, found `unison graph 1`
+            error[U0011]: expected the header line, found `unison graph 2`
               at step.txt:1:1
-              hint: a graph begins with the line `unisono graph 1`
-            error[U0015]: a graph of version 7, and this Unisono reads version 1
+              hint: a graph begins with the line `unisono graph 2`
+            error[U0015]: a graph of version 7, and this Unisono reads version 2
               at step.txt:1
             error[U0011]: expected an operator, found `mm(Tensor self, Tensor m`
               at step.txt:3:4
@@ -165,19 +168,19 @@ fn mistakes_in_statements_are_named() {
               at step.txt:11:1
               hint: did you mean `input`?
             error[U0011]: there is no input named "param.w"
-              at step.txt:23:8
+              at step.txt:26:8
               hint: did you mean `params.w`?
             error[U0011]: p0 is there already
-              at step.txt:26:7
+              at step.txt:29:7
             error[U0011]: v40 is not defined
-              at step.txt:21:8
+              at step.txt:24:8
               hint: definitions stand above uses
             error[U0011]: expected an operator of the table, found `aten::nm(v1, v0) @p0 m0`
               at step.txt:13:17
               hint: did you mean `aten::mm`?
             error[U0011]: expected a class of inputs, found `param "params.w"`
               at step.txt:10:23
-              hint: known: parameter, buffer, optimizer, constant, batch, hyper, rng
+              hint: known: parameter, buffer, optimizer, constant, batch, hyper
         "#]],
     );
 }
@@ -197,7 +200,8 @@ fn mistakes_in_nodes_are_named() {
             ("{1, 4}", "{1, 4, 4}"),
             ("f32[8, 4]", "f32[8, -4]"),
             ("@p0 m0", "@p7 m0"),
-            ("@b", "@x"),
+            ("@p1 m1", "@p1 x1"),
+            ("part backward", "part backwards"),
             ("aten::max.dim(v2, -1, false)", "aten::max.dim(v2, -1)"),
         ],
         &expect![[r#"
@@ -207,17 +211,17 @@ fn mistakes_in_nodes_are_named() {
               at step.txt:13:26
               hint: definitions stand above uses
             error[U0011]: v2 is defined twice
-              at step.txt:14:50
-            error[U0011]: expected an element type, found `int64[4]) = aten::max.di`
-              at step.txt:14:9
-              hint: did you mean `i64`?
-            error[U0011]: expected an element of the same kind as the one before it, found `3]) @p1 m1 b l0`
               at step.txt:15:47
+            error[U0011]: expected an element type, found `int64[4]) = aten::max.di`
+              at step.txt:15:9
+              hint: did you mean `i64`?
+            error[U0011]: expected an element of the same kind as the one before it, found `3]) @p1 m1 l0`
+              at step.txt:16:47
             error[U0011]: an unknown escape
-              at step.txt:18:51
+              at step.txt:21:51
               hint: known: \n \t \r \" \\ \u{HEX}
             error[U0011]: expected an argument, found `1e999, nan, -inf], bools`
-              at step.txt:19:23
+              at step.txt:22:23
               hint: arguments: v0, none, 1, 0.5, nan, true, f32, "text", [1, 2], layout(..), format(..), device(..)
             error[U0011]: expected a device, found `gpu:1 = batch "batch.\"0`
               at step.txt:11:27
@@ -228,8 +232,11 @@ fn mistakes_in_nodes_are_named() {
               at step.txt:10:11
             error[U0011]: p7 is not in its table
               at step.txt:13:35
-            error[U0011]: expected p0, m0, l0, or a phase: f, b, o, found `x`
-              at step.txt:14:49
+            error[U0011]: expected p0, m0 or l0, found `x1 l0`
+              at step.txt:16:56
+            error[U0011]: expected a kind of part, found `backwards`
+              at step.txt:14:6
+              hint: did you mean `backward`?
             error[U0014]: n1 (aten::max.dim): 2 arguments, and its schema has 3
               at step.txt
         "#]],

@@ -82,7 +82,7 @@ fn ids_are_in_range_and_definitions_agree() {
               at train.py:7
             error[U0014]: n1 (an unknown operator): op7 is not in the table
               at train.py:7
-            error[U0014]: n1 (aten::relu): its place, module or label is not in the table
+            error[U0014]: n1 (aten::relu): its place, module, label or part is not in the table
               at train.py:7
             error[U0014]: n1 (aten::relu): its result 0, v2, has another definition
               at train.py:7

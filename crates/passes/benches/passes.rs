@@ -4,13 +4,12 @@ use divan::{Bencher, black_box};
 use ir::{Graph, testing::random_graph};
 use unisono_passes::{Settings, by_name, pipeline, run};
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 7] = [
     "drop_aliases",
     "merge_views",
     "common_subexpressions",
     "dead_code",
     "group_lists",
-    "regather",
     "bucket_collectives",
     "order_collectives",
 ];

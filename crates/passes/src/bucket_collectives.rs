@@ -6,12 +6,12 @@
 
 use base::{Bytes, Result, SecondaryMap};
 use fixedbitset::FixedBitSet;
-use ir::{Arg, Graph, Node, NodeId, Patch, TensorType, ValueId};
+use ir::{Arg, CollectiveKind, Graph, Node, NodeId, Patch, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 
 use crate::{
     Pass,
-    collectives::{Context, Kind, Member, Urgency},
+    collectives::{Context, Member, Urgency},
     facts::maker,
     layout::Layout,
 };
@@ -118,8 +118,7 @@ fn depends(buckets: &[Bucket], needs: &FixedBitSet, bucket: usize) -> bool {
 
 /// Says what is joined and why those collectives were there.
 fn label(graph: &Graph, bucket: &Bucket) -> String {
-    let name = graph.op_name(bucket.members[0].node);
-    let short = name.rsplit_once("::").map_or(name, |(_, short)| short);
+    let kind = bucket.members[0].kind;
     let mut reasons: Vec<&str> = Vec::new();
     for label in bucket.members.iter().filter_map(|member| graph.nodes[member.node].label) {
         if !reasons.contains(&graph.labels[label].as_str()) {
@@ -127,7 +126,7 @@ fn label(graph: &Graph, bucket: &Bucket) -> String {
         }
     }
     let reasons = if reasons.is_empty() { String::new() } else { format!("; {}", reasons.join("; ")) };
-    format!("bucket_collectives: {} {short} of {}{reasons}", bucket.members.len(), bucket.size)
+    format!("bucket_collectives: {} {kind} of {}{reasons}", bucket.members.len(), bucket.size)
 }
 
 /// Replaces `members` by one collective on their tensors joined.
@@ -141,20 +140,20 @@ fn join(graph: &Graph, patch: &mut Patch<'_>, members: &[Member]) {
         .map(|member| {
             let elements = graph.ty(member.operand).elements() as i64;
             let matrix = [ranks, elements / ranks];
-            let shape = if kind == Kind::Scatter { &matrix[..] } else { &[elements] };
+            let shape = if kind == CollectiveKind::ReduceScatter { &matrix[..] } else { &[elements] };
             member.flattened(graph, patch, shape)
         })
         .collect();
-    let dim = usize::from(kind == Kind::Scatter);
+    let dim = usize::from(kind == CollectiveKind::ReduceScatter);
     let sizes: Vec<i64> = flat.iter().map(|value| patch.ty(*value).shape[dim]).collect();
     let total: i64 = sizes.iter().sum();
 
     let mut layout = Layout { patch, source: anchor.node };
     let joined = layout.cat(&flat, dim);
     let shape: &[i64] = match kind {
-        Kind::AllReduce => &[total],
-        Kind::Gather => &[ranks * total],
-        Kind::Scatter => &[1, total],
+        CollectiveKind::AllGather => &[ranks * total],
+        CollectiveKind::ReduceScatter => &[1, total],
+        _ => &[total],
     };
     let ty = TensorType {
         device: layout.patch.ty(joined).device,
@@ -166,12 +165,12 @@ fn join(graph: &Graph, patch: &mut Patch<'_>, members: &[Member]) {
     let started = layout.patch.push_value(anchor.node, &op(anchor.node), args, ty.clone());
     layout.source = anchor.wait;
     let done = layout.patch.push_value(anchor.wait, &op(anchor.wait), vec![Arg::Value(started)], ty);
-    let done = if kind == Kind::AllReduce {
+    let done = if kind == CollectiveKind::AllReduce {
         done
     } else {
         layout.view(done, &[shape.iter().product::<i64>() / total, total])
     };
-    let parts = layout.split(done, &sizes, usize::from(kind != Kind::AllReduce));
+    let parts = layout.split(done, &sizes, usize::from(kind != CollectiveKind::AllReduce));
     for (member, part) in members.iter().zip(parts) {
         let mut layout = Layout { patch, source: member.wait };
         let own = if member.leaves { layout.copied(part) } else { layout.contiguous(part) };

@@ -2,23 +2,15 @@
 
 use base::{Bytes, Id, SecondaryMap};
 use fixedbitset::FixedBitSet;
-use ir::{Arg, Graph, Node, NodeId, Patch, Phase, Return, TensorType, ValueId};
+use ir::{
+    Arg, Collective, CollectiveKind, Graph, Node, NodeId, PartId, Patch, Reduction, Return, TensorType,
+    ValueId,
+};
 
 use crate::{
     facts::{Facts, Users, end_values, of_state_alone, positions, users},
     layout::{Layout, memory_order},
 };
-
-/// What a collective does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// Every rank gets the reduction.
-    AllReduce,
-    /// Every rank gets all parts along the first dimension.
-    Gather,
-    /// Every rank gets its part of the reduction along the first dimension.
-    Scatter,
-}
 
 /// A collective that may be joined with others.
 #[derive(Clone, Copy)]
@@ -28,7 +20,9 @@ pub struct Member {
     /// The node that waits for it.
     pub wait: NodeId,
     /// What it does.
-    pub kind: Kind,
+    pub kind: CollectiveKind,
+    /// How it reduces.
+    pub reduction: Option<Reduction>,
     /// What it is of.
     pub operand: ValueId,
     /// What the wait gives.
@@ -90,10 +84,8 @@ impl Member {
 
     /// What it does, and why it is there.
     pub fn reason(&self, graph: &Graph) -> String {
-        let name = graph.op_name(self.node);
-        let short = name.rsplit_once("::").map_or(name, |(_, short)| short);
         let because = graph.nodes[self.node].label.map(|label| format!("; {}", graph.labels[label]));
-        format!("{short} of {}{}", self.size, because.unwrap_or_default())
+        format!("{} of {}{}", self.kind, self.size, because.unwrap_or_default())
     }
 }
 
@@ -119,12 +111,10 @@ impl<'g> Context<'g> {
     /// The collective that node `id` is, if it may be joined with others.
     pub fn member(&self, id: NodeId) -> Option<Member> {
         let node = &self.graph.nodes[id];
-        let kind = match self.graph.op_name(id) {
-            "_c10d_functional::all_reduce" => Kind::AllReduce,
-            "_c10d_functional::all_gather_into_tensor" => Kind::Gather,
-            "_c10d_functional::reduce_scatter_tensor" => Kind::Scatter,
-            _ => return None,
-        };
+        let Collective { kind, reduction, .. } = self.graph.collective(id)?;
+        if matches!(kind, CollectiveKind::AllToAll | CollectiveKind::Broadcast) {
+            return None;
+        }
         let ([Arg::Value(operand), ..], [Return::Value(started)]) =
             (node.args.as_slice(), node.returns.as_slice())
         else {
@@ -133,25 +123,36 @@ impl<'g> Context<'g> {
         let [wait] = self.users[*started][..] else { return None };
         let waiting = &self.graph.nodes[wait];
         let result = waiting.results().next().filter(|_| self.facts.is_wait(waiting))?;
-        let larger = if kind == Kind::Gather { result } else { *operand };
+        let larger = if kind == CollectiveKind::AllGather { result } else { *operand };
         let size = self.graph.ty(larger).bytes();
         if self.ends.contains(started.index()) || !self.can_be_flat(kind, *operand, result) {
             return None;
         }
         let carried = self.carried(result);
-        let (first_use, urgency) = self.urgency(node.phase, &carried);
-        let hoistable = kind == Kind::Gather && self.alone.contains(operand.index());
+        let (first_use, urgency) = self.urgency(node.part, &carried);
+        let hoistable = kind == CollectiveKind::AllGather && self.alone.contains(operand.index());
         let urgency = if hoistable { Urgency::Hoistable } else { urgency };
         let leaves = carried.iter().any(|value| self.ends.contains(value.index()));
-        Some(Member { node: id, wait, kind, operand: *operand, result, size, first_use, urgency, leaves })
+        Some(Member {
+            node: id,
+            wait,
+            kind,
+            reduction,
+            operand: *operand,
+            result,
+            size,
+            first_use,
+            urgency,
+            leaves,
+        })
     }
 
-    /// The first use of values that a node of `phase` made, and how urgent that is.
-    fn urgency(&self, phase: Phase, carried: &[ValueId]) -> (usize, Urgency) {
+    /// The first use of values that a node of `part` made, and how urgent that is.
+    fn urgency(&self, part: PartId, carried: &[ValueId]) -> (usize, Urgency) {
         let users = carried.iter().flat_map(|value| &self.users[*value]);
         let uses = || users.clone().filter(|user| !self.facts.carries(&self.graph.nodes[**user]));
         let first = uses().map(|user| self.positions[*user]).min().unwrap_or(usize::MAX);
-        let later = uses().all(|user| self.graph.nodes[*user].phase != phase);
+        let later = uses().all(|user| self.graph.nodes[*user].part != part);
         (first, if later { Urgency::Later } else { Urgency::Soon })
     }
 
@@ -168,9 +169,9 @@ impl<'g> Context<'g> {
     }
 
     /// Whether its result can be a view of a joined one with the strides that users expect.
-    fn can_be_flat(&self, kind: Kind, operand: ValueId, result: ValueId) -> bool {
+    fn can_be_flat(&self, kind: CollectiveKind, operand: ValueId, result: ValueId) -> bool {
         let (operand, result) = (self.graph.ty(operand), self.graph.ty(result));
-        let same_order = kind == Kind::AllReduce && operand.strides == result.strides;
+        let same_order = kind == CollectiveKind::AllReduce && operand.strides == result.strides;
         result.elements() > 0 && (is_row_major(result) || (same_order && memory_order(result).is_some()))
     }
 
@@ -179,7 +180,7 @@ impl<'g> Context<'g> {
         let node = &self.graph.nodes[member.node];
         let ty = self.graph.ty(member.operand);
         let (args, urgency) = (&node.args[1..], member.urgency);
-        format!("{} {args:?} {} {} {:?} {urgency:?}", node.op, ty.dtype, ty.device, node.phase)
+        format!("{} {args:?} {} {} {:?} {urgency:?}", node.op, ty.dtype, ty.device, node.part)
     }
 }
 

@@ -4,12 +4,12 @@
 //! small tensors the rounds are what takes the time. From which size on which is faster follows from the cluster's links.
 
 use base::{Bytes, Result};
-use ir::{Arg, Dtype, Graph, NodeId, Patch, TensorType, ValueId};
+use ir::{Arg, CollectiveKind, Dtype, Graph, NodeId, Patch, Reduction, TensorType, ValueId};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Pass,
-    collectives::{Context, Kind, Member},
+    collectives::{Context, Member},
     layout::Layout,
 };
 
@@ -54,7 +54,6 @@ pub fn direct_form_of(label: &str) -> Option<&str> {
     label.strip_prefix(LABEL)?.split(' ').next()
 }
 
-const ALL_TO_ALL: &str = "_c10d_functional::all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, str group_name) -> Tensor";
 const SUM: &str = "aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor";
 const MAX: &str = "aten::amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor";
 
@@ -67,68 +66,56 @@ impl Pass for DirectCollectives {
         let mut patch = Patch::new(graph);
         let context = Context::new(graph);
         for member in graph.order.iter().filter_map(|id| context.member(*id)) {
-            if let Some(reduction) = self.reduction(graph, &member) {
+            if self.is_direct(graph, &member) {
                 patch.label(format!("{LABEL}{}", member.reason(graph)));
-                self.exchange(graph, &mut patch, &member, reduction);
+                self.exchange(graph, &mut patch, &member);
             }
         }
         Ok(patch)
     }
 }
 
-/// What becomes of the parts that come from the ranks.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reduction {
-    None,
-    Sum,
-    Max,
-}
-
 impl DirectCollectives {
-    /// What a collective does with parts, if it shall be and can be direct.
-    fn reduction(&self, graph: &Graph, member: &Member) -> Option<Reduction> {
+    /// Whether a collective is small enough, and its reduction can be done here.
+    fn is_direct(&self, graph: &Graph, member: &Member) -> bool {
         let limit = match member.kind {
-            Kind::AllReduce => self.direct.all_reduce,
-            Kind::Gather => self.direct.all_gather,
-            Kind::Scatter => self.direct.reduce_scatter,
+            CollectiveKind::AllReduce => self.direct.all_reduce,
+            CollectiveKind::AllGather => self.direct.all_gather,
+            CollectiveKind::ReduceScatter => self.direct.reduce_scatter,
+            CollectiveKind::AllToAll | CollectiveKind::Broadcast => return false,
         };
-        if member.size > limit {
-            return None;
-        }
-        if member.kind == Kind::Gather {
-            return Some(Reduction::None);
-        }
         // A sum of integers would be of another type.
         let can_be_summed =
             matches!(graph.ty(member.operand).dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16);
-        match graph.nodes[member.node].args.get(1) {
-            Some(Arg::Str(reduce)) if reduce == "sum" && can_be_summed => Some(Reduction::Sum),
-            Some(Arg::Str(reduce)) if reduce == "max" => Some(Reduction::Max),
-            _ => None,
-        }
+        let can_be_reduced = match member.reduction {
+            Some(Reduction::Sum) => can_be_summed,
+            Some(Reduction::Max) => true,
+            None => member.kind == CollectiveKind::AllGather,
+        };
+        member.size <= limit && can_be_reduced
     }
 
-    fn exchange(&self, graph: &Graph, patch: &mut Patch<'_>, member: &Member, reduction: Reduction) {
+    fn exchange(&self, graph: &Graph, patch: &mut Patch<'_>, member: &Member) {
         let ranks = i64::from(self.direct.ranks);
         let flat = member.flattened(graph, patch, &[graph.ty(member.operand).elements() as i64]);
         let (start, wait) = (member.node, member.wait);
         let mut layout = Layout { patch, source: start };
         let sent = match member.kind {
-            Kind::Scatter => flat,
-            Kind::AllReduce | Kind::Gather => layout.cat(&vec![flat; self.direct.ranks as usize], 0),
+            CollectiveKind::ReduceScatter => flat,
+            _ => layout.cat(&vec![flat; self.direct.ranks as usize], 0),
         };
         let ty = layout.patch.ty(sent).clone();
         let part = ty.shape[0] / ranks;
         let splits = vec![part; self.direct.ranks as usize];
         let group = graph.nodes[start].args.last().expect("a collective has a group").clone();
         let args = vec![Arg::Value(sent), Arg::Ints(splits.clone()), Arg::Ints(splits), group];
-        let started = layout.patch.push_value(start, ALL_TO_ALL, args, ty.clone());
+        let started = layout.patch.push_value(start, CollectiveKind::AllToAll.schema(), args, ty.clone());
         let of_wait = graph.ops[graph.nodes[wait].op].to_string();
         let received = layout.patch.push_value(wait, &of_wait, vec![Arg::Value(started)], ty);
         layout.source = wait;
-        let done = match reduction {
-            Reduction::None => received,
-            Reduction::Sum | Reduction::Max => {
+        let done = match member.reduction {
+            None => received,
+            Some(reduction) => {
                 let parts = layout.view(received, &[ranks, part]);
                 reduced(patch, wait, parts, reduction)
             }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, DeadCode, Direct, DirectCollectives, DropAliases, GroupLists,
-    MergeViews, OrderCollectives, Regather,
+    MergeViews, OrderCollectives,
 };
 
 /// A step from a graph to an equal graph.
@@ -41,9 +41,6 @@ pub struct Settings {
     pub bucket_limit: Bytes,
     /// So much may be gathered ahead of its first use.
     pub prefetch_limit: Bytes,
-    /// A gathered parameter of at least so much is gathered again for the backward part; none is where there is no limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub regather_from: Option<Bytes>,
     /// Which collectives are direct; none where there is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direct: Option<Direct>,
@@ -52,12 +49,7 @@ pub struct Settings {
 impl Default for Settings {
     /// Buckets of 25 MiB as PyTorch's DistributedDataParallel has them, and twice that gathered ahead.
     fn default() -> Self {
-        Self {
-            bucket_limit: Bytes(25 << 20),
-            prefetch_limit: Bytes(50 << 20),
-            regather_from: None,
-            direct: None,
-        }
+        Self { bucket_limit: Bytes(25 << 20), prefetch_limit: Bytes(50 << 20), direct: None }
     }
 }
 
@@ -74,9 +66,8 @@ impl Settings {
     }
 }
 
-/// The passes that a graph goes through before it runs, in their order. Regathering stands before bucketing, which puts the
-/// new gathers together; views are merged once more behind it, since those that flatten meet those that were there; ordering
-/// comes behind them, since every patch may move nodes. Direct collectives are last: they start where the collective started, and
+/// The passes that a graph goes through before it runs, in their order. Views are merged once more behind bucketing, since those
+/// that flatten meet those that were there; ordering comes behind them, since every patch may move nodes. Direct collectives are last: they start where the collective started, and
 /// their reduction stands where it was waited for.
 pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
     let mut passes: Vec<Box<dyn Pass>> = vec![
@@ -86,9 +77,6 @@ pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
         Box::new(DeadCode),
         Box::new(GroupLists),
     ];
-    if let Some(threshold) = settings.regather_from {
-        passes.push(Box::new(Regather { threshold }));
-    }
     passes.push(Box::new(BucketCollectives { limit: settings.bucket_limit }));
     passes.push(Box::new(MergeViews));
     passes.push(Box::new(CommonSubexpressions));
@@ -102,14 +90,12 @@ pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
-    let threshold = settings.regather_from.unwrap_or_default();
-    let all: [Box<dyn Pass>; 9] = [
+    let all: [Box<dyn Pass>; 8] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions),
         Box::new(DeadCode),
         Box::new(GroupLists),
-        Box::new(Regather { threshold }),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
         Box::new(DirectCollectives { direct: settings.direct.unwrap_or_default() }),

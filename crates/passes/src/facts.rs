@@ -3,7 +3,7 @@
 use aten::Random;
 use base::{Fingerprint, Fingerprinter, Id, PrimaryMap, SecondaryMap};
 use fixedbitset::FixedBitSet;
-use ir::{Arg, Graph, InputClass, Node, NodeId, Op, OpId, Schema, ValueDef, ValueId};
+use ir::{Arg, CollectiveKind, Graph, InputClass, Node, NodeId, Op, OpId, Schema, ValueDef, ValueId};
 use smallvec::SmallVec;
 
 /// What is known of each operator of a graph.
@@ -33,8 +33,8 @@ impl OpFacts {
     fn new(op: &Op) -> Self {
         let schema = Schema::parse(&op.schema).expect("the schemas of a verified graph parse");
         let kind = match op.name.as_str() {
-            "_c10d_functional::wait_tensor" => Kind::Wait,
-            name if name.starts_with("_c10d_functional::") => Kind::Collective,
+            name if ir::is_wait(name) => Kind::Wait,
+            name if CollectiveKind::of_operator(name).is_some() => Kind::Collective,
             name if aten::memory(name, &schema).is_shared() => Kind::View,
             name if aten::row(name).is_some_and(|row| row.copies) => Kind::Copy,
             _ => Kind::Other,

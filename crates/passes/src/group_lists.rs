@@ -1,17 +1,17 @@
 //! Horizontal grouping: one operation on lists where there were many, one for each parameter.
 //!
-//! An optimizer does the same to every parameter, and capture gives a node for each. Nodes of the optimizer part that have the
+//! An optimizer does the same to every parameter, and capture gives a node for each. Nodes of the update part that have the
 //! same operator and the same settings, and do not depend on each other, become one node of the table of list operations.
 
 use aten::{ListForm, Role};
 use base::{PrimaryMap, Result, SecondaryMap};
-use ir::{Arg, Graph, Node, NodeId, Op, OpId, Patch, Phase, Return, ReturnType, TensorType, ValueId};
+use ir::{Arg, Graph, Node, NodeId, Op, OpId, PartKind, Patch, Return, ReturnType, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::Pass;
 
-/// Makes list operations of the optimizer part's nodes.
+/// Makes list operations of the update part's nodes.
 pub struct GroupLists;
 
 impl Pass for GroupLists {
@@ -105,7 +105,7 @@ fn forms_of(name: &str) -> Vec<Form> {
 
 /// Those of its operator's forms that a node fits; none if it is no candidate.
 fn forms(graph: &Graph, node: &Node, named: &[Form]) -> Vec<Form> {
-    if node.phase != Phase::Optimizer {
+    if graph.parts[node.part].kind != PartKind::Update {
         return Vec::new();
     }
     named.iter().filter(|form| fits_form(graph, node, **form)).copied().collect()
@@ -141,9 +141,10 @@ fn entries<'n>(form: &ListForm, node: &'n Node) -> impl Iterator<Item = ValueId>
     roles.iter().zip(&node.args).filter(|(role, _)| **role == Role::Each).flat_map(|(_, arg)| arg.values())
 }
 
-/// What members of a group have in common, as bytes: level, operator, settings, shared tensors, element types and devices.
+/// What members of a group have in common, as bytes: part, level, operator, settings, shared tensors, element types and devices.
 fn key(graph: &Graph, level: u32, form: Form, node: &Node) -> Vec<u8> {
     let mut key = Key { graph, bytes: Vec::with_capacity(128) };
+    key.number(node.part.0);
     key.number(level);
     key.number(node.op.0);
     if let Form::List(list, _) = form {

@@ -13,7 +13,7 @@ const SPLIT: &str =
 pub struct Layout<'p, 'g> {
     /// The patch that they belong to.
     pub patch: &'p mut Patch<'g>,
-    /// The node whose position, place, module and phase they take.
+    /// The node whose position, place, module and part they take.
     pub source: NodeId,
 }
 

@@ -15,7 +15,6 @@ mod group_lists;
 mod layout;
 mod merge_views;
 mod order_collectives;
-mod regather;
 
 pub use bucket_collectives::BucketCollectives;
 pub use common_subexpressions::CommonSubexpressions;
@@ -28,4 +27,3 @@ pub use group_lists::GroupLists;
 pub use ir::Patch;
 pub use merge_views::MergeViews;
 pub use order_collectives::OrderCollectives;
-pub use regather::Regather;

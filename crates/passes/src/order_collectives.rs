@@ -4,7 +4,7 @@
 //! their first use. The order follows from the graph alone, so all ranks start their collectives in the same order.
 
 use base::{Bytes, Id, Result, SecondaryMap};
-use ir::{Graph, NodeId, Patch, ValueId};
+use ir::{CollectiveKind, Graph, NodeId, Patch, ValueId};
 
 use crate::{
     Pass,
@@ -35,7 +35,9 @@ impl Pass for OrderCollectives {
             self.hoist_gathers(graph, &facts, &mut wanted);
             let mut order = graph.order.clone();
             order.sort_by_key(|id| wanted[*id]);
-            patch.reorder(order);
+            // What moves stands in the part that it moves to.
+            let part = |id: NodeId| graph.nodes[graph.order[wanted[id].0.min(graph.order.len() - 1)]].part;
+            patch.reorder(order.into_iter().map(|id| (id, part(id))).collect());
         }
         Ok(patch)
     }
@@ -63,9 +65,8 @@ impl OrderCollectives {
         let alone = of_state_alone(graph, facts);
         let users = users(graph);
         let is_gather = |id: &NodeId| {
-            let node = &graph.nodes[*id];
-            let gathers = graph.op_name(*id).starts_with("_c10d_functional::all_gather_into_tensor");
-            gathers && node.operands().all(|operand| alone.contains(operand.index()))
+            let gathers = graph.collective(*id).is_some_and(|it| it.kind == CollectiveKind::AllGather);
+            gathers && graph.nodes[*id].operands().all(|operand| alone.contains(operand.index()))
         };
         let first_use = |id: NodeId| {
             // Its wait stands right before its first use by now.

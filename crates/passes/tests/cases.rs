@@ -19,7 +19,6 @@ fn passes(case: &str) -> Vec<Box<dyn Pass>> {
         match key {
             "bucket" => settings.bucket_limit = value,
             "prefetch" => settings.prefetch_limit = value,
-            "regather" => settings.regather_from = Some(value),
             "direct" => {
                 let [all_reduce, all_gather, reduce_scatter] = [value; 3];
                 settings.direct = Some(Direct { ranks: 2, all_reduce, all_gather, reduce_scatter });
@@ -93,11 +92,6 @@ fn bucket_collectives() {
 #[test]
 fn order_collectives() {
     check("order_collectives");
-}
-
-#[test]
-fn regather() {
-    check("regather");
 }
 
 #[test]

@@ -79,18 +79,16 @@ fn placements(plan: &Plan, counted: impl Fn(&str) -> bool) -> String {
 fn collectives(graph: &RankGraph) -> Vec<(String, u32)> {
     let mut kinds: BTreeMap<String, (u32, u64)> = BTreeMap::new();
     for id in &graph.order {
-        let Some(name) = graph.op_name(*id).strip_prefix("_c10d_functional::") else { continue };
-        if name != "wait_tensor" {
-            let node = &graph.nodes[*id];
-            let label = node.label.map(|label| graph.labels[label].as_str());
-            let kind = match label.and_then(passes::direct_form_of) {
-                Some(meant) => format!("{meant}, direct"),
-                None => name.into(),
-            };
-            let entry = kinds.entry(kind).or_default();
-            entry.0 += 1;
-            entry.1 += node.operands().map(|value| graph.ty(value).bytes().0).sum::<u64>();
-        }
+        let Some(collective) = graph.collective(*id) else { continue };
+        let node = &graph.nodes[*id];
+        let label = node.label.map(|label| graph.labels[label].as_str());
+        let kind = match label.and_then(passes::direct_form_of) {
+            Some(meant) => format!("{meant}, direct"),
+            None => collective.kind.to_string(),
+        };
+        let entry = kinds.entry(kind).or_default();
+        entry.0 += 1;
+        entry.1 += node.operands().map(|value| graph.ty(value).bytes().0).sum::<u64>();
     }
     kinds
         .into_iter()

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use base::define_id;
 use cost::{Company, reshard_time};
 use indexmap::IndexSet;
-use ir::{Phase, Placement, TensorType, ValueId};
+use ir::{PartId, PartKind, Placement, TensorType, ValueId};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use shard::{KindId, Reshard, local_shape, reshard_steps};
 use smallvec::SmallVec;
@@ -39,7 +39,7 @@ pub struct Source {
     /// What each of its states provides.
     pub provided: ProvidedId,
     /// Where it does.
-    pub phase: Phase,
+    pub part: PartId,
     /// Whether the value is an input that lives on, whose own placement takes no memory beside its state.
     pub is_state: bool,
     /// Whether the value only looks at another one's memory.
@@ -47,14 +47,14 @@ pub struct Source {
 }
 
 impl Source {
-    /// Whether collectives on the value go in buckets where it is used in `phase`: parameters and gradients do.
-    fn company(&self, phase: Phase) -> Company {
-        if self.is_state || phase == Phase::Optimizer { Company::Bucketed } else { Company::Alone }
+    /// Whether collectives on the value go in buckets where it is used in a part of this kind: parameters and gradients do.
+    fn company(&self, kind: PartKind) -> Company {
+        if self.is_state || kind == PartKind::Update { Company::Bucketed } else { Company::Alone }
     }
 
-    /// Whether a copy for `phase` takes memory of its own from an earlier part of the step on.
-    fn crosses_to(&self, phase: Phase) -> bool {
-        phase != self.phase && !self.is_state && !self.is_view
+    /// Whether a copy for `part` takes memory of its own from an earlier part of the program on.
+    fn crosses_to(&self, part: PartId) -> bool {
+        part != self.part && !self.is_state && !self.is_view
     }
 }
 
@@ -64,21 +64,21 @@ pub struct Signature {
     /// What provides it.
     pub source: Source,
     /// What each use requires, and where.
-    pub uses: SmallVec<[(RequiredId, Phase); 2]>,
+    pub uses: SmallVec<[(RequiredId, PartId); 2]>,
 }
 
 /// The tables of a value.
 pub enum Link {
     /// Between the source and the only use.
     Direct(TableId),
-    /// Through copy sets, one for each part of the step with a use, in their order.
-    Parts(Vec<Rc<Part>>),
+    /// Through copy sets, one for each part of the program with a use, in their order.
+    Parts(Vec<Rc<PartCopies>>),
 }
 
-/// The copy sets of a value in one part of the step.
-pub struct Part {
+/// The copy sets of a value in one part of the program.
+pub struct PartCopies {
     /// Which part.
-    pub phase: Phase,
+    pub part: PartId,
     /// The states of its variable.
     pub sets: Vec<CopySet>,
     /// The time to make the further placements of each.
@@ -122,20 +122,26 @@ impl Links {
             return known.clone();
         }
         let required = |id: &RequiredId| &self.required[id.0 as usize];
-        let uses: Vec<(&Required, Phase)> =
-            signature.uses.iter().map(|(id, phase)| (required(id), *phase)).collect();
+        let uses: Vec<Use<'_>> = signature.uses.iter().map(|(id, part)| (required(id), *part)).collect();
         let provided = &self.provided[signature.source.provided.0 as usize];
         let (ty, source) = (setting.graph.ty(value), signature.source);
-        let inevitable = inevitable(setting.batch, source, provided, &uses);
+        let inevitable = inevitable(setting, source, provided, &uses);
         let mut maker = Maker { setting, ty, source, provided, inevitable, problem };
         let link = match uses.as_slice() {
-            [(only, phase)] => Link::Direct(maker.direct(only, *phase)),
+            [(only, part)] => Link::Direct(maker.direct(only, *part)),
             uses => Link::Parts(maker.parts(uses)),
         };
         let link = Rc::new(link);
         self.by_signature.insert(signature.clone(), link.clone());
         link
     }
+}
+
+/// What a use requires, and the part of the program that it stands in.
+type Use<'a> = (&'a Required, PartId);
+
+fn kind_of(setting: &Setting<'_>, part: PartId) -> PartKind {
+    setting.graph.parts.get(part).map_or(PartKind::Forward, |part| part.kind)
 }
 
 /// Makes one link.
@@ -149,8 +155,12 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    fn direct(&mut self, required: &Required, phase: Phase) -> TableId {
-        let (company, crossing) = (self.source.company(phase), self.source.crosses_to(phase));
+    fn company(&self, part: PartId) -> Company {
+        self.source.company(kind_of(self.setting, part))
+    }
+
+    fn direct(&mut self, required: &Required, part: PartId) -> TableId {
+        let (company, crossing) = (self.company(part), self.source.crosses_to(part));
         let (mut costs, mut weights) = (Vec::new(), Vec::new());
         for provided in self.provided {
             let kept = if crossing { self.bytes(*provided) } else { 0 };
@@ -163,29 +173,29 @@ impl Maker<'_> {
         self.problem.weighted_table(&[self.provided.len(), required.len()], &costs, &weights)
     }
 
-    fn parts(&mut self, uses: &[(&Required, Phase)]) -> Vec<Rc<Part>> {
-        let mut phases: Vec<Phase> = uses.iter().map(|(_, phase)| *phase).collect();
-        phases.sort_unstable();
-        phases.dedup();
-        let mut parts: Vec<Rc<Part>> = Vec::new();
-        for phase in phases {
+    fn parts(&mut self, uses: &[Use<'_>]) -> Vec<Rc<PartCopies>> {
+        let mut places: Vec<PartId> = uses.iter().map(|(_, part)| *part).collect();
+        places.sort_unstable();
+        places.dedup();
+        let mut parts: Vec<Rc<PartCopies>> = Vec::new();
+        for part in places {
             let here: Vec<&Required> =
-                uses.iter().filter(|(_, other)| *other == phase).map(|(required, _)| *required).collect();
+                uses.iter().filter(|(_, other)| *other == part).map(|(required, _)| *required).collect();
             let before = parts.last().map(Rc::as_ref);
             let sets = self.sets(before, &here);
-            let costs = self.making(&sets, self.source.company(phase));
-            let crosses = before.is_some() || phase != self.source.phase;
+            let costs = self.making(&sets, self.company(part));
+            let crosses = before.is_some() || part != self.source.part;
             let enter = match parts.last() {
-                None => self.enter_first(&sets, phase),
+                None => self.enter_first(&sets, part),
                 Some(before) => self.enter_later(&before.sets, &sets),
             };
             let serves = here.iter().map(|required| self.serve(&sets, required)).collect();
-            parts.push(Rc::new(Part { phase, sets, costs, enter, serves, crosses }));
+            parts.push(Rc::new(PartCopies { part, sets, costs, enter, serves, crosses }));
         }
         parts
     }
 
-    fn sets(&self, before: Option<&Part>, here: &[&Required]) -> Vec<CopySet> {
+    fn sets(&self, before: Option<&PartCopies>, here: &[&Required]) -> Vec<CopySet> {
         let mut sources: Vec<Placement> = Vec::new();
         let from_before = before
             .iter()
@@ -221,8 +231,8 @@ impl Maker<'_> {
     }
 
     /// Ties the first copy sets to the source.
-    fn enter_first(&mut self, sets: &[CopySet], phase: Phase) -> TableId {
-        let crosses = self.source.crosses_to(phase);
+    fn enter_first(&mut self, sets: &[CopySet], part: PartId) -> TableId {
+        let crosses = self.source.crosses_to(part);
         let (mut costs, mut weights) = (Vec::new(), Vec::new());
         for provided in self.provided {
             for set in sets {
@@ -300,14 +310,15 @@ fn against_demand(batch: Option<Placement>, from: Placement, to: Placement, comp
 
 /// The changes against the demand on the batch that a use needs whatever it does, because none of its states takes what is provided.
 fn inevitable(
-    batch: Option<Placement>,
+    setting: &Setting<'_>,
     source: Source,
     provided: &[Placement],
-    uses: &[(&Required, Phase)],
+    uses: &[Use<'_>],
 ) -> Vec<(Placement, Placement, Company)> {
     let mut changes = Vec::new();
-    for (required, phase) in uses {
-        let company = source.company(*phase);
+    let batch = setting.batch;
+    for (required, part) in uses {
+        let company = source.company(kind_of(setting, *part));
         for from in provided {
             let against = |to: &Placement| against_demand(batch, *from, *to, company);
             if required.iter().all(|placements| placements.iter().any(against)) {

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use aten::Call;
 use base::{Code, Diagnostic, Fingerprint, Result};
 use indexmap::IndexMap;
-use ir::{Graph, Mesh, MeshAxis, NodeId, Phase, Placement, ValueId};
+use ir::{Graph, Mesh, MeshAxis, NodeId, PartId, Placement, ValueId};
 use serde::{Deserialize, Serialize};
 use shard::{Assignment, Axis, Space};
 
 /// The version of the text form.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a plan is expected to cost.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -79,7 +79,7 @@ pub struct Plan {
     pub inputs: BTreeMap<String, Placement>,
     /// Operations that are not replicated: `number = "operator: operands -> results"`, by position in program order.
     pub nodes: BTreeMap<String, String>,
-    /// Placements in which values enter a later part of the step: `value.phase`.
+    /// Placements in which values enter a later part of the program: `value.part`, by number.
     pub kept: BTreeMap<String, Placement>,
 }
 
@@ -99,10 +99,7 @@ impl Plan {
             let text = strategy_text(graph, *id, assignment)?;
             Some((position.to_string(), text))
         });
-        let kept = assignment
-            .kept
-            .iter()
-            .map(|((value, phase), p)| (format!("{}.{}", value.0, phase_name(*phase)), *p));
+        let kept = assignment.kept.iter().map(|((value, part), p)| (format!("{}.{}", value.0, part.0), *p));
         Self {
             version: VERSION,
             graph: fingerprints.0,
@@ -209,8 +206,8 @@ impl Plan {
             assignment.nodes.insert(*id, found.clone());
         }
         for (key, placement) in &self.kept {
-            let (value, phase) = parse_kept(key).ok_or_else(|| foreign(format!("`{key}` names no value")))?;
-            assignment.kept.insert((value, phase), *placement);
+            let (value, part) = parse_kept(key).ok_or_else(|| foreign(format!("`{key}` names no value")))?;
+            assignment.kept.insert((value, part), *placement);
         }
         Ok(assignment)
     }
@@ -228,15 +225,7 @@ fn text_of(graph: &Graph, id: NodeId, strategy: &aten::Strategy) -> String {
     format!("{}: {} -> {}", graph.op_name(id), list(&strategy.operands), list(&strategy.results))
 }
 
-const PHASES: [(Phase, &str); 3] =
-    [(Phase::Forward, "forward"), (Phase::Backward, "backward"), (Phase::Optimizer, "optimizer")];
-
-fn phase_name(phase: Phase) -> &'static str {
-    PHASES.iter().find(|(known, _)| *known == phase).map_or("forward", |(_, name)| name)
-}
-
-fn parse_kept(key: &str) -> Option<(ValueId, Phase)> {
-    let (value, phase) = key.split_once('.')?;
-    let phase = PHASES.iter().find(|(_, name)| *name == phase)?.0;
-    Some((ValueId(value.parse().ok()?), phase))
+fn parse_kept(key: &str) -> Option<(ValueId, PartId)> {
+    let (value, part) = key.split_once('.')?;
+    Some((ValueId(value.parse().ok()?), PartId(part.parse().ok()?)))
 }

@@ -2,8 +2,8 @@
 
 use base::{Code, Diagnostic, Fingerprint, Result};
 use cluster::Cluster;
-use ir::{Graph, InputClass, Placement, RankGraph};
-use shard::{Assignment, Axis, CollectiveKind, Space, canonical, partition};
+use ir::{CollectiveKind, Graph, InputClass, Placement, RankGraph};
+use shard::{Assignment, Axis, Space, canonical, partition};
 use solve::{Failure, Options, Solution, Solver, weigh};
 
 use crate::{

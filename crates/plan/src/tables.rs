@@ -1,7 +1,7 @@
 //! The search space as variables and cost tables.
 //!
 //! A variable for each operation (its strategy), for each input (its placement), and for each value with several uses, in each part of the
-//! step where it is used (its copy set). Costs are times. Weights are bytes: of state, and of copies that live from one part of the step
+//! program where it is used (its copy set). Costs are times. Weights are bytes: of state, and of copies that live from one part of the program
 //! to a later one.
 
 use std::rc::Rc;
@@ -10,14 +10,14 @@ use aten::{Call, Strategy};
 use base::{Code, Diagnostic, PrimaryMap, Result, SecondaryMap, define_id};
 use cluster::Cluster;
 use cost::operation_time;
-use ir::{Graph, InputClass, InputId, NodeId, Phase, Placement, ValueDef, ValueId};
+use ir::{Graph, InputClass, InputId, NodeId, PartId, Placement, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 use shard::{Assignment, ClassId, Space};
 use smallvec::SmallVec;
 use solve::{Choices, Cost, Problem, VariableId};
 
 use crate::{
-    links::{Link, Links, Part, ProvidedId, RequiredId, Signature, Source, local_bytes},
+    links::{Link, Links, PartCopies, ProvidedId, RequiredId, Signature, Source, local_bytes},
     pins::{Demand, Demands},
 };
 
@@ -80,14 +80,14 @@ type MenuKey = (ClassId, bool, SmallVec<[Option<Placement>; 4]>);
 struct Use {
     variable: VariableId,
     required: RequiredId,
-    phase: Phase,
+    part: PartId,
 }
 
-/// The copy set of a value in a part of the step.
+/// The copy set of a value in a part of the program.
 struct Kept {
     value: ValueId,
     variable: VariableId,
-    part: Rc<Part>,
+    copies: Rc<PartCopies>,
 }
 
 impl<'a> Tables<'a> {
@@ -173,7 +173,7 @@ impl<'a> Tables<'a> {
                 let (variable, placements) = &self.inputs[id];
                 let provided = self.links.provided(placements.clone());
                 let is_state = graph.inputs[id].class.is_state();
-                (*variable, Source { kind, provided, phase: Phase::Forward, is_state, is_view: false })
+                (*variable, Source { kind, provided, part: PartId(0), is_state, is_view: false })
             }
             ValueDef::Result(node, position) => {
                 let (variable, menu) = self.nodes[&node];
@@ -184,8 +184,8 @@ impl<'a> Tables<'a> {
                 });
                 let row = aten::row(graph.op_name(node));
                 let is_view = row.is_some_and(|row| matches!(row.work, aten::Work::View));
-                let phase = graph.nodes[node].phase;
-                (variable, Source { kind, provided, phase, is_state: false, is_view })
+                let part = graph.nodes[node].part;
+                (variable, Source { kind, provided, part, is_state: false, is_view })
             }
         }
     }
@@ -202,7 +202,7 @@ impl<'a> Tables<'a> {
             for group in slots.chunk_by(|a, b| a.0 == b.0) {
                 let slots: SmallVec<[usize; 2]> = group.iter().map(|(_, slot)| *slot).collect();
                 let required = self.menus.required(&mut self.links, menu, slots);
-                uses[group[0].0].push(Use { variable, required, phase: node.phase });
+                uses[group[0].0].push(Use { variable, required, part: node.part });
             }
         }
         for (input, value) in &graph.updates {
@@ -210,13 +210,13 @@ impl<'a> Tables<'a> {
             let required = placements.iter().map(|placement| smallvec::smallvec![*placement]).collect();
             if graph.inputs[*input].value != *value {
                 let required = self.links.required(required);
-                uses[*value].push(Use { variable: *variable, required, phase: Phase::Optimizer });
+                uses[*value].push(Use { variable: *variable, required, part: graph.last_part() });
             }
         }
         for value in &graph.returns {
             let variable = self.problem.variable(&[Cost::ZERO]);
             let required = self.links.required(vec![smallvec::smallvec![Placement::Replicate]]);
-            uses[*value].push(Use { variable, required, phase: Phase::Optimizer });
+            uses[*value].push(Use { variable, required, part: graph.last_part() });
         }
         uses
     }
@@ -224,7 +224,7 @@ impl<'a> Tables<'a> {
     /// Adds the tables between the source of a value and its uses.
     fn connect(&mut self, value: ValueId, uses: &[Use]) {
         let (provider, source) = self.source(value);
-        let signature = Signature { source, uses: uses.iter().map(|u| (u.required, u.phase)).collect() };
+        let signature = Signature { source, uses: uses.iter().map(|u| (u.required, u.part)).collect() };
         let link = self.links.link(self.setting, value, &signature, &mut self.problem);
         let parts = match &*link {
             Link::Direct(table) => return self.problem.pair(provider, uses[0].variable, *table),
@@ -234,11 +234,11 @@ impl<'a> Tables<'a> {
         for part in parts {
             let variable = self.problem.variable(&part.costs);
             self.problem.pair(before, variable, part.enter);
-            for (here, serve) in uses.iter().filter(|u| u.phase == part.phase).zip(&part.serves) {
+            for (here, serve) in uses.iter().filter(|u| u.part == part.part).zip(&part.serves) {
                 self.problem.pair(here.variable, variable, *serve);
             }
             if part.crosses {
-                self.copies.push(Kept { value, variable, part: part.clone() });
+                self.copies.push(Kept { value, variable, copies: part.clone() });
             }
             before = variable;
         }
@@ -248,10 +248,9 @@ impl<'a> Tables<'a> {
     pub fn assignment(&self, choices: &Choices) -> Assignment {
         let state = |variable: VariableId| choices[variable] as usize;
         let strategy = |(variable, menu): (VariableId, MenuId)| &self.menus.all[menu].0[state(variable)];
-        let kept = self
-            .copies
-            .iter()
-            .map(|Kept { value, variable, part }| ((*value, part.phase), part.sets[state(*variable)].source));
+        let kept = self.copies.iter().map(|Kept { value, variable, copies }| {
+            ((*value, copies.part), copies.sets[state(*variable)].source)
+        });
         Assignment {
             nodes: self.nodes.iter().map(|(id, of)| (*id, strategy(*of).clone())).collect(),
             inputs: self.inputs.iter().map(|(id, (variable, p))| (id, p[state(*variable)])).collect(),

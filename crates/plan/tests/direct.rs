@@ -4,9 +4,8 @@
 use base::Bytes;
 use cluster::Cluster;
 use cost::{direct_limit, graph_time};
-use ir::Graph;
+use ir::{CollectiveKind, Graph};
 use passes::{Direct, DirectCollectives, Pass};
-use shard::CollectiveKind;
 
 const KINDS: [CollectiveKind; 3] =
     [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter];
@@ -35,7 +34,7 @@ fn graph(kind: CollectiveKind, bytes: u64, ranks: u64) -> Graph {
         _ => (whole, part, format!("reduce_scatter_tensor(v0, \"sum\", {ranks}, \"axis:a\")")),
     };
     let text = format!(
-        "unisono graph 1\n\
+        "unisono graph 2\n\
          op _c10d_functional::all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor\n\
          op _c10d_functional::all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor\n\
          op _c10d_functional::reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor\n\

@@ -4,7 +4,7 @@
 use aten::Strategy;
 use cluster::Cluster;
 use ir::{
-    Arg, Dims, Dtype, Graph, InputClass, InputId, NodeId, Phase, Placement, TensorType, ValueId,
+    Arg, Dims, Dtype, Graph, InputClass, InputId, NodeId, PartKind, Placement, TensorType, ValueId,
     contiguous_strides,
 };
 use passes::{DirectCollectives, Pass};
@@ -172,11 +172,11 @@ fn random_step(random: &mut Random, size: i64) -> Graph {
         graph.input(InputClass::Parameter, "params.b", ty.clone()),
         graph.input(InputClass::Batch, "batch.0", ty.clone()),
     ];
-    for phase in [Phase::Forward, Phase::Backward, Phase::Optimizer] {
+    for kind in [PartKind::Forward, PartKind::Backward, PartKind::Update] {
+        graph.begin_part(kind);
         for _ in 0..4 {
             let mut pick = || Arg::Value(values[random.below(values.len())]);
             let (a, b) = (pick(), pick());
-            let first = graph.order.len();
             let value = match random.below(5) {
                 0 => {
                     let schema = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor";
@@ -192,10 +192,6 @@ fn random_step(random: &mut Random, size: i64) -> Graph {
                 2 => graph.push_value("aten::relu(Tensor self) -> Tensor", vec![a], ty.clone()),
                 _ => graph.push_value("aten::mm(Tensor self, Tensor mat2) -> Tensor", vec![a, b], ty.clone()),
             };
-            let new: Vec<NodeId> = graph.order[first..].to_vec();
-            for id in new {
-                graph.nodes[id].phase = phase;
-            }
             values.push(value);
         }
     }

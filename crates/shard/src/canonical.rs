@@ -25,6 +25,7 @@ pub fn canonical(graph: &Graph) -> Graph {
             places: graph.places.clone(),
             modules: graph.modules.clone(),
             labels: graph.labels.clone(),
+            parts: graph.parts.clone(),
             ..Graph::default()
         },
         new: FxHashMap::default(),
@@ -76,7 +77,7 @@ impl Rewrite<'_> {
 
     fn emitter(&mut self, id: NodeId) -> Emitter<'_> {
         let node = &self.graph.nodes[id];
-        let origin = Origin { place: node.place, module: node.module, phase: node.phase, label: node.label };
+        let origin = Origin { place: node.place, module: node.module, part: node.part, label: node.label };
         Emitter { graph: &mut self.out, origin }
     }
 
@@ -258,8 +259,8 @@ impl Emitter<'_> {
         let node = self.graph.push(schema, args, vec![first.into(), second.into()]);
         let origin = self.origin;
         let node = &mut self.graph.nodes[node];
-        (node.place, node.module, node.phase, node.label) =
-            (origin.place, origin.module, origin.phase, origin.label);
+        (node.place, node.module, node.part, node.label) =
+            (origin.place, origin.module, origin.part, origin.label);
         let mut results = node.results();
         (results.next().expect("two results"), results.next().expect("two results"))
     }

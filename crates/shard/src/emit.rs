@@ -1,6 +1,6 @@
 //! Writing nodes into the graph of a rank.
 
-use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, Phase, PlaceId, TensorType, ValueId};
+use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, PartId, PlaceId, TensorType, ValueId};
 
 use crate::local::{filled_strides, filled_type};
 
@@ -11,8 +11,8 @@ pub struct Origin {
     pub place: Option<PlaceId>,
     /// Module.
     pub module: Option<ModuleId>,
-    /// Part of the step.
-    pub phase: Phase,
+    /// Part of the program.
+    pub part: PartId,
     /// What caused them.
     pub label: Option<LabelId>,
 }
@@ -33,7 +33,7 @@ impl Emitter<'_> {
         let node = &mut self.graph.nodes[node];
         node.place = self.origin.place;
         node.module = self.origin.module;
-        node.phase = self.origin.phase;
+        node.part = self.origin.part;
         node.label = self.origin.label;
         value
     }

@@ -16,6 +16,6 @@ mod space;
 pub use canonical::canonical;
 pub use exam::{Question, exam};
 pub use local::{local_shape, local_type};
-pub use partition::{Assignment, Axis, GROUP_PREFIX, partition};
-pub use reshard::{Collective, CollectiveKind, Reshard, reshard_steps};
+pub use partition::{Assignment, Axis, partition};
+pub use reshard::{Reshard, Step, reshard_steps};
 pub use space::{ClassId, KindId, Offer, Space};

@@ -2,7 +2,7 @@
 
 use aten::{Call, Strategy};
 use base::{Diagnostic, Result, SecondaryMap};
-use ir::{Graph, InputId, LabelId, NodeId, Phase, Placement, RankGraph, ValueDef, ValueId};
+use ir::{GROUP_PREFIX, Graph, InputId, LabelId, NodeId, PartId, Placement, RankGraph, ValueDef, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -12,9 +12,6 @@ use crate::{
     realise::Realised,
     reshard::{Reshard, Resharder, reshard_steps},
 };
-
-/// Symbolic group names are this and the axis's name.
-pub const GROUP_PREFIX: &str = "axis:";
 
 /// The axis to partition along.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,8 +29,8 @@ pub struct Assignment {
     pub nodes: FxHashMap<NodeId, Strategy>,
     /// How each input is stored; inputs that are not here are whole on every rank.
     pub inputs: FxHashMap<InputId, Placement>,
-    /// The placement in which a value enters a later part of the step; other copies of it are not used there.
-    pub kept: FxHashMap<(ValueId, Phase), Placement>,
+    /// The placement in which a value enters a later part of the program; other copies of it are not used there.
+    pub kept: FxHashMap<(ValueId, PartId), Placement>,
 }
 
 /// A copy of a value.
@@ -41,7 +38,7 @@ pub struct Assignment {
 struct Held {
     placement: Placement,
     local: ValueId,
-    phase: Phase,
+    part: PartId,
 }
 
 /// The graph of the rank at `coordinate` along `axis`: local shapes, localised sizes, and a change of placement exactly where an operation
@@ -60,6 +57,7 @@ pub fn partition(graph: &Graph, assignment: &Assignment, axis: &Axis, coordinate
             ops: graph.ops.clone(),
             places: graph.places.clone(),
             modules: graph.modules.clone(),
+            parts: graph.parts.clone(),
             ..Graph::default()
         },
         held: SecondaryMap::default(),
@@ -74,28 +72,28 @@ pub fn partition(graph: &Graph, assignment: &Assignment, axis: &Axis, coordinate
     Ok(state.out)
 }
 
-/// The values that some use wants whole, by the part of the step where it stands, or where a later part expects that they were made.
-fn wanted_whole(graph: &Graph, assignment: &Assignment) -> FxHashSet<(ValueId, Phase)> {
+/// The values that some use wants whole, by the part of the program where it stands, or where a later part expects that they were made.
+fn wanted_whole(graph: &Graph, assignment: &Assignment) -> FxHashSet<(ValueId, PartId)> {
     let mut wanted = FxHashSet::default();
-    let mut last_use: FxHashMap<ValueId, Phase> = FxHashMap::default();
+    let mut last_use: FxHashMap<ValueId, PartId> = FxHashMap::default();
     for id in &graph.order {
         let node = &graph.nodes[*id];
         let strategy = assignment.nodes.get(id);
         for (position, value) in node.operands().enumerate() {
-            let before = last_use.insert(value, node.phase);
-            let kept = assignment.kept.get(&(value, node.phase));
+            let before = last_use.insert(value, node.part);
+            let kept = assignment.kept.get(&(value, node.part));
             if let (Some(before), Some(Placement::Replicate)) = (before, kept) {
                 wanted.insert((value, before));
             }
             if strategy.is_none_or(|strategy| strategy.operands[position] == Placement::Replicate) {
-                wanted.insert((value, node.phase));
+                wanted.insert((value, node.part));
             }
         }
     }
     let stored = |input| assignment.inputs.get(input).copied().unwrap_or(Placement::Replicate);
     let updates = graph.updates.iter().filter(|(input, _)| stored(input) == Placement::Replicate);
     let ends = updates.map(|(_, value)| value).chain(&graph.returns);
-    wanted.extend(ends.map(|value| (*value, Phase::Optimizer)));
+    wanted.extend(ends.map(|value| (*value, graph.last_part())));
     wanted
 }
 
@@ -109,7 +107,7 @@ struct Partition<'a> {
     resharder: &'a Resharder<'a>,
     out: Graph,
     held: SecondaryMap<ValueId, SmallVec<[Held; 2]>>,
-    wanted_whole: FxHashSet<(ValueId, Phase)>,
+    wanted_whole: FxHashSet<(ValueId, PartId)>,
     names: FxHashMap<ValueId, &'a str>,
 }
 
@@ -119,7 +117,7 @@ impl Partition<'_> {
             let placement = self.assignment.inputs.get(&id).copied().unwrap_or(Placement::Replicate);
             let ty = local_type(self.graph.ty(input.value), placement, self.resharder.ranks);
             let local = self.out.input(input.class, input.name.clone(), ty);
-            self.hold(input.value, Held { placement, local, phase: Phase::Forward });
+            self.hold(input.value, Held { placement, local, part: PartId(0) });
         }
     }
 
@@ -134,7 +132,7 @@ impl Partition<'_> {
             Some(strategy) => strategy.clone(),
             None => aten::replicated(&call),
         };
-        let origin = Origin { place: node.place, module: node.module, phase: node.phase, label: None };
+        let origin = Origin { place: node.place, module: node.module, part: node.part, label: None };
         let mut operands = SmallVec::new();
         for (value, placement) in call.operands.iter().zip(&strategy.operands) {
             operands.push(self.require(*value, *placement, origin)?);
@@ -142,14 +140,14 @@ impl Partition<'_> {
         let realised = Realised { call: &call, strategy: &strategy, operands, resharder: self.resharder };
         let results = realised.write(&mut Emitter { graph: &mut self.out, origin });
         for ((value, local), placement) in call.results.iter().zip(results).zip(&strategy.results) {
-            self.hold(*value, Held { placement: *placement, local, phase: node.phase });
+            self.hold(*value, Held { placement: *placement, local, part: node.part });
         }
         Ok(())
     }
 
     /// The local value of `value` in a placement: one that is there, or one that is made.
     fn require(&mut self, value: ValueId, placement: Placement, origin: Origin) -> Result<ValueId> {
-        let available = self.available(value, origin.phase);
+        let available = self.available(value, origin.part);
         if let Some(held) = available.iter().find(|held| held.placement == placement) {
             return Ok(held.local);
         }
@@ -168,10 +166,10 @@ impl Partition<'_> {
             let message = format!("{value} cannot go from {} to {placement}", source.placement);
             return Err(Diagnostic::bug(message));
         };
-        // What is made whole for another use of this part of the step is made first, and cut: two collectives would send it twice.
+        // What is made whole for another use of this part of the program is made first, and cut: two collectives would send it twice.
         if !steps.is_empty()
             && placement != Placement::Replicate
-            && self.wanted_whole.contains(&(value, origin.phase))
+            && self.wanted_whole.contains(&(value, origin.part))
         {
             self.require(value, Placement::Replicate, origin)?;
             return self.require(value, placement, origin);
@@ -179,18 +177,18 @@ impl Partition<'_> {
         let label = self.label(value, reshard);
         let mut emitter = Emitter { graph: &mut self.out, origin: Origin { label: Some(label), ..origin } };
         let local = self.resharder.reshard(&mut emitter, source.local, &ty.shape, reshard);
-        self.hold(value, Held { placement, local, phase: origin.phase });
+        self.hold(value, Held { placement, local, part: origin.part });
         Ok(local)
     }
 
-    /// The copies of a value that may be used in a part of the step.
-    fn available(&self, value: ValueId, phase: Phase) -> SmallVec<[Held; 2]> {
+    /// The copies of a value that may be used in a part of the program.
+    fn available(&self, value: ValueId, part: PartId) -> SmallVec<[Held; 2]> {
         let all = self.held[value].clone();
-        let Some(kept) = self.assignment.kept.get(&(value, phase)) else { return all };
+        let Some(kept) = self.assignment.kept.get(&(value, part)) else { return all };
         // An input is there in its own placement at any time.
         let is_input = matches!(self.graph.values[value].def, ValueDef::Input(_));
         let usable = |(number, held): &(usize, &Held)| {
-            held.phase == phase || held.placement == *kept || (is_input && *number == 0)
+            held.part == part || held.placement == *kept || (is_input && *number == 0)
         };
         let usable: SmallVec<[Held; 2]> =
             all.iter().enumerate().filter(usable).map(|(_, held)| *held).collect();
@@ -221,7 +219,7 @@ impl Partition<'_> {
                 ValueDef::Result(node, _) => self.graph.nodes[node].place,
                 ValueDef::Input(_) => None,
             };
-            Origin { phase: Phase::Optimizer, place: made_by, ..Origin::default() }
+            Origin { part: self.graph.last_part(), place: made_by, ..Origin::default() }
         };
         for (input, value) in &self.graph.updates {
             let placement = self.assignment.inputs.get(input).copied().unwrap_or(Placement::Replicate);

@@ -1,7 +1,7 @@
 //! What an operation becomes on one rank.
 
 use aten::{Call, Realise, Sizes, Strategy};
-use ir::{Arg, Dtype, Placement, Return, TensorType, ValueDef, ValueId};
+use ir::{Arg, Dtype, Placement, Reduction, Return, TensorType, ValueDef, ValueId};
 use smallvec::SmallVec;
 
 use crate::{
@@ -165,7 +165,7 @@ impl Realised<'_> {
             returns,
             place: origin.place,
             module: origin.module,
-            phase: origin.phase,
+            part: origin.part,
             label: origin.label,
         });
         out.graph.order.push(id);
@@ -211,11 +211,11 @@ impl Realised<'_> {
         let dim = self.cut_dim(0);
         let x = self.as_result_type(out, self.operands[0]);
         let largest = out.amax(x, dim);
-        let largest = self.resharder.all_reduce(out, largest, "max");
+        let largest = self.resharder.all_reduce(out, largest, Reduction::Max);
         let shifted = out.sum("sub", x, largest);
         let exponential = out.unary("exp", shifted);
         let sum = out.reduce("sum", exponential, &[dim], true);
-        let sum = self.resharder.all_reduce(out, sum, "sum");
+        let sum = self.resharder.all_reduce(out, sum, Reduction::Sum);
         if self.strategy.realise == Realise::Softmax {
             return out.binary("div.Tensor", exponential, sum);
         }
@@ -248,7 +248,7 @@ impl Realised<'_> {
         let (gradient, y) = (self.operands[0], self.operands[1]);
         let product = out.binary("mul.Tensor", gradient, y);
         let sum = out.reduce("sum", product, &[self.cut_dim(0)], true);
-        let sum = self.resharder.all_reduce(out, sum, "sum");
+        let sum = self.resharder.all_reduce(out, sum, Reduction::Sum);
         let weighted = out.binary("mul.Tensor", y, sum);
         let result = out.sum("sub", product, weighted);
         self.as_result_type(out, result)
@@ -258,7 +258,7 @@ impl Realised<'_> {
     fn log_softmax_backward(&self, out: &mut Emitter<'_>) -> ValueId {
         let (gradient, y) = (self.operands[0], self.operands[1]);
         let sum = out.reduce("sum", gradient, &[self.cut_dim(0)], true);
-        let sum = self.resharder.all_reduce(out, sum, "sum");
+        let sum = self.resharder.all_reduce(out, sum, Reduction::Sum);
         let probability = out.unary("exp", y);
         let weighted = out.binary("mul.Tensor", probability, sum);
         let result = out.sum("sub", gradient, weighted);

@@ -1,49 +1,34 @@
 //! Changes of placement: which collectives they need, and the nodes that do them.
 
 use base::Bytes;
-use ir::{Arg, Dims, Placement, Reduce, TensorType, ValueId};
-use serde::{Deserialize, Serialize};
+use ir::{Arg, CollectiveKind, Dims, Placement, Reduce, Reduction, TensorType, ValueId, WAIT};
 
 use crate::emit::Emitter;
 
-/// A kind of collective.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CollectiveKind {
-    /// Every rank gets the reduction of all.
-    AllReduce,
-    /// Every rank gets the parts of all.
-    AllGather,
-    /// Every rank gets its part of the reduction of all.
-    ReduceScatter,
-    /// Every rank gets a part from each.
-    AllToAll,
-}
-
-/// A collective with the bytes that it works on: of the whole tensor for gathers and reductions, of one rank's tensor for an all-to-all.
+/// A collective that a change of placement takes, along the axis of the change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Collective {
-    /// Which.
+pub struct Step {
+    /// What it does.
     pub kind: CollectiveKind,
-    /// On how much.
+    /// On how much, counted as [`ir::Collective::bytes`] is.
     pub bytes: Bytes,
 }
 
 /// A change of placement.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Reshard {
-    /// As it is.
+    /// The placement that is there.
     pub from: Placement,
-    /// As it shall be.
+    /// The placement that is wanted.
     pub to: Placement,
 }
 
 /// The collectives that a change of placement of a tensor of type `ty` takes; none where every rank has what it needs; `None` where it
 /// cannot be done.
-pub fn reshard_steps(ty: &TensorType, reshard: Reshard, ranks: u32) -> Option<Vec<Collective>> {
+pub fn reshard_steps(ty: &TensorType, reshard: Reshard, ranks: u32) -> Option<Vec<Step>> {
     use Placement::{Partial, Replicate, Shard};
     let whole = ty.bytes();
-    let one = |kind, bytes| Some(vec![Collective { kind, bytes }]);
+    let one = |kind, bytes| Some(vec![Step { kind, bytes }]);
     match (reshard.from, reshard.to) {
         (from, to) if from == to => Some(Vec::new()),
         (Replicate, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm))
@@ -93,11 +78,10 @@ impl Resharder<'_> {
             (Partial(Reduce::Sum), Shard { dim, blocks }) => {
                 self.reduce_cut(out, value, usize::from(dim), blocks)
             }
-            (Partial(Reduce::Sum), Replicate) => self.all_reduce(out, value, "sum"),
-            (Partial(Reduce::Max), Replicate) => self.all_reduce(out, value, "max"),
+            (Partial(Reduce::Sum), Replicate) => self.all_reduce(out, value, Reduction::Sum),
             (Partial(Reduce::Norm), Replicate) => {
                 let squares = out.binary("mul.Tensor", value, value);
-                let sum = self.all_reduce(out, squares, "sum");
+                let sum = self.all_reduce(out, squares, Reduction::Sum);
                 out.unary("sqrt", sum)
             }
             (from, to) => {
@@ -158,8 +142,7 @@ impl Resharder<'_> {
         gathered_ty.shape[0] *= ranks;
         gathered_ty.strides = ir::contiguous_strides(&gathered_ty.shape);
         let args = vec![Arg::Value(value), Arg::Int(ranks), Arg::Str(self.group.into())];
-        let schema = "_c10d_functional::all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor";
-        let gathered = self.wait(out, schema, args, gathered_ty);
+        let gathered = self.collective(out, CollectiveKind::AllGather, args, gathered_ty);
         if dim == 0 && blocks == 1 {
             return gathered;
         }
@@ -215,12 +198,11 @@ impl Resharder<'_> {
         let ty = TensorType { strides: ir::contiguous_strides(&part), shape: part, ..out.ty(dealt) };
         let args = vec![
             Arg::Value(dealt),
-            Arg::Str("sum".into()),
+            Arg::Str(Reduction::Sum.text().into()),
             Arg::Int(i64::from(self.ranks)),
             Arg::Str(self.group.into()),
         ];
-        let schema = "_c10d_functional::reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor";
-        self.wait(out, schema, args, ty)
+        self.collective(out, CollectiveKind::ReduceScatter, args, ty)
     }
 
     /// From parts of one dimension to parts of another.
@@ -240,23 +222,28 @@ impl Resharder<'_> {
             Arg::Ints(splits),
             Arg::Str(self.group.into()),
         ];
-        let schema = "_c10d_functional::all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, str group_name) -> Tensor";
-        let received = self.wait(out, schema, args, ty);
+        let received = self.collective(out, CollectiveKind::AllToAll, args, ty);
         self.interleave(out, received, &part, from.0, from.1)
     }
 
     /// The reduction of all, on every rank.
-    pub fn all_reduce(&self, out: &mut Emitter<'_>, value: ValueId, reduce: &str) -> ValueId {
+    pub fn all_reduce(&self, out: &mut Emitter<'_>, value: ValueId, reduction: Reduction) -> ValueId {
         let value = out.in_order(value);
         let ty = out.ty(value);
-        let args = vec![Arg::Value(value), Arg::Str(reduce.into()), Arg::Str(self.group.into())];
-        let schema = "_c10d_functional::all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor";
-        self.wait(out, schema, args, ty)
+        let args = vec![Arg::Value(value), Arg::Str(reduction.text().into()), Arg::Str(self.group.into())];
+        self.collective(out, CollectiveKind::AllReduce, args, ty)
     }
 
-    fn wait(&self, out: &mut Emitter<'_>, schema: &str, args: Vec<Arg>, ty: TensorType) -> ValueId {
-        let issued = out.op(schema, args, ty.clone());
-        out.op("_c10d_functional::wait_tensor(Tensor tensor) -> Tensor", vec![Arg::Value(issued)], ty)
+    /// Starts a collective and waits for it.
+    fn collective(
+        &self,
+        out: &mut Emitter<'_>,
+        kind: CollectiveKind,
+        args: Vec<Arg>,
+        ty: TensorType,
+    ) -> ValueId {
+        let issued = out.op(kind.schema(), args, ty.clone());
+        out.op(WAIT, vec![Arg::Value(issued)], ty)
     }
 }
 

@@ -17,15 +17,14 @@ pub enum Work {
 
 /// What the node does, where `size` ranks are in the group of its name.
 pub fn work(graph: &Graph, id: NodeId, machine: Machine<'_>, size: impl Fn(&str) -> u32) -> Work {
-    if !timeline::step::is_on_group(graph.op_name(id)) {
-        let call = Call::new(graph, id);
-        return Work::Operation(cost::operation_time(machine.cluster, &call, &aten::replicated(&call), 1));
+    if let Some(collective) = cost::step(graph, id) {
+        let ranks = graph.group_name(id).map_or(1, size);
+        return Work::Collective(cost::collective_time(machine.cluster, collective, ranks));
     }
     let call = Call::new(graph, id);
-    let ranks = timeline::step::group_name(graph, id).map_or(1, size);
-    match (cost::collective(&call, ranks), call.operands.first()) {
-        (Some(collective), _) => Work::Collective(cost::collective_time(machine.cluster, collective, ranks)),
-        (None, Some(operand)) => Work::Wait(*operand),
-        (None, None) => Work::Operation(0),
+    match call.operands.first().filter(|_| graph.is_wait(id)) {
+        Some(operand) => Work::Wait(*operand),
+        None if graph.is_wait(id) => Work::Operation(0),
+        None => Work::Operation(cost::operation_time(machine.cluster, &call, &aten::replicated(&call), 1)),
     }
 }

@@ -3,7 +3,6 @@
 use base::{Code, Diagnostic, Id, Result, SecondaryMap};
 use indexmap::IndexMap;
 use ir::{Graph, Mesh, NodeId, ValueId};
-use timeline::step::group_name;
 
 use crate::{
     Machine,
@@ -179,7 +178,7 @@ fn program(graph: &Graph, rank: usize, groups: &mut Groups<'_>) -> Result<Progra
             Work::Operation(time) => Step::Operation(time.clamp(0, LONGEST)),
             Work::Wait(value) => Step::Wait(started[value]),
             Work::Collective(time) => {
-                let name = group_name(graph, *id).unwrap_or_default();
+                let name = graph.group_name(*id).unwrap_or_default();
                 let (group, member) = groups.of(name, rank).ok_or_else(|| unknown(graph, *id, name))?;
                 graph.nodes[*id].results().for_each(|value| started[value] = Some(count));
                 count += 1;

@@ -84,7 +84,7 @@ impl Observer for Drawing<'_> {
     fn wait(&mut self, rank: usize, step: Option<usize>, interval: Interval) {
         match step {
             Some(step) => self.ranks[rank].operation(step, span(interval)),
-            None => self.ranks[rank].other(step::WAIT, span(interval)),
+            None => self.ranks[rank].other(ir::wait_operator(), span(interval)),
         }
     }
 

@@ -4,30 +4,16 @@
 
 use base::Nanos;
 use indexmap::IndexMap;
-use ir::{Arg, Graph, NodeId};
+use ir::{Graph, NodeId};
 
 use crate::{Category, CollectiveArgs, Event, Lane, NameId, Names, NodeArgs, Rank, Timeline, Track, TrackId};
 
-/// What names of operations on process groups begin with.
-const FUNCTIONAL: &str = "_c10d_functional::";
-/// The operation that waits for a collective.
-pub const WAIT: &str = "_c10d_functional::wait_tensor";
 /// What names on lanes of groups begin with.
 const COLLECTIVE: &str = "unisono:";
 /// The annotation around the step.
 const STEP: &str = "ProfilerStep#0";
 /// [`Metadata::backend`](crate::Metadata::backend) of what nobody measured.
 const SIMULATED: &str = "simulated";
-
-/// Whether operations of this name wait for a collective.
-pub fn is_wait(name: &str) -> bool {
-    name == WAIT
-}
-
-/// Whether operations of this name start a collective or wait for one.
-pub fn is_on_group(name: &str) -> bool {
-    name.starts_with(FUNCTIONAL)
-}
 
 /// Whether a rank's step was simulated rather than measured.
 pub fn is_simulated(rank: &Rank) -> bool {
@@ -80,7 +66,7 @@ impl<'g> StepTimeline<'g> {
     /// Adds the collective that the node at `position` starts, on the lane of `group`.
     pub fn collective(&mut self, position: usize, group: &Group<'_>, span: Span) {
         let name = self.graph.op_name(self.graph.order[position]);
-        let operation = name.strip_prefix(FUNCTIONAL).unwrap_or(name);
+        let operation = name.rsplit_once("::").map_or(name, |(_, short)| short);
         let (lane, sequence) = self.lane(group.name);
         let event = self.names.intern(&format!("{COLLECTIVE}{operation}"));
         let row = self.push(Category::UserAnnotation, event, lane, span);
@@ -169,14 +155,6 @@ pub struct Group<'a> {
     pub size: u32,
 }
 
-/// The name of the process group of a collective in a rank's graph: its last argument.
-pub fn group_name(graph: &Graph, id: NodeId) -> Option<&str> {
-    match graph.nodes[id].args.last() {
-        Some(Arg::Str(name)) if is_on_group(graph.op_name(id)) => Some(name),
-        _ => None,
-    }
-}
-
 /// What a step took in few numbers. Operations and waits of one rank do not overlap, so `compute` and `exposed` are parts of `step`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Figures {
@@ -205,8 +183,8 @@ impl Figures {
             match events.category[row] {
                 Category::UserAnnotation if name == STEP => figures.step = duration,
                 Category::UserAnnotation if name.starts_with(COLLECTIVE) => figures.collective(duration),
-                Category::CpuOp if is_wait(name) => figures.exposed += duration,
-                Category::CpuOp => figures.operation(duration, is_on_group(name)),
+                Category::CpuOp if ir::is_wait(name) => figures.exposed += duration,
+                Category::CpuOp => figures.operation(duration, ir::is_communication(name)),
                 _ => {}
             }
         }

@@ -1,10 +1,10 @@
-"""Where in the user's code, in which module and in which part of the step each operation was made."""
+"""Where in the user's code, in which module and in which part of the program each operation was made."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -15,6 +15,7 @@ import torch.fx
 import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture.known import value_of
@@ -30,15 +31,42 @@ _NOT_THE_USERS = (
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of an operation's making."""
+    """What is known of an operation's making; ``by`` is what ran it: the autograd engine, an optimizer or (empty) the step's own code."""
 
     file: str
     line: int
     module: str
-    phase: str
+    by: str
 
 
-_NOWHERE = Origin("", 0, "", "forward")
+_NOWHERE = Origin("", 0, "", "")
+ENGINE, OPTIMIZER = "engine", "optimizer"
+
+
+def part_kinds(origins: Sequence[Origin | None]) -> list[str]:
+    """The kind of part that each operation of a step stands in, in program order.
+
+    What the step's own code does is forward where gradients are computed of it afterwards, and update between the last backward and an
+    optimizer (clipping) or behind one. A second micro-batch or a second network so begins a forward part of its own.
+    """
+    kinds = [_KINDS[origin.by] if origin is not None else None for origin in origins]
+    behind: list[str | None] = []
+    following = None
+    for kind in reversed(kinds):
+        following = kind or following
+        behind.append(following)
+    before: str | None = None
+    found: list[str] = []
+    for origin, kind, following in zip(origins, kinds, reversed(behind), strict=True):
+        if origin is None:  # made by the capture itself: part of what stands before it
+            found.append(found[-1] if found else "forward")
+            continue
+        found.append(kind or ("forward" if following == "backward" or before is None else "update"))
+        before = kind or before
+    return found
+
+
+_KINDS = {ENGINE: "backward", OPTIMIZER: "update", "": None}
 
 
 def is_the_users(file: str) -> bool:
@@ -73,18 +101,18 @@ class OriginTracker(TorchDispatchMode):
         self._names = {id(module): name for name, module in model.named_modules()} if model is not None else {}
         self._modules: list[str] = []
         self._by_sequence: dict[int, Origin] = {}
-        self._seen_backward = False
+        self._optimizers = 0
 
     def current(self) -> Origin:
         """The origin of an operation that is made now."""
         node = torch._C._current_autograd_node()
         if node is not None:
-            self._seen_backward = True
             made = self._by_sequence.get(node._sequence_nr(), _NOWHERE)
-            return Origin(made.file, made.line, made.module, "backward")
+            return Origin(made.file, made.line, made.module, ENGINE)
         file, line = user_place(sys._getframe(1))
         module = self._modules[-1] if self._modules else ""
-        origin = Origin(file, line, module, "optimizer" if self._seen_backward else "forward")
+        by = OPTIMIZER if self._optimizers else ENGINE if _begins_backward(sys._getframe(1)) else ""
+        origin = Origin(file, line, module, by)
         self._by_sequence[torch.autograd._get_sequence_nr() - 1] = origin  # type: ignore[attr-defined]
         return origin
 
@@ -110,12 +138,17 @@ class OriginTracker(TorchDispatchMode):
         """Tracks modules and operations until it is left."""
         entered = nn.modules.module.register_module_forward_pre_hook(self._enter)
         left = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
+        stepping = register_optimizer_step_pre_hook(lambda *_: self._step(1))
+        stepped = register_optimizer_step_post_hook(lambda *_: self._step(-1))
         try:
             with fx_traceback.preserve_node_meta(), self:
                 yield
         finally:
-            entered.remove()
-            left.remove()
+            for hook in (entered, left, stepping, stepped):
+                hook.remove()
+
+    def _step(self, change: int) -> None:
+        self._optimizers += change
 
     def _enter(self, module: nn.Module, _arguments: Any) -> None:
         self._modules.append(self._names.get(id(module), ""))
@@ -123,6 +156,15 @@ class OriginTracker(TorchDispatchMode):
     def _leave(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
         if self._modules:
             self._modules.pop()
+
+
+def _begins_backward(frame: FrameType | None) -> bool:
+    """Whether PyTorch's own code makes the first gradient of a backward pass."""
+    while frame is not None and not is_the_users(frame.f_code.co_filename):
+        if frame.f_code.co_name == "_make_grads":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _sparse(func: Any, origin: Origin) -> UnsupportedError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.fx
 
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.optimizer import rate_changed
-from unisono._capture.places import Origin, place_of
+from unisono._capture.places import Origin, part_kinds, place_of
 from unisono._capture.trace import Traced
 from unisono._message import pack
 from unisono.errors import StepError, UnsupportedError
@@ -46,6 +47,7 @@ class Encoder:
         #: Whether the graph reads gradients that an earlier step left.
         self.reads_stale_gradients = False
         self._stale: set[torch.fx.Node] = set()
+        self._origins: list[Origin | None] = []
         # What each FX node stands for: the number of a value, a list or tuple of such, or a Python constant.
         self._env: dict[torch.fx.Node, Any] = {}
         self._placeholders: dict[torch.fx.Node, int] = {}
@@ -53,21 +55,28 @@ class Encoder:
 
     def bytes(self) -> bytes:
         """The message."""
-        return pack({"version": 1, "graph": self.message()})
+        return pack({"version": 2, "graph": self.message()})
 
     def message(self) -> dict[str, Any]:
         """The message before it is packed, with the field names of crate ``ir``."""
+        parts = self._parts()
         return {
             "ops": [{"name": name, "schema": schema} for name, (_, schema) in self.ops.items()],
             "inputs": [{"class": i.cls, "name": i.name, "value": n} for n, i in self._numbered_inputs],
             "values": self.values,
-            "nodes": self.nodes,
+            "nodes": [{**node, "part": part} for node, (part, _) in zip(self.nodes, parts, strict=True)],
             "order": list(range(len(self.nodes))),
             "returns": self.returns,
             "updates": sorted(self.updates.items()),
             "places": [{"file": file, "line": line, "column": 0} for file, line in self.places],
             "modules": list(self.modules),
+            "parts": [{"kind": kind} for kind in dict(parts).values()],
         }
+
+    def _parts(self) -> list[tuple[int, str]]:
+        """The number and the kind of the part of the program that each node stands in."""
+        runs = itertools.groupby(part_kinds(self._origins))
+        return [(number, kind) for number, (kind, run) in enumerate(runs) for _ in run]
 
     def _encode(self) -> None:
         self._numbered_inputs: list[tuple[int, StepInput]] = []
@@ -159,6 +168,7 @@ class Encoder:
 
     def _append(self, node: torch.fx.Node, target: Any, arguments: list[Any], returns: list[Any]) -> None:
         origin: Origin | None = (node.meta.get("custom") or {}).get("origin")
+        self._origins.append(origin)
         self.nodes.append(
             {
                 "op": self._op(target),
@@ -168,7 +178,6 @@ class Encoder:
                 "module": self.modules.setdefault(origin.module, len(self.modules))
                 if origin and origin.module
                 else None,
-                "phase": origin.phase if origin else "forward",
             }
         )
 

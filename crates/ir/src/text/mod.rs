@@ -1,7 +1,7 @@
 //! The text form of a graph: what `.text()` shows, golden tests hold and diffs compare.
 //!
 //! ```text
-//! unisono graph 1
+//! unisono graph 2
 //!
 //! op aten::mm(Tensor self, Tensor mat2) -> Tensor
 //!
@@ -17,7 +17,7 @@
 //! ```
 //!
 //! One statement a line; `#` begins a comment. Values are numbered inputs first, then in program order. Behind `@` stand a node's
-//! place, module, phase (`b` backward, `o` optimizer, nothing for forward) and label. An empty list says of what: `values[]`,
+//! place, module and label. A line `part backward` begins a part of the program; before the first such line it is `forward`. An empty list says of what: `values[]`,
 //! `floats[]`, `bools[]`, `strs[]`, and `[]` for integers; an absent argument is `none`, an undefined return `_`.
 
 mod cursor;
@@ -26,6 +26,6 @@ mod parse;
 mod print;
 
 /// The version in the header line.
-pub const TEXT_VERSION: u32 = 1;
+pub const TEXT_VERSION: u32 = 2;
 /// The largest text that is read, in bytes.
 pub const MAX_TEXT_BYTES: usize = 512 << 20;

@@ -9,7 +9,7 @@ use super::{
     literal::{append, literal, option, separated, typed},
 };
 use crate::{
-    Arg, Graph, Input, InputClass, InputId, LabelId, ModuleId, Node, NodeId, Op, OpId, Phase, PlaceId,
+    Arg, Graph, Input, InputClass, InputId, LabelId, ModuleId, Node, NodeId, Op, OpId, PartKind, PlaceId,
     Return, Value, ValueDef, ValueId, verify,
 };
 
@@ -52,7 +52,7 @@ struct Parser<'t> {
 }
 
 /// The words that begin the statements other than nodes.
-const STATEMENTS: [&str; 7] = ["op", "input", "return", "update", "place", "module", "label"];
+const STATEMENTS: [&str; 8] = ["op", "input", "part", "return", "update", "place", "module", "label"];
 
 impl<'t> Parser<'t> {
     fn header(&self, first: Option<(&'t str, u32)>) -> Result<()> {
@@ -111,6 +111,7 @@ impl<'t> Parser<'t> {
         match cursor.word() {
             "op" | "place" | "module" | "label" => return Ok(()),
             "input" => self.input(cursor)?,
+            "part" => self.part(cursor)?,
             "return" => self.returns(cursor)?,
             "update" => self.update(cursor)?,
             word => {
@@ -135,6 +136,18 @@ impl<'t> Parser<'t> {
         let name = cursor.quoted()?;
         self.inputs.insert(name.clone(), id);
         self.graph.inputs.push(Input { class: *class, name, value });
+        Ok(())
+    }
+
+    fn part(&mut self, cursor: &mut Cursor<'t>) -> Result<()> {
+        let before = cursor.mark();
+        let word = cursor.word();
+        let Some((kind, _)) = PartKind::NAMES.iter().find(|(_, name)| *name == word) else {
+            cursor.back(before);
+            let names = PartKind::NAMES.iter().map(|(_, name)| *name);
+            return Err(cursor.wrong("a kind of part").hint(unknown_name_hint(word, names)));
+        };
+        self.graph.begin_part(*kind);
         Ok(())
     }
 
@@ -183,8 +196,8 @@ impl<'t> Parser<'t> {
         let op = self.op(cursor)?;
         cursor.expect("(")?;
         let args = separated(cursor, ")", |cursor| self.argument(cursor))?;
-        let mut node =
-            Node { op, args, returns, place: None, module: None, phase: Phase::Forward, label: None };
+        let part = self.graph.current_part();
+        let mut node = Node { op, args, returns, place: None, module: None, part, label: None };
         self.side_information(cursor, &mut node)?;
         for (number, value) in defined {
             self.bind(cursor, number, value)?;
@@ -326,18 +339,7 @@ impl<'t> Parser<'t> {
                 b'p' => node.place = Some(known(cursor, 'p', &self.places)?),
                 b'm' => node.module = Some(known(cursor, 'm', &self.modules)?),
                 b'l' => node.label = Some(known(cursor, 'l', &self.labels)?),
-                _ => {
-                    let before = cursor.mark();
-                    node.phase = match cursor.word() {
-                        "f" => Phase::Forward,
-                        "b" => Phase::Backward,
-                        "o" => Phase::Optimizer,
-                        _ => {
-                            cursor.back(before);
-                            return Err(cursor.wrong("p0, m0, l0, or a phase: f, b, o"));
-                        }
-                    };
-                }
+                _ => return Err(cursor.wrong("p0, m0 or l0")),
             }
         }
         Ok(())

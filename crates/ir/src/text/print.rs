@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter, Write};
 
 use base::{Id, Place};
 
-use crate::{Arg, Graph, Node, Phase, Return, ValueId};
+use crate::{Arg, Graph, Node, PartId, PartKind, Return, ValueId};
 
 impl Display for Graph {
     /// The text form of a verified graph, [renumbered](Graph::renumbered).
@@ -25,7 +25,7 @@ impl Printer<'_> {
             let (value, class) = (input.value, input.class.text());
             writeln!(f, "input {value}: {} = {class} {}", self.graph.ty(value), Quoted(&input.name))
         })?;
-        section(f, self.graph.nodes.values(), |f, node| self.node(f, node))?;
+        self.program(f)?;
         f.write_str(if self.graph.returns.is_empty() { "" } else { "\nreturn " })?;
         separated(f, &self.graph.returns, |f, value| write!(f, "{value}"))?;
         f.write_str(if self.graph.returns.is_empty() { "" } else { "\n" })?;
@@ -35,6 +35,21 @@ impl Printer<'_> {
         section(f, self.graph.places.iter(), |f, (id, place)| writeln!(f, "place {id} {}", Located(place)))?;
         section(f, self.graph.modules.iter(), |f, (id, path)| writeln!(f, "module {id} {}", Quoted(path)))?;
         section(f, self.graph.labels.iter(), |f, (id, label)| writeln!(f, "label {id} {}", Quoted(label)))
+    }
+
+    /// The nodes, each part of the program behind a line that says its kind; a first part that is forward goes without.
+    fn program(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let first = self.graph.parts.values().next().is_none_or(|part| part.kind == PartKind::Forward);
+        let mut current = first.then_some(PartId(0));
+        f.write_str(if self.graph.nodes.is_empty() { "" } else { "\n" })?;
+        for node in self.graph.nodes.values() {
+            if current != Some(node.part) {
+                current = Some(node.part);
+                writeln!(f, "part {}", self.graph.parts[node.part].kind.text())?;
+            }
+            self.node(f, node)?;
+        }
+        Ok(())
     }
 
     fn node(&self, f: &mut Formatter<'_>, node: &Node) -> fmt::Result {
@@ -138,24 +153,17 @@ fn float(f: &mut Formatter<'_>, number: f64) -> fmt::Result {
 
 fn side_information(f: &mut Formatter<'_>, node: &Node) -> fmt::Result {
     let mut before = " @";
-    let mut word = |f: &mut Formatter<'_>, prefix: &str, id: Option<usize>| {
-        f.write_str(std::mem::replace(&mut before, " "))?;
-        f.write_str(prefix)?;
-        id.map_or(Ok(()), |id| write!(f, "{id}"))
+    let mut word = |f: &mut Formatter<'_>, prefix: &str, id: usize| {
+        write!(f, "{}{prefix}{id}", std::mem::replace(&mut before, " "))
     };
     if let Some(place) = node.place {
-        word(f, "p", Some(place.index()))?;
+        word(f, "p", place.index())?;
     }
     if let Some(module) = node.module {
-        word(f, "m", Some(module.index()))?;
-    }
-    match node.phase {
-        Phase::Forward => {}
-        Phase::Backward => word(f, "b", None)?,
-        Phase::Optimizer => word(f, "o", None)?,
+        word(f, "m", module.index())?;
     }
     if let Some(label) = node.label {
-        word(f, "l", Some(label.index()))?;
+        word(f, "l", label.index())?;
     }
     f.write_char('\n')
 }

@@ -34,7 +34,6 @@ fn random_rank_graphs_give_the_same_after_all_passes() {
         let settings = Settings {
             bucket_limit: limit(),
             prefetch_limit: limit(),
-            regather_from: Some(Bytes(0)).filter(|_| seed % 2 == 0),
             direct: Some(Direct {
                 ranks: RANKS as u32,
                 all_reduce: limit(),
@@ -58,7 +57,9 @@ fn passes_can_run_again_on_their_own_result() {
         let graph = rank_graph(seed, 60);
         let once = run(&pipeline(Settings::default()), &graph, |_| {}).unwrap();
         let twice = run(&pipeline(Settings::default()), &once, |_| {}).unwrap();
-        assert!(twice.nodes.len() <= once.nodes.len(), "seed {seed}");
+        let collectives =
+            |graph: &Graph| graph.order.iter().filter(|id| graph.collective(**id).is_some()).count();
+        assert!(collectives(&twice) <= collectives(&once), "seed {seed}");
         let inputs = inputs(&graph, seed);
         assert_eq!(execute(&twice, &inputs), execute(&graph, &inputs), "seed {seed}");
     }

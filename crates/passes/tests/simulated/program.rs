@@ -1,6 +1,6 @@
 //! Random rank graphs: parameters in halves that are gathered, products and sums of them, reductions, and an optimizer's arithmetic.
 
-use ir::{Arg, Dtype, Graph, InputClass, InputId, Phase, TensorType, ValueId, testing::Random};
+use ir::{Arg, Dtype, Graph, InputClass, InputId, PartKind, TensorType, ValueId, testing::Random};
 
 const GATHER: &str =
     "_c10d_functional::all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor";
@@ -21,20 +21,14 @@ const SIZE: i64 = 4;
 struct Maker {
     random: Random,
     graph: Graph,
-    phase: Phase,
     halves: Vec<ValueId>,
     wholes: Vec<ValueId>,
 }
 
 /// A graph of about `nodes` operations for one of two ranks.
 pub fn rank_graph(seed: u64, nodes: usize) -> Graph {
-    let mut maker = Maker {
-        random: Random::new(seed),
-        graph: Graph::default(),
-        phase: Phase::Forward,
-        halves: Vec::new(),
-        wholes: Vec::new(),
-    };
+    let mut maker =
+        Maker { random: Random::new(seed), graph: Graph::default(), halves: Vec::new(), wholes: Vec::new() };
     for i in 0..4 {
         let half = maker.graph.input(InputClass::Parameter, format!("params.{i}"), matrix(SIZE / 2));
         maker.halves.push(half);
@@ -43,17 +37,18 @@ pub fn rank_graph(seed: u64, nodes: usize) -> Graph {
     maker.wholes.push(batch);
     let scale = TensorType::contiguous(Dtype::F32, [].as_slice());
     let scale = maker.graph.input(InputClass::Hyper, "hyper.0.lr", scale);
+    maker.graph.begin_part(PartKind::Forward);
     maker.gathered_parameters();
     for _ in 0..nodes / 3 {
         maker.arithmetic();
     }
-    maker.phase = Phase::Backward;
+    maker.graph.begin_part(PartKind::Backward);
     for _ in 0..nodes / 3 {
         maker.arithmetic();
     }
     let gradients: Vec<ValueId> = (0..4).map(|_| maker.scattered()).collect();
     let wholes: Vec<ValueId> = (0..3).map(|_| maker.reduced()).collect();
-    maker.phase = Phase::Optimizer;
+    maker.graph.begin_part(PartKind::Update);
     maker.optimizer(&gradients, scale);
     let sums: Vec<ValueId> =
         wholes.iter().map(|value| maker.push(NEG, vec![Arg::Value(*value)], matrix(SIZE))).collect();
@@ -67,10 +62,7 @@ fn matrix(rows: i64) -> TensorType {
 
 impl Maker {
     fn push(&mut self, op: &str, args: Vec<Arg>, ty: TensorType) -> ValueId {
-        let value = self.graph.push_value(op, args, ty);
-        let node = self.graph.order[self.graph.order.len() - 1];
-        self.graph.nodes[node].phase = self.phase;
-        value
+        self.graph.push_value(op, args, ty)
     }
 
     fn whole(&mut self) -> ValueId {

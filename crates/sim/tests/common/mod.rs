@@ -26,7 +26,7 @@ pub fn mesh(axes: &[(&str, u32)]) -> Mesh {
 /// The graph whose nodes are `lines`, with an input `v0` of 125 numbers: a microsecond to negate, one and a half to all-reduce on two ranks.
 pub fn graph(lines: &str) -> Graph {
     let mut text = String::from(
-        "unisono graph 1\n\
+        "unisono graph 2\n\
          op aten::neg(Tensor self) -> Tensor\n\
          op _c10d_functional::all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor\n\
          op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor\n\

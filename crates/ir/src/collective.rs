@@ -1,0 +1,207 @@
+//! Collectives: the one place that knows the operators which exchange tensors between ranks.
+
+use std::fmt;
+
+use base::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::{Arg, Graph, Node, NodeId};
+
+/// Symbolic names of process groups are this and the name of the mesh axis along which their ranks lie.
+pub const GROUP_PREFIX: &str = "axis:";
+
+/// The schema of the operator that waits for a collective's result.
+pub const WAIT: &str = "_c10d_functional::wait_tensor(Tensor tensor) -> Tensor";
+
+/// A kind of collective.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    /// Every rank gets the reduction of all.
+    AllReduce,
+    /// Every rank gets the parts of all along the first dimension.
+    AllGather,
+    /// Every rank gets its part of the reduction of all along the first dimension.
+    ReduceScatter,
+    /// Every rank gets a part from each.
+    AllToAll,
+    /// Every rank gets what one rank has.
+    Broadcast,
+}
+
+/// How the operands of the ranks are put together.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// By addition.
+    Sum,
+    /// By the largest.
+    Max,
+}
+
+impl Reduction {
+    /// Its name as an argument of a collective's operator.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Max => "max",
+        }
+    }
+}
+
+/// A collective along a mesh axis.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Collective<'a> {
+    /// What it does.
+    pub kind: CollectiveKind,
+    /// How it reduces; none where it does not, or in a way that is not known here.
+    pub reduction: Option<Reduction>,
+    /// The name of the mesh axis along which its ranks lie.
+    pub axis: &'a str,
+    /// The bytes of the whole tensor for gathers and reductions, of one rank's tensor for an all-to-all.
+    pub bytes: Bytes,
+}
+
+impl CollectiveKind {
+    const ALL: [Self; 5] =
+        [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::AllToAll, Self::Broadcast];
+
+    /// The schema of its operator.
+    pub const fn schema(self) -> &'static str {
+        match self {
+            Self::AllReduce => {
+                "_c10d_functional::all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor"
+            }
+            Self::AllGather => {
+                "_c10d_functional::all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor"
+            }
+            Self::ReduceScatter => {
+                "_c10d_functional::reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor"
+            }
+            Self::AllToAll => {
+                "_c10d_functional::all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, str group_name) -> Tensor"
+            }
+            Self::Broadcast => "_c10d_functional::broadcast(Tensor input, int src, str group_name) -> Tensor",
+        }
+    }
+
+    /// The name of its operator.
+    pub fn operator(self) -> &'static str {
+        name_of(self.schema())
+    }
+
+    /// The kind of collective that an operator starts, if it does.
+    pub fn of_operator(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.operator() == name)
+    }
+
+    /// What it is called in messages.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Broadcast => "broadcast",
+        }
+    }
+}
+
+impl fmt::Display for CollectiveKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// Whether an operator waits for a collective.
+pub fn is_wait(operator: &str) -> bool {
+    operator == wait_operator()
+}
+
+/// The name of the operator that waits for a collective.
+pub fn wait_operator() -> &'static str {
+    name_of(WAIT)
+}
+
+/// Whether an operator starts a collective or waits for one.
+pub fn is_communication(operator: &str) -> bool {
+    is_wait(operator) || CollectiveKind::of_operator(operator).is_some()
+}
+
+fn name_of(schema: &'static str) -> &'static str {
+    schema.split('(').next().unwrap_or(schema)
+}
+
+impl Graph {
+    /// The collective that a node starts, if it does.
+    pub fn collective(&self, id: NodeId) -> Option<Collective<'_>> {
+        let node = &self.nodes[id];
+        let kind = CollectiveKind::of_operator(&self.ops[node.op].name)?;
+        let group = self.group_name(id)?;
+        let whole = match kind {
+            CollectiveKind::AllGather => node.results().next(),
+            _ => node.operands().next(),
+        };
+        let bytes = whole.map_or(Bytes(0), |value| self.ty(value).bytes());
+        let axis = group.strip_prefix(GROUP_PREFIX).unwrap_or(group);
+        Some(Collective { kind, reduction: reduction(kind, node), axis, bytes })
+    }
+
+    /// The symbolic name of the process group of the collective that a node starts: its last argument.
+    pub fn group_name(&self, id: NodeId) -> Option<&str> {
+        match self.nodes[id].args.last() {
+            Some(Arg::Str(name)) if CollectiveKind::of_operator(self.op_name(id)).is_some() => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Whether a node waits for a collective.
+    pub fn is_wait(&self, id: NodeId) -> bool {
+        is_wait(self.op_name(id))
+    }
+
+    /// Whether a node starts a collective or waits for one.
+    pub fn is_communication(&self, id: NodeId) -> bool {
+        is_communication(self.op_name(id))
+    }
+}
+
+fn reduction(kind: CollectiveKind, node: &Node) -> Option<Reduction> {
+    if !matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter) {
+        return None;
+    }
+    let Some(Arg::Str(name)) = node.args.get(1) else { return None };
+    [Reduction::Sum, Reduction::Max].into_iter().find(|known| known.text() == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dims, Dtype, InputClass, TensorType};
+
+    #[test]
+    fn a_node_says_which_collective_it_starts() {
+        let mut graph = Graph::default();
+        let ty = TensorType::contiguous(Dtype::F32, Dims::from_slice(&[4]));
+        let x = graph.input(InputClass::Batch, "batch.0", ty.clone());
+        let group = Arg::Str("axis:a".into());
+        let reduced = graph.push_value(
+            CollectiveKind::AllReduce.schema(),
+            vec![Arg::Value(x), Arg::Str("max".into()), group.clone()],
+            ty.clone(),
+        );
+        let whole = TensorType::contiguous(Dtype::F32, Dims::from_slice(&[12]));
+        graph.push_value(
+            CollectiveKind::AllGather.schema(),
+            vec![Arg::Value(reduced), Arg::Int(3), group],
+            whole,
+        );
+        graph.push_value(WAIT, vec![Arg::Value(x)], ty);
+        let found: Vec<_> = graph.order.iter().map(|id| graph.collective(*id)).collect();
+        let collective =
+            |kind, reduction, bytes| Some(Collective { kind, reduction, axis: "a", bytes: Bytes(bytes) });
+        assert_eq!(found[0], collective(CollectiveKind::AllReduce, Some(Reduction::Max), 16));
+        assert_eq!(found[1], collective(CollectiveKind::AllGather, None, 48));
+        assert_eq!((found[2], graph.is_wait(graph.order[2])), (None, true));
+    }
+}
