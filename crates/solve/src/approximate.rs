@@ -7,10 +7,12 @@ use crate::{
     Failure, Statistics,
     array::{ArrayId, INFINITE, Store, strides},
     dual::{minima, reparametrise},
-    eliminate::{Cache, eliminate},
+    eliminate::{Cache, Resources, eliminate},
+    good_order::{colours, noise},
     network::{Incidence, Network},
-    order::{min_weight, min_weight_below},
+    order::{Order, min_weight, min_weight_below},
     prune::{Pruned, Pruner},
+    split_order::min_weight_split,
 };
 
 /// Rounds of bound, choices and pruning.
@@ -19,6 +21,10 @@ const ROUNDS: u32 = 6;
 const SWEEPS: u32 = 15;
 /// Moves that improve the choices in each round.
 const MOVES: u64 = 6;
+/// A gap is small where cost is at least so many times as large.
+const SMALL_GAP: i128 = 256;
+/// Networks of at most so many cells in all get the dual bound too.
+const DUAL_CELLS: u64 = 1 << 16;
 /// Moves use smaller tables than the exact elimination.
 const MOVE_LIMIT: u64 = 1 << 18;
 
@@ -29,6 +35,7 @@ pub(crate) struct Means<'a> {
     pub pruner: &'a mut Pruner,
     pub statistics: &'a mut Statistics,
     pub table_limit: u64,
+    pub orders: u32,
 }
 
 /// Choices and their sum in the network that was given, and what no choices fall below.
@@ -44,34 +51,24 @@ struct Search<'a, 'b> {
     network: Network,
     /// The states of the first network that those of the present one are; `None` where they are the same.
     states: Vec<Option<Box<[u32]>>>,
+    /// The sums of the first network are those of the present one plus this.
     lower: i128,
+    /// A bound of the first network that another way gave.
+    proved: i128,
     best: Option<(i128, Vec<u32>)>,
 }
 
 /// Bounds the least sum of a network from both sides. Fails where no choices were found that are allowed.
 pub(crate) fn bracket(network: Network, means: &mut Means<'_>) -> Result<Bracket, Failure> {
     let states = vec![None; network.sizes.len()];
-    let mut search = Search { means, first: network.clone(), network, states, lower: 0, best: None };
+    let mut search =
+        Search { means, first: network.clone(), network, states, lower: 0, proved: 0, best: None };
+    search.split_buckets()?;
     let mut largest = 0;
-    for round in 0..ROUNDS {
-        let (network, gained) = reparametrise(&search.network, search.means.store, SWEEPS);
-        search.network = network;
-        search.lower += gained;
-        search.improve(u64::from(round) * MOVES);
-        if search.is_closed() {
-            break;
-        }
-        search.near_bound();
-        largest = search.prune_by_bound()?;
-        if search.is_closed() {
-            break;
-        }
-        if largest <= search.means.table_limit {
-            search.finish()?;
-            break;
-        }
+    if !search.is_closed() && (search.best.is_none() || search.is_small()) {
+        largest = search.narrow()?;
     }
-    let lower = search.lower;
+    let lower = search.lower.max(search.proved);
     match search.best {
         Some((value, choices)) => Ok(Bracket { choices, bound: lower.min(value) }),
         None => Err(Failure::TooLarge { cells: largest }),
@@ -85,7 +82,90 @@ impl Search<'_, '_> {
 
     /// Whether nothing better than the best choices is left.
     fn is_closed(&self) -> bool {
-        self.gap().is_some_and(|gap| gap <= 0)
+        self.best.as_ref().is_some_and(|&(value, _)| value <= self.lower.max(self.proved))
+    }
+
+    /// Whether no other order can gain much.
+    fn is_nearly_closed(&self) -> bool {
+        self.best.as_ref().is_some_and(|&(value, _)| (value - self.proved) * SMALL_GAP <= value)
+    }
+
+    /// Whether the dual bound takes no longer than the rest.
+    fn is_small(&self) -> bool {
+        let cells =
+            (0..self.network.arrays.len()).map(|factor| self.network.cells(self.network.scope(factor)));
+        cells.fold(0, u64::saturating_add) <= DUAL_CELLS
+    }
+
+    /// Bounds and choices from elimination with split buckets, in several orders; then moves from the best choices, or from the last
+    /// where all are forbidden.
+    fn split_buckets(&mut self) -> Result<(), Failure> {
+        let colours = colours(&self.first);
+        let mut choices = Vec::new();
+        for seed in 0..u64::from(self.means.orders.max(1)) {
+            let limit = self.means.table_limit;
+            let order = min_weight_split(&self.first, limit, |x| noise(seed, colours[x as usize]));
+            let (minimum, found) = match self.split_elimination(order, seed == 0) {
+                Ok(found) => found,
+                // What was moved between groups is too large to be added.
+                Err(Failure::CostOverflow) => return Ok(()),
+                Err(failure) => return Err(failure),
+            };
+            self.proved = self.proved.max(minimum);
+            choices = found;
+            self.consider(&choices);
+            if self.is_nearly_closed() {
+                return Ok(());
+            }
+        }
+        let best = self.best.as_ref().map(|(_, best)| best.clone());
+        self.improve(best.unwrap_or(choices), 0);
+        Ok(())
+    }
+
+    /// A bound and choices. What is not `kept` for later solves is forgotten, to save memory.
+    fn split_elimination(&mut self, order: Order, kept: bool) -> Result<(i128, Vec<u32>), Failure> {
+        let network = self.first.clone();
+        if kept {
+            let done = eliminate(network, order.variables, self.resources())?;
+            return Ok((done.minimum, done.choose(self.means.store)));
+        }
+        let (mut store, mut cache) = (self.means.store.clone(), Cache::default());
+        let (statistics, limit) = (&mut *self.means.statistics, self.means.table_limit);
+        let with = Resources { store: &mut store, cache: &mut cache, statistics, limit };
+        let done = eliminate(network, order.variables, with)?;
+        Ok((done.minimum, done.choose(&store)))
+    }
+
+    fn resources(&mut self) -> Resources<'_> {
+        let Means { store, cache, statistics, table_limit, .. } = &mut *self.means;
+        Resources { store, cache, statistics, limit: *table_limit }
+    }
+
+    /// Rounds of the dual bound, choices read off it, and elimination of the states between both. Returns the largest bucket at
+    /// the end.
+    fn narrow(&mut self) -> Result<u64, Failure> {
+        let mut largest = 0;
+        for round in 0..ROUNDS {
+            let (network, gained) = reparametrise(&self.network, self.means.store, SWEEPS);
+            self.network = network;
+            self.lower += gained;
+            let choices = decode(&self.network, self.means.store);
+            self.improve(choices, u64::from(round) * MOVES);
+            if self.is_closed() {
+                break;
+            }
+            self.near_bound();
+            largest = self.prune_by_bound()?;
+            if self.is_closed() {
+                break;
+            }
+            if largest <= self.means.table_limit {
+                self.finish()?;
+                break;
+            }
+        }
+        Ok(largest)
     }
 
     /// Takes choices of the present network into account.
@@ -100,14 +180,18 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Reads choices off the tables, and improves them by exact elimination of all but a few variables at a time.
-    fn improve(&mut self, seed: u64) {
-        let mut choices = decode(&self.network, self.means.store);
+    /// Improves choices by exact elimination of all but a few variables at a time.
+    fn improve(&mut self, mut choices: Vec<u32>, seed: u64) {
         let mut present = value(&self.network, self.means.store, &choices);
         self.consider(&choices);
-        let soft = soften(&self.network, self.means.store);
         for turn in 0..MOVES {
-            let network = if present.is_some() { self.network.clone() } else { soft.clone() };
+            if self.is_closed() {
+                break;
+            }
+            let network = match present {
+                Some(_) => self.network.clone(),
+                None => soften(&self.network, self.means.store),
+            };
             let noise = |variable: u32| scatter(seed + turn, variable) % 128;
             let limit = MOVE_LIMIT.min(self.means.table_limit);
             let (_, fixed) = min_weight_below(&network, limit, noise);
@@ -127,15 +211,14 @@ impl Search<'_, '_> {
         kept: &[(u32, Vec<u32>)],
         limit: u64,
     ) -> Result<Option<(Vec<u32>, i128)>, Failure> {
-        let Means { store, cache, pruner, statistics, table_limit } = self.means;
-        let mut pruned = pruner.prune(network, kept, store)?;
+        let mut pruned = self.means.pruner.prune(network, kept, self.means.store)?;
         let order = min_weight(&pruned.network, |_| 0);
-        if order.largest > limit.min(*table_limit) {
+        if order.largest > limit.min(self.means.table_limit) {
             return Ok(None);
         }
         let network = std::mem::take(&mut pruned.network);
-        let done = eliminate(network, order.variables, store, cache, statistics)?;
-        Ok(Some((pruned.original(&done.choose(store)), pruned.constant + done.minimum)))
+        let done = eliminate(network, order.variables, self.resources())?;
+        Ok(Some((pruned.original(&done.choose(self.means.store)), pruned.constant + done.minimum)))
     }
 
     /// Per variable, the states in which the sum is at most `excess` over the bound, for all that is known.

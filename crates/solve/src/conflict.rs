@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     Failure, Statistics,
     array::{ArrayId, INFINITE, Store},
-    eliminate::{Cache, eliminate},
+    eliminate::{Cache, Resources, eliminate},
     network::Network,
     order::min_weight,
     prune::Pruner,
@@ -97,7 +97,9 @@ impl<'a> Conflict<'a> {
             return false;
         }
         let mut statistics = Statistics::default();
-        let done = eliminate(pruned.network, order.variables, self.store, &mut self.cache, &mut statistics);
+        let (store, cache, limit) = (&mut *self.store, &mut self.cache, u64::MAX);
+        let with = Resources { store, cache, statistics: &mut statistics, limit };
+        let done = eliminate(pruned.network, order.variables, with);
         matches!(done, Err(Failure::Infeasible { .. }))
     }
 }

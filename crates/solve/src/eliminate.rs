@@ -3,6 +3,8 @@
 //! A variable with many factors (a hub: what gradients are clipped by, for one) is in the messages of all layers of a model, and what one
 //! of its states costs more than another grows from layer to layer. So that messages repeat all the same, what a message costs by the state
 //! of a hub alone is taken out of it and added up beside.
+//!
+//! A bucket over the limit is [split](crate::split): the sum of the minima of its groups is a lower bound of its minimum.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -12,12 +14,14 @@ use crate::{
     array::{ArrayId, INFINITE, Shape, Store, around, normalise},
     kernel::{Bucket, Mask, Scratch},
     network::{Network, ids},
+    split::{Group, equalise, split},
 };
 
 /// Messages by what they were made from. Lives as long as the solver.
 #[derive(Default)]
 pub(crate) struct Cache {
     messages: FxHashMap<Box<[u32]>, Message>,
+    marginals: FxHashMap<Box<[u32]>, ArrayId>,
     scratch: Scratch,
 }
 
@@ -76,7 +80,7 @@ pub(crate) struct Elimination {
     order: Vec<u32>,
     bucket_starts: Vec<u32>,
     bucket_factors: Vec<u32>,
-    /// The least sum of all factors.
+    /// The least sum of all factors, or a bound of it where a bucket was split.
     pub minimum: i128,
 }
 
@@ -122,59 +126,151 @@ impl Chains {
     }
 }
 
+/// What an elimination works with.
+pub(crate) struct Resources<'a> {
+    pub store: &'a mut Store,
+    pub cache: &'a mut Cache,
+    pub statistics: &'a mut Statistics,
+    /// The most cells of a bucket; what would have more is split.
+    pub limit: u64,
+}
+
+/// An elimination on its way.
+struct Run<'a> {
+    done: Elimination,
+    chains: Chains,
+    hubs: Hubs,
+    with: Resources<'a>,
+    scope: Vec<u32>,
+    key: Vec<u32>,
+}
+
 /// Eliminates all variables of `order`: all that have more than one state.
 pub(crate) fn eliminate(
     network: Network,
     order: Vec<u32>,
-    store: &mut Store,
-    cache: &mut Cache,
-    statistics: &mut Statistics,
+    with: Resources<'_>,
 ) -> Result<Elimination, Failure> {
-    let mut chains = Chains::new(&network);
-    let mut hubs = Hubs::new(&network);
-    let mut done =
-        Elimination { network, order, bucket_starts: vec![0], bucket_factors: Vec::new(), minimum: 0 };
-    let (mut scope, mut key) = (Vec::new(), Vec::new());
-    for i in 0..done.order.len() {
-        let pivot = done.order[i];
-        if let Some(mut costs) = hubs.costs.remove(&pivot) {
-            let shape = Shape::from_slice(&[costs.len() as u32]);
-            let Some((array, minimum)) = store.intern_normalised(shape, &mut costs) else {
-                return Err(Failure::Infeasible { variables: ids(&[pivot]) });
-            };
-            done.minimum += i128::from(minimum);
-            done.network.push(array, &[pivot]);
-            chains.add(done.network.arrays.len() as u32 - 1, &[pivot]);
+    let (chains, hubs) = (Chains::new(&network), Hubs::new(&network));
+    let done = Elimination { network, order, bucket_starts: vec![0], bucket_factors: Vec::new(), minimum: 0 };
+    let mut run = Run { done, chains, hubs, with, scope: Vec::new(), key: Vec::new() };
+    for i in 0..run.done.order.len() {
+        run.eliminate(run.done.order[i])?;
+    }
+    Ok(run.done)
+}
+
+impl Run<'_> {
+    fn eliminate(&mut self, pivot: u32) -> Result<(), Failure> {
+        if let Some(costs) = self.hubs.costs.remove(&pivot) {
+            let factor = self.add_to_pivot(pivot, costs)?;
+            self.chains.add(factor, &[pivot]);
         }
-        let start = done.bucket_factors.len();
-        chains.take(pivot, &mut done.bucket_factors);
-        let factors = &done.bucket_factors[start..];
-        done.bucket_starts.push(done.bucket_factors.len() as u32);
-        union_of_scopes(&done.network, factors, &mut scope);
-        let bucket = describe(&done.network, factors, &scope, pivot);
-        let hub_axes = hubs.axes(&scope, pivot);
-        write_key(&bucket, hub_axes, &mut key);
+        let start = self.done.bucket_factors.len();
+        self.chains.take(pivot, &mut self.done.bucket_factors);
+        self.done.bucket_starts.push(self.done.bucket_factors.len() as u32);
+        let factors = Group::from_slice(&self.done.bucket_factors[start..]);
+        union_of_scopes(&self.done.network, &factors, &mut self.scope);
+        if self.done.network.cells(&self.scope) <= self.with.limit {
+            return self.send(pivot, &factors);
+        }
+        let mut groups = self.groups(&factors);
+        self.balance(pivot, &mut groups)?;
+        for group in &groups {
+            self.send(pivot, group)?;
+        }
+        Ok(())
+    }
+
+    /// The factors of a bucket over the limit in groups.
+    fn groups(&self, factors: &[u32]) -> SmallVec<[Group; 2]> {
+        let network = &self.done.network;
+        let scopes: SmallVec<[&[u32]; 8]> =
+            factors.iter().map(|&factor| network.scope(factor as usize)).collect();
+        let numbers = split(&scopes, network, self.with.limit);
+        let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
+        for (&factor, number) in factors.iter().zip(numbers) {
+            groups.resize_with(groups.len().max(number + 1), Group::new);
+            groups[number].push(factor);
+        }
+        groups
+    }
+
+    /// Adds a factor on the pivot that has these costs, its minimum taken out.
+    fn add_to_pivot(&mut self, pivot: u32, mut costs: Vec<i64>) -> Result<u32, Failure> {
+        let shape = Shape::from_slice(&[costs.len() as u32]);
+        let (array, minimum) = self
+            .with
+            .store
+            .intern_normalised(shape, &mut costs)
+            .ok_or_else(|| Failure::Infeasible { variables: ids(&[pivot]) })?;
+        self.done.minimum += i128::from(minimum);
+        Ok(self.done.network.push(array, &[pivot]))
+    }
+
+    /// Moves costs between groups until all agree on what each state of the pivot costs at least.
+    fn balance(&mut self, pivot: u32, groups: &mut [Group]) -> Result<(), Failure> {
+        if groups.len() < 2 {
+            return Ok(());
+        }
+        let marginals =
+            groups.iter().map(|group| self.marginal(pivot, group)).collect::<Result<Vec<_>, Failure>>()?;
+        for (group, costs) in groups.iter_mut().zip(equalise(&marginals)) {
+            group.push(self.add_to_pivot(pivot, costs)?);
+            // It belongs to this group alone and is taken by no bucket.
+            self.chains.gone.push(true);
+        }
+        Ok(())
+    }
+
+    /// What each state of the pivot costs at least in a group.
+    fn marginal(&mut self, pivot: u32, group: &[u32]) -> Result<Vec<i64>, Failure> {
+        let bucket = self.bucket(pivot, group);
+        write_key(&bucket, 0, &mut self.key);
+        let Resources { store, cache, statistics, .. } = &mut self.with;
+        if let Some(known) = cache.marginals.get(self.key.as_slice()) {
+            return Ok(store[*known].cells.to_vec());
+        }
+        let marginal = bucket.marginal(store, &mut cache.scratch)?;
+        statistics.cells_computed += cells(&bucket.sizes);
+        let array = store.intern(Shape::from_slice(&[marginal.len() as u32]), &marginal);
+        cache.marginals.insert(self.key.as_slice().into(), array);
+        Ok(marginal)
+    }
+
+    /// The bucket of some factors; their variables are in `scope` then.
+    fn bucket(&mut self, pivot: u32, factors: &[u32]) -> Bucket {
+        union_of_scopes(&self.done.network, factors, &mut self.scope);
+        describe(&self.done.network, factors, &self.scope, pivot)
+    }
+
+    /// Minimises over the pivot, and adds the message to the network.
+    fn send(&mut self, pivot: u32, factors: &[u32]) -> Result<(), Failure> {
+        let bucket = self.bucket(pivot, factors);
+        let hub_axes = self.hubs.axes(&self.scope, pivot);
+        write_key(&bucket, hub_axes, &mut self.key);
+        let Resources { store, cache, statistics, .. } = &mut self.with;
         statistics.count(&bucket.sizes);
-        let message = if let Some(message) = cache.messages.get(key.as_slice()) {
+        let message = if let Some(message) = cache.messages.get(self.key.as_slice()) {
             statistics.cache_hits += 1;
             message
         } else {
             let message = minimise(&bucket, hub_axes, store, &mut cache.scratch)?;
-            let message = message.ok_or_else(|| Failure::Infeasible { variables: ids(&scope) })?;
+            let message = message.ok_or_else(|| Failure::Infeasible { variables: ids(&self.scope) })?;
             statistics.cells_computed += cells(&bucket.sizes);
-            cache.messages.entry(key.as_slice().into()).or_insert(message)
+            cache.messages.entry(self.key.as_slice().into()).or_insert(message)
         };
-        done.minimum += i128::from(message.minimum);
-        scope.retain(|&x| x != pivot);
+        self.done.minimum += i128::from(message.minimum);
+        self.scope.retain(|&x| x != pivot);
         for &(axis, array) in &message.of_hubs {
-            hubs.add(scope[axis], &store[array].cells)?;
+            self.hubs.add(self.scope[axis], &store[array].cells)?;
         }
         if message.array.is_some() {
-            let factor = done.network.push(message.array, &scope);
-            chains.add(factor, &scope);
+            let factor = self.done.network.push(message.array, &self.scope);
+            self.chains.add(factor, &self.scope);
         }
+        Ok(())
     }
-    Ok(done)
 }
 
 fn cells(sizes: &[u32]) -> u64 {

@@ -10,7 +10,7 @@ use rustc_hash::FxHasher;
 use crate::{
     approximate::scatter,
     network::Network,
-    order::{Order, min_weight},
+    order::{Order, min_weight, min_weight_within},
 };
 
 /// Tables with fewer cells take no longer to compute than a few tries.
@@ -21,21 +21,28 @@ const NOISE: u64 = 64;
 
 /// The greedy order, or where that needs large tables the one of several that needs the smallest.
 pub(crate) fn good_order(network: &Network) -> Order {
-    let plain = min_weight(network, |_| 0);
-    if plain.largest < LARGE {
-        return plain;
+    let mut best = min_weight(network, |_| 0);
+    if best.largest < LARGE {
+        return best;
     }
     let colours = colours(network);
-    let attempt = |seed| min_weight(network, |x| scatter(seed, colours[x as usize]) % NOISE);
-    let tries = (1..=TRIES).map(attempt);
-    std::iter::once(plain)
-        .chain(tries)
-        .min_by_key(|order| (order.largest, order.total))
-        .expect("the greedy order")
+    for seed in 1..=TRIES {
+        let attempt = min_weight_within(network, best.largest, |x| noise(seed, colours[x as usize]));
+        let better = |order: &Order| (order.largest, order.total) < (best.largest, best.total);
+        if let Some(order) = attempt.filter(better) {
+            best = order;
+        }
+    }
+    best
+}
+
+/// What a try adds to the logarithm of a bucket: nothing where `seed` is 0.
+pub(crate) fn noise(seed: u64, colour: u32) -> u64 {
+    if seed == 0 { 0 } else { scatter(seed, colour) % NOISE }
 }
 
 /// A number for each variable that depends on the tables around it only.
-fn colours(network: &Network) -> Vec<u32> {
+pub(crate) fn colours(network: &Network) -> Vec<u32> {
     let incidence = network.incidence();
     let colour = |variable: u32| {
         let around = incidence.of(variable).iter();

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use crate::{
     Cost, Failure,
     array::{ArrayId, BIAS, INFINITE, Run, Shape, Store, WORST, for_each_run, lesser, strides},
+    dual::minima,
 };
 
 /// Axes, as bits of their positions in the bucket.
@@ -21,7 +22,7 @@ const BLOCK: usize = 64;
 /// What starting an innermost loop costs, in cells.
 const ROW_OVERHEAD: usize = 16;
 
-/// What is eliminated at once: arrays on subsets of axes that all contain the pivot.
+/// What is eliminated at once: arrays on subsets of axes.
 pub(crate) struct Bucket {
     /// Sizes of the axes; arrays have theirs in the same order.
     pub sizes: SmallVec<[u32; 12]>,
@@ -83,6 +84,25 @@ impl Bucket {
         let mut operands: Vec<Operand<'_>> = self.operands.iter().map(borrow).collect();
         self.merge(&mut operands, scratch);
         Ok(self.reduce(operands, scratch))
+    }
+
+    /// For each state of the pivot, the least sum over all other axes.
+    pub fn marginal(&self, store: &Store, scratch: &mut Scratch) -> Result<Vec<i64>, Failure> {
+        let others = (0..self.sizes.len()).filter(|axis| *axis != self.pivot);
+        let largest = others.max_by_key(|axis| self.sizes[*axis]);
+        let mut bucket =
+            Self { sizes: self.sizes.clone(), pivot: self.pivot, operands: self.operands.clone() };
+        // Without another axis there is nothing to minimise over but one of a single state.
+        bucket.pivot = largest.unwrap_or_else(|| {
+            bucket.sizes.push(1);
+            1
+        });
+        let cells = bucket.minimise(store, scratch)?;
+        let shape = self.shape((0..self.sizes.len()).filter(|axis| *axis != bucket.pivot));
+        let axis = self.pivot - usize::from(bucket.pivot < self.pivot);
+        let least = minima(&shape, &cells, axis);
+        scratch.give(cells);
+        Ok(least)
     }
 
     /// The positions of the axes of `mask`.

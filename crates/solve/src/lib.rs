@@ -3,7 +3,8 @@
 //! A [`Problem`] is a set of [variables](VariableId) and of [tables](TableId) on small sets of them; [`solve`] is a pure
 //! function from it to a [`Solution`]. The method is bucket elimination in an order that keeps tables small. Equal tables
 //! are stored once and equal eliminations done once, so that a problem that repeats itself (the layers of a model) costs
-//! little more than one period of it.
+//! little more than one period of it. Where a table would exceed [`Options::table_limit`], it is split: choices are good
+//! then, and the bound tells how good at least.
 
 mod approximate;
 mod array;
@@ -22,6 +23,8 @@ mod order;
 mod problem;
 mod prune;
 mod solver;
+mod split;
+mod split_order;
 
 pub use budget::{Budgeted, Point, Price};
 pub use cost::Cost;

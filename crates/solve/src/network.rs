@@ -38,6 +38,11 @@ impl Network {
         &self.members[self.starts[factor] as usize..self.starts[factor + 1] as usize]
     }
 
+    /// How many cells a table on these variables has; `u64::MAX` where they are beyond counting.
+    pub fn cells(&self, scope: &[u32]) -> u64 {
+        scope.iter().map(|&x| u64::from(self.sizes[x as usize])).fold(1, u64::saturating_mul)
+    }
+
     /// For every variable, its factors in increasing order, each with the axis that the variable is.
     pub fn incidence(&self) -> Incidence {
         let mut starts = vec![0_u32; self.sizes.len() + 1];

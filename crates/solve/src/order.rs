@@ -2,6 +2,8 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
+use smallvec::SmallVec;
+
 use crate::network::Network;
 
 /// An elimination order and what it costs.
@@ -67,6 +69,14 @@ impl Graph {
         clique
     }
 
+    /// Connects variables with one another.
+    fn connect(&mut self, group: &[u32]) {
+        for &member in group {
+            let list = &mut self.neighbours[member as usize];
+            group.iter().filter(|&&other| other != member).for_each(|&other| insert(list, other));
+        }
+    }
+
     /// Takes a variable out, connecting nothing, and returns its neighbours.
     fn fix(&mut self, variable: u32) -> Vec<u32> {
         let neighbours = std::mem::take(&mut self.neighbours[variable as usize]);
@@ -120,6 +130,19 @@ pub(crate) fn min_weight(network: &Network, noise: impl Fn(u32) -> u64) -> Order
     min_weight_below(network, u64::MAX, noise).0
 }
 
+/// The greedy order, or `None` where a bucket has more than `most` cells.
+pub(crate) fn min_weight_within(network: &Network, most: u64, noise: impl Fn(u32) -> u64) -> Option<Order> {
+    let mut greedy = Greedy::new(network, noise);
+    while let Some(variable) = greedy.next() {
+        let cells = greedy.cells(variable);
+        if cells > most {
+            return None;
+        }
+        greedy.eliminate(variable, cells);
+    }
+    Some(greedy.order)
+}
+
 /// A greedy order in which no bucket has more than `limit` cells, and the variables that have to be fixed for that.
 pub(crate) fn min_weight_below(
     network: &Network,
@@ -129,7 +152,7 @@ pub(crate) fn min_weight_below(
     let mut greedy = Greedy::new(network, noise);
     let mut fixed = Vec::new();
     while let Some(variable) = greedy.next() {
-        let cells = greedy.graph.cells(greedy.sizes, variable);
+        let cells = greedy.cells(variable);
         if cells > limit {
             let hub = greedy.graph.busiest_around(variable);
             greedy.fix(hub);
@@ -142,19 +165,20 @@ pub(crate) fn min_weight_below(
 }
 
 /// The graph on its way, with a queue of the variables by the cells of their buckets.
-struct Greedy<'a, N> {
+pub(crate) struct Greedy<'a, N> {
     sizes: &'a [u32],
     noise: N,
     graph: Graph,
     keys: Vec<u64>,
     /// The key in the upper half, the variable in the lower.
     heap: BinaryHeap<Reverse<u64>>,
-    order: Order,
+    pub order: Order,
     scratch: Vec<u32>,
 }
 
 impl<'a, N: Fn(u32) -> u64> Greedy<'a, N> {
-    fn new(network: &'a Network, noise: N) -> Self {
+    /// The whole graph of a network.
+    pub fn new(network: &'a Network, noise: N) -> Self {
         let sizes = network.sizes.as_slice();
         let graph = Graph::new(network);
         let heap = BinaryHeap::with_capacity(sizes.len() * 2);
@@ -177,7 +201,7 @@ impl<'a, N: Fn(u32) -> u64> Greedy<'a, N> {
     }
 
     /// The variable with the fewest cells, the first of equals. It stays in the graph.
-    fn next(&mut self) -> Option<u32> {
+    pub fn next(&mut self) -> Option<u32> {
         loop {
             let Reverse(entry) = self.heap.pop()?;
             if self.keys[entry as u32 as usize] == entry >> 32 {
@@ -186,14 +210,37 @@ impl<'a, N: Fn(u32) -> u64> Greedy<'a, N> {
         }
     }
 
-    fn eliminate(&mut self, variable: u32, cells: u64) {
+    /// Cells of the bucket of `variable` if it went now.
+    pub fn cells(&self, variable: u32) -> u64 {
+        self.graph.cells(self.sizes, variable)
+    }
+
+    /// Takes a variable out with a bucket of `cells`, and returns its neighbours, which are tied together.
+    pub fn eliminate(&mut self, variable: u32, cells: u64) -> Vec<u32> {
         self.keys[variable as usize] = GONE;
         self.order.variables.push(variable);
         self.order.total += u128::from(cells);
         self.order.largest = self.order.largest.max(cells);
         let clique = self.graph.eliminate(variable, &mut self.scratch);
         self.order.width = self.order.width.max(clique.len() as u32);
-        for member in clique {
+        for &member in &clique {
+            self.enqueue(member);
+        }
+        clique
+    }
+
+    /// Takes a variable out with a bucket for each of several groups of its neighbours, which are tied together each by itself.
+    pub fn eliminate_split(&mut self, variable: u32, groups: &[SmallVec<[u32; 8]>]) {
+        self.order.variables.push(variable);
+        self.fix(variable);
+        for group in groups {
+            let others = group.iter().map(|&x| u64::from(self.sizes[x as usize]));
+            let cells = others.fold(u64::from(self.sizes[variable as usize]), u64::saturating_mul);
+            self.order.total += u128::from(cells);
+            self.order.largest = self.order.largest.max(cells);
+            self.graph.connect(group);
+        }
+        for &member in groups.iter().flatten() {
             self.enqueue(member);
         }
     }

@@ -7,25 +7,29 @@ use crate::{
     approximate::{Bracket, Means, bracket},
     array::Store,
     conflict::Conflict,
-    eliminate::{Cache, eliminate},
+    eliminate::{Cache, Resources, eliminate},
     evaluate,
     good_order::good_order,
     network::{Network, Objective, build, ids},
     prune::Pruner,
 };
 
-/// How to search. The default is right where nothing speaks against it.
+/// How to search. The defaults suit most problems.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
-    /// The most cells that a bucket may have, at 8 bytes each.
+    /// The most cells that a bucket may have, at 8 bytes each. Where all have fewer, the solution is optimal; what would have more
+    /// is split, which takes time and memory in proportion to the limit and leaves a gap between cost and bound.
     pub table_limit: u64,
+    /// In how many orders a problem is eliminated at most, while buckets have to be split and the gap is open. Several orders under a
+    /// low limit find better choices than one under a high limit, which proves more.
+    pub orders: u32,
     /// Whether a problem without any allowed choices is narrowed down to variables at fault, which can take longer than a solve.
     pub blame: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { table_limit: 1 << 25, blame: true }
+        Self { table_limit: 1 << 22, orders: 4, blame: true }
     }
 }
 
@@ -171,7 +175,8 @@ impl<'a> Solver<'a> {
         statistics.states_pruned += states - total(&network.sizes);
         let order = good_order(&network);
         let (choices, minimum) = if order.largest <= self.options.table_limit {
-            let done = eliminate(network, order.variables, &mut self.store, &mut self.cache, statistics)?;
+            let (store, cache, limit) = (&mut self.store, &mut self.cache, u64::MAX);
+            let done = eliminate(network, order.variables, Resources { store, cache, statistics, limit })?;
             (done.choose(&self.store), done.minimum)
         } else {
             let mut means = Means {
@@ -180,6 +185,7 @@ impl<'a> Solver<'a> {
                 pruner: &mut self.pruner,
                 statistics,
                 table_limit: self.options.table_limit,
+                orders: self.options.orders,
             };
             let Bracket { choices, bound } = bracket(network, &mut means)?;
             (choices, bound)

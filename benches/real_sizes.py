@@ -1,0 +1,152 @@
+"""What `unisono plan` takes for steps of real size: LLaMA-7B widths, captured on tensors without data.
+
+Usage: python benches/real_sizes.py capture FOLDER [LAYERS ...]     writes FOLDER/llama-LAYERS-{fused,written}.msg
+       python benches/real_sizes.py plan FOLDER [--unisono COMMAND]  plans each of them: CPU seconds, peak memory, predicted step
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+#: Eight devices of 600 TFLOP/s and 3 TB/s, joined at 300 GB/s and 10 us.
+LINK = "{ latency_ns = 1e4, bandwidth = 3e11 }"
+CLUSTER = f"""
+version = 1
+links = {{ all_reduce = {LINK}, all_gather = {LINK}, reduce_scatter = {LINK}, all_to_all = {LINK} }}
+[device]
+name = "fast"
+memory_bytes = 80000000000
+memory_bandwidth = 3e12
+operation_ns = 0.0
+matmul_flops = {{ f32 = 6e14, bf16 = 6e14 }}
+"""
+WIDTH, HIDDEN, HEADS, VOCABULARY = 4096, 11008, 32, 32000
+BATCH, LENGTH = 8, 2048
+
+
+def capture(folder: Path, layers: int, attention: str) -> None:
+    """Captures one step with AdamW and clipping: bf16 with attention as one operation ("fused"), or f32 with attention written out."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    import unisono
+
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+            wide = x_BTD.float()
+            wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+            return self.weight * wide.to(x_BTD.dtype)
+
+    def turned(x_BHTK: torch.Tensor) -> torch.Tensor:
+        first, second = x_BHTK.chunk(2, dim=-1)
+        return torch.cat((-second, first), dim=-1)
+
+    def mixed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if attention == "fused":
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)[0]
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm_in, self.norm_mlp = Norm(), Norm()
+            self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+            self.gate, self.up = (nn.Linear(WIDTH, HIDDEN, bias=False) for _ in range(2))
+            self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+        def forward(self, x_BTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+            b, t, d = x_BTD.shape
+            y = self.norm_in(x_BTD)
+            q, k, v = (p(y).view(b, t, HEADS, d // HEADS).transpose(1, 2) for p in (self.q, self.k, self.v))
+            q, k = q * cos + turned(q) * sin, k * cos + turned(k) * sin
+            x_BTD = x_BTD + self.o(mixed(q, k, v).transpose(1, 2).reshape(b, t, d))
+            y = self.norm_mlp(x_BTD)
+            return x_BTD + self.down(F.silu(self.gate(y)) * self.up(y))
+
+    class Llama(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+            self.blocks = nn.ModuleList(Block() for _ in range(layers))
+            self.norm, self.head = Norm(), nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+        def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+            x_BTD = self.embedding(tokens_BT)
+            k = WIDTH // HEADS
+            rates = 10000.0 ** (-torch.arange(0, k, 2, device=x_BTD.device).float() / k)
+            angles = torch.outer(torch.arange(tokens_BT.shape[1], device=x_BTD.device).float(), rates)
+            angles = torch.cat((angles, angles), dim=-1)
+            cos, sin = angles.cos().to(x_BTD.dtype), angles.sin().to(x_BTD.dtype)
+            for block in self.blocks:
+                x_BTD = block(x_BTD, cos, sin)
+            return self.head(self.norm(x_BTD))
+
+    with torch.device("meta"):
+        model = Llama().to(torch.bfloat16 if attention == "fused" else torch.float32)
+        tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x).float().flatten(0, 1), y.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    start = time.process_time()
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(tokens, tokens))
+    path = folder / f"llama-{layers}-{attention}.msg"
+    path.write_bytes(graph.message)
+    print(f"{path}: {len(graph.message):,} bytes, captured in {time.process_time() - start:.1f} CPU s", flush=True)
+
+
+def plan(command: str, message: Path, cluster: Path) -> str:
+    """One line of what a plan took and what it predicts."""
+    arguments = [command, "plan", str(message), "--ranks", "8", "--cluster", str(cluster)]
+    with tempfile.TemporaryFile() as out:
+        started = subprocess.Popen(arguments, stdout=out)
+        _, status, used = os.wait4(started.pid, 0)
+        out.seek(0)
+        text = out.read().decode()
+    if status:
+        return f"| {message.stem} | failed |"
+    figures = [line for line in text.splitlines() if line.split(" = ")[0] in ("step_ns", "model_ns", "bound_ns")]
+    shown = ", ".join(
+        f"{name.removesuffix('_ns')} {int(value) / 1e6:.2f}" for name, value in (f.split(" = ") for f in figures)
+    )
+    return f"| {message.stem} | {used.ru_utime:.2f} + {used.ru_stime:.2f} | {used.ru_maxrss / 1024:.0f} | {shown} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["capture", "plan"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("layers", nargs="*", type=int, default=[8, 32])
+    parser.add_argument("--unisono", default=str(Path(sys.executable).parent / "unisono"))
+    options = parser.parse_args()
+    if options.action == "capture":
+        for layers in options.layers:
+            for attention in ("fused", "written"):
+                capture(options.folder, layers, attention)
+        return
+    cluster = options.folder / "fast.toml"
+    cluster.write_text(CLUSTER)
+    print("| step | CPU s (user + system) | peak MB | ms of |\n|---|---|---|---|")
+    for message in sorted(options.folder.glob("*.msg")):
+        print(plan(options.unisono, message, cluster), flush=True)
+
+
+if __name__ == "__main__":
+    main()
