@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -94,6 +95,25 @@ def test_measuring_trains_on(step_and_batch):
     before = step(*batch).item()
     step.measure(*batch, repeats=2)
     assert step(*batch).item() < before
+
+
+def test_the_step_that_was_measured_stands_beside_the_one_that_was_predicted(step_and_batch, tmp_path):
+    step, batch = step_and_batch
+    step(*batch)
+    step.write_timelines(tmp_path, *batch)
+    command = [sys.executable, "-m", "unisono", "trace", "diff", tmp_path / "predicted", tmp_path / "measured", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["prediction"]
+    # the simulated step is that of the plan, to the nanosecond that each event is rounded to
+    assert found["step"]["predicted"] == pytest.approx(step.plan.prediction["step_ns"] / 1e3, abs=1)
+    assert found["step"]["measured"] > 0
+    calls = {row["operation"]: row["calls"] for row in found["operations"]}
+    for operation in ("aten::mm", "aten::addmm", "aten::gelu", "aten::gelu_backward"):
+        predicted, measured = calls[operation]
+        assert predicted == measured > 0, operation
+    events = json.loads((tmp_path / "measured" / "rank0.json").read_text())["traceEvents"]
+    assert any(event["args"].get("Unisono place", "").startswith(__file__) for event in events if event["ph"] == "X")
 
 
 def test_random_masks_do_not_depend_on_whether_the_machine_had_to_be_measured(tmp_path, monkeypatch):

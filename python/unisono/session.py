@@ -125,6 +125,7 @@ class ParallelStep:
         name, size = self._axis
         settings = {"axis": name, "ranks": size, "memory_limit": memory_limit, "pins": _plain_pins(pins)}
         description = _text_of(cluster) if cluster is not None else _profile.description(self.ranks)
+        self._cluster = description
         answer: Any = None
         if self.ranks.rank == 0:
             try:
@@ -322,6 +323,23 @@ class ParallelStep:
         _, records = self._executor.record(self._arguments(arguments))
         instructions = self._executor.program.instructions()
         return [(*instructions[index], start, duration) for index, start, duration in records]
+
+    def write_timelines(self, folder: str | Path, *arguments: Any) -> None:
+        """Runs one step on every rank and writes this rank's as it was predicted and as it was measured.
+
+        The files are ``predicted/rank0.json`` and ``measured/rank0.json``, one of each for every rank, for trace viewers and for
+        ``unisono trace``: ``unisono trace diff FOLDER/predicted FOLDER/measured`` puts them side by side.
+        """
+        rank = self.ranks.rank
+        _, records = self._executor.record(self._arguments(arguments))
+        texts = {
+            "predicted": _native.simulated_json(self.rank_graph, self.plan.text, self._cluster, rank),
+            "measured": self._executor.program.trace_json(records, rank, self.rank_graph),
+        }
+        for name, text in texts.items():
+            file = Path(folder, name, f"rank{rank}.json")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
 
     def measure(self, *arguments: Any, repeats: int = 5) -> dict[str, list[int]]:
         """Runs ``repeats`` + 1 steps on every rank and returns what they took, beside which ``plan.prediction`` can be put.

@@ -8,6 +8,7 @@ mod doctor;
 mod explain;
 mod files;
 mod plan;
+mod simulate;
 mod trace;
 
 use std::{ffi::OsString, io::Write};
@@ -34,6 +35,7 @@ enum Command {
     Doctor(doctor::Doctor),
     Explain(explain::Explain),
     Plan(plan::Plan),
+    Simulate(simulate::Simulate),
     Trace(trace::Trace),
 }
 
@@ -53,6 +55,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Doctor(command) => command.run(&mut out),
         Command::Explain(command) => command.run(&mut out),
         Command::Plan(command) => command.run(&mut out),
+        Command::Simulate(command) => command.run(&mut out),
         Command::Trace(command) => command.run(&mut out),
     };
     finish(result, out)

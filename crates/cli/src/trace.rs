@@ -7,6 +7,7 @@ mod export;
 mod hang;
 mod memory_timeline;
 mod tables;
+mod units;
 mod what_if;
 
 use std::{io::Write, path::Path};

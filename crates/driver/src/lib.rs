@@ -1,5 +1,7 @@
 //! The way from a captured graph to a rank's graph, as few functions: what the command and the extension module call.
 
+mod simulate;
+
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use ir::Placement;
@@ -8,6 +10,8 @@ use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Pass, pipe
 use plan::{Pins, Plan, Request, search};
 use serde::{Deserialize, Serialize};
 use shard::{Axis, canonical, partition};
+
+pub use simulate::{Ranks, simulate_plan, simulate_rank};
 
 /// What is asked of the planner, as settings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

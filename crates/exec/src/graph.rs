@@ -16,10 +16,10 @@ pub type Groups = BTreeMap<String, String>;
 pub fn spec_of(graph: &Graph, groups: &Groups) -> Result<ProgramSpec> {
     let (state, inputs): (Vec<_>, Vec<_>) = graph.inputs.values().partition(|input| input.class.is_state());
     let slots = |inputs: Vec<&ir::Input>| inputs.into_iter().map(|input| slot(input.value)).collect();
-    let calls = graph.order.iter().map(|id| {
+    let calls = (0..).zip(&graph.order).map(|(position, id)| {
         let node = &graph.nodes[*id];
         let writes_state = graph.part_kind(*id) == PartKind::Update;
-        call(node, writes_state, groups).map_err(|diagnostic| match graph.place(*id) {
+        call(node, position, writes_state, groups).map_err(|diagnostic| match graph.place(*id) {
             Some(place) => diagnostic.at(place.clone()),
             None => diagnostic,
         })
@@ -51,7 +51,7 @@ fn shape(ty: &TensorType) -> Option<Shape> {
     Some(Shape { dtype, sizes: ty.shape.to_vec(), strides: Some(ty.strides.to_vec()) })
 }
 
-fn call(node: &Node, writes_state: bool, groups: &Groups) -> Result<OpCall> {
+fn call(node: &Node, position: u32, writes_state: bool, groups: &Groups) -> Result<OpCall> {
     let output = |returned: &Return| match returned {
         Return::None => Output::Ignored,
         Return::Value(value) => Output::Tensor(slot(*value)),
@@ -62,6 +62,7 @@ fn call(node: &Node, writes_state: bool, groups: &Groups) -> Result<OpCall> {
         args: node.args.iter().map(|arg| argument(arg, groups)).collect::<Result<_>>()?,
         outputs: node.returns.iter().map(output).collect(),
         place: node.place.map(|place| place.0),
+        node: Some(position),
         writes_state,
     })
 }

@@ -145,7 +145,7 @@ impl<'a> Lowering<'a> {
             let device = Device { kind: self.abilities.proxy_device.clone(), index: None };
             self.pin(target, false);
             let action = Action::Buffer { shape: shape.clone(), device, target };
-            self.prologue.push(Instruction { action, release: Vec::new(), place: None });
+            self.prologue.push(Instruction { action, release: Vec::new(), place: None, node: None });
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ impl<'a> Lowering<'a> {
         let route = self.abilities.route(schema, &args, &call.outputs);
         let outputs = call.outputs.clone();
         let action = Action::Call { op: call.op, route, role, args, outputs };
-        let instruction = Instruction { action, release: Vec::new(), place: call.place };
+        let instruction = Instruction { action, release: Vec::new(), place: call.place, node: call.node };
         if once {
             self.prologue.push(instruction);
         } else {
@@ -217,7 +217,7 @@ impl<'a> Lowering<'a> {
         self.numbers.insert((bits, kind, dtype), target);
         self.pin(target, true);
         let action = Action::Number { value, dtype, target };
-        self.prologue.push(Instruction { action, release: Vec::new(), place: None });
+        self.prologue.push(Instruction { action, release: Vec::new(), place: None, node: None });
         Ok(target)
     }
 
@@ -294,7 +294,7 @@ impl<'a> Lowering<'a> {
             args: vec![Arg::Tensor(slot), Arg::None],
             outputs: vec![Output::Tensor(target)],
         };
-        self.body.push(Instruction { action, release: Vec::new(), place: None });
+        self.body.push(Instruction { action, release: Vec::new(), place: None, node: None });
         target
     }
 

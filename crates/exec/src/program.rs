@@ -64,6 +64,8 @@ pub struct Instruction {
     pub release: Vec<Slot>,
     /// Index of the place in the user's code that it comes from.
     pub place: Option<u32>,
+    /// Position in the program order of the graph of the operation that it is.
+    pub node: Option<u32>,
 }
 
 /// Instructions over slots, with what comes in and what goes out.

@@ -1,7 +1,13 @@
-//! What a recorded step says, as a timeline: the table that simulator and trace reader fill too.
+//! What a recorded step says, as a timeline: of the form that the simulator's have.
 
-use base::Nanos;
-use timeline::{Category, Event, Events, Lane, NameId, Names, Rank, Timeline, Track, TrackId};
+use std::collections::BTreeMap;
+
+use base::{Nanos, SecondaryMap};
+use ir::{Graph, NodeId, ValueDef};
+use timeline::{
+    Timeline,
+    step::{Group, Span, StepTimeline},
+};
 
 use crate::Program;
 
@@ -16,36 +22,124 @@ pub struct Record {
     pub duration: Nanos,
 }
 
-/// The timeline of one recorded step of `program` on `rank`: an annotation around the step and an operator for each instruction.
-pub fn timeline_of(program: &Program, records: &[Record], rank: u32) -> Timeline {
-    let mut names = Names::new();
-    let mut made = Rank::new(rank);
-    let track = made.tracks.push(Track {
-        process: Lane::Number(i64::from(rank)),
-        thread: Lane::Number(0),
-        name: names.intern("executor"),
-    });
-    let end = records.last().map_or(Nanos(0), |last| Nanos(last.start.0 + last.duration.0));
-    let step = names.intern("ProfilerStep#0");
-    push(&mut made.events, track, Category::UserAnnotation, step, Nanos(0), end);
+/// The timeline of one recorded step of `program` on `rank`. With the graph that the program was made of, events are of its operations,
+/// and collectives have lanes of their own.
+pub fn timeline_of(program: &Program, records: &[Record], rank: u32, graph: Option<&Graph>) -> Timeline {
+    let empty = Graph::default();
+    let graph = graph.unwrap_or(&empty);
+    let mut step = StepTimeline::new(graph, rank);
+    let mut spans: Vec<(usize, Span)> = Vec::with_capacity(records.len());
     for record in records {
-        let name = names.intern(&program.name(&program.body[record.instruction as usize]));
-        push(&mut made.events, track, Category::CpuOp, name, record.start, record.duration);
+        let instruction = &program.body[record.instruction as usize];
+        let span = Span { start: record.start, end: record.start + record.duration };
+        let position = instruction.node.map(|node| node as usize).filter(|node| *node < graph.order.len());
+        match position {
+            Some(position) => {
+                step.operation(position, span);
+                spans.push((position, span));
+            }
+            None => step.other(&program.name(instruction), span),
+        }
     }
+    for (group, collectives) in seen(graph, &spans) {
+        for (position, span) in collectives {
+            let size = group_size(graph, position);
+            step.collective(position, &Group { name: group, size }, span);
+        }
+    }
+    let (names, rank) = step.finish(false);
     let mut timeline = Timeline::default();
-    timeline.add(names, made);
+    timeline.add(names, rank);
     timeline
 }
 
-fn push(
-    events: &mut Events,
-    track: TrackId,
-    category: Category,
-    name: NameId,
-    start: Nanos,
-    duration: Nanos,
-) {
-    let index = events.len() as u32;
-    let (stream, correlation, external) = (-1, -1, -1);
-    events.push(Event { start, duration, name, category, track, index, stream, correlation, external });
+/// The collectives of each group as far as the rank saw them: each from its start, or the end of the one before, to when it was known to
+/// be over, because the rank had waited for it or for a later one.
+fn seen<'g>(graph: &'g Graph, spans: &[(usize, Span)]) -> BTreeMap<&'g str, Vec<(usize, Span)>> {
+    let mut groups: BTreeMap<&str, Vec<(usize, Span)>> = BTreeMap::new();
+    let waited = first_waits(graph, spans);
+    for (position, span) in spans {
+        let id = graph.order[*position];
+        let Some(group) = graph.group_name(id) else { continue };
+        let end = waited[id].unwrap_or(span.end);
+        groups.entry(group).or_default().push((*position, Span { start: span.start, end }));
+    }
+    for collectives in groups.values_mut() {
+        one_after_the_other(collectives);
+    }
+    groups
+}
+
+/// Makes spans follow each other: a collective is over before the next of its group begins.
+fn one_after_the_other(collectives: &mut [(usize, Span)]) {
+    let mut known = Nanos(i64::MAX);
+    for (_, span) in collectives.iter_mut().rev() {
+        known = known.min(span.end);
+        span.end = known;
+    }
+    let mut before = Nanos(0);
+    for (_, span) in collectives {
+        span.start = span.start.max(before).min(span.end);
+        before = span.end;
+    }
+}
+
+/// When the first wait for what a node started was over.
+fn first_waits(graph: &Graph, spans: &[(usize, Span)]) -> SecondaryMap<NodeId, Option<Nanos>> {
+    let mut waited: SecondaryMap<NodeId, Option<Nanos>> = SecondaryMap::with_default(None);
+    for (position, span) in spans {
+        let id = graph.order[*position];
+        if !graph.is_wait(id) {
+            continue;
+        }
+        let makers = graph.nodes[id].operands().filter_map(|value| match graph.values[value].def {
+            ValueDef::Result(maker, _) => Some(maker),
+            ValueDef::Input(_) => None,
+        });
+        for maker in makers {
+            waited[maker].get_or_insert(span.end);
+        }
+    }
+    waited
+}
+
+/// How many ranks the group of a collective has, where its arguments say it; 0 where they do not.
+fn group_size(graph: &Graph, position: usize) -> u32 {
+    let args = &graph.nodes[graph.order[position]].args;
+    match args.iter().rev().nth(1) {
+        Some(ir::Arg::Int(size)) => u32::try_from(*size).unwrap_or(0),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRAPH: &str = r#"unisono graph 2
+
+op aten::neg(Tensor self) -> Tensor
+op _c10d_functional::all_reduce(Tensor input, str reduce_op, Any group_name) -> Tensor
+op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
+
+input v0: f32[4] = batch "batch.0"
+
+v1: f32[4] = _c10d_functional::all_reduce(v0, "sum", "axis:a")
+v2: f32[4] = _c10d_functional::all_reduce(v0, "sum", "axis:a")
+v3: f32[4] = aten::neg(v0)
+v4: f32[4] = _c10d_functional::wait_tensor(v2)
+v5: f32[4] = _c10d_functional::wait_tensor(v1)
+
+return v4
+"#;
+
+    #[test]
+    fn a_collective_ends_at_the_latest_when_one_after_it_has_been_waited_for() {
+        let graph: Graph = Graph::from_text("test", GRAPH).unwrap();
+        let times = [(0, 1), (1, 2), (2, 7), (7, 9), (9, 10)];
+        let span = |(start, end)| Span { start: Nanos(start), end: Nanos(end) };
+        let spans: Vec<(usize, Span)> = times.into_iter().map(span).enumerate().collect();
+        let expected = vec![(0, span((0, 9))), (1, span((9, 9)))];
+        assert_eq!(seen(&graph, &spans), BTreeMap::from([("axis:a", expected)]));
+    }
 }

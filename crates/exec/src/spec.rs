@@ -48,6 +48,9 @@ pub struct OpCall {
     /// Index of the place in the user's code that it comes from.
     #[serde(default)]
     pub place: Option<u32>,
+    /// Position in the program order of the graph that it comes from.
+    #[serde(default)]
+    pub node: Option<u32>,
     /// Whether it belongs to the end of the step (the optimizer), where state may be written.
     #[serde(default)]
     pub writes_state: bool,

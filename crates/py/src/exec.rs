@@ -11,7 +11,7 @@ use base::{Bytes, Code, Diagnostic, Nanos};
 use exec::{Abilities, ProgramSpec, Route};
 use ir::Graph;
 use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
-use timeline::chrome::{self, Extras, Filter};
+use timeline::chrome;
 use torch_sys::{Library, Tensor};
 
 use crate::error::to_python;
@@ -134,8 +134,17 @@ impl Program {
         (self.0.views(), by(Route::Dispatcher), by(Route::Proxy), by(Route::Python), self.0.prologue.len())
     }
 
-    /// The records of a step as JSON that trace viewers, and `unisono trace`, open.
-    fn trace_json(&self, py: Python<'_>, records: Vec<(u32, i64, i64)>, rank: u32) -> PyResult<String> {
+    /// The records of a step as JSON that trace viewers, and `unisono trace`, open. With the message of the graph that the program was
+    /// made of, events are of its operations.
+    #[pyo3(signature = (records, rank, graph=None))]
+    fn trace_json(
+        &self,
+        py: Python<'_>,
+        records: Vec<(u32, i64, i64)>,
+        rank: u32,
+        graph: Option<&[u8]>,
+    ) -> PyResult<String> {
+        let graph = graph.map(Graph::from_bytes).transpose().map_err(|d| to_python(py, &d))?;
         let record = |(instruction, start, duration)| exec::Record {
             instruction,
             start: Nanos(start),
@@ -146,14 +155,7 @@ impl Program {
             let message = "records of another program";
             return Err(to_python(py, &Diagnostic::new(Code::BAD_BINDING, message)));
         }
-        let mut text = Vec::new();
-        chrome::write(
-            &mut text,
-            &exec::timeline_of(&self.0, &records, rank),
-            &Filter::default(),
-            &Extras::default(),
-        )?;
-        Ok(String::from_utf8(text)?)
+        Ok(chrome::text(&exec::timeline_of(&self.0, &records, rank, graph.as_ref()))?)
     }
 
     /// The bytes of memory that stays from step to step for small results.

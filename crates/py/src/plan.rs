@@ -56,6 +56,18 @@ fn rank_graph<'py>(py: Python<'py>, graph: &[u8], plan: &str, rank: u32) -> PyRe
     Ok(PyBytes::new(py, &bytes))
 }
 
+/// The timeline of a step of a rank's graph after the passes as the simulator expects it, as JSON that trace viewers open. The rank stands
+/// for all; `plan` says on which mesh it is.
+#[pyfunction]
+fn simulated_json(py: Python<'_>, graph: &[u8], plan: &str, cluster: &str, rank: u32) -> PyResult<String> {
+    run(py, || {
+        let plan = Plan::parse(plan, "the plan")?;
+        let cluster = Cluster::parse(cluster, "the cluster description")?;
+        let timeline = driver::simulate_rank(&Graph::from_bytes(graph)?, &plan, &cluster, rank)?;
+        timeline::chrome::text(&timeline).map_err(|error| base::Diagnostic::bug(error.to_string()))
+    })
+}
+
 /// What identifies a plan.
 #[pyfunction]
 fn plan_fingerprint(py: Python<'_>, plan: &str) -> PyResult<String> {
@@ -97,5 +109,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(rank_graph, module)?)?;
     module.add_function(wrap_pyfunction!(plan_content, module)?)?;
     module.add_function(wrap_pyfunction!(exam, module)?)?;
+    module.add_function(wrap_pyfunction!(simulated_json, module)?)?;
     module.add_function(wrap_pyfunction!(plan_fingerprint, module)?)
 }

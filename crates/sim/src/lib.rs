@@ -51,5 +51,11 @@ pub fn predict(graph: &Graph, machine: Machine<'_>) -> Result<Prediction> {
 /// The timeline of a step: of all ranks of the mesh, in their order, or of one that stands for all.
 pub fn simulate(graphs: &[&Graph], machine: Machine<'_>) -> Result<Timeline> {
     let programs = Programs::new(graphs, machine)?;
-    record::timeline(graphs, &programs, Factor::of(machine.cluster))
+    record::timeline(graphs, 0, &programs, Factor::of(machine.cluster))
+}
+
+/// The timeline of `rank`, which stands for all.
+pub fn simulate_one(graph: &Graph, rank: u32, machine: Machine<'_>) -> Result<Timeline> {
+    let programs = Programs::new(&[graph], machine)?;
+    record::timeline(&[graph], rank, &programs, Factor::of(machine.cluster))
 }

@@ -58,9 +58,9 @@ impl Observer for Counting<'_> {
     }
 }
 
-/// The timeline of all ranks.
-pub fn timeline(graphs: &[&Graph], programs: &Programs, factor: Factor) -> Result<Timeline> {
-    let ranks = (0..).zip(graphs).map(|(rank, graph)| StepTimeline::new(graph, rank));
+/// The timeline of ranks that are counted from `first`.
+pub fn timeline(graphs: &[&Graph], first: u32, programs: &Programs, factor: Factor) -> Result<Timeline> {
+    let ranks = (first..).zip(graphs).map(|(rank, graph)| StepTimeline::new(graph, rank));
     let mut drawing = Drawing { groups: &programs.groups, ranks: ranks.collect() };
     run(programs, factor, &mut drawing).map_err(|stuck| stuck_at(graphs, &stuck))?;
     let mut timeline = Timeline::default();

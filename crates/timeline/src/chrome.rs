@@ -160,6 +160,13 @@ pub fn write(out: &mut dyn Write, timeline: &Timeline, filter: &Filter, extras: 
     writeln!(out, "\n]}}")
 }
 
+/// All events of the table as the text of one JSON object.
+pub fn text(timeline: &Timeline) -> Result<String> {
+    let mut bytes = Vec::new();
+    write(&mut bytes, timeline, &Filter::default(), &Extras::default())?;
+    String::from_utf8(bytes).map_err(std::io::Error::other)
+}
+
 /// Writes the events of one rank's table.
 fn table(list: &mut List<'_>, timeline: &Timeline, rank: &Rank, filter: &Filter, apart: bool) -> Result<()> {
     for track in rank.tracks.values().filter(|track| track.name != NameId::NONE) {

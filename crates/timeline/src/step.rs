@@ -5,6 +5,7 @@
 use base::Nanos;
 use indexmap::IndexMap;
 use ir::{Graph, NodeId};
+pub use ir::{is_communication, is_wait};
 
 use crate::{Category, CollectiveArgs, Event, Lane, NameId, Names, NodeArgs, Rank, Timeline, Track, TrackId};
 
@@ -132,7 +133,7 @@ impl<'g> StepTimeline<'g> {
             dtype: dtype.map_or(NameId::NONE, |dtype| self.names.intern(dtype)),
             elements_in: node.operands().map(elements).sum(),
             elements_out: node.results().map(elements).sum(),
-            group_size: i64::from(group.size),
+            group_size: if group.size == 0 { -1 } else { i64::from(group.size) },
             sequence,
         }
     }
@@ -151,7 +152,7 @@ fn track(names: &mut Names, rank: &mut Rank, name: &str) -> TrackId {
 pub struct Group<'a> {
     /// What it is called, such as `axis:a`.
     pub name: &'a str,
-    /// How many ranks it has.
+    /// How many ranks it has, 0 where that is not known.
     pub size: u32,
 }
 

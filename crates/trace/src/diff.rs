@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use timeline::{Class, NameId, Rank, Timeline};
+use timeline::{Class, NameId, Rank, Timeline, step};
 
 use crate::{
     Frames,
@@ -345,10 +345,12 @@ fn run(frames: &Frames<'_>) -> Run {
         }
         let own = own_times(frame);
         // a call that waits takes as long as what it waits for, which has a line of its own
-        let waits = frame.timeline.names.map(crate::causal::is_wait);
+        let waits = frame.timeline.names.map(|name| crate::causal::is_wait(name) || step::is_wait(name));
         for row in frame.rows() {
             let is_call = matches!(frame.class(row), Class::Operator | Class::Runtime);
-            let counts = frame.on_device(row) || is_call && !waits[frame.name(row).0 as usize];
+            let is_collective = frame.class(row) == Class::Annotation && frame.communicates(row);
+            let is_work = is_call && !waits[frame.name(row).0 as usize];
+            let counts = frame.on_device(row) || is_work || is_collective;
             let Some(sample) = sample_of(row).filter(|_| counts) else { continue };
             let shape = frame
                 .rank

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use timeline::Class;
+use timeline::{Class, step::is_communication};
 
 use crate::{
     Frame, Frames, Kind,
@@ -81,7 +81,7 @@ pub fn computing(frame: &Frame<'_>) -> Union {
     if !rows.is_empty() {
         return of_kind(frame, &rows, Kind::Computation);
     }
-    let issues = frame.timeline.names.map(|name| name.starts_with("c10d::"));
+    let issues = frame.timeline.names.map(|name| name.starts_with("c10d::") || is_communication(name));
     let communicates = |row: usize| frame.communicates(row) || issues[frame.name(row).0 as usize];
     let computes = |row: &usize| frame.class(*row) == Class::Operator && !communicates(*row);
     Union::of(frame.rows().filter(computes).map(|row| frame.interval(row)))

@@ -1,5 +1,6 @@
 //! What is wrong, most costly first: at most five findings, each with its evidence, its share of the time and what to do.
 
+use base::Nanos;
 use serde::Serialize;
 
 use crate::{
@@ -61,6 +62,11 @@ fn place(origin: &Origin) -> String {
     }
 }
 
+/// Microseconds in a unit that a person reads.
+fn time(micros: f64) -> Nanos {
+    Nanos((micros * 1e3).round() as i64)
+}
+
 /// A rank that others wait for more than chance would have it.
 fn late_rank(frames: &Frames<'_>, waiting: &Waiting) -> Option<Finding> {
     let all: f64 = waiting.ranks.iter().map(|rank| rank.wait).sum();
@@ -72,8 +78,8 @@ fn late_rank(frames: &Frames<'_>, waiting: &Waiting) -> Option<Finding> {
     }
     let reason = worst.reasons.first().map_or_else(String::new, |reason| {
         format!(
-            "; before, it spent {:.0} us more than the others on `{}`{}",
-            reason.extra,
+            "; before, it spent {} more than the others on `{}`{}",
+            time(reason.extra),
             short(&reason.name),
             place(&reason.origin)
         )
@@ -81,8 +87,11 @@ fn late_rank(frames: &Frames<'_>, waiting: &Waiting) -> Option<Finding> {
     Some(Finding {
         title: format!("rank {} is late: the others wait for it", worst.rank),
         evidence: format!(
-            "it came last to {} of {} collectives and caused {:.0} % of {all:.0} us of waiting{reason}",
-            worst.last, waiting.matched, worst.caused_percent
+            "it came last to {} of {} collectives and caused {:.0} % of {} of waiting{reason}",
+            worst.last,
+            waiting.matched,
+            worst.caused_percent,
+            time(all)
         ),
         share: round(100.0 * worst.caused / total_time(frames), 1),
         action: "balance the work of this rank, or find what only it does before the collectives".to_owned(),
@@ -97,10 +106,11 @@ fn exposed_communication(frames: &Frames<'_>, table: &[Exposed]) -> Option<Findi
     Some(Finding {
         title: "communication is not hidden behind computation".to_owned(),
         evidence: format!(
-            "{all:.0} us on all ranks in which nothing computes; the most: {} on rank {}, {:.0} us{}",
+            "{} on all ranks in which nothing computes; the most: {} on rank {}, {}{}",
+            time(all),
             worst.operation,
             worst.rank,
-            worst.exposed,
+            time(worst.exposed),
             place(&worst.origin)
         ),
         share: round(100.0 * all / total_time(frames), 1),
@@ -149,7 +159,7 @@ fn short_kernels(frames: &Frames<'_>) -> Option<Finding> {
     }
     Some(Finding {
         title: "most kernels are shorter than their launch".to_owned(),
-        evidence: format!("{short} of {all} kernels; {calls:.0} us are spent in launching"),
+        evidence: format!("{short} of {all} kernels; {} are spent in launching", time(calls)),
         share: round(100.0 * calls / total, 1),
         action: "fuse small operators (torch.compile) or launch them together as a device graph".to_owned(),
         analysis: "cuda_kernel_launch_stats",
@@ -163,8 +173,8 @@ fn on_path(path: &CriticalPath) -> Option<Finding> {
     Some(Finding {
         title: format!("`{}` takes the largest part of the critical path", short(&top.name)),
         evidence: format!(
-            "{:.0} us in {} piece(s) on rank {} ({}){}",
-            top.time,
+            "{} in {} piece(s) on rank {} ({}){}",
+            time(top.time),
             top.count,
             top.rank,
             top.class,

@@ -112,7 +112,7 @@ fn is_copy(name: &str) -> bool {
 
 /// Whether a kernel or annotation called `name` communicates.
 pub fn is_communication(name: &str) -> bool {
-    const PREFIXES: &[&str] = &["nccl", "rccl", "gloo:", "mscclKernel", "c10d::symm_mem"];
+    const PREFIXES: &[&str] = &["nccl", "rccl", "gloo:", "unisono:", "mscclKernel", "c10d::symm_mem"];
     const PARTS: &[&str] = &[
         "ncclDevKernel",
         "ncclKernel",

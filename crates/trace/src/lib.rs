@@ -26,6 +26,7 @@ pub mod launch;
 pub mod memory;
 pub mod odd;
 pub mod overlay;
+pub mod prediction;
 pub mod python;
 pub mod query;
 pub mod queue;

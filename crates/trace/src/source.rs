@@ -11,7 +11,7 @@ use crate::{Frame, stack::Stacks};
 pub struct Origin {
     /// Module instances around it, outermost first, with dots between; absent where the trace has no Python functions.
     pub module: Option<String>,
-    /// The innermost Python function outside of libraries, as `file(line): function`.
+    /// The innermost Python function outside of libraries, as `file(line): function`; of our own programs the place, as `file:line`.
     pub line: Option<String>,
 }
 
@@ -34,6 +34,10 @@ impl<'f, 't> Sources<'f, 't> {
     pub fn origin(&self, row: usize) -> Origin {
         let call = if self.frame.joins_as_device(row) { self.frame.link[row].row() } else { Some(row) };
         let Some(call) = call else { return Origin::default() };
+        if let Some(node) = self.frame.rank.sides.node.get(call as u32) {
+            let line = node.place.some().map(|place| self.frame.timeline.names.text(place).to_owned());
+            return Origin { module: None, line };
+        }
         let own = self.around(call);
         if own.line.is_some() {
             return own;

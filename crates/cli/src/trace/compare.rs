@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, io::Write, path::PathBuf};
 use ::trace::{
     Frames, Mode, Selection,
     diff::{self, Device, NameDiff, Part, Spelling},
+    prediction,
 };
 use base::Result;
 use clap::{Args, ValueEnum};
@@ -23,7 +24,7 @@ enum Which {
 /// Two runs.
 #[derive(Args)]
 pub struct Diff {
-    /// The run before: a trace file or a directory of one for each rank
+    /// The run before: a trace file or a directory of one for each rank; a simulated one is compared operation by operation
     before: PathBuf,
     /// The run after
     after: PathBuf,
@@ -84,7 +85,15 @@ impl Diff {
             return written(tables::print_rows(out, "trace diff", &value["compare_traces"][chosen]));
         }
         let frames = |timeline| Frames::new(timeline, Mode::Exact, Selection::default());
-        let result = diff::regression(&frames(&before), &frames(&after));
+        let (before, after) = (frames(&before), frames(&after));
+        if prediction::comparable(&before, &after) {
+            let result = prediction::compare(&before, &after);
+            if self.json {
+                return json(out, &json!({ "prediction": result }));
+            }
+            return written(tables::print_prediction(out, &result));
+        }
+        let result = diff::regression(&before, &after);
         if self.json {
             return json(out, &json!({ "diff": result }));
         }

@@ -2,9 +2,14 @@
 
 use std::io::{Result, Write};
 
-use ::trace::diff::Regression;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use serde_json::{Map, Value};
+use ::trace::{
+    diff::Regression,
+    prediction::{CollectiveRow, Comparison, FamilyRow, Pair},
+};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
+use serde_json::{Map, Value, json};
+
+use super::units::{Unit, header, is_time, single, title_of, unit_of};
 
 /// More rows than these are not shown.
 const MOST_ROWS: usize = 24;
@@ -12,12 +17,22 @@ const MOST_ROWS: usize = 24;
 /// Results that are better read elsewhere than as a table.
 const NOT_SHOWN: &[&str] = &["ranks", "mode", "notes", "user_annotation_breakdown"];
 
+/// Results that come first, in this order; the others follow by name.
+const BEGIN: &[&str] = &[
+    "temporal_breakdown",
+    "comm_comp_overlap",
+    "exposed_communication",
+    "critical_path",
+    "kernel_breakdown",
+];
+
 /// Columns that come first, in this order.
 const FIRST: &[&str] = &[
     "rank",
     "stream",
     "name",
     "kernel_type",
+    "of a rank",
     "idle_category",
     "aten_op_name",
     "operation",
@@ -27,6 +42,10 @@ const FIRST: &[&str] = &[
     "device",
     "operator",
     "pattern",
+    "predicted (us)",
+    "measured (us)",
+    "calls predicted",
+    "calls measured",
 ];
 
 /// Prints the findings, and then every table of `object` under its name.
@@ -34,12 +53,10 @@ pub fn print(out: &mut dyn Write, object: &Map<String, Value>) -> Result<()> {
     if let Some(findings) = object.get("findings").and_then(Value::as_array) {
         print_findings(out, findings)?;
     }
-    for (name, value) in
-        object.iter().filter(|(name, _)| !NOT_SHOWN.contains(&name.as_str()) && *name != "findings")
-    {
-        print_rows(out, name, value)?;
-    }
-    Ok(())
+    let shown = object.iter().filter(|(name, _)| !NOT_SHOWN.contains(&name.as_str()) && *name != "findings");
+    let mut shown: Vec<(&String, &Value)> = shown.collect();
+    shown.sort_by_key(|(name, _)| BEGIN.iter().position(|first| first == name).unwrap_or(BEGIN.len()));
+    shown.into_iter().try_for_each(|(name, value)| print_rows(out, name, value))
 }
 
 fn print_findings(out: &mut dyn Write, findings: &[Value]) -> Result<()> {
@@ -107,14 +124,16 @@ fn print_object(out: &mut dyn Write, title: &str, object: &Map<String, Value>) -
     }
     let is_plain = |value: &Value| !value.is_array() && !value.is_object();
     for (key, value) in object.iter().filter(|(_, value)| is_plain(value)) {
-        writeln!(out, "{title}: {} {}", key.replace('_', " "), text(value))?;
+        writeln!(out, "{title}: {} {}", title_of(key), single(key, value))?;
     }
     for (key, value) in object.iter().filter(|(_, value)| !is_plain(value)) {
         match value {
             Value::Object(parts) if parts.values().all(is_plain) => {
-                let parts: Vec<String> =
-                    parts.iter().map(|(name, value)| format!("{name} {}", text(value))).collect();
-                writeln!(out, "{title}: {}: {}", key.replace('_', " "), parts.join(", "))?;
+                let kind = |name: &'_ str| if is_time(key) { key.clone() } else { name.to_owned() };
+                let part =
+                    |(name, value): (&String, &Value)| format!("{name} {}", single(&kind(name), value));
+                let parts: Vec<String> = parts.iter().map(part).collect();
+                writeln!(out, "{title}: {}: {}", title_of(key), parts.join(", "))?;
             }
             _ => print_rows(out, &format!("{title}: {key}"), value)?,
         }
@@ -128,18 +147,21 @@ fn with_rank(rank: &str, row: &Value) -> Value {
     Value::Object(row)
 }
 
+/// A line under the names of the columns, and none between rows.
+const STYLE: TableStyle = presets::NOTHING.header_separator(LineStyle::new('─', '─', '─', '─'));
+
 fn table(rows: &[Value]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Dynamic);
     let Some(Value::Object(first)) = rows.first() else { return table };
     let mut keys: Vec<&String> =
         first.keys().filter(|key| !is_table(&first[*key]) && key.as_str() != "curve").collect();
     keys.sort_by_key(|key| FIRST.iter().position(|first| first == *key).unwrap_or(FIRST.len()));
-    table.set_header(
-        keys.iter().map(|key| key.trim_start_matches("queue_length/").trim_start_matches("memory_bw_gbps/")),
-    );
-    for row in rows.iter().take(MOST_ROWS) {
-        table.add_row(keys.iter().map(|key| text(&row[key.as_str()])));
+    let shown = &rows[..rows.len().min(MOST_ROWS)];
+    let units: Vec<Unit> = keys.iter().map(|key| unit_of(key, shown)).collect();
+    table.set_header(keys.iter().zip(&units).map(|(key, unit)| header(key, *unit)));
+    for row in shown {
+        table.add_row(keys.iter().zip(&units).map(|(key, unit)| unit.text(&row[key.as_str()])));
     }
     for (number, key) in keys.iter().enumerate() {
         if let Some(column) = table.column_mut(number).filter(|_| first[key.as_str()].is_number()) {
@@ -149,7 +171,8 @@ fn table(rows: &[Value]) -> Table {
     table
 }
 
-fn text(value: &Value) -> String {
+/// A value as it is.
+pub fn text(value: &Value) -> String {
     match value {
         Value::String(text) if text.chars().count() > 60 => {
             text.chars().take(57).chain("...".chars()).collect()
@@ -164,20 +187,42 @@ fn text(value: &Value) -> String {
         Value::Object(object) => object
             .iter()
             .filter(|(_, v)| !v.is_null())
-            .map(|(k, v)| format!("{k} {}", text(v)))
+            .map(|(k, v)| format!("{k} {}", single(k, v)))
             .collect::<Vec<_>>()
             .join(", "),
         Value::Bool(value) => value.to_string(),
     }
 }
 
+/// Prints a simulated step beside a measured one.
+pub fn print_prediction(out: &mut dyn Write, result: &Comparison) -> Result<()> {
+    let Comparison { step, compute, communication, exposed, operations, collectives } = result;
+    let rows =
+        [("step", step), ("operations", compute), ("waiting", exposed), ("collectives", communication)];
+    let row = |(what, pair): &(&str, &Pair)| json!({"of a rank": what, "predicted (us)": pair.predicted, "measured (us)": pair.measured});
+    print_rows(out, "step", &rows.iter().map(row).collect())?;
+    let row = |row: &FamilyRow| {
+        json!({
+            "operation": row.operation, "predicted (us)": row.time.predicted, "measured (us)": row.time.measured,
+            "calls predicted": row.calls.0, "calls measured": row.calls.1,
+        })
+    };
+    print_rows(out, "operations", &operations.iter().map(row).collect())?;
+    let row = |row: &CollectiveRow| {
+        json!({
+            "operation": row.operation, "group": row.group, "predicted (us)": row.time.predicted,
+            "measured (us)": row.time.measured, "count": row.count, "cause": row.cause,
+        })
+    };
+    print_rows(out, "collectives", &collectives.iter().map(row).collect())
+}
+
 /// Prints what changed between two runs.
 pub fn print_regression(out: &mut dyn Write, result: &Regression) -> Result<()> {
-    writeln!(
-        out,
-        "step: {:.1} us before, {:.1} us after ({} and {} samples)",
-        result.step_before, result.step_after, result.samples.0, result.samples.1
-    )?;
+    let (before, after) =
+        (single("wall", &result.step_before.into()), single("wall", &result.step_after.into()));
+    let (samples, more) = result.samples;
+    writeln!(out, "step: {before} before, {after} after ({samples} and {more} samples)")?;
     if result.changes.is_empty() {
         return writeln!(out, "no operation changed beyond the noise");
     }

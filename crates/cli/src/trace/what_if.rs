@@ -6,7 +6,7 @@ use ::trace::causal;
 use base::{Code, Diagnostic, Result};
 use clap::Args;
 
-use super::{arguments::Input, frames, json, written};
+use super::{arguments::Input, frames, json, units::single, written};
 
 /// The traces and the changes.
 #[derive(Args)]
@@ -34,9 +34,9 @@ impl WhatIf {
         }
         written(writeln!(
             out,
-            "{:.3} us now, {:.3} us with {}: {:.3} times as fast",
-            result.before,
-            result.after,
+            "{} now, {} with {}: {:.3} times as fast",
+            single("before", &result.before.into()),
+            single("after", &result.after.into()),
             result.changes.join(", "),
             result.speedup
         ))

@@ -1,0 +1,131 @@
+"""Steps as they are simulated on the machine that `unisono profile` measures, beside the same steps measured.
+
+    python benches/predicted.py                                    # one rank
+    torchrun --nproc-per-node 2 benches/predicted.py               # two
+    ... benches/predicted.py --details gpt                         # by operation and collective, as `unisono trace diff` prints it
+
+One thread per process. The machine is measured first, then each step is planned for it, warmed up and measured: the median wall time
+of a step on the slowest rank, and one recorded step by stream, in milliseconds on a rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import gpt
+
+import unisono
+from unisono._profile import describe
+from unisono._ranks import Ranks
+
+WARM, REPEATS = 3, 15
+Made = tuple[nn.Module, torch.optim.Optimizer, Callable[..., Any], tuple[torch.Tensor, ...]]
+
+
+def _trained(model: nn.Module, loss_of: Callable[..., torch.Tensor], batch: tuple[torch.Tensor, ...]) -> Made:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(*tensors: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(*tensors)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return model, optimizer, step, batch
+
+
+def of_demo() -> Made:
+    """The GPT of `make demo`."""
+    model, optimizer, step = gpt.make()
+    return model, optimizer, step, next(gpt.batches(gpt.read_text()))
+
+
+def linear() -> Made:
+    """Four wide matrices with AdamW: state dominates."""
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+    return _trained(model, lambda x: model(x).square().mean(), (torch.randn(64, 1024),))
+
+
+def convolutions() -> Made:
+    """Three convolutions with batch norm."""
+
+    def layer(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    model = nn.Sequential(*layer(3, 32), *layer(32, 64), nn.MaxPool2d(2), *layer(64, 64), nn.Flatten(), nn.Linear(64 * 256, 10))
+    batch = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+    return _trained(model, lambda x, y: F.cross_entropy(model(x), y), batch)
+
+
+def llama() -> Made:
+    """transformers' LLaMA, 256 wide, 4 layers, 8 x 64 tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=1024, **sizes, **heads)).train()
+    ids, labels = torch.randint(0, 1024, (2, 8, 64))
+    return _trained(model, lambda ids, labels: model(input_ids=ids, labels=labels).loss, (ids, labels))
+
+
+MODELS = {"gpt": of_demo, "4 x linear": linear, "convolutions": convolutions, "llama": llama}
+
+
+def compared(folder: Path, details: bool) -> dict[str, Any]:
+    """What `unisono trace diff` says of the predicted and the measured step."""
+    command = [sys.executable, "-m", "unisono", "trace", "diff", str(folder / "predicted"), str(folder / "measured")]
+    if details:
+        print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)["prediction"]
+
+
+def main() -> None:
+    """Prints a line of a table for each model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--details", metavar="MODEL", choices=MODELS, help="only this model, by operation and collective")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ranks = Ranks()
+    cluster = describe(ranks)
+    with tempfile.TemporaryDirectory(prefix="unisono-predicted-") as kept:
+        folders = Path(ranks.tell(kept))
+        for name, make in MODELS.items():
+            if options.details in (None, name):
+                torch.manual_seed(0)
+                one(name, make(), cluster, ranks, folders / name, options.details is not None)
+
+
+def one(name: str, made: Made, cluster: str, ranks: Ranks, folder: Path, details: bool) -> None:
+    """Runs and prints one model."""
+    model, optimizer, step, batch = made
+    parallel = unisono.parallelize(step, model=model, optimizer=optimizer, example=batch, cluster=cluster)
+    for _ in range(WARM):
+        parallel(*batch)
+    measured = max(parallel.measure(*batch, repeats=REPEATS)["step_ns"]) / 1e6
+    parallel.write_timelines(folder, *batch)
+    ranks.tell(None)  # rank 0 reads what all have written
+    if ranks.count > 1:
+        torch.distributed.barrier()
+    if ranks.rank == 0:
+        found = compared(folder, details)
+        parts = [f"{found[key][of] / 1e3:.1f}" for key in ("compute", "exposed", "communication") for of in ("predicted", "measured")]
+        simulated = found["step"]["predicted"] / 1e3
+        columns = [name, str(ranks.count), f"{simulated:.1f}", f"{measured:.1f}", f"{simulated / measured:.2f}", *parts]
+        print("| " + " | ".join(columns) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+//! What a plan's programs are expected to do, as a timeline.
+
+use base::Result;
+use cluster::Cluster;
+use ir::{Graph, RankGraph};
+use plan::Plan;
+use sim::Machine;
+use timeline::Timeline;
+
+use crate::rank_graph;
+
+/// The timeline of a step of the program that `rank` runs under `plan`: its graph after the passes.
+pub fn simulate_rank(graph: &RankGraph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {
+    sim::simulate_one(graph, rank, Machine { cluster, mesh: &plan.mesh() })
+}
+
+/// Which ranks are simulated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ranks {
+    /// One, which stands for all: the others start each collective when it does.
+    One(u32),
+    /// All together: who is late keeps the others waiting.
+    All,
+}
+
+/// The timeline of a step of `graph` under `plan`, as `rank_graph` and the passes make its programs.
+pub fn simulate_plan(graph: &Graph, plan: &Plan, cluster: &Cluster, ranks: Ranks) -> Result<Timeline> {
+    let of_rank = |rank| passes::run(&passes::pipeline(plan.passes), &rank_graph(graph, plan, rank)?, |_| {});
+    let mesh = plan.mesh();
+    let machine = Machine { cluster, mesh: &mesh };
+    match ranks {
+        Ranks::One(rank) => simulate_rank(&of_rank(rank)?, plan, cluster, rank),
+        Ranks::All => {
+            let graphs = (0..mesh.ranks()).map(of_rank).collect::<Result<Vec<RankGraph>>>()?;
+            sim::simulate(&graphs.iter().collect::<Vec<_>>(), machine)
+        }
+    }
+}
