@@ -7,18 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Choices, Cost, Failure, Solution, Solver, Statistics, Stop, components::components, evaluate, knapsack,
-    network::Objective, weigh,
+    Choices, Cost, Failure, Price, Prices, Solution, Solver, Statistics, Stop, components::components,
+    evaluate, knapsack, network::Objective, weigh,
 };
-
-/// A price: cost units ([`Cost`]`.0`) for each unit of weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Price {
-    /// Cost units.
-    pub numerator: i128,
-    /// For this many units of weight, at least 1.
-    pub denominator: i128,
-}
 
 /// What one plan on the way costs and weighs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,17 +67,16 @@ impl Solver<'_> {
     /// The choices of least cost that weigh at most `limit`.
     pub fn solve_within(&mut self, limit: u64) -> Result<Budgeted, Failure> {
         let mut statistics = self.statistics();
-        let (heavy, bound) = self.plan(Objective::Costs, &mut statistics)?;
-        let free = Price { numerator: 0, denominator: 1 };
+        let (heavy, bound) = self.plan(Objective::COSTS, &mut statistics)?;
         let points = vec![heavy.point()];
         if heavy.weight <= limit {
-            return Ok(finish(heavy, bound, free, points, 0, statistics));
+            return Ok(finish(heavy, bound, Price::FREE, points, 0, statistics));
         }
         let (light, least) = self.plan(Objective::Weights, &mut statistics)?;
         if light.weight > limit {
             return Err(Failure::OverBudget { least: u64::try_from(least).unwrap_or(0) });
         }
-        let mut hull = Hull { limit, heavy, light, bound, price: free, points };
+        let mut hull = Hull { limit, heavy, light, bound, price: Price::FREE, points };
         self.find_price(&mut hull, &mut statistics)?;
         let (best, exchanges) = self.exchange(&hull);
         let Hull { bound, price, mut points, .. } = hull;
@@ -111,12 +101,13 @@ impl Solver<'_> {
                 return Ok(());
             }
             let price = Price { numerator, denominator };
-            let (plan, minimum) = match self.plan(Objective::Priced { numerator, denominator }, statistics) {
-                Ok(found) => found,
-                // The bound found so far holds, and so does the light plan.
-                Err(Failure::CostOverflow) => return Ok(()),
-                Err(failure) => return Err(failure),
-            };
+            let (plan, minimum) =
+                match self.plan(Objective::Priced(Prices { weight: price, ..Prices::NONE }), statistics) {
+                    Ok(found) => found,
+                    // The bound found so far holds, and so does the light plan.
+                    Err(Failure::CostOverflow) => return Ok(()),
+                    Err(failure) => return Err(failure),
+                };
             hull.raise_bound(minimum, price);
             hull.points.push(plan.point());
             if plan.value(price) >= hull.heavy.value(price) {

@@ -20,14 +20,16 @@ mod kernel;
 mod knapsack;
 mod network;
 mod order;
+mod prices;
 mod problem;
 mod prune;
 mod solver;
 mod split;
 mod split_order;
 
-pub use budget::{Budgeted, Point, Price};
+pub use budget::{Budgeted, Point};
 pub use cost::Cost;
 pub use failure::Failure;
-pub use problem::{Choices, Factor, Problem, TableId, VariableId, evaluate, weigh};
+pub use prices::{Candidate, Price, Prices};
+pub use problem::{Cells, Choices, Factor, Problem, TableId, VariableId, evaluate, hideable, weigh};
 pub use solver::{Options, Solution, Solver, Statistics, Stop, solve};

@@ -4,7 +4,7 @@ use base::Id;
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Cost, Problem, TableId, VariableId,
+    Prices, Problem, TableId, VariableId,
     array::{ArrayId, INFINITE, Store, normalise},
 };
 
@@ -81,39 +81,31 @@ impl Incidence {
 /// What is to be minimised. Nothing that the costs forbid is ever allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Objective {
-    /// The costs.
-    Costs,
+    /// The costs, some discounted, plus the weights at a price; rounded down in every cell.
+    Priced(Prices),
     /// The weights, whatever they cost.
     Weights,
-    /// The costs plus the weights at a price of `numerator / denominator` each, rounded down in every cell.
-    Priced { numerator: i128, denominator: i128 },
 }
 
 impl Objective {
+    /// The costs.
+    pub const COSTS: Self = Self::Priced(Prices::NONE);
+
     /// The array of a table, its minimum subtracted, and that minimum.
     fn array(self, problem: &Problem, store: &mut Store, table: TableId) -> (ArrayId, i64) {
         let arrays = problem.arrays(table);
-        let costs = &store[arrays.costs];
-        let weight =
-            |cell: usize| if arrays.weights.is_some() { store[arrays.weights].cells[cell] } else { 0 };
-        let objective = |(cell, &cost): (usize, &i64)| {
-            if cost >= INFINITE { INFINITE } else { self.cell(cost, weight(cell)) }
+        let costs = &problem.store[arrays.costs];
+        let of =
+            |array: ArrayId, cell: usize| if array.is_some() { problem.store[array].cells[cell] } else { 0 };
+        let objective = |(cell, &cost): (usize, &i64)| match self {
+            _ if cost >= INFINITE => INFINITE,
+            Self::Weights => of(arrays.weights, cell),
+            Self::Priced(prices) => prices.sum(cost, of(arrays.hideable, cell), of(arrays.weights, cell)),
         };
         let mut cells: Vec<i64> = costs.cells.iter().enumerate().map(objective).collect();
         let shape = costs.shape.clone();
         let minimum = normalise(&mut cells).unwrap_or(0);
         (store.intern(shape, &cells), minimum)
-    }
-
-    fn cell(self, cost: i64, weight: i64) -> i64 {
-        match self {
-            Self::Costs => cost,
-            Self::Weights => weight,
-            Self::Priced { numerator, denominator } => {
-                let price = i128::from(weight).saturating_mul(numerator).div_euclid(denominator);
-                Cost::saturated(price.saturating_add(i128::from(cost))).0
-            }
-        }
     }
 }
 

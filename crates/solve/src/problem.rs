@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Cost,
-    array::{ArrayId, Shape, Store, permute, strides},
+    array::{ArrayId, INFINITE, Shape, Store, permute, strides},
 };
 
 define_id!(
@@ -36,12 +36,25 @@ pub(crate) struct TableArrays {
     pub costs: ArrayId,
     /// [`ArrayId::NONE`] where all weights are 0.
     pub weights: ArrayId,
+    /// The part of the costs that can be hidden; [`ArrayId::NONE`] where none can.
+    pub hideable: ArrayId,
+}
+
+/// What the cells of a table cost and weigh.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Cells<'a> {
+    /// Their costs.
+    pub costs: &'a [Cost],
+    /// Their weights; none means that all are 0.
+    pub weights: &'a [u64],
+    /// The part of each cost, from 0 to all of it, that [`Prices`](crate::Prices) can discount; none means that none can be.
+    pub hideable: &'a [Cost],
 }
 
 /// A sum of tables over variables, to be minimised.
 ///
 /// A *weight* is a second quantity (bytes, in the planner) that adds up just as the costs do, and of which there may be a
-/// budget. Shapes are the caller's invariant: a table whose number of cells or sizes do not fit panics.
+/// budget. A part of a cost may be *hideable* (communication beside computation, in the planner). Shapes are the caller's invariant: a table whose number of cells or sizes do not fit panics.
 #[derive(Clone, Default)]
 pub struct Problem {
     sizes: PrimaryMap<VariableId, u32>,
@@ -64,8 +77,13 @@ impl Problem {
 
     /// Adds a variable whose states have weights too. No weights means that all are 0.
     pub fn weighted_variable(&mut self, costs: &[Cost], weights: &[u64]) -> VariableId {
-        let size = u32::try_from(costs.len()).expect("a variable has at most u32::MAX states");
-        let table = self.weighted_table(&[costs.len()], costs, weights);
+        self.variable_of(Cells { costs, weights, ..Cells::default() })
+    }
+
+    /// Adds a variable with a state for each cell.
+    pub fn variable_of(&mut self, cells: Cells<'_>) -> VariableId {
+        let size = u32::try_from(cells.costs.len()).expect("a variable has at most u32::MAX states");
+        let table = self.table_of(&[cells.costs.len()], cells);
         let variable = self.sizes.push(size);
         self.factors.push(Factor { scope: SmallVec::from_slice(&[variable]), table });
         variable
@@ -78,23 +96,36 @@ impl Problem {
 
     /// A table with one axis for each of `shape`, in row-major order, with weights too. No weights means that all are 0.
     pub fn weighted_table(&mut self, shape: &[usize], costs: &[Cost], weights: &[u64]) -> TableId {
-        assert_eq!(shape.iter().product::<usize>(), costs.len(), "a table has a cost for every cell");
-        let shape: Shape = shape.iter().map(|&size| u32::try_from(size).expect("axis size")).collect();
-        let costs: Vec<i64> =
-            costs.iter().map(|cost| cost.0.clamp(-Cost::LIMIT.0, Cost::INFINITE.0)).collect();
-        let costs = self.store.intern(shape.clone(), &costs);
-        let weights = self.intern_weights(shape, weights, costs);
-        self.table_id(TableArrays { costs, weights })
+        self.table_of(shape, Cells { costs, weights, ..Cells::default() })
     }
 
-    fn intern_weights(&mut self, shape: Shape, weights: &[u64], costs: ArrayId) -> ArrayId {
-        if weights.iter().all(|&weight| weight == 0) {
+    /// A table with one axis for each of `shape`, its cells in row-major order.
+    pub fn table_of(&mut self, shape: &[usize], cells: Cells<'_>) -> TableId {
+        assert_eq!(shape.iter().product::<usize>(), cells.costs.len(), "a table has a cost for every cell");
+        let shape: Shape = shape.iter().map(|&size| u32::try_from(size).expect("axis size")).collect();
+        let costs: Vec<i64> =
+            cells.costs.iter().map(|cost| cost.0.clamp(-Cost::LIMIT.0, Cost::INFINITE.0)).collect();
+        let weight =
+            |&weight: &u64| i64::try_from(weight).map_or(Cost::LIMIT.0, |weight| weight.min(Cost::LIMIT.0));
+        let weights: Vec<i64> = cells.weights.iter().map(weight).collect();
+        // What is forbidden stays so.
+        let part =
+            |(&part, &cost): (&Cost, &i64)| if cost < INFINITE { part.0.clamp(0, cost.max(0)) } else { 0 };
+        let hideable: Vec<i64> = cells.hideable.iter().zip(&costs).map(part).collect();
+        let arrays = TableArrays {
+            costs: self.store.intern(shape.clone(), &costs),
+            weights: self.intern_unless_0(&shape, &weights, costs.len()),
+            hideable: self.intern_unless_0(&shape, &hideable, costs.len()),
+        };
+        self.table_id(arrays)
+    }
+
+    fn intern_unless_0(&mut self, shape: &Shape, cells: &[i64], count: usize) -> ArrayId {
+        if cells.iter().all(|&cell| cell == 0) {
             return ArrayId::NONE;
         }
-        assert_eq!(weights.len(), self.store[costs].cells.len(), "a table has a weight for every cell");
-        let clamp =
-            |&weight: &u64| i64::try_from(weight).map_or(Cost::LIMIT.0, |weight| weight.min(Cost::LIMIT.0));
-        self.store.intern(shape, &weights.iter().map(clamp).collect::<Vec<_>>())
+        assert_eq!(cells.len(), count, "a table says something of every cell or of none");
+        self.store.intern(shape.clone(), cells)
     }
 
     fn table_id(&mut self, arrays: TableArrays) -> TableId {
@@ -128,12 +159,18 @@ impl Problem {
     fn permuted(&mut self, table: TableId, axes: &[usize]) -> TableId {
         let arrays = self.tables[table];
         let mut permuted = |id: ArrayId| {
+            if !id.is_some() {
+                return id;
+            }
             let (shape, cells) = permute(&self.store[id].shape, &self.store[id].cells, axes);
             self.store.intern(shape, &cells)
         };
-        let costs = permuted(arrays.costs);
-        let weights = if arrays.weights.is_some() { permuted(arrays.weights) } else { ArrayId::NONE };
-        self.table_id(TableArrays { costs, weights })
+        let arrays = TableArrays {
+            costs: permuted(arrays.costs),
+            weights: permuted(arrays.weights),
+            hideable: permuted(arrays.hideable),
+        };
+        self.table_id(arrays)
     }
 
     /// How many states each variable has.
@@ -179,6 +216,15 @@ pub(crate) fn weight_of(problem: &Problem, factor: &Factor, choices: &Choices) -
         ArrayId::NONE => 0,
         weights => problem.cell(weights, &factor.scope, choices) as u64,
     }
+}
+
+/// What can be hidden of what `choices` cost.
+pub fn hideable(problem: &Problem, choices: &Choices) -> Cost {
+    let of = |factor: &Factor| match problem.tables[factor.table].hideable {
+        ArrayId::NONE => Cost::ZERO,
+        hideable => Cost(problem.cell(hideable, &factor.scope, choices)),
+    };
+    problem.factors.iter().map(of).sum()
 }
 
 /// What `choices` cost: a straight sum over all tables, independent of every solver.

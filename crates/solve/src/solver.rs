@@ -105,13 +105,17 @@ pub struct Solver<'a> {
 impl<'a> Solver<'a> {
     /// A solver that has done nothing yet.
     pub fn new(problem: &'a Problem, options: Options) -> Self {
-        Self {
-            problem,
-            options,
-            store: problem.store.clone(),
-            cache: Cache::default(),
-            pruner: Pruner::default(),
-        }
+        Self { problem, options, store: Store::default(), cache: Cache::default(), pruner: Pruner::default() }
+    }
+
+    /// A solver for another problem that knows what this one learnt: what is equal in both is not computed again.
+    pub fn turn_to(self, problem: &Problem) -> Solver<'_> {
+        Solver { problem, ..self }
+    }
+
+    /// Searches on with other options: a precise solve of what was best among cheap ones, for one.
+    pub fn set_options(&mut self, options: Options) {
+        self.options = options;
     }
 
     /// The choices of least cost.
@@ -125,7 +129,7 @@ impl<'a> Solver<'a> {
         let kept: Vec<(u32, Vec<u32>)> =
             fixed.iter().map(|&(variable, state)| (variable.0, vec![state])).collect();
         let mut statistics = self.statistics();
-        let minimum = self.minimise(Objective::Costs, &kept, &mut statistics)?;
+        let minimum = self.minimise(Objective::COSTS, &kept, &mut statistics)?;
         let cost = evaluate(self.problem, &minimum.choices);
         let bound = Cost::saturated(minimum.bound);
         assert!(bound <= cost, "the bound of {bound} holds for choices that cost {cost}");
