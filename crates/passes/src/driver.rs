@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, DeadCode, Direct, DirectCollectives, DropAliases, GroupLists,
-    MergeViews, OrderCollectives,
+    MergeViews, OrderCollectives, StartCollectives,
 };
 
 /// A step from a graph to an equal graph.
@@ -77,6 +77,7 @@ pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
         Box::new(DeadCode),
         Box::new(GroupLists),
     ];
+    passes.push(Box::new(StartCollectives));
     passes.push(Box::new(BucketCollectives { limit: settings.bucket_limit }));
     passes.push(Box::new(MergeViews));
     passes.push(Box::new(CommonSubexpressions));
@@ -90,12 +91,13 @@ pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 8] = [
+    let all: [Box<dyn Pass>; 9] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions),
         Box::new(DeadCode),
         Box::new(GroupLists),
+        Box::new(StartCollectives),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
         Box::new(DirectCollectives { direct: settings.direct.unwrap_or_default() }),

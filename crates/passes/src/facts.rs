@@ -26,6 +26,7 @@ enum Kind {
     Wait,
     View,
     Copy,
+    Join,
     Other,
 }
 
@@ -37,6 +38,7 @@ impl OpFacts {
             name if CollectiveKind::of_operator(name).is_some() => Kind::Collective,
             name if aten::memory(name, &schema).is_shared() => Kind::View,
             name if aten::row(name).is_some_and(|row| row.copies) => Kind::Copy,
+            "aten::cat" => Kind::Join,
             _ => Kind::Other,
         };
         Self {
@@ -74,6 +76,16 @@ impl Facts {
     pub fn carries(&self, node: &Node) -> bool {
         let carries = matches!(self.ops[node.op].kind, Kind::Copy | Kind::Wait | Kind::View);
         carries && node.operands().count() == 1
+    }
+
+    /// Whether a node looks at the memory of one tensor.
+    pub fn is_view(&self, node: &Node) -> bool {
+        self.ops[node.op].kind == Kind::View && node.operands().count() == 1
+    }
+
+    /// Whether a node puts tensors behind one another.
+    pub fn joins(&self, node: &Node) -> bool {
+        self.ops[node.op].kind == Kind::Join
     }
 
     /// Whether a node takes part in communication, waiting included.

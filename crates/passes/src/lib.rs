@@ -15,6 +15,7 @@ mod group_lists;
 mod layout;
 mod merge_views;
 mod order_collectives;
+mod start_collectives;
 
 pub use bucket_collectives::BucketCollectives;
 pub use common_subexpressions::CommonSubexpressions;
@@ -27,3 +28,4 @@ pub use group_lists::GroupLists;
 pub use ir::Patch;
 pub use merge_views::MergeViews;
 pub use order_collectives::OrderCollectives;
+pub use start_collectives::StartCollectives;

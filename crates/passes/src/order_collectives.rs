@@ -9,6 +9,7 @@ use ir::{CollectiveKind, Graph, NodeId, Patch, ValueId};
 use crate::{
     Pass,
     facts::{Facts, maker, of_state_alone, users},
+    start_collectives::{Wanted, reorder, start_early},
 };
 
 /// Starts collectives early and waits for them late.
@@ -16,9 +17,6 @@ pub struct OrderCollectives {
     /// How many bytes may be gathered ahead of their first use. A gather that is larger starts when the one before it is used.
     pub prefetch_limit: Bytes,
 }
-
-/// Where a node wants to stand: at the position of a node of the old program, before (below 0), at (0) or behind (1) it.
-type Wanted = (usize, i32);
 
 impl Pass for OrderCollectives {
     fn name(&self) -> &'static str {
@@ -33,30 +31,10 @@ impl Pass for OrderCollectives {
             let mut wanted = start_early(graph, &facts);
             wait_late(graph, &facts, &mut wanted);
             self.hoist_gathers(graph, &facts, &mut wanted);
-            let mut order = graph.order.clone();
-            order.sort_by_key(|id| wanted[*id]);
-            // What moves stands in the part that it moves to.
-            let part = |id: NodeId| graph.nodes[graph.order[wanted[id].0.min(graph.order.len() - 1)]].part;
-            patch.reorder(order.into_iter().map(|id| (id, part(id))).collect());
+            reorder(graph, &mut patch, &wanted);
         }
         Ok(patch)
     }
-}
-
-/// Every node at its old position, but collectives right behind what makes their last operand.
-fn start_early(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, Wanted> {
-    let mut wanted: SecondaryMap<NodeId, Wanted> = SecondaryMap::with_default((0, 0));
-    for (position, id) in graph.order.iter().enumerate() {
-        let node = &graph.nodes[*id];
-        let ready =
-            node.operands().filter_map(|operand| maker(graph, operand)).map(|maker| wanted[maker]).max();
-        wanted[*id] = match ready {
-            // A gather of an input of the graph would be ready at once: it is hoisted where there is memory for it.
-            Some(ready) if facts.is_collective(node) => (ready.0, 1),
-            _ => (position, 0),
-        };
-    }
-    wanted
 }
 
 impl OrderCollectives {

@@ -98,3 +98,8 @@ fn order_collectives() {
 fn direct_collectives() {
     check("direct_collectives");
 }
+
+#[test]
+fn start_collectives() {
+    check("start_collectives");
+}

@@ -1,0 +1,80 @@
+//! Starts each collective right behind what makes its operand, and moves what only prepares the operand with it: views, copies,
+//! casts, and the joining of several tensors.
+//!
+//! Before collectives are put in buckets this brings them in the order in which they can start: gradients as backward makes them, not as
+//! the optimizer asks for them. No more memory is taken: what a copy reads is there, and what it makes goes at once.
+
+use base::{Id, Result, SecondaryMap};
+use fixedbitset::FixedBitSet;
+use ir::{Graph, NodeId, Patch};
+
+use crate::{
+    Pass,
+    facts::{Facts, end_values, maker, users},
+};
+
+/// Starts collectives early.
+pub struct StartCollectives;
+
+/// Where a node wants to stand: at the position of a node of the old program, before (below 0), at (0) or behind (1) it.
+pub type Wanted = (usize, i32);
+
+impl Pass for StartCollectives {
+    fn name(&self) -> &'static str {
+        "start_collectives"
+    }
+
+    fn run<'g>(&self, graph: &'g Graph) -> Result<Patch<'g>> {
+        let mut patch = Patch::new(graph);
+        patch.label("start_collectives");
+        let facts = Facts::new(graph);
+        reorder(graph, &mut patch, &start_early(graph, &facts));
+        Ok(patch)
+    }
+}
+
+/// Every node at its old position, but collectives and what prepares them right behind what makes their last operand.
+pub fn start_early(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, Wanted> {
+    let prepares = preparations(graph, facts);
+    let mut wanted: SecondaryMap<NodeId, Wanted> = SecondaryMap::with_default((0, 0));
+    for (position, id) in graph.order.iter().enumerate() {
+        let node = &graph.nodes[*id];
+        let ready =
+            node.operands().filter_map(|operand| maker(graph, operand)).map(|maker| wanted[maker]).max();
+        wanted[*id] = match ready {
+            // A gather of an input of the graph would be ready at once: it is hoisted where there is memory for it.
+            Some(ready) if facts.is_collective(node) || prepares.contains(id.index()) => (ready.0, 1),
+            _ => (position, 0),
+        };
+    }
+    wanted
+}
+
+/// The nodes that bring tensors into the form in which a collective takes them, and serve nothing else; views may serve others.
+fn preparations(graph: &Graph, facts: &Facts) -> FixedBitSet {
+    let (users, ends) = (users(graph), end_values(graph));
+    let mut prepares = FixedBitSet::with_capacity(graph.nodes.len());
+    for id in graph.order.iter().rev() {
+        let node = &graph.nodes[*id];
+        let results = || node.results().flat_map(|result| &users[result]);
+        let serves =
+            |user: &NodeId| facts.is_collective(&graph.nodes[*user]) || prepares.contains(user.index());
+        let alone = || results().all(serves) && !node.results().any(|result| ends.contains(result.index()));
+        let is_light = facts.carries(node) && !facts.is_wait(node) || facts.joins(node);
+        if is_light && results().any(serves) && (facts.is_view(node) || alone()) {
+            prepares.insert(id.index());
+        }
+    }
+    prepares
+}
+
+/// Puts every node where it wants to stand, if that is elsewhere, and into the part of the program that is there.
+pub fn reorder(graph: &Graph, patch: &mut Patch<'_>, wanted: &SecondaryMap<NodeId, Wanted>) {
+    let mut order = graph.order.clone();
+    order.sort_by_key(|id| wanted[*id]);
+    if order == graph.order {
+        return;
+    }
+    let part = |id: NodeId| graph.nodes[graph.order[wanted[id].0.min(graph.order.len() - 1)]].part;
+    patch.reorder(order.into_iter().map(|id| (id, part(id))).collect());
+}
