@@ -4,6 +4,8 @@ together as the strategy says must be the whole result."""
 from __future__ import annotations
 
 import itertools
+import operator
+import re
 
 import msgpack
 import pytest
@@ -42,6 +44,35 @@ def message(function, tensors):
     output.args = ([n for n in output.args[0] if isinstance(n, torch.fx.Node)],)
     encoder = Encoder(Traced(graph=graph, returns=None), inputs)  # type: ignore[arg-type]
     return encoder.bytes(), [item.tensor for item in inputs.inputs]
+
+
+def call_message(op, args):
+    """The graph of one call, as it is: nothing is taken apart."""
+    flat, spec = torch.utils._pytree.tree_flatten(args)
+    tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(f"x{i}") for i in range(len(tensors))]
+    with torch._subclasses.FakeTensorMode() as fakes:
+        made = [fakes.from_tensor(t) for t in tensors]
+        left = iter(made)
+        value = op(
+            *torch.utils._pytree.tree_unflatten([next(left) if isinstance(x, torch.Tensor) else x for x in flat], spec)
+        )
+    for node, fake in zip(nodes, made, strict=True):
+        node.meta["val"] = fake
+    left = iter(nodes)
+    given = torch.utils._pytree.tree_unflatten([next(left) if isinstance(x, torch.Tensor) else x for x in flat], spec)
+    call_node = graph.call_function(op, tuple(given))
+    call_node.meta["val"] = value
+    outputs = [call_node]
+    if isinstance(value, tuple | list):
+        outputs = [graph.call_function(operator.getitem, (call_node, i)) for i in range(len(value))]
+        for node, part in zip(outputs, value, strict=True):
+            node.meta["val"] = part
+    graph.output(outputs)
+    inputs = StepInputs([StepInput("constant", f"constants.{i}", t) for i, t in enumerate(tensors)])
+    traced = Traced(graph=torch.fx.GraphModule({}, graph), returns=None)  # type: ignore[arg-type]
+    return Encoder(traced, inputs).bytes(), tensors
 
 
 def values_of(graph, inputs):
@@ -99,10 +130,23 @@ def combined(pieces, placement):
 
 def examine(function, tensors, ranks, seen=None):
     """Asks all questions of a function's graph; returns how many there were beside the trivial ones, by operator."""
-    bytes_, tensors = message(function, tensors)
+    return ask(*message(function, tensors), ranks, seen)
+
+
+def remember(claims):
+    for name, claim, is_asked in claims:
+        CLAIMS[name, claim] = CLAIMS.get((name, claim), False) or is_asked
+
+
+def note(bytes_, _):
+    """Notes what a graph asks without running it."""
+    remember(_native.exam(bytes_, 2)[2])
+
+
+def ask(bytes_, tensors, ranks, seen=None):
+    """Asks all questions of a graph."""
     canonical, questions, claims = _native.exam(bytes_, ranks)
-    for operator, claim, is_asked in claims:
-        CLAIMS[operator, claim] = CLAIMS.get((operator, claim), False) or is_asked
+    remember(claims)
     graph = msgpack.unpackb(canonical)["graph"]
     values = values_of(graph, tensors)
     generator = torch.Generator().manual_seed(0)
@@ -180,24 +224,29 @@ NAMES = set(
 )
 
 
+def sampled(op, sample):
+    """A sample as a function of its tensors, and these."""
+    flat, spec = torch.utils._pytree.tree_flatten(([sample.input, *sample.args], sample.kwargs))
+    tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+
+    def function(*given):
+        given = iter(given)
+        full = [next(given) if isinstance(x, torch.Tensor) else x for x in flat]
+        args, kw = torch.utils._pytree.tree_unflatten(full, spec)
+        made = op.op(*args, **kw)
+        return [t for t in torch.utils._pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]
+
+    return function, tensors
+
+
 @pytest.mark.parametrize("op", [op for op in SUPPORTED if op.name in NAMES], ids=lambda op: op.full_name)
 def test_every_strategy_of_the_samples_of_an_operation_gives_the_whole_result(op):
     seen: set = set()
     asked = 0
     for sample in itertools.islice(op.sample_inputs("cpu", torch.float64), 24):
-        arguments, kwargs = [sample.input, *sample.args], sample.kwargs
-        flat, spec = torch.utils._pytree.tree_flatten((arguments, kwargs))
-        tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+        function, tensors = sampled(op, sample)
         if any(t.numel() > 20_000 or t.is_complex() for t in tensors):
             continue
-
-        def function(*given, flat=flat, spec=spec):
-            given = iter(given)
-            full = [next(given) if isinstance(x, torch.Tensor) else x for x in flat]
-            args, kw = torch.utils._pytree.tree_unflatten(full, spec)
-            made = op.op(*args, **kw)
-            return [t for t in torch.utils._pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]
-
         for ranks in (2, 5):
             asked += sum(examine(function, tensors, ranks, seen).values())
     assert asked or op.full_name in WITHOUT_A_ROW
@@ -347,3 +396,177 @@ def test_every_strategy_of_a_fused_optimizer_gives_the_whole_result(kind):
 
     assert f"aten::_fused_{kind}.tensor_lr" in examine(update, tensors, 2)
 
+
+def _rms_norm_backward(gradient, x, shape, rstd, weight, mask):
+    """What PyTorch has a kernel for on other devices only."""
+    dims, normal = tuple(range(-len(shape), 0)), x * rstd
+    scaled = gradient if weight is None else gradient * weight
+    found = rstd * (scaled - normal * (scaled * normal).mean(dims, keepdim=True))
+    return found, (gradient * normal).sum(tuple(range(x.dim() - len(shape))))
+
+
+_KERNELS = torch.library.Library("aten", "IMPL")
+_KERNELS.impl("_fused_rms_norm_backward", _rms_norm_backward, "CPU")
+
+_IMAGE, _VOLUME, _SIGNAL = rand(6, 12, 4, 4), rand(6, 12, 4, 4, 4), rand(6, 12, 4)
+_MASK = integers(2, 6, 12).bool()
+#: Calls of operators that samples and programs above lead past, as PyTorch takes them apart or does them otherwise.
+DIRECT = {
+    "sub.Scalar": (rand(6, 12), 2.0),
+    "rsub.Scalar": (rand(6, 12), 2.0),
+    "pow.Scalar": (2.0, rand(6, 12)),
+    "square": (rand(6, 12),),
+    "clamp": (rand(6, 12), -0.5, 0.5),
+    "clamp_min": (rand(6, 12), -0.5),
+    "clamp_max": (rand(6, 12), 0.5),
+    "clamp_min.Tensor": (rand(6, 12), rand(12)),
+    "clamp_max.Tensor": (rand(6, 12), rand(12)),
+    "remainder.Scalar": (rand(6, 12), 0.3),
+    "fmod.Scalar": (rand(6, 12), 0.3),
+    "leaky_relu_backward": (rand(6, 12), rand(6, 12) + 0.1, 0.1, False),
+    "native_dropout_backward": (rand(6, 12), _MASK, 2.0),
+    "eq.Scalar": (integers(3, 6, 12), 1),
+    "ne.Scalar": (integers(3, 6, 12), 1),
+    "le.Scalar": (integers(3, 6, 12), 1),
+    "ge.Scalar": (integers(3, 6, 12), 1),
+    "bitwise_xor.Tensor": (integers(9, 6, 12), integers(9, 12)),
+    "bitwise_and.Tensor": (integers(9, 6, 12), integers(9, 12)),
+    "bitwise_or.Tensor": (integers(9, 6, 12), integers(9, 12)),
+    "bitwise_not": (integers(9, 6, 12),),
+    "_to_copy": (rand(6, 12),),
+    "alias": (rand(6, 12),),
+    "lift_fresh_copy": (rand(6, 12),),
+    "zero": (rand(6, 12),),
+    "fill.Scalar": (rand(6, 12), 3.0),
+    "zeros": ([6, 12],),
+    "full": ([6, 12], 3.0),
+    "empty.memory_format": ([6, 12],),
+    "reshape": (rand(6, 12), [72]),
+    "repeat": (rand(6, 12), [2, 1]),
+    "tril": (rand(6, 12),),
+    "triu": (rand(6, 12),),
+    "_fused_rms_norm": (rand(6, 4, 12), [12], rand(12), 1e-6),
+    "_fused_rms_norm_backward": (rand(6, 4, 12), rand(6, 4, 12) + 1, [12], rand(6, 4, 1).abs(), rand(12), [True, True]),
+    "scatter.value": (rand(6, 12), 1, integers(12, 6, 3), 2.0),
+    "stack": ([rand(6, 12), rand(6, 12) + 1], 1),
+    "reflection_pad1d": (_SIGNAL, [1, 1]),
+    "replication_pad3d": (_VOLUME, [1] * 6),
+    "_adaptive_avg_pool3d_backward": (rand(6, 12, 2, 2, 2), _VOLUME),
+    "adaptive_max_pool2d_backward": (rand(6, 12, 2, 2), _IMAGE, integers(16, 6, 12, 2, 2)),
+    "reflection_pad1d_backward": (rand(6, 12, 6), _SIGNAL, [1, 1]),
+    "replication_pad3d_backward": (rand(6, 12, 6, 6, 6), _VOLUME, [1] * 6),
+    "upsample_nearest1d_backward": (rand(6, 12, 8), [8], [6, 12, 4]),
+    "_upsample_nearest_exact2d_backward": (rand(6, 12, 8, 8), [8, 8], [6, 12, 4, 4]),
+    "_upsample_nearest_exact3d_backward": (rand(6, 12, 8, 8, 8), [8, 8, 8], [6, 12, 4, 4, 4]),
+    "upsample_nearest3d_backward": (rand(6, 12, 8, 8, 8), [8, 8, 8], [6, 12, 4, 4, 4]),
+    "upsample_bicubic2d_backward": (rand(6, 12, 8, 8), [8, 8], [6, 12, 4, 4], False),
+}
+
+
+def overload(name):
+    """PyTorch's operator of a name such as `add.Tensor` or `aten::mm`."""
+    namespace, _, rest = ("aten::" + name if "::" not in name else name).partition("::")
+    base, _, variant = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), variant or "default")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", DIRECT)
+def test_every_strategy_of_a_call_gives_the_whole_result(name, ranks):
+    bytes_, tensors = call_message(overload(name), DIRECT[name])
+    assert f"aten::{name}" in ask(bytes_, tensors, ranks)
+
+
+def rows():
+    return {row["name"]: row for row in msgpack.unpackb(_native.operation_rows())}
+
+
+#: Rows that claim nothing: their operations run replicated, and no partial value passes.
+SILENT = {"aten::scalar_tensor", "aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::linspace"}
+
+
+def test_every_claim_of_every_row_is_asked():
+    """What the tests above have asked is noted in `CLAIMS`; where they have not run, the questions are only counted."""
+
+    def missing():
+        asked = {operator for (operator, _), is_asked in CLAIMS.items() if is_asked}
+        unasked = [claim for claim, is_asked in CLAIMS.items() if not is_asked]
+        return [name for name, row in rows().items() if row["has_rule"] and name not in asked | SILENT], unasked
+
+    if missing() != ([], []):
+        for name, args in DIRECT.items():
+            note(*call_message(overload(name), args))
+        for function, tensors in BACKWARD.values():
+            note(*message(*with_gradients(function, tensors)))
+        for op in (op for op in SUPPORTED if op.name in NAMES):
+            for sample in itertools.islice(op.sample_inputs("cpu", torch.float64), 24):
+                function, tensors = sampled(op, sample)
+                if not any(t.numel() > 20_000 or t.is_complex() for t in tensors):
+                    note(*message(function, tensors))
+    assert missing() == ([], [])
+
+
+def written(schema):
+    return [position for position, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
+
+
+def plain(schema):
+    """The arguments and returns of a PyTorch schema as rows write them."""
+    kind = lambda item: re.sub(r"\[\d+\]", "[]", str(item.real_type if hasattr(item, "real_type") else item.type))  # noqa: E731
+    text = lambda item: kind(item).replace("SymInt", "int").replace("number", "Scalar")  # noqa: E731
+    return [(text(a), a.name) for a in schema.arguments], [text(r) for r in schema.returns]
+
+
+def parsed(text):
+    """A row's schema in the same form."""
+    return plain(torch._C.parse_schema("x::x" + text))
+
+
+@pytest.mark.parametrize("name", rows())
+def test_a_row_fits_the_schema_of_this_pytorch(name):
+    row, schema = rows()[name], overload(name)._schema
+    names = lambda found: ([(kind, name) for kind, name in found[0]], found[1])  # noqa: E731
+    (given, returns), (known, made) = names(plain(schema)), names(parsed(row["schema"]))
+    assert given[: len(known)] == known
+    assert returns == made
+    assert all(a.has_default_value() for a in schema.arguments[len(known) :])
+    arguments = [(a.name, str(a.type)) for a in schema.arguments]
+    for form in filter(None, [row["in_place"], row["out"]]):
+        other = overload(form)._schema
+        theirs = [(a.name, str(a.type)) for a in other.arguments]
+        if form == row["in_place"]:
+            assert theirs == arguments
+            assert written(other) == list(range(len(schema.returns)))
+        else:
+            assert theirs[:-1] == arguments
+            assert written(other) == [len(arguments)]
+    if row["with_tensor"]:
+        assert len(overload(row["with_tensor"])._schema.arguments) >= len(arguments)
+    aliased = any(r.alias_info for r in schema.returns) and not schema.is_mutable
+    assert aliased <= (row["memory"] != "own")
+    for single, roles in row["list_of"]:
+        one = overload(single)._schema.arguments
+        assert len(roles) == len(one)
+        kept = [(role, a) for role, a in zip(roles, one, strict=True) if role != "neutral"]
+        assert len(kept) == len(schema.arguments)
+        for (role, _), a in zip(kept, schema.arguments, strict=True):
+            assert (role == "each") == str(a.type).startswith("List[Tensor")
+            assert (role == "static") == ("Tensor" not in str(a.type))
+
+
+def test_every_random_operator_of_this_pytorch_is_known_as_such():
+    known = rows()
+    for schema in torch._C._jit_get_all_schemas():
+        name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+        if not name.startswith("aten::") or schema.is_mutable:
+            continue
+        try:
+            op = overload(name)
+        except AttributeError:
+            continue
+        if torch.Tag.nondeterministic_seeded not in op.tags:
+            continue
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
+            continue
+        by_schema = any("Generator" in str(a.type) or a.name in ("dropout_p", "dropout") for a in schema.arguments)
+        assert known[name]["random"] != "no" if name in known else by_schema, name

@@ -1,6 +1,6 @@
 //! What a row of the operation table holds.
 
-use base::Flops;
+use base::{Bytes, Flops};
 
 use crate::{Call, Factors, Seed, Strategy};
 
@@ -22,6 +22,10 @@ pub struct Row {
     pub work: Work,
     /// Whose memory its results are.
     pub memory: Memory,
+    /// Whether a kernel on CPU computes element by element into the memory of its result, which then keeps it though it is one number.
+    pub full_size: bool,
+    /// What its kernel allocates for itself while it runs, beyond its results.
+    pub workspace: Option<fn(&Call<'_>) -> Bytes>,
     /// Whether it draws random numbers.
     pub random: Random,
     /// Whether an operator with `_` behind its name does the same in place.
@@ -41,6 +45,8 @@ pub struct Row {
     pub list_of: &'static [ListForm],
     /// Whether it works on lists, one parameter's each, and on every entry alone: longer lists are the same work.
     pub entrywise: bool,
+    /// The argument that the form in place writes only to undo a loss scale, and the argument that gives the scale.
+    pub scaled: Option<(usize, usize)>,
     /// The operator that takes a tensor where this one takes a `Scalar`, and the integers that it takes beyond that.
     pub with_tensor: Option<(&'static str, &'static [i64])>,
 }
@@ -169,6 +175,8 @@ impl Row {
             sizes: Sizes::None,
             work: Work::Traffic,
             memory: Memory::Own,
+            full_size: false,
+            workspace: None,
             random: Random::No,
             in_place: false,
             out: None,
@@ -178,6 +186,7 @@ impl Row {
             symbols: false,
             list_of: &[],
             entrywise: false,
+            scaled: None,
             with_tensor: None,
         }
     }
@@ -235,6 +244,16 @@ impl Row {
         self
     }
 
+    pub(crate) const fn full_size(mut self) -> Self {
+        self.full_size = true;
+        self
+    }
+
+    pub(crate) const fn workspace(mut self, workspace: fn(&Call<'_>) -> Bytes) -> Self {
+        self.workspace = Some(workspace);
+        self
+    }
+
     pub(crate) const fn random(mut self, random: Random) -> Self {
         self.random = random;
         self
@@ -277,6 +296,11 @@ impl Row {
 
     pub(crate) const fn entrywise(mut self) -> Self {
         self.entrywise = true;
+        self
+    }
+
+    pub(crate) const fn scaled(mut self, argument: usize, scale: usize) -> Self {
+        self.scaled = Some((argument, scale));
         self
     }
 

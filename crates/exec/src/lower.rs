@@ -5,27 +5,27 @@
 
 use base::{Code, Diagnostic, Result};
 use fixedbitset::FixedBitSet;
+use memory::{Lifetimes, Once};
 use rustc_hash::FxHashMap;
 use torch_sys::{Arg, Device, Dtype, Number, Output, Schema, Slot, Type};
 
 use crate::{
     Abilities, Action, Instruction, OpCall, Program, ProgramSpec, Role, Route, Shape, Update,
-    effects::{is_pure, role},
-    lifetime::roots,
+    effects::role,
+    steps::{Forms, steps_of},
 };
-
-/// The largest constant that is kept from step to step, in elements.
-const LARGEST_CONSTANT: i64 = 1 << 20;
 
 /// Makes a program of `spec` for a PyTorch with these `abilities`.
 pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
     let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>()?;
     check(spec, &schemas)?;
-    let mut lowering = Lowering::new(spec, &schemas, abilities);
-    lowering.find_written();
+    let steps = steps_of(spec, &schemas, &Forms::new(&schemas));
+    let buffers: Vec<u32> = spec.buffers.iter().map(|slot| slot.0).collect();
+    let mut lowering = Lowering::new(spec, &schemas, abilities, Lifetimes::of(&steps));
     lowering.buffers()?;
-    for call in &spec.calls {
-        lowering.call(call)?;
+    let once = memory::once(&steps, &buffers);
+    for (call, once) in spec.calls.iter().zip(once) {
+        lowering.call(call, once)?;
     }
     lowering.keep_overwritten_values();
     lowering.finish()
@@ -83,10 +83,7 @@ struct Lowering<'a> {
     abilities: &'a Abilities,
     /// What each slot stands for after aliases have vanished.
     same: Vec<Slot>,
-    /// The slot whose memory a slot shares.
-    root: Vec<Slot>,
-    /// Roots that some operation writes into.
-    written: FixedBitSet,
+    lifetimes: Lifetimes,
     /// Slots that hold the same tensor at every step: state, constants and their views.
     pinned: FixedBitSet,
     /// Slots whose *values* are the same at every step too.
@@ -100,7 +97,12 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(spec: &'a ProgramSpec, schemas: &'a [Schema], abilities: &'a Abilities) -> Self {
+    fn new(
+        spec: &'a ProgramSpec,
+        schemas: &'a [Schema],
+        abilities: &'a Abilities,
+        lifetimes: Lifetimes,
+    ) -> Self {
         let slots = spec.slots as usize;
         let mut pinned = FixedBitSet::with_capacity(slots);
         pinned.extend(spec.state.iter().map(|slot| slot.0 as usize));
@@ -109,8 +111,7 @@ impl<'a> Lowering<'a> {
             schemas,
             abilities,
             same: (0..spec.slots).map(Slot).collect(),
-            root: roots(spec, schemas),
-            written: FixedBitSet::with_capacity(slots),
+            lifetimes,
             pinned,
             constant: FixedBitSet::with_capacity(slots),
             prologue: Vec::new(),
@@ -119,17 +120,6 @@ impl<'a> Lowering<'a> {
             returns: Vec::new(),
             numbers: FxHashMap::default(),
             slots: spec.slots,
-        }
-    }
-
-    /// Marks what is written into.
-    fn find_written(&mut self) {
-        for call in &self.spec.calls {
-            let schema = &self.schemas[call.op as usize];
-            let arguments = schema.arguments.iter().zip(&call.args).filter(|(argument, _)| argument.written);
-            for slot in arguments.flat_map(|(_, arg)| arg.slots()) {
-                self.written.insert(self.root[slot.0 as usize].0 as usize);
-            }
         }
     }
 
@@ -150,7 +140,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    fn call(&mut self, call: &OpCall) -> Result<()> {
+    fn call(&mut self, call: &OpCall, once: Once) -> Result<()> {
         let schema = &self.schemas[call.op as usize];
         let role = role(schema);
         if role == Role::Alias {
@@ -162,15 +152,16 @@ impl<'a> Lowering<'a> {
             return Ok(());
         }
         let args = self.arguments(call, schema)?;
-        let once = self.runs_once(schema, role, &args, &call.outputs);
         let route = self.abilities.route(schema, &args, &call.outputs);
         let outputs = call.outputs.clone();
         let action = Action::Call { op: call.op, route, role, args, outputs };
         let instruction = Instruction { action, release: Vec::new(), place: call.place, node: call.node };
-        if once {
-            self.prologue.push(instruction);
-        } else {
+        if once == Once::No {
             self.body.push(instruction);
+        } else {
+            let outputs = call.outputs.iter().flat_map(Output::slots);
+            outputs.for_each(|slot| self.pin(slot, once == Once::Constant));
+            self.prologue.push(instruction);
         }
         Ok(())
     }
@@ -225,7 +216,6 @@ impl<'a> Lowering<'a> {
         let slot = Slot(self.slots);
         self.slots += 1;
         self.same.push(slot);
-        self.root.push(slot);
         slot
     }
 
@@ -236,33 +226,13 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Whether the call gives the same tensors at every step; if so, its outputs are pinned.
-    fn runs_once(&mut self, schema: &Schema, role: Role, args: &[Arg], outputs: &[Output]) -> bool {
-        let mut slots = args.iter().flat_map(Arg::slots);
-        let constant = is_pure(schema) && slots.all(|slot| self.constant.contains(slot.0 as usize));
-        let mut slots = args.iter().flat_map(Arg::slots);
-        let pinned_view = role == Role::View && slots.all(|slot| self.pinned.contains(slot.0 as usize));
-        let fits = |slot: Slot| {
-            let small = |shape: &Shape| shape.sizes.iter().product::<i64>() <= LARGEST_CONSTANT;
-            !self.written.contains(self.root[slot.0 as usize].0 as usize)
-                && self.spec.shape(slot).is_none_or(small)
-        };
-        let constant = constant && outputs.iter().flat_map(Output::slots).all(fits);
-        if constant || pinned_view {
-            for slot in outputs.iter().flat_map(Output::slots) {
-                self.pin(slot, constant);
-            }
-        }
-        constant || pinned_view
-    }
-
     /// Updates and returns must see values from before the updates: what shares memory with updated state is cloned first.
     fn keep_overwritten_values(&mut self) {
-        let root = |this: &Self, slot: Slot| this.root[this.same[slot.0 as usize].0 as usize];
+        let root = |this: &Self, slot: Slot| this.lifetimes.root(this.same[slot.0 as usize].0);
         let updates =
             self.spec.updates.iter().filter(|update| self.same[update.value.0 as usize] != update.state);
         let updates: Vec<Update> = updates.copied().collect();
-        let overwritten: Vec<Slot> = updates.iter().map(|update| root(self, update.state)).collect();
+        let overwritten: Vec<u32> = updates.iter().map(|update| root(self, update.state)).collect();
         let mut clones = FxHashMap::default();
         for update in updates {
             let mut value = self.same[update.value.0 as usize];

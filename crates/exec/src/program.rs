@@ -138,6 +138,22 @@ impl Program {
         self.prologue.iter().map(bytes).fold(Bytes(0), |sum, bytes| sum + bytes)
     }
 
+    /// What else stays from step to step because it is the same at every step.
+    pub fn constant_bytes(&self) -> Bytes {
+        let bytes = |instruction: &Instruction| match &instruction.action {
+            Action::Call { role: Role::Compute, outputs, .. } => {
+                let shapes = outputs.iter().flat_map(Output::slots).filter_map(|slot| self.shape(slot));
+                shapes.map(Shape::bytes).fold(Bytes(0), |sum, bytes| sum + bytes)
+            }
+            _ => Bytes(0),
+        };
+        self.prologue.iter().map(bytes).fold(Bytes(0), |sum, bytes| sum + bytes)
+    }
+
+    fn shape(&self, slot: Slot) -> Option<&Shape> {
+        self.shapes.get(slot.0 as usize)?.as_ref()
+    }
+
     /// How many instructions of the body are views.
     pub fn views(&self) -> usize {
         let view = |i: &&Instruction| matches!(&i.action, Action::Call { role: Role::View, .. });

@@ -67,7 +67,7 @@ pub struct Update {
 }
 
 /// Element type and sizes of a tensor, and perhaps strides.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
     /// Element type.

@@ -23,6 +23,9 @@ pub struct Prediction {
     pub communication_ns: i64,
     /// Most memory of one rank, in bytes.
     pub peak_bytes: u64,
+    /// What of it stays from step to step for small results; the executor takes no more.
+    #[serde(default)]
+    pub buffer_bytes: u64,
     /// State of one rank: parameters, buffers, optimizer state, in bytes.
     pub state_bytes: u64,
     /// Collectives in a step.

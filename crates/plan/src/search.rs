@@ -1,6 +1,6 @@
 //! The search: tables, solve, memory limit, runners-up.
 
-use base::{Code, Diagnostic, Fingerprint, Result};
+use base::{Bytes, Code, Diagnostic, Fingerprint, Result};
 use cluster::Cluster;
 use ir::{CollectiveKind, Graph, InputClass, Placement, RankGraph};
 use shard::{Assignment, Axis, Space, canonical, partition};
@@ -152,7 +152,11 @@ impl Run<'_> {
 
     /// A plan with the time and memory of what will run: the rank's graph after the passes, with the largest buckets that fit.
     fn predicted(&self, name: &'static str, assignment: Assignment) -> Result<Found> {
-        let graph = partition(self.canonical, &assignment, &self.request.axis, 0)?;
+        // One rank runs the graph as it was captured.
+        let graph = match self.request.axis.ranks {
+            1 => self.request.captured.clone(),
+            _ => partition(self.canonical, &assignment, &self.request.axis, 0)?,
+        };
         let mut last = None;
         let direct = direct(self.request.cluster, self.request.axis.ranks);
         for rung in passes::Settings::ladder() {
@@ -171,12 +175,14 @@ impl Run<'_> {
     fn predict(&self, graph: &RankGraph, passes: passes::Settings) -> Result<Prediction> {
         let graph = passes::run(&passes::pipeline(passes), graph, |_| {})?;
         let time = cost::graph_time(self.request.cluster, &graph, self.request.axis.ranks);
-        let peak = cost::peak(&graph);
+        let peak = memory::peak(&graph);
+        let (most, buffers) = peak.within(self.request.memory_limit.map(Bytes));
         Ok(Prediction {
             step_ns: (time.compute + time.communication) / PICOS_PER_NANO,
             compute_ns: time.compute / PICOS_PER_NANO,
             communication_ns: time.communication / PICOS_PER_NANO,
-            peak_bytes: peak.total.0,
+            peak_bytes: most.0,
+            buffer_bytes: buffers.0,
             state_bytes: peak.state.0,
             collectives: time.collectives,
             ..Prediction::default()

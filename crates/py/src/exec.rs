@@ -163,6 +163,11 @@ impl Program {
         self.0.buffer_bytes().0
     }
 
+    /// The bytes of what else stays from step to step because it is the same at every step.
+    fn constant_bytes(&self) -> u64 {
+        self.0.constant_bytes().0
+    }
+
     /// Name and place of each instruction of a step.
     fn instructions(&self) -> Vec<(String, Option<String>)> {
         let line = |i: &exec::Instruction| (self.0.name(i), self.0.place(i).map(ToString::to_string));

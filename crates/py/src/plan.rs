@@ -100,6 +100,22 @@ fn exam<'py>(py: Python<'py>, graph: &[u8], ranks: u32) -> PyResult<Exam<'py>> {
     Ok((PyBytes::new(py, &canonical), PyBytes::new(py, &questions), claims))
 }
 
+/// The memory that is alive while each node of a rank's graph runs: `(operator, bytes by category)`, beside the names of categories.
+#[pyfunction]
+fn memory_over_time(py: Python<'_>, graph: &[u8]) -> PyResult<Memory> {
+    let moments = run(py, || {
+        let graph = Graph::from_bytes(graph)?;
+        let moment = |moment: &memory::Moment| {
+            (graph.op_name(moment.node).to_owned(), moment.alive.iter().map(|bytes| bytes.0).collect())
+        };
+        Ok(memory::over_time(&graph).iter().map(moment).collect())
+    })?;
+    Ok((memory::Category::ALL.map(memory::Category::name).to_vec(), moments))
+}
+
+/// Names of categories, and for each node its operator and the bytes of each.
+type Memory = (Vec<&'static str>, Vec<(String, Vec<u64>)>);
+
 /// Adds what belongs to graphs and plans to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(graph_text, module)?)?;
@@ -110,5 +126,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan_content, module)?)?;
     module.add_function(wrap_pyfunction!(exam, module)?)?;
     module.add_function(wrap_pyfunction!(simulated_json, module)?)?;
+    module.add_function(wrap_pyfunction!(memory_over_time, module)?)?;
     module.add_function(wrap_pyfunction!(plan_fingerprint, module)?)
 }

@@ -37,7 +37,8 @@ pub fn exam(graph: &Graph, ranks: u32) -> Vec<Question> {
 }
 
 fn alone(call: &Call<'_>, strategy: &Strategy, ranks: u32, coordinate: u32) -> RankGraph {
-    let mut graph = Graph { ops: call.graph.ops.clone(), ..Graph::default() };
+    let mut graph =
+        Graph { ops: call.graph.ops.clone(), parts: call.graph.parts.clone(), ..Graph::default() };
     let operands = call.operands.iter().zip(&strategy.operands).enumerate();
     let operands = operands
         .map(|(number, (value, placement))| {

@@ -14,8 +14,8 @@ mod streams;
 
 use base::Result;
 use cluster::Cluster;
-use cost::Peak;
 use ir::{Graph, Mesh};
+use memory::Peak;
 use timeline::{Timeline, step::Figures};
 
 pub use program::{Group, Program, Programs, Step};
@@ -44,7 +44,7 @@ pub struct Prediction {
 pub fn predict(graph: &Graph, machine: Machine<'_>) -> Result<Prediction> {
     let programs = Programs::new(&[graph], machine)?;
     let time = figures(&programs, Factor::of(machine.cluster))?;
-    let memory = cost::peak(graph);
+    let memory = memory::peak(graph);
     Ok(Prediction { time: time.into_iter().next().unwrap_or_default(), memory })
 }
 

@@ -1,7 +1,7 @@
 //! Matrix products and convolutions.
 
-use base::Flops;
-use ir::{Placement, Reduce};
+use base::{Bytes, Flops};
+use ir::{DeviceKind, Placement, Reduce, TensorType};
 
 use crate::{
     Call, FactorKind, Factors, Realise, Seed, Strategy,
@@ -113,4 +113,54 @@ pub fn convolution_backward_flops(call: &Call<'_>) -> Flops {
         4 * call.operand(0).elements() * weight.elements()
             / weight.shape.first().copied().unwrap_or(1).max(1) as u64,
     )
+}
+
+/// Channels are padded to a multiple of this where a convolution on CPU keeps them side by side.
+const CHANNEL_BLOCK: i64 = 8;
+/// The same for the gradient of the input.
+const WIDE_CHANNEL_BLOCK: i64 = 16;
+
+/// What oneDNN copies into layouts of its own for a convolution on CPU (measured with PyTorch 2.13): operands, unless they have few channels
+/// or lie channels last, and the result before it is put back in order.
+pub fn convolution_workspace(call: &Call<'_>) -> Bytes {
+    let (input, weight, result) = (call.operand(0), call.operand(1), call.result(0));
+    if !is_reordered(input, weight) {
+        return Bytes(0);
+    }
+    let few = input.shape.get(1).is_some_and(|channels| *channels < CHANNEL_BLOCK);
+    let operands = weight.bytes().0 + if few { 0 } else { padded(input, CHANNEL_BLOCK) };
+    Bytes(operands.max(result.bytes().0))
+}
+
+/// The same for its backward, whose parts run one after the other: the gradient of the input, then that of weight and bias.
+pub fn convolution_backward_workspace(call: &Call<'_>) -> Bytes {
+    let (gradient, input, weight) = (call.operand(0), call.operand(1), call.operand(2));
+    if !is_reordered(input, weight) {
+        return Bytes(0);
+    }
+    let [gradient, weight] = [gradient, weight].map(|ty| ty.bytes().0);
+    let few = input.shape.get(1).is_some_and(|channels| 2 * channels < CHANNEL_BLOCK);
+    let blocked = if few { 0 } else { padded(input, CHANNEL_BLOCK) };
+    let results: u64 = call.results.iter().map(|value| call.graph.ty(*value).bytes().0).sum();
+    let for_weight = gradient + blocked + weight;
+    let most = if call.result_of_return(0).is_some() {
+        let wide = padded(input, WIDE_CHANNEL_BLOCK);
+        let for_input = wide + input.bytes().0.max(gradient + weight);
+        for_input.max(input.bytes().0 + for_weight)
+    } else {
+        for_weight
+    };
+    Bytes(most.saturating_sub(results))
+}
+
+/// Whether a convolution runs by oneDNN on tensors that it puts into another order: not for windows of one element, nor channels last.
+fn is_reordered(input: &TensorType, weight: &TensorType) -> bool {
+    let window = weight.shape.iter().skip(2).product::<i64>() > 1;
+    input.device.kind != DeviceKind::Cuda && window && input.is_contiguous()
+}
+
+/// The bytes of a tensor whose channels are padded.
+fn padded(ty: &TensorType, block: i64) -> u64 {
+    let channels = ty.shape.get(1).copied().unwrap_or(1).max(1);
+    ty.bytes().0 / channels as u64 * ((channels + block - 1) / block * block) as u64
 }

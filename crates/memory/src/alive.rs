@@ -1,0 +1,135 @@
+//! How much memory is alive when.
+
+use base::Bytes;
+
+use rustc_hash::FxHashMap;
+
+use crate::{Buffers, Effect, Lifetimes, Once, Step, Steps, buffers, in_place, once};
+
+/// What a run of a program holds.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    /// What stays from run to run for small results.
+    pub buffers: Bytes,
+    /// What stays because it is the same at every run.
+    pub constants: Bytes,
+    /// For each step the values that have memory of their own while it runs, in the order in which they were made: an index into
+    /// [`spans`](Self::spans) is alive from the step that makes it to its last reader.
+    pub spans: Vec<Span>,
+    /// For each step the bytes that its kernel takes for itself.
+    pub workspaces: Vec<u64>,
+}
+
+/// Memory that a run allocates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// The value that owns it.
+    pub value: u32,
+    /// The step that makes it.
+    pub from: usize,
+    /// The last step that reads it; `usize::MAX` where it goes out.
+    pub to: usize,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// The memory of a program whose buffers take at most `limit`, as the executor runs it.
+pub fn curve(program: &Steps, limit: Bytes) -> Curve {
+    let program = program.written_in_place(&in_place(program));
+    let found = buffers(&program, limit);
+    let program = program.with_buffers(&found);
+    let stays: Vec<u32> =
+        (program.values.len() - found.like.len()..program.values.len()).map(|v| v as u32).collect();
+    let once = once(&program, &stays);
+    let lifetimes = Lifetimes::of(&program);
+    let mut constants = 0;
+    let mut spans = Vec::new();
+    for (index, step) in program.steps.iter().enumerate() {
+        let own = step.makes.iter().filter(|_| step.shares.is_none());
+        for value in own {
+            let bytes = program.values[*value as usize].bytes;
+            if once[index] == Once::Constant {
+                constants += bytes;
+            } else {
+                let to = lifetimes.last_read(*value).unwrap_or(index);
+                spans.push(Span { value: *value, from: index, to, bytes });
+            }
+        }
+    }
+    spans.extend(in_flight(&program));
+    let alone = |step: &Step, once: Once| once == Once::No && step.effect != Effect::Collective;
+    let workspaces = program.steps.iter().zip(&once);
+    let workspaces = workspaces.map(|(step, once)| if alone(step, *once) { step.workspace } else { 0 });
+    Curve { buffers: found.bytes, constants: Bytes(constants), spans, workspaces: workspaces.collect() }
+}
+
+/// What collectives allocate for themselves, alive until they are waited for.
+fn in_flight(program: &Steps) -> Vec<Span> {
+    let mut waits: FxHashMap<u32, usize> = FxHashMap::default();
+    for (index, step) in program.steps.iter().enumerate().filter(|(_, step)| step.effect == Effect::Wait) {
+        for value in &step.reads {
+            waits.entry(*value).or_insert(index);
+        }
+    }
+    let collectives = program.steps.iter().enumerate().filter(|(_, step)| step.effect == Effect::Collective);
+    let spans = collectives.filter(|(_, step)| step.workspace > 0).filter_map(|(from, step)| {
+        let value = *step.makes.first()?;
+        let to = waits.get(&value).copied().unwrap_or(usize::MAX);
+        Some(Span { value, from, to, bytes: step.workspace })
+    });
+    spans.collect()
+}
+
+impl Steps {
+    /// The same program with results in `buffers`, which are values behind all others.
+    #[must_use]
+    pub fn with_buffers(&self, buffers: &Buffers) -> Self {
+        let first = self.values.len() as u32;
+        let mut now: Vec<u32> = (0..first).collect();
+        let steps = self.steps.iter().zip(&buffers.of).map(|(step, buffer)| {
+            let mut step = step.clone();
+            step.map(|value| now[value as usize]);
+            if let Some(buffer) = buffer {
+                step.makes.iter().for_each(|made| now[*made as usize] = first + buffer);
+                step.makes.clear();
+                step.writes.push(first + buffer);
+                step.pure = false;
+            }
+            step
+        });
+        let steps = steps.collect();
+        let mut values = self.values.clone();
+        values.extend(buffers.like.iter().map(|like| self.values[*like as usize]));
+        let updates = self.updates.iter().map(|(state, value)| (*state, now[*value as usize])).collect();
+        Self { values, steps, updates, ..self.clone() }
+    }
+}
+
+impl Curve {
+    /// The bytes that stay from run to run beside state.
+    pub fn kept(&self) -> u64 {
+        self.buffers.0 + self.constants.0
+    }
+
+    /// The bytes of spans alive while each step runs, workspaces included, and the step at which they are most.
+    pub fn most(&self) -> (u64, Option<usize>) {
+        let steps = self.workspaces.len();
+        let mut change = vec![0_i64; steps + 1];
+        for span in &self.spans {
+            change[span.from] += span.bytes as i64;
+            if span.to < steps {
+                change[span.to + 1] -= span.bytes as i64;
+            }
+        }
+        let mut alive = 0;
+        let mut most = (0, None);
+        for (index, workspace) in self.workspaces.iter().enumerate() {
+            alive += change[index];
+            let now = alive as u64 + workspace;
+            if now > most.0 {
+                most = (now, Some(index));
+            }
+        }
+        most
+    }
+}

@@ -1,0 +1,129 @@
+//! Writing in place: an operation whose operand nobody reads afterwards writes into it, and a state's new value is written where the
+//! state is.
+
+use fixedbitset::FixedBitSet;
+use rustc_hash::FxHashMap;
+
+use crate::{Effect, Lifetimes, Step, Steps};
+
+/// For each step whether it runs in place, where nobody can tell. State is written by steps of the end of the run only, so that a run
+/// that fails before leaves it as it was.
+pub fn in_place(program: &Steps) -> Vec<bool> {
+    let decision = Decision::new(program);
+    program.steps.iter().enumerate().map(|(index, step)| decision.is_free(index, step)).collect()
+}
+
+struct Decision<'a> {
+    program: &'a Steps,
+    lifetimes: Lifetimes,
+    /// Roots that come from outside.
+    given: FixedBitSet,
+    /// Values whose elements lie apart from each other: results of computations, and views that show no element twice.
+    distinct: FixedBitSet,
+    returned: FixedBitSet,
+    /// The state that a value is the new value of.
+    state_of: FxHashMap<u32, u32>,
+}
+
+impl<'a> Decision<'a> {
+    fn new(program: &'a Steps) -> Self {
+        let bits = |values: &mut dyn Iterator<Item = u32>| {
+            let mut bits = FixedBitSet::with_capacity(program.values.len());
+            values.for_each(|value| bits.insert(value as usize));
+            bits
+        };
+        let given = bits(&mut program.state.iter().chain(&program.inputs).copied());
+        Self {
+            lifetimes: Lifetimes::of(program),
+            distinct: distinct(program, given.clone()),
+            given,
+            returned: bits(&mut program.returns.iter().copied()),
+            state_of: program.updates.iter().map(|(state, value)| (*value, *state)).collect(),
+            program,
+        }
+    }
+
+    fn is_free(&self, index: usize, step: &Step) -> bool {
+        let once = |value: u32| {
+            let root = self.lifetimes.root(value);
+            step.reads.iter().filter(|read| self.lifetimes.root(**read) == root).count() == 1
+        };
+        step.effect == Effect::Compute
+            && !step.overwrites.is_empty()
+            && step
+                .overwrites
+                .iter()
+                .all(|(from, to)| once(*from) && self.may_overwrite(index, step, *from, *to))
+    }
+
+    /// Whether the step at `index` may write the value of `to` where that of `from` is.
+    fn may_overwrite(&self, index: usize, step: &Step, from: u32, to: Option<u32>) -> bool {
+        let root = self.lifetimes.root(from);
+        let unread = self.lifetimes.last_read(root).is_none_or(|last| last <= index);
+        let info = |value: u32| self.program.values[value as usize].alike;
+        let alike = to.is_none_or(|to| info(from).is_some() && info(from) == info(to));
+        let temporary = !self.given.contains(root as usize) && self.distinct.contains(from as usize);
+        let state = to.is_some_and(|to| {
+            self.state_of.get(&to) == Some(&from) && step.writes_state && !self.returned.contains(to as usize)
+        });
+        unread && alike && (temporary || state)
+    }
+}
+
+/// Values that show no element of memory twice.
+fn distinct(program: &Steps, given: FixedBitSet) -> FixedBitSet {
+    let mut distinct = given;
+    for step in &program.steps {
+        let from = step.reads.first().is_some_and(|from| distinct.contains(*from as usize));
+        let keeps = matches!(step.effect, Effect::View | Effect::Alias | Effect::Wait);
+        if !step.effect.is_shared() || (keeps && from) {
+            step.makes.iter().for_each(|made| distinct.insert(*made as usize));
+        }
+    }
+    distinct
+}
+
+impl Steps {
+    /// The same program with the steps that `in_place` names in place: what they would make is where their operands are.
+    #[must_use]
+    pub fn written_in_place(&self, in_place: &[bool]) -> Self {
+        let mut now: Vec<u32> = (0..self.values.len() as u32).collect();
+        let steps = self.steps.iter().zip(in_place).map(|(step, in_place)| {
+            let mut step = step.clone();
+            step.map(|value| now[value as usize]);
+            if *in_place {
+                for (from, to) in &step.overwrites {
+                    if let Some(to) = to {
+                        now[*to as usize] = *from;
+                    }
+                }
+                step.writes = step.overwrites.iter().map(|(from, _)| *from).collect();
+                step.makes.clear();
+                step.overwrites.clear();
+                step.into = false;
+                step.pure = false;
+            }
+            step
+        });
+        let steps = steps.collect();
+        let updates = self.updates.iter().map(|(state, value)| (*state, now[*value as usize]));
+        Self {
+            steps,
+            updates: updates.filter(|(state, value)| state != value).collect(),
+            returns: self.returns.iter().map(|value| now[*value as usize]).collect(),
+            ..self.clone()
+        }
+    }
+}
+
+impl Step {
+    /// Replaces every value that it reads or shares by what `map` gives for it.
+    pub(crate) fn map(&mut self, map: impl Fn(u32) -> u32) {
+        self.reads
+            .iter_mut()
+            .chain(&mut self.shares)
+            .chain(&mut self.writes)
+            .for_each(|value| *value = map(*value));
+        self.overwrites.iter_mut().for_each(|(from, _)| *from = map(*from));
+    }
+}
