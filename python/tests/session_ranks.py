@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import os
 import traceback
@@ -165,7 +167,7 @@ def give_up_and_take_back() -> None:
         alone.step(*batch)
         step(*batch)
     found["bytes"].append(kept())
-    found["nan"] = bool(parameter.isnan().all())
+    found["nan"] = bool(_values_of(parameter).isnan().all())
     cut = [key for key in storages if key != name and f"params.{key}" in step.plan.placements]
     found["freed"] = bool(cut) and all(storages[key].expired() for key in cut)
     found["refused"] = []
@@ -185,7 +187,7 @@ def give_up_and_take_back() -> None:
             torch._foreach_mul_(list(model.parameters()), 0.75)
     alone.step(*batches[2])
     step(*batches[2])
-    found["nan again"] = bool(parameter.isnan().all())
+    found["nan again"] = bool(_values_of(parameter).isnan().all())
     step.sync()
     found["written"] = off()
     step = parallel(halves[3])
@@ -195,6 +197,86 @@ def give_up_and_take_back() -> None:
     found["other batch"] = off()
     found["cut"] = f"params.{name}" in step.plan.placements
     Path(f"given{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+def _values_of(tensor: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach().clone()
+
+
+def _doors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str, module: str) -> dict[str, Any]:
+    """Ways to read or write a parameter that a step keeps in parts."""
+    parameter, part = model.get_parameter(name), model.get_submodule(module)
+    loaded = {key: torch.zeros(value.shape) for key, value in model.named_parameters()}
+    averaged = copy.deepcopy(torch.nn.Linear(2, 2))
+    state = next(v for v in optimizer.state[parameter].values() if isinstance(v, torch.Tensor) and v.dim())
+    return {
+        "state_dict": model.state_dict,
+        "save": lambda: torch.save(dict(model.named_parameters()), io.BytesIO()),
+        "save state": lambda: torch.save(optimizer.state_dict(), io.BytesIO()),
+        "deepcopy": lambda: copy.deepcopy(model),
+        "data": lambda: parameter.data,
+        "detach": parameter.detach,
+        "numpy": lambda: parameter.detach().numpy(),
+        "item": lambda: parameter.sum().item(),
+        "average": lambda: averaged.weight.data.lerp_(parameter, 0.1),
+        "average list": lambda: torch._foreach_lerp_([averaged.weight], [parameter], 0.1),
+        "clamp_": lambda: parameter.clamp_(-1, 1),
+        "fill": lambda: torch.nn.init.zeros_(parameter),
+        "data =": lambda: setattr(parameter, "data", loaded[name]),
+        "submodule": lambda: part(torch.zeros(2, parameter.shape[-1])),
+        "functional": lambda: torch.nn.functional.linear(torch.zeros(2, parameter.shape[-1]), parameter),
+        "load": lambda: model.load_state_dict(loaded, strict=False),
+        "load part": lambda: part.load_state_dict({"weight": loaded[name]}, strict=False),
+        "half": model.half,
+        "norm": lambda: torch.nn.utils.parameters_to_vector([parameter]),
+        "state": lambda: state.abs().max(),
+        "compare": lambda: parameter == 0,
+        "index": lambda: parameter[0],
+        "iterate": lambda: list(parameter),
+        "float": lambda: float(parameter.max()),
+        "data_ptr": parameter.data_ptr,
+    }
+
+
+def doors() -> None:
+    """Every way to read what is kept in parts is tried between steps; what each came to is written as JSON."""
+    ranks = int(os.environ["WORLD_SIZE"])
+    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES["state cut"].items()}
+    training = steps.gpt(count=2, batch=4 * ranks)
+    step = steps.parallelize(training, {"a": ranks}, pins)
+    step(*training.batches[0])
+    name = next(
+        key
+        for key, value in training.model.named_parameters()
+        if value.dim() == 2 and f"params.{key}" in step.plan.placements and "up" in key
+    )
+    parameter = training.model.get_parameter(name)
+    found: dict[str, Any] = {}
+    for door, use in _doors(training.model, training.optimizer, name, name.rpartition(".")[0]).items():
+        try:
+            use()
+            found[door] = "open"
+        except unisono.errors.StepError as error:
+            found[door] = [error.code, error.hint, error.place]
+        except Exception as error:
+            found[door] = repr(error)
+    known = [
+        parameter.shape,
+        parameter.numel(),
+        parameter.requires_grad,
+        parameter.grad,
+        str(parameter),
+        parameter.dtype,
+    ]
+    training.optimizer.zero_grad()
+    step(*training.batches[1])
+    step.sync()
+    open_again = bool(parameter.isfinite().all()) and type(parameter) is torch.nn.Parameter
+    training.model.load_state_dict(training.model.state_dict())
+    Path(f"doors{os.environ['RANK']}.json").write_text(
+        json.dumps({"doors": found, "shown": known[4], "open again": open_again})
+    )
 
 
 def several_optimizers() -> None:

@@ -97,3 +97,15 @@ def test_several_optimizers_learn_on_two_ranks_as_on_one_device(tmp_path):
         assert found["off"] < 2e-5
         assert any("generator" in name for name in found["cut"])
         assert any("critic" in name for name in found["cut"])
+
+
+def test_every_way_to_read_or_write_what_is_kept_in_parts_is_refused_until_sync(tmp_path):
+    for rank, one in enumerate(launch.run("session_ranks:doors", 2, tmp_path, 90)):
+        assert one.status == 0, f"rank {rank}: {one.err[-2000:]}"
+        found = json.loads((tmp_path / f"doors{rank}.json").read_text())
+        for door, came in found["doors"].items():
+            assert came[0] == "U0124", f"{door}: {came}"
+            assert "sync()" in came[1]
+            assert came[2].startswith(session_ranks.__file__), door
+        assert "sync()" in found["shown"]
+        assert found["open again"]

@@ -69,6 +69,7 @@ def parallelize(
     cluster: str | Path | None = None,
     seed: int = 0,
     compare_every: int = 100,
+    keep_grads: bool = False,
 ) -> ParallelStep:
     """Makes a distributed training step of an ordinary one.
 
@@ -88,6 +89,8 @@ def parallelize(
         seed: the seed of random operations.
         compare_every: at the first step, and again after so many, the ranks compare hashes of the batch, the learning rates and, where the
             step draws random numbers, of PyTorch's generator; 0 to compare never. Of tensors beyond 1 MiB a sample of the bytes is hashed.
+        keep_grads: whether each parameter has its gradient as ``.grad`` when a step is over, whole on every rank, as far as the step itself
+            leaves it there. Without it ``.grad`` stays as it was.
 
     Returns:
         The step: called with the global batch on every rank, it returns what ``train_step`` returns.
@@ -111,4 +114,5 @@ def parallelize(
         cluster=cluster,
         seed=seed,
         compare_every=compare_every,
+        keep_grads=keep_grads,
     )

@@ -17,17 +17,20 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from unisono import _agreement, _measure, _native, _profile
+from unisono._between import Between
 from unisono._capture import Capture, capture_step
-from unisono._capture.inputs import StepInput, StepInputs, collect, learning_rate
+from unisono._capture.inputs import StepInput, StepInputs, collect, constant, learning_rate
 from unisono._capture.optimizer import create_state, group_name, groups_of, guarded_settings, state_of, together
 from unisono._capture.outside import Outside
+from unisono._capture.paths import paths_of
 from unisono._capture.side_effects import warn
 from unisono._executor import Executor, draws_numbers, lower_graph
+from unisono._holders import Holders
 from unisono._message import pack
 from unisono._modes import Modes
 from unisono._placements import cut, own_part, put_together
 from unisono._ranks import Ranks, collective_at
-from unisono._user_tensors import UserTensor, refuse_use, require_values
+from unisono._user_tensors import UserTensor, close_doors, require_values
 from unisono.errors import ConfigurationError, StepError, UnisonoError
 from unisono.plans import Plan
 
@@ -56,6 +59,7 @@ class ParallelStep:
         cluster: str | Path | None,
         seed: int,
         compare_every: int,
+        keep_grads: bool = False,
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
         if compare_every < 0:
@@ -66,7 +70,7 @@ class ParallelStep:
         self.ranks = Ranks()
         self._axis = _axis(mesh, self.ranks.count)
         self._model, self._optimizers, self._seed = model, optimizers, seed
-        self._compare_every, self._steps = compare_every, 0
+        self._compare_every, self._steps, self._keep_grads = compare_every, 0, keep_grads
         self._inputs, graph = self._capture(train_step, example)
         self._outside = Outside(train_step, model)
         self._memory_limit = memory_limit
@@ -84,11 +88,20 @@ class ParallelStep:
         message: Any = None
         if self.ranks.rank == 0:
             try:
-                captured = capture_step(train_step, model=self._model, optimizers=self._optimizers, example=example)
+                captured = capture_step(
+                    train_step,
+                    model=self._model,
+                    optimizers=self._optimizers,
+                    example=example,
+                    keep_gradients=self._keep_grads,
+                )
                 message = _shared(captured)
             except UnisonoError as error:
                 message = error
         message = self.ranks.tell(message)
+        self._root = {"step": train_step, "model": self._model}
+        self._left, self._gradients = paths_of(message["left"]), message["gradients"]
+        self._replaced = set(paths_of(message["replaced"]))
         inputs = captured.inputs if captured is not None else StepInputs()
         met: UnisonoError | None = None
         if captured is None:
@@ -108,9 +121,9 @@ class ParallelStep:
         """The inputs of the step on a rank that has not captured it."""
         for optimizer in self._optimizers:
             create_state(optimizer)
-        inputs = collect(train_step, self._model, self._optimizers, example)
-        for name, dtype, shape in message["constants"]:
-            inputs.add(StepInput("constant", name, torch.empty(shape, dtype=getattr(torch, dtype))))
+        inputs = collect(train_step, self._model, self._optimizers, example, paths_of(message["kept"]))
+        for name, dtype, shape, paths in message["constants"]:
+            inputs.add(constant(self._root, name, getattr(torch, dtype), shape, paths_of(paths)))
         _agreement.require_alike(_agreement.described(inputs), self.ranks.rank, message["inputs"])
         return inputs
 
@@ -156,18 +169,28 @@ class ParallelStep:
         placements = self.plan.placements
         self._placed = [placements.get(item.name, "replicate") for item in self._inputs.inputs]
         self._state = [
-            (item, placement, own_part(item.tensor.detach(), placement, self.ranks.rank, self.ranks.count))
+            (item, placement, self._part(item, placement))
             for item, placement in zip(self._inputs.inputs, self._placed, strict=True)
             if item.cls in _STATE
         ]
+        self._between = Between(self._root, self._state, self._replaced, self._left, self._gradients)
+        self._holders = Holders(self._model, self._optimizers, self._state)
         self._executor.bind([tensor for _, _, tensor in self._state])
         self._in_parts = {
-            item.name: UserTensor(item.tensor)
+            item.name: UserTensor(item.tensor, item.name)
             for item, placement, _ in self._state
-            if placement != "replicate" and self.ranks.count > 1
+            if placement != "replicate" and self.ranks.count > 1 and item.cls != "constant" and not self._renewed(item)
         }
         self._whole = True
-        self._guard: RemovableHandle | None = None
+        self._doors: list[RemovableHandle] = []
+
+    def _renewed(self, item: StepInput) -> bool:
+        """Whether the step puts another tensor in the place of one that the user has, instead of writing into it."""
+        return item.cls == "buffer" and bool(item.paths) and item.paths[0] in self._replaced
+
+    def _part(self, item: StepInput, placement: str) -> torch.Tensor:
+        part = own_part(item.tensor.detach(), placement, self.ranks.rank, self.ranks.count)
+        return part.clone() if self._renewed(item) else part
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs one step on the global batch and returns what the user's step returns."""
@@ -182,6 +205,7 @@ class ParallelStep:
         for optimizer in self._optimizers:
             # schedulers ask whether the optimizer has taken a step
             optimizer._opt_called = True  # type: ignore[attr-defined]
+        returned = self._between.after_step(returned, self.ranks.count)
         leaves, values = [], iter(returned)
         for position in range(self._returns.num_leaves):
             constant = position in self._return_constants
@@ -200,7 +224,7 @@ class ParallelStep:
                     part.copy_(cut(item.tensor.detach(), placement, self.ranks.rank, self.ranks.count))
                 whole.give_up()
         if self._in_parts and self._model is not None:
-            self._guard = self._model.register_forward_pre_hook(refuse_use)
+            self._doors = close_doors(self._model)
         self._whole = False
 
     def _arguments(self, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -217,6 +241,8 @@ class ParallelStep:
                 continue
             batch[position] = self._checked(leaf, self._inputs.inputs[position])
         self._check_settings()
+        self._holders.require()
+        self._take_over()
         if self._compare_every and self._steps % self._compare_every == 0:
             self._require_agreement(batch)
         groups = groups_of(self._optimizers)
@@ -227,6 +253,14 @@ class ParallelStep:
             elif item.cls == "hyper" and item.owner is not None:
                 tensors.append(learning_rate(groups[item.owner[0]]))
         return tensors
+
+    def _take_over(self) -> None:
+        """Takes over what has become of tensors that the step has from outside of the model."""
+        fresh = self._between.before_step(self.ranks.rank, self.ranks.count) | self._holders.moved()
+        for position, part in fresh.items():
+            self._state[position] = (*self._state[position][:2], part)
+        if fresh:
+            self._executor.bind([tensor for _, _, tensor in self._state])
 
     def _require_agreement(self, batch: dict[int, torch.Tensor]) -> None:
         """Refuses a step whose inputs, or whose random numbers, are not the same on every rank."""
@@ -289,9 +323,10 @@ class ParallelStep:
         Until then, from the first step on, those of them that the plan cuts hold NaN: the rank has the memory of its parts only. The next
         step takes them away again, with what was written into them until then.
         """
+        self._take_over()
         with torch.no_grad():
             for item, placement, tensor in self._state:
-                if item.cls == "constant":
+                if item.cls == "constant" or self._renewed(item):
                     continue
                 in_parts = self._in_parts.get(item.name)
                 if in_parts is not None:
@@ -299,9 +334,14 @@ class ParallelStep:
                 elif tensor.data_ptr() != item.tensor.data_ptr():
                     item.tensor.copy_(tensor)
                 self._write_number(item)
-        if self._guard is not None:
-            self._guard.remove()
-            self._guard = None
+            self._between.sync(
+                lambda i, p, part: (
+                    put_together(self._gathered(i.name, part), p) if self.ranks.count > 1 else part.clone()
+                )
+            )
+        for door in self._doors:
+            door.remove()
+        self._doors = []
         self._whole = True
 
     def _gathered(self, name: str, part: torch.Tensor) -> list[torch.Tensor]:
@@ -320,7 +360,8 @@ class ParallelStep:
 
     def timeline(self, *arguments: Any) -> list[tuple[str, str | None, int, int]]:
         """Runs one step and returns for each instruction what it is, its place, its start and its duration in nanoseconds."""
-        _, records = self._executor.record(self._arguments(arguments))
+        returned, records = self._executor.record(self._arguments(arguments))
+        self._between.after_step(returned, self.ranks.count)
         instructions = self._executor.program.instructions()
         return [(*instructions[index], start, duration) for index, start, duration in records]
 
@@ -394,7 +435,13 @@ def _shared(captured: Capture) -> dict[str, Any]:
         "inputs": _agreement.described(captured.inputs),
         "returns": pytree.treespec_dumps(captured.returns),
         "return_constants": list(captured.return_constants.items()),
-        "constants": [[i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape)] for i in constants],
+        "constants": [
+            [i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape), i.paths] for i in constants
+        ],
+        "kept": [*captured.kept.replaced, *captured.kept.written],
+        "replaced": captured.kept.replaced,
+        "left": captured.kept.left,
+        "gradients": captured.kept.gradients,
     }
 
 

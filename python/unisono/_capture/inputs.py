@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono._capture.paths import Path, dotted, follow, shown
 from unisono.errors import ConfigurationError, StepError
 
 
@@ -24,12 +25,14 @@ class StepInput:
         name: unique, as described at :func:`unisono.capture`.
         tensor: the user's own tensor; for a number, a 0-dim stand-in.
         owner: for optimizer state, the parameter and the key in its state; for a hyperparameter, the number of its group and the key.
+        paths: where the step has it from, if that is not the model, an optimizer or an argument.
     """
 
     cls: str
     name: str
     tensor: torch.Tensor
     owner: tuple[Any, Any] | None = None
+    paths: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -51,12 +54,17 @@ class StepInputs:
 
 
 def collect(
-    train_step: Callable[..., Any], model: nn.Module | None, optimizers: tuple[Optimizer, ...], example: Any
+    train_step: Callable[..., Any],
+    model: nn.Module | None,
+    optimizers: tuple[Optimizer, ...],
+    example: Any,
+    kept: Sequence[Path] = (),
 ) -> StepInputs:
-    """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, learning rates, batch."""
+    """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, learning rates, kept tensors, batch."""
     found = StepInputs()
     names = _add_model(found, model)
     _add_optimizers(found, optimizers, names)
+    _add_kept(found, {"step": train_step, "model": model}, kept)
     _add_arguments(found, train_step, example)
     return found
 
@@ -112,6 +120,33 @@ def _add_optimizers(found: StepInputs, optimizers: tuple[Optimizer, ...], names:
     for index, (_, group) in enumerate(groups):
         if "lr" in group:
             found.add(StepInput("hyper", f"hyper.{index}.lr", learning_rate(group), (index, "lr")))
+
+
+def _add_kept(found: StepInputs, root: Any, paths: Sequence[Path]) -> None:
+    """Adds tensors that the step keeps outside of the model."""
+    taken: dict[str, int] = {}
+    for path in paths:
+        name = f"kept.{dotted(path)}"
+        taken[name] = taken.get(name, 0) + 1
+        tensor = follow(root, path)
+        if not isinstance(tensor, torch.Tensor):
+            raise StepError(
+                f"`{shown(path)}` is a tensor on rank 0, and none here",
+                code="U0123",
+                cause="the step keeps a tensor there",
+                hint="make all that the step uses alike on every rank",
+            )
+        name = name if taken[name] == 1 else f"{name}.{taken[name]}"
+        found.add(StepInput("buffer", name, tensor, paths=(path,)))
+
+
+def constant(root: Any, name: str, dtype: torch.dtype, shape: list[int], paths: list[Path]) -> StepInput:
+    """A constant that another rank has found, with this rank's own tensor where there is one."""
+    found = [follow(root, path) for path in paths]
+    same = [one for one in found if isinstance(one, torch.Tensor) and (one.dtype, list(one.shape)) == (dtype, shape)]
+    if not found or len(same) < len(found) or any(one is not same[0] for one in same):
+        return StepInput("constant", name, torch.empty(shape, dtype=dtype))
+    return StepInput("constant", name, same[0], paths=tuple(paths))
 
 
 def _refuse_shared(name: str, one: Optimizer, other: Optimizer) -> None:

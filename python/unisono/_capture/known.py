@@ -49,6 +49,16 @@ def value_of(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return answer
 
 
+def follows_from_constants(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that is being traced is the same at every step: it follows from constants of the step's code alone."""
+    mode = get_proxy_mode()
+    slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
+    if slot is None:
+        return False
+    sources = _sources([slot.proxy.node])
+    return sources is not None and not _changed_elsewhere(sources)
+
+
 def _computed(node: torch.fx.Node, values: dict[torch.fx.Node, Any], root: torch.nn.Module) -> Any:
     if node.op == "get_attr":
         return getattr(root, str(node.target)).clone()

@@ -24,9 +24,11 @@ from unisono.errors import StepError, UnsupportedError
 _NOT_THE_USERS = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-    os.path.dirname(os.__file__) + os.sep + "contextlib.py",
     "<",
 )
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+#: Where PyTorch starts its engine.
+_ENGINE = os.path.join("torch", "autograd", "graph.py")
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ _KINDS = {ENGINE: "backward", OPTIMIZER: "update", "": None}
 
 
 def is_the_users(file: str) -> bool:
-    """Whether a source file is neither PyTorch's nor Unisono's."""
-    return not file.startswith(_NOT_THE_USERS)
+    """Whether a source file is neither PyTorch's nor Unisono's nor of Python's own library."""
+    of_python = file.startswith(_LIBRARY) and "-packages" + os.sep not in file
+    return not of_python and not file.startswith(_NOT_THE_USERS)
 
 
 def user_place(frame: FrameType | None) -> tuple[str, int]:
@@ -81,6 +84,15 @@ def user_place(frame: FrameType | None) -> tuple[str, int]:
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return "", 0
+
+
+def _place_in_backward(frame: FrameType | None) -> tuple[str, int] | None:
+    """The line of the user's own code that the backward pass runs: of a hook, or of a function's own gradient."""
+    while frame is not None and not frame.f_code.co_filename.endswith(_ENGINE):
+        if is_the_users(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def place_of(node: torch.fx.Node) -> str | None:
@@ -108,7 +120,8 @@ class OriginTracker(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is not None:
             made = self._by_sequence.get(node._sequence_nr(), _NOWHERE)
-            return Origin(made.file, made.line, made.module, ENGINE)
+            file, line = _place_in_backward(sys._getframe(1)) or (made.file, made.line)
+            return Origin(file, line, made.module, ENGINE)
         file, line = user_place(sys._getframe(1))
         module = self._modules[-1] if self._modules else ""
         by = OPTIMIZER if self._optimizers else ENGINE if _begins_backward(sys._getframe(1)) else ""

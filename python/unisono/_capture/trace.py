@@ -7,6 +7,8 @@ graph of the first one again under functionalisation, which leaves no in-place o
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +25,9 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from unisono._capture import kernels
+from unisono._capture import hooks, kernels
 from unisono._capture.inputs import StepInput, StepInputs
+from unisono._capture.kept import Kept, Writes, read_too_early
 from unisono._capture.optimizer import (
     can_be_fused,
     group_name,
@@ -35,7 +38,8 @@ from unisono._capture.optimizer import (
     state_of,
     traceable,
 )
-from unisono._capture.places import OriginTracker, is_the_users, place_of
+from unisono._capture.paths import Path, follow, put, shown
+from unisono._capture.places import OriginTracker, is_the_users, place_of, user_place
 from unisono._capture.randomness import Draws
 from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono.errors import StepError, UnisonoError, UnsupportedError
@@ -53,6 +57,7 @@ class Traced:
         stale_gradients: how many placeholders follow those of the inputs: gradients that parameters may have when the step begins; a
             graph that reads one depends on earlier steps.
         ends_without_gradients: whether no parameter has a gradient when the step is over.
+        left: how many outputs, after the step's own, are tensors that the step leaves somewhere.
     """
 
     graph: torch.fx.GraphModule
@@ -61,6 +66,7 @@ class Traced:
     replaced: list[int] = field(default_factory=list)
     stale_gradients: int = 0
     ends_without_gradients: bool = False
+    left: int = 0
 
 
 def trace(
@@ -69,13 +75,18 @@ def trace(
     optimizers: tuple[Optimizer, ...],
     inputs: StepInputs,
     *,
+    kept: Kept | None = None,
     gradients_may_be_there: bool,
-) -> Traced:
-    """Traces one step. The user's model and optimizer are as before when it returns or raises."""
+) -> Traced | None:
+    """Traces one step, or finds more that the step keeps, and notes that.
+
+    The user's model and optimizer are as before when it returns or raises.
+    """
     kernels.register()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [_fake(fake_mode, item) for item in inputs.inputs]
-    run = _Run(train_step, model, optimizers, inputs)
+    kept = kept or Kept(train_step, model, optimizers)
+    run = _Run(train_step, model, optimizers, inputs, kept)
     if gradients_may_be_there:
         run.stale = [position for position, fake in enumerate(fakes) if fake.requires_grad]
         with fake_mode:
@@ -85,6 +96,15 @@ def trace(
     with mock.patch("torch.compiler.is_compiling", return_value=True), _without_onednn(), run.explaining_errors():
         first = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
     assert run.traced is not None
+    written = [*run.writes.found.values(), *_written(first)]
+    kept.note_written(written)
+    # Outputs are detached, and there are more of them in the next trace.
+    nodes = (node for node in first.graph.nodes if node.op == "call_function")
+    operations = [str(node.target) for node in nodes if node.target is not torch.ops.aten.detach.default]
+    if not kept.is_settled(operations, run.found_more or bool(written)):
+        if written:
+            kept.start_again()  # it ran on copies
+        return None
     run.traced.graph = _functionalise(first, fakes)
     return run.traced
 
@@ -109,7 +129,7 @@ def _fake(mode: FakeTensorMode, item: StepInput) -> torch.Tensor:
 
 def _functionalise(first: torch.fx.GraphModule, fakes: list[torch.Tensor]) -> torch.fx.GraphModule:
     def again(*arguments: torch.Tensor) -> Any:
-        return _Again(first).run(*arguments)
+        return torch.fx.Interpreter(first).run(*arguments)
 
     functional = torch.func.functionalize(again, remove="mutations")
     with torch.no_grad(), fx_traceback.preserve_node_meta():
@@ -117,22 +137,28 @@ def _functionalise(first: torch.fx.GraphModule, fakes: list[torch.Tensor]) -> to
         return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*plain)
 
 
-class _Again(torch.fx.Interpreter):
-    """Runs the nodes of the first pass; what functionalisation refuses gets the user's line."""
+def _written(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.Tensor, str | None]]:
+    """The tensors of the user's that are no inputs and that a graph writes into, with the places that do."""
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        for argument, given in zip(schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for one in given if isinstance(given, list | tuple) else [given]:
+                    source = _source(one)
+                    if source.op == "get_attr":
+                        yield getattr(graph, str(source.target)), place_of(node)
 
-    def run_node(self, n: torch.fx.Node) -> Any:
-        try:
-            return super().run_node(n)
-        except RuntimeError as error:
-            if "mutating a non-functional tensor" not in str(error):
-                raise
-            raise StepError(
-                "the step changes a tensor in place that is neither the model's nor the optimizer's",
-                code="U0112",
-                place=place_of(n),
-                cause="such a tensor is a constant of the captured step",
-                hint="register it as a buffer of the model (`register_buffer`), so that it is state",
-            ) from error
+
+def _source(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a view of, or itself."""
+    while node.op == "call_function":
+        returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
+        if len(returns) != 1 or returns[0].alias_info is None or not isinstance(node.args[0], torch.fx.Node):
+            break
+        node = node.args[0]
+    return node
 
 
 class _Run:
@@ -144,8 +170,10 @@ class _Run:
         model: nn.Module | None,
         optimizers: tuple[Optimizer, ...],
         inputs: StepInputs,
+        kept: Kept,
     ) -> None:
         self.train_step, self.model, self.optimizers, self.inputs = train_step, model, optimizers, inputs
+        self.kept, self.found_more, self.writes = kept, False, Writes()
         self.origins = OriginTracker(model)
         self.stale: list[int] = []
         self.traced: Traced | None = None
@@ -153,7 +181,12 @@ class _Run:
     def __call__(self, *arguments: torch.Tensor) -> list[torch.Tensor]:
         fakes, stale = arguments[: len(self.inputs.inputs)], arguments[len(self.inputs.inputs) :]
         items = list(zip(self.inputs.inputs, fakes, strict=True))
-        twins = {id(item.tensor): fake for item, fake in items if item.cls in ("parameter", "buffer")}
+        twins = {
+            id(item.tensor): fake
+            for item, fake in items
+            if item.cls in ("parameter", "buffer")
+            if not self._is_replaced(item)
+        }
         for position, gradient in zip(self.stale, stale, strict=True):
             fakes[position].grad = gradient
         with contextlib.ExitStack() as stack:
@@ -165,9 +198,20 @@ class _Run:
             rates = {item.owner[0]: fake for item, fake in items if item.cls == "hyper" and item.owner}
             stack.enter_context(traceable(self.optimizers, twins, state, rates))
             stack.enter_context(refusing_others(twins.values()))
+            for item, fake in items:
+                if self._is_replaced(item):
+                    put(self.kept.root, item.paths[0], fake)
             result = self._call(fakes, twins)
             self._check_settings()
             replaced = self._replaced(items, twins, state)
+            self.found_more = self.kept.look(
+                {id(fake): item.tensor for item, fake in items if not self._is_replaced(item)}
+            )
+            left = [] if self.found_more else self.kept.left_tensors()
+            self.kept.gradients = [
+                item.name for item, fake in items if self.kept.keep_gradients and fake.grad is not None
+            ]
+            left += [fake.grad for item, fake in items if item.name in self.kept.gradients]
         leaves, spec = pytree.tree_flatten(result)
         self.traced = Traced(
             graph=torch.fx.GraphModule({}, torch.fx.Graph()),
@@ -176,10 +220,11 @@ class _Run:
             replaced=list(replaced),
             stale_gradients=len(stale),
             ends_without_gradients=all(fake.grad is None for fake in fakes),
+            left=len(left),
         )
         for fake in fakes:
             fake.grad = None
-        returned = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        returned = [leaf.detach() for leaf in [*leaves, *left] if isinstance(leaf, torch.Tensor)]
         return returned + [
             tensor.detach().to(self.inputs.inputs[position].tensor.dtype) for position, tensor in replaced.items()
         ]
@@ -191,14 +236,21 @@ class _Run:
         ]
         assert self.inputs.arguments is not None
         arguments = pytree.tree_unflatten(leaves, self.inputs.arguments)
+        modes = functools.partial(_modes, LiveScalars(), _Twins(twins, self.kept.marks))
+        parameters = [
+            (item.name, item.tensor, fake)
+            for item, fake in zip(self.inputs.inputs, fakes, strict=True)
+            if item.cls == "parameter" and fake.requires_grad
+        ]
         with (
             torch.enable_grad(),
             torch.autograd.set_multithreading_enabled(False),
             self.origins.tracking(),
             Rewrites(),
-            LiveScalars(),
-            _Twins(twins),
+            hooks.on_twins(parameters, modes),
+            modes(),
             Draws().drawing(),
+            self.writes,
         ):
             return self.train_step(*arguments)
 
@@ -227,20 +279,27 @@ class _Run:
         replaced: dict[int, torch.Tensor] = {}
         for position, (item, fake) in enumerate(items):
             now: Any = fake
-            if item.cls == "buffer" and self.model is not None:
+            if self._is_replaced(item):
+                now = follow(self.kept.root, item.paths[0])
+            elif item.cls == "buffer" and not item.paths and self.model is not None:
                 now = self.model.get_buffer(item.name.removeprefix("buffers."))
             elif item.cls == "optimizer" and item.owner is not None:
                 now = state_of(self.optimizers, twins[id(item.owner[0])]).get(item.owner[1])
             if now is fake:
                 continue
-            if not isinstance(now, torch.Tensor) or now.shape != fake.shape:
+            other = not isinstance(now, torch.Tensor) or now.shape != fake.shape
+            if other or (item.paths and now.dtype != fake.dtype):
+                what = shown(item.paths[0]) if item.paths else item.name
                 raise StepError(
-                    f"the step replaces `{item.name}` by something of another kind or shape",
+                    f"the step replaces `{what}` by something of another kind or shape",
                     code="U0102",
                     hint="state must keep its shape from step to step",
                 )
             replaced[position] = now
         return replaced
+
+    def _is_replaced(self, item: StepInput) -> bool:
+        return bool(item.paths) and item.paths[0] in self.kept.replaced
 
     def _check_settings(self) -> None:
         """Refuses a step that changes a learning rate."""
@@ -277,15 +336,31 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-class _Twins(TorchFunctionMode):
-    """Lets references to the user's own parameters, made before the capture, stand for their traced twins."""
+@contextlib.contextmanager
+def _modes(*modes: TorchFunctionMode) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        yield
 
-    def __init__(self, twins: dict[int, torch.Tensor]) -> None:
+
+class _Twins(TorchFunctionMode):
+    """Lets references to the user's own parameters, made before the capture, stand for their traced twins.
+
+    What a trace before this one has left behind must not be read.
+    """
+
+    def __init__(self, twins: dict[int, torch.Tensor], marks: dict[int, tuple[torch.Tensor, Path]]) -> None:
         super().__init__()
-        self._twins = twins
+        self._twins, self._marks = twins, marks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._marks:
+            for leaf in pytree.tree_iter((args, kwargs)):
+                if id(leaf) in self._marks:
+                    file, line = user_place(sys._getframe(1))
+                    raise read_too_early(self._marks[id(leaf)][1], f"{file}:{line}" if file else None)
         if any(id(leaf) in self._twins for leaf in pytree.tree_iter((args, kwargs))):
             args, kwargs = pytree.tree_map(lambda leaf: self._twins.get(id(leaf), leaf), (args, kwargs))
         return func(*args, **kwargs)

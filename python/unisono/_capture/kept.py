@@ -1,0 +1,234 @@
+"""Tensors that a step keeps outside of the model: in variables, attributes and containers, and in tensors of others that it writes into.
+
+What a step replaces by a tensor of the same kind, or writes into, is state of the captured step. What it leaves without ever reading it is
+renewed at each step. Anything else is refused: a first step that is unlike the others is no graph for all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from unisono._capture.known import follows_from_constants
+from unisono._capture.paths import Missing, Path, Walk, follow, put, shown
+from unisono._capture.places import user_place
+from unisono.errors import StepError
+
+
+@dataclass
+class Kept:
+    """What is known of it, and grows from one trace of a step to the next until nothing new is found.
+
+    Attributes:
+        replaced: paths to state that the step replaces.
+        written: paths to state that the step writes into.
+        left: paths to what the step leaves without reading it.
+        keep_gradients: whether gradients that are there at the end of the step are left to the user.
+        gradients: the names of parameters that have one then.
+    """
+
+    train_step: Callable[..., Any]
+    model: nn.Module | None
+    optimizers: tuple[Optimizer, ...]
+    replaced: list[Path] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)
+    left: list[Path] = field(default_factory=list)
+    keep_gradients: bool = False
+    gradients: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Notes how everything is before the step is traced."""
+        self._before = self._walk()
+        self.root = self._before.root
+        #: What the last trace left in `left`, by its ``id``: the next one must not read it.
+        self.marks: dict[int, tuple[torch.Tensor, Path]] = {}
+        self._operations: list[str] | None = None
+        self._originals: dict[int, torch.Tensor] = {}
+
+    def _walk(self) -> Walk:
+        return Walk(self.train_step, self.model, self.optimizers)
+
+    def paths_to(self, tensor: torch.Tensor) -> list[Path]:
+        """All paths to a tensor of the user's."""
+        return [path for path, found in self._before.tensors.items() if found is tensor and path not in self.replaced]
+
+    def note_written(self, tensors: Iterable[tuple[torch.Tensor, str | None]]) -> None:
+        """Notes tensors of the user's, each with the place that writes into it."""
+        for tensor, place in tensors:
+            paths = self.paths_to(tensor)
+            if not paths:
+                raise StepError(
+                    "the step changes a tensor in place that is neither the model's nor the optimizer's",
+                    code="U0112",
+                    place=place,
+                    cause="no variable, attribute or entry of a list or dictionary was found that the step has it from",
+                    hint="register it as a buffer of the model (`register_buffer`), so that it is state",
+                )
+            if paths[0] not in self.written:
+                self.written.append(paths[0])
+
+    def look(self, originals: dict[int, torch.Tensor]) -> bool:
+        """Notes what a trace has put in the place of something else; whether that is more than was known.
+
+        Args:
+            originals: the user's own tensors in the place of which traced ones stand, by the ``id`` of those.
+        """
+        now, more = self._walk(), False
+        self._originals = originals
+        own = {id(original) for original in originals.values()}
+        for path, tensor in now.tensors.items():
+            before = self._before.tensors.get(path, Missing)
+            if tensor is before or path in self.replaced or path in self.left or self._is_the_models(path, before, own):
+                continue
+            if id(tensor) in originals:
+                if before is not Missing and before is not originals[id(tensor)]:
+                    raise _first_differs(path, "becomes a parameter of the model, and was another tensor before")
+            elif isinstance(before, torch.Tensor) and _kind(before) == _kind(tensor):
+                self.replaced.append(path)
+                more = True
+            elif isinstance(tensor, FakeTensor) and not follows_from_constants(tensor):
+                self._refuse_growth(path)
+                self.left.append(path)
+                more = True
+        for path, before in self._before.tensors.items():
+            gone = path not in now.tensors and follow(self.root, path[:-1]) is not Missing
+            if gone and not self._is_the_models(path, before, own) and follow(self.root, path) is not before:
+                raise _first_differs(path, "is a tensor before the step, and none after it")
+        return more
+
+    def _is_the_models(self, path: Path, before: Any, own: set[int]) -> bool:
+        """Whether a path leads to what a module of the model has registered."""
+        return path[-1][0] in ("parameter", "buffer") and id(before) in own
+
+    def _refuse_growth(self, path: Path) -> None:
+        holder = follow(self.root, path[:-1])
+        known = self._before.holders.get(id(holder))
+        if isinstance(holder, dict) or path[-1][0] != "entry" or known is None or path[-1] in known[1]:
+            return
+        raise StepError(
+            f"the step puts a tensor into `{shown(path[:-1])}`, which grows",
+            code="U0115",
+            cause="the step's Python code runs once, when it is captured: later steps would not put theirs",
+            hint="return the tensor from the step, and put it there outside",
+        )
+
+    def is_settled(self, operations: list[str], more: bool) -> bool:
+        """Whether a trace can stand: it has found no more, and runs as the one before it where it finds what that has left."""
+        before, self._operations = self._operations, operations
+        if more or (self.left and before is None):
+            return False
+        if self.left and operations != before:
+            raise _first_differs(self.left[0], "is left by the first step, and the second step is another one")
+        return True
+
+    def start_again(self) -> None:
+        """Forgets how the last trace ran: the next one is of another kind."""
+        self._operations = None
+
+    def left_tensors(self) -> list[torch.Tensor]:
+        """What the trace has left in the places that are known."""
+        found = []
+        for path in self.left:
+            tensor = follow(self.root, path)
+            if not isinstance(tensor, torch.Tensor) or id(tensor) in self.marks:
+                raise _first_differs(path, "is left by the first step, and not by the second")
+            found.append(tensor)
+        return found
+
+    def mark(self) -> None:
+        """Leaves everything as it was, and marks of the last trace where the next one must not read."""
+        marks = [(path, follow(self.root, path)) for path in self.left]
+        self.restore()
+        self.marks = {id(mark): (mark, path) for path, mark in marks}
+        for path, mark in marks:
+            put(self.root, path, mark)
+
+    def restore(self) -> None:
+        """Leaves everything as it was: no tensor without data stays anywhere."""
+        now = self._walk()
+        for path, tensor in now.tensors.items():
+            if not isinstance(tensor, FakeTensor) or follow(self.root, path) is not tensor:
+                continue
+            if id(tensor) in self._originals and path not in self._before.tensors:
+                put(self.root, path, self._originals[id(tensor)])
+            else:
+                self._put_back(path)
+        for path, tensor in self._before.tensors.items():
+            if follow(self.root, path) is not tensor:
+                self._put_back(path)
+
+    def _put_back(self, path: Path) -> None:
+        """Puts back what was at a path, or that on the way to it that was replaced."""
+        for length in range(len(path) - 1, 0, -1):
+            holder = follow(self.root, path[:length])
+            known = self._before.holders.get(id(holder))
+            if known is None:
+                continue
+            if isinstance(holder, list | tuple) or type(holder).__name__ == "deque":
+                if not isinstance(holder, tuple):
+                    holder.clear()
+                    holder.extend(known[1].values())
+            else:
+                put(self.root, path[: length + 1], known[1].get(path[length], Missing))
+            return
+
+
+class Writes(TorchDispatchMode):
+    """Keeps a trace from writing into tensors of the user's that stand in it as they are, and notes them."""
+
+    def __init__(self) -> None:
+        """Starts with none noted."""
+        super().__init__()
+        self.found: dict[int, tuple[torch.Tensor, str | None]] = {}
+        self._stand_ins: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operation, on a copy of what it must not write into."""
+        if func._schema.is_mutable:
+            kwargs = kwargs or {}
+            for position, argument in enumerate(func._schema.arguments):
+                if argument.alias_info is None or not argument.alias_info.is_write:
+                    continue
+                if position < len(args):
+                    args = (*args[:position], self._instead(args[position]), *args[position + 1 :])
+                elif argument.name in kwargs:
+                    kwargs = {**kwargs, argument.name: self._instead(kwargs[argument.name])}
+        return func(*args, **(kwargs or {}))
+
+    def _instead(self, given: Any) -> Any:
+        if isinstance(given, list | tuple):
+            return [self._instead(one) for one in given]
+        if not isinstance(given, torch.Tensor) or isinstance(given, FakeTensor):
+            return given
+        if id(given) not in self._stand_ins:
+            file, line = user_place(sys._getframe(1))
+            self.found[id(given)] = given, f"{file}:{line}" if file else None
+            self._stand_ins[id(given)] = given.detach().clone()
+        return self._stand_ins[id(given)]
+
+
+def read_too_early(path: Path, place: str | None) -> StepError:
+    """The error for a step that reads what the step before it left, and a first step cannot have read."""
+    return _first_differs(path, "is left by a step, and read by the next one", place)
+
+
+def _first_differs(path: Path, how: str, place: str | None = None) -> StepError:
+    return StepError(
+        f"the first step is unlike the others: `{shown(path)}` {how}",
+        code="U0115",
+        place=place,
+        cause="one graph is captured, of the first step, and it must serve all",
+        hint="give it a tensor of the shape and type that the step leaves there before `parallelize`, zeros for instance",
+    )
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.dtype, tensor.device

@@ -1,0 +1,266 @@
+"""Places in a user's objects that hold tensors: variables, attributes, entries of containers, as far as a step's code can reach them.
+
+A path leads from the step, or from the model, to such a place. It says the same on every rank, and stays the same when what lies on the way
+is replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono._capture.places import is_the_users
+
+#: One step of a path: what kind of place, and its name, key or number there.
+Step = tuple[str, Any]
+Path = tuple[Step, ...]
+
+_MOST_OBJECTS = 20_000
+_LONGEST = 1_000
+_DEEPEST = 14
+_KEYS = (str, int, float, bool, type(None))
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_OF_MODULES = frozenset(vars(nn.Module()))
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_LIBRARIES = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep
+
+
+class Missing:
+    """What a path leads to where nothing is."""
+
+
+def step_into(value: Any, step: Step) -> Any:
+    """What is at one place of a value, or :class:`Missing`."""
+    kind, key = step
+    try:
+        match kind:
+            case "cell":
+                return value.__closure__[value.__code__.co_freevars.index(key)].cell_contents
+            case "global":
+                return value.__globals__[key]
+            case "default":
+                return value.__defaults__[key]
+            case "named":
+                return value.__kwdefaults__[key]
+            case "attr":
+                return _attribute(value, key)
+            case "part":
+                return getattr(value, key)
+            case "parameter" | "buffer" | "module":
+                return getattr(value, f"_{kind}s")[key]
+            case "hook":
+                name, _, number = key.partition(" ")
+                return list(getattr(value, name).values())[int(number)]
+            case _:
+                return value[key]
+    except (LookupError, AttributeError, ValueError, TypeError):
+        return Missing
+
+
+def _attribute(value: Any, name: str) -> Any:
+    if isinstance(value, type):
+        found = vars(value)[name]
+        return found.__func__ if isinstance(found, staticmethod | classmethod) else found
+    own = getattr(value, "__dict__", {})
+    return own[name] if name in own else getattr(value, name)
+
+
+def put(root: Any, path: Path, new: Any) -> None:
+    """Puts a value where a path leads to; :class:`Missing` takes away what is there."""
+    holder = follow(root, path[:-1])
+    kind, key = path[-1]
+    if kind == "cell":
+        holder.__closure__[holder.__code__.co_freevars.index(key)].cell_contents = new
+    elif kind == "global":
+        _put_item(holder.__globals__, key, new)
+    elif kind == "attr" and not isinstance(holder, type) and hasattr(holder, "__dict__") and key != "grad":
+        _put_item(vars(holder), key, new)
+    elif kind == "attr":
+        setattr(holder, key, new)
+    elif kind in ("parameter", "buffer", "module"):
+        _put_item(getattr(holder, f"_{kind}s"), key, new)
+    elif isinstance(holder, tuple):
+        entries = [new if number == key else entry for number, entry in enumerate(holder)]
+        put(root, path[:-1], type(holder)(*entries) if hasattr(holder, "_fields") else type(holder)(entries))
+    else:
+        _put_item(holder, key, new)
+
+
+def _put_item(holder: Any, key: Any, new: Any) -> None:
+    if new is Missing:
+        del holder[key]
+    else:
+        holder[key] = new
+
+
+def follow(root: Any, path: Path) -> Any:
+    """What a path leads to, or :class:`Missing`."""
+    for step in path:
+        root = step_into(root, step)
+        if root is Missing:
+            return Missing
+    return root
+
+
+def paths_of(plain: Iterable[Any]) -> list[Path]:
+    """Paths as another rank has sent them."""
+    return [tuple((kind, key) for kind, key in path) for path in plain]
+
+
+def shown(path: Path) -> str:
+    """A path as the user's code would say it."""
+    text = "" if path[0][1] == "step" else "model"
+    for kind, key in path[1:]:
+        if kind in ("attr", "parameter", "buffer", "module"):
+            text += f".{key}"
+        elif kind == "entry":
+            text += f"[{key!r}]"
+        elif kind == "part":
+            text = "self" if key == "__self__" else text
+        elif kind == "hook":
+            text = ""
+        else:
+            text = str(key)
+    return text.removeprefix(".")
+
+
+def dotted(path: Path) -> str:
+    """A path as a name of an input of the graph."""
+    name = shown(path).replace("[", ".").replace("]", "").replace("'", "").replace('"', "")
+    return "".join(char if char.isalnum() or char in "._" else "_" for char in name)
+
+
+class Walk:
+    """One walk over all that a step can reach.
+
+    Attributes:
+        root: what paths start from.
+        tensors: the tensors that were found, by each path to them.
+        holders: what holds things on the way, with what it held, by its ``id``.
+    """
+
+    def __init__(
+        self, train_step: Callable[..., Any], model: nn.Module | None, optimizers: tuple[Optimizer, ...]
+    ) -> None:
+        """Walks from the step and from the model."""
+        self.root = {"step": train_step, "model": model}
+        self.tensors: dict[Path, torch.Tensor] = {}
+        self.holders: dict[int, tuple[Any, dict[Step, Any]]] = {}
+        skipped = {id(optimizer) for optimizer in optimizers}
+        # By breadth, so that each thing gets its shortest name.
+        todo: deque[tuple[Path, Any]] = deque(((("root", key),), value) for key, value in self.root.items())
+        while todo and len(self.holders) < _MOST_OBJECTS:
+            path, value = todo.popleft()
+            if isinstance(value, torch.Tensor):
+                self.tensors[path] = value
+            elif id(value) not in self.holders and id(value) not in skipped and len(path) < _DEEPEST:
+                parts = dict(_parts(value))
+                self.holders[id(value)] = (value, parts)
+                for step, part in parts.items():
+                    if part is not Missing and not isinstance(part, _UNINTERESTING):
+                        todo.append(((*path, step), part))
+
+
+def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
+    if isinstance(value, dict):
+        if len(value) <= _LONGEST:
+            yield from ((("entry", key), part) for key, part in list(value.items()) if isinstance(key, _KEYS))
+    elif isinstance(value, list | deque | tuple):
+        if len(value) <= _LONGEST:
+            yield from ((("entry", number), part) for number, part in enumerate(value))
+    elif isinstance(value, _FUNCTIONS):
+        yield from _of_function(value)
+    elif isinstance(value, nn.Module):
+        yield from _of_module(value)
+    elif isinstance(value, type):
+        if _is_written_by_the_user(value.__module__):
+            yield from _of_class(value)
+    elif not isinstance(value, _UNINTERESTING) and _is_looked_into(type(value)):
+        yield from _of_object(value)
+
+
+def _of_object(value: Any) -> Iterator[tuple[Step, Any]]:
+    if isinstance(value, types.ModuleType) and not _is_written_by_the_user(value.__name__):
+        return
+    yield from ((("attr", key), part) for key, part in list(getattr(value, "__dict__", {}).items()))
+    if isinstance(value, types.ModuleType):
+        return
+    for kind in type(value).__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            yield ("attr", name), step_into(value, ("attr", name))
+    yield ("part", "__class__"), type(value)
+
+
+def _of_class(value: type) -> Iterator[tuple[Step, Any]]:
+    for key in list(vars(value)):
+        part = step_into(value, ("attr", key))
+        if isinstance(part, torch.Tensor | dict | list | deque | types.FunctionType):
+            yield ("attr", key), part
+    yield from ((("part", "__base__"), base) for base in (value.__base__,) if base is not None)
+
+
+def _of_module(value: nn.Module) -> Iterator[tuple[Step, Any]]:
+    for kind in ("parameter", "buffer", "module"):
+        yield from (((kind, key), part) for key, part in list(getattr(value, f"_{kind}s").items()))
+    yield from ((("attr", key), part) for key, part in list(vars(value).items()) if key not in _OF_MODULES)
+    for name in _HOOKS:
+        yield from ((("hook", f"{name} {number}"), hook) for number, hook in enumerate(getattr(value, name).values()))
+    yield ("part", "__class__"), type(value)
+
+
+def _of_function(value: Any) -> Iterator[tuple[Step, Any]]:
+    if isinstance(value, functools.partial):
+        yield from ((("part", name), getattr(value, name)) for name in ("func", "args", "keywords"))
+    elif isinstance(value, types.MethodType):
+        yield from ((("part", name), getattr(value, name)) for name in ("__self__", "__func__"))
+    elif not _is_library(value.__code__.co_filename):
+        code = value.__code__
+        yield from ((("cell", name), step_into(value, ("cell", name))) for name in code.co_freevars)
+        yield from ((("default", number), part) for number, part in enumerate(value.__defaults__ or ()))
+        yield from ((("named", name), part) for name, part in (value.__kwdefaults__ or {}).items())
+        yield from ((("attr", name), part) for name, part in vars(value).items())
+        yield from ((("global", name), value.__globals__.get(name, Missing)) for name in _names(code))
+
+
+_UNINTERESTING = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
+#: Classes of the standard library whose objects hold what users put into them.
+_HOLDERS = ("SimpleNamespace", "Namespace", "deque", "UserDict", "UserList")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_looked_into(kind: type) -> bool:
+    top = kind.__module__.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return kind.__name__ in _HOLDERS or top == "__main__"
+    return top not in ("numpy", "unisono", "msgpack") and not kind.__module__.startswith(
+        ("torch.utils.data", "torch._")
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_written_by_the_user(module: str) -> bool:
+    found = sys.modules.get(module)
+    return module == "__main__" or found is None or not _is_library(getattr(found, "__file__", None) or "<")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(file: str) -> bool:
+    """Whether a source file is one of PyTorch's, Unisono's, Python's or of another installed package."""
+    return not is_the_users(file) or file.startswith(_LIBRARIES) or f"-packages{os.sep}" in file
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """All names that code has for globals and attributes, in functions within it too."""
+    inner = (name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part))
+    return tuple(dict.fromkeys([*code.co_names, *inner]))

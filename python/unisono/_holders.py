@@ -1,0 +1,59 @@
+"""Where the user has the tensors of state, and whether they are still there: a step goes on with those that it was captured with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono._capture.inputs import StepInput
+from unisono.errors import StepError
+
+
+class Holders:
+    """The entries of modules and optimizers that hold tensors of state, and the memory that a step shares with them."""
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        optimizers: Sequence[Optimizer],
+        state: Sequence[tuple[StepInput, str, torch.Tensor]],
+    ) -> None:
+        """Takes them as they are, and the state as it is bound: inputs, placements and this rank's parts."""
+        names = {id(item.tensor): item.name for item, _, _ in state if not item.paths}
+        held = [part for module in model.modules() for part in (module._parameters, module._buffers)] if model else []
+        held += [values for optimizer in optimizers for values in optimizer.state.values()]
+        self._entries: list[tuple[dict[str, Any], str, Any]] = [
+            (holder, key, value) for holder in held for key, value in holder.items() if isinstance(value, torch.Tensor)
+        ]
+        self._names = names
+        self._shared = [
+            (position, item)
+            for position, (item, _, part) in enumerate(state)
+            if item.cls != "constant" and part.data_ptr() == item.tensor.data_ptr()
+        ]
+        self._tensors = [item.tensor for _, item in self._shared]
+        self._pointers = [tensor.data_ptr() for tensor in self._tensors]
+
+    def require(self) -> None:
+        """Refuses a step when a tensor of state is no longer where it was."""
+        for holder, key, tensor in self._entries:
+            if holder.get(key) is not tensor:
+                raise StepError(
+                    f"`{self._names.get(id(tensor), key)}` is another tensor",
+                    code="U0122",
+                    cause="the step goes on with the one that was there when it was captured",
+                    hint="write into it (`t.copy_(..)` under `torch.no_grad()`), or call `sync` and then `parallelize` again",
+                )
+
+    def moved(self) -> dict[int, torch.Tensor]:
+        """Tensors whose memory the user has replaced (``p.data = ..``), by their position in the state."""
+        now = [tensor.data_ptr() for tensor in self._tensors]
+        if now == self._pointers:
+            return {}
+        before, self._pointers = self._pointers, now
+        changed = [index for index, pointer in enumerate(now) if pointer != before[index]]
+        return {self._shared[index][0]: self._tensors[index].detach() for index in changed}
