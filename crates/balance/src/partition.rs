@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// LPT, then local search while it is more than 1/1280 above the bound, exact if tiny.
+    /// LPT, then local search while it is more than 1/1280 above the bound; multifit where that is better; exact if tiny.
     #[default]
     Auto,
     /// Longest processing time first.
@@ -79,8 +79,12 @@ impl Partition {
 
 const QUICK: Effort = Effort { rounds: 24, pairs: 4096, keep_counts: false };
 const THOROUGH: Effort = Effort { rounds: 200, pairs: 200_000, keep_counts: false };
+/// Bisections of multifit.
+const ROUNDS: usize = 12;
 /// Up to this many samples the automatic tier tries the exact search.
 const TINY: usize = 16;
+/// Up to this many samples multifit takes no longer than the rest of the automatic tier.
+const FEW: usize = 1024;
 
 /// Partitions samples of the given costs over `ranks` ranks.
 ///
@@ -133,21 +137,28 @@ fn free(sorted: &[u64], ranks: usize, tier: Tier, bound: u64) -> (Bins, &'static
     if tier == Tier::Lpt || bins.makespan() == bound {
         return (bins, "lpt", false);
     }
+    let start = bins.makespan();
     if tier == Tier::Multifit {
-        let better = multifit(sorted, ranks, bound, bins.makespan(), 12);
+        let better = multifit(sorted, ranks, bound, start, ROUNDS);
         return better.map_or((bins, "lpt", false), |bins| (bins, "multifit", false));
     }
-    if tier == Tier::Auto {
-        refine(sorted, &mut bins, tolerated(bound), QUICK);
-    } else {
-        refine(sorted, &mut bins, bound, THOROUGH);
+    let (target, effort) = if tier == Tier::Auto { (tolerated(bound), QUICK) } else { (bound, THOROUGH) };
+    refine(sorted, &mut bins, target, effort);
+    let mut algorithm = "local_search";
+    let more = sorted.len() <= FEW && bins.makespan() > bound || bins.makespan() > target;
+    let other = (tier == Tier::Auto && more).then(|| multifit(sorted, ranks, bound, start, ROUNDS));
+    if let Some(mut other) = other.flatten() {
+        refine(sorted, &mut other, target, effort);
+        if other.makespan() < bins.makespan() {
+            (bins, algorithm) = (other, "multifit");
+        }
     }
     let exact = tier == Tier::Exact || (tier == Tier::Auto && sorted.len() <= TINY);
     if !exact || bins.makespan() == bound {
-        return (bins, "local_search", false);
+        return (bins, algorithm, false);
     }
     let (better, proved) = branch_and_bound(sorted, &bins, bound);
-    (better.unwrap_or(bins), if proved { "exact" } else { "local_search" }, proved)
+    (better.unwrap_or(bins), if proved { "exact" } else { algorithm }, proved)
 }
 
 fn equal(sorted: &[u64], ranks: usize, tier: Tier, bound: u64) -> (Bins, &'static str, bool) {

@@ -58,6 +58,31 @@ fn plain_partitions_are_within_a_thousandth_and_lpt_within_a_hundredth() {
     }
 }
 
+/// Clips of few lengths that differ much, as buckets of resolution and duration give them: exchanges between ranks get stuck there.
+fn clips(count: usize, seed: u64) -> Vec<u64> {
+    let mut draw = uniform(seed);
+    let mut clip = move || {
+        let patches = [220, 405, 880, 1620, 3600][(draw() * 5.0) as usize];
+        let frames = [1, 4, 8, 15, 30][(draw() * 5.0) as usize];
+        patches * frames
+    };
+    (0..count).map(|_| clip()).collect()
+}
+
+#[test]
+fn the_automatic_tier_is_never_worse_than_a_quick_one() {
+    let mut won = 0;
+    for seed in 0..60 {
+        let lengths = if seed % 2 == 0 { clips(512, seed) } else { video(512, seed) };
+        let problem = plain(lengths, 64);
+        let makespan = |tier| solve(&Problem { tier, ..problem.clone() }).unwrap().makespan;
+        let (auto, multifit) = (makespan(Tier::Auto), makespan(Tier::Multifit));
+        assert!(auto <= multifit.min(makespan(Tier::Lpt)), "{seed}: {auto} where multifit finds {multifit}");
+        won += u32::from(solve(&problem).unwrap().algorithm == "multifit");
+    }
+    assert!(won > 0, "multifit found nothing better");
+}
+
 #[test]
 fn equal_counts_are_within_a_hundredth_and_two_phases_within_two() {
     for seed in 1..4 {
