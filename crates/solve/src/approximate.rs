@@ -23,6 +23,8 @@ const SWEEPS: u32 = 15;
 const MOVES: u64 = 6;
 /// A gap is small where cost is at least so many times as large.
 const SMALL_GAP: i128 = 256;
+/// A gap is wide where cost is less than so many times as large: the dual bound, which takes long, has to narrow it.
+const WIDE_GAP: i128 = 4;
 /// Networks of at most so many cells in all get the dual bound too.
 const DUAL_CELLS: u64 = 1 << 16;
 /// Moves use smaller tables than the exact elimination.
@@ -65,7 +67,7 @@ pub(crate) fn bracket(network: Network, means: &mut Means<'_>) -> Result<Bracket
         Search { means, first: network.clone(), network, states, lower: 0, proved: 0, best: None };
     search.split_buckets()?;
     let mut largest = 0;
-    if !search.is_closed() && (search.best.is_none() || search.is_small()) {
+    if !search.is_closed() && (search.is_wide() || search.is_small()) {
         largest = search.narrow()?;
     }
     let lower = search.lower.max(search.proved);
@@ -88,6 +90,11 @@ impl Search<'_, '_> {
     /// Whether no other order can gain much.
     fn is_nearly_closed(&self) -> bool {
         self.best.as_ref().is_some_and(|&(value, _)| (value - self.proved) * SMALL_GAP <= value)
+    }
+
+    /// Whether there are no choices yet, or far from the bound.
+    fn is_wide(&self) -> bool {
+        self.best.as_ref().is_none_or(|&(value, _)| (value - self.proved) * WIDE_GAP > value)
     }
 
     /// Whether the dual bound takes no longer than the rest.
