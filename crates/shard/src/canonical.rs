@@ -1,20 +1,23 @@
 //! Operations that cannot be sharded as they are, rewritten into some that can.
 //!
-//! Means over a batch with ignored elements become a sum and a count; batch norm becomes means, products and sums, so that its statistics
+//! Means over a batch with ignored elements become a sum and a count, which is taken from the targets alone, so that backward need not wait
+//! for the loss. What is made in the shape of another tensor becomes a constant of that shape, so that nothing is put together for its
+//! sake. Batch norm becomes means, products and sums, so that its statistics
 //! are those of the whole batch under any sharding. A transposition of a transposition goes away, so that gradients are put together where
 //! they are made and not behind a view.
 
-use ir::{Arg, Graph, NodeId, Return, TensorType, ValueId};
+use ir::{Arg, Dtype, Graph, NodeId, Return, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    emit::{Emitter, Origin},
+    emit::{Emitter, FULL, Origin},
     local::same_order,
 };
 
 /// PyTorch's numbers for losses that are a mean and a sum.
 const MEAN: i64 = 1;
 const SUM: i64 = 2;
+const EMPTY: &str = "aten::empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor";
 
 /// `graph` with such operations rewritten. Inputs, returns and updates are the same.
 pub fn canonical(graph: &Graph) -> Graph {
@@ -63,6 +66,7 @@ impl Rewrite<'_> {
             "aten::native_batch_norm_backward" if node.args[7] == Arg::Bool(true) => {
                 self.batch_norm_backward(id);
             }
+            name if self.constant(id, name) => {}
             _ => self.copy(id),
         }
     }
@@ -145,6 +149,26 @@ impl Rewrite<'_> {
         original.inspect(|original| self.bind(id, 0, *original)).is_some()
     }
 
+    /// Whether a tensor that is filled in the shape of a computed one was written as a constant.
+    fn constant(&mut self, id: NodeId, name: &str) -> bool {
+        let filled = |arg: usize| Some(Some(self.graph.nodes[id].args[arg].clone()));
+        let fill = match name {
+            "aten::zeros_like" | "aten::new_zeros" => Some(Some(Arg::Int(0))),
+            "aten::ones_like" | "aten::new_ones" => Some(Some(Arg::Int(1))),
+            "aten::full_like" => filled(1),
+            "aten::new_full" => filled(2),
+            "aten::empty_like" | "aten::new_empty" => Some(None),
+            _ => None,
+        };
+        let of = self.graph.nodes[id].operands().next();
+        let is_computed = of.is_some_and(|of| matches!(self.graph.values[of].def, ir::ValueDef::Result(..)));
+        let (Some(fill), true) = (fill, is_computed) else { return false };
+        let ty = self.graph.ty(self.graph.nodes[id].results().next().expect("one result")).clone();
+        let constant = self.emitter(id).filled(&ty, fill);
+        self.bind(id, 0, constant);
+        true
+    }
+
     /// The mean is the sum over the total weight: both sums can be put together from parts, the mean cannot.
     fn nll_loss(&mut self, id: NodeId) {
         let mut args = self.args(id);
@@ -152,8 +176,14 @@ impl Rewrite<'_> {
         let types: Vec<TensorType> =
             self.graph.nodes[id].results().map(|value| self.graph.ty(value).clone()).collect();
         let schema = format!("aten::nll_loss_forward{}", self.graph.ops[self.graph.nodes[id].op].schema);
+        let targets = self.operand(id, 1).filter(|_| args[2] == Arg::None);
+        let ignored = args[4].clone();
         let mut out = self.emitter(id);
         let (sum, weight) = out.pair(&schema, args, types[0].clone(), types[1].clone());
+        let weight = match (targets, ignored) {
+            (Some(targets), Arg::Int(ignored)) => out.count(targets, ignored, types[1].dtype),
+            _ => weight,
+        };
         let mean = out.binary("div.Tensor", sum, weight);
         self.bind(id, 0, mean);
         self.bind(id, 1, weight);
@@ -263,6 +293,31 @@ impl Emitter<'_> {
             (origin.place, origin.module, origin.part, origin.label);
         let mut results = node.results();
         (results.next().expect("two results"), results.next().expect("two results"))
+    }
+
+    /// How many elements are not `ignored`, as a number of type `dtype`.
+    fn count(&mut self, targets: ValueId, ignored: i64, dtype: Dtype) -> ValueId {
+        let counted = self.compare("ne", targets, ignored);
+        let ones = self.cast(counted, dtype);
+        let dims: Vec<usize> = (0..self.graph.ty(targets).rank()).collect();
+        self.reduce("sum", ones, &dims, false)
+    }
+
+    /// A constant with the elements of `ty` in the order in which they lie in memory; not initialised where there is no `fill`.
+    fn filled(&mut self, ty: &TensorType, fill: Option<Arg>) -> ValueId {
+        let order = ir::memory_order(&ty.strides);
+        let shape: Vec<i64> = order.iter().map(|dim| ty.shape[*dim]).collect();
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(position, dim)| back[*dim] = position);
+        let made = TensorType { device: ty.device, ..TensorType::contiguous(ty.dtype, &shape[..]) };
+        let options = [Arg::Dtype(ty.dtype), Arg::None, Arg::Device(ty.device), Arg::None];
+        let constant = match fill {
+            Some(fill) => self.op(FULL, [vec![Arg::Ints(shape), fill], options.to_vec()].concat(), made),
+            None => {
+                self.op(EMPTY, [vec![Arg::Ints(shape)], options.to_vec(), vec![Arg::None]].concat(), made)
+            }
+        };
+        self.permute(constant, &back)
     }
 
     /// A value per channel as `[1, channels, 1, ...]`.

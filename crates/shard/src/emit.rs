@@ -4,6 +4,9 @@ use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, PartId, PlaceId, TensorType
 
 use crate::local::{filled_strides, filled_type};
 
+/// The schema of a tensor filled with a number.
+pub const FULL: &str = "aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
+
 /// Where new nodes come from.
 #[derive(Clone, Copy, Default)]
 pub struct Origin {
@@ -139,8 +142,7 @@ impl Emitter<'_> {
             Arg::Device(device),
             Arg::None,
         ];
-        let schema = "aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
-        let mask = self.op(schema, args, mask);
+        let mask = self.op(FULL, args, mask);
         self.masked_fill(value, mask, Arg::Int(0))
     }
 
@@ -226,6 +228,16 @@ impl Emitter<'_> {
         let ty = TensorType { dtype: Dtype::Bool, ..filled_type(self.graph.ty(value)) };
         let args = vec![Arg::Value(value), Arg::Int(number)];
         self.op(&format!("aten::{name}.Scalar(Tensor self, Scalar other) -> Tensor"), args, ty)
+    }
+
+    /// The value as another element type.
+    pub fn cast(&mut self, value: ValueId, dtype: Dtype) -> ValueId {
+        let ty = TensorType { dtype, ..filled_type(self.graph.ty(value)) };
+        let schema = "aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor";
+        let none = || Arg::None;
+        let args =
+            vec![Arg::Value(value), Arg::Dtype(dtype), none(), none(), none(), Arg::Bool(false), none()];
+        self.op(schema, args, ty)
     }
 
     /// `value` with `number` where `mask` is true.
