@@ -25,10 +25,11 @@ $(VENV)/.test-tools: $(VENV)/.torch-$(TORCH) pyproject.toml scripts/test-require
 	$(BIN)/python -m pip install -q -r scripts/test-requirements.txt
 	@touch $@
 
-# The release wheel, built and installed whenever a source is newer.
+# The release wheel, built and installed whenever a source is newer. Cargo says what fails, not what it downloads.
 $(VENV)/.wheel: $(VENV)/.torch-$(TORCH) $(SOURCES)
 	@scripts/require.sh "$(PYTHON)"
-	rm -rf dist && $(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out dist
+	@echo "building Unisono ..." >&2
+	rm -rf dist && CARGO_TERM_QUIET=true $(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out dist
 	$(BIN)/python -m pip install -q --force-reinstall --no-deps dist/*.whl
 	@touch $@
 

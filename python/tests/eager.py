@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from machines import DEAR_COMPUTING
 from torch import nn
 
 import unisono
@@ -67,7 +68,7 @@ def compare(make: Callable[[], Training], exactly: bool = False) -> Any:
         optimizer=training.optimizer,
         example=training.batches[0],
         seed=0,
-        **training.settings,
+        **{"cluster": DEAR_COMPUTING} | training.settings,
     )
     found, state = run(training, step)
     # A parameter without gradients has no state in eager PyTorch, and the captured step's is that of the beginning.

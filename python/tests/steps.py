@@ -81,9 +81,13 @@ def _sgd(model: nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
+#: An epsilon for optimizers that divide a gradient by its own size: far above the noise of a sum in another order, which would otherwise
+#: decide the sign of updates where a gradient is nothing but noise.
+EPSILON = 1e-4
+
+
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:
-    # an epsilon above the noise of a sum in another order, which would otherwise decide the sign of updates
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-5)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=EPSILON)
 
 
 def _tokens(count: int, batch: int) -> list[tuple[torch.Tensor, ...]]:
@@ -169,8 +173,8 @@ def adversaries(count: int = 3) -> Training:
     """A generator and its critic, each with an optimizer of its own."""
     torch.manual_seed(4)
     generator, critic = nn.Linear(6, 48), nn.Sequential(nn.Linear(48, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
-    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-2, eps=1e-5)
-    of_generator = torch.optim.RMSprop(generator.parameters(), lr=1e-2)
+    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-2, eps=EPSILON)
+    of_generator = torch.optim.RMSprop(generator.parameters(), lr=1e-2, eps=EPSILON)
 
     def step(real: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         noise = torch.sin(numbers[:, None] * torch.arange(1, 7))

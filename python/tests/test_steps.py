@@ -335,7 +335,7 @@ def test_a_step_gives_on_ranks_what_eager_gives(name):
     expected = [tensors(eager(*batch)) for _ in range(STEPS)]
 
     optimizer, step = with_optimizer(on_one, run)
-    parallel = unisono.parallelize(step, model=on_one, optimizer=optimizer, example=batch)
+    parallel = unisono.parallelize(step, model=on_one, optimizer=optimizer, example=batch, cluster=DEAR_COMPUTING)
     for wanted in expected:
         for found, one in zip(tensors(parallel(*batch)), wanted, strict=True):
             assert_close(found, one, "a returned tensor on one rank")

@@ -44,7 +44,7 @@ pub enum Action {
         /// Where it goes.
         target: Slot,
     },
-    /// Makes a tensor whose elements are whatever lies there.
+    /// Allocates an uninitialised tensor.
     Buffer {
         /// The tensor's element type, sizes and strides.
         shape: Shape,
@@ -68,7 +68,7 @@ pub struct Instruction {
     pub node: Option<u32>,
 }
 
-/// Instructions over slots, with what comes in and what goes out.
+/// Instructions over slots, with their inputs and outputs.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// How many slots there are.

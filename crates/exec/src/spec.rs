@@ -4,7 +4,7 @@ use base::{Bytes, Place};
 use serde::{Deserialize, Serialize};
 use torch_sys::{Arg, Dtype, Output, Slot};
 
-/// A flat list of operations with what comes in and what goes out. Lists of tensors are written out, arguments stand in the
+/// A flat list of operations with its inputs and outputs. Lists of tensors are written out, arguments stand in the
 /// order of the schema with defaults filled in, and a number may stand where a tensor is expected.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

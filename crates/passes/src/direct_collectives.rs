@@ -19,11 +19,11 @@ use crate::{
 pub struct Direct {
     /// The number of ranks.
     pub ranks: u32,
-    /// All-reduces of at most so much.
+    /// Maximum bytes of a direct all-reduce.
     pub all_reduce: Bytes,
-    /// Gathers of at most so much.
+    /// Maximum bytes of a direct gather.
     pub all_gather: Bytes,
-    /// Reduce-scatters of at most so much.
+    /// Maximum bytes of a direct reduce-scatter.
     pub reduce_scatter: Bytes,
 }
 

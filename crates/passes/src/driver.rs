@@ -37,7 +37,7 @@ pub struct Outcome {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// A bucket of collectives moves at most so much.
+    /// Maximum bytes per bucket of collectives.
     pub bucket_limit: Bytes,
     /// So much may be gathered ahead of its first use.
     pub prefetch_limit: Bytes,

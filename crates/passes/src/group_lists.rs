@@ -52,7 +52,7 @@ struct Candidate {
     choices: Vec<(Form, Vec<u8>)>,
 }
 
-/// All candidates, grouped: each takes the form in which it has the most company.
+/// All candidates, grouped: each joins its largest group.
 fn groups(graph: &Graph) -> Vec<Group> {
     let candidates = candidates(graph);
     let mut company: FxHashMap<&[u8], usize> = FxHashMap::default();

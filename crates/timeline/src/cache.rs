@@ -23,11 +23,11 @@ use crate::{Names, Rank};
 const MAGIC: &[u8; 12] = b"unitimeline2";
 /// Sources smaller than this are read as fast as their kept columns.
 const WORTHWHILE: u64 = 1 << 20;
-/// The folder holds at most so many bytes: beyond, what was kept first goes first.
+/// Maximum bytes in the folder; beyond it the oldest files are removed.
 const MOST: u64 = 4 << 30;
-/// So many places of a source are looked at to tell whether it is still the same.
+/// Number of samples of a source that tell whether it is still the same.
 const PLACES: u64 = 64;
-/// Bytes that are looked at in each place.
+/// Bytes of each sample.
 const SAMPLE: u64 = 4096;
 
 /// Where traces are kept, and which source a kept trace is of.

@@ -64,7 +64,7 @@ categories! {
     Other = "other", Other;
 }
 
-/// Categories of one kind, whatever device or version they come from.
+/// Categories of one kind, across devices and versions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {

@@ -185,7 +185,7 @@ fn rename_source(rank: &mut Rank, path: &Path) {
     }
 }
 
-/// Reads one file, plain or gzip, on so many threads.
+/// Reads one file, plain or gzip, on `threads` threads.
 pub fn read_file(threads: usize, path: &Path, progress: FileProgress<'_>) -> Result<(Names, Rank)> {
     let name = path.display().to_string();
     let open = || File::open(path).map_err(|error| unreadable(path, &error));

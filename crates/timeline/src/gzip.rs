@@ -36,7 +36,7 @@ pub fn unpack(_data: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// Unpacks as it is read; what is cut short gives what there is, and then an error.
+/// Unpacks as it is read; a truncated file gives what it holds, then an error.
 pub fn stream<'a>(source: impl Read + Send + 'a) -> impl Read + Send + 'a {
     MultiGzDecoder::new(source)
 }

@@ -31,7 +31,7 @@ impl Names {
         Self::default()
     }
 
-    /// An empty table with room for so many texts.
+    /// An empty table with room for `count` texts.
     pub fn with_capacity(count: usize) -> Self {
         Self { texts: IndexSet::with_capacity_and_hasher(count, FxBuildHasher) }
     }

@@ -103,7 +103,7 @@ fn clock(distances: &[(i64, i64)]) -> Clock {
         Clock { offset, drift, since, residual, collectives: distances.len() }
     };
     let (steady, drifting) = (fit(0), fit(drift(distances)));
-    // a drift counts only where it moves the clock by several times what the noise, over so many collectives, makes of it
+    // a drift counts only where it moves the clock by several times what noise over that number of collectives explains
     let span = distances.last().map_or(0, |last| last.0 - since);
     let moved = (i128::from(drifting.drift) * i128::from(span) / 1_000_000_000).unsigned_abs() as i64;
     let noise = 16 * drifting.residual / distances.len().isqrt() as i64;

@@ -160,7 +160,7 @@ fn kind_times(times: &[i64], kinds: &[Kind]) -> Vec<KindTime> {
 
 /// Groups rows by name; beyond the limits, names are put together as "others".
 ///
-/// As in HTA, a table that was cut has statistics of the names' sums, not of the calls. Exact mode keeps those of the calls.
+/// As in HTA, a shortened table has statistics of the names' sums, not of the calls. Exact mode keeps those of the calls.
 pub fn by_name(
     frame: &Frame<'_>,
     rows: impl Iterator<Item = usize>,

@@ -50,7 +50,7 @@ pub struct Node {
 pub struct Edge {
     /// The node.
     pub from: u32,
-    /// At least so many nanoseconds before.
+    /// Minimum nanoseconds between the two.
     pub lag: i64,
     /// Why.
     pub why: Why,

@@ -242,11 +242,11 @@ struct Run {
     first: BTreeMap<Op, (usize, usize)>,
 }
 
-/// A change of medians counts only beyond so many median deviations of single samples, ...
+/// Minimum change of medians, in median deviations of single samples.
 const DEVIATIONS: f64 = 2.0;
-/// ... beyond so many standard errors of a difference of medians, ...
+/// Minimum change of medians, in standard errors of a difference of medians.
 const ERRORS: f64 = 4.0;
-/// ... and beyond this share of the step.
+/// Minimum change, as a share of the step.
 const SHARE: f64 = 0.005;
 /// Standard error of a median of normal samples, in median deviations of one: 1.4826 times the square root of pi/2.
 const MEDIAN_ERROR: f64 = 1.858;

@@ -209,7 +209,7 @@ fn growth(devices: &[DeviceMemory]) -> Option<Finding> {
     })
 }
 
-/// A kernel's name without arguments and templates, cut to a readable length.
+/// A kernel's name without arguments and templates, shortened to a readable length.
 pub fn short(name: &str) -> String {
     let end = name.find(['<', '(']).filter(|&end| end > 0).unwrap_or(name.len());
     let plain = if name.starts_with('(') || name.contains("): ") { name } else { name[..end].trim() };

@@ -188,7 +188,7 @@ impl<'t> Frame<'t> {
         }
     }
 
-    /// Whether the event of `row` communicates, by whatever library.
+    /// Whether the event of `row` communicates, in any library.
     pub fn communicates(&self, row: usize) -> bool {
         self.kinds.communicates(self.name(row))
     }

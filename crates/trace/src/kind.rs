@@ -95,7 +95,7 @@ impl Kinds {
         self.of.get(name.0 as usize).copied().unwrap_or(Kind::Other)
     }
 
-    /// Whether what is called `name` communicates, by whatever library.
+    /// Whether what is called `name` communicates, in any library.
     pub fn communicates(&self, name: NameId) -> bool {
         self.communicates.get(name.0 as usize).copied().unwrap_or(false)
     }

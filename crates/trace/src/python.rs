@@ -32,7 +32,7 @@ pub struct PythonNode {
     pub kernel_time: f64,
 }
 
-/// What takes less than one part in so many of a rank's Python time is left out.
+/// Functions below one part in this of a rank's Python time are left out.
 const LEAST: i64 = 1000;
 
 #[derive(Clone, Debug, Default)]

@@ -25,13 +25,13 @@ pub struct Query {
     pub stream: Option<i64>,
     /// Of this iteration.
     pub iteration: Option<i64>,
-    /// They end at so many microseconds since the first event, or later.
+    /// Only events that end at or after this, in microseconds since the first event.
     pub from: Option<f64>,
-    /// They begin at so many microseconds since the first event, or earlier.
+    /// Only events that begin at or before this, in microseconds since the first event.
     pub to: Option<f64>,
     /// The event at this place of its source's list, and everything below it, launched kernels included.
     pub under: Option<u32>,
-    /// So many at most; 0 is all.
+    /// Maximum number of events; 0 is all.
     pub limit: usize,
 }
 

@@ -79,7 +79,7 @@ impl Options {
         }
     }
 
-    /// How tables of kernels are cut.
+    /// The limits of tables of kernels.
     pub const fn limits(&self) -> breakdown::Limits {
         breakdown::Limits { duration_ratio: self.duration_ratio, num_kernels: self.num_kernels }
     }
@@ -269,7 +269,7 @@ fn call_graph(answers: &Answers<'_, '_>, mut put: impl FnMut(&str, Value)) {
 }
 
 fn annotations(frames: &Frames<'_>, options: &Options, mut put: impl FnMut(&str, Value)) {
-    // annotations are cut at HTA's own limit for them, not at that of kernels
+    // annotations have HTA's own limit, not that of kernels
     let limits = breakdown::Limits { duration_ratio: options.duration_ratio, num_kernels: 1000 };
     let device = json(&annotation::breakdown(frames, annotation::Side::Device, limits));
     put("user_annotation_breakdown", device.clone());

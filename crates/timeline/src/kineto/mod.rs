@@ -26,7 +26,7 @@ const MOST: usize = 32 << 20;
 /// Chunks for each thread: some, so that threads with other things to do get fewer.
 const CHUNKS: usize = 4;
 
-/// Reads a trace that is in memory, on so many threads. `file` is how messages call it.
+/// Reads a trace that is in memory on `threads` threads. `file` is its name in messages.
 pub fn read_bytes_on(threads: usize, data: Vec<u8>, file: &str) -> Result<(Names, Rank)> {
     document::read(Window::whole(data), file, pieces(threads), &|_| {})
 }
@@ -36,7 +36,7 @@ pub fn read_bytes(data: Vec<u8>, file: &str) -> Result<(Names, Rank)> {
     read_bytes_on(rayon::current_num_threads(), data, file)
 }
 
-/// Reads a trace from a stream on so many threads, in memory that does not depend on its length.
+/// Reads a trace from a stream on `threads` threads, in memory that does not depend on its length.
 pub fn read_stream(
     threads: usize,
     source: &mut (dyn Read + Send),

@@ -60,7 +60,7 @@ fn exotic(text: &[u8]) -> Option<Micros> {
     (nanos.is_finite() && nanos.abs() < 9.0e18).then_some(Micros { nanos: nanos as i64, integer })
 }
 
-/// An integer; decimals are cut off. `None` for what is no number, or does not fit.
+/// An integer; decimals are dropped. `None` for what is no number, or does not fit.
 #[inline]
 pub fn integer(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text.first()? {

@@ -1,4 +1,4 @@
-//! Parallel reading of one run of data: chunks are cut where an element seems to start, read at the same time, and a chunk
+//! Parallel reading of one run of data: the run is split where an element seems to start, read at the same time, and a chunk
 //! counts only if the one before ended exactly at its start. So the result is that of reading in order, always.
 
 use rayon::prelude::*;
