@@ -65,7 +65,9 @@ def convolutions() -> Made:
     def layer(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
-    model = nn.Sequential(*layer(3, 32), *layer(32, 64), nn.MaxPool2d(2), *layer(64, 64), nn.Flatten(), nn.Linear(64 * 256, 10))
+    model = nn.Sequential(
+        *layer(3, 32), *layer(32, 64), nn.MaxPool2d(2), *layer(64, 64), nn.Flatten(), nn.Linear(64 * 256, 10)
+    )
     batch = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
     return _trained(model, lambda x, y: F.cross_entropy(model(x), y), batch)
 
@@ -89,13 +91,17 @@ def compared(folder: Path, details: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "unisono", "trace", "diff", str(folder / "predicted"), str(folder / "measured")]
     if details:
         print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)["prediction"]
+    return json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)[
+        "prediction"
+    ]
 
 
 def main() -> None:
     """Prints a line of a table for each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--details", metavar="MODEL", choices=MODELS, help="only this model, by operation and collective")
+    parser.add_argument(
+        "--details", metavar="MODEL", choices=MODELS, help="only this model, by operation and collective"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     ranks = Ranks()
@@ -121,7 +127,11 @@ def one(name: str, made: Made, cluster: str, ranks: Ranks, folder: Path, details
         torch.distributed.barrier()
     if ranks.rank == 0:
         found = compared(folder, details)
-        parts = [f"{found[key][of] / 1e3:.1f}" for key in ("compute", "exposed", "communication") for of in ("predicted", "measured")]
+        parts = [
+            f"{found[key][of] / 1e3:.1f}"
+            for key in ("compute", "exposed", "communication")
+            for of in ("predicted", "measured")
+        ]
         simulated = found["step"]["predicted"] / 1e3
         columns = [name, str(ranks.count), f"{simulated:.1f}", f"{measured:.1f}", f"{simulated / measured:.2f}", *parts]
         print("| " + " | ".join(columns) + " |", flush=True)

@@ -242,7 +242,10 @@ def by_shape(for_matrices: Make) -> Several:
     model = Net()
     matrices = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
-    optimizers = [for_matrices(matrices), optim.AdamW([{"params": others[:2], "lr": 1e-2}, {"params": others[2:]}], eps=steps.EPSILON)]
+    optimizers = [
+        for_matrices(matrices),
+        optim.AdamW([{"params": others[:2], "lr": 1e-2}, {"params": others[2:]}], eps=steps.EPSILON),
+    ]
 
     def step(x, y):
         model.zero_grad()
