@@ -26,6 +26,8 @@ class Training:
     #: What the user can read after each step beside the model.
     visible: Callable[[], Any] = lambda: None
     settings: dict[str, Any] = field(default_factory=dict)
+    #: Whether nothing writes into what steps return.
+    keeps_what_is_returned: bool = True
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -34,15 +36,17 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 def run(training: Training, step: Callable[..., Any]) -> tuple[list[list[torch.Tensor]], dict[Any, torch.Tensor]]:
     """What each step returned and left visible, the model at the end and the next random number; and the state of optimizers, by name."""
-    seen = []
+    seen, raw = [], []
     for number, batch in enumerate(training.batches):
-        returned = tensors(step(*batch))
-        seen.append(returned + tensors(training.visible()))
+        raw.append(step(*batch))
+        seen.append(tensors(raw[-1]) + tensors(training.visible()))
         seen.append(tensors(training.between(number)))
     optimizers = training.optimizer if isinstance(training.optimizer, list) else [training.optimizer]
     if step is not training.step:
         step.sync()  # type: ignore[attr-defined]
     seen.append(tensors(training.model.state_dict()))
+    if training.keeps_what_is_returned:
+        seen.extend(tensors(one) for one in raw)  # a later step must not write into it
     states = [(number, optimizer.state_dict()["state"]) for number, optimizer in enumerate(optimizers)]
     named = {
         (number, parameter, key): torch.as_tensor(value).clone()

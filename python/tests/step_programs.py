@@ -38,6 +38,7 @@ class Program:
         self.between: list[Callable[[int], Any]] = []
         self.visible: dict[str, Callable[[], Any]] = {}
         self.returned: dict[str, Any] = {}
+        self.keeps_what_is_returned = True
         self.parts, self.optimizers = 1, ["SGD"]
         self.cast, self.scheduled, self.zero = False, False, "before"
 
@@ -99,6 +100,7 @@ class Program:
             between=between,
             visible=lambda: {name: look() for name, look in self.visible.items()},
             settings={"cluster": steps.EAGER_TO_CUT},
+            keeps_what_is_returned=self.keeps_what_is_returned,
         )
 
 
@@ -263,6 +265,91 @@ def early_return(p: Program) -> None:
     p.layers.append(change)
 
 
+@habit
+def recurrent_layers(p: Program) -> None:
+    layer = p.add(nn.LSTM(3, WIDTH, num_layers=2, dropout=0.3, batch_first=True))
+    p.layers.append(lambda h: layer(h.view(-1, 2, 3))[0][:, -1] if not p.cast else h)
+
+
+@habit
+def attention(p: Program) -> None:
+    layer = p.add(nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.2, batch_first=p.rng.random() < 0.5))
+    p.layers.append(lambda h: layer(h[None])[0])
+
+
+@habit
+def convolution(p: Program) -> None:
+    layer = p.add(nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Dropout1d(0.2)))
+    p.layers.append(lambda h: h + layer(h[:, None]).mean(1))
+
+
+@habit
+def embedding(p: Program) -> None:
+    table = p.add(nn.Embedding(5, WIDTH))
+    p.layers.append(lambda h: h + table((h.detach()[:, 0] > 0).long()))
+
+
+@habit
+def normed_weights(p: Program) -> None:
+    norm = p.rng.choice([nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+    p.layers.append(p.add(norm(nn.Linear(WIDTH, WIDTH))))
+
+
+@habit
+def tied_weights(p: Program) -> None:
+    one, other = p.add(nn.Linear(WIDTH, WIDTH)), p.add(nn.Linear(WIDTH, WIDTH))
+    other.weight = one.weight
+    p.layers.append(lambda h: other(torch.tanh(one(h))))
+
+
+@habit
+def selecting_and_scattering(p: Program) -> None:
+    def change(h: torch.Tensor) -> torch.Tensor:
+        best, chosen = h.topk(2, dim=1)
+        spread = torch.zeros_like(h).scatter_add(1, chosen, best)
+        return torch.where(h > 0, spread, h.masked_fill(h < -1, 0.0)) + h.sort(1)[0].cumsum(1) * 0.1
+
+    p.layers.append(change)
+
+
+@habit
+def modes_within(p: Program) -> None:
+    layer = p.add(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)))
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        layer.eval()
+        with torch.set_grad_enabled(False):
+            target = layer(h)
+        layer.train()
+        return layer(h) - target
+
+    p.layers.append(change)
+
+
+@habit
+def inference_within(p: Program) -> None:
+    layer = p.add(nn.Linear(WIDTH, WIDTH))
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = layer(h).tanh_()
+        return h + target.clone()
+
+    p.layers.append(change)
+
+
+@habit
+def own_slope(p: Program) -> None:
+    layer = p.add(nn.Linear(WIDTH, WIDTH))
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        point = h.detach().clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(layer(point).square().sum(), point, create_graph=True)
+        return h + 0.1 * slope
+
+    p.layers.append(change)
+
+
 # What is kept.
 
 
@@ -409,6 +496,55 @@ def average_of_the_model(p: Program) -> None:
     p.visible["average"] = average.state_dict
 
 
+@habit
+def kept_in_functions_and_classes(p: Program) -> None:
+    dtype = torch.float32 if p.cast else torch.float64
+
+    class Settings:
+        scale = torch.ones(WIDTH, dtype=dtype)
+
+    start = {"mean": torch.zeros(WIDTH, dtype=dtype)}
+
+    def change(h: torch.Tensor, cache: dict[str, torch.Tensor] = start) -> torch.Tensor:
+        cache["mean"] = cache["mean"] * 0.5 + h.detach().to(dtype).mean(0)
+        change.last = h.detach().sum()  # type: ignore[attr-defined]
+        Settings.scale = Settings.scale * 0.9
+        return h * Settings.scale.to(h.dtype) + cache["mean"].to(h.dtype)
+
+    p.layers.append(change)
+    p.visible["settings"] = lambda: [Settings.scale, change.last]  # type: ignore[attr-defined]
+
+
+@habit
+def a_copy_of_the_layer_at_each_step(p: Program) -> None:
+    layer = p.add(nn.Linear(WIDTH, WIDTH))
+    dtype = torch.float32 if p.cast else torch.float64
+    owner = types.SimpleNamespace(
+        old={key: value.detach().clone().to(dtype) for key, value in layer.state_dict().items()}
+    )
+    p.layers.append(lambda h: h + F.linear(h, owner.old["weight"].to(h.dtype), owner.old["bias"].to(h.dtype)))
+
+    def keep() -> None:
+        owner.old = {key: value.detach().clone() for key, value in layer.state_dict().items()}
+
+    p.after_update.append(keep)
+    p.visible["old"] = lambda: owner.old
+
+
+@habit
+def a_table_that_is_written_by_rows(p: Program) -> None:
+    dtype = torch.float32 if p.cast else torch.float64
+    bank, place = torch.zeros(4, WIDTH, dtype=dtype), torch.zeros((), dtype=torch.long)
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        bank.index_copy_(0, place[None], h.detach().to(dtype).mean(0, keepdim=True))
+        place.add_(1).remainder_(4)
+        return h + bank.mean(0).to(h.dtype)
+
+    p.layers.append(change)
+    p.visible["bank"] = lambda: [bank, place]
+
+
 # Hooks.
 
 
@@ -503,6 +639,66 @@ def weights_are_clamped(p: Program) -> None:
             parameter.clamp_(-1, 1)
 
     p.after_update.append(change)
+
+
+@habit
+def gradients_are_set(p: Program) -> None:
+    choice = p.rng.randrange(4)
+
+    def change() -> None:
+        for number, parameter in enumerate(p.model.parameters()):
+            if parameter.grad is None:
+                continue
+            if choice == 0:
+                parameter.grad = parameter.grad * 0.5
+            elif choice == 1:
+                parameter.grad.data.mul_(0.5)
+            elif choice == 2 and number == 0:
+                parameter.grad = None
+            else:
+                parameter.grad.copy_(parameter.grad.sign())
+
+    p.before_update.append(change)
+
+
+@habit
+def update_by_hand(p: Program) -> None:
+    layer = p.add(nn.Linear(WIDTH, WIDTH))
+    choice = p.rng.randrange(3)
+    p.layers.append(layer)
+
+    def change() -> None:
+        for parameter in layer.parameters():
+            if parameter.grad is None:
+                continue
+            if choice == 0:
+                with torch.no_grad():
+                    parameter.sub_(0.01 * parameter.grad)
+            elif choice == 1:
+                parameter.data.add_(parameter.grad.data, alpha=-0.01)
+            else:
+                parameter.data = parameter.data - 0.01 * parameter.grad
+
+    p.before_update.append(change)
+
+
+@habit
+def frozen_for_a_while(p: Program) -> None:
+    layer = p.add(nn.Linear(WIDTH, WIDTH))
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        layer.requires_grad_(False)
+        out = layer(h)
+        layer.requires_grad_(True)
+        return out + 0.1 * layer(h)
+
+    p.layers.append(change)
+
+
+@habit
+def returns_state_and_arguments(p: Program) -> None:
+    p.keeps_what_is_returned = False
+    p.after_update.append(lambda: [p.model.out.weight, p.model.out.weight.detach()[0]])  # type: ignore[union-attr]
 
 
 @habit

@@ -421,3 +421,27 @@ def test_state_that_is_replaced_between_steps_is_refused_by_name(how):
 def test_a_loss_in_the_models_own_module_is_kept():
     loss = F.mse_loss  # a name of a library's function is nobody's tensor
     compare(lambda: training(lambda m, x: loss(m(x), torch.zeros(3, 4), reduction="none")))
+
+
+def test_memory_that_the_step_gives_a_parameter_is_its_new_value():
+    def after(model):
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 0.9
+
+    compare(lambda: training(lambda m, x: m(x), after=after))
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda model: setattr(model[0], "weight", nn.Parameter(model[0].weight * 2)),
+        lambda model: setattr(model[0].weight, "data", model[0].weight.data[:1]),
+        lambda model: setattr(model[0].bias, "data", model[1].weight.data),
+    ],
+)
+def test_a_parameter_that_the_step_replaces_is_refused(replace):
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    given = training(lambda m, x: m(x), model, replace)
+    with pytest.raises(StepError) as caught:
+        unisono.capture(given.step, model=model, optimizer=given.optimizer, example=given.batches[0])
+    assert caught.value.code == "U0102"

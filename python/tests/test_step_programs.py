@@ -9,7 +9,7 @@ import pytest
 import step_programs
 from eager import compare
 
-PROGRAMS = 200
+PROGRAMS = 100
 TOGETHER = 10
 
 

@@ -19,7 +19,7 @@ import torch.fx
 import torch.fx.traceback as fx_traceback
 import torch.utils._pytree as pytree
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import stateless
 from torch.optim import Optimizer
@@ -175,6 +175,12 @@ class _Run:
         self.train_step, self.model, self.optimizers, self.inputs = train_step, model, optimizers, inputs
         self.kept, self.found_more, self.writes = kept, False, Writes()
         self.origins = OriginTracker(model)
+        modules = dict(model.named_modules()) if model is not None else {}
+        self._registered = {
+            item.name: modules[item.name.removeprefix("params.").rpartition(".")[0]]
+            for item in inputs.inputs
+            if item.cls == "parameter" and item.name.removeprefix("params.").rpartition(".")[0] in modules
+        }
         self.stale: list[int] = []
         self.traced: Traced | None = None
 
@@ -283,11 +289,13 @@ class _Run:
                 now = follow(self.kept.root, item.paths[0])
             elif item.cls == "buffer" and not item.paths and self.model is not None:
                 now = self.model.get_buffer(item.name.removeprefix("buffers."))
+            elif item.cls == "parameter" and item.name in self._registered:
+                now = self._registered[item.name]._parameters.get(item.name.rpartition(".")[2])
             elif item.cls == "optimizer" and item.owner is not None:
                 now = state_of(self.optimizers, twins[id(item.owner[0])]).get(item.owner[1])
             if now is fake:
                 continue
-            other = not isinstance(now, torch.Tensor) or now.shape != fake.shape
+            other = not isinstance(now, torch.Tensor) or now.shape != fake.shape or item.cls == "parameter"
             if other or (item.paths and now.dtype != fake.dtype):
                 what = shown(item.paths[0]) if item.paths else item.name
                 raise StepError(
@@ -361,6 +369,30 @@ class _Twins(TorchFunctionMode):
                 if id(leaf) in self._marks:
                     file, line = user_place(sys._getframe(1))
                     raise read_too_early(self._marks[id(leaf)][1], f"{file}:{line}" if file else None)
+        if func == _SET_DATA:
+            return self._set_data(*(self._twins.get(id(arg), arg) for arg in args))
         if any(id(leaf) in self._twins for leaf in pytree.tree_iter((args, kwargs))):
             args, kwargs = pytree.tree_map(lambda leaf: self._twins.get(id(leaf), leaf), (args, kwargs))
         return func(*args, **kwargs)
+
+    def _set_data(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """``tensor.data = values``, which no operation says: the values are copied."""
+        others = {twin.untyped_storage()._cdata for twin in self._twins.values() if twin is not tensor}
+        if not isinstance(tensor, FakeTensor):
+            tensor.data = values  # the user's own, of which the step makes nothing
+            return
+        if (tensor.shape, tensor.dtype, tensor.device) != (values.shape, values.dtype, values.device):
+            raise _data_set("values of another shape or type", "state must keep its shape from step to step")
+        if values.untyped_storage()._cdata in others:
+            raise _data_set("the memory of other state", "copy the values: `t.data = other.data.clone()`")
+        with torch.no_grad():
+            tensor.data.copy_(values)
+
+
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _data_set(what: str, hint: str) -> StepError:
+    file, line = user_place(sys._getframe(1))
+    place = f"{file}:{line}" if file else None
+    return StepError(f"the step gives a tensor {what} (`t.data = ..`)", code="U0102", place=place, hint=hint)
