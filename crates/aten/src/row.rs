@@ -101,6 +101,8 @@ pub enum Linear {
 pub enum Work {
     /// None: the result is another look at the operand's memory.
     View,
+    /// None: memory is taken, and nothing written to it.
+    Nothing,
     /// The bytes that it reads and writes.
     Traffic,
     /// Floating-point operations beside the traffic.

@@ -13,7 +13,7 @@ use crate::{
     Row,
     Rule::{self, Einsum, Factors, Fixed, Seeded},
     Sizes,
-    Work::{self, Flops, Traffic, View},
+    Work::{self, Flops, Nothing, Traffic, View},
     rules::{attention, index, join, matmul, normalise, optimizer, pointwise, reduce, spatial, views},
 };
 
@@ -221,11 +221,11 @@ pub static ROWS: &[Row] = &[
     sized("aten::zeros(int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Traffic, 0),
     sized("aten::ones(int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Traffic, 0),
     sized("aten::full(int[] size, Scalar fill_value, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Traffic, 0),
-    sized("aten::empty.memory_format(int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory, MemoryFormat? memory_format)", Factors(pointwise::filled), No, Traffic, 0),
+    sized("aten::empty.memory_format(int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory, MemoryFormat? memory_format)", Factors(pointwise::filled), No, Nothing, 0),
     sized("aten::new_zeros(self, int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Traffic, 1),
     sized("aten::new_ones(self, int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Traffic, 1),
     sized("aten::new_full(self, int[] size, Scalar fill_value, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Traffic, 1),
-    sized("aten::new_empty(self, int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Traffic, 1),
+    sized("aten::new_empty(self, int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Nothing, 1),
     op("aten::scalar_tensor(Scalar s, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Fixed, No, Traffic),
     op("aten::arange(Scalar end, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Fixed, No, Traffic),
     op("aten::arange.start(Scalar start, Scalar end, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Fixed, No, Traffic),

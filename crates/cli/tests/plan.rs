@@ -90,6 +90,31 @@ fn a_plan_is_printed_and_can_be_explained() {
 }
 
 #[test]
+fn memory_that_a_mask_is_drawn_into_is_not_communicated() {
+    let drawn = r#"v2: f32[1024, 64] = aten::mm(v1, v0) @p0
+v6: f32[1024, 64] = aten::empty_like(v2, none, none, none, none, none)
+v7: f32[1024, 64] = aten::bernoulli.p(v6, 0.5, none)
+v8: f32[1024, 64] = aten::mul.Tensor(v2, v7)"#;
+    let graph = GRAPH
+        .replace("v2: f32[1024, 64] = aten::mm(v1, v0) @p0", drawn)
+        .replace("aten::mm(v3, v2)", "aten::mm(v3, v8)")
+        .replace(
+            "op aten::t(",
+            "op aten::empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
+op aten::bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor
+op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
+op aten::t(",
+        );
+    let files = Files::new("mask");
+    files.write("mask.txt", &graph).write("pins.toml", "\"params.*\".ranks = \"replicate\"\n");
+    let line = "plan mask.txt --ranks 2 --cluster cluster.toml --pins pins.toml -o plan.toml";
+    let (status, text, errors) = files.run(line);
+    assert_eq!((status, errors.as_str()), (0, ""));
+    // The new parameter is put together, the mask of 256 KiB is not.
+    assert!(text.contains("1 x all_gather, 8 KiB in all"), "{text}");
+}
+
+#[test]
 fn a_plan_written_to_a_file_is_explained_and_equals_the_printed_one() {
     let files = Files::new("written");
     let (_, printed, _) = files.run("plan step.txt --ranks 2 --cluster cluster.toml");

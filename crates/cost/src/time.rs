@@ -130,7 +130,7 @@ pub fn operation_time(cluster: &Cluster, call: &Call<'_>, strategy: &Strategy, r
         return traffic(cluster, bytes(call, strategy, ranks));
     };
     let time = match row.work {
-        Work::View => return 0,
+        Work::View | Work::Nothing => return 0,
         Work::Traffic => traffic(cluster, bytes(call, strategy, ranks)),
         Work::Flops(flops) => {
             let divided = strategy
