@@ -75,7 +75,7 @@ def main() -> None:
     graph = capture("AdamW")
     for family, patterns in FAMILIES.items():
         pins = {pattern: {"a": placement} for pattern, placement in patterns.items()}
-        plan = _native.plan_graph(graph.message, CLUSTER, msgpack.packb({"axis": "a", "ranks": 2, "pins": pins}))
+        plan = _native.plan_graph(graph.message, CLUSTER, msgpack.packb({"mesh": {"a": 2}, "pins": pins}))
         before = _native.rank_graph(graph.message, plan, 0)
         after, _ = _native.run_passes(before)
         print(f"| {family} | {collectives(before)} | {collectives(after)} |")

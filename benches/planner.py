@@ -53,7 +53,7 @@ def planning(layers: list[int], rounds: int) -> None:
     )
     for depth in layers:
         graph = bench_of_passes.capture("AdamW", layers=depth)
-        settings = msgpack.packb({"axis": "a", "ranks": 8, "pins": {}, "memory_limit": None})
+        settings = msgpack.packb({"mesh": {"a": 8}, "pins": {}, "memory_limit": None})
         nodes = len(graph.decoded()["order"])
         for kind, machine in CLUSTERS.items():
             plan = _native.plan_graph(graph.message, machine, settings)

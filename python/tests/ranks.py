@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -47,24 +48,36 @@ def check_types(graph: dict[str, Any], node: dict[str, Any], values: dict[int, t
             assert alike or not layouts, (name, tensor.stride(), said)
 
 
+def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
+    """The position of a rank along each axis, the last one fastest."""
+    found = {}
+    for axis, size in reversed(mesh.items()):
+        rank, found[axis] = divmod(rank, size)
+    return {axis: found[axis] for axis in mesh}
+
+
 def train(
-    graph: unisono.StepGraph, text: str, ranks: int, batches: Sequence[Sequence[torch.Tensor]], passes: bool
+    graph: unisono.StepGraph, text: str, mesh: dict[str, int], batches: Sequence[Sequence[torch.Tensor]], passes: bool
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Trains a captured step by a plan on ranks in lock-step, after the passes or before them.
 
     Returns what each step returns (the same on every rank) and the whole parameters after the last.
     """
+    ranks = math.prod(mesh.values())
     messages = [_native.rank_graph(graph.message, text, rank) for rank in range(ranks)]
     # Small collectives are direct, large ones are not.
-    direct = {"ranks": ranks, "all_reduce": 4096, "all_gather": 4096, "reduce_scatter": 4096}
+    limits = {"all_reduce": 4096, "all_gather": 4096, "reduce_scatter": 4096}
+    direct = {axis: {"ranks": size, **limits} for axis, size in mesh.items()}
     passed = [_native.run_passes(message, msgpack.packb({"direct": direct}))[0] for message in messages]
     assert len({_native.issue_order(message) for message in passed}) == 1, "ranks would wait for each other for ever"
     graphs = [msgpack.unpackb(message)["graph"] for message in (passed if passes else messages)]
     items, placements = graph.capture.inputs.inputs, msgpack.unpackb(_native.plan_content(text))["inputs"]
-    placed = [placements.get(item.name, "replicate") for item in items]
+    placed = [placements.get(item.name, {}) for item in items]
 
     def part(position: int, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        return cut(tensor, placed[position], rank, ranks)
+        for axis, coordinate in coordinates(mesh, rank).items():
+            tensor = cut(tensor, placed[position].get(axis, "replicate"), coordinate, mesh[axis])
+        return tensor
 
     held = [[part(p, item.tensor.detach().clone(), rank) for p, item in enumerate(items)] for rank in range(ranks)]
     returned = []
@@ -73,7 +86,7 @@ def train(
             assert position is not None
             for rank, state in enumerate(held):
                 state[position] = part(position, tensor, rank)
-        results = run_ranks(graphs, held)
+        results = run_ranks(graphs, held, mesh=mesh)
         assert all(torch.equal(mine[0], results[0][0][0]) for mine, _ in results)
         returned.append(results[0][0][0])
         for state, (_, updates) in zip(held, results, strict=True):
@@ -81,23 +94,45 @@ def train(
                 # As the executor writes it: into the memory of the state.
                 state[position] = torch.empty_like(state[position]).copy_(tensor)
     parameters = {item.name.removeprefix("params."): i for i, item in enumerate(items) if item.cls == "parameter"}
-    return returned, {name: whole([state[i] for state in held], placed[i]) for name, i in parameters.items()}
+    return returned, {name: whole_of([state[i] for state in held], placed[i], mesh) for name, i in parameters.items()}
 
 
 @torch.no_grad()
 def run_ranks(
-    graphs: list[dict[str, Any]], inputs: list[list[torch.Tensor]], layouts: bool = True
+    graphs: list[dict[str, Any]],
+    inputs: list[list[torch.Tensor]],
+    layouts: bool = True,
+    mesh: dict[str, int] | None = None,
 ) -> list[tuple[list[torch.Tensor], dict[int, torch.Tensor]]]:
-    """Runs one graph per rank and returns ``(returns, updates)`` of each; ``layouts`` where inputs lie in memory as their types say."""
+    """Runs one graph per rank and returns ``(returns, updates)`` of each; ``layouts`` where inputs lie in memory as their types say.
+
+    Without a ``mesh`` all ranks lie along one axis.
+    """
     ranks = [_rank(graph, tensors, layouts) for graph, tensors in zip(graphs, inputs, strict=True)]
     events = [next(rank) for rank in ranks]
     while events[0][0] != "done":
-        names = {name for name, _ in events}
+        names = {(name, arguments[-1]) for name, arguments in events}
         assert len(names) == 1, f"ranks disagree on the next collective: {names}"
-        results = _collective(events[0][0], [arguments for _, arguments in events])
+        ((name, group),) = names
+        results: list[Any] = [None] * len(ranks)
+        for members in _groups(len(ranks), group.removeprefix("axis:"), mesh):
+            made = _collective(name, [events[rank][1] for rank in members])
+            for rank, result in zip(members, made, strict=True):
+                results[rank] = result
         events = [rank.send(result) for rank, result in zip(ranks, results, strict=True)]
     assert all(name == "done" for name, _ in events), "ranks have different numbers of collectives"
     return [result for _, result in events]
+
+
+def _groups(count: int, axis: str, mesh: dict[str, int] | None) -> list[list[int]]:
+    """The ranks that have collectives with each other along an axis."""
+    if mesh is None:
+        return [list(range(count))]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(count):
+        others = tuple(place for name, place in coordinates(mesh, rank).items() if name != axis)
+        groups.setdefault(others, []).append(rank)
+    return list(groups.values())
 
 
 def _collective(name: str, arguments: list[list[Any]]) -> list[torch.Tensor]:
@@ -137,3 +172,11 @@ def whole(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
     dim, _, blocks = placement.removeprefix("shard(").removesuffix(")").partition(", ")
     pieces = [part.chunk(int(blocks or 1), int(dim)) for part in parts]
     return torch.cat([piece[b] for b in range(int(blocks or 1)) for piece in pieces], int(dim))
+
+
+def whole_of(parts: list[torch.Tensor], layout: dict[str, str], mesh: dict[str, int]) -> torch.Tensor:
+    """The tensor that the parts of all ranks of a mesh make, the innermost axis first."""
+    for axis, size in reversed(mesh.items()):
+        placement = layout.get(axis, "replicate")
+        parts = [whole(parts[first : first + size], placement) for first in range(0, len(parts), size)]
+    return parts[0]

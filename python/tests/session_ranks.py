@@ -97,13 +97,13 @@ def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "state": state[worst],
         "worst": worst,
         "optimizer": kept,
-        "plan": step.plan.placements,
+        "plan": step.plan.layouts,
         "collectives": step.plan.prediction["collectives"],
         "exchanges": _native.graph_text(step.rank_graph).count("= _c10d_functional::all_to_all_single"),
         "explained": step.plan.explain(),
         "peak": step.plan.prediction["peak_bytes"],
         "free peak": free and free.prediction["peak_bytes"],
-        "free plan": free and free.placements,
+        "free plan": free and free.layouts,
     }
 
 
@@ -168,7 +168,7 @@ def give_up_and_take_back() -> None:
         step(*batch)
     found["bytes"].append(kept())
     found["nan"] = bool(_values_of(parameter).isnan().all())
-    cut = [key for key in storages if key != name and f"params.{key}" in step.plan.placements]
+    cut = [key for key in storages if key != name and f"params.{key}" in step.plan.layouts]
     found["freed"] = bool(cut) and all(storages[key].expired() for key in cut)
     found["refused"] = []
     for use in (lambda: parallel(halves[2]), lambda: together.model(batches[2][0])):
@@ -195,7 +195,7 @@ def give_up_and_take_back() -> None:
     step(*halves[3])
     step.sync()
     found["other batch"] = off()
-    found["cut"] = f"params.{name}" in step.plan.placements
+    found["cut"] = f"params.{name}" in step.plan.layouts
     Path(f"given{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
@@ -249,7 +249,7 @@ def doors() -> None:
     name = next(
         key
         for key, value in training.model.named_parameters()
-        if value.dim() == 2 and f"params.{key}" in step.plan.placements and "up" in key
+        if value.dim() == 2 and f"params.{key}" in step.plan.layouts and "up" in key
     )
     parameter = training.model.get_parameter(name)
     found: dict[str, Any] = {}
@@ -292,5 +292,5 @@ def several_optimizers() -> None:
     for one, other in zip(together.optimizer, alone.optimizer, strict=True):
         for found, wanted in zip(one.state.values(), other.state.values(), strict=True):
             kept += [difference(torch.as_tensor(found[key]), torch.as_tensor(wanted[key])) for key in wanted]
-    cut = [name for name in step.plan.placements if name.startswith("optimizer.")]
+    cut = [name for name in step.plan.layouts if name.startswith("optimizer.")]
     Path(f"several{os.environ['RANK']}.json").write_text(json.dumps({"off": max(returned + kept), "cut": cut}))

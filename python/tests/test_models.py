@@ -96,7 +96,7 @@ def make_step(model, loss_of):
 
 def planned(graph: unisono.StepGraph, family: str, ranks: int) -> str:
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
-    settings = {"axis": "a", "ranks": ranks, "pins": pins, "memory_limit": None}
+    settings = {"mesh": {"a": ranks}, "pins": pins, "memory_limit": None}
     return _native.plan_graph(graph.message, DEAR_COMPUTING, msgpack.packb(settings))
 
 
@@ -110,7 +110,7 @@ def test_an_unmodified_model_gives_on_two_ranks_what_it_gives_on_one(make):
     step, optimizer = make_step(model, loss_of)
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=batch)
     for family in FAMILIES:
-        found, after = train(graph, planned(graph, family, 2), 2, [batch] * STEPS, passes=True)
+        found, after = train(graph, planned(graph, family, 2), {"a": 2}, [batch] * STEPS, passes=True)
         assert [loss.item() for loss in found] == pytest.approx(losses, rel=1e-5), family
         for name, tensor in reference.named_parameters():
             if name in after:

@@ -222,7 +222,7 @@ def test_cut_over_two_ranks_an_update_is_that_of_one_device(make, family):
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=batches[0])
     expected = [eager(*batch).item() for batch in batches]
     text = planned(graph, family, 2)
-    losses, after = train(graph, text, 2, batches, passes=True)
+    losses, after = train(graph, text, {"a": 2}, batches, passes=True)
     assert [loss.item() for loss in losses] == pytest.approx(expected, rel=1e-5)
     for name, parameter in reference.named_parameters():
         assert _difference(after[name], parameter.detach()) <= 1e-5, name
@@ -305,7 +305,7 @@ def test_cut_over_two_ranks_several_optimizers_update_as_on_one_device(make, fam
     reference, _, eager = make()
     graph = unisono.capture(step, model=model, optimizer=optimizers, example=batches[0])
     expected = [eager(*batch).item() for batch in batches]
-    losses, after = train(graph, planned(graph, family, 2), 2, batches, passes=True)
+    losses, after = train(graph, planned(graph, family, 2), {"a": 2}, batches, passes=True)
     assert [loss.item() for loss in losses] == pytest.approx(expected, rel=1e-5)
     for name, parameter in reference.named_parameters():
         assert _difference(after[name], parameter.detach()) <= 1e-5, name

@@ -107,7 +107,7 @@ def rank_inputs(graph, rank):
 
 
 @pytest.mark.parametrize(
-    "direct", [None, {"ranks": 2, "all_reduce": 1 << 20, "all_gather": 500, "reduce_scatter": 1 << 20}]
+    "direct", [{}, {"a": {"ranks": 2, "all_reduce": 1 << 20, "all_gather": 500, "reduce_scatter": 1 << 20}}]
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_planned_ranks_give_the_same_bits_with_fewer_collectives(family, direct):
@@ -125,7 +125,7 @@ def test_planned_ranks_give_the_same_bits_with_fewer_collectives(family, direct)
 
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=(torch.rand(8, 16),))
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
-    plan = _native.plan_graph(graph.message, CLUSTER, msgpack.packb({"axis": "a", "ranks": 2, "pins": pins}))
+    plan = _native.plan_graph(graph.message, CLUSTER, msgpack.packb({"mesh": {"a": 2}, "pins": pins}))
     before = [_native.rank_graph(graph.message, plan, rank) for rank in range(2)]
     settings = msgpack.packb({"direct": direct})
     after = [_native.run_passes(message, settings)[0] for message in before]

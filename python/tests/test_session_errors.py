@@ -290,7 +290,7 @@ def test_a_memory_limit_that_no_plan_keeps_says_how_much_the_smallest_needs():
 
 @pytest.mark.parametrize(
     ("mesh", "part"),
-    [({"a": 3}, "mesh axis `a` has 3 ranks, but 1 process runs"), ({"a": 1, "b": 1}, "2 axes"), ({}, "0 axes")],
+    [({"a": 3}, "`a` of 3. has 3 ranks, but 1 process runs"), ({"a": 2, "b": 1}, "has 2 ranks"), ({}, "`mesh` is {}")],
 )
 def test_a_mesh_that_does_not_fit_is_refused(mesh, part):
     with pytest.raises(ConfigurationError, match=part) as caught:

@@ -347,9 +347,9 @@ def test_a_step_gives_on_ranks_what_eager_gives(name):
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=batch)
     for family, demanded in FAMILIES.items():
         pins = {pattern: {"a": placement} for pattern, placement in demanded.items()}
-        settings = msgpack.packb({"axis": "a", "ranks": 2, "pins": pins, "memory_limit": None})
+        settings = msgpack.packb({"mesh": {"a": 2}, "pins": pins, "memory_limit": None})
         text = _native.plan_graph(graph.message, DEAR_COMPUTING, settings)
-        found, after = train(graph, text, 2, [tensors(batch)] * STEPS, passes=True)
+        found, after = train(graph, text, {"a": 2}, [tensors(batch)] * STEPS, passes=True)
         for first, wanted in zip(found, expected, strict=True):
             assert_close(first, wanted[0], f"the first returned tensor of {family}")
         for key, parameter in reference.named_parameters():

@@ -81,7 +81,8 @@ def parallelize(
         model: the module that it trains.
         optimizer: any optimizer of ``torch.optim`` that needs no closure, or several, each for parameters of its own.
         example: the tuple of arguments that the step is called with, of the global batch.
-        mesh: one axis with its size, such as ``{"a": 4}``; by default one axis of all ranks.
+        mesh: axes with their sizes, the outer one first, such as ``{"data": 2, "tensor": 4}``, or a ``DeviceMesh`` with named dimensions;
+            by default one axis of all ranks.
         memory_limit: most bytes of one rank.
         pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from unisono._capture.inputs import StepInput
 from unisono._capture.paths import Path, follow, put, shown
-from unisono._placements import cut
+from unisono._placements import Layout, part_of
 from unisono._user_tensors import elsewhere
 from unisono.errors import StepError
 
@@ -17,13 +17,13 @@ from unisono.errors import StepError
 class Constant:
     """A tensor that the step only reads: its values are taken over when they change, and so is another tensor in its place."""
 
-    def __init__(self, root: Any, item: StepInput, part: torch.Tensor, placement: str) -> None:
+    def __init__(self, root: Any, item: StepInput, part: torch.Tensor, layout: Layout) -> None:
         """Takes the tensor as it is, and this rank's part of it."""
-        self._root, self._item, self._part, self._placement = root, item, part, placement
+        self._root, self._item, self._part, self._layout = root, item, part, layout
         self._tensor, self._version = item.tensor, item.tensor._version
-        self._shared = part.data_ptr() == item.tensor.data_ptr() and placement == "replicate"
+        self._shared = part.data_ptr() == item.tensor.data_ptr() and not layout
 
-    def take_over(self, rank: int, ranks: int) -> torch.Tensor | None:
+    def take_over(self, mesh: Mapping[str, int], rank: int) -> torch.Tensor | None:
         """Brings the part up to date; another one where the user's memory must not be written into."""
         current = [follow(self._root, path) for path in self._item.paths]
         found = next((one for one in current if one is not self._tensor), self._tensor)
@@ -36,7 +36,7 @@ class Constant:
             fresh = self._part = self._part.clone()
             self._shared = False
         if not self._shared:
-            self._part.copy_(cut(found.detach(), self._placement, rank, ranks))
+            self._part.copy_(part_of(found.detach(), self._layout, mesh, rank))
         self._tensor, self._version = found, found._version
         return fresh
 
@@ -44,19 +44,19 @@ class Constant:
 class Replaced:
     """State that the step puts anew where the user has it, at every step."""
 
-    def __init__(self, root: Any, item: StepInput, part: torch.Tensor, placement: str) -> None:
+    def __init__(self, root: Any, item: StepInput, part: torch.Tensor, layout: Layout) -> None:
         """Takes this rank's part of it, in memory of its own."""
-        self._root, self.item, self.part, self.placement = root, item, part, placement
+        self._root, self.item, self.part, self.layout = root, item, part, layout
         self._path, self._given, self._version = item.paths[0], item.tensor, item.tensor._version
 
-    def take_over(self, rank: int, ranks: int) -> None:
+    def take_over(self, mesh: Mapping[str, int], rank: int) -> None:
         """Takes what the user has put in its place, or written into it, since the last step."""
         found = follow(self._root, self._path)
         if found is self._given and found._version == self._version:
             return
         if not _is_like(found, self.item.tensor):
             raise _changed((self._path,), found, self.item.tensor)
-        self.part.copy_(cut(found.detach(), self.placement, rank, ranks))
+        self.part.copy_(part_of(found.detach(), self.layout, mesh, rank))
 
     def give(self, whole: torch.Tensor | None) -> None:
         """Puts a tensor where the user has it: its values, or what stands for them while each rank has its part only."""
@@ -71,7 +71,7 @@ class Between:
     def __init__(
         self,
         root: Any,
-        state: Sequence[tuple[StepInput, str, torch.Tensor]],
+        state: Sequence[tuple[StepInput, Layout, torch.Tensor]],
         replaced: set[Path],
         left: Sequence[Path],
         gradients: Sequence[str],
@@ -80,7 +80,7 @@ class Between:
 
         Args:
             root: what paths start from.
-            state: inputs, their placements, and this rank's parts.
+            state: inputs, their layouts, and this rank's parts.
             replaced: the paths to state that the step replaces.
             left: where what the step returns behind its own is to be put.
             gradients: the parameters that get gradients, which the step returns behind that.
@@ -89,29 +89,29 @@ class Between:
         self._gradients = [parameters[name] for name in gradients]
         self._root, self._left = root, list(left)
         self._constants = [
-            (position, Constant(root, item, part, placement))
-            for position, (item, placement, part) in enumerate(state)
+            (position, Constant(root, item, part, layout))
+            for position, (item, layout, part) in enumerate(state)
             if item.cls == "constant" and item.paths
         ]
         self._replaced = [
-            Replaced(root, item, part, placement)
-            for item, placement, part in state
+            Replaced(root, item, part, layout)
+            for item, layout, part in state
             if item.cls == "buffer" and item.paths and item.paths[0] in replaced
         ]
 
     @torch.no_grad()
-    def before_step(self, rank: int, ranks: int) -> dict[int, torch.Tensor]:
+    def before_step(self, mesh: Mapping[str, int], rank: int) -> dict[int, torch.Tensor]:
         """Takes over what has changed; parts that are to be bound anew, by their position in the state."""
         for one in self._replaced:
-            one.take_over(rank, ranks)
-        fresh = {position: constant.take_over(rank, ranks) for position, constant in self._constants}
+            one.take_over(mesh, rank)
+        fresh = {position: constant.take_over(mesh, rank) for position, constant in self._constants}
         return {position: part for position, part in fresh.items() if part is not None}
 
     @torch.no_grad()
     def after_step(self, returned: list[torch.Tensor], ranks: int) -> list[torch.Tensor]:
         """Puts what the step keeps and leaves where the user has it; what is left of what it returned."""
         for one in self._replaced:
-            one.give(one.part.clone() if ranks == 1 or one.placement == "replicate" else None)
+            one.give(one.part.clone() if ranks == 1 or not one.layout else None)
         own = len(returned) - len(self._left) - len(self._gradients)
         gradients = own + len(self._left)
         for path, tensor in zip(self._left, returned[own:gradients], strict=True):
@@ -120,10 +120,10 @@ class Between:
             parameter.grad = gradient
         return returned[:own]
 
-    def sync(self, whole: Callable[[StepInput, str, torch.Tensor], torch.Tensor]) -> None:
+    def sync(self, whole: Callable[[StepInput, Layout, torch.Tensor], torch.Tensor]) -> None:
         """Gives the user the values of all that the step replaces."""
         for one in self._replaced:
-            one.give(whole(one.item, one.placement, one.part))
+            one.give(whole(one.item, one.layout, one.part))
 
 
 def _is_like(found: Any, expected: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono._capture.inputs import StepInput
+from unisono._placements import Layout
 from unisono.errors import StepError
 
 
@@ -20,9 +21,9 @@ class Holders:
         self,
         model: nn.Module | None,
         optimizers: Sequence[Optimizer],
-        state: Sequence[tuple[StepInput, str, torch.Tensor]],
+        state: Sequence[tuple[StepInput, Layout, torch.Tensor]],
     ) -> None:
-        """Takes them as they are, and the state as it is bound: inputs, placements and this rank's parts."""
+        """Takes them as they are, and the state as it is bound: inputs, layouts and this rank's parts."""
         names = {id(item.tensor): item.name for item, _, _ in state if not item.paths}
         held = [part for module in model.modules() for part in (module._parameters, module._buffers)] if model else []
         held += [values for optimizer in optimizers for values in optimizer.state.values()]

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+
+#: A placement for each mesh axis along which a tensor is not replicated.
+Layout = Mapping[str, str]
+
+
+def coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
+    """The position of a rank along each axis of a mesh, the last one fastest."""
+    found = {}
+    for axis, size in reversed(list(mesh.items())):
+        rank, found[axis] = divmod(rank, size)
+    return {axis: found[axis] for axis in mesh}
 
 
 def _parsed(placement: str) -> tuple[int, int]:
@@ -26,11 +39,26 @@ def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Te
     return part.permute([order.index(dim) for dim in range(tensor.dim())])
 
 
-def own_part(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
-    """One rank's part of a tensor, as :func:`cut` gives it, in memory of its own; the tensor itself where it is replicated."""
-    part = cut(tensor, placement, rank, ranks)
+def part_of(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], rank: int) -> torch.Tensor:
+    """One rank's part of a tensor, as :func:`cut` gives it along each axis of the mesh, the outer one first."""
+    for axis, coordinate in coordinates(mesh, rank).items():
+        tensor = cut(tensor, layout.get(axis, "replicate"), coordinate, mesh[axis])
+    return tensor
+
+
+def own_part(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], rank: int) -> torch.Tensor:
+    """One rank's part of a tensor, as :func:`part_of` gives it, in memory of its own; the tensor itself where it is replicated."""
+    part = part_of(tensor, layout, mesh, rank)
     shares = part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     return part.clone() if shares and part.numel() < tensor.numel() else part
+
+
+def whole_of(parts: list[torch.Tensor], layout: Layout, mesh: Mapping[str, int]) -> torch.Tensor:
+    """The whole tensor from the parts of all ranks of the mesh, the innermost axis first."""
+    for axis, size in reversed(list(mesh.items())):
+        placement = layout.get(axis, "replicate")
+        parts = [put_together(parts[first : first + size], placement) for first in range(0, len(parts), size)]
+    return parts[0]
 
 
 def put_together(parts: list[torch.Tensor], placement: str) -> torch.Tensor:

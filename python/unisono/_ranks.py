@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from unisono import errors
 from unisono._message import pack, unpack
+from unisono._placements import coordinates
 
 #: How long a process that closed its connections may take to end.
 _SECONDS_TO_END = 3.0
@@ -39,12 +41,36 @@ class Ranks:
         self.joined = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if self.joined else 0
         self.count = dist.get_world_size() if self.joined else 1
+        self._groups: dict[tuple[tuple[str, int], ...], dict[str, str]] = {}
         self._processes = self._introduce()
 
     @property
     def group_name(self) -> str:
         """The name of the process group of all ranks."""
         return dist.group.WORLD.group_name if self.joined else ""  # type: ignore[union-attr]
+
+    def groups(self, mesh: Mapping[str, int]) -> dict[str, str]:
+        """The name of this rank's process group along each axis of a mesh. Every rank must ask for the same meshes in the same order."""
+        if len(mesh) == 1 or self.count == 1:
+            return dict.fromkeys(mesh, self.group_name)
+        key = tuple(mesh.items())
+        if key not in self._groups:
+            self._groups[key] = {axis: self._group_along(mesh, axis) for axis in mesh}
+        return self._groups[key]
+
+    def _group_along(self, mesh: Mapping[str, int], axis: str) -> str:
+        if mesh[axis] == self.count:
+            return self.group_name
+        mine = ""
+        members: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.count):
+            others = tuple(place for name, place in coordinates(mesh, rank).items() if name != axis)
+            members.setdefault(others, []).append(rank)
+        for ranks in members.values():
+            group = dist.new_group(ranks)
+            if self.rank in ranks:
+                mine = group.group_name  # type: ignore[union-attr]
+        return mine
 
     def tell(self, message: Any, source: int = 0) -> Any:
         """Gives every rank what rank ``source`` passes: plain data. An exception of Unisono's that it passes is raised on every rank."""

@@ -37,14 +37,14 @@ class Plan:
         return self._content["mesh"]
 
     @property
-    def placements(self) -> dict[str, str]:
-        """The placements of inputs that are not whole on every rank, by the input's name."""
+    def layouts(self) -> dict[str, dict[str, str]]:
+        """The layouts of inputs that are not replicated, by the input's name: a placement for each axis along which they are not."""
         return self._content["inputs"]
 
     @property
     def passes(self) -> dict[str, Any]:
-        """Settings of the passes: bytes of a bucket of collectives (``bucket_limit``) and gathered ahead (``prefetch_limit``), and up to
-        how many bytes each kind of collective is an exchange between all ranks in one round (``direct``; absent where none is).
+        """Settings of the passes: bytes of a bucket of collectives (``bucket_limit``) and gathered ahead (``prefetch_limit``), and by axis
+        up to how many bytes each kind of collective is an exchange between all ranks in one round (``direct``; absent where none is).
         """
         return self._content["passes"]
 

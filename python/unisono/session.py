@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._holders import Holders
 from unisono._message import pack
 from unisono._modes import Modes
-from unisono._placements import cut, own_part, put_together
+from unisono._placements import own_part, part_of, whole_of
 from unisono._ranks import Ranks, collective_at
 from unisono._user_tensors import UserTensor, close_doors, require_values
 from unisono.errors import ConfigurationError, StepError, UnisonoError
@@ -68,7 +69,7 @@ class ParallelStep:
         optimizers = together(optimizer)
         require_values(model, optimizers)
         self.ranks = Ranks()
-        self._axis = _axis(mesh, self.ranks.count)
+        self._mesh = _mesh(mesh, self.ranks.count)
         self._model, self._optimizers, self._seed = model, optimizers, seed
         self._compare_every, self._steps, self._keep_grads = compare_every, 0, keep_grads
         self._inputs, graph = self._capture(train_step, example)
@@ -135,14 +136,13 @@ class ParallelStep:
         plan: Plan | str | Path | None,
         cluster: str | Path | None,
     ) -> str:
-        name, size = self._axis
-        settings = {"axis": name, "ranks": size, "memory_limit": memory_limit, "pins": _plain_pins(pins)}
+        settings = {"mesh": self._mesh, "memory_limit": memory_limit, "pins": _plain_pins(pins)}
         description = _text_of(cluster) if cluster is not None else _profile.description(self.ranks)
         self._cluster = description
         answer: Any = None
         if self.ranks.rank == 0:
             try:
-                answer = _given_plan(plan, graph, self._axis) or _cached_plan(graph, description, settings)
+                answer = _given_plan(plan, graph, self._mesh) or _cached_plan(graph, description, settings)
             except UnisonoError as error:
                 answer = error
         return self.ranks.tell(answer)
@@ -161,16 +161,16 @@ class ParallelStep:
             )
             optimised, self.passes = rank_graph, []
         self._draws = draws_numbers(optimised)
-        groups = {f"axis:{self._axis[0]}": self.ranks.group_name}
+        groups = {f"axis:{axis}": name for axis, name in self.ranks.groups(self._mesh).items()}
         self.rank_graph: bytes = optimised
         # The predicted peak counts what stays for small results, and with a limit it is not to be more.
         left = None if self._memory_limit is None else self.plan.prediction["buffer_bytes"]
         self._executor = Executor(lower_graph(optimised, groups, buffer_bytes=left))
-        placements = self.plan.placements
-        self._placed = [placements.get(item.name, "replicate") for item in self._inputs.inputs]
+        layouts = self.plan.layouts
+        self._placed = [layouts.get(item.name, {}) for item in self._inputs.inputs]
         self._state = [
-            (item, placement, self._part(item, placement))
-            for item, placement in zip(self._inputs.inputs, self._placed, strict=True)
+            (item, layout, self._part(item, layout))
+            for item, layout in zip(self._inputs.inputs, self._placed, strict=True)
             if item.cls in _STATE
         ]
         self._between = Between(self._root, self._state, self._replaced, self._left, self._gradients)
@@ -178,8 +178,8 @@ class ParallelStep:
         self._executor.bind([tensor for _, _, tensor in self._state])
         self._in_parts = {
             item.name: UserTensor(item.tensor, item.name)
-            for item, placement, _ in self._state
-            if placement != "replicate" and self.ranks.count > 1 and item.cls != "constant" and not self._renewed(item)
+            for item, layout, _ in self._state
+            if layout and self.ranks.count > 1 and item.cls != "constant" and not self._renewed(item)
         }
         self._whole = True
         self._doors: list[RemovableHandle] = []
@@ -188,8 +188,8 @@ class ParallelStep:
         """Whether the step puts another tensor in the place of one that the user has, instead of writing into it."""
         return item.cls == "buffer" and bool(item.paths) and item.paths[0] in self._replaced
 
-    def _part(self, item: StepInput, placement: str) -> torch.Tensor:
-        part = own_part(item.tensor.detach(), placement, self.ranks.rank, self.ranks.count)
+    def _part(self, item: StepInput, layout: Mapping[str, str]) -> torch.Tensor:
+        part = own_part(item.tensor.detach(), layout, self._mesh, self.ranks.rank)
         return part.clone() if self._renewed(item) else part
 
     def __call__(self, *arguments: Any) -> Any:
@@ -217,11 +217,11 @@ class ParallelStep:
 
         What was written into them since then, or since `sync`, is taken over.
         """
-        for item, placement, part in self._state:
+        for item, layout, part in self._state:
             whole = self._in_parts.get(item.name)
             if whole is not None:
                 if whole.was_written:
-                    part.copy_(cut(item.tensor.detach(), placement, self.ranks.rank, self.ranks.count))
+                    part.copy_(part_of(item.tensor.detach(), layout, self._mesh, self.ranks.rank))
                 whole.give_up()
         if self._in_parts and self._model is not None:
             self._doors = close_doors(self._model)
@@ -249,14 +249,14 @@ class ParallelStep:
         tensors = []
         for position, item in enumerate(self._inputs.inputs):
             if item.cls == "batch":
-                tensors.append(cut(batch[position], self._placed[position], self.ranks.rank, self.ranks.count))
+                tensors.append(part_of(batch[position], self._placed[position], self._mesh, self.ranks.rank))
             elif item.cls == "hyper" and item.owner is not None:
                 tensors.append(learning_rate(groups[item.owner[0]]))
         return tensors
 
     def _take_over(self) -> None:
         """Takes over what has become of tensors that the step has from outside of the model."""
-        fresh = self._between.before_step(self.ranks.rank, self.ranks.count) | self._holders.moved()
+        fresh = self._between.before_step(self._mesh, self.ranks.rank) | self._holders.moved()
         for position, part in fresh.items():
             self._state[position] = (*self._state[position][:2], part)
         if fresh:
@@ -325,18 +325,18 @@ class ParallelStep:
         """
         self._take_over()
         with torch.no_grad():
-            for item, placement, tensor in self._state:
+            for item, layout, tensor in self._state:
                 if item.cls == "constant" or self._renewed(item):
                     continue
                 in_parts = self._in_parts.get(item.name)
                 if in_parts is not None:
-                    in_parts.restore(put_together(self._gathered(item.name, tensor), placement))
+                    in_parts.restore(whole_of(self._gathered(item.name, tensor), layout, self._mesh))
                 elif tensor.data_ptr() != item.tensor.data_ptr():
                     item.tensor.copy_(tensor)
                 self._write_number(item)
             self._between.sync(
                 lambda i, p, part: (
-                    put_together(self._gathered(i.name, part), p) if self.ranks.count > 1 else part.clone()
+                    whole_of(self._gathered(i.name, part), p, self._mesh) if self.ranks.count > 1 else part.clone()
                 )
             )
         for door in self._doors:
@@ -405,23 +405,28 @@ class ParallelStep:
         return dict(zip(names, torch.stack(found, dim=1).tolist(), strict=True))
 
 
-def _axis(mesh: Mapping[str, int] | None, count: int) -> tuple[str, int]:
+def _mesh(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
+    """The axes of the mesh with their sizes, the outer one first, checked against the number of ranks."""
     if mesh is None:
-        return "ranks", count
+        return {"ranks": count}
     names = getattr(mesh, "mesh_dim_names", None)
-    if names:
-        mesh = dict(zip(names, mesh.shape, strict=True))  # type: ignore[attr-defined]
-    if len(mesh) != 1:
-        message = f"a mesh of {len(mesh)} axes: {list(mesh)}"
-        raise ConfigurationError(message, code="U0205", hint=f"name one axis for now: mesh={{'a': {count}}}")
-    ((name, size),) = mesh.items()
-    if size != count:
+    axes = dict(zip(names, mesh.shape, strict=True)) if names else mesh  # type: ignore[union-attr]
+    if (
+        not isinstance(axes, Mapping)
+        or not axes
+        or not all(isinstance(size, int) and size > 0 for size in axes.values())
+    ):
+        hint = f"name axes with their sizes, such as mesh={{'a': {count}}}; a DeviceMesh needs `mesh_dim_names`"
+        raise ConfigurationError(f"`mesh` is {mesh!r}", code="U0205", hint=hint)
+    ranks = math.prod(axes.values())
+    if ranks != count:
+        what = ", ".join(f"`{name}` of {size}" for name, size in axes.items())
         raise ConfigurationError(
-            f"mesh axis `{name}` has {size} ranks, but {count} {'process runs' if count == 1 else 'processes run'}",
+            f"the mesh ({what}) has {ranks} ranks, but {count} {'process runs' if count == 1 else 'processes run'}",
             code="U0205",
-            hint=f"start with `torchrun --nproc-per-node {size}`, or leave the mesh out",
+            hint=f"start with `torchrun --nproc-per-node {ranks}`, or leave the mesh out",
         )
-    return name, size
+    return {str(name): int(size) for name, size in axes.items()}
 
 
 def _shared(captured: Capture) -> dict[str, Any]:
@@ -459,14 +464,14 @@ def _text_of(source: str | Path) -> str:
         raise ConfigurationError(f"cannot read `{source}`: {error.strerror}", code="U0010") from None
 
 
-def _given_plan(plan: Plan | str | Path | None, graph: bytes, axis: tuple[str, int]) -> str | None:
+def _given_plan(plan: Plan | str | Path | None, graph: bytes, mesh: dict[str, int]) -> str | None:
     """The text of the plan that the user gave, checked against the graph and the ranks."""
     if plan is None:
         return None
     given = plan if isinstance(plan, Plan) else Plan(_text_of(plan))
-    if given.mesh != dict([axis]):
+    if list(given.mesh.items()) != list(mesh.items()):
         raise ConfigurationError(
-            f"the plan is for mesh {given.mesh}, this run has {dict([axis])}",
+            f"the plan is for mesh {given.mesh}, this run has {mesh}",
             code="U0203",
             hint="start as many ranks as the plan has, or plan again",
         )

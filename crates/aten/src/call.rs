@@ -7,6 +7,8 @@ use smallvec::SmallVec;
 pub struct Call<'a> {
     /// The graph that the node is in.
     pub graph: &'a Graph,
+    /// The node's id.
+    pub id: NodeId,
     /// The node.
     pub node: &'a Node,
     /// Its operands.
@@ -18,9 +20,9 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// The call that `node` is.
-    pub fn new(graph: &'a Graph, node: NodeId) -> Self {
-        let node = &graph.nodes[node];
+    /// The call that node `id` is.
+    pub fn new(graph: &'a Graph, id: NodeId) -> Self {
+        let node = &graph.nodes[id];
         let (mut operands, mut operand_args) = (SmallVec::new(), SmallVec::new());
         for (position, arg) in node.args.iter().enumerate() {
             for value in arg.values() {
@@ -28,7 +30,7 @@ impl<'a> Call<'a> {
                 operand_args.push(position);
             }
         }
-        Self { graph, node, operands, operand_args, results: node.results().collect() }
+        Self { graph, id, node, operands, operand_args, results: node.results().collect() }
     }
 
     /// The operator's name, overload included.

@@ -60,6 +60,8 @@ pub enum Sizes {
     Shape(usize),
     /// The first dimension of the first operand.
     Batch(usize),
+    /// Sizes of parts of the first dimension, of the operand and of the result alike.
+    Splits(&'static [usize]),
 }
 
 /// How an operation may be sharded.
@@ -94,6 +96,8 @@ pub enum Linear {
     Together(&'static [usize]),
     /// Parts of a 2-norm through a 2-norm.
     Norms,
+    /// Through a collective that adds.
+    Sums,
 }
 
 /// How much work an operation is.

@@ -125,6 +125,9 @@ fn passing(row: &Row, call: &Call<'_>) -> Vec<Strategy> {
     let norms = call.operands.iter().all(|value| is_norm(call.graph, *value));
     match row.linear {
         Linear::Jointly if floating => vec![partial(Reduce::Sum, &|_| true)],
+        Linear::Sums if floating && crate::rules::collective::adds(call) => {
+            vec![partial(Reduce::Sum, &|_| true)]
+        }
         Linear::Stacked if floating && norms => {
             vec![partial(Reduce::Sum, &|_| true), partial(Reduce::Norm, &|_| true)]
         }

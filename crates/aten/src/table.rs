@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Linear::{self, InEach, Jointly, No, Norms, Stacked, Together},
+    Linear::{self, InEach, Jointly, No, Norms, Stacked, Sums, Together},
     ListForm,
     Memory::{Alias, Hidden, Repeating},
     Random::{Unless0, Yes},
@@ -14,7 +14,9 @@ use crate::{
     Rule::{self, Einsum, Factors, Fixed, Seeded},
     Sizes,
     Work::{self, Flops, Nothing, Traffic, View},
-    rules::{attention, index, join, matmul, normalise, optimizer, pointwise, reduce, spatial, views},
+    rules::{
+        attention, collective, index, join, matmul, normalise, optimizer, pointwise, reduce, spatial, views,
+    },
 };
 
 /// An operation of which some facts are known, but no rule.
@@ -375,6 +377,13 @@ pub static ROWS: &[Row] = &[
         InEach(&[0]),
         Flops(attention::backward_flops),
     ).random(Unless0(6)),
+    // Collectives along another axis
+    op("_c10d_functional::all_reduce(input, str reduce_op)", Rule::Each, Sums, Traffic),
+    op("_c10d_functional::all_gather_into_tensor(input, int group_size)", Seeded(collective::all_gather), Jointly, Traffic),
+    op("_c10d_functional::reduce_scatter_tensor(input, str reduce_op, int group_size)", Seeded(collective::reduce_scatter), Sums, Traffic),
+    op("_c10d_functional::all_to_all_single(input, int[] output_split_sizes, int[] input_split_sizes)", Seeded(collective::all_to_all), Jointly, Traffic)
+        .sizes(Sizes::Splits(&[1, 2])),
+    op("_c10d_functional::wait_tensor(tensor)", Rule::Each, Jointly, View).view(),
     // Optimizer kernels
     op("aten::_fused_adamw.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 13),
     op("aten::_fused_adam.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 13),

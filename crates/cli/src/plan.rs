@@ -6,6 +6,7 @@ use base::{Code, Diagnostic, Result};
 use clap::Args;
 use cluster::Cluster;
 use driver::PlanSettings;
+use indexmap::IndexMap;
 use plan::Pins;
 
 use crate::files;
@@ -15,12 +16,12 @@ use crate::files;
 pub struct Plan {
     /// The captured step, as `unisono capture` prints it or as a message (`-` reads stdin)
     graph: PathBuf,
-    /// How many ranks there are
+    /// How many ranks there are, along one mesh axis called `ranks`
+    #[arg(long, required_unless_present = "mesh", conflicts_with = "mesh")]
+    ranks: Option<u32>,
+    /// The mesh: axes with their sizes, the outer one first, such as `data=2,tensor=4`
     #[arg(long)]
-    ranks: u32,
-    /// The name of the mesh axis
-    #[arg(long, default_value = "ranks")]
-    axis: String,
+    mesh: Option<String>,
     /// The cluster description, as `unisono profile` measures it
     #[arg(long)]
     cluster: Option<PathBuf>,
@@ -40,12 +41,8 @@ impl Plan {
     pub fn run(self, out: &mut dyn Write) -> Result<()> {
         let cluster = self.cluster()?;
         let graph = files::graph(&self.graph)?;
-        let settings = PlanSettings {
-            pins: self.pins()?,
-            axis: self.axis,
-            ranks: self.ranks,
-            memory_limit: self.memory_limit,
-        };
+        let settings =
+            PlanSettings { pins: self.pins()?, mesh: self.mesh()?, memory_limit: self.memory_limit };
         let plan = driver::plan_graph(&graph, &cluster, &settings)?;
         let Some(path) = &self.output else { return print(out, &plan.text()) };
         files::write(path, &plan.text())?;
@@ -57,11 +54,31 @@ impl Plan {
             let message = "a plan needs a description of the cluster that it is for";
             let hint = format!(
                 "`unisono profile --ranks {} -o cluster.toml` measures this machine; then pass `--cluster cluster.toml`",
-                self.ranks
+                self.ranks.unwrap_or(1)
             );
             return Err(Diagnostic::new(Code::BAD_CLUSTER, message).hint(hint));
         };
         Cluster::parse(&files::text(path)?, &path.to_string_lossy())
+    }
+
+    fn mesh(&self) -> Result<IndexMap<String, u32>> {
+        let Some(text) = &self.mesh else {
+            return Ok(std::iter::once(("ranks".to_owned(), self.ranks.unwrap_or(1))).collect());
+        };
+        let mut mesh = IndexMap::new();
+        for part in text.split(',') {
+            let axis =
+                part.split_once('=').and_then(|(name, size)| Some((name.trim(), size.trim().parse().ok()?)));
+            let Some((name, size)) = axis.filter(|(name, _)| !name.is_empty()) else {
+                let message = format!("`{part}` is no mesh axis with its size");
+                return Err(Diagnostic::new(Code::BAD_MESH, message).hint("write `--mesh data=2,tensor=4`"));
+            };
+            if mesh.insert(name.to_owned(), size).is_some() {
+                let message = format!("two mesh axes are called `{name}`");
+                return Err(Diagnostic::new(Code::BAD_MESH, message).hint("give each axis a name of its own"));
+            }
+        }
+        Ok(mesh)
     }
 
     fn pins(&self) -> Result<Pins> {

@@ -80,13 +80,13 @@ impl Drop for Files {
 #[test]
 fn a_plan_is_printed_and_can_be_explained() {
     let files = Files::new("printed");
-    let (status, plan, errors) = files.run("plan step.txt --ranks 4 --axis a --cluster cluster.toml");
+    let (status, plan, errors) = files.run("plan step.txt --mesh a=4 --cluster cluster.toml");
     assert_eq!((status, errors.as_str()), (0, ""));
     assert!(plan.contains("[mesh]\na = 4\n"), "{plan}");
-    assert!(plan.contains("\"params.w\" = \"shard(1)\""), "{plan}");
+    assert!(plan.contains("[inputs.\"params.w\"]\na = \"shard(1)\""), "{plan}");
     let (status, text, errors) = files.write("plan.toml", &plan).run("explain step.txt plan.toml");
     assert_eq!((status, errors.as_str()), (0, ""));
-    assert!(text.starts_with("plan ") && text.contains("optimal in its model"), "{text}");
+    assert!(text.starts_with("plan ") && text.contains("tensor parallel, state sharded"), "{text}");
 }
 
 #[test]
@@ -141,7 +141,10 @@ fn pins_are_kept_and_the_last_one_that_matches_decides() {
     let command = "plan step.txt --ranks 2 --cluster cluster.toml --pins pins.toml";
     let (status, plan, errors) = files.write("pins.toml", pins).run(command);
     assert_eq!((status, errors.as_str()), (0, ""));
-    assert!(plan.contains("\"params.w\" = \"shard(1)\"") && !plan.contains("\"batch.x\" ="), "{plan}");
+    assert!(
+        plan.contains("[inputs.\"params.w\"]\nranks = \"shard(1)\"") && !plan.contains("batch.x"),
+        "{plan}"
+    );
 }
 
 #[test]

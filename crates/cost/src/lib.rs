@@ -3,5 +3,6 @@
 mod time;
 
 pub use time::{
-    Company, GraphTime, collective_time, direct_limit, graph_time, operation_time, reshard_time, step,
+    Company, GraphTime, Machine, collective_time, direct_limit, graph_time, local_time, operation_time,
+    reshard_time,
 };

@@ -3,16 +3,26 @@
 use aten::{Call, Realise, Strategy, Work};
 use base::Bytes;
 use cluster::{Cluster, Link};
-use ir::{CollectiveKind, Graph, NodeId, Placement, TensorType};
-use shard::{Reshard, Step, local_shape, reshard_steps};
+use ir::{Collective, CollectiveKind, Graph, Mesh, MeshAxis, Placement, TensorType};
+use shard::{Reshard, local_shape, reshard_steps};
 
 const PICOS: f64 = 1e12;
 
-/// The time of one collective among `ranks`, as the library does it.
-pub fn collective_time(cluster: &Cluster, collective: Step, ranks: u32) -> i64 {
+/// What a program runs on.
+#[derive(Clone, Copy)]
+pub struct Machine<'a> {
+    /// Devices and links.
+    pub cluster: &'a Cluster,
+    /// The ranks.
+    pub mesh: &'a Mesh,
+}
+
+/// The time of one collective, as the library does it.
+pub fn collective_time(machine: Machine<'_>, collective: Collective<'_>) -> i64 {
+    let ranks = machine.mesh.size_of(collective.axis);
     let share = f64::from(ranks - 1) / f64::from(ranks);
     let bytes = collective.bytes.0 as f64;
-    let links = &cluster.links;
+    let links = &machine.cluster.links;
     let (link, sent) = match collective.kind {
         CollectiveKind::AllReduce => (links.all_reduce, 2.0 * bytes * share),
         CollectiveKind::AllGather | CollectiveKind::Broadcast => (links.all_gather, bytes * share),
@@ -26,9 +36,11 @@ fn on_link(link: Link, bytes: f64) -> i64 {
     (link.latency_ns * 1e3 + bytes / link.bandwidth * PICOS).round() as i64
 }
 
-/// The time of one collective among `ranks` if each sends to each in one round, with the copies and sums around it; `None` for what is an
+/// The time of one collective if each rank sends to each in one round, with the copies and sums around it; `None` for what is an
 /// exchange already.
-fn direct_time(cluster: &Cluster, collective: Step, ranks: u32) -> Option<i64> {
+fn direct_time(machine: Machine<'_>, collective: Collective<'_>) -> Option<i64> {
+    let cluster = machine.cluster;
+    let ranks = machine.mesh.size_of(collective.axis);
     let whole = collective.bytes.0;
     let part = whole / u64::from(ranks);
     let (sent, local) = match collective.kind {
@@ -40,17 +52,17 @@ fn direct_time(cluster: &Cluster, collective: Step, ranks: u32) -> Option<i64> {
         CollectiveKind::ReduceScatter => (whole, traffic(cluster, whole + part)),
         CollectiveKind::AllToAll | CollectiveKind::Broadcast => return None,
     };
-    let exchange = Step { kind: CollectiveKind::AllToAll, bytes: Bytes(sent) };
-    Some(collective_time(cluster, exchange, ranks) + local)
+    let exchange = Collective { kind: CollectiveKind::AllToAll, bytes: Bytes(sent), ..collective };
+    Some(collective_time(machine, exchange) + local)
 }
 
-/// The least time of one collective among `ranks`, as `share` counts it from the time of the collective and that of an empty one. Direct
+/// The least time of one collective, as `share` counts it from the time of the collective and that of an empty one. Direct
 /// collectives count where an empty one is no slower: sizes from which on they would be faster are not told apart.
-fn least_time(cluster: &Cluster, collective: Step, ranks: u32, share: impl Fn(i64, i64) -> i64) -> i64 {
-    let empty = Step { bytes: Bytes(0), ..collective };
-    let latency = collective_time(cluster, empty, ranks);
-    let usual = share(collective_time(cluster, collective, ranks), latency);
-    let direct = direct_time(cluster, collective, ranks).zip(direct_time(cluster, empty, ranks));
+fn least_time(machine: Machine<'_>, collective: Collective<'_>, share: impl Fn(i64, i64) -> i64) -> i64 {
+    let empty = Collective { bytes: Bytes(0), ..collective };
+    let latency = collective_time(machine, empty);
+    let usual = share(collective_time(machine, collective), latency);
+    let direct = direct_time(machine, collective).zip(direct_time(machine, empty));
     match direct {
         Some((alone, starting)) if starting <= latency => usual.min(share(alone, starting)),
         _ => usual,
@@ -61,10 +73,10 @@ fn least_time(cluster: &Cluster, collective: Step, ranks: u32, share: impl Fn(i6
 const ANY_SIZE: Bytes = Bytes(1 << 40);
 
 /// Up to how many bytes a collective of a kind is faster in one round from each to each; 0 where it never is.
-pub fn direct_limit(cluster: &Cluster, kind: CollectiveKind, ranks: u32) -> Bytes {
+pub fn direct_limit(machine: Machine<'_>, kind: CollectiveKind, axis: &MeshAxis) -> Bytes {
     let lost = |bytes| {
-        let collective = Step { kind, bytes };
-        Some(direct_time(cluster, collective, ranks)? - collective_time(cluster, collective, ranks))
+        let collective = Collective { kind, reduction: None, axis: &axis.name, bytes };
+        Some(direct_time(machine, collective)? - collective_time(machine, collective))
     };
     match (lost(Bytes(0)), lost(ANY_SIZE)) {
         (Some(empty), Some(large)) if empty < 0 && large > 0 => {
@@ -90,18 +102,19 @@ pub enum Company {
 
 /// The time of a change of placement: its collectives, and the copies that put parts in order. `None` where it is impossible.
 pub fn reshard_time(
-    cluster: &Cluster,
+    machine: Machine<'_>,
     ty: &TensorType,
     reshard: Reshard,
-    ranks: u32,
+    axis: &MeshAxis,
     company: Company,
 ) -> Option<i64> {
-    let steps = reshard_steps(ty, reshard, ranks)?;
+    let cluster = machine.cluster;
+    let steps = reshard_steps(ty, reshard, axis)?;
     let share = |alone: i64, latency: i64| match company {
         Company::Alone => alone,
         Company::Bucketed => alone - latency + latency / BUCKET,
     };
-    let time = |step: &Step| least_time(cluster, *step, ranks, share);
+    let time = |step: &Collective<'_>| least_time(machine, *step, share);
     let collectives: i64 = steps.iter().map(time).sum();
     let copies = match (reshard.from, reshard.to) {
         (from, to) if from == to => 0,
@@ -109,7 +122,7 @@ pub fn reshard_time(
         | (Placement::Replicate, Placement::Shard { dim: 0, blocks: 1 })
         | (Placement::Partial(_), Placement::Replicate | Placement::Shard { dim: 0, blocks: 1 }) => 0,
         (Placement::Replicate, Placement::Shard { .. }) => {
-            traffic(cluster, 2 * ty.bytes().0 / u64::from(ranks))
+            traffic(cluster, 2 * ty.bytes().0 / u64::from(axis.size))
         }
         (Placement::Replicate, _) | (Placement::Shard { blocks: 1, .. }, Placement::Partial(_)) => {
             traffic(cluster, ty.bytes().0)
@@ -124,8 +137,18 @@ fn traffic(cluster: &Cluster, bytes: u64) -> i64 {
         as i64
 }
 
-/// The time of one operation on one rank under a strategy, the collectives inside it included.
-pub fn operation_time(cluster: &Cluster, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> i64 {
+/// The time of one operation of a rank's graph.
+pub fn local_time(machine: Machine<'_>, call: &Call<'_>) -> i64 {
+    let alone = MeshAxis { name: String::new(), size: 1 };
+    operation_time(machine, call, &aten::replicated(call), &alone)
+}
+
+/// The time of one operation on one rank under a strategy along an axis, the collectives inside it included.
+pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis) -> i64 {
+    let (cluster, ranks) = (machine.cluster, axis.size);
+    if let Some(collective) = call.graph.collective(call.id) {
+        return collective_time(machine, of_part(collective, strategy, ranks));
+    }
     let Some(row) = aten::row(call.name()) else {
         return traffic(cluster, bytes(call, strategy, ranks));
     };
@@ -144,7 +167,14 @@ pub fn operation_time(cluster: &Cluster, call: &Call<'_>, strategy: &Strategy, r
             computing.max(traffic(cluster, bytes(call, strategy, ranks)))
         }
     };
-    time + inner_collectives(cluster, call, strategy, ranks)
+    time + inner_collectives(machine, call, strategy, axis)
+}
+
+/// A collective along another axis on one rank's part of its tensor.
+fn of_part<'a>(collective: Collective<'a>, strategy: &Strategy, ranks: u32) -> Collective<'a> {
+    let sharded = matches!(strategy.operands.first(), Some(Placement::Shard { .. }));
+    let parts = if sharded { u64::from(ranks) } else { 1 };
+    Collective { bytes: Bytes(collective.bytes.0 / parts), ..collective }
 }
 
 /// Bytes that an operation reads and writes on one rank.
@@ -159,7 +189,7 @@ fn bytes(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> u64 {
 }
 
 /// The small all-reduces that some strategies make inside an operation, and the passes over the operand that they add.
-fn inner_collectives(cluster: &Cluster, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> i64 {
+fn inner_collectives(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis) -> i64 {
     let count = match strategy.realise {
         Realise::Softmax | Realise::LogSoftmax => 2,
         Realise::SoftmaxBackward | Realise::LogSoftmaxBackward => 1,
@@ -168,9 +198,9 @@ fn inner_collectives(cluster: &Cluster, call: &Call<'_>, strategy: &Strategy, ra
     let Some(Placement::Shard { dim, .. }) = strategy.results.first() else { return 0 };
     let result = call.result(0);
     let bytes = Bytes(result.bytes().0 / result.shape[usize::from(*dim)].max(1) as u64);
-    let passes = traffic(cluster, 2 * bytes_of_part(result, ranks));
-    let reduction = Step { kind: CollectiveKind::AllReduce, bytes };
-    let time = least_time(cluster, reduction, ranks, |alone, _| alone);
+    let passes = traffic(machine.cluster, 2 * bytes_of_part(result, axis.size));
+    let reduction = Collective { kind: CollectiveKind::AllReduce, reduction: None, axis: &axis.name, bytes };
+    let time = least_time(machine, reduction, |alone, _| alone);
     count * (time + passes)
 }
 
@@ -192,22 +222,16 @@ pub struct GraphTime {
 }
 
 /// Adds up the times of a rank's graph.
-pub fn graph_time(cluster: &Cluster, graph: &Graph, ranks: u32) -> GraphTime {
+pub fn graph_time(machine: Machine<'_>, graph: &Graph) -> GraphTime {
     let mut time = GraphTime::default();
     for node in &graph.order {
-        if let Some(collective) = step(graph, *node) {
-            time.communication += collective_time(cluster, collective, ranks);
+        if let Some(collective) = graph.collective(*node) {
+            time.communication += collective_time(machine, collective);
             time.collectives += 1;
         } else if !graph.is_wait(*node) {
-            let call = Call::new(graph, *node);
-            time.compute += operation_time(cluster, &call, &aten::replicated(&call), 1);
+            time.compute += local_time(machine, &Call::new(graph, *node));
             time.operations += 1;
         }
     }
     time
-}
-
-/// The collective that a node of a rank's graph starts, as changes of placement count it.
-pub fn step(graph: &Graph, node: NodeId) -> Option<Step> {
-    graph.collective(node).map(|it| Step { kind: it.kind, bytes: it.bytes })
 }

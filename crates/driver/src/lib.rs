@@ -2,14 +2,14 @@
 
 mod simulate;
 
-use base::{Code, Diagnostic, Result};
+use base::Result;
 use cluster::Cluster;
-use ir::Placement;
-use ir::{Graph, RankGraph};
+use indexmap::IndexMap;
+use ir::{Graph, Mesh, MeshAxis, Placement, RankGraph};
 use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Pass, pipeline};
 use plan::{Pins, Plan, Request, search};
 use serde::{Deserialize, Serialize};
-use shard::{Axis, canonical, partition};
+use shard::canonical;
 
 pub use simulate::{Ranks, simulate_plan, simulate_rank};
 
@@ -17,16 +17,22 @@ pub use simulate::{Ranks, simulate_plan, simulate_rank};
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanSettings {
-    /// The name of the mesh axis.
-    pub axis: String,
-    /// How many ranks lie along it.
-    pub ranks: u32,
+    /// The mesh: names of its axes with their sizes, the outer axis first.
+    pub mesh: IndexMap<String, u32>,
     /// Most bytes of one rank.
     #[serde(default)]
     pub memory_limit: Option<u64>,
     /// Demanded placements by axis, by name pattern of inputs.
     #[serde(default)]
     pub pins: Pins,
+}
+
+impl PlanSettings {
+    /// The mesh.
+    pub fn mesh(&self) -> Mesh {
+        let axis = |(name, size): (&String, &u32)| MeshAxis { name: name.clone(), size: *size };
+        Mesh { axes: self.mesh.iter().map(axis).collect() }
+    }
 }
 
 /// A captured graph without what nothing needs: aliases, chains of views, values computed twice, dead code. The planner sees this one.
@@ -38,18 +44,15 @@ fn cleaned(graph: &Graph) -> Result<Graph> {
 
 /// Plans a captured graph for a cluster.
 pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> Result<Plan> {
-    if settings.ranks == 0 {
-        return Err(
-            Diagnostic::new(Code::BAD_MESH, "a mesh axis of 0 ranks").hint("name an axis of at least 1")
-        );
-    }
+    let mesh = settings.mesh();
+    mesh.check()?;
     aten::check(graph)?;
     let cleaned = cleaned(graph)?;
     let request = Request {
         graph: &cleaned,
         captured: graph,
         cluster,
-        axis: Axis { name: settings.axis.clone(), ranks: settings.ranks },
+        mesh: &mesh,
         memory_limit: settings.memory_limit,
         pins: &settings.pins,
     };
@@ -58,24 +61,15 @@ pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> 
 
 /// The graph that `rank` runs under a plan for `graph`. On one rank it is the captured graph itself.
 pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
-    let axis = plan.axis()?;
-    if rank >= axis.ranks {
-        let message = format!("a plan for {} ranks has no rank {rank}", axis.ranks);
-        return Err(Diagnostic::new(Code::FOREIGN_PLAN, message)
-            .hint("start as many processes as the plan has ranks"));
-    }
     aten::check(graph)?;
     let canonical = canonical(&cleaned(graph)?);
-    let assignment = plan.assignment(&canonical, graph.fingerprint())?;
-    if axis.ranks == 1 {
-        return Ok(graph.clone());
-    }
-    partition(&canonical, &assignment, &axis, rank)
+    let local = plan.partition(&canonical, graph.fingerprint(), rank)?;
+    Ok(if plan.mesh().ranks() == 1 { graph.clone() } else { local })
 }
 
 /// What a plan does, for people.
 pub fn explain_plan(graph: &Graph, plan: &Plan) -> Result<String> {
-    let graph = passes::run(&pipeline(plan.passes), &rank_graph(graph, plan, 0)?, |_| {})?;
+    let graph = passes::run(&pipeline(&plan.passes), &rank_graph(graph, plan, 0)?, |_| {})?;
     Ok(plan::explain(plan, &graph))
 }
 

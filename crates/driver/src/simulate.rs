@@ -25,7 +25,8 @@ pub enum Ranks {
 
 /// The timeline of a step of `graph` under `plan`, as `rank_graph` and the passes make its programs.
 pub fn simulate_plan(graph: &Graph, plan: &Plan, cluster: &Cluster, ranks: Ranks) -> Result<Timeline> {
-    let of_rank = |rank| passes::run(&passes::pipeline(plan.passes), &rank_graph(graph, plan, rank)?, |_| {});
+    let of_rank =
+        |rank| passes::run(&passes::pipeline(&plan.passes), &rank_graph(graph, plan, rank)?, |_| {});
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     match ranks {

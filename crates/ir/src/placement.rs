@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use base::{Code, Diagnostic, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// How the parts of a partial value are put together.
@@ -53,7 +54,7 @@ impl FromStr for Placement {
     /// What is wrong, in a few words.
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
         let wrong =
             || format!("`{text}` is none of replicate, shard(DIM), shard(DIM, BLOCKS), partial(sum|norm)");
         let (head, rest) = text.trim().split_once('(').unwrap_or((text.trim(), ")"));
@@ -74,13 +75,13 @@ impl FromStr for Placement {
 }
 
 impl Serialize for Placement {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
 impl<'de> Deserialize<'de> for Placement {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
@@ -106,6 +107,44 @@ impl Mesh {
     /// How many ranks there are.
     pub fn ranks(&self) -> u32 {
         self.axes.iter().map(|axis| axis.size).product()
+    }
+
+    /// A mesh of one axis.
+    pub fn along(name: impl Into<String>, size: u32) -> Self {
+        Self { axes: vec![MeshAxis { name: name.into(), size }] }
+    }
+
+    /// Checks that every axis has a name of its own and at least one rank.
+    pub fn check(&self) -> Result<()> {
+        let bad = |what: String| {
+            let hint = "name axes with at least one rank each, such as {\"data\": 2, \"tensor\": 4}";
+            Err(Diagnostic::new(Code::BAD_MESH, what).hint(hint))
+        };
+        if self.axes.is_empty() {
+            return bad("a mesh without an axis".into());
+        }
+        for (number, axis) in self.axes.iter().enumerate() {
+            if axis.size == 0 {
+                return bad(format!("a mesh axis `{}` of 0 ranks", axis.name));
+            }
+            if self.axes[..number].iter().any(|other| other.name == axis.name) {
+                return bad(format!("two mesh axes are called `{}`", axis.name));
+            }
+        }
+        match self.axes.iter().try_fold(1_u32, |product, axis| product.checked_mul(axis.size)) {
+            Some(_) => Ok(()),
+            None => bad("a mesh of more ranks than can be counted".into()),
+        }
+    }
+
+    /// The axis called `name`.
+    pub fn axis(&self, name: &str) -> Option<&MeshAxis> {
+        self.axes.iter().find(|axis| axis.name == name)
+    }
+
+    /// How many ranks lie along the axis called `name`; 1 where there is none.
+    pub fn size_of(&self, name: &str) -> u32 {
+        self.axis(name).map_or(1, |axis| axis.size)
     }
 
     /// The position of `rank` along the axis number `axis`.

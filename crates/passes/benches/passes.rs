@@ -25,7 +25,7 @@ fn graph() -> Graph {
 #[divan::bench(args = NAMES)]
 fn pass(bencher: Bencher, name: &str) {
     let graph = graph();
-    let pass = by_name(name, Settings::default()).expect("the names are those of passes");
+    let pass = by_name(name, &Settings::default()).expect("the names are those of passes");
     bencher.bench_local(|| {
         let patch = pass.run(black_box(&graph)).expect("the graph is valid");
         patch.apply().expect("a pass makes a program")
@@ -35,6 +35,6 @@ fn pass(bencher: Bencher, name: &str) {
 #[divan::bench(sample_count = 20)]
 fn whole_pipeline(bencher: Bencher) {
     let graph = graph();
-    let passes = pipeline(Settings::default());
+    let passes = pipeline(&Settings::default());
     bencher.bench_local(|| run(&passes, black_box(&graph), |_| {}).expect("the graph is valid"));
 }

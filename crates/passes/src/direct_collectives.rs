@@ -3,6 +3,8 @@
 //! A library that goes around a ring passes each byte on once per rank and waits for every round, which is least to send; for
 //! small tensors the rounds are what takes the time. From which size on which is faster follows from the cluster's links.
 
+use std::collections::BTreeMap;
+
 use base::{Bytes, Result};
 use ir::{Arg, CollectiveKind, Dtype, Graph, NodeId, Patch, Reduction, TensorType, ValueId};
 use serde::{Deserialize, Serialize};
@@ -40,10 +42,13 @@ impl Direct {
     }
 }
 
+/// Limits by the name of the mesh axis.
+pub type DirectAxes = BTreeMap<String, Direct>;
+
 /// Writes small collectives as an all-to-all and a local reduction.
 pub struct DirectCollectives {
-    /// Up to which size.
-    pub direct: Direct,
+    /// Up to which size, by axis.
+    pub direct: DirectAxes,
 }
 
 /// The labels of exchanges begin with it; the collective that each stands for follows.
@@ -66,22 +71,23 @@ impl Pass for DirectCollectives {
         let mut patch = Patch::new(graph);
         let context = Context::new(graph);
         for member in graph.order.iter().filter_map(|id| context.member(*id)) {
-            if self.is_direct(graph, &member) {
+            let axis = graph.collective(member.node).map_or("", |it| it.axis);
+            if let Some(direct) = self.direct.get(axis).filter(|direct| direct.takes(graph, &member)) {
                 patch.label(format!("{LABEL}{}", member.reason(graph)));
-                self.exchange(graph, &mut patch, &member);
+                direct.exchange(graph, &mut patch, &member);
             }
         }
         Ok(patch)
     }
 }
 
-impl DirectCollectives {
+impl Direct {
     /// Whether a collective is small enough, and its reduction can be done here.
-    fn is_direct(&self, graph: &Graph, member: &Member) -> bool {
+    fn takes(&self, graph: &Graph, member: &Member) -> bool {
         let limit = match member.kind {
-            CollectiveKind::AllReduce => self.direct.all_reduce,
-            CollectiveKind::AllGather => self.direct.all_gather,
-            CollectiveKind::ReduceScatter => self.direct.reduce_scatter,
+            CollectiveKind::AllReduce => self.all_reduce,
+            CollectiveKind::AllGather => self.all_gather,
+            CollectiveKind::ReduceScatter => self.reduce_scatter,
             CollectiveKind::AllToAll | CollectiveKind::Broadcast => return false,
         };
         // A sum of integers would be of another type.
@@ -96,17 +102,17 @@ impl DirectCollectives {
     }
 
     fn exchange(&self, graph: &Graph, patch: &mut Patch<'_>, member: &Member) {
-        let ranks = i64::from(self.direct.ranks);
+        let ranks = i64::from(self.ranks);
         let flat = member.flattened(graph, patch, &[graph.ty(member.operand).elements() as i64]);
         let (start, wait) = (member.node, member.wait);
         let mut layout = Layout { patch, source: start };
         let sent = match member.kind {
             CollectiveKind::ReduceScatter => flat,
-            _ => layout.cat(&vec![flat; self.direct.ranks as usize], 0),
+            _ => layout.cat(&vec![flat; self.ranks as usize], 0),
         };
         let ty = layout.patch.ty(sent).clone();
         let part = ty.shape[0] / ranks;
-        let splits = vec![part; self.direct.ranks as usize];
+        let splits = vec![part; self.ranks as usize];
         let group = graph.nodes[start].args.last().expect("a collective has a group").clone();
         let args = vec![Arg::Value(sent), Arg::Ints(splits.clone()), Arg::Ints(splits), group];
         let started = layout.patch.push_value(start, CollectiveKind::AllToAll.schema(), args, ty.clone());

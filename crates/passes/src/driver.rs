@@ -5,8 +5,8 @@ use ir::{Change, Edits, Graph, Patch, verify};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BucketCollectives, CommonSubexpressions, DeadCode, Direct, DirectCollectives, DropAliases, GroupLists,
-    MergeViews, OrderCollectives, StartCollectives,
+    BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DropAliases,
+    GroupLists, MergeViews, OrderCollectives, StartCollectives,
 };
 
 /// A step from a graph to an equal graph.
@@ -34,22 +34,22 @@ pub struct Outcome {
 }
 
 /// The settings of the passes that have any; what is left out is as by default.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// Maximum bytes per bucket of collectives.
     pub bucket_limit: Bytes,
     /// So much may be gathered ahead of its first use.
     pub prefetch_limit: Bytes,
-    /// Which collectives are direct; none where there is nothing.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub direct: Option<Direct>,
+    /// Which collectives are direct, by the name of the mesh axis; along an axis that is not here none are.
+    #[serde(skip_serializing_if = "DirectAxes::is_empty")]
+    pub direct: DirectAxes,
 }
 
 impl Default for Settings {
     /// Buckets of 25 MiB as PyTorch's DistributedDataParallel has them, and twice that gathered ahead.
     fn default() -> Self {
-        Self { bucket_limit: Bytes(25 << 20), prefetch_limit: Bytes(50 << 20), direct: None }
+        Self { bucket_limit: Bytes(25 << 20), prefetch_limit: Bytes(50 << 20), direct: DirectAxes::new() }
     }
 }
 
@@ -61,7 +61,7 @@ impl Settings {
         rungs.into_iter().map(move |(bucket, ahead)| Self {
             bucket_limit: Bytes(bucket),
             prefetch_limit: Bytes(ahead),
-            ..default
+            ..default.clone()
         })
     }
 }
@@ -69,7 +69,7 @@ impl Settings {
 /// The passes that a graph goes through before it runs, in their order. Views are merged once more behind bucketing, since those
 /// that flatten meet those that were there; ordering comes behind them, since every patch may move nodes. Direct collectives are last: they start where the collective started, and
 /// their reduction stands where it was waited for.
-pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
+pub fn pipeline(settings: &Settings) -> Vec<Box<dyn Pass>> {
     let mut passes: Vec<Box<dyn Pass>> = vec![
         Box::new(DropAliases),
         Box::new(MergeViews),
@@ -83,14 +83,18 @@ pub fn pipeline(settings: Settings) -> Vec<Box<dyn Pass>> {
     passes.push(Box::new(CommonSubexpressions));
     passes.push(Box::new(DeadCode));
     passes.push(Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }));
-    if let Some(direct) = settings.direct {
-        passes.push(Box::new(DirectCollectives { direct: direct.at_most(settings.bucket_limit) }));
+    if !settings.direct.is_empty() {
+        let limited = settings
+            .direct
+            .iter()
+            .map(|(axis, direct)| (axis.clone(), direct.at_most(settings.bucket_limit)));
+        passes.push(Box::new(DirectCollectives { direct: limited.collect() }));
     }
     passes
 }
 
 /// The pass called `name`.
-pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
+pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
     let all: [Box<dyn Pass>; 9] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
@@ -100,7 +104,7 @@ pub fn by_name(name: &str, settings: Settings) -> Option<Box<dyn Pass>> {
         Box::new(StartCollectives),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
-        Box::new(DirectCollectives { direct: settings.direct.unwrap_or_default() }),
+        Box::new(DirectCollectives { direct: settings.direct.clone() }),
     ];
     all.into_iter().find(|pass| pass.name() == name)
 }

@@ -20,7 +20,7 @@ mod start_collectives;
 pub use bucket_collectives::BucketCollectives;
 pub use common_subexpressions::CommonSubexpressions;
 pub use dead_code::DeadCode;
-pub use direct_collectives::{Direct, DirectCollectives, direct_form_of};
+pub use direct_collectives::{Direct, DirectAxes, DirectCollectives, direct_form_of};
 pub use driver::{Outcome, Pass, Settings, by_name, pipeline, run};
 pub use drop_aliases::DropAliases;
 pub use facts::issue_order;

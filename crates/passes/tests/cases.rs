@@ -6,7 +6,7 @@ use std::{fmt::Write, fs, path::PathBuf};
 use base::Bytes;
 use expect_test::expect_file;
 use ir::Graph;
-use unisono_passes::{Direct, Pass, Settings, by_name, run};
+use unisono_passes::{Direct, DirectAxes, Pass, Settings, by_name, run};
 
 const SEPARATOR: &str = "\n----\n";
 
@@ -21,12 +21,13 @@ fn passes(case: &str) -> Vec<Box<dyn Pass>> {
             "prefetch" => settings.prefetch_limit = value,
             "direct" => {
                 let [all_reduce, all_gather, reduce_scatter] = [value; 3];
-                settings.direct = Some(Direct { ranks: 2, all_reduce, all_gather, reduce_scatter });
+                let direct = Direct { ranks: 2, all_reduce, all_gather, reduce_scatter };
+                settings.direct = DirectAxes::from([("a".to_owned(), direct)]);
             }
             _ => panic!("unknown setting {key}"),
         }
     }
-    line.split(' ').filter(|word| !word.contains('=')).map(|name| by_name(name, settings).unwrap()).collect()
+    line.split(' ').filter(|word| !word.contains('=')).map(|name| by_name(name, &settings).unwrap()).collect()
 }
 
 /// The program of the changed graph, behind what the observer was told; operators, inputs and places stand above already.

@@ -1,6 +1,6 @@
 //! Copy sets: where a value that is used more than once is kept, and which further placements of it are made.
 
-use ir::{Placement, Reduce, TensorType};
+use ir::{MeshAxis, Placement, Reduce, TensorType};
 use shard::{Reshard, reshard_steps};
 use smallvec::SmallVec;
 
@@ -30,7 +30,12 @@ pub fn follows(from: Placement, to: Placement) -> bool {
 /// The copy sets of a value of type `ty` that comes in one of `sources` and is required in `required`, in a fixed order.
 ///
 /// At most two further placements are made; one that follows from another without communication is not counted.
-pub fn copy_sets(ty: &TensorType, sources: &[Placement], required: &[Placement], ranks: u32) -> Vec<CopySet> {
+pub fn copy_sets(
+    ty: &TensorType,
+    sources: &[Placement],
+    required: &[Placement],
+    axis: &MeshAxis,
+) -> Vec<CopySet> {
     let mut sets = Vec::new();
     for source in sources {
         let useful: Vec<Placement> = required
@@ -38,7 +43,7 @@ pub fn copy_sets(ty: &TensorType, sources: &[Placement], required: &[Placement],
             .copied()
             .chain([Placement::Replicate])
             .filter(|to| !follows(*source, *to) && !matches!(to, Placement::Partial(_)))
-            .filter(|to| reshard_steps(ty, Reshard { from: *source, to: *to }, ranks).is_some())
+            .filter(|to| reshard_steps(ty, Reshard { from: *source, to: *to }, axis).is_some())
             .collect();
         let mut distinct: Vec<Placement> = Vec::new();
         for placement in useful {

@@ -7,41 +7,57 @@ use ir::{Placement, RankGraph};
 
 use crate::Plan;
 
-/// What a plan does, what it is expected to cost and why it is not another one; `graph` is one rank's graph.
+/// What a plan does, what it is expected to cost and what it was chosen over; `graph` is one rank's graph.
 pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
     let mut text = String::new();
     let axes: Vec<String> = plan.mesh.iter().map(|(name, size)| format!("{name} = {size}")).collect();
     let p = &plan.prediction;
-    let _ = writeln!(text, "plan {} on mesh [{}]", plan.fingerprint(), axes.join(", "));
+    let _ = writeln!(text, "plan {} on mesh [{}]: {}", plan.fingerprint(), axes.join(", "), plan.label);
+    for axis in &plan.undivided {
+        let ranks = plan.mesh.get(axis).copied().unwrap_or(1);
+        let _ = writeln!(
+            text,
+            "  warning: no matrix product, attention or convolution of this step has a dimension that the {ranks} ranks of \
+             `{axis}` divide: each of them does all of that work\n  hint: choose a number of ranks that divides the batch"
+        );
+    }
     let _ = writeln!(
         text,
-        "  step    {} predicted: {} of operations, {} of collectives ({})",
+        "  step      {} predicted: {} of operations, {} of waiting; {} collectives take {}",
         Nanos(p.step_ns),
         Nanos(p.compute_ns),
-        Nanos(p.communication_ns),
-        p.collectives
+        Nanos(p.exposed_ns),
+        p.collectives,
+        Nanos(p.communication_ns)
     );
     let _ = writeln!(
         text,
-        "  memory  {} at the peak of a rank, {} of it state",
+        "  memory    {} at the peak of a rank, {} of it state",
         Bytes(p.peak_bytes),
         Bytes(p.state_bytes)
     );
-    let gap = if p.bound_ns == p.model_ns {
-        "optimal in its model".to_owned()
-    } else {
-        format!("bound {}", Nanos(p.bound_ns))
-    };
-    let _ = writeln!(text, "  search  {gap}; limited by {}", plan.limit);
-    let _ = writeln!(text, "  batch   {}", placements(plan, |name| name.starts_with(BATCH)));
-    let _ = writeln!(text, "  state   {}", placements(plan, |name| !name.starts_with(BATCH)));
+    let _ = writeln!(text, "  limited by {}", plan.limit);
+    if p.model_ns > 0 {
+        let _ = writeln!(
+            text,
+            "  search    {} in the model without buckets and overlap, where no choice takes less than {}",
+            Nanos(p.model_ns),
+            Nanos(p.bound_ns)
+        );
+    }
+    let _ = writeln!(
+        text,
+        "  batch     {}",
+        placements(plan, |name| name.starts_with(BATCH), "sliced where it is used")
+    );
+    let _ = writeln!(text, "  state     {}", placements(plan, |name| !name.starts_with(BATCH), "replicated"));
     for (what, count) in collectives(graph) {
         let _ = writeln!(text, "  {count:>4} x {what}");
     }
     for other in &plan.runners_up {
         let _ = writeln!(
             text,
-            "  not     {}: {} predicted, {}{}",
+            "  rejected: {}: {} predicted, {}{}",
             other.name,
             Nanos(other.step_ns),
             Bytes(other.peak_bytes),
@@ -51,7 +67,7 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
     for (operator, count) in &plan.without_row {
         let _ = writeln!(
             text,
-            "  note    {count} x {operator} runs replicated: the operation table has no row for it"
+            "  note: {count} x {operator} runs replicated: the operation table has no row for it"
         );
     }
     text
@@ -60,19 +76,23 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
 /// What names of the batch's tensors begin with.
 const BATCH: &str = "batch.";
 
-/// How inputs with certain names come to a rank.
-fn placements(plan: &Plan, counted: impl Fn(&str) -> bool) -> String {
-    let mut counts: BTreeMap<Placement, u32> = BTreeMap::new();
-    for (_, placement) in plan.inputs.iter().filter(|(name, _)| counted(name)) {
-        *counts.entry(*placement).or_default() += 1;
+/// How inputs with certain names come to a rank, by axis; `otherwise` where nothing is said of them.
+fn placements(plan: &Plan, counted: impl Fn(&str) -> bool, otherwise: &str) -> String {
+    let mut counts: BTreeMap<(&str, Placement), u32> = BTreeMap::new();
+    for (_, layout) in plan.inputs.iter().filter(|(name, _)| counted(name)) {
+        for (axis, placement) in layout {
+            *counts.entry((axis, *placement)).or_default() += 1;
+        }
     }
-    let parts: Vec<String> =
-        counts.iter().map(|(placement, count)| format!("{count} x {placement}")).collect();
-    if parts.is_empty() {
-        "whole on every rank".into()
-    } else {
-        format!("{}, the rest whole", parts.join(", "))
-    }
+    let named = plan.mesh.len() > 1;
+    let parts: Vec<String> = counts
+        .iter()
+        .map(|((axis, placement), count)| {
+            let on = if named { format!(" on {axis}") } else { String::new() };
+            format!("{count} x {placement}{on}")
+        })
+        .collect();
+    if parts.is_empty() { otherwise.into() } else { format!("{}, the rest {otherwise}", parts.join(", ")) }
 }
 
 /// Collectives by kind, with the bytes of one rank's operands.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use base::define_id;
 use cost::{Company, reshard_time};
 use indexmap::IndexSet;
-use ir::{PartId, PartKind, Placement, TensorType, ValueId};
+use ir::{MeshAxis, PartId, PartKind, Placement, TensorType, ValueId};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use shard::{KindId, Reshard, local_shape, reshard_steps};
 use smallvec::SmallVec;
@@ -44,6 +44,8 @@ pub struct Source {
     pub is_state: bool,
     /// Whether the value only looks at another one's memory.
     pub is_view: bool,
+    /// Whether a collective along another axis still writes it: it can only be waited for.
+    pub in_flight: bool,
 }
 
 impl Source {
@@ -211,7 +213,7 @@ impl Maker<'_> {
                 required.push(*placement);
             }
         }
-        copy_sets(self.ty, &sources, &required, self.setting.space.ranks)
+        copy_sets(self.ty, &sources, &required, &self.setting.space.axis)
     }
 
     /// The time to make the further placements of each copy set, in the cheapest order.
@@ -272,13 +274,17 @@ impl Maker<'_> {
     /// The cost of a change of placement: its time, then its number of collectives.
     fn change(&self, from: Placement, to: Placement, company: Company) -> Cost {
         let reshard = Reshard { from, to };
-        let Setting { cluster, space, batch, strict, .. } = *self.setting;
+        let Setting { machine, space, batch, strict, prices, .. } = *self.setting;
+        if self.source.in_flight && from != to {
+            return Cost::INFINITE;
+        }
         let (Some(time), Some(steps)) = (
-            reshard_time(cluster, self.ty, reshard, space.ranks, company),
-            reshard_steps(self.ty, reshard, space.ranks),
+            reshard_time(machine, self.ty, reshard, &space.axis, company),
+            reshard_steps(self.ty, reshard, &space.axis),
         ) else {
             return Cost::INFINITE;
         };
+        let time = prices.of(company, time);
         let against =
             against_demand(batch, from, to, company) && !self.inevitable.contains(&(from, to, company));
         match (against, strict) {
@@ -289,7 +295,7 @@ impl Maker<'_> {
     }
 
     fn bytes(&self, placement: Placement) -> u64 {
-        local_bytes(self.ty, placement, self.setting.space.ranks)
+        local_bytes(self.ty, placement, &self.setting.space.axis)
     }
 }
 
@@ -331,6 +337,6 @@ fn inevitable(
 }
 
 /// The bytes of one rank's part of a tensor.
-pub fn local_bytes(ty: &TensorType, placement: Placement, ranks: u32) -> u64 {
-    local_shape(&ty.shape, placement, ranks).iter().product::<i64>() as u64 * ty.dtype.bytes()
+pub fn local_bytes(ty: &TensorType, placement: Placement, axis: &MeshAxis) -> u64 {
+    local_shape(&ty.shape, placement, axis.size).iter().product::<i64>() as u64 * ty.dtype.bytes()
 }

@@ -2,38 +2,36 @@
 
 use base::{Code, Diagnostic, Result, unknown_name_hint};
 use indexmap::IndexMap;
-use ir::{Graph, InputId, Placement};
+use ir::{Graph, InputId, Mesh, Placement};
 use rustc_hash::FxHashMap;
+use shard::Space;
 
 /// Placements by axis for name patterns; the last pattern that matches an input decides.
 pub type Pins = IndexMap<String, IndexMap<String, Placement>>;
 
-/// What is demanded of an input.
+/// What is demanded of an input along an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Demand {
-    /// A placement; passed over where it is impossible if the pin is a pattern that matched more than this input.
-    At {
-        /// The placement.
-        placement: Placement,
-        /// Whether it may be passed over.
-        soft: bool,
-    },
-    /// Any placement that cuts it, where there is one.
-    Cut,
+pub struct Demand {
+    /// The placement.
+    pub placement: Placement,
+    /// Whether the pin is a pattern, which passes over inputs that cannot be placed so.
+    pub soft: bool,
 }
 
-/// The demands on the inputs of a graph.
+/// The demands on the inputs of a graph along an axis.
 pub type Demands = FxHashMap<InputId, Demand>;
 
-/// The placement that is demanded for each input along `axis`. A pattern that matches nothing and an axis that does not exist are errors.
-pub fn pinned(graph: &Graph, pins: &Pins, axis: &str) -> Result<Demands> {
+/// The placement that is demanded for each input along the axis of `space`. A pattern that matches nothing, one that no input it matches
+/// can keep, and an axis that the mesh does not have are errors.
+pub fn pinned(graph: &Graph, space: &Space, pins: &Pins, mesh: &Mesh) -> Result<Demands> {
     let mut pinned = Demands::default();
     for (pattern, placements) in pins {
-        if let Some(unknown) = placements.keys().find(|name| *name != axis) {
+        let names = || mesh.axes.iter().map(|axis| axis.name.as_str());
+        if let Some(unknown) = placements.keys().find(|name| mesh.axis(name).is_none()) {
             let message = format!("pin `{pattern}` names an axis `{unknown}` that the mesh does not have");
-            return Err(Diagnostic::new(Code::BAD_PIN, message).hint(unknown_name_hint(unknown, [axis])));
+            return Err(Diagnostic::new(Code::BAD_PIN, message).hint(unknown_name_hint(unknown, names())));
         }
-        let Some(placement) = placements.get(axis) else { continue };
+        let Some(placement) = placements.get(&space.axis.name) else { continue };
         if matches!(placement, Placement::Partial(_)) {
             let message = format!("pin `{pattern}` demands `{placement}`, but inputs are not partial");
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint("use `replicate` or `shard(DIM)`"));
@@ -41,21 +39,63 @@ pub fn pinned(graph: &Graph, pins: &Pins, axis: &str) -> Result<Demands> {
         let matching: Vec<InputId> =
             graph.inputs.iter().filter(|(_, input)| glob(pattern, &input.name)).map(|(id, _)| id).collect();
         if matching.is_empty() && !is_class_pattern(pattern) {
-            let names: Vec<&str> = graph.inputs.values().map(|input| input.name.as_str()).collect();
-            let hint = base::nearest(pattern, names.iter().copied()).map_or_else(
-                || "inputs are named params.*, buffers.*, optimizer.*, batch.*".into(),
-                |name| format!("did you mean `{name}`?"),
-            );
-            return Err(
-                Diagnostic::new(Code::BAD_PIN, format!("pin `{pattern}` matches no input")).hint(hint)
-            );
+            return Err(matches_nothing(graph, pattern));
+        }
+        let soft = pattern.contains('*');
+        if soft && !matching.is_empty() && !matching.iter().any(|id| can_be(graph, space, *id, *placement)) {
+            return Err(binds_nothing(graph, space, pattern, *placement, &matching));
         }
         for id in matching {
-            pinned.insert(id, Demand::At { placement: *placement, soft: pattern.contains('*') });
+            pinned.insert(id, Demand { placement: *placement, soft });
         }
     }
     Ok(pinned)
 }
+
+/// Whether an input can have a placement along the axis of `space`.
+pub fn can_be(graph: &Graph, space: &Space, id: InputId, placement: Placement) -> bool {
+    match placement {
+        Placement::Shard { dim, blocks } => space.offers[graph.inputs[id].value].contains(&(dim, blocks)),
+        _ => true,
+    }
+}
+
+fn matches_nothing(graph: &Graph, pattern: &str) -> Box<Diagnostic> {
+    let names: Vec<&str> = graph.inputs.values().map(|input| input.name.as_str()).collect();
+    let hint = base::nearest(pattern, names.iter().copied()).map_or_else(
+        || "inputs are named params.*, buffers.*, optimizer.*, batch.*".into(),
+        |name| format!("did you mean `{name}`?"),
+    );
+    Diagnostic::new(Code::BAD_PIN, format!("pin `{pattern}` matches no input")).hint(hint)
+}
+
+fn binds_nothing(
+    graph: &Graph,
+    space: &Space,
+    pattern: &str,
+    placement: Placement,
+    matching: &[InputId],
+) -> Box<Diagnostic> {
+    let shapes: Vec<String> = matching
+        .iter()
+        .take(MOST_NAMES)
+        .map(|id| {
+            let input = &graph.inputs[*id];
+            format!("`{}` of shape {:?}", input.name, graph.ty(input.value).shape)
+        })
+        .collect();
+    let axis = &space.axis;
+    let message = format!(
+        "pin `{pattern}` binds nothing: no input that it matches can be `{placement}` over {} ranks of `{}`",
+        axis.size, axis.name
+    );
+    Diagnostic::new(Code::BAD_PIN, message)
+        .because(format!("it matches {}", shapes.join(", ")))
+        .hint("a dimension is sharded evenly or not at all: pin another one, or `replicate`")
+}
+
+/// Maximum number of inputs listed in an error.
+const MOST_NAMES: usize = 4;
 
 /// Whether a pattern speaks of a whole class of inputs, of which there may be none.
 fn is_class_pattern(pattern: &str) -> bool {

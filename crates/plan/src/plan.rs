@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use aten::Call;
 use base::{Code, Diagnostic, Fingerprint, Result};
 use indexmap::IndexMap;
-use ir::{Graph, Mesh, MeshAxis, NodeId, PartId, Placement, ValueId};
+use ir::{Graph, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, ValueId};
 use serde::{Deserialize, Serialize};
-use shard::{Assignment, Axis, Space};
+use shard::{Assignment, Space, partition_mesh};
+
+use crate::pins::Pins;
 
 /// The version of the text form.
 const VERSION: u32 = 2;
@@ -15,12 +17,14 @@ const VERSION: u32 = 2;
 /// What a plan is expected to cost.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Prediction {
-    /// Time of a step after the passes, in nanoseconds: operations and collectives one after the other.
+    /// Time of a step of the program that runs, simulated, in nanoseconds.
     pub step_ns: i64,
     /// Operations alone.
     pub compute_ns: i64,
-    /// Collectives alone.
+    /// Collectives alone, hidden or not.
     pub communication_ns: i64,
+    /// Waiting for collectives: communication that no operation hides.
+    pub exposed_ns: i64,
     /// Most memory of one rank, in bytes.
     pub peak_bytes: u64,
     /// What of it stays from step to step for small results; the executor takes no more.
@@ -30,17 +34,17 @@ pub struct Prediction {
     pub state_bytes: u64,
     /// Collectives in a step.
     pub collectives: u32,
-    /// No plan of the model costs less than this, in nanoseconds: the bound of the search.
-    pub bound_ns: i64,
-    /// What the model, which knows no buckets, says of this plan, in nanoseconds; its predicted time where only the passes showed that it is
-    /// the fastest.
+    /// What the search's own model says of this plan along the innermost axis, in nanoseconds: operations and collectives one after the
+    /// other, as they are before the passes.
     pub model_ns: i64,
+    /// No choice along that axis takes less in the same model, in nanoseconds.
+    pub bound_ns: i64,
 }
 
 /// Another plan that was considered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RunnerUp {
-    /// What it is, in a few words.
+    /// What it is, in the field's words.
     pub name: String,
     /// Its predicted time, in nanoseconds.
     pub step_ns: i64,
@@ -49,13 +53,28 @@ pub struct RunnerUp {
     /// Whether it is within the memory limit.
     #[serde(default = "yes")]
     pub fits: bool,
+    /// Pins that demand its placements.
+    #[serde(default)]
+    pub pins: Pins,
 }
 
 const fn yes() -> bool {
     true
 }
 
-/// A plan along one axis.
+/// What a plan decides along one axis, on the graph that the axes outside it leave.
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decisions {
+    /// Operations that are not replicated: `number = "operator: operands -> results"`, by position in program order.
+    #[serde(default)]
+    pub nodes: BTreeMap<String, String>,
+    /// Placements in which values enter a later part of the program: `value.part`, by number.
+    #[serde(default)]
+    pub kept: BTreeMap<String, Placement>,
+}
+
+/// A plan: a mesh, and what is decided along each of its axes, the outer one first.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -65,58 +84,78 @@ pub struct Plan {
     pub graph: Fingerprint,
     /// The cluster that it was made for.
     pub cluster: Fingerprint,
+    /// What it is, in the field's words.
+    pub label: String,
+    /// What limits it, in a sentence.
+    pub limit: String,
+    /// Axes of which no dimension of a matrix product or the like is a multiple.
+    #[serde(default)]
+    pub undivided: Vec<String>,
     /// The mesh.
     pub mesh: IndexMap<String, u32>,
     /// The expected cost.
     pub prediction: Prediction,
     /// Other plans that were considered, best first.
     pub runners_up: Vec<RunnerUp>,
-    /// What limits it, in a sentence.
-    pub limit: String,
     /// Operators that run replicated because the operation table has no row for them, with their number.
     pub without_row: BTreeMap<String, u32>,
     /// How collectives are put into buckets and started ahead.
     #[serde(default)]
     pub passes: passes::Settings,
-    /// Inputs that are not whole on every rank.
-    pub inputs: BTreeMap<String, Placement>,
-    /// Operations that are not replicated: `number = "operator: operands -> results"`, by position in program order.
-    pub nodes: BTreeMap<String, String>,
-    /// Placements in which values enter a later part of the program: `value.part`, by number.
-    pub kept: BTreeMap<String, Placement>,
+    /// Inputs that are not replicated: their layout, a placement for each axis that is not named by default.
+    pub inputs: BTreeMap<String, IndexMap<String, Placement>>,
+    /// Decisions by axis.
+    pub axes: IndexMap<String, Decisions>,
 }
 
 impl Plan {
-    /// The plan that an assignment is.
+    /// The plan that assignments along the axes of a mesh are, for a graph in canonical form.
     pub fn new(
         graph: &Graph,
         fingerprints: (Fingerprint, Fingerprint),
-        axis: &Axis,
-        assignment: &Assignment,
-    ) -> Self {
-        let inputs = graph.inputs.iter().filter_map(|(id, input)| {
-            let placement = *assignment.inputs.get(&id)?;
-            (placement != Placement::Replicate).then(|| (input.name.clone(), placement))
-        });
+        mesh: &Mesh,
+        assignments: &[Assignment],
+    ) -> Result<Self> {
+        let mut plan = Self {
+            version: VERSION,
+            graph: fingerprints.0,
+            cluster: fingerprints.1,
+            label: String::new(),
+            limit: String::new(),
+            undivided: Vec::new(),
+            mesh: mesh.axes.iter().map(|axis| (axis.name.clone(), axis.size)).collect(),
+            prediction: Prediction::default(),
+            runners_up: Vec::new(),
+            without_row: BTreeMap::new(),
+            passes: passes::Settings::default(),
+            inputs: BTreeMap::new(),
+            axes: IndexMap::new(),
+        };
+        let mut decided = assignments.iter();
+        partition_mesh(graph, mesh, 0, |graph, axis| {
+            let assignment = decided.next().cloned().unwrap_or_default();
+            plan.decide(graph, axis, &assignment);
+            Ok(assignment)
+        })?;
+        Ok(plan)
+    }
+
+    /// Notes what is decided along an axis.
+    fn decide(&mut self, graph: &Graph, axis: &MeshAxis, assignment: &Assignment) {
+        for (id, input) in graph.inputs.iter() {
+            let placement = assignment.inputs.get(&id).copied().unwrap_or(Placement::Replicate);
+            if placement != Placement::Replicate {
+                self.inputs.entry(input.name.clone()).or_default().insert(axis.name.clone(), placement);
+            }
+        }
         let nodes = graph.order.iter().enumerate().filter_map(|(position, id)| {
             let text = strategy_text(graph, *id, assignment)?;
             Some((position.to_string(), text))
         });
-        let kept = assignment.kept.iter().map(|((value, part), p)| (format!("{}.{}", value.0, part.0), *p));
-        Self {
-            version: VERSION,
-            graph: fingerprints.0,
-            cluster: fingerprints.1,
-            mesh: std::iter::once((axis.name.clone(), axis.ranks)).collect(),
-            prediction: Prediction::default(),
-            runners_up: Vec::new(),
-            limit: String::new(),
-            without_row: BTreeMap::new(),
-            passes: passes::Settings::default(),
-            inputs: inputs.collect(),
-            nodes: nodes.collect(),
-            kept: kept.collect(),
-        }
+        let kept = assignment.kept.iter();
+        let kept = kept.map(|((value, part), p)| (format!("{}.{}", value.0, part.0), *p));
+        let decisions = Decisions { nodes: nodes.collect(), kept: kept.collect() };
+        self.axes.insert(axis.name.clone(), decisions);
     }
 
     /// The text form.
@@ -136,13 +175,24 @@ impl Plan {
             let message = format!("a plan of version {}, not {VERSION}", plan.version);
             return Err(Diagnostic::new(Code::OTHER_VERSION, message).at_line(file, 0, 0).hint("plan again"));
         }
-        let ranks: u32 = plan.mesh.values().product();
-        if let Some(direct) = plan.passes.direct.filter(|direct| direct.ranks != ranks) {
-            let message = format!("direct collectives for {} ranks in a plan for {ranks}", direct.ranks);
-            return Err(Diagnostic::new(Code::BAD_TEXT, message)
-                .at_line(file, 0, 0)
-                .hint(format!("write `ranks = {ranks}` under `passes.direct`, or take it out")));
+        for (axis, direct) in &plan.passes.direct {
+            let size = plan.mesh.get(axis).copied();
+            if size != Some(direct.ranks) {
+                let there = size.map_or_else(|| "no such axis".to_owned(), |size| format!("{size} ranks"));
+                let message = format!(
+                    "direct collectives for {} ranks along `{axis}`, and the plan has {there}",
+                    direct.ranks
+                );
+                let hint = match size {
+                    Some(size) => {
+                        format!("write `ranks = {size}` under `passes.direct.{axis}`, or take it out")
+                    }
+                    None => format!("take `passes.direct.{axis}` out"),
+                };
+                return Err(Diagnostic::new(Code::BAD_TEXT, message).at_line(file, 0, 0).hint(hint));
+            }
         }
+        plan.mesh().check()?;
         Ok(plan)
     }
 
@@ -154,11 +204,20 @@ impl Plan {
             print.part(axis.as_bytes()).number(u64::from(*ranks));
         }
         print.part(toml::to_string(&self.passes).expect("settings have no keys that TOML lacks").as_bytes());
-        for (name, placement) in self.inputs.iter().chain(&self.kept) {
-            print.part(name.as_bytes()).part(placement.to_string().as_bytes());
+        for (name, layout) in &self.inputs {
+            print.part(name.as_bytes());
+            for (axis, placement) in layout {
+                print.part(axis.as_bytes()).part(placement.to_string().as_bytes());
+            }
         }
-        for (position, text) in &self.nodes {
-            print.part(position.as_bytes()).part(text.as_bytes());
+        for (axis, Decisions { nodes, kept }) in &self.axes {
+            print.part(axis.as_bytes());
+            for (value, placement) in kept {
+                print.part(value.as_bytes()).part(placement.to_string().as_bytes());
+            }
+            for (position, text) in nodes {
+                print.part(position.as_bytes()).part(text.as_bytes());
+            }
         }
         print.finish()
     }
@@ -170,50 +229,58 @@ impl Plan {
         }
     }
 
-    /// The only axis.
-    pub fn axis(&self) -> Result<Axis> {
-        let mut axes = self.mesh.iter();
-        match (axes.next(), axes.next()) {
-            (Some((name, ranks)), None) if *ranks > 0 => Ok(Axis { name: name.clone(), ranks: *ranks }),
-            _ => Err(Diagnostic::new(Code::BAD_MESH, "a plan's mesh must have one axis")),
+    /// The graph that a rank runs: `graph`, the step that the plan is for in canonical form, along each axis as decided. Fails where the
+    /// plan is for another step.
+    pub fn partition(&self, graph: &Graph, fingerprint: Fingerprint, rank: u32) -> Result<RankGraph> {
+        if self.graph != fingerprint {
+            return Err(foreign(&format!("its graph is {}, this step's is {fingerprint}", self.graph)));
         }
+        let mesh = self.mesh();
+        if rank >= mesh.ranks() {
+            let message = format!("a plan for {} ranks has no rank {rank}", mesh.ranks());
+            return Err(Diagnostic::new(Code::FOREIGN_PLAN, message)
+                .hint("start as many processes as the plan has ranks"));
+        }
+        partition_mesh(graph, &mesh, rank, |graph, axis| self.assignment(graph, axis))
     }
 
-    /// The decisions of the plan on the graph that it is for, in canonical form. Fails where it is for another graph.
-    pub fn assignment(&self, graph: &Graph, fingerprint: Fingerprint) -> Result<Assignment> {
-        let foreign = |what: String| {
-            Diagnostic::new(Code::FOREIGN_PLAN, "the plan is for another training step")
-                .because(what)
-                .hint("plan again: the model, the batch or the version of PyTorch has changed")
-        };
-        if self.graph != fingerprint {
-            return Err(foreign(format!("its graph is {}, this step's is {fingerprint}", self.graph)));
-        }
-        let space = Space::new(graph, self.axis()?.ranks);
+    /// The decisions along an axis, on the graph that the axes outside it leave.
+    fn assignment(&self, graph: &Graph, axis: &MeshAxis) -> Result<Assignment> {
+        let space = Space::new(graph, axis);
         let mut assignment = Assignment::default();
         for (id, input) in graph.inputs.iter() {
-            let placement = self.inputs.get(&input.name).copied().unwrap_or(Placement::Replicate);
+            let placement = self.inputs.get(&input.name).and_then(|layout| layout.get(&axis.name));
+            let placement = placement.copied().unwrap_or(Placement::Replicate);
             if let Placement::Shard { dim, blocks } = placement
                 && !space.offers[input.value].contains(&(dim, blocks))
             {
-                return Err(foreign(format!("`{}` cannot be `{placement}`", input.name)));
+                return Err(foreign(&format!(
+                    "`{}` cannot be `{placement}` along `{}`",
+                    input.name, axis.name
+                )));
             }
             assignment.inputs.insert(id, placement);
         }
+        let Some(Decisions { nodes, kept }) = self.axes.get(&axis.name) else { return Ok(assignment) };
         for (position, id) in graph.order.iter().enumerate() {
-            let strategies = space.strategies(*id);
-            let Some(wanted) = self.nodes.get(&position.to_string()) else { continue };
-            let found = strategies.iter().find(|s| text_of(graph, *id, s) == *wanted);
+            let Some(wanted) = nodes.get(&position.to_string()) else { continue };
+            let found = space.strategies(*id).iter().find(|s| text_of(graph, *id, s) == *wanted);
             let found =
-                found.ok_or_else(|| foreign(format!("operation {position} cannot run as `{wanted}`")))?;
+                found.ok_or_else(|| foreign(&format!("operation {position} cannot run as `{wanted}`")))?;
             assignment.nodes.insert(*id, found.clone());
         }
-        for (key, placement) in &self.kept {
-            let (value, part) = parse_kept(key).ok_or_else(|| foreign(format!("`{key}` names no value")))?;
+        for (key, placement) in kept {
+            let (value, part) = parse_kept(key).ok_or_else(|| foreign(&format!("`{key}` names no value")))?;
             assignment.kept.insert((value, part), *placement);
         }
         Ok(assignment)
     }
+}
+
+fn foreign(what: &str) -> Box<Diagnostic> {
+    Diagnostic::new(Code::FOREIGN_PLAN, "the plan is for another training step")
+        .because(what)
+        .hint("plan again: the model, the batch or the version of PyTorch has changed")
 }
 
 fn strategy_text(graph: &Graph, id: NodeId, assignment: &Assignment) -> Option<String> {

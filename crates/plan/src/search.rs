@@ -1,14 +1,19 @@
-//! The search: tables, solve, memory limit, runners-up.
+//! The search: candidates from the solver under several prices, each partitioned, put through the passes and simulated; the best is kept.
 
 use base::{Bytes, Code, Diagnostic, Fingerprint, Result};
 use cluster::Cluster;
-use ir::{CollectiveKind, Graph, InputClass, Placement, RankGraph};
-use shard::{Assignment, Axis, Space, canonical, partition};
-use solve::{Failure, Options, Solution, Solver, weigh};
+use cost::Machine;
+use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
+use passes::{Direct, DirectAxes};
+use shard::{Assignment, Space, canonical, partition};
+use solve::{Choices, Failure, Options, Solver, evaluate, weigh};
 
 use crate::{
-    pins::{Demand, Demands, Pins, pinned},
+    labels::label,
+    pins::{Demands, Pins, pinned},
     plan::{Plan, Prediction, RunnerUp},
+    prices::Prices,
+    runners_up::pins_of,
     tables::{Setting, Tables, demand_on_batch},
 };
 
@@ -20,8 +25,8 @@ pub struct Request<'a> {
     pub captured: &'a Graph,
     /// The cluster.
     pub cluster: &'a Cluster,
-    /// The axis.
-    pub axis: Axis,
+    /// The ranks, the outer axis first.
+    pub mesh: &'a Mesh,
     /// Most bytes of one rank.
     pub memory_limit: Option<u64>,
     /// Demands.
@@ -32,16 +37,24 @@ pub struct Request<'a> {
 pub struct Searched {
     /// The plan.
     pub plan: Plan,
-    /// The graph in canonical form, which the plan's positions count in.
+    /// The graph in canonical form, which the plan's positions along the first axis count in.
     pub canonical: Graph,
-    /// The plan's decisions on it.
-    pub assignment: Assignment,
+    /// The plan's decisions, one for each axis.
+    pub assignments: Vec<Assignment>,
 }
 
 /// Budgets go down from the weight of the fastest plan by so many halvings of the way to the least: 1/32 of it first, all of it last.
 const MOST_HALVINGS: u32 = 6;
-/// How often a budget is raised again from one that suits the memory limit towards one that does not.
-const MOST_RAISES: u32 = 3;
+/// How often a budget is raised again from one that keeps the memory limit towards one that does not, for a small and a large program.
+const MOST_RAISES: [u32; 2] = [6, 2];
+/// Programs with more nodes are searched under fewer prices.
+const LARGE: usize = 4_000;
+/// How many prices a large program is searched under.
+const PRICES_OF_LARGE: usize = 3;
+/// How many candidates of an outer axis are carried on to the axes within it, of a small and of a large program.
+const BEAM: [usize; 2] = [4, 2];
+/// How many runners-up a plan names.
+const MOST_RUNNERS_UP: usize = 5;
 const PICOS_PER_NANO: i64 = 1_000;
 
 /// Finds the plan of least predicted time under the memory limit that keeps the pins.
@@ -55,36 +68,55 @@ pub fn search(request: &Request<'_>) -> Result<Searched> {
 /// The search beside the hashing of the captured step.
 fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) -> Result<Searched> {
     let canonical = canonical(request.graph);
-    let space = Space::new(&canonical, request.axis.ranks);
-    let demands = pinned(&canonical, request.pins, &request.axis.name)?;
-    let run = Run { request, canonical: &canonical, space: &space };
-    // One rank that nothing is demanded of has no choice.
-    let (best, runners_up) = if request.axis.ranks == 1 && demands.is_empty() {
-        (run.alone()?, Vec::new())
-    } else {
-        run.compared(&demands)?
+    let run = Run {
+        request,
+        machine: Machine { cluster: request.cluster, mesh: request.mesh },
+        direct: direct(request.cluster, request.mesh),
+        is_large: canonical.order.len() > LARGE,
     };
+    let mut found = run.explored(&canonical, 0)?;
+    found.extend(run.replicated(&canonical)?);
+    let (best, others) =
+        ranked(found, request.memory_limit).ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
     if !best.fits(request.memory_limit) {
         return Err(too_small(request.memory_limit.unwrap_or(0), best.prediction.peak_bytes));
     }
     let mut plan = Plan::new(
         &canonical,
         (fingerprint(), request.cluster.fingerprint()),
-        &request.axis,
-        &best.assignment,
-    );
+        request.mesh,
+        &best.assignments,
+    )?;
+    let name = |found: &Found| label(&canonical, &found.assignments, run.machine);
+    plan.label = name(&best)?;
     plan.limit = limit(&best, request.memory_limit);
+    plan.without_row = without_row(&canonical, request.mesh);
+    plan.undivided = run.undivided(&canonical);
     plan.passes = best.passes;
     plan.prediction = best.prediction;
-    plan.without_row = space.without_row.iter().cloned().collect();
-    plan.runners_up = runners_up;
-    Ok(Searched { plan, assignment: best.assignment, canonical })
+    for other in &others {
+        let Prediction { step_ns, peak_bytes, .. } = other.prediction;
+        let other_name = name(other)?;
+        // Of plans that are called alike the fastest is enough.
+        let known = other_name == plan.label || plan.runners_up.iter().any(|known| known.name == other_name);
+        if known || plan.runners_up.len() == MOST_RUNNERS_UP {
+            continue;
+        }
+        plan.runners_up.push(RunnerUp {
+            name: other_name,
+            step_ns,
+            peak_bytes,
+            fits: other.fits(request.memory_limit),
+            pins: pins_of(&canonical, &other.assignments, request.mesh),
+        });
+    }
+    Ok(Searched { plan, assignments: best.assignments, canonical })
 }
 
-/// One solved problem.
+/// A candidate with what it is predicted to take.
 struct Found {
-    name: &'static str,
-    assignment: Assignment,
+    /// The decisions along each axis.
+    assignments: Vec<Assignment>,
     passes: passes::Settings,
     prediction: Prediction,
 }
@@ -95,280 +127,322 @@ impl Found {
     }
 }
 
+/// What the tables say of a solution, in picoseconds: its time, and the least that they allow.
+#[derive(Clone, Copy, Default)]
+struct Model {
+    time: i64,
+    bound: i64,
+}
+
 struct Run<'a> {
     request: &'a Request<'a>,
-    canonical: &'a Graph,
-    space: &'a Space,
+    machine: Machine<'a>,
+    direct: DirectAxes,
+    is_large: bool,
 }
 
 impl Run<'_> {
-    /// The only plan of one rank.
-    fn alone(&self) -> Result<Found> {
-        let mut found = self.predicted("one rank", Assignment::default())?;
-        found.prediction.model_ns = found.prediction.step_ns;
-        found.prediction.bound_ns = found.prediction.step_ns;
-        Ok(found)
+    fn axis(&self, number: usize) -> Option<&MeshAxis> {
+        self.request.mesh.axes.get(number)
     }
 
-    /// The best plan and those that it was chosen over; the families are searched beside it.
-    fn compared(&self, demands: &Demands) -> Result<(Found, Vec<RunnerUp>)> {
-        let (found, others) = std::thread::scope(|scope| {
-            let families = FAMILIES.map(|family| scope.spawn(move || self.family(demands, family)));
-            let found = self.best("the plan of least time in the model", demands);
-            let whole = self.whole(demands);
-            let families = families.map(|family| family.join().expect("the search panics nowhere"));
-            (found, families.into_iter().chain([whole]).flatten().collect())
-        });
-        Ok(self.ranked(found?, others))
-    }
-
-    fn setting<'a>(&'a self, demands: &'a Demands, strict: bool) -> Setting<'a> {
-        Setting {
-            graph: self.canonical,
-            space: self.space,
-            cluster: self.request.cluster,
-            pins: demands,
-            batch: demand_on_batch(self.canonical, demands),
-            strict,
-        }
-    }
-
-    /// Every rank does everything; none where pins demand otherwise.
-    fn whole(&self, demands: &Demands) -> Option<Found> {
-        let whole = |demand: &Demand| matches!(demand, Demand::At { placement: Placement::Replicate, .. });
-        if !demands.values().all(whole) {
-            return None;
-        }
-        self.predicted("everything whole on every rank", Assignment::default()).ok()
-    }
-
-    /// The plan that a solution is.
-    fn found(&self, name: &'static str, tables: &Tables<'_>, solution: &Solution) -> Result<Found> {
-        let mut found = self.predicted(name, tables.assignment(&solution.choices))?;
-        found.prediction.model_ns = solution.cost.primary() / PICOS_PER_NANO;
-        found.prediction.bound_ns = solution.bound.primary() / PICOS_PER_NANO;
-        Ok(found)
-    }
-
-    /// A plan with the time and memory of what will run: the rank's graph after the passes, with the largest buckets that fit.
-    fn predicted(&self, name: &'static str, assignment: Assignment) -> Result<Found> {
-        // One rank runs the graph as it was captured.
-        let graph = match self.request.axis.ranks {
-            1 => self.request.captured.clone(),
-            _ => partition(self.canonical, &assignment, &self.request.axis, 0)?,
+    /// The candidates along the axes from `number` on, on the graph that the axes outside it leave.
+    fn explored(&self, graph: &Graph, number: usize) -> Result<Vec<Found>> {
+        let Some(axis) = self.axis(number) else {
+            // One rank runs the graph as it was captured.
+            let alone = self.request.mesh.ranks() == 1;
+            return Ok(vec![self.predicted(if alone { self.request.captured } else { graph })?]);
         };
-        let mut last = None;
-        let direct = direct(self.request.cluster, self.request.axis.ranks);
-        for rung in passes::Settings::ladder() {
-            let passes = passes::Settings { direct, ..rung };
-            let prediction = self.predict(&graph, passes)?;
-            let fits = self.request.memory_limit.is_none_or(|limit| prediction.peak_bytes <= limit);
-            let found = last.insert((passes, prediction));
-            if fits || found.1.collectives == 0 {
-                break;
-            }
+        let space = Space::new(graph, axis);
+        let demands = pinned(graph, &space, self.request.pins, self.request.mesh)?;
+        let along = Along { run: self, graph, number, axis, space: &space, demands: &demands };
+        // One rank that nothing is demanded of has no choice.
+        if axis.size == 1 && demands.is_empty() {
+            return along.continued(&Assignment::default(), Model::default());
         }
-        let (passes, prediction) = last.expect("the ladder has a rung");
-        Ok(Found { name, assignment, passes, prediction })
+        along.candidates()
     }
 
-    fn predict(&self, graph: &RankGraph, passes: passes::Settings) -> Result<Prediction> {
+    /// The plan in which every rank does everything; none where pins demand otherwise.
+    fn replicated(&self, graph: &Graph) -> Result<Option<Found>> {
+        let free = self.request.pins.values().flat_map(|axes| axes.values());
+        if free.clone().any(|placement| *placement != Placement::Replicate) || self.request.mesh.ranks() == 1
+        {
+            return Ok(None);
+        }
+        let mut found = self.predicted(graph)?;
+        found.assignments = vec![Assignment::default(); self.request.mesh.axes.len()];
+        Ok(Some(found))
+    }
+
+    /// What one rank's graph takes, with the largest buckets that fit.
+    fn predicted(&self, graph: &RankGraph) -> Result<Found> {
+        let mut last = None;
+        for rung in passes::Settings::ladder() {
+            let passes = passes::Settings { direct: self.direct.clone(), ..rung };
+            let prediction = self.simulated(graph, &passes)?;
+            let found = Found { assignments: Vec::new(), passes, prediction };
+            if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {
+                return Ok(found);
+            }
+            last = Some(found);
+        }
+        last.ok_or_else(|| Diagnostic::bug("there are no settings of passes"))
+    }
+
+    fn simulated(&self, graph: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
         let graph = passes::run(&passes::pipeline(passes), graph, |_| {})?;
-        let time = cost::graph_time(self.request.cluster, &graph, self.request.axis.ranks);
-        let peak = memory::peak(&graph);
-        let (most, buffers) = peak.within(self.request.memory_limit.map(Bytes));
+        let sim::Prediction { time, memory } = sim::predict(&graph, self.machine)?;
+        let (most, buffers) = memory.within(self.request.memory_limit.map(Bytes));
         Ok(Prediction {
-            step_ns: (time.compute + time.communication) / PICOS_PER_NANO,
-            compute_ns: time.compute / PICOS_PER_NANO,
-            communication_ns: time.communication / PICOS_PER_NANO,
+            step_ns: time.step.0,
+            compute_ns: time.compute.0,
+            communication_ns: time.communication.0,
+            exposed_ns: time.exposed.0,
             peak_bytes: most.0,
             buffer_bytes: buffers.0,
-            state_bytes: peak.state.0,
+            state_bytes: memory.state.0,
             collectives: time.collectives,
             ..Prediction::default()
         })
     }
 
-    /// The best plan in which nothing speaks against what is demanded of the batch; where that is impossible or too large, one in which as
-    /// little as possible does.
-    fn best(&self, name: &'static str, demands: &Demands) -> Result<Found> {
-        let setting = self.setting(demands, true);
-        let tables = Tables::new(&setting)?;
-        let mut solver = Solver::new(&tables.problem, Options { blame: false, ..Options::default() });
-        if let Ok(solution) = solver.solve() {
-            let found = self.limited(name, &tables, &mut solver, &solution)?;
-            if found.fits(self.request.memory_limit) || setting.batch.is_none() {
-                return Ok(found);
-            }
+    /// The axes along which nothing that is mostly computation can be sharded.
+    fn undivided(&self, graph: &Graph) -> Vec<String> {
+        let divides = |axis: &&MeshAxis| {
+            let space = Space::new(graph, axis);
+            graph.order.iter().any(|id| {
+                let row = aten::row(graph.op_name(*id));
+                let computes = row.is_some_and(|row| matches!(row.work, aten::Work::Flops(_)));
+                computes && space.strategies(*id).len() > 1
+            })
+        };
+        let axes = self.request.mesh.axes.iter().filter(|axis| axis.size > 1 && !divides(axis));
+        axes.map(|axis| axis.name.clone()).collect()
+    }
+}
+
+/// The search along one axis.
+struct Along<'a> {
+    run: &'a Run<'a>,
+    graph: &'a Graph,
+    number: usize,
+    axis: &'a MeshAxis,
+    space: &'a Space,
+    demands: &'a Demands,
+}
+
+impl Along<'_> {
+    /// Distinct solutions under all prices, each carried on through the axes within this one.
+    fn candidates(&self) -> Result<Vec<Found>> {
+        let strict = self.solutions(true);
+        let found = match strict {
+            Ok(found) if self.is_kept(&found) => return Ok(found),
+            other => other,
+        };
+        if demand_on_batch(self.graph, self.demands).is_none() {
+            return found;
         }
-        let setting = self.setting(demands, false);
-        let tables = Tables::new(&setting)?;
-        let mut solver = Solver::new(&tables.problem, Options::default());
-        let solution = solver.solve().map_err(|failure| self.explain(&tables, &failure))?;
-        self.limited(name, &tables, &mut solver, &solution)
+        self.solutions(false)
     }
 
-    /// The plan that `solution` is, or, where it is over the memory limit, the fastest one that is met within it, or the one of least peak.
+    fn is_kept(&self, found: &[Found]) -> bool {
+        found.iter().any(|one| one.fits(self.run.request.memory_limit))
+    }
+
+    fn solutions(&self, strict: bool) -> Result<Vec<Found>> {
+        let tried = if self.run.is_large { PRICES_OF_LARGE } else { Prices::TRIED.len() };
+        let beam = BEAM[usize::from(self.run.is_large)];
+        let is_last = self.number + 1 == self.run.request.mesh.axes.len();
+        let setting = self.setting(strict, Prices::PLAIN);
+        let plain = Tables::new(&setting)?;
+        let mut known: Vec<Choices> = Vec::new();
+        let mut found = Vec::new();
+        let mut bound = 0;
+        for prices in &Prices::TRIED[..tried] {
+            let setting = self.setting(strict, *prices);
+            let priced;
+            let tables = if *prices == Prices::PLAIN {
+                &plain
+            } else {
+                priced = Tables::new(&setting)?;
+                &priced
+            };
+            let is_last_try = !strict || setting.batch.is_none();
+            let options = Options { blame: is_last_try, ..Options::default() };
+            let mut solver = Solver::new(&tables.problem, options);
+            let solution = solver.solve().map_err(|failure| self.explained(tables, &failure))?;
+            if *prices == Prices::PLAIN {
+                bound = solution.bound.primary();
+            }
+            let mut carry = |choices: &Choices| -> Result<Vec<Found>> {
+                if known.contains(choices) || (!is_last && known.len() >= beam) {
+                    return Ok(Vec::new());
+                }
+                known.push(choices.clone());
+                let model = Model { time: evaluate(&plain.problem, choices).primary(), bound };
+                self.continued(&plain.assignment(choices), model)
+            };
+            let free = carry(&solution.choices)?;
+            let fits = self.is_kept(&free);
+            found.extend(free);
+            if !fits && self.run.request.memory_limit.is_some() {
+                found.extend(self.limited(&mut solver, tables, &solution.choices, &mut carry)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Candidates of less memory than the free one: with budgets from its weight down to the least, up to the first that keeps the
+    /// limit, and then up again as far as time is won.
     ///
-    /// The peak is what the solver can keep to a budget, the weight, and what lives between two operations; so budgets from that of the
-    /// fastest plan down to the least are tried.
+    /// The solver keeps the weight to a budget: state, and what lives between two parts of the program. The peak follows it.
     fn limited(
         &self,
-        name: &'static str,
-        tables: &Tables<'_>,
         solver: &mut Solver<'_>,
-        solution: &Solution,
-    ) -> Result<Found> {
-        let free = self.found(name, tables, solution)?;
-        if free.fits(self.request.memory_limit) {
-            return Ok(free);
-        }
-        let weight = weigh(&tables.problem, &solution.choices);
+        tables: &Tables<'_>,
+        free: &Choices,
+        carry: &mut impl FnMut(&Choices) -> Result<Vec<Found>>,
+    ) -> Result<Vec<Found>> {
+        let weight = weigh(&tables.problem, free);
         let least = match solver.solve_within(0) {
             Err(Failure::OverBudget { least }) => least,
             _ => 0,
         };
-        let (mut over, mut smallest) = (weight, free);
+        let mut all = Vec::new();
+        let (mut over, mut kept) = (weight, None);
         for halvings in (0..MOST_HALVINGS).rev() {
             let budget = weight - ((weight - least) >> halvings);
             let Ok(budgeted) = solver.solve_within(budget) else { break };
-            let found = self.found(name, tables, &budgeted.solution)?;
-            if found.fits(self.request.memory_limit) {
-                let within = &mut |budget| {
-                    let budgeted = solver.solve_within(budget).ok()?;
-                    self.found(name, tables, &budgeted.solution).ok()
-                };
-                return Ok(self.raised(found, (budget, over), within));
+            let found = carry(&budgeted.solution.choices)?;
+            let fits = self.is_kept(&found);
+            all.extend(found);
+            if fits {
+                kept = Some(budget);
+                break;
             }
             over = budget;
-            if found.prediction.peak_bytes < smallest.prediction.peak_bytes {
-                smallest = found;
-            }
         }
-        Ok(smallest)
-    }
-
-    /// Raises the budget from one that a plan kept the limit with towards one with which it was not kept, as far as time is won.
-    fn raised(
-        &self,
-        mut best: Found,
-        (mut low, mut over): (u64, u64),
-        within: &mut impl FnMut(u64) -> Option<Found>,
-    ) -> Found {
-        for _ in 0..MOST_RAISES {
+        let Some(mut low) = kept else { return Ok(all) };
+        for _ in 0..MOST_RAISES[usize::from(self.run.is_large)] {
             let budget = low + (over - low) / 2;
-            let Some(found) = within(budget).filter(|_| budget > low) else { break };
-            if found.fits(self.request.memory_limit) {
+            let Ok(budgeted) = solver.solve_within(budget) else { break };
+            let found = carry(&budgeted.solution.choices)?;
+            if self.is_kept(&found) {
                 low = budget;
-                if found.prediction.step_ns < best.prediction.step_ns {
-                    best = found;
-                }
             } else {
                 over = budget;
             }
+            all.extend(found);
         }
-        best
+        Ok(all)
     }
 
-    /// The best plan of a family.
-    fn family(&self, demands: &Demands, (name, batch, state): Family) -> Option<Found> {
-        let mut demands = demands.clone();
-        for (id, input) in self.canonical.inputs.iter() {
-            let wanted = match input.class {
-                InputClass::Batch => Some(Demand::At { placement: batch, soft: true }),
-                InputClass::Parameter | InputClass::Optimizer => Some(state),
-                _ => None,
-            };
-            if let Some(demand) = wanted {
-                demands.entry(id).or_insert(demand);
+    /// What becomes of a decision along this axis with the axes within it.
+    fn continued(&self, assignment: &Assignment, model: Model) -> Result<Vec<Found>> {
+        let local = if self.axis.size == 1 {
+            self.graph.clone()
+        } else {
+            partition(self.graph, assignment, self.axis, 0)?.into_renumbered()
+        };
+        let mut found = self.run.explored(&local, self.number + 1)?;
+        for one in &mut found {
+            one.assignments.insert(0, assignment.clone());
+            if one.prediction.model_ns == 0 {
+                one.prediction.model_ns = model.time / PICOS_PER_NANO;
+                one.prediction.bound_ns = model.bound / PICOS_PER_NANO;
             }
         }
-        self.best(name, &demands).ok()
+        Ok(found)
     }
 
-    /// The plan that is predicted to be fastest, and those that it was chosen over. A family's plan can be the fastest where the passes
-    /// make more of it than the model knew.
-    fn ranked(&self, found: Found, families: Vec<Found>) -> (Found, Vec<RunnerUp>) {
-        let limit = self.request.memory_limit;
-        let bound_ns = found.prediction.bound_ns;
-        let mut all = vec![found];
-        all.extend(families);
-        let fitness = |index: &usize| {
-            let Prediction { step_ns, peak_bytes, .. } = all[*index].prediction;
-            // Of plans that fit the fastest, else the smallest; of equals the first.
-            if all[*index].fits(limit) { (0, step_ns, *index) } else { (1, peak_bytes as i64, *index) }
-        };
-        let fastest = (0..all.len()).min_by_key(fitness).unwrap_or(0);
-        let mut best = all.remove(fastest);
-        if fastest > 0 {
-            best.prediction.model_ns = best.prediction.step_ns;
-            best.prediction.bound_ns = bound_ns;
+    fn setting(&self, strict: bool, prices: Prices) -> Setting<'_> {
+        Setting {
+            graph: self.graph,
+            space: self.space,
+            machine: self.run.machine,
+            prices,
+            pins: self.demands,
+            batch: demand_on_batch(self.graph, self.demands),
+            strict,
         }
-        let figures = |found: &Found| (found.prediction.step_ns, found.prediction.peak_bytes);
-        let mut others: Vec<RunnerUp> = Vec::new();
-        all.sort_by_key(|other| other.prediction.step_ns);
-        for other in all.iter().filter(|other| figures(other) != figures(&best)) {
-            let (step_ns, peak_bytes) = figures(other);
-            others.push(RunnerUp { name: other.name.into(), step_ns, peak_bytes, fits: other.fits(limit) });
-        }
-        (best, others)
     }
 
-    fn explain(&self, tables: &Tables<'_>, failure: &Failure) -> Box<Diagnostic> {
+    fn explained(&self, tables: &Tables<'_>, failure: &Failure) -> Box<Diagnostic> {
         let Failure::Infeasible { variables } = failure else {
             return Diagnostic::new(Code::NO_PLAN, "the search for a plan failed")
                 .because(failure.to_string());
         };
         let (inputs, nodes) = tables.meaning(variables);
-        let names = inputs.iter().map(|id| format!("`{}`", self.canonical.inputs[*id].name));
-        let operators = nodes.iter().map(|id| format!("`{}`", self.canonical.op_name(*id)));
+        let names = inputs.iter().map(|id| format!("`{}`", self.graph.inputs[*id].name));
+        let operators = nodes.iter().map(|id| format!("`{}`", self.graph.op_name(*id)));
         let among: Vec<String> = names.chain(operators).take(MOST_NAMES).collect();
-        let diagnostic = Diagnostic::new(Code::BAD_PIN, "no plan keeps all pins")
-            .because(format!("no choice suits all of {}", among.join(", ")))
-            .hint("remove pins of these until there is one");
-        match nodes.iter().find_map(|id| self.canonical.place(*id)) {
+        let diagnostic =
+            Diagnostic::new(Code::BAD_PIN, format!("no plan keeps all pins along `{}`", self.axis.name))
+                .because(format!("no choice suits all of {}", among.join(", ")))
+                .hint("remove pins of these until there is one");
+        match nodes.iter().find_map(|id| self.graph.place(*id)) {
             Some(place) => diagnostic.at_line(&place.file, place.line, 0),
             None => diagnostic,
         }
     }
 }
 
-/// So many names stand in a message.
+/// Maximum number of names listed in an error.
 const MOST_NAMES: usize = 6;
 
-/// Every rank holds the whole.
-const WHOLE: Demand = Demand::At { placement: Placement::Replicate, soft: true };
-
-/// A well-known family of plans: its name, and what it demands of the batch and of state.
-type Family = (&'static str, Placement, Demand);
-
-const FAMILIES: [Family; 3] = [
-    ("the batch cut, state whole", Placement::shard(0), WHOLE),
-    ("the batch cut, state cut", Placement::shard(0), Demand::Cut),
-    ("the batch whole, state cut", Placement::Replicate, Demand::Cut),
-];
-
-/// Which collectives among `ranks` ranks are faster from each to each.
-pub fn direct(cluster: &Cluster, ranks: u32) -> Option<passes::Direct> {
-    let limit = |kind| cost::direct_limit(cluster, kind, ranks);
-    let direct = passes::Direct {
-        ranks,
-        all_reduce: limit(CollectiveKind::AllReduce),
-        all_gather: limit(CollectiveKind::AllGather),
-        reduce_scatter: limit(CollectiveKind::ReduceScatter),
+/// The fastest candidate that fits (else the smallest), and the others in order of their time; of equals the first.
+fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Option<(Found, Vec<Found>)> {
+    let fitness = |one: &Found| {
+        let Prediction { step_ns, peak_bytes, .. } = one.prediction;
+        if one.fits(limit) { (0, step_ns, peak_bytes) } else { (1, peak_bytes as i64, 0) }
     };
-    let limits = [direct.all_reduce, direct.all_gather, direct.reduce_scatter];
-    (ranks > 1 && limits.iter().any(|limit| limit.0 > 0)).then_some(direct)
+    found.sort_by_key(fitness);
+    let mut found = found.into_iter();
+    let best = found.next()?;
+    let figures = |one: &Found| (one.prediction.step_ns, one.prediction.peak_bytes);
+    let mut others: Vec<Found> = Vec::new();
+    for other in found {
+        if figures(&other) != figures(&best) && others.iter().all(|known| figures(known) != figures(&other)) {
+            others.push(other);
+        }
+    }
+    others.sort_by_key(|other| (!other.fits(limit), other.prediction.step_ns));
+    Some((best, others))
+}
+
+/// Operators that run replicated because nothing is known of how they shard, with their number.
+fn without_row(graph: &Graph, mesh: &Mesh) -> std::collections::BTreeMap<String, u32> {
+    let axis = mesh.axes.iter().find(|axis| axis.size > 1);
+    axis.map(|axis| Space::new(graph, axis).without_row.into_iter().collect()).unwrap_or_default()
+}
+
+/// Along which axes, and up to which size, collectives are faster from each rank to each.
+pub fn direct(cluster: &Cluster, mesh: &Mesh) -> DirectAxes {
+    let machine = Machine { cluster, mesh };
+    let of = |axis: &MeshAxis| {
+        let limit = |kind| cost::direct_limit(machine, kind, axis);
+        let direct = Direct {
+            ranks: axis.size,
+            all_reduce: limit(CollectiveKind::AllReduce),
+            all_gather: limit(CollectiveKind::AllGather),
+            reduce_scatter: limit(CollectiveKind::ReduceScatter),
+        };
+        let limits = [direct.all_reduce, direct.all_gather, direct.reduce_scatter];
+        let is_ever = axis.size > 1 && limits.iter().any(|limit| limit.0 > 0);
+        is_ever.then(|| (axis.name.clone(), direct))
+    };
+    mesh.axes.iter().filter_map(of).collect()
 }
 
 /// What limits a plan, in a sentence.
 fn limit(found: &Found, memory_limit: Option<u64>) -> String {
-    let Prediction { compute_ns, communication_ns, peak_bytes, .. } = found.prediction;
+    let Prediction { step_ns, exposed_ns, peak_bytes, .. } = found.prediction;
     let near = memory_limit.is_some_and(|limit| peak_bytes * 10 > limit * 9);
-    match (near, compute_ns >= communication_ns) {
+    match (near, exposed_ns * 2 <= step_ns) {
         (true, _) => "memory: the plan uses over nine tenths of the limit".into(),
-        (false, true) => "computation: operations take longer than collectives".into(),
-        (false, false) => "communication: collectives take longer than operations".into(),
+        (false, true) => "computation: operations take longer than waiting for collectives".into(),
+        (false, false) => "communication: waiting for collectives takes longer than operations".into(),
     }
 }
 

@@ -8,8 +8,7 @@ use std::rc::Rc;
 
 use aten::{Call, Strategy};
 use base::{Code, Diagnostic, PrimaryMap, Result, SecondaryMap, define_id};
-use cluster::Cluster;
-use cost::operation_time;
+use cost::{Machine, operation_time};
 use ir::{Graph, InputClass, InputId, NodeId, PartId, Placement, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 use shard::{Assignment, ClassId, Space};
@@ -18,7 +17,8 @@ use solve::{Choices, Cost, Problem, VariableId};
 
 use crate::{
     links::{Link, Links, PartCopies, ProvidedId, RequiredId, Signature, Source, local_bytes},
-    pins::{Demand, Demands},
+    pins::{Demand, Demands, can_be},
+    prices::Prices,
 };
 
 define_id!(
@@ -33,7 +33,9 @@ pub struct Setting<'a> {
     /// Its strategies.
     pub space: &'a Space,
     /// Costs.
-    pub cluster: &'a Cluster,
+    pub machine: Machine<'a>,
+    /// What communication counts for beside computation.
+    pub prices: Prices,
     /// What is demanded of inputs.
     pub pins: &'a Demands,
     /// The placement that is demanded of the batch, if one is.
@@ -45,10 +47,7 @@ pub struct Setting<'a> {
 /// The placement that is demanded of (the first demanded part of) the batch.
 pub fn demand_on_batch(graph: &Graph, pins: &Demands) -> Option<Placement> {
     let batch = graph.inputs.iter().filter(|(_, input)| input.class == InputClass::Batch);
-    batch.filter_map(|(id, _)| pins.get(&id)).find_map(|demand| match demand {
-        Demand::At { placement, .. } => Some(*placement),
-        Demand::Cut => None,
-    })
+    batch.filter_map(|(id, _)| pins.get(&id)).map(|demand| demand.placement).next()
 }
 
 /// The problem and what its variables stand for.
@@ -130,14 +129,11 @@ impl<'a> Tables<'a> {
                 .extend(offers.iter().map(|(dim, blocks)| Placement::Shard { dim: *dim, blocks: *blocks }));
         }
         match setting.pins.get(&id) {
-            Some(Demand::At { placement, .. }) if placements.contains(placement) => {
+            Some(Demand { placement, .. }) if placements.contains(placement) => {
                 placements = vec![*placement];
             }
-            Some(Demand::At { placement, soft: false }) => {
+            Some(Demand { placement, soft: false }) => {
                 return Err(impossible_pin(setting, id, *placement));
-            }
-            Some(Demand::Cut) if placements.len() > 1 => {
-                placements.remove(0);
             }
             // Every rank is given the whole batch; cutting it costs nothing.
             None if input.class == InputClass::Batch => placements.truncate(1),
@@ -145,7 +141,7 @@ impl<'a> Tables<'a> {
         }
         let ty = setting.graph.ty(input.value);
         let bytes = |placement: &Placement| {
-            if input.class.is_state() { local_bytes(ty, *placement, setting.space.ranks) } else { 0 }
+            if input.class.is_state() { local_bytes(ty, *placement, &setting.space.axis) } else { 0 }
         };
         let weights: Vec<u64> = placements.iter().map(bytes).collect();
         let variable = self.problem.weighted_variable(&vec![Cost::ZERO; weights.len()], &weights);
@@ -173,7 +169,10 @@ impl<'a> Tables<'a> {
                 let (variable, placements) = &self.inputs[id];
                 let provided = self.links.provided(placements.clone());
                 let is_state = graph.inputs[id].class.is_state();
-                (*variable, Source { kind, provided, part: PartId(0), is_state, is_view: false })
+                (
+                    *variable,
+                    Source { kind, provided, part: PartId(0), is_state, is_view: false, in_flight: false },
+                )
             }
             ValueDef::Result(node, position) => {
                 let (variable, menu) = self.nodes[&node];
@@ -184,8 +183,9 @@ impl<'a> Tables<'a> {
                 });
                 let row = aten::row(graph.op_name(node));
                 let is_view = row.is_some_and(|row| matches!(row.work, aten::Work::View));
+                let in_flight = graph.collective(node).is_some();
                 let part = graph.nodes[node].part;
-                (variable, Source { kind, provided, part, is_state: false, is_view })
+                (variable, Source { kind, provided, part, is_state: false, is_view, in_flight })
             }
         }
     }
@@ -284,7 +284,7 @@ impl Menus {
             strategies = all.to_vec();
         }
         let call = Call::new(setting.graph, node);
-        let time = |s| Cost::new(operation_time(setting.cluster, &call, s, setting.space.ranks), 0);
+        let time = |s| Cost::new(operation_time(setting.machine, &call, s, &setting.space.axis), 0);
         let costs = strategies.iter().map(time).collect();
         let menu = self.all.push((strategies, costs));
         self.known.insert(key, menu);
@@ -307,12 +307,9 @@ impl Menus {
 /// The placement that is demanded of a value, if it is a part of the batch.
 fn demanded_batch(setting: &Setting<'_>, value: ValueId) -> Option<Placement> {
     let ValueDef::Input(id) = setting.graph.values[value].def else { return None };
-    let Demand::At { placement, .. } = setting.pins.get(&id)? else { return None };
-    let possible = match placement {
-        Placement::Shard { dim, blocks } => setting.space.offers[value].contains(&(*dim, *blocks)),
-        _ => true,
-    };
-    (setting.graph.inputs[id].class == InputClass::Batch && possible).then_some(*placement)
+    let placement = setting.pins.get(&id)?.placement;
+    let possible = can_be(setting.graph, setting.space, id, placement);
+    (setting.graph.inputs[id].class == InputClass::Batch && possible).then_some(placement)
 }
 
 fn impossible_pin(setting: &Setting<'_>, id: InputId, pin: Placement) -> Box<Diagnostic> {
@@ -320,7 +317,10 @@ fn impossible_pin(setting: &Setting<'_>, id: InputId, pin: Placement) -> Box<Dia
     let shape = &setting.graph.ty(input.value).shape;
     Diagnostic::new(
         Code::BAD_PIN,
-        format!("`{}` of shape {shape:?} cannot be `{pin}` over {} ranks", input.name, setting.space.ranks),
+        format!(
+            "`{}` of shape {shape:?} cannot be `{pin}` over {} ranks",
+            input.name, setting.space.axis.size
+        ),
     )
     .because("a dimension is cut evenly or not at all")
     .hint("pin another dimension, or `replicate`")

@@ -3,9 +3,9 @@
 
 use base::Bytes;
 use cluster::Cluster;
-use cost::{direct_limit, graph_time};
-use ir::{CollectiveKind, Graph};
-use passes::{Direct, DirectCollectives, Pass};
+use cost::{Machine, direct_limit, graph_time};
+use ir::{CollectiveKind, Graph, Mesh};
+use passes::{Direct, DirectAxes, DirectCollectives, Pass};
 
 const KINDS: [CollectiveKind; 3] =
     [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter];
@@ -47,15 +47,22 @@ fn graph(kind: CollectiveKind, bytes: u64, ranks: u64) -> Graph {
     Graph::from_text("test", &text).unwrap()
 }
 
+fn limit(cluster: &Cluster, kind: CollectiveKind, ranks: u32) -> Bytes {
+    let mesh = Mesh::along("a", ranks);
+    direct_limit(Machine { cluster, mesh: &mesh }, kind, &mesh.axes[0])
+}
+
 /// What is won by an exchange, in picoseconds.
 fn won(cluster: &Cluster, kind: CollectiveKind, bytes: u64, ranks: u32) -> i64 {
     let graph = graph(kind, bytes, u64::from(ranks));
     let all = Bytes(u64::MAX);
     let direct = Direct { ranks, all_reduce: all, all_gather: all, reduce_scatter: all };
+    let direct = DirectAxes::from([("a".to_owned(), direct)]);
     let passes: [Box<dyn Pass>; 1] = [Box::new(DirectCollectives { direct })];
+    let mesh = Mesh::along("a", ranks);
     let exchanged = passes::run(&passes, &graph, |outcome| assert!(outcome.changed)).unwrap();
     let time = |graph: &Graph| {
-        let time = graph_time(cluster, graph, ranks);
+        let time = graph_time(Machine { cluster, mesh: &mesh }, graph);
         time.compute + time.communication
     };
     time(&graph) - time(&exchanged)
@@ -72,7 +79,7 @@ fn an_exchange_is_faster_up_to_the_limit_and_slower_beyond_it() {
     let mut limited = 0;
     for cluster in &clusters {
         for (kind, ranks) in KINDS.iter().flat_map(|kind| [2, 4, 8].map(|ranks| (*kind, ranks))) {
-            let limit = direct_limit(cluster, kind, ranks).0;
+            let limit = limit(cluster, kind, ranks).0;
             let granule = 4 * u64::from(ranks);
             let below = limit / granule * granule;
             // By so little may the limit be off by rounding.
@@ -95,13 +102,13 @@ fn an_exchange_is_faster_up_to_the_limit_and_slower_beyond_it() {
 #[test]
 fn where_an_exchange_starts_no_sooner_nothing_is_direct() {
     for kind in KINDS {
-        assert_eq!(direct_limit(&cluster((1e3, 1e9), (1e3, 1e9)), kind, 4), Bytes(0));
+        assert_eq!(limit(&cluster((1e3, 1e9), (1e3, 1e9)), kind, 4), Bytes(0));
     }
 }
 
 #[test]
 fn where_an_exchange_is_faster_in_all_everything_is_direct() {
     for kind in KINDS {
-        assert!(direct_limit(&cluster((1e6, 1e8), (1e3, 1e10)), kind, 4) >= Bytes(1 << 40));
+        assert!(limit(&cluster((1e6, 1e8), (1e3, 1e10)), kind, 4) >= Bytes(1 << 40));
     }
 }

@@ -3,12 +3,13 @@
 
 use aten::Strategy;
 use cluster::Cluster;
+use cost::Machine;
 use ir::{
-    Arg, Dims, Dtype, Graph, InputClass, InputId, NodeId, PartKind, Placement, TensorType, ValueId,
+    Arg, Dims, Dtype, Graph, InputClass, InputId, Mesh, NodeId, PartKind, Placement, TensorType, ValueId,
     contiguous_strides,
 };
 use passes::{DirectCollectives, Pass};
-use shard::{Assignment, Axis, Space, canonical, partition};
+use shard::{Assignment, Space, canonical, partition};
 use unisono_plan::{Pins, Request, direct, search};
 
 const MACHINE: &str = r#"
@@ -92,17 +93,16 @@ fn combinations(counts: Vec<usize>) -> impl Iterator<Item = Vec<usize>> {
 }
 
 /// The time of one choice, in picoseconds, if it can be made.
-fn time_of(graph: &Graph, assignment: &Assignment, cluster: &Cluster, axis: &Axis) -> Option<i64> {
-    let rank = partition(graph, assignment, axis, 0).ok()?;
-    let direct = direct(cluster, axis.ranks).unwrap();
-    let passes: [Box<dyn Pass>; 1] = [Box::new(DirectCollectives { direct })];
-    let time = cost::graph_time(cluster, &passes::run(&passes, &rank, |_| {}).unwrap(), axis.ranks);
+fn time_of(graph: &Graph, assignment: &Assignment, cluster: &Cluster, mesh: &Mesh) -> Option<i64> {
+    let rank = partition(graph, assignment, &mesh.axes[0], 0).ok()?;
+    let passes: [Box<dyn Pass>; 1] = [Box::new(DirectCollectives { direct: direct(cluster, mesh) })];
+    let time = cost::graph_time(Machine { cluster, mesh }, &passes::run(&passes, &rank, |_| {}).unwrap());
     Some(time.compute + time.communication)
 }
 
 /// The least time of any choice of strategies and of placements of parameters, in picoseconds, and how many there are.
-fn by_trying_everything(graph: &Graph, cluster: &Cluster, axis: &Axis) -> (i64, usize) {
-    let space = Space::new(graph, axis.ranks);
+fn by_trying_everything(graph: &Graph, cluster: &Cluster, mesh: &Mesh) -> (i64, usize) {
+    let space = Space::new(graph, &mesh.axes[0]);
     let nodes: Vec<(NodeId, &[Strategy])> =
         graph.order.iter().map(|id| (*id, space.strategies(*id))).collect();
     let inputs: Vec<(InputId, Vec<Placement>)> = graph
@@ -125,7 +125,7 @@ fn by_trying_everything(graph: &Graph, cluster: &Cluster, axis: &Axis) -> (i64, 
             inputs: inputs.iter().zip(of_inputs).map(|((id, all), i)| (*id, all[*i])).collect(),
             ..Assignment::default()
         };
-        time_of(graph, &assignment, cluster, axis)
+        time_of(graph, &assignment, cluster, mesh)
     };
     (combinations(counts).filter_map(time).min().unwrap(), number)
 }
@@ -136,25 +136,26 @@ fn the_search_finds_what_trying_everything_finds() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (mut tried, mut cheaper_than_whole) = (0, 0);
     for number in 0..12 {
-        let axis = Axis { name: "a".into(), ranks: [2, 4][number % 2] };
+        let mesh = Mesh::along("a", [2, 4][number % 2]);
         let graph = random_graph(&mut random, [8, 12, 32][number % 3]);
         let request = Request {
             graph: &graph,
             captured: &graph,
             cluster: &cluster,
-            axis: axis.clone(),
+            mesh: &mesh,
             memory_limit: None,
             pins: &Pins::default(),
         };
         let found = search(&request).unwrap();
-        let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &axis);
+        let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &mesh);
         tried += ways;
-        let whole = partition(&found.canonical, &Assignment::default(), &axis, 0).unwrap();
-        let whole = cost::graph_time(&cluster, &whole, axis.ranks).compute;
+        let whole = partition(&found.canonical, &Assignment::default(), &mesh.axes[0], 0).unwrap();
+        let whole = cost::graph_time(Machine { cluster: &cluster, mesh: &mesh }, &whole).compute;
         cheaper_than_whole += usize::from(least < whole);
         let prediction = found.plan.prediction;
-        let planned = time_of(&found.canonical, &found.assignment, &cluster, &axis).unwrap();
-        assert_eq!(prediction.model_ns, planned / 1000, "graph {number} is not made as the model has it");
+        let planned = time_of(&found.canonical, &found.assignments[0], &cluster, &mesh).unwrap();
+        // The partition may do with less than the model counts, never with more.
+        assert!(planned / 1000 <= prediction.model_ns, "graph {number}: {planned} of {prediction:?}");
         assert_eq!(prediction.bound_ns, least / 1000, "graph {number} of {ways} plans:\n{}", found.canonical);
         // What the passes merge afterwards can only make it faster.
         assert!(prediction.step_ns <= least / 1000, "graph {number}: {prediction:?}");
@@ -207,13 +208,12 @@ fn the_partition_makes_no_more_than_the_search_counts() {
     let mut random = Random(0x1234_5678_9abc_def1);
     let mut cut = 0;
     for number in 0..200 {
-        let axis = Axis { name: "a".into(), ranks: [2, 4][number % 2] };
+        let mesh = Mesh::along("a", [2, 4][number % 2]);
         let graph = random_step(&mut random, [8, 12, 32][number % 3]);
         let (captured, cluster, pins) = (&graph, &cluster, &Pins::default());
-        let request =
-            Request { graph: &graph, captured, cluster, axis: axis.clone(), memory_limit: None, pins };
+        let request = Request { graph: &graph, captured, cluster, mesh: &mesh, memory_limit: None, pins };
         let found = search(&request).unwrap();
-        let made = time_of(&found.canonical, &found.assignment, cluster, &axis).unwrap();
+        let made = time_of(&found.canonical, &found.assignments[0], cluster, &mesh).unwrap();
         let prediction = found.plan.prediction;
         // Otherwise the plan is that of a family, found faster after the passes.
         if prediction.model_ns == prediction.bound_ns {

@@ -25,7 +25,7 @@ fn run_passes<'py>(py: Python<'py>, graph: &[u8], settings: Option<&[u8]>) -> Py
         let mut done = Vec::new();
         let observe =
             |outcome: &Outcome| done.push((outcome.pass, outcome.nodes_before, outcome.nodes_after));
-        let changed = run(&pipeline(settings), &Graph::from_bytes(graph)?, observe)?;
+        let changed = run(&pipeline(&settings), &Graph::from_bytes(graph)?, observe)?;
         Ok((changed.to_bytes(), done))
     };
     let (bytes, done) = py.detach(work).map_err(|diagnostic: Box<Diagnostic>| to_python(py, &diagnostic))?;

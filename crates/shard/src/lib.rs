@@ -1,7 +1,8 @@
 //! From factor rules to a rank's graph.
 //!
 //! [`canonical`] rewrites a captured graph into operations that can be sharded; [`Space`] is all that each operation may do along one
-//! mesh axis; [`partition`] turns a choice of one strategy for every operation into the graph that one rank runs.
+//! mesh axis; [`partition`] turns a choice of one strategy for every operation into the graph that one rank runs, and [`partition_mesh`]
+//! does so axis by axis.
 
 mod canonical;
 mod emit;
@@ -16,6 +17,6 @@ mod space;
 pub use canonical::canonical;
 pub use exam::{Question, exam};
 pub use local::{local_shape, local_type};
-pub use partition::{Assignment, Axis, partition};
-pub use reshard::{Reshard, Step, reshard_steps};
+pub use partition::{Assignment, partition, partition_mesh};
+pub use reshard::{Reshard, reshard_steps};
 pub use space::{ClassId, KindId, Offer, Space};

@@ -2,7 +2,10 @@
 
 use aten::{Call, Strategy};
 use base::{Diagnostic, Result, SecondaryMap};
-use ir::{GROUP_PREFIX, Graph, InputId, LabelId, NodeId, PartId, Placement, RankGraph, ValueDef, ValueId};
+use ir::{
+    GROUP_PREFIX, Graph, InputId, LabelId, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, ValueDef,
+    ValueId,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -13,16 +16,7 @@ use crate::{
     reshard::{Reshard, Resharder, reshard_steps},
 };
 
-/// The axis to partition along.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Axis {
-    /// Its name.
-    pub name: String,
-    /// How many ranks lie along it.
-    pub ranks: u32,
-}
-
-/// What a plan decides along one axis.
+/// What a plan decides along one axis, on the graph that the axes outside it leave.
 #[derive(Clone, Debug, Default)]
 pub struct Assignment {
     /// How each node runs.
@@ -41,14 +35,38 @@ struct Held {
     part: PartId,
 }
 
+/// The graph of one rank of a mesh: `decide` says what a plan decides along each axis, the outer one first, on the graph that the axes
+/// outside it leave. A dimension that two axes shard is so made of blocks: each part that the outer axis makes is sharded by the inner one.
+pub fn partition_mesh(
+    graph: &Graph,
+    mesh: &Mesh,
+    rank: u32,
+    mut decide: impl FnMut(&Graph, &MeshAxis) -> Result<Assignment>,
+) -> Result<RankGraph> {
+    let mut graph = graph.clone();
+    for (number, axis) in mesh.axes.iter().enumerate() {
+        let assignment = decide(&graph, axis)?;
+        if axis.size == 1 {
+            continue;
+        }
+        graph = partition(&graph, &assignment, axis, mesh.coordinate(rank, number))?.into_renumbered();
+    }
+    Ok(graph)
+}
+
 /// The graph of the rank at `coordinate` along `axis`: local shapes, localised sizes, and a change of placement exactly where an operation
 /// requires another placement than the ones that are there.
 ///
 /// Every node of a change of placement carries a label that says which value changes from what to what. All ranks' graphs have the same
 /// collectives in the same order.
-pub fn partition(graph: &Graph, assignment: &Assignment, axis: &Axis, coordinate: u32) -> Result<RankGraph> {
+pub fn partition(
+    graph: &Graph,
+    assignment: &Assignment,
+    axis: &MeshAxis,
+    coordinate: u32,
+) -> Result<RankGraph> {
     let group = format!("{GROUP_PREFIX}{}", axis.name);
-    let resharder = Resharder { ranks: axis.ranks, coordinate, group: &group };
+    let resharder = Resharder { axis, coordinate, group: &group };
     let mut state = Partition {
         graph,
         assignment,
@@ -58,6 +76,7 @@ pub fn partition(graph: &Graph, assignment: &Assignment, axis: &Axis, coordinate
             places: graph.places.clone(),
             modules: graph.modules.clone(),
             parts: graph.parts.clone(),
+            labels: graph.labels.clone(),
             ..Graph::default()
         },
         held: SecondaryMap::default(),
@@ -115,7 +134,7 @@ impl Partition<'_> {
     fn inputs(&mut self) {
         for (id, input) in self.graph.inputs.iter() {
             let placement = self.assignment.inputs.get(&id).copied().unwrap_or(Placement::Replicate);
-            let ty = local_type(self.graph.ty(input.value), placement, self.resharder.ranks);
+            let ty = local_type(self.graph.ty(input.value), placement, self.resharder.axis.size);
             let local = self.out.input(input.class, input.name.clone(), ty);
             self.hold(input.value, Held { placement, local, part: PartId(0) });
         }
@@ -132,7 +151,7 @@ impl Partition<'_> {
             Some(strategy) => strategy.clone(),
             None => aten::replicated(&call),
         };
-        let origin = Origin { place: node.place, module: node.module, part: node.part, label: None };
+        let origin = Origin { place: node.place, module: node.module, part: node.part, label: node.label };
         let mut operands = SmallVec::new();
         for (value, placement) in call.operands.iter().zip(&strategy.operands) {
             operands.push(self.require(*value, *placement, origin)?);
@@ -152,9 +171,9 @@ impl Partition<'_> {
             return Ok(held.local);
         }
         let ty = self.graph.ty(value);
-        let ranks = self.resharder.ranks;
+        let axis = self.resharder.axis;
         let cost = |held: &&Held| {
-            let steps = reshard_steps(ty, Reshard { from: held.placement, to: placement }, ranks);
+            let steps = reshard_steps(ty, Reshard { from: held.placement, to: placement }, axis);
             steps.map_or((usize::MAX, 0), |steps| (steps.len(), steps.iter().map(|step| step.bytes.0).sum()))
         };
         let source = *available
@@ -162,7 +181,7 @@ impl Partition<'_> {
             .min_by_key(cost)
             .ok_or_else(|| Diagnostic::bug(format!("no copy of {value}")))?;
         let reshard = Reshard { from: source.placement, to: placement };
-        let Some(steps) = reshard_steps(ty, reshard, ranks) else {
+        let Some(steps) = reshard_steps(ty, reshard, axis) else {
             let message = format!("{value} cannot go from {} to {placement}", source.placement);
             return Err(Diagnostic::bug(message));
         };
@@ -197,7 +216,10 @@ impl Partition<'_> {
 
     fn label(&mut self, value: ValueId, reshard: Reshard) -> LabelId {
         let name = self.names.get(&value).map_or_else(|| self.made_by(value), |name| (*name).to_owned());
-        self.out.labels.push(format!("reshard {name}: {} -> {}", reshard.from, reshard.to))
+        self.out.labels.push(format!(
+            "reshard {name} on {}: {} -> {}",
+            self.resharder.axis.name, reshard.from, reshard.to
+        ))
     }
 
     /// The name of a value that is no input: the operation and the module that made it.

@@ -43,7 +43,7 @@ impl Realised<'_> {
     }
 
     fn ranks(&self) -> u32 {
-        self.resharder.ranks
+        self.resharder.axis.size
     }
 
     /// The same operation on local operands.
@@ -117,6 +117,12 @@ impl Realised<'_> {
                 let local = local_shape(&self.call.operand(0).shape, self.strategy.operands[0], self.ranks());
                 args[arg] = Arg::Int(local[0]);
             }
+            Sizes::Splits(lists) => {
+                let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim: 0, .. });
+                for arg in lists.iter().filter(|_| sharded) {
+                    self.divide(&mut args[*arg]);
+                }
+            }
         }
         if matches!(self.call.name(), "aten::split.Tensor" | "aten::split_with_sizes") {
             self.localise_split(&mut args[1]);
@@ -131,6 +137,11 @@ impl Realised<'_> {
         if !cut {
             return;
         }
+        self.divide(sizes);
+    }
+
+    /// Sizes of parts, each of which is sharded.
+    fn divide(&self, sizes: &mut Arg) {
         let ranks = i64::from(self.ranks());
         match sizes {
             Arg::Int(size) => *size /= ranks,

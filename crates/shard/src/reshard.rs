@@ -1,18 +1,12 @@
 //! Changes of placement: which collectives they need, and the nodes that do them.
 
 use base::Bytes;
-use ir::{Arg, CollectiveKind, Dims, Placement, Reduce, Reduction, TensorType, ValueId, WAIT};
+use ir::{
+    Arg, Collective, CollectiveKind, Dims, MeshAxis, Placement, Reduce, Reduction, TensorType, ValueId, WAIT,
+};
+use smallvec::SmallVec;
 
 use crate::emit::Emitter;
-
-/// A collective that a change of placement takes, along the axis of the change.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Step {
-    /// What it does.
-    pub kind: CollectiveKind,
-    /// On how much, counted as [`ir::Collective::bytes`] is.
-    pub bytes: Bytes,
-}
 
 /// A change of placement.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -23,18 +17,27 @@ pub struct Reshard {
     pub to: Placement,
 }
 
-/// The collectives that a change of placement of a tensor of type `ty` takes; none where every rank has what it needs; `None` where it
-/// cannot be done.
-pub fn reshard_steps(ty: &TensorType, reshard: Reshard, ranks: u32) -> Option<Vec<Step>> {
+/// The collectives that a change of placement of a tensor of type `ty` along an axis takes; none where every rank has what it needs;
+/// `None` where it cannot be done.
+pub fn reshard_steps<'a>(
+    ty: &TensorType,
+    reshard: Reshard,
+    axis: &'a MeshAxis,
+) -> Option<SmallVec<[Collective<'a>; 1]>> {
     use Placement::{Partial, Replicate, Shard};
     let whole = ty.bytes();
-    let one = |kind, bytes| Some(vec![Step { kind, bytes }]);
+    let none = || Some(SmallVec::new());
+    let one = |kind: CollectiveKind, bytes| {
+        let reduces = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
+        let reduction = reduces.then_some(Reduction::Sum);
+        Some(smallvec::smallvec![Collective { kind, reduction, axis: &axis.name, bytes }])
+    };
     match (reshard.from, reshard.to) {
-        (from, to) if from == to => Some(Vec::new()),
+        (from, to) if from == to => none(),
         (Replicate, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm))
-        | (Shard { blocks: 1, .. }, Partial(Reduce::Sum | Reduce::Norm)) => Some(Vec::new()),
+        | (Shard { blocks: 1, .. }, Partial(Reduce::Sum | Reduce::Norm)) => none(),
         (Shard { dim: a, .. }, Shard { dim: b, .. }) if a != b => {
-            one(CollectiveKind::AllToAll, Bytes(whole.0 / u64::from(ranks)))
+            one(CollectiveKind::AllToAll, Bytes(whole.0 / u64::from(axis.size)))
         }
         // Other blocks of the same dimension, and parts of a sum, go through the whole.
         (Shard { .. }, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm)) => {
@@ -48,8 +51,8 @@ pub fn reshard_steps(ty: &TensorType, reshard: Reshard, ranks: u32) -> Option<Ve
 
 /// Writes the nodes of changes of placement along one axis, for one rank.
 pub struct Resharder<'a> {
-    /// The size of the axis.
-    pub ranks: u32,
+    /// The axis.
+    pub axis: &'a MeshAxis,
     /// This rank's position on it.
     pub coordinate: u32,
     /// The symbolic name of the process group.
@@ -69,7 +72,7 @@ impl Resharder<'_> {
                 let dim = usize::from(dim);
                 let part = out.graph.ty(value).shape[dim];
                 let before = part * i64::from(self.coordinate);
-                out.pad(value, dim, before, part * i64::from(self.ranks) - part - before)
+                out.pad(value, dim, before, part * i64::from(self.axis.size) - part - before)
             }
             (Shard { dim, blocks }, Replicate) => self.gather(out, value, usize::from(dim), blocks),
             (Shard { dim: from, blocks: a }, Shard { dim: to, blocks: b }) if from != to => {
@@ -98,7 +101,7 @@ impl Resharder<'_> {
     /// This rank's part of a whole tensor.
     fn cut(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
         let size = out.graph.ty(value).shape[dim];
-        let part = size / i64::from(self.ranks);
+        let part = size / i64::from(self.axis.size);
         if blocks == 1 {
             let start = part * i64::from(self.coordinate);
             let cut = out.slice(value, dim, start, start + part);
@@ -114,7 +117,7 @@ impl Resharder<'_> {
     /// Looks at dimension `dim` as `[blocks, ranks, rest]`.
     fn open(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
         let shape = out.graph.ty(value).shape.clone();
-        let (blocks, ranks) = (i64::from(blocks), i64::from(self.ranks));
+        let (blocks, ranks) = (i64::from(blocks), i64::from(self.axis.size));
         let mut opened = Dims::from_slice(&shape[..dim]);
         opened.extend([blocks, ranks, shape[dim] / blocks / ranks]);
         opened.extend_from_slice(&shape[dim + 1..]);
@@ -134,7 +137,7 @@ impl Resharder<'_> {
     fn gather(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
         let value = out.in_order(value);
         let ty = out.ty(value);
-        let ranks = i64::from(self.ranks);
+        let ranks = i64::from(self.axis.size);
         let mut gathered_ty = ty.clone();
         if ty.shape.is_empty() {
             return value;
@@ -159,7 +162,7 @@ impl Resharder<'_> {
         blocks: u32,
     ) -> ValueId {
         let blocks = i64::from(blocks);
-        let mut stacked = Dims::from_slice(&[i64::from(self.ranks)]);
+        let mut stacked = Dims::from_slice(&[i64::from(self.axis.size)]);
         stacked.extend_from_slice(&part[..dim]);
         stacked.extend([blocks, part[dim] / blocks]);
         stacked.extend_from_slice(&part[dim + 1..]);
@@ -172,7 +175,7 @@ impl Resharder<'_> {
         let turned = out.permute(stacked, &order);
         let turned = out.in_order(turned);
         let mut whole = Dims::from_slice(part);
-        whole[dim] *= i64::from(self.ranks);
+        whole[dim] *= i64::from(self.axis.size);
         out.view(turned, &whole)
     }
 
@@ -186,9 +189,9 @@ impl Resharder<'_> {
         let turned = out.permute(opened, &order);
         let turned = out.in_order(turned);
         let mut part: Dims = out.graph.ty(value).shape.clone();
-        part[dim] /= i64::from(self.ranks);
+        part[dim] /= i64::from(self.axis.size);
         let mut dealt = part.clone();
-        dealt[0] *= i64::from(self.ranks);
+        dealt[0] *= i64::from(self.axis.size);
         (out.view(turned, &dealt), part)
     }
 
@@ -199,7 +202,7 @@ impl Resharder<'_> {
         let args = vec![
             Arg::Value(dealt),
             Arg::Str(Reduction::Sum.text().into()),
-            Arg::Int(i64::from(self.ranks)),
+            Arg::Int(i64::from(self.axis.size)),
             Arg::Str(self.group.into()),
         ];
         self.collective(out, CollectiveKind::ReduceScatter, args, ty)
@@ -215,7 +218,7 @@ impl Resharder<'_> {
     ) -> ValueId {
         let (dealt, part) = self.deal(out, value, to.0, to.1);
         let ty = out.ty(dealt);
-        let splits = vec![ty.shape[0] / i64::from(self.ranks); self.ranks as usize];
+        let splits = vec![ty.shape[0] / i64::from(self.axis.size); self.axis.size as usize];
         let args = vec![
             Arg::Value(dealt),
             Arg::Ints(splits.clone()),
@@ -261,7 +264,8 @@ mod tests {
             let whole = TensorType::contiguous(ir::Dtype::F32, Dims::from_slice(&[4, 6]));
             let local = crate::local::local_type(&whole, from, 2);
             let value = graph.input(InputClass::Constant, "constants.0", local);
-            let resharder = Resharder { ranks: 2, coordinate, group: "axis:a" };
+            let axis = MeshAxis { name: "a".into(), size: 2 };
+            let resharder = Resharder { axis: &axis, coordinate, group: "axis:a" };
             let mut emitter = Emitter { graph: &mut graph, origin: Origin::default() };
             let result = resharder.reshard(&mut emitter, value, &whole.shape, Reshard { from, to });
             assert_eq!(graph.ty(result).shape, crate::local::local_type(&whole, to, 2).shape);

@@ -2,7 +2,7 @@
 
 use aten::{Call, Linear, Row, Seed, Strategy};
 use base::{PrimaryMap, SecondaryMap, define_id};
-use ir::{Graph, NodeId, Placement, TensorType, ValueDef, ValueId};
+use ir::{Graph, MeshAxis, NodeId, Placement, TensorType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -23,8 +23,8 @@ const MOST_OFFERS: usize = 12;
 
 /// All that the operations of a graph may do along one axis.
 pub struct Space {
-    /// How many ranks lie along the axis.
-    pub ranks: u32,
+    /// The axis.
+    pub axis: MeshAxis,
     /// The strategies of each class of nodes; the replicated one first.
     pub classes: PrimaryMap<ClassId, Vec<Strategy>>,
     /// The kind of each value.
@@ -37,10 +37,10 @@ pub struct Space {
 }
 
 impl Space {
-    /// The space of `graph` along an axis of `ranks`.
-    pub fn new(graph: &Graph, ranks: u32) -> Self {
+    /// The space of `graph` along an axis.
+    pub fn new(graph: &Graph, axis: &MeshAxis) -> Self {
         let mut space = Self {
-            ranks,
+            axis: axis.clone(),
             classes: PrimaryMap::new(),
             kinds: SecondaryMap::with_default(KindId(0)),
             class_of: SecondaryMap::with_default(ClassId(0)),
@@ -102,7 +102,7 @@ impl Space {
         let call = Call::new(graph, node);
         let Some(row) = aten::row(call.name()) else { return vec![aten::replicated(&call)] };
         let seeds: Vec<Seed> = self.seeds(&call).collect();
-        aten::strategies(row, &call, &seeds, self.ranks)
+        aten::strategies(row, &call, &seeds, self.axis.size)
     }
 
     fn seeds<'a>(&'a self, call: &'a Call<'_>) -> impl Iterator<Item = Seed> + 'a {
@@ -121,7 +121,7 @@ impl Space {
         let mut queue: Vec<(ValueId, Offer)> = Vec::new();
         for (value, info) in graph.values.iter() {
             for (dim, size) in info.ty.shape.iter().enumerate() {
-                if *size > 0 && size % i64::from(self.ranks) == 0 {
+                if *size > 0 && size % i64::from(self.axis.size) == 0 {
                     self.offers[value].push((dim as u8, 1));
                     queue.push((value, (dim as u8, 1)));
                 }
@@ -164,7 +164,7 @@ impl Space {
             call.operands.iter().enumerate().filter(|(_, v)| **v == value).map(|(i, _)| seed(i, true));
         let as_results =
             call.results.iter().enumerate().filter(|(_, v)| **v == value).map(|(i, _)| seed(i, false));
-        let ranks = self.ranks;
+        let ranks = self.axis.size;
         for strategy in as_operands.chain(as_results).filter_map(|s| aten::seeded(row, &call, s, ranks)) {
             let placed = call
                 .operands

@@ -13,23 +13,14 @@ mod record;
 mod streams;
 
 use base::Result;
-use cluster::Cluster;
-use ir::{Graph, Mesh};
+use ir::Graph;
 use memory::Peak;
 use timeline::{Timeline, step::Figures};
 
+pub use cost::Machine;
 pub use program::{Group, Program, Programs, Step};
 pub use record::figures;
 pub use streams::{Factor, Interval, Observer, Stuck, run};
-
-/// What a program runs on.
-#[derive(Clone, Copy)]
-pub struct Machine<'a> {
-    /// Devices and links.
-    pub cluster: &'a Cluster,
-    /// The ranks.
-    pub mesh: &'a Mesh,
-}
 
 /// What one rank is expected to take.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

@@ -15,16 +15,15 @@ pub enum Work {
     Wait(ValueId),
 }
 
-/// What the node does, where `size` ranks are in the group of its name.
-pub fn work(graph: &Graph, id: NodeId, machine: Machine<'_>, size: impl Fn(&str) -> u32) -> Work {
-    if let Some(collective) = cost::step(graph, id) {
-        let ranks = graph.group_name(id).map_or(1, size);
-        return Work::Collective(cost::collective_time(machine.cluster, collective, ranks));
+/// What the node does.
+pub fn work(graph: &Graph, id: NodeId, machine: Machine<'_>) -> Work {
+    if let Some(collective) = graph.collective(id) {
+        return Work::Collective(cost::collective_time(machine, collective));
     }
     let call = Call::new(graph, id);
     match call.operands.first().filter(|_| graph.is_wait(id)) {
         Some(operand) => Work::Wait(*operand),
         None if graph.is_wait(id) => Work::Operation(0),
-        None => Work::Operation(cost::operation_time(machine.cluster, &call, &aten::replicated(&call), 1)),
+        None => Work::Operation(cost::local_time(machine, &call)),
     }
 }

@@ -142,10 +142,6 @@ impl Groups<'_> {
         self.machine.mesh.axes.iter().position(|known| known.name == axis)
     }
 
-    fn size(&self, name: &str) -> u32 {
-        self.axis(name).map_or(1, |axis| self.machine.mesh.axes[axis].size)
-    }
-
     /// The group of `rank` along the axis of that name, and which of its members the rank is.
     fn of(&mut self, name: &str, rank: usize) -> Option<(usize, usize)> {
         let axis = self.axis(name)?;
@@ -174,7 +170,7 @@ fn program(graph: &Graph, rank: usize, groups: &mut Groups<'_>) -> Result<Progra
     let mut count = 0;
     let mut steps = Vec::with_capacity(graph.order.len());
     for id in &graph.order {
-        let step = match work(graph, *id, groups.machine, |name| groups.size(name)) {
+        let step = match work(graph, *id, groups.machine) {
             Work::Operation(time) => Step::Operation(time.clamp(0, LONGEST)),
             Work::Wait(value) => Step::Wait(started[value]),
             Work::Collective(time) => {

@@ -3,6 +3,7 @@
 #![allow(clippy::unnecessary_wraps, reason = "all rules have the signature that the table wants")]
 
 pub mod attention;
+pub mod collective;
 pub mod index;
 pub mod join;
 pub mod matmul;

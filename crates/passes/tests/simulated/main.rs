@@ -6,7 +6,7 @@ mod run;
 
 use base::Bytes;
 use ir::{Graph, testing::Random};
-use unisono_passes::{Direct, Outcome, Settings, pipeline, run};
+use unisono_passes::{Direct, DirectAxes, Outcome, Settings, pipeline, run};
 
 use crate::{
     program::rank_graph,
@@ -34,14 +34,17 @@ fn random_rank_graphs_give_the_same_after_all_passes() {
         let settings = Settings {
             bucket_limit: limit(),
             prefetch_limit: limit(),
-            direct: Some(Direct {
-                ranks: RANKS as u32,
-                all_reduce: limit(),
-                all_gather: limit(),
-                reduce_scatter: limit(),
-            }),
+            direct: DirectAxes::from([(
+                "a".to_owned(),
+                Direct {
+                    ranks: RANKS as u32,
+                    all_reduce: limit(),
+                    all_gather: limit(),
+                    reduce_scatter: limit(),
+                },
+            )]),
         };
-        let after = run(&pipeline(settings), &graph, |outcome: &Outcome| {
+        let after = run(&pipeline(&settings), &graph, |outcome: &Outcome| {
             *changed.entry(outcome.pass).or_insert(0) += usize::from(outcome.changed);
         });
         let inputs = inputs(&graph, seed);
@@ -55,8 +58,8 @@ fn random_rank_graphs_give_the_same_after_all_passes() {
 fn passes_can_run_again_on_their_own_result() {
     for seed in 0..40 {
         let graph = rank_graph(seed, 60);
-        let once = run(&pipeline(Settings::default()), &graph, |_| {}).unwrap();
-        let twice = run(&pipeline(Settings::default()), &once, |_| {}).unwrap();
+        let once = run(&pipeline(&Settings::default()), &graph, |_| {}).unwrap();
+        let twice = run(&pipeline(&Settings::default()), &once, |_| {}).unwrap();
         let collectives =
             |graph: &Graph| graph.order.iter().filter(|id| graph.collective(**id).is_some()).count();
         assert!(collectives(&twice) <= collectives(&once), "seed {seed}");

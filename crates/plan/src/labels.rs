@@ -1,0 +1,137 @@
+//! What a plan is in the field's words, derived from its placements. No decision depends on it.
+
+use aten::{Call, Work};
+use base::{Result, SecondaryMap};
+use cost::{Machine, operation_time};
+use ir::{Graph, InputClass, Mesh, MeshAxis, PartKind, Placement, ValueId};
+use shard::{Assignment, partition};
+
+/// How the computation along an axis is divided, as shares of its time.
+#[derive(Clone, Copy, Default)]
+struct Shares {
+    /// Operands that come from the batch are sharded, parameters are not.
+    data: i64,
+    /// Parameters are sharded where they are used.
+    tensor: i64,
+    /// Every rank does the same.
+    replicated: i64,
+}
+
+/// From this share of the time on, in percent, a way to divide the computation is named.
+const NAMED: i64 = 10;
+
+/// The name of a plan: a part for each axis of more than one rank.
+pub fn label(graph: &Graph, assignments: &[Assignment], machine: Machine<'_>) -> Result<String> {
+    let Mesh { axes } = machine.mesh;
+    let several = axes.iter().filter(|axis| axis.size > 1).count() > 1;
+    let mut names = Vec::new();
+    let mut local = graph.clone();
+    for (axis, assignment) in axes.iter().zip(assignments).filter(|(axis, _)| axis.size > 1) {
+        let name = along(&local, assignment, axis, machine);
+        names.push(if several { format!("{name} on {}", axis.name) } else { name });
+        if several {
+            local = partition(&local, assignment, axis, 0)?.into_renumbered();
+        }
+    }
+    Ok(if names.is_empty() { "one rank".into() } else { names.join("; ") })
+}
+
+fn along(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Machine<'_>) -> String {
+    let Shares { data, tensor, replicated } = shares(graph, assignment, axis, machine);
+    let total = (data + tensor + replicated).max(1);
+    let named = [(data, "data parallel"), (tensor, "tensor parallel"), (replicated, "replicated")];
+    let named: Vec<(i64, &str)> = named.into_iter().filter(|(time, _)| time * 100 >= total * NAMED).collect();
+    let computation = match named.as_slice() {
+        [(_, one)] => (*one).to_owned(),
+        several => {
+            let part = |(time, name): &(i64, &str)| format!("{name} {} %", (time * 100 + total / 2) / total);
+            several.iter().map(part).collect::<Vec<_>>().join(" + ")
+        }
+    };
+    match sharded_state(graph, assignment) {
+        100 => format!("{computation}, state sharded"),
+        share if share >= NAMED => format!("{computation}, state partly sharded"),
+        _ => computation,
+    }
+}
+
+fn shares(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Machine<'_>) -> Shares {
+    let (of_state, gradients) = (of_state(graph), gradients(graph));
+    let mut shares = Shares::default();
+    for id in &graph.order {
+        let call = Call::new(graph, *id);
+        if !aten::row(call.name()).is_some_and(|row| matches!(row.work, Work::Flops(_))) {
+            continue;
+        }
+        let Some(strategy) = assignment.nodes.get(id) else {
+            shares.replicated += operation_time(machine, &call, &aten::replicated(&call), axis);
+            continue;
+        };
+        let time = operation_time(machine, &call, strategy, axis);
+        let is_sharded = |placement: &Placement| matches!(placement, Placement::Shard { .. });
+        let mut operands = call.operands.iter().zip(&strategy.operands);
+        if operands.clone().any(|(value, placement)| of_state[*value] && is_sharded(placement)) {
+            shares.tensor += time;
+        } else if operands.any(|(_, placement)| is_sharded(placement)) {
+            // The gradient of a parameter made whole of sharded activations is data parallel; made in parts it is tensor parallel.
+            let in_parts =
+                strategy.results.iter().any(is_sharded) && call.results.iter().any(|value| gradients[*value]);
+            *(if in_parts { &mut shares.tensor } else { &mut shares.data }) += time;
+        } else {
+            shares.replicated += time;
+        }
+    }
+    shares
+}
+
+/// The values that only updates need, views of them included: gradients of parameters.
+fn gradients(graph: &Graph) -> SecondaryMap<ValueId, bool> {
+    // Per value: whether anything uses it, and whether something other than an update does.
+    let mut used = SecondaryMap::with_default(false);
+    let mut elsewhere = SecondaryMap::with_default(false);
+    for id in graph.order.iter().rev() {
+        let node = &graph.nodes[*id];
+        let is_view = aten::row(graph.op_name(*id)).is_some_and(|row| matches!(row.work, Work::View));
+        let passes_on = is_view && node.results().all(|value| used[value] && !elsewhere[value]);
+        let counts = passes_on || graph.part_kind(*id) == PartKind::Update;
+        for value in node.operands() {
+            used[value] = true;
+            elsewhere[value] |= !counts;
+        }
+    }
+    graph.returns.iter().for_each(|value| elsewhere[*value] = true);
+    let mut found = SecondaryMap::with_default(false);
+    graph.values.ids().for_each(|value| found[value] = used[value] && !elsewhere[value]);
+    found
+}
+
+/// The values that come from state alone.
+fn of_state(graph: &Graph) -> SecondaryMap<ValueId, bool> {
+    let mut of_state = SecondaryMap::with_default(false);
+    for input in graph.inputs.values() {
+        of_state[input.value] = input.class.is_state();
+    }
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        if node.operands().next().is_some() && node.operands().all(|value| of_state[value]) {
+            node.results().for_each(|value| of_state[value] = true);
+        }
+    }
+    of_state
+}
+
+/// How much of the bytes of parameters and optimizer state is sharded, in percent.
+fn sharded_state(graph: &Graph, assignment: &Assignment) -> i64 {
+    let (mut sharded, mut all) = (0, 0);
+    for (id, input) in graph.inputs.iter() {
+        if matches!(input.class, InputClass::Parameter | InputClass::Optimizer) {
+            let bytes = graph.ty(input.value).bytes().0;
+            all += bytes;
+            let placement = assignment.inputs.get(&id);
+            sharded += if matches!(placement, Some(Placement::Shard { .. })) { bytes } else { 0 };
+        }
+    }
+    // Step counters and the like are never sharded.
+    let share = sharded as f64 * 100.0 / all.max(1) as f64;
+    if share > 99.0 { 100 } else { share as i64 }
+}

@@ -1,0 +1,42 @@
+//! What communication counts for beside computation in the search's tables.
+//!
+//! The tables add times, while a step hides some of its communication and the passes join many collectives into one; the search
+//! therefore solves under several prices, and what each solution really takes is simulated. A collective that has a window counts for
+//! less the more of it is hidden; one on the way from an operation to the next counts for more the more latencies it would bring.
+
+use cost::Company;
+use serde::{Deserialize, Serialize};
+
+/// Percentages that times of collectives are multiplied by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Prices {
+    /// Of gathers of state and reductions of gradients: they start early or are waited for late.
+    pub windowed: u16,
+    /// Of all others: the next operation needs them at once.
+    pub awaited: u16,
+}
+
+impl Prices {
+    /// The times as they are.
+    pub const PLAIN: Self = Self { windowed: 100, awaited: 100 };
+
+    /// The prices that are tried, the plain ones first.
+    pub const TRIED: [Self; 7] = [
+        Self::PLAIN,
+        Self { windowed: 50, awaited: 100 },
+        Self { windowed: 10, awaited: 100 },
+        Self { windowed: 75, awaited: 200 },
+        Self { windowed: 100, awaited: 400 },
+        Self { windowed: 300, awaited: 300 },
+        Self { windowed: 10, awaited: 10 },
+    ];
+
+    /// What a change of placement that takes `time` counts for.
+    pub fn of(self, company: Company, time: i64) -> i64 {
+        let percent = match company {
+            Company::Bucketed => self.windowed,
+            Company::Alone => self.awaited,
+        };
+        i64::try_from(i128::from(time) * i128::from(percent) / 100).unwrap_or(i64::MAX)
+    }
+}
