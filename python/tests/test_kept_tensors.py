@@ -196,6 +196,23 @@ def an_average_of_the_model_in_the_closure():
 
 
 @case
+def averages_that_are_written_by_their_data():
+    model = nn.Linear(6, 4)
+    average, other = copy.deepcopy(model), copy.deepcopy(model)
+
+    def after(model):
+        for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
+            mean.data.mul_(0.9).add_(parameter.data, alpha=0.1)
+        for mean, parameter in zip(other.parameters(), model.parameters(), strict=True):
+            mean.data = 0.8 * mean.data + 0.2 * parameter.data
+
+    def run(model, x):
+        return model(x) - average(x).detach() * other(x).detach()
+
+    return training(run, model, after, visible=lambda: [average.state_dict(), other.state_dict()])
+
+
+@case
 def an_averaged_model_of_torch():
     model = nn.Linear(6, 4)
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))

@@ -63,7 +63,7 @@ def parallelize(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     example: Any,
     mesh: Mapping[str, int] | None = None,
-    memory_limit: int | None = None,
+    memory_limit: float | str | None = None,
     pins: Mapping[str, Mapping[str, str]] | None = None,
     plan: Plan | str | Path | None = None,
     cluster: str | Path | None = None,
@@ -83,7 +83,7 @@ def parallelize(
         example: the tuple of arguments that the step is called with, of the global batch.
         mesh: axes with their sizes, the outer one first, such as ``{"data": 2, "tensor": 4}``, or a ``DeviceMesh`` with named dimensions;
             by default one axis of all ranks.
-        memory_limit: most bytes of one rank.
+        memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.
         pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
         cluster: a cluster description, or a path to one; by default this machine is measured once.

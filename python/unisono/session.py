@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from unisono import _agreement, _measure, _native, _profile
+from unisono._amounts import bytes_of
 from unisono._between import Between
 from unisono._capture import Capture, capture_step
 from unisono._capture.inputs import StepInput, StepInputs, collect, constant, learning_rate
@@ -54,7 +55,7 @@ class ParallelStep:
         optimizer: Optimizer | Sequence[Optimizer] | None,
         example: Any,
         mesh: Mapping[str, int] | None,
-        memory_limit: int | None,
+        memory_limit: float | str | None,
         pins: Mapping[str, Mapping[str, str]] | None,
         plan: Plan | str | Path | None,
         cluster: str | Path | None,
@@ -66,6 +67,7 @@ class ParallelStep:
         if compare_every < 0:
             message = f"`compare_every` is {compare_every}"
             raise ConfigurationError(message, code="U0012", hint="a number of steps, or 0 to compare never")
+        limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
         self.ranks = Ranks()
@@ -74,8 +76,8 @@ class ParallelStep:
         self._compare_every, self._steps, self._keep_grads = compare_every, 0, keep_grads
         self._inputs, graph = self._capture(train_step, example)
         self._outside = Outside(train_step, model)
-        self._memory_limit = memory_limit
-        text = self._plan(graph, memory_limit, pins, plan, cluster)
+        self._memory_limit = limit
+        text = self._plan(graph, limit, pins, plan, cluster)
         self.plan = Plan(text, graph)
         self._prepare(graph)
         # Last, because a capture or a measurement draws numbers, and not on every rank.

@@ -57,8 +57,12 @@ class Kept:
         return Walk(self.train_step, self.model, self.optimizers)
 
     def paths_to(self, tensor: torch.Tensor) -> list[Path]:
-        """All paths to a tensor of the user's."""
-        return [path for path, found in self._before.tensors.items() if found is tensor and path not in self.replaced]
+        """All paths to a tensor of the user's, or to the one of which it is the ``data``."""
+
+        def is_it(found: torch.Tensor) -> bool:
+            return found is tensor or (_kind(found) == _kind(tensor) and _memory(found) == _memory(tensor) is not None)
+
+        return [path for path, found in self._before.tensors.items() if path not in self.replaced and is_it(found)]
 
     def note_written(self, tensors: Iterable[tuple[torch.Tensor, str | None]]) -> None:
         """Notes tensors of the user's, each with the place that writes into it."""
@@ -232,3 +236,9 @@ def _first_differs(path: Path, how: str, place: str | None = None) -> StepError:
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.dtype, tensor.device
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:
+    if isinstance(tensor, FakeTensor) or tensor.layout != torch.strided or not tensor.numel():
+        return None
+    return tensor.data_ptr(), tensor.stride()

@@ -363,14 +363,16 @@ class _Twins(TorchFunctionMode):
         self._twins, self._marks = twins, marks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one function on twins."""
         kwargs = kwargs or {}
         if self._marks:
             for leaf in pytree.tree_iter((args, kwargs)):
                 if id(leaf) in self._marks:
                     file, line = user_place(sys._getframe(1))
                     raise read_too_early(self._marks[id(leaf)][1], f"{file}:{line}" if file else None)
+        twins: dict[int, Any] = self._twins
         if func == _SET_DATA:
-            return self._set_data(*(self._twins.get(id(arg), arg) for arg in args))
+            return self._set_data(*[twins.get(id(arg), arg) for arg in args])
         if any(id(leaf) in self._twins for leaf in pytree.tree_iter((args, kwargs))):
             args, kwargs = pytree.tree_map(lambda leaf: self._twins.get(id(leaf), leaf), (args, kwargs))
         return func(*args, **kwargs)
@@ -378,15 +380,13 @@ class _Twins(TorchFunctionMode):
     def _set_data(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """``tensor.data = values``, which no operation says: the values are copied."""
         others = {twin.untyped_storage()._cdata for twin in self._twins.values() if twin is not tensor}
-        if not isinstance(tensor, FakeTensor):
-            tensor.data = values  # the user's own, of which the step makes nothing
-            return
         if (tensor.shape, tensor.dtype, tensor.device) != (values.shape, values.dtype, values.device):
             raise _data_set("values of another shape or type", "state must keep its shape from step to step")
         if values.untyped_storage()._cdata in others:
             raise _data_set("the memory of other state", "copy the values: `t.data = other.data.clone()`")
         with torch.no_grad():
-            tensor.data.copy_(values)
+            # Through `data`, so that autograd does not take it for a change of what it has saved.
+            (tensor.data if isinstance(tensor, FakeTensor) else tensor).copy_(values)
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
