@@ -48,9 +48,18 @@ fn along(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Machi
             several.iter().map(part).collect::<Vec<_>>().join(" + ")
         }
     };
-    match sharded_state(graph, assignment) {
-        100 => format!("{computation}, state sharded"),
-        share if share >= NAMED => format!("{computation}, state partly sharded"),
+    let has_state = graph.inputs.values().any(|input| input.class == InputClass::Optimizer);
+    let sharded = |class| sharded_share(graph, assignment, class);
+    match (sharded(InputClass::Parameter), sharded(InputClass::Optimizer)) {
+        (parameters, state) if parameters > ALL && (state > ALL || !has_state) => {
+            format!("{computation}, state sharded")
+        }
+        (parameters, state) if parameters * 100.0 < NAMED as f64 && state > ALL => {
+            format!("{computation}, optimizer state sharded")
+        }
+        (parameters, state) if parameters.max(state) * 100.0 >= NAMED as f64 => {
+            format!("{computation}, state partly sharded")
+        }
         _ => computation,
     }
 }
@@ -120,18 +129,17 @@ fn of_state(graph: &Graph) -> SecondaryMap<ValueId, bool> {
     of_state
 }
 
-/// How much of the bytes of parameters and optimizer state is sharded, in percent.
-fn sharded_state(graph: &Graph, assignment: &Assignment) -> i64 {
+/// From this share on all of a class of inputs counts as sharded: step counters and the like never are.
+const ALL: f64 = 0.98;
+
+/// How much of the bytes of a class of inputs is sharded; nothing of a class that has none.
+fn sharded_share(graph: &Graph, assignment: &Assignment, class: InputClass) -> f64 {
     let (mut sharded, mut all) = (0, 0);
-    for (id, input) in graph.inputs.iter() {
-        if matches!(input.class, InputClass::Parameter | InputClass::Optimizer) {
-            let bytes = graph.ty(input.value).bytes().0;
-            all += bytes;
-            let placement = assignment.inputs.get(&id);
-            sharded += if matches!(placement, Some(Placement::Shard { .. })) { bytes } else { 0 };
-        }
+    for (id, input) in graph.inputs.iter().filter(|(_, input)| input.class == class) {
+        let bytes = graph.ty(input.value).bytes().0;
+        all += bytes;
+        let placement = assignment.inputs.get(&id);
+        sharded += if matches!(placement, Some(Placement::Shard { .. })) { bytes } else { 0 };
     }
-    // Step counters and the like are never sharded.
-    let share = sharded as f64 * 100.0 / all.max(1) as f64;
-    if share > 99.0 { 100 } else { share as i64 }
+    if all == 0 { 0.0 } else { sharded as f64 / all as f64 }
 }

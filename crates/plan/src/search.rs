@@ -51,6 +51,8 @@ const MOST_RAISES: [u32; 2] = [6, 2];
 const LARGE: usize = 4_000;
 /// How many prices a large program is searched under.
 const PRICES_OF_LARGE: usize = 3;
+/// The most cells of a table in searches that propose candidates.
+const PROPOSED_TABLE_LIMIT: u64 = 1 << 18;
 /// How many candidates of an outer axis are carried on to the axes within it, of a small and of a large program.
 const BEAM: [usize; 2] = [4, 2];
 /// How many runners-up a plan names.
@@ -214,7 +216,9 @@ impl Run<'_> {
             graph.order.iter().any(|id| {
                 let row = aten::row(graph.op_name(*id));
                 let computes = row.is_some_and(|row| matches!(row.work, aten::Work::Flops(_)));
-                computes && space.strategies(*id).len() > 1
+                let is_sharded = |placement: &Placement| matches!(placement, Placement::Shard { .. });
+                let mut strategies = space.strategies(*id).iter();
+                computes && strategies.any(|strategy| strategy.operands.iter().any(is_sharded))
             })
         };
         let axes = self.request.mesh.axes.iter().filter(|axis| axis.size > 1 && !divides(axis));
@@ -269,7 +273,10 @@ impl Along<'_> {
                 &priced
             };
             let is_last_try = !strict || setting.batch.is_none();
-            let options = Options { blame: is_last_try, ..Options::default() };
+            // What the plain prices prove, the others need not prove again: they only propose.
+            let table_limit =
+                if *prices == Prices::PLAIN { Options::default().table_limit } else { PROPOSED_TABLE_LIMIT };
+            let options = Options { table_limit, blame: is_last_try, ..Options::default() };
             let mut solver = Solver::new(&tables.problem, options);
             let solution = solver.solve().map_err(|failure| self.explained(tables, &failure))?;
             if *prices == Prices::PLAIN {
