@@ -398,7 +398,7 @@ class ParallelStep:
         state = _measure.tensor_bytes([tensor for _, _, tensor in self._state])
         buffers = self._executor.program.buffer_bytes()
         # What a thread of the network frees last is not always seen to be freed: more than once, and the least counts.
-        growth = min(_measure.peak_growth(lambda: self._executor(tensors)) for _ in range(3))
+        growth = min(_measure.peak_growth(lambda: self._executor(tensors)) for _ in range(5))
         constants = self._executor.program.constant_bytes()
         peak = state + _measure.tensor_bytes(tensors) + buffers + constants + growth
         mine = torch.tensor([statistics.median_low(times), state, buffers, peak])

@@ -4,9 +4,9 @@
 //! should.
 
 use base::{Code, Diagnostic, Result};
-use ir::{Arg, Graph, NodeId, Op, Parameter, Schema, SchemaType};
+use ir::{Arg, Graph, NodeId, Op, Parameter, Schema, SchemaType, ValueId};
 
-use crate::{Call, Row, Rule, row};
+use crate::{Call, Linear, Row, Rule, Work, factors::DimMap, row};
 
 /// Checks that every node of a verified graph is a call that its operation's row knows. Operations without a row may be anything.
 ///
@@ -66,6 +66,9 @@ fn call(graph: &Graph, id: NodeId, row: &Row) -> Result<(), String> {
     }
     let call = Call::new(graph, id);
     dims(&call, row, &schema)?;
+    if matches!(row.work, Work::View) {
+        view(&call, row)?;
+    }
     match row.rule {
         Rule::Einsum(text) if crate::einsum::factors(text, &call).is_none() => {
             Err(format!("its tensors do not have the dimensions {text}"))
@@ -101,6 +104,38 @@ fn fits(arg: &Arg, ty: SchemaType<'_>) -> bool {
         Arg::MemoryFormat(_) => base == "MemoryFormat",
         Arg::Device(_) => base == "Device",
     }
+}
+
+/// Checks that a view has the shape that it makes of its operand.
+fn view(call: &Call<'_>, row: &Row) -> Result<(), String> {
+    let fault = || "its result is not of the shape that the view makes of its operand".to_owned();
+    let keeps_all = matches!(row.linear, Linear::Stacked);
+    let elements = call.operands.first().map(|value| call.graph.ty(*value).elements());
+    let first = call.results.first().map(|value| call.graph.ty(*value).elements());
+    if elements.is_none() || (keeps_all && first != elements) {
+        return Err(fault());
+    }
+    if row.name == "aten::permute" {
+        let rank = call.operand(0).rank();
+        let mut dims = call.named_dims(1, rank);
+        dims.sort_unstable();
+        if !dims.into_iter().eq(0..rank) || call.result(0).rank() != rank {
+            return Err(fault());
+        }
+    }
+    let Rule::Factors(factors) = row.rule else { return Ok(()) };
+    let Some(space) = factors(call) else {
+        return if call.operand(0).rank() == 0 { Ok(()) } else { Err(fault()) };
+    };
+    let fits = |maps: &[DimMap], values: &[ValueId]| {
+        maps.iter().zip(values).all(|(map, value)| {
+            let shape = &call.graph.ty(*value).shape;
+            let mut dims = map.iter().zip(shape);
+            dims.all(|(factor, size)| factor.is_none_or(|number| space.factors[number].size == *size))
+        })
+    };
+    let fits = fits(&space.operands, &call.operands) && fits(&space.results, &call.results);
+    fits.then_some(()).ok_or_else(fault)
 }
 
 const fn is_number(arg: &Arg) -> bool {
@@ -156,6 +191,26 @@ return v1
         let fault = fault(text);
         assert!(fault.contains("its schema is (Tensor weight) -> Tensor"), "{fault}");
         assert!(fault.contains("train.py:12"), "{fault}");
+    }
+
+    #[test]
+    fn a_batch_norm_with_a_short_schema_is_refused() {
+        let text = r#"op aten::_native_batch_norm_legit_functional(Tensor input) -> Tensor
+input v0: f32[8, 4] = parameter "params.w"
+v1: f32[8, 4] = aten::_native_batch_norm_legit_functional(v0) @p0
+return v1
+"#;
+        assert!(fault(text).contains("its schema is (Tensor input) -> Tensor"), "{}", fault(text));
+    }
+
+    #[test]
+    fn a_view_of_another_shape_than_it_makes_is_refused() {
+        let text = r#"op aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)
+input v0: f32[8, 4] = parameter "params.w"
+v1: f32[8, 4] = aten::permute(v0, [1]) @p0
+return v1
+"#;
+        assert!(fault(text).contains("not of the shape that the view makes"), "{}", fault(text));
     }
 
     #[test]

@@ -96,7 +96,7 @@ fn position(dim: i64, rank: usize) -> Option<usize> {
 fn composed(below: &Form, above: &Form) -> Option<Form> {
     match (below, above) {
         (Form::Permuted(below), Form::Permuted(above)) => {
-            Some(Form::Permuted(above.iter().map(|dim| below[*dim]).collect()))
+            Some(Form::Permuted(above.iter().map(|dim| below.get(*dim).copied()).collect::<Option<_>>()?))
         }
         (Form::Reshaped(_), Form::Reshaped(shape)) => Some(Form::Reshaped(shape.clone())),
         _ => None,
