@@ -112,7 +112,7 @@ def _made_direct(plan: Plan, ranks: int) -> Path:
     assert "direct" not in plan.passes
     limits = ", ".join(f"{kind} = {1 << 16}" for kind in ("all_reduce", "all_gather", "reduce_scatter"))
     file = Path(f"direct{torch.distributed.get_rank()}.toml")
-    file.write_text(plan.text.replace("[passes]", f"[passes]\ndirect = {{ ranks = {ranks}, {limits} }}"))
+    file.write_text(plan.text.replace("[passes]", f"[passes]\ndirect = {{ ranks = {{ ranks = {ranks}, {limits} }} }}"))
     return file
 
 

@@ -21,9 +21,6 @@ from unisono._placements import coordinates
 #: How long a process that closed its connections may take to end.
 _SECONDS_TO_END = 3.0
 
-#: So many reasons for a collective stand in a message.
-_MOST_REASONS = 3
-
 
 class Ranks:
     """The ranks of a run, one or many.
@@ -149,49 +146,6 @@ class Ranks:
         card[120:] = torch.frombuffer(bytearray(os.getpid().to_bytes(8, "little")), dtype=torch.uint8)
         cards = [card.numpy().tobytes() for card in self.gathered(card)]
         return [(card[:120].rstrip(b"\0").decode(), int.from_bytes(card[120:], "little")) for card in cards]
-
-
-def collective_at(graph: bytes, place: str | None) -> tuple[str, str | None] | None:
-    """The collectives of a rank's graph that a line, ``file:line``, issues or waits for, with why each is there; and the line that issues
-    the first of them. Without a line, those that are waited for at none, such as what the user's code only returns."""
-    content = unpack(graph)["graph"]
-    found: dict[str, str | None] = {}
-    for node in content["nodes"]:
-        if place != _place_of(content, node):
-            continue
-        collective = _awaited(content, node)
-        name = content["ops"][collective["op"]]["name"]
-        if name.startswith("_c10d_functional::") and "wait_tensor" not in name:
-            label = content["labels"][collective["label"]] if collective["label"] is not None else ""
-            found.setdefault(name.removeprefix("_c10d_functional::") + _reasons(label), _place_of(content, collective))
-    if not found:
-        return None
-    text, issued = next(iter(found.items()))
-    return (text if len(found) == 1 else f"{text} or one of {len(found) - 1} others of this line"), issued
-
-
-def _place_of(content: dict[str, Any], node: dict[str, Any]) -> str | None:
-    return None if node["place"] is None else _text(content["places"][node["place"]])
-
-
-def _reasons(label: str) -> str:
-    """Why a collective is there, in parentheses; of many reasons the first few."""
-    reasons = label.split("; ") if label else []
-    more = [f"{len(reasons) - _MOST_REASONS} more"] if len(reasons) > _MOST_REASONS else []
-    return f" ({'; '.join(reasons[:_MOST_REASONS] + more)})" if reasons else ""
-
-
-def _awaited(content: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    """The collective that a node waits for; the node itself where it waits for none."""
-    if "wait_tensor" not in content["ops"][node["op"]]["name"]:
-        return node
-    made_by = content["values"][node["args"][0]["value"]]["def"]
-    return content["nodes"][made_by["result"][0]] if "result" in made_by else node
-
-
-def _text(place: dict[str, Any]) -> str:
-    """A place as diagnostics print it."""
-    return ":".join(str(part) for part in (place["file"], place["line"], place["column"]) if part)
 
 
 def _is_alive(pid: int) -> bool:

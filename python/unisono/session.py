@@ -31,7 +31,7 @@ from unisono._holders import Holders
 from unisono._message import pack
 from unisono._modes import Modes
 from unisono._placements import own_part, part_of, whole_of
-from unisono._ranks import Ranks, collective_at
+from unisono._ranks import Ranks
 from unisono._user_tensors import UserTensor, close_doors, require_values
 from unisono.errors import ConfigurationError, StepError, UnisonoError
 from unisono.plans import Plan
@@ -316,7 +316,7 @@ class ParallelStep:
         """The error of a failed step; for a failed collective, it names the collective and the ranks that are gone."""
         if self.ranks.count == 1 or "_c10d_functional" not in error.message:
             return error
-        collective, issued = collective_at(self.rank_graph, error.place) or (error.message.split("`")[1], None)
+        collective, issued = _native.collective_at(self.rank_graph, error.place) or (error.message.split("`")[1], None)
         return self.ranks.blamed(f"{collective} failed", error.place or issued, error.cause)
 
     def sync(self) -> None:

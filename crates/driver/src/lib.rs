@@ -1,5 +1,6 @@
 //! The way from a captured graph to a rank's graph, as few functions: what the command and the extension module call.
 
+mod collectives;
 mod simulate;
 
 use base::Result;
@@ -11,6 +12,7 @@ use plan::{Pins, Plan, Request, search};
 use serde::{Deserialize, Serialize};
 use shard::canonical;
 
+pub use collectives::collective_at;
 pub use simulate::{Ranks, simulate_plan, simulate_rank};
 
 /// What is asked of the planner, as settings.

@@ -178,11 +178,12 @@ impl Plan {
         for (axis, direct) in &plan.passes.direct {
             let size = plan.mesh.get(axis).copied();
             if size != Some(direct.ranks) {
-                let there = size.map_or_else(|| "no such axis".to_owned(), |size| format!("{size} ranks"));
-                let message = format!(
-                    "direct collectives for {} ranks along `{axis}`, and the plan has {there}",
-                    direct.ranks
-                );
+                let there = match size {
+                    Some(size) => format!("which has {size} in the plan"),
+                    None => "an axis that the plan does not have".to_owned(),
+                };
+                let message =
+                    format!("direct collectives for {} ranks along `{axis}`, {there}", direct.ranks);
                 let hint = match size {
                     Some(size) => {
                         format!("write `ranks = {size}` under `passes.direct.{axis}`, or take it out")

@@ -215,7 +215,7 @@ fn the_partition_makes_no_more_than_the_search_counts() {
         let found = search(&request).unwrap();
         let made = time_of(&found.canonical, &found.assignments[0], cluster, &mesh).unwrap();
         let prediction = found.plan.prediction;
-        // Otherwise the plan is that of a family, found faster after the passes.
+        // Otherwise the plan was proposed under other prices, and simulated to be faster.
         if prediction.model_ns == prediction.bound_ns {
             assert!(made / 1000 <= prediction.model_ns, "step {number}:\n{}", found.canonical);
             cut += usize::from(prediction.collectives > 0);

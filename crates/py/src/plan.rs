@@ -116,11 +116,23 @@ fn memory_over_time(py: Python<'_>, graph: &[u8]) -> PyResult<Memory> {
 /// Names of categories, and for each node its operator and the bytes of each.
 type Memory = (Vec<&'static str>, Vec<(String, Vec<u64>)>);
 
+/// What a line of the user's code issues or waits for, and the line that issues it.
+#[pyfunction]
+#[pyo3(signature = (graph, place=None))]
+fn collective_at(
+    py: Python<'_>,
+    graph: &[u8],
+    place: Option<&str>,
+) -> PyResult<Option<(String, Option<String>)>> {
+    run(py, || Ok(driver::collective_at(&Graph::from_bytes(graph)?, place)))
+}
+
 /// Adds what belongs to graphs and plans to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(graph_text, module)?)?;
     module.add_function(wrap_pyfunction!(graph_fingerprint, module)?)?;
     module.add_function(wrap_pyfunction!(plan_graph, module)?)?;
+    module.add_function(wrap_pyfunction!(collective_at, module)?)?;
     module.add_function(wrap_pyfunction!(explain_plan, module)?)?;
     module.add_function(wrap_pyfunction!(rank_graph, module)?)?;
     module.add_function(wrap_pyfunction!(plan_content, module)?)?;
