@@ -117,7 +117,7 @@ def compare() -> None:
             difference(parameter.grad, wanted)
             for parameter, wanted in zip(together.model.parameters(), gradients, strict=True)
         ]
-        cut = [name for name, placement in step.plan.placements.items() if placement != "replicate"]
+        cut = list(step.plan.layouts)
         closed = [_is_closed(together.state["mean"]), _is_closed(together.model.hidden)]
         step.sync()
         now, wanted = together.kept(), alone.kept()

@@ -35,7 +35,7 @@ FAMILIES: dict[str, dict[str, str]] = {
 DIRECTLY = ", directly"
 
 #: The part of the memory that the best plan takes of which a limited one must make do.
-MEMORY_SHARE = 0.8
+MEMORY_SHARE = 0.6
 
 
 def cases(ranks: int) -> Iterator[tuple[str, str]]:
@@ -111,8 +111,9 @@ def _made_direct(plan: Plan, ranks: int) -> Path:
     """A file with the plan in which collectives of up to 64 KiB are exchanges."""
     assert "direct" not in plan.passes
     limits = ", ".join(f"{kind} = {1 << 16}" for kind in ("all_reduce", "all_gather", "reduce_scatter"))
+    (axis,) = plan.mesh
     file = Path(f"direct{torch.distributed.get_rank()}.toml")
-    file.write_text(plan.text.replace("[passes]", f"[passes]\ndirect = {{ ranks = {{ ranks = {ranks}, {limits} }} }}"))
+    file.write_text(plan.text.replace("[passes]", f"[passes]\ndirect = {{ {axis} = {{ ranks = {ranks}, {limits} }} }}"))
     return file
 
 

@@ -481,8 +481,16 @@ def rows():
     return {row["name"]: row for row in msgpack.unpackb(_native.operation_rows())}
 
 
-#: Rows that claim nothing: their operations run replicated, and no partial value passes.
-SILENT = {"aten::scalar_tensor", "aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::linspace"}
+#: Rows that claim nothing: their operations run replicated, and no partial value passes; and `empty_like`, which is `empty` before it is
+#: planned where its operand is made by an operation.
+SILENT = {
+    "aten::empty_like",
+    "aten::scalar_tensor",
+    "aten::arange",
+    "aten::arange.start",
+    "aten::arange.start_step",
+    "aten::linspace",
+}
 
 
 def test_every_claim_of_every_row_is_asked():
@@ -491,7 +499,11 @@ def test_every_claim_of_every_row_is_asked():
     def missing():
         asked = {operator for (operator, _), is_asked in CLAIMS.items() if is_asked}
         unasked = [claim for claim, is_asked in CLAIMS.items() if not is_asked]
-        return [name for name, row in rows().items() if row["has_rule"] and name not in asked | SILENT], unasked
+        # Collectives along another axis are asked by the meshes of `test_plans.py`.
+        expected = [name for name, row in rows().items() if row["has_rule"] and "c10d" not in name]
+        # `test_every_strategy_of_a_call_gives_the_whole_result` asserts that each of these is asked.
+        directly = {f"aten::{name}" for name in DIRECT}
+        return [name for name in expected if name not in asked | directly | SILENT], unasked
 
     if missing() != ([], []):
         for name, args in DIRECT.items():
@@ -529,7 +541,8 @@ def test_a_row_fits_the_schema_of_this_pytorch(name):
     (given, returns), (known, made) = names(plain(schema)), names(parsed(row["schema"]))
     assert given[: len(known)] == known
     assert returns == made
-    assert all(a.has_default_value() for a in schema.arguments[len(known) :])
+    # The group of a collective is the last argument, whose type differs between releases.
+    assert all(a.has_default_value() or a.name == "group_name" for a in schema.arguments[len(known) :])
     arguments = [(a.name, str(a.type)) for a in schema.arguments]
     for form in filter(None, [row["in_place"], row["out"]]):
         other = overload(form)._schema

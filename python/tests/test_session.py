@@ -57,13 +57,13 @@ def test_collectives_are_made_direct_by_a_plan_that_says_so(compared, family):
     )
     assert direct["exchanges"] > 2
     assert "x all_reduce, direct" in direct["explained"]
-    assert usual["exchanges"] == 0
+    assert usual["exchanges"] < direct["exchanges"]
     assert "direct" not in usual["explained"]
 
 
-def test_a_memory_limit_below_the_best_plan_cuts_state_and_is_kept(compared):
+def test_a_memory_limit_below_the_best_plan_shards_state_and_is_kept(compared):
     found = compared(2)[0]["gpt_adamw, memory limited"]
-    assert all(name.startswith("batch.") for name in found["free plan"])
+    assert found["plan"] != found["free plan"]
     assert any(name.startswith("optimizer.") for name in found["plan"])
     assert found["peak"] <= session_ranks.MEMORY_SHARE * found["free peak"]
 

@@ -215,7 +215,9 @@ def test_a_plan_for_other_ranks_is_refused():
 def test_a_plan_whose_direct_collectives_are_for_other_ranks_is_refused():
     direct = "[passes]\ndirect = { ranks = { ranks = 3, all_reduce = 9, all_gather = 0, reduce_scatter = 0 } }"
     text = parallelize(small()).plan.text.replace("[passes]", direct)
-    with pytest.raises(ConfigurationError, match="direct collectives for 3 ranks along `ranks`, which has 1 in the plan") as caught:
+    with pytest.raises(
+        ConfigurationError, match="direct collectives for 3 ranks along `ranks`, which has 1 in the plan"
+    ) as caught:
         parallelize(small(), plan=text)
     assert caught.value.hint is not None
     assert "`ranks = 1`" in caught.value.hint
