@@ -48,7 +48,7 @@ const MOST_HALVINGS: u32 = 6;
 /// How often a budget is raised again from one that keeps the memory limit towards one that does not, for a small and a large program.
 const MOST_RAISES: [u32; 2] = [6, 2];
 /// Programs with more nodes are searched under fewer prices.
-const LARGE: usize = 4_000;
+const LARGE: usize = 2_000;
 /// How many prices a large program is searched under.
 const PRICES_OF_LARGE: usize = 3;
 /// The most cells of a table in searches that propose candidates.
