@@ -1,0 +1,66 @@
+"""A step on a mesh of two axes, over gloo, beside one device; runs on every rank."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from machines import machine
+from steps import EPSILON
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import unisono
+
+MACHINE = machine(memory_bandwidth=1e10, flops=1e9, latency_ns=1e3, bandwidth=1e9)
+AXES = {"outer": 2, "inner": 2}
+PINS = {
+    "batch.*": {"outer": "shard(0)"},
+    "params.*": {"outer": "shard(0)", "inner": "shard(0)"},
+    "optimizer.*": {"outer": "shard(0)", "inner": "shard(0)"},
+}
+
+
+def train() -> None:
+    torch.manual_seed(0)
+    torch.distributed.init_process_group("gloo")
+    start = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+    batch = tuple(torch.randn(2, 8, 16))
+    found = {}
+    for name, mesh in {
+        "mapping": AXES,
+        "device mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=tuple(AXES)),
+    }.items():
+        one, many = copy.deepcopy(start), copy.deepcopy(start)
+        (alone, _), (together, optimizer) = _step(one), _step(many)
+        step = unisono.parallelize(
+            together, model=many, optimizer=optimizer, example=batch, mesh=mesh, pins=PINS, cluster=MACHINE
+        )
+        losses = [abs(step(*batch).item() - alone(*batch).item()) for _ in range(3)]
+        step.sync()
+        pairs = zip(many.parameters(), one.parameters(), strict=True)
+        worst = max((a - b).abs().max().item() for a, b in pairs)
+        found[name] = {
+            "off": max(*losses, worst),
+            "layout": step.plan.layouts["params.0.weight"],
+            "mesh": step.plan.mesh,
+        }
+    Path(f"mesh{os.environ['RANK']}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+def _step(model):
+    optimizer = torch.optim.AdamW(model.parameters(), eps=EPSILON)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, optimizer

@@ -1,0 +1,16 @@
+"""Meshes of several axes over processes."""
+
+from __future__ import annotations
+
+import json
+
+import launch
+
+
+def test_a_step_on_two_axes_over_gloo_gives_what_one_device_gives(tmp_path):
+    for rank, one in enumerate(launch.run("mesh_ranks:train", 4, tmp_path, 150)):
+        assert one.status == 0, f"rank {rank}: {one.err[-2000:]}"
+        for found in json.loads((tmp_path / f"mesh{rank}.json").read_text()).values():
+            assert found["off"] <= 1e-5
+            assert found["layout"] == {"outer": "shard(0)", "inner": "shard(0)"}
+            assert found["mesh"] == {"outer": 2, "inner": 2}
