@@ -97,11 +97,13 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     plan.passes = best.passes;
     plan.prediction = best.prediction;
     for other in &others {
+        if plan.runners_up.len() == MOST_RUNNERS_UP {
+            break;
+        }
         let Prediction { step_ns, peak_bytes, .. } = other.prediction;
         let other_name = name(other)?;
         // Of plans that are called alike the fastest is enough.
-        let known = other_name == plan.label || plan.runners_up.iter().any(|known| known.name == other_name);
-        if known || plan.runners_up.len() == MOST_RUNNERS_UP {
+        if other_name == plan.label || plan.runners_up.iter().any(|known| known.name == other_name) {
             continue;
         }
         plan.runners_up.push(RunnerUp {
