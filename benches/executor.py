@@ -27,7 +27,6 @@ import gpt_step  # noqa: E402
 from fx_program import trace  # noqa: E402
 
 import unisono  # noqa: E402
-from unisono import _native  # noqa: E402
 from unisono._executor import Executor, lower, lower_graph  # noqa: E402
 from unisono._interpret import interpret  # noqa: E402
 from unisono._program import ProgramBuilder, Slot  # noqa: E402
@@ -176,11 +175,11 @@ def captured(size: int, length: int):
     model, batch = gpt_step.GPT(), gpt_step.batch(size, length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=gpt_step.LR)
     graph = unisono.capture(gpt_step.step(model, optimizer), model=model, optimizer=optimizer, example=batch)
-    message, _ = _native.run_passes(graph.message)
+    native, _ = graph.native.run_passes()
     start = time.process_time()
-    run = Executor(lower_graph(message))
+    run = Executor(lower_graph(native))
     build = time.process_time() - start
-    decoded = msgpack.unpackb(message)["graph"]
+    decoded = msgpack.unpackb(native.message())["graph"]
     values = [item.tensor.detach().clone() for item in graph.capture.inputs.inputs]
     is_state = [item["class"] in STATE for item in decoded["inputs"]]
     state = [value for value, one in zip(values, is_state, strict=True) if one]

@@ -61,23 +61,23 @@ def capture(optimizer_name: str, layers: int = 8, width: int = 64, vocabulary: i
     return unisono.capture(step, model=model, optimizer=optimizer, example=(tokens, tokens))
 
 
-def collectives(message: bytes) -> int:
-    lines = _native.graph_text(message).splitlines()
+def collectives(graph: _native.Graph) -> int:
+    lines = graph.text().splitlines()
     return sum("= _c10d_functional::" in line and "wait_tensor" not in line for line in lines)
 
 
 def main() -> None:
     print("| optimizer | nodes captured | after the passes |\n|---|---|---|")
     for name in OPTIMIZERS:
-        _, done = _native.run_passes(capture(name).message)
+        _, done = capture(name).native.run_passes()
         print(f"| {name} | {done[0][1]} | {done[-1][2]} |")
     print("\n| AdamW on 2 ranks | collectives planned | after the passes |\n|---|---|---|")
     graph = capture("AdamW")
     for family, patterns in FAMILIES.items():
         pins = {pattern: {"a": placement} for pattern, placement in patterns.items()}
-        plan = _native.plan_graph(graph.message, CLUSTER, msgpack.packb({"mesh": {"a": 2}, "pins": pins}))
-        before = _native.rank_graph(graph.message, plan, 0)
-        after, _ = _native.run_passes(before)
+        plan = graph.native.plan(CLUSTER, msgpack.packb({"mesh": {"a": 2}, "pins": pins}))
+        before = graph.native.rank_graph(plan, 0)
+        after, _ = before.run_passes()
         print(f"| {family} | {collectives(before)} | {collectives(after)} |")
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 import msgpack
 import passes as bench_of_passes
 
-from unisono import _native
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -56,10 +54,10 @@ def planning(layers: list[int], rounds: int) -> None:
         settings = msgpack.packb({"mesh": {"a": 8}, "pins": {}, "memory_limit": None})
         nodes = len(graph.decoded()["order"])
         for kind, machine in CLUSTERS.items():
-            plan = _native.plan_graph(graph.message, machine, settings)
-            assert ("[passes.direct]" in plan) == (kind == "direct")
-            cpu, wall = least(lambda g=graph, m=machine, s=settings: _native.plan_graph(g.message, m, s), rounds)
-            part, _ = least(lambda g=graph, p=plan: _native.rank_graph(g.message, p, 0), rounds)
+            plan = graph.native.plan(machine, settings)
+            assert ("[passes.direct]" in plan.text()) == (kind == "direct")
+            cpu, wall = least(lambda g=graph, m=machine, s=settings: g.native.plan(m, s), rounds)
+            part, _ = least(lambda g=graph, p=plan: g.native.rank_graph(p, 0), rounds)
             print(
                 f"| {depth} | {nodes:,} | {kind} | {cpu * 1e3:.0f} | {wall * 1e3:.0f} | {part * 1e3:.0f} |", flush=True
             )

@@ -60,11 +60,15 @@ def together(steps: int, reference: list[float], plan_file: Path) -> dict[str, A
     model, optimizer, train_step = gpt.make()
     data = gpt.batches(gpt.read_text())
     example = next(data)
-    start = time.perf_counter()
     step = unisono.parallelize(train_step, model=model, optimizer=optimizer, example=example)
     if step.ranks.rank == 0:
         step.plan.save(plan_file)
-        say(f"captured, planned and prepared in {time.perf_counter() - start:.1f} s\n\n{step.plan.explain()}")
+        seconds = step.seconds
+        if seconds.measurement > 0.1:
+            say(f"measured this machine, once, in {seconds.measurement:.1f} s")
+        say(
+            f"captured in {seconds.capture:.1f} s, planned and prepared in {seconds.plan:.1f} s\n\n{step.plan.explain()}"
+        )
         say(f"            {'one process':>12s} {'all ranks':>12s} {'difference':>12s}")
 
     def report(number: int, loss: float) -> None:

@@ -57,21 +57,25 @@ def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
 
 
 def train(
-    graph: unisono.StepGraph, text: str, mesh: dict[str, int], batches: Sequence[Sequence[torch.Tensor]], passes: bool
+    graph: unisono.StepGraph,
+    plan: _native.Plan,
+    mesh: dict[str, int],
+    batches: Sequence[Sequence[torch.Tensor]],
+    passes: bool,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Trains a captured step by a plan on ranks in lock-step, after the passes or before them.
 
     Returns what each step returns (the same on every rank) and the whole parameters after the last.
     """
     ranks = math.prod(mesh.values())
-    messages = [_native.rank_graph(graph.message, text, rank) for rank in range(ranks)]
+    before = [graph.native.rank_graph(plan, rank) for rank in range(ranks)]
     # Small collectives are direct, large ones are not.
     limits = {"all_reduce": 4096, "all_gather": 4096, "reduce_scatter": 4096}
     direct = {axis: {"ranks": size, **limits} for axis, size in mesh.items()}
-    passed = [_native.run_passes(message, msgpack.packb({"direct": direct}))[0] for message in messages]
-    assert len({_native.issue_order(message) for message in passed}) == 1, "ranks would wait for each other for ever"
-    graphs = [msgpack.unpackb(message)["graph"] for message in (passed if passes else messages)]
-    items, placements = graph.capture.inputs.inputs, msgpack.unpackb(_native.plan_content(text))["inputs"]
+    passed = [one.run_passes(msgpack.packb({"direct": direct}))[0] for one in before]
+    assert len({one.issue_order() for one in passed}) == 1, "ranks would wait for each other for ever"
+    graphs = [msgpack.unpackb(one.message())["graph"] for one in (passed if passes else before)]
+    items, placements = graph.capture.inputs.inputs, msgpack.unpackb(plan.content())["inputs"]
     placed = [placements.get(item.name, {}) for item in items]
 
     def part(position: int, tensor: torch.Tensor, rank: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from unittest import mock
 import steps
 
 import unisono
-from unisono import _native
+from unisono._ranks import Ranks
 from unisono.errors import UnisonoError
 
 CUT = {"batch.*": {"a": "shard(0)"}, "params.*": {"a": "replicate"}, "optimizer.*": {"a": "replicate"}}
@@ -44,9 +44,9 @@ def refuse(pins: dict[str, dict[str, str]], mesh: dict[str, int]) -> None:
 def run_in_disagreement() -> None:
     """The passes of one rank give another order of collectives: all must run without the passes, and give what one device gives."""
     ranks = int(os.environ["WORLD_SIZE"])
-    told = _native.issue_order
+    agree = Ranks.agree
     alone, together = steps.gpt(count=2, batch=2 * ranks), steps.gpt(count=2, batch=2 * ranks)
-    other = mock.patch.object(_native, "issue_order", lambda graph: told(graph)[:-1] + os.environ["RANK"])
+    other = mock.patch.object(Ranks, "agree", lambda ranks, order: agree(ranks, order[:-1] + os.environ["RANK"]))
     with other, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step = unisono.parallelize(

@@ -17,7 +17,6 @@ import torch.utils._pytree as pytree
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import unisono
-from unisono import _native
 from unisono.plans import Plan
 
 DATA, STATE = ("batch.*",), ("params.*", "optimizer.*")
@@ -99,7 +98,7 @@ def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "optimizer": kept,
         "plan": step.plan.layouts,
         "collectives": step.plan.prediction["collectives"],
-        "exchanges": _native.graph_text(step.rank_graph).count("= _c10d_functional::all_to_all_single"),
+        "exchanges": step.rank_graph.text().count("= _c10d_functional::all_to_all_single"),
         "explained": step.plan.explain(),
         "peak": step.plan.prediction["peak_bytes"],
         "free peak": free and free.prediction["peak_bytes"],

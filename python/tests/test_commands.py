@@ -57,7 +57,7 @@ def test_a_step_is_captured_planned_explained_and_the_plan_runs(tmp_path):
     assert plans[0] == plans[1]
     (tmp_path / "plan.toml").write_text(plans[0])
     explained = command(tmp_path, "explain", "step.txt", "plan.toml")
-    assert explained.stdout == _native.explain_plan(graph.message, plans[0])
+    assert explained.stdout == graph.native.explain(_native.Plan(plans[0]))
     step = unisono.parallelize(
         training.step,
         model=training.model,

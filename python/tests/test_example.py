@@ -57,6 +57,13 @@ def step_and_batch():
     return step, batch
 
 
+def test_a_step_says_what_it_took_to_make_it(step_and_batch):
+    seconds = step_and_batch[0].seconds
+    assert seconds.capture > 0
+    assert 0 < seconds.plan < 2
+    assert seconds.measurement < seconds.capture, "the description of the machine was given"
+
+
 def test_a_measured_step_has_the_predicted_memory(step_and_batch):
     step, batch = step_and_batch
     measured, predicted = step.measure(*batch), step.plan.prediction

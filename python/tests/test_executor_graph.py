@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import unisono
-from unisono import _native
 from unisono._executor import Executor, lower_graph
 from unisono._interpret import interpret
 
@@ -67,12 +66,12 @@ def captured(make_optimizer):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_captured_step_is_bitwise_equal_to_node_by_node(name, passes):
     graph, values = captured(OPTIMIZERS[name])
-    message = _native.run_passes(graph.message)[0] if passes else graph.message
-    decoded = msgpack.unpackb(message)["graph"]
+    native = graph.native.run_passes()[0] if passes else graph.native
+    decoded = msgpack.unpackb(native.message())["graph"]
     is_state = [item["class"] in STATE for item in decoded["inputs"]]
     state = [value.clone() for value, is_one in zip(values, is_state, strict=True) if is_one]
     batch = [value for value, is_one in zip(values, is_state, strict=True) if not is_one]
-    run = Executor(lower_graph(message))
+    run = Executor(lower_graph(native))
     run.bind(state)
     for _ in range(4):
         found = run(batch)
@@ -104,7 +103,7 @@ def test_state_is_left_as_it_was_by_a_step_that_fails():
     items = list(zip(decoded["inputs"], graph.capture.inputs.inputs, strict=True))
     state = [item.tensor.detach().clone() for entry, item in items if entry["class"] in STATE]
     rest = [item.tensor.detach() for entry, item in items if entry["class"] not in STATE]
-    run = Executor(lower_graph(_native.run_passes(graph.message)[0]))
+    run = Executor(lower_graph(graph.native.run_passes()[0]))
     run.bind(state)
     run(rest)
     before = [one.clone() for one in state]

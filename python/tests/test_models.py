@@ -94,10 +94,10 @@ def make_step(model, loss_of):
     return step, optimizer
 
 
-def planned(graph: unisono.StepGraph, family: str, ranks: int) -> str:
+def planned(graph: unisono.StepGraph, family: str, ranks: int) -> _native.Plan:
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
     settings = {"mesh": {"a": ranks}, "pins": pins, "memory_limit": None}
-    return _native.plan_graph(graph.message, DEAR_COMPUTING, msgpack.packb(settings))
+    return graph.native.plan(DEAR_COMPUTING, msgpack.packb(settings))
 
 
 @pytest.mark.parametrize("make", [gpt2, bert, mixtral, t5, wan], ids=lambda make: make.__name__)

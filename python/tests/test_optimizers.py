@@ -19,7 +19,6 @@ from test_models import FAMILIES, planned
 from torch import nn, optim
 
 import unisono
-from unisono import _native
 from unisono.errors import ConfigurationError, StepError, UnsupportedError
 
 Make = Callable[[list[nn.Parameter]], optim.Optimizer]
@@ -221,12 +220,12 @@ def test_cut_over_two_ranks_an_update_is_that_of_one_device(make, family):
     reference, _, eager = classifier(make, matrices_only)
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=batches[0])
     expected = [eager(*batch).item() for batch in batches]
-    text = planned(graph, family, 2)
-    losses, after = train(graph, text, {"a": 2}, batches, passes=True)
+    plan = planned(graph, family, 2)
+    losses, after = train(graph, plan, {"a": 2}, batches, passes=True)
     assert [loss.item() for loss in losses] == pytest.approx(expected, rel=1e-5)
     for name, parameter in reference.named_parameters():
         assert _difference(after[name], parameter.detach()) <= 1e-5, name
-    cut = [name for name in msgpack.unpackb(_native.plan_content(text))["inputs"] if name.startswith("optimizer.")]
+    cut = [name for name in msgpack.unpackb(plan.content())["inputs"] if name.startswith("optimizer.")]
     assert cut or family == "batch cut"
 
 

@@ -9,7 +9,6 @@ from ranks import run_ranks
 from torch import nn
 
 import unisono
-from unisono import _native
 from unisono._interpret import interpret
 
 OPTIMIZERS = {
@@ -64,17 +63,17 @@ def run(graph, inputs, steps=3):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_gives_the_same_bits_after_the_passes(name):
     graph = capture_of(name)
-    changed, done = _native.run_passes(graph.message)
+    changed, done = graph.native.run_passes()
     inputs = [item.tensor.detach().clone() for item in graph.capture.inputs.inputs]
-    before, after = run(graph.decoded(), inputs), run(msgpack.unpackb(changed)["graph"], inputs)
+    before, after = run(graph.decoded(), inputs), run(msgpack.unpackb(changed.message())["graph"], inputs)
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
     assert done[0][1] == len(graph.decoded()["nodes"])
     assert done[-1][2] < 0.8 * done[0][1]
 
 
 def test_the_optimizer_of_all_parameters_is_one_node():
-    changed, _ = _native.run_passes(capture_of("AdamW").message)
-    ops = [line for line in _native.graph_text(changed).splitlines() if "= aten::_f" in line]
+    changed, _ = capture_of("AdamW").native.run_passes()
+    ops = [line for line in changed.text().splitlines() if "= aten::_f" in line]
     assert [line.split(" = ")[1].split("(")[0] for line in ops] == [
         "aten::_foreach_norm.Scalar",
         "aten::_foreach_mul.Tensor",
@@ -91,8 +90,8 @@ FAMILIES = {
 }
 
 
-def collectives(message):
-    lines = _native.graph_text(message).splitlines()
+def collectives(graph):
+    lines = graph.text().splitlines()
     return sum("= _c10d_functional::" in line and "wait_tensor" not in line for line in lines)
 
 
@@ -125,12 +124,12 @@ def test_planned_ranks_give_the_same_bits_with_fewer_collectives(family, direct)
 
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=(torch.rand(8, 16),))
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
-    plan = _native.plan_graph(graph.message, CLUSTER, msgpack.packb({"mesh": {"a": 2}, "pins": pins}))
-    before = [_native.rank_graph(graph.message, plan, rank) for rank in range(2)]
+    plan = graph.native.plan(CLUSTER, msgpack.packb({"mesh": {"a": 2}, "pins": pins}))
+    before = [graph.native.rank_graph(plan, rank) for rank in range(2)]
     settings = msgpack.packb({"direct": direct})
-    after = [_native.run_passes(message, settings)[0] for message in before]
+    after = [graph.run_passes(settings)[0] for graph in before]
     assert collectives(after[0]) < collectives(before[0]) / 2
-    decoded = [[msgpack.unpackb(message)["graph"] for message in messages] for messages in (before, after)]
+    decoded = [[msgpack.unpackb(graph.message())["graph"] for graph in graphs] for graphs in (before, after)]
     inputs = [list(rank_inputs(graph, rank)) for rank, graph in enumerate(decoded[0])]
     for old, new in zip(*(run_ranks(graphs, inputs) for graphs in decoded), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(old[0], new[0], strict=True))

@@ -15,7 +15,6 @@ from ranks import train
 from torch import nn
 
 import unisono
-from unisono import _native
 
 LAYERS = 3
 
@@ -86,13 +85,13 @@ def planned(graph, ranks=4, flops="1e10", **settings):
     mesh = ranks if isinstance(ranks, dict) else {"a": ranks}
     settings = {"mesh": mesh, "pins": {}, "memory_limit": None, **settings}
     cluster = machine(memory_bandwidth=1e12, flops=float(flops), latency_ns=1000.0, bandwidth=1e8)
-    text = _native.plan_graph(graph.message, cluster, msgpack.packb(settings))
-    return text, msgpack.unpackb(_native.plan_content(text))
+    plan = graph.native.plan(cluster, msgpack.packb(settings))
+    return plan, msgpack.unpackb(plan.content())
 
 
-def collectives(graph, text):
+def collectives(graph, plan):
     """How often each collective is issued in each part of the step, small ones (of a number or a vector) left out."""
-    rank = msgpack.unpackb(_native.rank_graph(graph.message, text, 0))["graph"]
+    rank = msgpack.unpackb(graph.native.rank_graph(plan, 0).message())["graph"]
     found: collections.Counter = collections.Counter()
     for number in rank["order"]:
         node = rank["nodes"][number]
@@ -109,8 +108,8 @@ def collectives(graph, text):
 
 def test_for_a_large_batch_the_batch_is_cut_and_only_gradients_and_parameters_travel(graphs):
     graph = graphs(64)
-    text, _ = planned(graph, flops="1e11")
-    found = collectives(graph, text)
+    plan, _ = planned(graph, flops="1e11")
+    found = collectives(graph, plan)
     assert {key for key in found if key[0] != "all_gather"} <= {
         ("reduce_scatter", "update"),
         ("all_reduce", "update"),
@@ -128,15 +127,15 @@ def test_a_gradient_that_its_norm_and_its_parameter_need_travels_once(graphs, la
             memory_bandwidth=1.5e10, flops=8e10, latency_ns=latency_ns, bandwidth=6e8, operation_ns=7000.0
         )
         settings = {"mesh": {"a": 2}, "pins": {"batch.*": {"a": "shard(0)"}} | whole, "memory_limit": None}
-        found = collectives(graph, _native.plan_graph(graph.message, cluster, msgpack.packb(settings)))
+        found = collectives(graph, graph.native.plan(cluster, msgpack.packb(settings)))
         reductions = found["reduce_scatter", "update"] + found["all_reduce", "update"]
         assert reductions == 4 * layers + 3, (latency_ns, found)
 
 
 def test_at_batch_one_tensors_are_cut_with_two_pairs_of_collectives_per_layer_and_direction(graphs):
     graph = graphs(1)
-    text, plan = planned(graph, flops="1e9")
-    found = collectives(graph, text)
+    made, plan = planned(graph, flops="1e9")
+    found = collectives(graph, made)
     for kind in ("forward", "backward"):
         reductions = found["all_reduce", kind] + found["reduce_scatter", kind]
         # two per layer, and one for the embedding or the head
@@ -156,11 +155,11 @@ def limited(graph, share):
     """A data-parallel plan within a share of the memory of the plan that is free to take what it likes."""
     _, free = planned(graph, flops="1e12")
     limit = round(free["prediction"]["peak_bytes"] * share)
-    text, plan = planned(graph, flops="1e12", memory_limit=limit, pins={"batch.*": {"a": "shard(0)"}})
+    made, plan = planned(graph, flops="1e12", memory_limit=limit, pins={"batch.*": {"a": "shard(0)"}})
     assert plan["prediction"]["peak_bytes"] <= limit
     assert plan["prediction"]["step_ns"] >= free["prediction"]["step_ns"]
     assert plan["label"].startswith("data parallel")
-    return collectives(graph, text), plan
+    return collectives(graph, made), plan
 
 
 def test_when_memory_has_a_price_state_is_sharded_and_parameters_are_gathered(graphs):
@@ -198,13 +197,24 @@ def test_a_limit_that_nothing_fits_says_how_much_the_smallest_plan_needs(graphs)
 
 
 def test_planning_twice_gives_the_same_bytes(graphs):
-    assert planned(graphs(1))[0] == planned(graphs(1))[0]
+    assert planned(graphs(1))[0].text() == planned(graphs(1))[0].text()
+
+
+def test_a_plan_is_kept_in_a_folder_for_each_setting(graphs, tmp_path):
+    cluster = machine(memory_bandwidth=1e12, flops=1e10, latency_ns=1000.0, bandwidth=1e8)
+
+    def kept(ranks):
+        text = graphs(1).native.plan(cluster, msgpack.packb({"mesh": {"a": ranks}}), tmp_path).text()
+        return text, sorted((tmp_path / "plans").iterdir())
+
+    assert kept(2) == kept(2)
+    assert len(kept(4)[1]) == 2
 
 
 def test_a_plan_is_for_one_graph_only(graphs):
-    text, _ = planned(graphs(1))
+    plan, _ = planned(graphs(1))
     with pytest.raises(unisono.errors.ConfigurationError, match="another training step"):
-        _native.rank_graph(graphs(64).message, text, 0)
+        graphs(64).native.rank_graph(plan, 0)
 
 
 FAMILIES = {
@@ -223,8 +233,8 @@ def gives_what_one_device_gives(mesh, pins, passes):
     eager = make_step(reference, torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9))
     data = [tuple(torch.randint(0, 256, (2, 8, 8))) for _ in range(3)]
     graph = unisono.capture(make_step(model, optimizer), model=model, optimizer=optimizer, example=data[0])
-    text, plan = planned(graph, mesh, pins=pins)
-    losses, after = train(graph, text, mesh, data, passes=passes)
+    made, plan = planned(graph, mesh, pins=pins)
+    losses, after = train(graph, made, mesh, data, passes=passes)
     for loss, batch in zip(losses, data, strict=True):
         torch.testing.assert_close(loss, eager(*batch).detach(), rtol=1e-5, atol=0)
     for name, found in after.items():

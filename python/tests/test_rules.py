@@ -140,14 +140,14 @@ def remember(claims):
 
 def note(bytes_, _):
     """Notes what a graph asks without running it."""
-    remember(_native.exam(bytes_, 2)[2])
+    remember(_native.Graph(bytes_).exam(2)[2])
 
 
 def ask(bytes_, tensors, ranks, seen=None):
     """Asks all questions of a graph."""
-    canonical, questions, claims = _native.exam(bytes_, ranks)
+    canonical, questions, claims = _native.Graph(bytes_).exam(ranks)
     remember(claims)
-    graph = msgpack.unpackb(canonical)["graph"]
+    graph = msgpack.unpackb(canonical.message())["graph"]
     values = values_of(graph, tensors)
     generator = torch.Generator().manual_seed(0)
     asked: dict[str, int] = {}

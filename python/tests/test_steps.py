@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import unisono
-from unisono import _native
 
 FAMILIES: dict[str, dict[str, str]] = {
     "free": {},
@@ -350,10 +349,10 @@ def test_a_step_gives_on_ranks_what_eager_gives(name):
         settings = msgpack.packb({"mesh": {"a": 2}, "pins": pins, "memory_limit": None})
         if name == "a_batch_that_ranks_do_not_divide" and demanded.get("batch.*", "").startswith("shard"):
             with pytest.raises(unisono.errors.ConfigurationError, match="binds nothing"):
-                _native.plan_graph(graph.message, DEAR_COMPUTING, settings)
+                graph.native.plan(DEAR_COMPUTING, settings)
             continue
-        text = _native.plan_graph(graph.message, DEAR_COMPUTING, settings)
-        found, after = train(graph, text, {"a": 2}, [tensors(batch)] * STEPS, passes=True)
+        plan = graph.native.plan(DEAR_COMPUTING, settings)
+        found, after = train(graph, plan, {"a": 2}, [tensors(batch)] * STEPS, passes=True)
         for first, wanted in zip(found, expected, strict=True):
             assert_close(first, wanted[0], f"the first returned tensor of {family}")
         for key, parameter in reference.named_parameters():

@@ -74,7 +74,11 @@ def lower(spec: Mapping[str, Any], device: str = "cpu", *, rewrite: bool = False
 
 
 def lower_graph(
-    message: bytes, groups: Mapping[str, str] | None = None, device: str = "cpu", *, buffer_bytes: int | None = None
+    graph: _native.Graph,
+    groups: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    *,
+    buffer_bytes: int | None = None,
 ) -> Any:
     """Lowers a graph, global or of one rank.
 
@@ -82,13 +86,13 @@ def lower_graph(
     ``constant``), in their order; all others are passed at each step, in their order.
 
     Args:
-        message: the graph as MessagePack.
+        graph: the graph.
         groups: the names of process groups by the graph's symbolic ones, such as ``axis:a``.
         device: the kind of device that the program runs on.
         buffer_bytes: the most that memory for small results, which stays from step to step, takes, where that is less than 16 MiB.
     """
     _ready()
-    return _native.Program.from_graph(message, dict(groups or {}), device, _schema_of, buffer_bytes)
+    return _native.Program.from_graph(graph, dict(groups or {}), device, _schema_of, buffer_bytes)
 
 
 def _schema_of(name: str) -> str | None:
@@ -98,10 +102,9 @@ def _schema_of(name: str) -> str | None:
         return None
 
 
-def draws_numbers(message: bytes) -> bool:
+def draws_numbers(graph: _native.Graph) -> bool:
     """Whether a graph has an operation that draws random numbers."""
-    operations = (_reference.operation(op["name"]) for op in unpack(message)["graph"]["ops"])
-    return any(torch.Tag.nondeterministic_seeded in operation.tags for operation in operations)
+    return any(torch.Tag.nondeterministic_seeded in _reference.operation(name).tags for name in graph.operators())
 
 
 def _is_disturbed() -> bool:

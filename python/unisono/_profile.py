@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from unisono import _native
 from unisono._ranks import Ranks
 
 #: Sizes of the messages that latency and bandwidth are fitted to, in elements of four bytes.
@@ -134,11 +135,10 @@ def _links(ranks: Ranks) -> list[str]:
 
 def description(ranks: Ranks) -> str:
     """This machine's description: the kept one, or a new measurement, which is kept."""
-    kept = cache_folder() / f"cluster-cpu-{ranks.count}-threads-{torch.get_num_threads()}.toml"
-    text = ranks.tell(kept.read_text() if ranks.rank == 0 and kept.exists() else "")
-    if not text:
+    machine = cache_folder(), ranks.count, torch.get_num_threads()
+    text = ranks.tell(_native.kept_machine(*machine) if ranks.rank == 0 else None)
+    if text is None:
         text = describe(ranks)
         if ranks.rank == 0:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(text)
+            _native.keep_machine(*machine, text)
     return text

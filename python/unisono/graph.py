@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -24,13 +25,18 @@ class StepGraph:
         """The graph as MessagePack."""
         return self.capture.message
 
+    @functools.cached_property
+    def native(self) -> _native.Graph:
+        """The graph as the core holds it, decoded once."""
+        return _native.Graph(self.message)
+
     def text(self) -> str:
         """The text form of the graph."""
-        return _native.graph_text(self.message)
+        return self.native.text()
 
     def fingerprint(self) -> str:
         """What identifies the graph: of what it computes, whatever the lines of the code are."""
-        return _native.graph_fingerprint(self.message)
+        return self.native.fingerprint()
 
     def decoded(self) -> dict[str, Any]:
         """The graph as plain Python data, with the field names of crate ``ir``."""

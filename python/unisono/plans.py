@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono import _native
+from unisono._message import unpack
 
 
 class Plan:
@@ -13,14 +14,15 @@ class Plan:
 
     Attributes:
         text: the text form (TOML).
-        graph: the message of the graph that it is for, if it is known.
+        native: the plan as the core holds it.
+        graph: the graph that it is for, if it is known.
     """
 
-    def __init__(self, text: str, graph: bytes | None = None) -> None:
+    def __init__(self, plan: str | _native.Plan, graph: _native.Graph | None = None) -> None:
         """Reads the text form; raises :class:`~unisono.errors.ConfigurationError` where it is none."""
-        self.text, self.graph = text, graph
-        self.fingerprint = _native.plan_fingerprint(text)
-        self._content: dict[str, Any] = _native_content(text)
+        self.native, self.graph = _native.Plan(plan) if isinstance(plan, str) else plan, graph
+        self.text, self.fingerprint = self.native.text(), self.native.fingerprint()
+        self._content: dict[str, Any] = unpack(self.native.content())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -57,14 +59,8 @@ class Plan:
         """What the plan does, what it is expected to cost and why it is not another one, for people."""
         if self.graph is None:
             raise ValueError("a plan that was read from a file is explained with its graph: `step.plan.explain()`")
-        return _native.explain_plan(self.graph, self.text)
+        return self.graph.explain(self.native)
 
     def __repr__(self) -> str:
         """A line with what identifies the plan."""
         return f"Plan({self.fingerprint}, mesh={self.mesh})"
-
-
-def _native_content(text: str) -> dict[str, Any]:
-    import msgpack
-
-    return msgpack.unpackb(_native.plan_content(text))

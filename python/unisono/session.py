@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import math
 import statistics
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
@@ -39,12 +38,27 @@ from unisono.plans import Plan
 _STATE = ("parameter", "buffer", "optimizer", "constant")
 
 
+class Seconds(NamedTuple):
+    """What it took to make a step, in seconds.
+
+    Attributes:
+        capture: to capture it, and to give every rank its state and graph.
+        measurement: to measure the machine, or to read what was measured before.
+        plan: to plan, and to prepare this rank's program.
+    """
+
+    capture: float
+    measurement: float
+    plan: float
+
+
 class ParallelStep:
     """A training step that runs on all ranks; see :func:`unisono.parallelize`.
 
     Attributes:
         plan: the plan that it runs.
         ranks: the ranks that run it.
+        seconds: what it took to make it.
     """
 
     def __init__(
@@ -74,12 +88,17 @@ class ParallelStep:
         self._mesh = _mesh(mesh, self.ranks.count)
         self._model, self._optimizers, self._seed = model, optimizers, seed
         self._compare_every, self._steps, self._keep_grads = compare_every, 0, keep_grads
-        self._inputs, graph = self._capture(train_step, example)
+        start = time.perf_counter()
+        self._inputs, message = self._capture(train_step, example)
+        captured = time.perf_counter()
         self._outside = Outside(train_step, model)
         self._memory_limit = limit
-        text = self._plan(graph, limit, pins, plan, cluster)
-        self.plan = Plan(text, graph)
+        self._cluster = _text_of(cluster) if cluster is not None else _profile.description(self.ranks)
+        described = time.perf_counter()
+        graph = _native.Graph(message)
+        self.plan = self._planned(graph, limit, pins, plan)
         self._prepare(graph)
+        self.seconds = Seconds(captured - start, described - captured, time.perf_counter() - described)
         # Last, because a capture or a measurement draws numbers, and not on every rank.
         torch.manual_seed(seed)
 
@@ -130,41 +149,43 @@ class ParallelStep:
         _agreement.require_alike(_agreement.described(inputs), self.ranks.rank, message["inputs"])
         return inputs
 
-    def _plan(
+    def _planned(
         self,
-        graph: bytes,
+        graph: _native.Graph,
         memory_limit: int | None,
         pins: Mapping[str, Mapping[str, str]] | None,
         plan: Plan | str | Path | None,
-        cluster: str | Path | None,
-    ) -> str:
-        settings = {"mesh": self._mesh, "memory_limit": memory_limit, "pins": _plain_pins(pins)}
-        description = _text_of(cluster) if cluster is not None else _profile.description(self.ranks)
-        self._cluster = description
+    ) -> Plan:
+        """The plan that rank 0 finds, or was given."""
+        found: Plan | None = None
         answer: Any = None
         if self.ranks.rank == 0:
+            settings = {"mesh": self._mesh, "memory_limit": memory_limit, "pins": _plain_pins(pins)}
             try:
-                answer = _given_plan(plan, graph, self._mesh) or _cached_plan(graph, description, settings)
+                found = _given_plan(plan, graph, self._mesh)
+                if found is None:
+                    found = Plan(graph.plan(self._cluster, pack(settings), _profile.cache_folder()), graph)
+                answer = found.text
             except UnisonoError as error:
                 answer = error
-        return self.ranks.tell(answer)
+        text = self.ranks.tell(answer)
+        return found or Plan(text, graph)
 
     # This rank's part.
 
-    def _prepare(self, graph: bytes) -> None:
-        rank_graph = _native.rank_graph(graph, self.plan.text, self.ranks.rank)
-        optimised, self.passes = _native.run_passes(rank_graph, pack(self.plan.passes))
-        if not self.ranks.agree(_native.issue_order(optimised)):
+    def _prepare(self, graph: _native.Graph) -> None:
+        optimised, self.passes = graph.program(self.plan.native, self.ranks.rank)
+        if not self.ranks.agree(optimised.issue_order()):
             warnings.warn(
                 "the ranks' programs issue their collectives in different orders after the passes; they run without the passes, "
                 "which costs time: please report this step",
                 RuntimeWarning,
                 stacklevel=3,
             )
-            optimised, self.passes = rank_graph, []
+            optimised, self.passes = graph.rank_graph(self.plan.native, self.ranks.rank), []
         self._draws = draws_numbers(optimised)
         groups = {f"axis:{axis}": name for axis, name in self.ranks.groups(self._mesh).items()}
-        self.rank_graph: bytes = optimised
+        self.rank_graph = optimised
         # The predicted peak counts what stays for small results, and with a limit it is not to be more.
         left = None if self._memory_limit is None else self.plan.prediction["buffer_bytes"]
         self._executor = Executor(lower_graph(optimised, groups, buffer_bytes=left))
@@ -316,7 +337,7 @@ class ParallelStep:
         """The error of a failed step; for a failed collective, it names the collective and the ranks that are gone."""
         if self.ranks.count == 1 or "_c10d_functional" not in error.message:
             return error
-        collective, issued = _native.collective_at(self.rank_graph, error.place) or (error.message.split("`")[1], None)
+        collective, issued = self.rank_graph.collective_at(error.place) or (error.message.split("`")[1], None)
         return self.ranks.blamed(f"{collective} failed", error.place or issued, error.cause)
 
     def sync(self) -> None:
@@ -376,7 +397,7 @@ class ParallelStep:
         rank = self.ranks.rank
         _, records = self._executor.record(self._arguments(arguments))
         texts = {
-            "predicted": _native.simulated_json(self.rank_graph, self.plan.text, self._cluster, rank),
+            "predicted": self.rank_graph.simulated_json(self.plan.native, self._cluster, rank),
             "measured": self._executor.program.trace_json(records, rank, self.rank_graph),
         }
         for name, text in texts.items():
@@ -466,44 +487,19 @@ def _text_of(source: str | Path) -> str:
         raise ConfigurationError(f"cannot read `{source}`: {error.strerror}", code="U0010") from None
 
 
-def _given_plan(plan: Plan | str | Path | None, graph: bytes, mesh: dict[str, int]) -> str | None:
-    """The text of the plan that the user gave, checked against the graph and the ranks."""
+def _given_plan(plan: Plan | str | Path | None, graph: _native.Graph, mesh: dict[str, int]) -> Plan | None:
+    """The plan that the user gave, checked against the graph and the ranks."""
     if plan is None:
         return None
-    given = plan if isinstance(plan, Plan) else Plan(_text_of(plan))
+    given = Plan(plan.native if isinstance(plan, Plan) else _text_of(plan), graph)
     if list(given.mesh.items()) != list(mesh.items()):
         raise ConfigurationError(
             f"the plan is for mesh {given.mesh}, this run has {mesh}",
             code="U0203",
             hint="start as many ranks as the plan has, or plan again",
         )
-    _native.rank_graph(graph, given.text, 0)
-    return given.text
-
-
-@functools.cache
-def _planner() -> str:
-    """What identifies the planner that is installed."""
-    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()
-
-
-def _cached_plan(graph: bytes, description: str, settings: dict[str, Any]) -> str:
-    """The plan for a graph, from the cache if it was made before."""
-    packed = pack(settings)
-    parts = [_planner(), _native.graph_fingerprint(graph), description, packed.hex()]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    kept = _profile.cache_folder() / "plans" / f"{key}.toml"
-    if kept.exists():
-        text = kept.read_text()
-        try:
-            _native.rank_graph(graph, text, 0)
-            return text
-        except UnisonoError:
-            kept.unlink()
-    text = _native.plan_graph(graph, description, packed)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(text)
-    return text
+    graph.rank_graph(given.native, 0)
+    return given
 
 
 _OTHER_MODE = "change it back, or call `sync` and then `parallelize` again"

@@ -1,18 +1,20 @@
 //! The way from a captured graph to a rank's graph, as few functions: what the command and the extension module call.
 
 mod collectives;
+mod kept;
 mod simulate;
 
 use base::Result;
 use cluster::Cluster;
 use indexmap::IndexMap;
 use ir::{Graph, Mesh, MeshAxis, Placement, RankGraph};
-use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Pass, pipeline};
+use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Outcome, Pass, pipeline};
 use plan::{Pins, Plan, Request, search};
 use serde::{Deserialize, Serialize};
 use shard::canonical;
 
 pub use collectives::collective_at;
+pub use kept::Kept;
 pub use simulate::{Ranks, simulate_plan, simulate_rank};
 
 /// What is asked of the planner, as settings.
@@ -69,10 +71,14 @@ pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
     Ok(if plan.mesh().ranks() == 1 { graph.clone() } else { local })
 }
 
+/// The program that `rank` runs under a plan for `graph`: its graph after the passes; `observe` hears of each.
+pub fn program(graph: &Graph, plan: &Plan, rank: u32, observe: impl FnMut(&Outcome)) -> Result<RankGraph> {
+    passes::run(&pipeline(&plan.passes), &rank_graph(graph, plan, rank)?, observe)
+}
+
 /// What a plan does, for people.
 pub fn explain_plan(graph: &Graph, plan: &Plan) -> Result<String> {
-    let graph = passes::run(&pipeline(&plan.passes), &rank_graph(graph, plan, 0)?, |_| {})?;
-    Ok(plan::explain(plan, &graph))
+    Ok(plan::explain(plan, &program(graph, plan, 0, |_| {})?))
 }
 
 /// One operation under one strategy, see [`shard::exam`].

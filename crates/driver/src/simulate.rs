@@ -7,7 +7,7 @@ use plan::Plan;
 use sim::Machine;
 use timeline::Timeline;
 
-use crate::rank_graph;
+use crate::program;
 
 /// The timeline of a step of the program that `rank` runs under `plan`: its graph after the passes.
 pub fn simulate_rank(graph: &RankGraph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {
@@ -23,10 +23,9 @@ pub enum Ranks {
     All,
 }
 
-/// The timeline of a step of `graph` under `plan`, as `rank_graph` and the passes make its programs.
+/// The timeline of a step of `graph` under `plan`, by the programs that the ranks run.
 pub fn simulate_plan(graph: &Graph, plan: &Plan, cluster: &Cluster, ranks: Ranks) -> Result<Timeline> {
-    let of_rank =
-        |rank| passes::run(&passes::pipeline(&plan.passes), &rank_graph(graph, plan, rank)?, |_| {});
+    let of_rank = |rank| program(graph, plan, rank, |_| {});
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     match ranks {

@@ -9,12 +9,11 @@ use std::{
 
 use base::{Bytes, Code, Diagnostic, Nanos};
 use exec::{Abilities, ProgramSpec, Route};
-use ir::Graph;
 use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
 use timeline::chrome;
 use torch_sys::{Library, Tensor};
 
-use crate::error::to_python;
+use crate::{error::to_python, graph::Graph};
 
 /// Finds the libtorch that lies in `directory` and that this process runs; `release` is PyTorch's version, for messages.
 #[pyfunction]
@@ -66,27 +65,21 @@ impl Program {
         }
     }
 
-    /// Lowers a graph message. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
+    /// Lowers a graph. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
     /// schema of an operator, so that calls are made for the operators as they are. `buffer_bytes` may limit what
     /// buffers take further than the executor does.
     #[staticmethod]
     fn from_graph(
         py: Python<'_>,
-        message: &[u8],
+        graph: &Graph,
         groups: exec::Groups,
         device: &str,
         schema_of: &Bound<'_, PyAny>,
         buffer_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let abilities = Abilities::of(library(py)?.version(), device);
-        let (graph, mut spec) = py
-            .detach(|| {
-                let graph = Graph::from_bytes(message)?;
-                let spec = exec::spec_of(&graph, &groups)?;
-                Ok((graph, spec))
-            })
-            .map_err(|d: Box<Diagnostic>| to_python(py, &d))?;
-        for (schema, op) in spec.schemas.iter_mut().zip(graph.ops.values()) {
+        let mut spec = py.detach(|| exec::spec_of(&graph.0, &groups)).map_err(|d| to_python(py, &d))?;
+        for (schema, op) in spec.schemas.iter_mut().zip(graph.0.ops.values()) {
             let found: Option<String> = schema_of.call1((&op.name,))?.extract()?;
             *schema = found.ok_or_else(|| {
                 let message = format!("this PyTorch has no operation `{}`", op.name);
@@ -134,7 +127,7 @@ impl Program {
         (self.0.views(), by(Route::Dispatcher), by(Route::Proxy), by(Route::Python), self.0.prologue.len())
     }
 
-    /// The records of a step as JSON that trace viewers, and `unisono trace`, open. With the message of the graph that the program was
+    /// The records of a step as JSON that trace viewers, and `unisono trace`, open. With the graph that the program was
     /// made of, events are of its operations.
     #[pyo3(signature = (records, rank, graph=None))]
     fn trace_json(
@@ -142,9 +135,8 @@ impl Program {
         py: Python<'_>,
         records: Vec<(u32, i64, i64)>,
         rank: u32,
-        graph: Option<&[u8]>,
+        graph: Option<&Graph>,
     ) -> PyResult<String> {
-        let graph = graph.map(Graph::from_bytes).transpose().map_err(|d| to_python(py, &d))?;
         let record = |(instruction, start, duration)| exec::Record {
             instruction,
             start: Nanos(start),
@@ -155,7 +147,7 @@ impl Program {
             let message = "records of another program";
             return Err(to_python(py, &Diagnostic::new(Code::BAD_BINDING, message)));
         }
-        Ok(chrome::text(&exec::timeline_of(&self.0, &records, rank, graph.as_ref()))?)
+        Ok(chrome::text(&exec::timeline_of(&self.0, &records, rank, graph.map(|graph| &graph.0)))?)
     }
 
     /// The bytes of memory that stays from step to step for small results.

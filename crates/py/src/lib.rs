@@ -5,8 +5,7 @@
 mod balance;
 mod error;
 mod exec;
-mod passes;
-mod plan;
+mod graph;
 mod rows;
 mod trace;
 
@@ -27,8 +26,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     balance::register(module)?;
     error::register(module)?;
     exec::register(module)?;
-    crate::passes::register(module)?;
-    plan::register(module)?;
+    graph::register(module)?;
     rows::register(module)?;
     crate::trace::register(module)
 }

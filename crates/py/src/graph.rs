@@ -1,0 +1,216 @@
+//! Graphs and plans: handles on what is decoded once, with what can be asked of them.
+
+use std::path::PathBuf;
+
+use base::{Code, Diagnostic, Result};
+use cluster::Cluster;
+use driver::{Kept, PlanSettings};
+use passes::{Outcome, Settings, pipeline};
+use pyo3::{prelude::*, types::PyBytes};
+use serde::de::DeserializeOwned;
+
+use crate::error::to_python;
+
+/// Runs `work` without the interpreter lock and turns a diagnostic into an exception.
+fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+    py.detach(work).map_err(|diagnostic| to_python(py, &diagnostic))
+}
+
+/// A graph, of a whole step or of one rank.
+#[pyclass(frozen, module = "unisono._native")]
+pub struct Graph(pub ir::Graph);
+
+/// The name of each pass with the number of nodes before and after it.
+type Done = Vec<(&'static str, usize, usize)>;
+
+fn note(done: &mut Done) -> impl FnMut(&Outcome) {
+    |outcome| done.push((outcome.pass, outcome.nodes_before, outcome.nodes_after))
+}
+
+#[pymethods]
+impl Graph {
+    /// Decodes and verifies a message.
+    #[new]
+    fn new(py: Python<'_>, message: &[u8]) -> PyResult<Self> {
+        run(py, || ir::Graph::from_bytes(message)).map(Self)
+    }
+
+    /// The graph as MessagePack.
+    fn message<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &py.detach(|| self.0.to_bytes()))
+    }
+
+    /// The text form.
+    fn text(&self, py: Python<'_>) -> String {
+        py.detach(|| self.0.to_string())
+    }
+
+    /// What identifies the graph.
+    fn fingerprint(&self, py: Python<'_>) -> String {
+        py.detach(|| self.0.fingerprint().to_string())
+    }
+
+    /// The names of its operators, each once.
+    fn operators(&self) -> Vec<&str> {
+        self.0.ops.values().map(|op| op.name.as_str()).collect()
+    }
+
+    /// The plan of a step on a cluster; `settings` is MessagePack of the planner's settings. With a `folder` it is taken from there, if it was
+    /// made before, and else kept there.
+    #[pyo3(signature = (cluster, settings, folder=None))]
+    fn plan(
+        &self,
+        py: Python<'_>,
+        cluster: &str,
+        settings: &[u8],
+        folder: Option<PathBuf>,
+    ) -> PyResult<Plan> {
+        let planner: PathBuf = py.import("unisono._native")?.filename()?.extract()?;
+        run(py, || {
+            let cluster = Cluster::parse(cluster, "the cluster description")?;
+            let settings: PlanSettings = unpacked(settings, Code::BAD_PIN).map_err(|refused| {
+                refused.hint(
+                    "pins map name patterns to placements per axis: {\"params.*\": {\"a\": \"shard(0)\"}}",
+                )
+            })?;
+            match folder {
+                Some(folder) => Kept { folder }.plan(&planner, &self.0, &cluster, &settings),
+                None => driver::plan_graph(&self.0, &cluster, &settings),
+            }
+        })
+        .map(Plan)
+    }
+
+    /// What a plan for the graph does, for people.
+    fn explain(&self, py: Python<'_>, plan: &Plan) -> PyResult<String> {
+        run(py, || driver::explain_plan(&self.0, &plan.0))
+    }
+
+    /// The graph of a rank under a plan, before the passes.
+    fn rank_graph(&self, py: Python<'_>, plan: &Plan, rank: u32) -> PyResult<Self> {
+        run(py, || driver::rank_graph(&self.0, &plan.0, rank)).map(Self)
+    }
+
+    /// The graph that a rank runs under a plan: after the passes, and what they did.
+    fn program(&self, py: Python<'_>, plan: &Plan, rank: u32) -> PyResult<(Self, Done)> {
+        let mut done = Done::new();
+        let graph = run(py, || driver::program(&self.0, &plan.0, rank, note(&mut done)))?;
+        Ok((Self(graph), done))
+    }
+
+    /// The graph after the passes, and what they did, by settings as MessagePack; what these leave out is as by default.
+    #[pyo3(signature = (settings=None))]
+    fn run_passes(&self, py: Python<'_>, settings: Option<&[u8]>) -> PyResult<(Self, Done)> {
+        let mut done = Done::new();
+        let graph = run(py, || {
+            let settings: Option<Settings> =
+                settings.map(|bytes| unpacked(bytes, Code::BAD_TEXT)).transpose()?;
+            passes::run(&pipeline(&settings.unwrap_or_default()), &self.0, note(&mut done))
+        })?;
+        Ok((Self(graph), done))
+    }
+
+    /// What is equal for ranks that issue the same collectives in the same order, as 32 hexadecimal digits.
+    fn issue_order(&self) -> String {
+        passes::issue_order(&self.0).to_string()
+    }
+
+    /// The timeline of a step of a rank's graph after the passes as the simulator expects it, as JSON that trace viewers open. The rank
+    /// stands for all; `plan` says on which mesh it is.
+    fn simulated_json(&self, py: Python<'_>, plan: &Plan, cluster: &str, rank: u32) -> PyResult<String> {
+        run(py, || {
+            let cluster = Cluster::parse(cluster, "the cluster description")?;
+            let timeline = driver::simulate_rank(&self.0, &plan.0, &cluster, rank)?;
+            timeline::chrome::text(&timeline).map_err(|error| Diagnostic::bug(error.to_string()))
+        })
+    }
+
+    /// What a line of the user's code issues or waits for, and the line that issues it.
+    #[pyo3(signature = (place=None))]
+    fn collective_at(&self, py: Python<'_>, place: Option<&str>) -> Option<(String, Option<String>)> {
+        py.detach(|| driver::collective_at(&self.0, place))
+    }
+
+    /// The memory that is alive while each node of a rank's graph runs: `(operator, bytes by category)`, beside the names of categories.
+    fn memory_over_time(&self, py: Python<'_>) -> Memory {
+        let moment = |moment: &memory::Moment| {
+            (self.0.op_name(moment.node).to_owned(), moment.alive.iter().map(|bytes| bytes.0).collect())
+        };
+        let moments = py.detach(|| memory::over_time(&self.0).iter().map(moment).collect());
+        (memory::Category::ALL.map(memory::Category::name).to_vec(), moments)
+    }
+
+    /// Everything that the operation table claims about the operations of a graph: its canonical form, MessagePack of the questions, and
+    /// each claim with whether it is among them.
+    fn exam<'py>(&self, py: Python<'py>, ranks: u32) -> PyResult<(Self, Bound<'py, PyBytes>, Claims)> {
+        let (canonical, questions, claims) = run(py, || {
+            let questions = packed(&driver::exam(&self.0, ranks)?)?;
+            Ok((driver::canonical_graph(&self.0), questions, driver::claims(&self.0, ranks)))
+        })?;
+        Ok((Self(canonical), PyBytes::new(py, &questions), claims))
+    }
+}
+
+/// Operator, claim, and whether it is asked.
+type Claims = Vec<(String, String, bool)>;
+
+/// Names of categories, and for each node its operator and the bytes of each.
+type Memory = (Vec<&'static str>, Vec<(String, Vec<u64>)>);
+
+/// A plan.
+#[pyclass(frozen, module = "unisono._native")]
+pub struct Plan(plan::Plan);
+
+#[pymethods]
+impl Plan {
+    /// Reads the text form.
+    #[new]
+    fn new(py: Python<'_>, text: &str) -> PyResult<Self> {
+        run(py, || plan::Plan::parse(text, "the plan")).map(Self)
+    }
+
+    /// The text form.
+    fn text(&self, py: Python<'_>) -> String {
+        py.detach(|| self.0.text())
+    }
+
+    /// What identifies the plan.
+    fn fingerprint(&self, py: Python<'_>) -> String {
+        py.detach(|| self.0.fingerprint().to_string())
+    }
+
+    /// What the plan says, as MessagePack.
+    fn content<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &run(py, || packed(&self.0))?))
+    }
+}
+
+/// The description of this machine for so many ranks that is kept in a folder, or `None`.
+#[pyfunction]
+fn kept_machine(py: Python<'_>, folder: PathBuf, ranks: u32, threads: u32) -> Option<String> {
+    py.detach(|| Kept { folder }.machine(ranks, threads))
+}
+
+/// Keeps the description of this machine in a folder.
+#[pyfunction]
+fn keep_machine(py: Python<'_>, folder: PathBuf, ranks: u32, threads: u32, description: &str) {
+    py.detach(|| Kept { folder }.keep_machine(ranks, threads, description));
+}
+
+/// Settings from MessagePack.
+fn unpacked<T: DeserializeOwned>(bytes: &[u8], code: Code) -> Result<T> {
+    rmp_serde::from_slice(bytes)
+        .map_err(|error| Diagnostic::new(code, format!("settings that cannot be used: {error}")))
+}
+
+fn packed(value: &impl serde::Serialize) -> Result<Vec<u8>> {
+    rmp_serde::to_vec_named(value).map_err(|error| Diagnostic::bug(error.to_string()))
+}
+
+/// Adds what belongs to graphs and plans to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(kept_machine, module)?)?;
+    module.add_function(wrap_pyfunction!(keep_machine, module)?)?;
+    module.add_class::<Graph>()?;
+    module.add_class::<Plan>()
+}
