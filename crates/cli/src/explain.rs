@@ -21,6 +21,6 @@ impl Explain {
     pub fn run(self, out: &mut dyn Write) -> Result<()> {
         let graph = files::graph(&self.graph)?;
         let plan = plan::Plan::parse(&files::text(&self.plan)?, &self.plan.to_string_lossy())?;
-        print(out, &driver::explain_plan(&graph, &plan)?)
+        print(out, &plan::explain_plan(&graph, &plan)?)
     }
 }

@@ -5,9 +5,9 @@ use std::{io::Write, path::PathBuf};
 use base::{Code, Diagnostic, Result};
 use clap::Args;
 use cluster::Cluster;
-use driver::PlanSettings;
 use indexmap::IndexMap;
 use plan::Pins;
+use plan::PlanSettings;
 
 use crate::files;
 
@@ -43,10 +43,10 @@ impl Plan {
         let graph = files::graph(&self.graph)?;
         let settings =
             PlanSettings { pins: self.pins()?, mesh: self.mesh()?, memory_limit: self.memory_limit };
-        let plan = driver::plan_graph(&graph, &cluster, &settings)?;
+        let plan = plan::plan_graph(&graph, &cluster, &settings)?;
         let Some(path) = &self.output else { return print(out, &plan.text()) };
         files::write(path, &plan.text())?;
-        print(out, &driver::explain_plan(&graph, &plan)?)
+        print(out, &plan::explain_plan(&graph, &plan)?)
     }
 
     fn cluster(&self) -> Result<Cluster> {

@@ -5,7 +5,7 @@ use std::{io::Write, path::PathBuf};
 use base::{Diagnostic, Result};
 use clap::Args;
 use cluster::Cluster;
-use driver::Ranks;
+use plan::Ranks;
 use timeline::{Timeline, chrome, step::Figures};
 
 use crate::{files, plan::print};
@@ -38,7 +38,7 @@ impl Simulate {
         let graph = files::graph(&self.graph)?;
         let plan = plan::Plan::parse(&files::text(&self.plan)?, &self.plan.to_string_lossy())?;
         let ranks = if self.all { Ranks::All } else { Ranks::One(self.rank) };
-        let timeline = driver::simulate_plan(&graph, &plan, &cluster, ranks)?;
+        let timeline = plan::simulate_plan(&graph, &plan, &cluster, ranks)?;
         if let Some(path) = &self.output {
             let text = chrome::text(&timeline).map_err(|error| Diagnostic::bug(error.to_string()))?;
             files::write(path, &text)?;

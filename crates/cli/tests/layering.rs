@@ -42,6 +42,11 @@ fn edges() -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
+fn there_are_at_most_eight_levels() {
+    assert!(levels().values().all(|level| *level < 8));
+}
+
+#[test]
 fn crates_use_only_crates_of_lower_levels() {
     let levels = levels();
     for (user, uses) in edges() {

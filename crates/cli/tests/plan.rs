@@ -1,10 +1,9 @@
 //! The `plan` and `explain` commands from the outside.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+mod common;
+
+use common::{Files, fast, slow};
 
 /// One matrix product with its weight's update.
 const GRAPH: &str = r#"unisono graph 2
@@ -29,57 +28,13 @@ place p0 "train.py":3
 place p1 "train.py":4
 "#;
 
-const CLUSTER: &str = r#"
-version = 1
-[device]
-name = "slow"
-memory_bytes = 1000000000
-memory_bandwidth = 1e8
-operation_ns = 10
-[device.matmul_flops]
-f32 = 1e8
-[links]
-all_reduce = { latency_ns = 100, bandwidth = 1e10 }
-all_gather = { latency_ns = 100, bandwidth = 1e10 }
-reduce_scatter = { latency_ns = 100, bandwidth = 1e10 }
-all_to_all = { latency_ns = 100, bandwidth = 1e10 }
-"#;
-
-/// A folder of files for one test, removed at its end.
-struct Files(PathBuf);
-
-impl Files {
-    fn new(test: &str) -> Self {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("plan-{test}"));
-        std::fs::create_dir_all(&folder).unwrap();
-        let files = Self(folder);
-        files.write("step.txt", GRAPH).write("cluster.toml", CLUSTER);
-        files
-    }
-
-    fn write(&self, name: &str, text: &str) -> &Self {
-        std::fs::write(self.0.join(name), text).unwrap();
-        self
-    }
-
-    /// The exit status, stdout and stderr of a command line.
-    fn run(&self, line: &str) -> (i32, String, String) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_unisono"));
-        let output = command.args(line.split(' ')).current_dir(&self.0).output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        drop(std::fs::remove_dir_all(&self.0));
-    }
+fn files(test: &str) -> Files {
+    Files::new(&format!("plan-{test}"), GRAPH, &slow(fast(100.0)))
 }
 
 #[test]
 fn a_plan_is_printed_and_can_be_explained() {
-    let files = Files::new("printed");
+    let files = files("printed");
     let (status, plan, errors) = files.run("plan step.txt --mesh a=4 --cluster cluster.toml");
     assert_eq!((status, errors.as_str()), (0, ""));
     assert!(plan.contains("[mesh]\na = 4\n"), "{plan}");
@@ -105,7 +60,7 @@ op aten::bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tens
 op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
 op aten::t(",
         );
-    let files = Files::new("mask");
+    let files = files("mask");
     files.write("mask.txt", &graph).write("pins.toml", "\"params.*\".ranks = \"replicate\"\n");
     let line = "plan mask.txt --ranks 2 --cluster cluster.toml --pins pins.toml -o plan.toml";
     let (status, text, errors) = files.run(line);
@@ -116,7 +71,7 @@ op aten::t(",
 
 #[test]
 fn a_plan_written_to_a_file_is_explained_and_equals_the_printed_one() {
-    let files = Files::new("written");
+    let files = files("written");
     let (_, printed, _) = files.run("plan step.txt --ranks 2 --cluster cluster.toml");
     let (status, text, errors) = files.run("plan step.txt --ranks 2 --cluster cluster.toml -o plan.toml");
     assert_eq!((status, errors.as_str()), (0, ""));
@@ -126,7 +81,7 @@ fn a_plan_written_to_a_file_is_explained_and_equals_the_printed_one() {
 
 #[test]
 fn a_message_gives_the_plan_of_its_text_form() {
-    let files = Files::new("message");
+    let files = files("message");
     let graph = ir::Graph::from_text("step.txt", GRAPH).unwrap();
     std::fs::write(files.0.join("step.bin"), graph.to_bytes()).unwrap();
     let (_, of_text, _) = files.run("plan step.txt --ranks 2 --cluster cluster.toml");
@@ -136,7 +91,7 @@ fn a_message_gives_the_plan_of_its_text_form() {
 
 #[test]
 fn pins_are_kept_and_the_last_one_that_matches_decides() {
-    let files = Files::new("pins");
+    let files = files("pins");
     let pins = "\"*\".ranks = \"shard(0)\"\n\"batch.*\" = { ranks = \"replicate\" }\n\"params.w\".ranks = \"shard(1)\"\n";
     let command = "plan step.txt --ranks 2 --cluster cluster.toml --pins pins.toml";
     let (status, plan, errors) = files.write("pins.toml", pins).run(command);
@@ -149,14 +104,14 @@ fn pins_are_kept_and_the_last_one_that_matches_decides() {
 
 #[test]
 fn without_a_cluster_the_way_to_one_is_shown() {
-    let (status, out, errors) = Files::new("cluster").run("plan step.txt --ranks 8");
+    let (status, out, errors) = files("cluster").run("plan step.txt --ranks 8");
     assert_eq!((status, out.as_str()), (1, ""));
     assert!(errors.contains("[U0201]") && errors.contains("unisono profile --ranks 8"), "{errors}");
 }
 
 #[test]
 fn what_cannot_be_is_a_diagnostic_with_its_place() {
-    let files = Files::new("bad");
+    let files = files("bad");
     files.write("bad.txt", &GRAPH.replace("aten::sub.Tensor(v0", "aten::sub.Tensor(v9"));
     files.write("bad.toml", "\"params.w\" = { ranks = \"split\" }\n");
     files.write("axis.toml", "\"params.w\" = { rank = \"replicate\" }\n");
@@ -180,7 +135,7 @@ fn what_cannot_be_is_a_diagnostic_with_its_place() {
 
 #[test]
 fn a_plan_of_another_step_is_not_explained() {
-    let files = Files::new("foreign");
+    let files = files("foreign");
     files.run("plan step.txt --ranks 2 --cluster cluster.toml -o plan.toml");
     files.write("other.txt", &GRAPH.replace("1024", "512"));
     let (status, _, errors) = files.run("explain other.txt plan.toml");

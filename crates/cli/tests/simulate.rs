@@ -1,12 +1,9 @@
 //! `unisono simulate` from the outside, and a simulated step beside a measured one.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+mod common;
 
+use common::{Files, fast, slow};
 use serde_json::Value;
 
 /// A product of a batch with a weight, whose mean is returned: on two ranks each has half of the batch.
@@ -27,84 +24,55 @@ place p0 "train.py":3
 place p1 "train.py":4
 "#;
 
-const CLUSTER: &str = r#"
-version = 1
-[device]
-name = "slow"
-memory_bytes = 1000000000
-memory_bandwidth = 1e8
-operation_ns = 10
-[device.matmul_flops]
-f32 = 1e8
-[links]
-all_reduce = { latency_ns = 2000000, bandwidth = 1e10 }
-all_gather = { latency_ns = 2000000, bandwidth = 1e10 }
-reduce_scatter = { latency_ns = 2000000, bandwidth = 1e10 }
-all_to_all = { latency_ns = 3000000, bandwidth = 1e10 }
-"#;
-
-/// A folder with a step, its plan for two ranks and a cluster, removed at the end.
-struct Files(PathBuf);
-
-impl Files {
-    fn new(test: &str) -> Self {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("simulate-{test}"));
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join("step.txt"), GRAPH).unwrap();
-        fs::write(folder.join("cluster.toml"), CLUSTER).unwrap();
-        let files = Self(folder);
-        files.run("plan step.txt --ranks 2 --cluster cluster.toml -o plan.toml");
-        files
-    }
-
-    /// What a command line that succeeds prints.
-    fn run(&self, line: &str) -> String {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_unisono"));
-        let output = command.args(line.split(' ')).current_dir(&self.0).output().unwrap();
-        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// A simulated timeline as if it had been measured, with a product that took twice the time.
-    fn as_measured(&self, from: &str, to: &str) {
-        let mut json: Value = serde_json::from_slice(&fs::read(self.0.join(from)).unwrap()).unwrap();
-        json["distributedInfo"].as_object_mut().unwrap().remove("backend");
-        for event in json["traceEvents"].as_array_mut().unwrap() {
-            if event["name"] == "aten::mm" {
-                event["dur"] = Value::from(2.0 * event["dur"].as_f64().unwrap());
-            }
-        }
-        fs::write(self.0.join(to), json.to_string()).unwrap();
-    }
+/// A step with its plan for two ranks.
+fn files(test: &str) -> Files {
+    let mut cluster = slow(fast(2e6));
+    cluster.links.all_to_all = fast(3e6);
+    let files = Files::new(&format!("simulate-{test}"), GRAPH, &cluster);
+    succeed(&files, "plan step.txt --ranks 2 --cluster cluster.toml -o plan.toml");
+    files
 }
 
-impl Drop for Files {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
+/// What a command line that succeeds prints.
+fn succeed(files: &Files, line: &str) -> String {
+    let (status, printed, errors) = files.run(line);
+    assert_eq!(status, 0, "{line}: {errors}");
+    printed
+}
+
+/// Writes a simulated timeline as if it had been measured, with a product that took twice the time.
+fn as_measured(files: &Files, from: &str, to: &str) {
+    let mut json: Value = serde_json::from_slice(&std::fs::read(files.0.join(from)).unwrap()).unwrap();
+    json["distributedInfo"].as_object_mut().unwrap().remove("backend");
+    for event in json["traceEvents"].as_array_mut().unwrap() {
+        if event["name"] == "aten::mm" {
+            event["dur"] = Value::from(2.0 * event["dur"].as_f64().unwrap());
+        }
     }
+    files.write(to, &json.to_string());
 }
 
 #[test]
 fn a_plan_is_simulated_for_one_rank_and_for_all() {
-    let files = Files::new("figures");
-    let one = files.run("simulate step.txt plan.toml --cluster cluster.toml -o rank0.json");
+    let files = files("figures");
+    let one = succeed(&files, "simulate step.txt plan.toml --cluster cluster.toml -o rank0.json");
     // 2 * 512 * 64 * 64 operations at 1e8 a second, then half of the product summed, then the exchange of a number
     assert!(one.starts_with("rank 0: 45.3 ms a step; 43.3 ms in "), "{one}");
     assert!(one.contains("2 ms waiting; 2 ms in 1 collectives"), "{one}");
-    let all = files.run("simulate step.txt plan.toml --cluster cluster.toml --all");
+    let all = succeed(&files, "simulate step.txt plan.toml --cluster cluster.toml --all");
     assert_eq!(all, format!("{one}{}", one.replace("rank 0", "rank 1")));
-    assert!(files.run("trace overlap rank0.json").contains("exposed communication"));
+    assert!(succeed(&files, "trace overlap rank0.json").contains("exposed communication"));
 }
 
 #[test]
 fn a_simulated_step_stands_beside_a_measured_one_by_operation_and_collective() {
-    let files = Files::new("beside");
-    files.run("simulate step.txt plan.toml --cluster cluster.toml -o predicted.json");
-    files.as_measured("predicted.json", "measured.json");
-    let text = files.run("trace diff predicted.json measured.json");
+    let files = files("beside");
+    succeed(&files, "simulate step.txt plan.toml --cluster cluster.toml -o predicted.json");
+    as_measured(&files, "predicted.json", "measured.json");
+    let text = succeed(&files, "trace diff predicted.json measured.json");
     assert!(text.starts_with("step\n  of a rank     predicted, ms   measured, ms"), "{text}");
     let found: Value =
-        serde_json::from_str(&files.run("trace diff predicted.json measured.json --json")).unwrap();
+        serde_json::from_str(&succeed(&files, "trace diff predicted.json measured.json --json")).unwrap();
     let (first, collective) = (&found["prediction"]["operations"][0], &found["prediction"]["collectives"][0]);
     assert_eq!(first["operation"], "aten::mm");
     let ratio = first["measured"].as_f64().unwrap() / first["predicted"].as_f64().unwrap();

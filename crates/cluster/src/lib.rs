@@ -1,6 +1,9 @@
 //! Devices and links with the coefficients that costs are computed from: a readable file, measured once per machine by `unisono profile`,
 //! or written by hand for a machine that is not there.
 
+#[cfg(feature = "testing")]
+pub mod testing;
+
 use std::collections::BTreeMap;
 
 use base::{Code, Diagnostic, Fingerprint, Result};

@@ -2,7 +2,4 @@
 
 mod time;
 
-pub use time::{
-    Company, GraphTime, Machine, collective_time, direct_limit, graph_time, local_time, operation_time,
-    reshard_time,
-};
+pub use time::{Company, Machine, collective_time, direct_limit, local_time, operation_time, reshard_time};

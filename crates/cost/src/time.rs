@@ -3,8 +3,9 @@
 use aten::{Call, Realise, Strategy, Work};
 use base::Bytes;
 use cluster::{Cluster, Link};
-use ir::{Collective, CollectiveKind, Graph, Mesh, MeshAxis, Placement, TensorType};
-use shard::{Reshard, local_shape, reshard_steps};
+use ir::{
+    Collective, CollectiveKind, Mesh, MeshAxis, Placement, Reshard, TensorType, local_shape, reshard_steps,
+};
 
 const PICOS: f64 = 1e12;
 
@@ -206,32 +207,4 @@ fn inner_collectives(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy,
 
 fn bytes_of_part(ty: &TensorType, ranks: u32) -> u64 {
     ty.bytes().0 / u64::from(ranks)
-}
-
-/// The predicted time of one rank's graph.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct GraphTime {
-    /// Operations, in picoseconds.
-    pub compute: i64,
-    /// Collectives, in picoseconds, as if nothing ran beside them.
-    pub communication: i64,
-    /// Operations.
-    pub operations: u32,
-    /// Collectives.
-    pub collectives: u32,
-}
-
-/// Adds up the times of a rank's graph.
-pub fn graph_time(machine: Machine<'_>, graph: &Graph) -> GraphTime {
-    let mut time = GraphTime::default();
-    for node in &graph.order {
-        if let Some(collective) = graph.collective(*node) {
-            time.communication += collective_time(machine, collective);
-            time.collectives += 1;
-        } else if !graph.is_wait(*node) {
-            time.compute += local_time(machine, &Call::new(graph, *node));
-            time.operations += 1;
-        }
-    }
-    time
 }

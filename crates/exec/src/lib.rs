@@ -4,6 +4,7 @@
 //! [`Executor`] runs that over tensors, each call by one of the routes of `torch-sys`.
 
 mod buffers;
+mod collectives;
 mod effects;
 mod graph;
 mod inplace;
@@ -18,6 +19,7 @@ mod run;
 mod spec;
 mod steps;
 
+pub use collectives::collective_at;
 pub use effects::{Role, is_pure, role};
 pub use graph::{Groups, spec_of};
 pub use link::{PythonCall, proxy_document, python_calls};

@@ -11,6 +11,7 @@ mod message;
 mod patch;
 mod placement;
 mod renumber;
+mod reshard;
 mod schema;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -28,7 +29,8 @@ pub use graph::{
 };
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
 pub use patch::{Change, Edits, Patch};
-pub use placement::{Mesh, MeshAxis, Placement, Reduce};
+pub use placement::{Mesh, MeshAxis, Placement, Reduce, local_shape};
+pub use reshard::{Reshard, reshard_steps};
 pub use schema::{Parameter, Schema, SchemaType};
 pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};
 pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides, memory_order};

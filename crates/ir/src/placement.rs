@@ -5,6 +5,8 @@ use std::{fmt, str::FromStr};
 use base::{Code, Diagnostic, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::Dims;
+
 /// How the parts of a partial value are put together.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Reduce {
@@ -84,6 +86,15 @@ impl<'de> Deserialize<'de> for Placement {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
+}
+
+/// The shape of one rank's part of a tensor of `shape` along an axis of `ranks`.
+pub fn local_shape(shape: &[i64], placement: Placement, ranks: u32) -> Dims {
+    let mut local: Dims = shape.into();
+    if let Placement::Shard { dim, .. } = placement {
+        local[usize::from(dim)] /= i64::from(ranks);
+    }
+    local
 }
 
 /// One named axis of a mesh.

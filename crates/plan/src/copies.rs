@@ -1,7 +1,6 @@
 //! Copy sets: where a value that is used more than once is kept, and which further placements of it are made.
 
-use ir::{MeshAxis, Placement, Reduce, TensorType};
-use shard::{Reshard, reshard_steps};
+use ir::{MeshAxis, Placement, Reduce, Reshard, TensorType, reshard_steps};
 use smallvec::SmallVec;
 
 /// One choice for a value in one part of the step: the placement that it is there in, and the further ones that are made from it.

@@ -14,11 +14,14 @@ mod plan;
 mod prices;
 mod runners_up;
 mod search;
+mod simulate;
+mod step;
 mod tables;
 
-pub use explain::explain;
 pub use labels::label;
 pub use pins::{Pins, glob};
 pub use plan::{Decisions, Plan, Prediction, RunnerUp};
 pub use prices::Prices;
 pub use search::{Request, Searched, direct, search};
+pub use simulate::{Ranks, simulate_plan, simulate_rank};
+pub use step::{PlanSettings, explain_plan, plan_graph, program, rank_graph};

@@ -8,9 +8,9 @@ use std::rc::Rc;
 use base::define_id;
 use cost::{Company, reshard_time};
 use indexmap::IndexSet;
-use ir::{MeshAxis, PartId, PartKind, Placement, TensorType, ValueId};
+use ir::{MeshAxis, PartId, PartKind, Placement, Reshard, TensorType, ValueId, local_shape, reshard_steps};
 use rustc_hash::{FxBuildHasher, FxHashMap};
-use shard::{KindId, Reshard, local_shape, reshard_steps};
+use shard::KindId;
 use smallvec::SmallVec;
 use solve::{Cost, Problem, TableId};
 

@@ -1,9 +1,15 @@
 //! From which size on a collective is direct, against what is predicted of the graph with it and of the graph with its exchange.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use base::Bytes;
-use cluster::Cluster;
-use cost::{Machine, direct_limit, graph_time};
+use cluster::{
+    Cluster,
+    testing::{link, uniform},
+};
+use common::total_time;
+use cost::{Machine, direct_limit};
 use ir::{CollectiveKind, Graph, Mesh};
 use passes::{Direct, DirectAxes, DirectCollectives, Pass};
 
@@ -12,14 +18,10 @@ const KINDS: [CollectiveKind; 3] =
 
 /// Latency in nanoseconds and bytes per second of the usual collectives, and of an exchange.
 fn cluster(usual: (f64, f64), exchange: (f64, f64)) -> Cluster {
-    let link = |(latency, bandwidth)| format!("{{ latency_ns = {latency:e}, bandwidth = {bandwidth:e} }}");
-    let (usual, exchange) = (link(usual), link(exchange));
-    let text = format!(
-        "version = 1\n[device]\nname = \"cpu\"\nmemory_bytes = 1\nmemory_bandwidth = 2e10\noperation_ns = 2000.0\n\
-         [device.matmul_flops]\nf32 = 1e10\n[links]\nall_reduce = {usual}\nall_gather = {usual}\n\
-         reduce_scatter = {usual}\nall_to_all = {exchange}\n"
-    );
-    Cluster::parse(&text, "test").unwrap()
+    let mut cluster = uniform(1e10, 2e10, link(usual.0, usual.1));
+    cluster.device.operation_ns = 2_000.0;
+    cluster.links.all_to_all = link(exchange.0, exchange.1);
+    cluster
 }
 
 /// One collective on a whole of `bytes`.
@@ -61,11 +63,8 @@ fn won(cluster: &Cluster, kind: CollectiveKind, bytes: u64, ranks: u32) -> i64 {
     let passes: [Box<dyn Pass>; 1] = [Box::new(DirectCollectives { direct })];
     let mesh = Mesh::along("a", ranks);
     let exchanged = passes::run(&passes, &graph, |outcome| assert!(outcome.changed)).unwrap();
-    let time = |graph: &Graph| {
-        let time = graph_time(Machine { cluster, mesh: &mesh }, graph);
-        time.compute + time.communication
-    };
-    time(&graph) - time(&exchanged)
+    let machine = Machine { cluster, mesh: &mesh };
+    total_time(&graph, machine) - total_time(&exchanged, machine)
 }
 
 #[test]

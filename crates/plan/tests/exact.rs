@@ -1,8 +1,14 @@
 //! The search finds what trying everything finds.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use aten::Strategy;
-use cluster::Cluster;
+use cluster::{
+    Cluster,
+    testing::{link, uniform},
+};
+use common::total_time;
 use cost::Machine;
 use ir::{
     Arg, Dims, Dtype, Graph, InputClass, InputId, Mesh, NodeId, PartKind, Placement, TensorType, ValueId,
@@ -12,21 +18,15 @@ use passes::{DirectCollectives, Pass};
 use shard::{Assignment, Space, canonical, partition};
 use unisono_plan::{Pins, Request, direct, search};
 
-const MACHINE: &str = r#"
-version = 1
-[device]
-name = "a machine on which only products and bytes sent take time"
-memory_bytes = 1000000000
-memory_bandwidth = 1e30
-operation_ns = 0.0
-[device.matmul_flops]
-f32 = 1e6
-[links]
-all_reduce = { latency_ns = 0.0, bandwidth = 1e6 }
-all_gather = { latency_ns = 0.0, bandwidth = 2e6 }
-reduce_scatter = { latency_ns = 0.0, bandwidth = 3e6 }
-all_to_all = { latency_ns = 0.0, bandwidth = 5e6 }
-"#;
+/// A machine on which only products and bytes sent take time.
+fn machine() -> Cluster {
+    let mut cluster = uniform(1e6, 1e30, link(0.0, 1e6));
+    cluster.device.operation_ns = 0.0;
+    cluster.links.all_gather.bandwidth = 2e6;
+    cluster.links.reduce_scatter.bandwidth = 3e6;
+    cluster.links.all_to_all.bandwidth = 5e6;
+    cluster
+}
 
 /// Small and fast, good enough to draw graphs.
 struct Random(u64);
@@ -96,8 +96,7 @@ fn combinations(counts: Vec<usize>) -> impl Iterator<Item = Vec<usize>> {
 fn time_of(graph: &Graph, assignment: &Assignment, cluster: &Cluster, mesh: &Mesh) -> Option<i64> {
     let rank = partition(graph, assignment, &mesh.axes[0], 0).ok()?;
     let passes: [Box<dyn Pass>; 1] = [Box::new(DirectCollectives { direct: direct(cluster, mesh) })];
-    let time = cost::graph_time(Machine { cluster, mesh }, &passes::run(&passes, &rank, |_| {}).unwrap());
-    Some(time.compute + time.communication)
+    Some(total_time(&passes::run(&passes, &rank, |_| {}).unwrap(), Machine { cluster, mesh }))
 }
 
 /// The least time of any choice of strategies and of placements of parameters, in picoseconds, and how many there are.
@@ -132,7 +131,7 @@ fn by_trying_everything(graph: &Graph, cluster: &Cluster, mesh: &Mesh) -> (i64, 
 
 #[test]
 fn the_search_finds_what_trying_everything_finds() {
-    let cluster = Cluster::parse(MACHINE, "machine").unwrap();
+    let cluster = machine();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (mut tried, mut cheaper_than_whole) = (0, 0);
     for number in 0..12 {
@@ -150,7 +149,7 @@ fn the_search_finds_what_trying_everything_finds() {
         let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &mesh);
         tried += ways;
         let whole = partition(&found.canonical, &Assignment::default(), &mesh.axes[0], 0).unwrap();
-        let whole = cost::graph_time(Machine { cluster: &cluster, mesh: &mesh }, &whole).compute;
+        let whole = total_time(&whole, Machine { cluster: &cluster, mesh: &mesh });
         cheaper_than_whole += usize::from(least < whole);
         let prediction = found.plan.prediction;
         let planned = time_of(&found.canonical, &found.assignments[0], &cluster, &mesh).unwrap();
@@ -204,7 +203,7 @@ fn random_step(random: &mut Random, size: i64) -> Graph {
 
 #[test]
 fn the_partition_makes_no_more_than_the_search_counts() {
-    let cluster = Cluster::parse(MACHINE, "machine").unwrap();
+    let cluster = machine();
     let mut random = Random(0x1234_5678_9abc_def1);
     let mut cut = 0;
     for number in 0..200 {

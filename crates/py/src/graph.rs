@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
-use driver::{Kept, PlanSettings};
+use ir::Placement;
+use keep::Kept;
 use passes::{Outcome, Settings, pipeline};
+use plan::PlanSettings;
 use pyo3::{prelude::*, types::PyBytes};
 use serde::de::DeserializeOwned;
 
@@ -75,7 +77,7 @@ impl Graph {
             })?;
             match folder {
                 Some(folder) => Kept { folder }.plan(&planner, &self.0, &cluster, &settings),
-                None => driver::plan_graph(&self.0, &cluster, &settings),
+                None => plan::plan_graph(&self.0, &cluster, &settings),
             }
         })
         .map(Plan)
@@ -83,18 +85,18 @@ impl Graph {
 
     /// What a plan for the graph does, for people.
     fn explain(&self, py: Python<'_>, plan: &Plan) -> PyResult<String> {
-        run(py, || driver::explain_plan(&self.0, &plan.0))
+        run(py, || plan::explain_plan(&self.0, &plan.0))
     }
 
     /// The graph of a rank under a plan, before the passes.
     fn rank_graph(&self, py: Python<'_>, plan: &Plan, rank: u32) -> PyResult<Self> {
-        run(py, || driver::rank_graph(&self.0, &plan.0, rank)).map(Self)
+        run(py, || plan::rank_graph(&self.0, &plan.0, rank)).map(Self)
     }
 
     /// The graph that a rank runs under a plan: after the passes, and what they did.
     fn program(&self, py: Python<'_>, plan: &Plan, rank: u32) -> PyResult<(Self, Done)> {
         let mut done = Done::new();
-        let graph = run(py, || driver::program(&self.0, &plan.0, rank, note(&mut done)))?;
+        let graph = run(py, || plan::program(&self.0, &plan.0, rank, note(&mut done)))?;
         Ok((Self(graph), done))
     }
 
@@ -120,7 +122,7 @@ impl Graph {
     fn simulated_json(&self, py: Python<'_>, plan: &Plan, cluster: &str, rank: u32) -> PyResult<String> {
         run(py, || {
             let cluster = Cluster::parse(cluster, "the cluster description")?;
-            let timeline = driver::simulate_rank(&self.0, &plan.0, &cluster, rank)?;
+            let timeline = plan::simulate_rank(&self.0, &plan.0, &cluster, rank)?;
             timeline::chrome::text(&timeline).map_err(|error| Diagnostic::bug(error.to_string()))
         })
     }
@@ -128,7 +130,7 @@ impl Graph {
     /// What a line of the user's code issues or waits for, and the line that issues it.
     #[pyo3(signature = (place=None))]
     fn collective_at(&self, py: Python<'_>, place: Option<&str>) -> Option<(String, Option<String>)> {
-        py.detach(|| driver::collective_at(&self.0, place))
+        py.detach(|| exec::collective_at(&self.0, place))
     }
 
     /// The memory that is alive while each node of a rank's graph runs: `(operator, bytes by category)`, beside the names of categories.
@@ -143,11 +145,38 @@ impl Graph {
     /// Everything that the operation table claims about the operations of a graph: its canonical form, MessagePack of the questions, and
     /// each claim with whether it is among them.
     fn exam<'py>(&self, py: Python<'py>, ranks: u32) -> PyResult<(Self, Bound<'py, PyBytes>, Claims)> {
-        let (canonical, questions, claims) = run(py, || {
-            let questions = packed(&driver::exam(&self.0, ranks)?)?;
-            Ok((driver::canonical_graph(&self.0), questions, driver::claims(&self.0, ranks)))
+        let (exam, questions) = run(py, || {
+            let exam = shard::exam(&self.0, ranks)?;
+            let questions = packed(&exam.questions.iter().map(Question::of).collect::<Vec<_>>())?;
+            Ok((exam, questions))
         })?;
-        Ok((Self(canonical), PyBytes::new(py, &questions), claims))
+        Ok((Self(exam.canonical), PyBytes::new(py, &questions), exam.claims))
+    }
+}
+
+/// One operation under one strategy, as a message.
+#[derive(serde::Serialize)]
+struct Question<'a> {
+    /// The operation, by its number in the canonical graph.
+    node: u32,
+    operands: &'a [Placement],
+    results: &'a [Placement],
+    /// Each rank's graph, as a message.
+    graphs: Vec<serde_bytes::ByteBuf>,
+}
+
+impl<'a> Question<'a> {
+    fn of(question: &'a shard::Question) -> Self {
+        Self {
+            node: question.node.0,
+            operands: &question.strategy.operands,
+            results: &question.strategy.results,
+            graphs: question
+                .graphs
+                .iter()
+                .map(|graph| serde_bytes::ByteBuf::from(graph.to_bytes()))
+                .collect(),
+        }
     }
 }
 

@@ -2,9 +2,11 @@
 //! run, operands given in the required placements and results left in the provided ones.
 
 use aten::{Call, Strategy};
+use base::Result;
 use ir::{Graph, InputClass, MeshAxis, NodeId, RankGraph};
 
 use crate::{
+    canonical::canonical,
     emit::{Emitter, Origin},
     local::local_type,
     realise::Realised,
@@ -22,8 +24,35 @@ pub struct Question {
     pub graphs: Vec<RankGraph>,
 }
 
-/// All questions that a graph gives rise to along an axis of `ranks`.
-pub fn exam(graph: &Graph, ranks: u32) -> Vec<Question> {
+/// Everything that the operation table claims about the operations of a graph.
+pub struct Exam {
+    /// The graph in canonical form, in which the questions count.
+    pub canonical: Graph,
+    /// The questions.
+    pub questions: Vec<Question>,
+    /// The claims: operator, claim, and whether it is among the questions.
+    pub claims: Vec<(String, String, bool)>,
+}
+
+/// The exam that a graph gives rise to along an axis of `ranks`.
+pub fn exam(graph: &Graph, ranks: u32) -> Result<Exam> {
+    aten::check(graph)?;
+    let canonical = canonical(graph).renumbered();
+    let (questions, claims) = (questions(&canonical, ranks), claims(&canonical, ranks));
+    Ok(Exam { canonical, questions, claims })
+}
+
+fn claims(graph: &Graph, ranks: u32) -> Vec<(String, String, bool)> {
+    let mut claims = Vec::new();
+    for node in &graph.order {
+        let name = graph.op_name(*node);
+        let made = aten::row(name).map(|row| aten::claims(row, &Call::new(graph, *node), ranks));
+        claims.extend(made.into_iter().flatten().map(|claim| (name.to_owned(), claim.what, claim.asked)));
+    }
+    claims
+}
+
+fn questions(graph: &Graph, ranks: u32) -> Vec<Question> {
     let axis = MeshAxis { name: "exam".into(), size: ranks };
     let space = Space::new(graph, &axis);
     let mut questions = Vec::new();

@@ -15,8 +15,7 @@ mod reshard;
 mod space;
 
 pub use canonical::canonical;
-pub use exam::{Question, exam};
-pub use local::{local_shape, local_type};
+pub use exam::{Exam, Question, exam};
+pub use local::local_type;
 pub use partition::{Assignment, partition, partition_mesh};
-pub use reshard::{Reshard, reshard_steps};
 pub use space::{ClassId, KindId, Offer, Space};

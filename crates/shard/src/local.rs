@@ -1,17 +1,8 @@
-//! Local shapes and types.
+//! Local types.
 
 use std::cmp::Ordering;
 
-use ir::{Dims, Placement, TensorType, memory_order};
-
-/// The shape of one rank's part of a tensor of `shape` along an axis of `ranks`.
-pub fn local_shape(shape: &[i64], placement: Placement, ranks: u32) -> Dims {
-    let mut local: Dims = shape.into();
-    if let Placement::Shard { dim, .. } = placement {
-        local[usize::from(dim)] /= i64::from(ranks);
-    }
-    local
-}
+use ir::{Dims, Placement, TensorType, local_shape, memory_order};
 
 /// The type of one rank's part of a tensor that is made there: dense, its dimensions in the same order in memory as the whole tensor's.
 pub fn local_type(ty: &TensorType, placement: Placement, ranks: u32) -> TensorType {

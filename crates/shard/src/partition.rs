@@ -3,8 +3,8 @@
 use aten::{Call, Strategy};
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
-    GROUP_PREFIX, Graph, InputId, LabelId, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, ValueDef,
-    ValueId,
+    GROUP_PREFIX, Graph, InputId, LabelId, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, Reshard,
+    ValueDef, ValueId, reshard_steps,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -13,7 +13,7 @@ use crate::{
     emit::{Emitter, Origin},
     local::local_type,
     realise::Realised,
-    reshard::{Reshard, Resharder, reshard_steps},
+    reshard::Resharder,
 };
 
 /// What a plan decides along one axis, on the graph that the axes outside it leave.

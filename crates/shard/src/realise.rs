@@ -1,13 +1,13 @@
 //! What an operation becomes on one rank.
 
 use aten::{Call, Realise, Sizes, Strategy};
-use ir::{Arg, Dtype, Placement, Reduction, Return, TensorType, ValueDef, ValueId};
+use ir::{Arg, Dtype, Placement, Reduction, Return, TensorType, ValueDef, ValueId, local_shape};
 use smallvec::SmallVec;
 
 use crate::{
     emit::Emitter,
     layout::{reshaped, view_strides},
-    local::{local_shape, local_type, same_order},
+    local::{local_type, same_order},
     reshard::Resharder,
 };
 

@@ -1,53 +1,10 @@
-//! Changes of placement: which collectives they need, and the nodes that do them.
+//! The nodes that do changes of placement.
 
-use base::Bytes;
 use ir::{
-    Arg, Collective, CollectiveKind, Dims, MeshAxis, Placement, Reduce, Reduction, TensorType, ValueId, WAIT,
+    Arg, CollectiveKind, Dims, MeshAxis, Placement, Reduce, Reduction, Reshard, TensorType, ValueId, WAIT,
 };
-use smallvec::SmallVec;
 
 use crate::emit::Emitter;
-
-/// A change of placement.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Reshard {
-    /// The placement that is there.
-    pub from: Placement,
-    /// The placement that is wanted.
-    pub to: Placement,
-}
-
-/// The collectives that a change of placement of a tensor of type `ty` along an axis takes; none where every rank has what it needs;
-/// `None` where it cannot be done.
-pub fn reshard_steps<'a>(
-    ty: &TensorType,
-    reshard: Reshard,
-    axis: &'a MeshAxis,
-) -> Option<SmallVec<[Collective<'a>; 1]>> {
-    use Placement::{Partial, Replicate, Shard};
-    let whole = ty.bytes();
-    let none = || Some(SmallVec::new());
-    let one = |kind: CollectiveKind, bytes| {
-        let reduces = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
-        let reduction = reduces.then_some(Reduction::Sum);
-        Some(smallvec::smallvec![Collective { kind, reduction, axis: &axis.name, bytes }])
-    };
-    match (reshard.from, reshard.to) {
-        (from, to) if from == to => none(),
-        (Replicate, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm))
-        | (Shard { blocks: 1, .. }, Partial(Reduce::Sum | Reduce::Norm)) => none(),
-        (Shard { dim: a, .. }, Shard { dim: b, .. }) if a != b => {
-            one(CollectiveKind::AllToAll, Bytes(whole.0 / u64::from(axis.size)))
-        }
-        // Other blocks of the same dimension, and parts of a sum, go through the whole.
-        (Shard { .. }, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm)) => {
-            one(CollectiveKind::AllGather, whole)
-        }
-        (Partial(Reduce::Sum), Shard { .. }) => one(CollectiveKind::ReduceScatter, whole),
-        (Partial(_), Replicate | Shard { .. }) => one(CollectiveKind::AllReduce, whole),
-        (_, Partial(_)) => None,
-    }
-}
 
 /// Writes the nodes of changes of placement along one axis, for one rank.
 pub struct Resharder<'a> {
@@ -61,7 +18,7 @@ pub struct Resharder<'a> {
 
 impl Resharder<'_> {
     /// Writes the nodes that take `value`, one rank's part of a tensor of global `shape`, from one placement to another, which must be
-    /// possible (see [`reshard_steps`]).
+    /// possible (see [`ir::reshard_steps`]).
     pub fn reshard(&self, out: &mut Emitter<'_>, value: ValueId, shape: &[i64], reshard: Reshard) -> ValueId {
         use Placement::{Partial, Replicate, Shard};
         match (reshard.from, reshard.to) {

@@ -1,21 +1,19 @@
-//! The way from a captured graph to a rank's graph, as few functions: what the command and the extension module call.
-
-mod collectives;
-mod kept;
-mod simulate;
+//! The way of a step: from a captured graph to its plan, and from a plan to the program of a rank.
 
 use base::Result;
 use cluster::Cluster;
 use indexmap::IndexMap;
-use ir::{Graph, Mesh, MeshAxis, Placement, RankGraph};
+use ir::{Graph, Mesh, MeshAxis, RankGraph};
 use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Outcome, Pass, pipeline};
-use plan::{Pins, Plan, Request, search};
 use serde::{Deserialize, Serialize};
 use shard::canonical;
 
-pub use collectives::collective_at;
-pub use kept::Kept;
-pub use simulate::{Ranks, simulate_plan, simulate_rank};
+use crate::{
+    explain::explain,
+    pins::Pins,
+    plan::Plan,
+    search::{Request, search},
+};
 
 /// What is asked of the planner, as settings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -78,50 +76,5 @@ pub fn program(graph: &Graph, plan: &Plan, rank: u32, observe: impl FnMut(&Outco
 
 /// What a plan does, for people.
 pub fn explain_plan(graph: &Graph, plan: &Plan) -> Result<String> {
-    Ok(plan::explain(plan, &program(graph, plan, 0, |_| {})?))
-}
-
-/// One operation under one strategy, see [`shard::exam`].
-#[derive(Clone, Debug, Serialize)]
-pub struct Question {
-    /// The operation, by its number in the graph.
-    pub node: u32,
-    /// The placement of each operand.
-    pub operands: Vec<Placement>,
-    /// The placement of each result.
-    pub results: Vec<Placement>,
-    /// Each rank's graph, as a message.
-    pub graphs: Vec<serde_bytes::ByteBuf>,
-}
-
-/// Everything that the operation table claims about the operations of a graph, in a form that a test can run.
-pub fn exam(graph: &Graph, ranks: u32) -> Result<Vec<Question>> {
-    aten::check(graph)?;
-    let canonical = canonical(graph).renumbered();
-    let questions = shard::exam(&canonical, ranks).into_iter();
-    let questions = questions.map(|question| Question {
-        node: question.node.0,
-        operands: question.strategy.operands.to_vec(),
-        results: question.strategy.results.to_vec(),
-        graphs: question.graphs.iter().map(|graph| serde_bytes::ByteBuf::from(graph.to_bytes())).collect(),
-    });
-    Ok(questions.collect())
-}
-
-/// The claims that the operation table makes about the operations of a graph: operator, claim, and whether [`exam`] asks it.
-pub fn claims(graph: &Graph, ranks: u32) -> Vec<(String, String, bool)> {
-    let canonical = canonical(graph).renumbered();
-    let mut claims = Vec::new();
-    for node in &canonical.order {
-        let name = canonical.op_name(*node);
-        let call = aten::Call::new(&canonical, *node);
-        let made = aten::row(name).map(|row| aten::claims(row, &call, ranks)).unwrap_or_default();
-        claims.extend(made.into_iter().map(|claim| (name.to_owned(), claim.what, claim.asked)));
-    }
-    claims
-}
-
-/// The canonical form of a graph, in which [`exam`] counts.
-pub fn canonical_graph(graph: &Graph) -> Graph {
-    canonical(graph).renumbered()
+    Ok(explain(plan, &program(graph, plan, 0, |_| {})?))
 }

@@ -1,28 +1,15 @@
 //! Mutated graphs, planned: every answer is a plan or a diagnostic, never a panic. Shared by the test and the example that runs longer.
 
-use cluster::Cluster;
+use cluster::{
+    Cluster,
+    testing::{link, uniform},
+};
 use ir::{Graph, testing::Random};
-use unisono_driver::{PlanSettings, plan_graph, rank_graph};
+use unisono_plan::{PlanSettings, plan_graph, rank_graph};
 
 /// Captured steps: a perceptron with AdamW, attention with cross-entropy, images with batch norm.
 const STEPS: [&str; 3] =
     [include_str!("perceptron.txt"), include_str!("attention.txt"), include_str!("images.txt")];
-
-const CLUSTER: &str = r#"
-version = 1
-[device]
-name = "made up"
-memory_bytes = 1000000000
-memory_bandwidth = 1e10
-operation_ns = 1000
-[device.matmul_flops]
-f32 = 1e11
-[links]
-all_reduce = { latency_ns = 1000, bandwidth = 1e9 }
-all_gather = { latency_ns = 1000, bandwidth = 1e9 }
-reduce_scatter = { latency_ns = 1000, bandwidth = 1e9 }
-all_to_all = { latency_ns = 1000, bandwidth = 1e9 }
-"#;
 
 /// How the mutated graphs of a run ended.
 #[derive(Default, Debug)]
@@ -37,7 +24,7 @@ pub struct Outcomes {
 
 /// Plans `count` mutated graphs, from `seed` on.
 pub fn run(seed: u64, count: usize) -> Outcomes {
-    let cluster = Cluster::parse(CLUSTER, "the cluster").expect("the cluster is well formed");
+    let cluster = uniform(1e11, 1e10, link(1_000.0, 1e9));
     let messages =
         STEPS.map(|text| Graph::from_text("step", text).expect("a captured step is well formed").to_bytes());
     let mut outcomes = Outcomes::default();

@@ -3,11 +3,10 @@
 use base::Result;
 use cluster::Cluster;
 use ir::{Graph, RankGraph};
-use plan::Plan;
 use sim::Machine;
 use timeline::Timeline;
 
-use crate::program;
+use crate::{plan::Plan, step::program};
 
 /// The timeline of a step of the program that `rank` runs under `plan`: its graph after the passes.
 pub fn simulate_rank(graph: &RankGraph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {

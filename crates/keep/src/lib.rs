@@ -11,9 +11,7 @@ use std::{
 use base::{Fingerprint, Fingerprinter, Result};
 use cluster::Cluster;
 use ir::Graph;
-use plan::Plan;
-
-use crate::{PlanSettings, plan_graph};
+use plan::{Plan, PlanSettings, plan_graph};
 
 /// Begins a kept plan; the fingerprint of the text below it follows.
 const HEADER: &str = "# kept with fingerprint ";
@@ -97,6 +95,8 @@ fn keep(file: &Path, text: &str) {
 
 #[cfg(test)]
 mod tests {
+    use cluster::testing::{link, uniform};
+
     use super::*;
 
     const GRAPH: &str = "unisono graph 2\n\
@@ -104,10 +104,9 @@ mod tests {
         input v0: f32[4] = batch \"batch.0\"\n\
         v1: f32[4] = aten::relu(v0)\n\
         return v1\n";
-    const CLUSTER: &str = "version = 1\n\
-        device = { name = \"d\", memory_bytes = 1, memory_bandwidth = 1e10, operation_ns = 1.0, matmul_flops = { f32 = 1e11 } }\n\
-        links = { all_reduce = { latency_ns = 1.0, bandwidth = 1e9 }, all_gather = { latency_ns = 1.0, bandwidth = 1e9 }, \
-        reduce_scatter = { latency_ns = 1.0, bandwidth = 1e9 }, all_to_all = { latency_ns = 1.0, bandwidth = 1e9 } }\n";
+    fn machine() -> Cluster {
+        uniform(1e11, 1e10, link(1_000.0, 1e9))
+    }
 
     fn kept(name: &str) -> Kept {
         let folder = std::env::temp_dir().join(format!("unisono-kept-{name}-{}", std::process::id()));
@@ -120,7 +119,7 @@ mod tests {
         let settings =
             PlanSettings { mesh: [("a".to_owned(), ranks)].into_iter().collect(), ..PlanSettings::default() };
         let graph = Graph::from_text("step", GRAPH).unwrap();
-        kept.plan(planner, &graph, &Cluster::parse(CLUSTER, "cluster").unwrap(), &settings).unwrap()
+        kept.plan(planner, &graph, &machine(), &settings).unwrap()
     }
 
     fn plans(kept: &Kept) -> Vec<PathBuf> {
@@ -175,8 +174,9 @@ mod tests {
     fn a_machine_is_kept_by_ranks_and_threads_and_only_where_it_can_be_read() {
         let kept = kept("machine");
         assert_eq!(kept.machine(4, 1), None);
-        kept.keep_machine(4, 1, CLUSTER);
-        assert_eq!((kept.machine(4, 1).as_deref(), kept.machine(2, 1)), (Some(CLUSTER), None));
+        let text = machine().text();
+        kept.keep_machine(4, 1, &text);
+        assert_eq!((kept.machine(4, 1), kept.machine(2, 1)), (Some(text), None));
         kept.keep_machine(4, 1, "version = 0");
         assert_eq!(kept.machine(4, 1), None);
         fs::remove_dir_all(&kept.folder).unwrap();
@@ -187,7 +187,7 @@ mod tests {
         let file = std::env::temp_dir().join(format!("unisono-kept-file-{}", std::process::id()));
         fs::write(&file, "").unwrap();
         let kept = Kept { folder: file.clone() };
-        kept.keep_machine(4, 1, CLUSTER);
+        kept.keep_machine(4, 1, &machine().text());
         assert_eq!((kept.machine(4, 1), planned(&kept, &file, 2).mesh["a"]), (None, 2));
         fs::remove_file(&file).unwrap();
     }

@@ -1,0 +1,23 @@
+//! Made-up machines, for tests.
+
+use crate::{Cluster, Device, Link, Links, VERSION};
+
+/// A machine on which every collective takes the same: products of so many floating-point operations per second, memory of so many bytes
+/// per second, and the link. Starting an operation takes a microsecond.
+pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster {
+    let device = Device {
+        name: "made up".to_owned(),
+        memory_bytes: 1_000_000_000,
+        matmul_flops: [("f32".to_owned(), matmul_flops)].into(),
+        memory_bandwidth,
+        operation_ns: 1_000.0,
+        overlap_factor: 1.0,
+    };
+    let links = Links { all_reduce: link, all_gather: link, reduce_scatter: link, all_to_all: link };
+    Cluster { version: VERSION, device, links }
+}
+
+/// A link of a latency in nanoseconds and a bandwidth in bytes per second.
+pub const fn link(latency_ns: f64, bandwidth: f64) -> Link {
+    Link { latency_ns, bandwidth }
+}

@@ -1,0 +1,84 @@
+//! The passes in their order, with their settings.
+
+use base::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DropAliases,
+    GroupLists, MergeViews, OrderCollectives, StartCollectives, driver::Pass,
+};
+/// The settings of the passes that have any; what is left out is as by default.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Maximum bytes per bucket of collectives.
+    pub bucket_limit: Bytes,
+    /// So much may be gathered ahead of its first use.
+    pub prefetch_limit: Bytes,
+    /// Which collectives are direct, by the name of the mesh axis; along an axis that is not here none are.
+    #[serde(skip_serializing_if = "DirectAxes::is_empty")]
+    pub direct: DirectAxes,
+}
+
+impl Default for Settings {
+    /// Buckets of 25 MiB as PyTorch's DistributedDataParallel has them, and twice that gathered ahead.
+    fn default() -> Self {
+        Self { bucket_limit: Bytes(25 << 20), prefetch_limit: Bytes(50 << 20), direct: DirectAxes::new() }
+    }
+}
+
+impl Settings {
+    /// Ever less memory for ever more collectives: first the default, at last buckets of 256 KiB and nothing gathered ahead.
+    pub fn ladder() -> impl Iterator<Item = Self> {
+        let default = Self::default();
+        let rungs = [(25 << 20, 50 << 20), (8 << 20, 8 << 20), (2 << 20, 2 << 20), (256 << 10, 0)];
+        rungs.into_iter().map(move |(bucket, ahead)| Self {
+            bucket_limit: Bytes(bucket),
+            prefetch_limit: Bytes(ahead),
+            ..default.clone()
+        })
+    }
+}
+
+/// The passes that a graph goes through before it runs, in their order. Views are merged once more behind bucketing, since those
+/// that flatten meet those that were there; ordering comes behind them, since every patch may move nodes. Direct collectives are last: they start where the collective started, and
+/// their reduction stands where it was waited for.
+pub fn pipeline(settings: &Settings) -> Vec<Box<dyn Pass>> {
+    let mut passes: Vec<Box<dyn Pass>> = vec![
+        Box::new(DropAliases),
+        Box::new(MergeViews),
+        Box::new(CommonSubexpressions),
+        Box::new(DeadCode),
+        Box::new(GroupLists),
+    ];
+    passes.push(Box::new(StartCollectives));
+    passes.push(Box::new(BucketCollectives { limit: settings.bucket_limit }));
+    passes.push(Box::new(MergeViews));
+    passes.push(Box::new(CommonSubexpressions));
+    passes.push(Box::new(DeadCode));
+    passes.push(Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }));
+    if !settings.direct.is_empty() {
+        let limited = settings
+            .direct
+            .iter()
+            .map(|(axis, direct)| (axis.clone(), direct.at_most(settings.bucket_limit)));
+        passes.push(Box::new(DirectCollectives { direct: limited.collect() }));
+    }
+    passes
+}
+
+/// The pass called `name`.
+pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
+    let all: [Box<dyn Pass>; 9] = [
+        Box::new(DropAliases),
+        Box::new(MergeViews),
+        Box::new(CommonSubexpressions),
+        Box::new(DeadCode),
+        Box::new(GroupLists),
+        Box::new(StartCollectives),
+        Box::new(BucketCollectives { limit: settings.bucket_limit }),
+        Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
+        Box::new(DirectCollectives { direct: settings.direct.clone() }),
+    ];
+    all.into_iter().find(|pass| pass.name() == name)
+}
