@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpt_step import GPT, eager_step
 
 import unisono
-from unisono.session import ParallelStep
+from unisono.parallel import ParallelStep
 
 STEPS, ROUNDS = 10, 7
 FAMILIES = {

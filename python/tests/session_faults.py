@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 import warnings
 from pathlib import Path
 from unittest import mock
 
 import steps
+import torch
 
 import unisono
 from unisono._ranks import Ranks
@@ -63,3 +65,37 @@ def run_in_disagreement() -> None:
     Path(f"said{os.environ['RANK']}.json").write_text(
         json.dumps({"said": said, "passes": step.passes, "losses": losses})
     )
+
+
+def run_into_an_error_of_its_own() -> None:
+    """The shapes of two layers do not fit; what is raised is written down."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(6, 2))
+
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return scores(x).sum()
+
+    try:
+        unisono.parallelize(step, model=model, example=torch.zeros(4, 8))
+    except RuntimeError:
+        Path(f"told{os.environ['RANK']}.txt").write_text(traceback.format_exc())
+        raise
+
+
+def sync_alone() -> None:
+    """Rank 0 alone calls `sync`; what it is told, and after how long, is written as JSON."""
+    ranks = int(os.environ["WORLD_SIZE"])
+    training = steps.gpt(count=1, batch=2 * ranks)
+    step = steps.parallelize(training, {"a": ranks}, CUT)
+    step(*training.batches[0])
+    start = time.monotonic()
+    try:
+        if step.ranks.rank == 0:
+            step.sync()
+        step(*training.batches[0])
+    except UnisonoError as error:
+        told = {"code": error.code, "message": error.message, "hint": error.hint, "seconds": time.monotonic() - start}
+        Path(f"alone{step.ranks.rank}.json").write_text(json.dumps(told))
+        raise

@@ -386,7 +386,8 @@ def test_a_tensor_of_nobodys_that_is_written_into_is_refused():
 
 
 def changed_between(given: Training, change: Callable[[], Any]) -> StepError:
-    step = unisono.parallelize(given.step, model=given.model, optimizer=given.optimizer, example=given.batches[0])
+    settings: dict[str, Any] = {"model": given.model, "optimizer": given.optimizer, "on_change": "refuse"}
+    step = unisono.parallelize(given.step, example=given.batches[0], **settings)
     step(*given.batches[0])
     change()
     with pytest.raises(StepError) as caught:

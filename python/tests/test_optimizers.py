@@ -346,7 +346,8 @@ def test_a_setting_that_changes_is_named_with_its_optimizer(tmp_path, monkeypatc
     monkeypatch.setenv("HOME", str(tmp_path))
     model, optimizers, step = muon_and_adamw()
     batch = (torch.randn(8, 3, 4, 4), torch.randint(0, 8, (8,)))
-    parallel = unisono.parallelize(step, model=model, optimizer=optimizers, example=batch, cluster=steps.EAGER_TO_CUT)
+    settings = {"cluster": steps.EAGER_TO_CUT, "on_change": "refuse"}
+    parallel = unisono.parallelize(step, model=model, optimizer=optimizers, example=batch, **settings)
     optimizers[1].param_groups[1]["weight_decay"] = 0.5
     with pytest.raises(StepError, match=r"`weight_decay` of parameter group 1 of AdamW is 0\.5"):
         parallel(*batch)

@@ -23,7 +23,7 @@ from torch import nn
 
 import unisono
 from unisono import _native
-from unisono.errors import ConfigurationError, ResourceError, StepError
+from unisono.errors import CaptureNotice, ConfigurationError, ResourceError, StepError
 from unisono.plans import Plan
 
 
@@ -33,7 +33,8 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def parallelize(training, **settings):
-    settings = {"cluster": steps.EAGER_TO_CUT, "example": training.batches[0]} | settings
+    standing = {"cluster": steps.EAGER_TO_CUT, "example": training.batches[0], "on_change": "refuse"}
+    settings = standing | settings
     return unisono.parallelize(training.step, model=training.model, optimizer=training.optimizer, **settings)
 
 
@@ -62,7 +63,7 @@ def small():
         ((torch.zeros(6, 4), 2.0), "`batch.x` is torch.float32 of shape [6, 4]", "shape [8, 4]"),
         ((torch.zeros(8, 4, dtype=torch.float64), 2.0), "`batch.x` is torch.float64", "torch.float32"),
         (([[0.0]], 2.0), "put together differently", "before"),
-        ((7, 2.0), "`batch.x` is a int", "a tensor"),
+        ((7, 2.0), "`batch.x` is a int", "torch.float32 of shape [8, 4]"),
         ((torch.zeros(8, 4), 3.0), "argument `scale` is 3.0", "it was 2.0"),
     ],
 )
@@ -105,7 +106,7 @@ def test_another_setting_of_the_optimizer_is_refused():
     training.optimizer.param_groups[0]["betas"] = (0.5, 0.99)
     with pytest.raises(StepError, match=r"`betas` of parameter group 0 is \(0.5, 0.99\)") as caught:
         step(*training.batches[0])
-    assert "only `lr` may change" in caught.value.cause
+    assert "(0.9, 0.99)" in (caught.value.cause or "")
 
 
 def test_a_state_that_the_optimizer_loads_between_steps_is_refused():
@@ -165,25 +166,43 @@ class Annealed:
 
 
 @pytest.mark.parametrize("which", ["self.beta", "weight"])
-def test_a_number_that_the_step_reads_from_outside_and_that_changes_is_named_once(which, monkeypatch):
+def test_a_number_that_the_step_reads_from_outside_and_that_changes_is_named(which, monkeypatch):
     trainer, batch = Annealed(), torch.ones(2, 4)
-    step = unisono.parallelize(trainer.step, model=trainer.model, example=(batch,), cluster=steps.EAGER_TO_CUT)
-    first = step(batch)
+    settings = {"model": trainer.model, "example": (batch,), "cluster": steps.EAGER_TO_CUT, "on_change": "refuse"}
+    step = unisono.parallelize(trainer.step, **settings)
+    step(batch)
     trainer.epoch += 1  # which the step does not read
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        step(batch)
+    step(batch)
     if which == "weight":
         monkeypatch.setitem(globals(), "weight", 0.75)
     else:
         trainer.beta = 0.2
     was, now = ("0.5", "0.75") if which == "weight" else ("0.1", "0.2")
-    with pytest.warns(RuntimeWarning, match=f"goes on with `{which}` of {was}, which is {now} now") as caught:
-        assert step(batch) == first
+    with pytest.raises(StepError, match=f"`{which}` is {now}") as caught:
+        step(batch)
+    assert was in (caught.value.cause or "")
+    assert "argument of the step" in (caught.value.hint or "")
+
+
+def test_a_second_capture_says_why_and_how_long_it_took_at_the_users_line():
+    training = small()
+    step = parallelize(training, on_change="capture")
+    batch = (torch.zeros(6, 4), 2.0)
+    with pytest.warns(
+        CaptureNotice, match=r"again in \d+\.\d s: `batch.x` is torch.float32 of shape \[6, 4\]"
+    ) as caught:
+        step(*batch)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        step(batch)
+        warnings.simplefilter("error", CaptureNotice)
+        step(*batch)
+        step(*training.batches[0])
+
+
+@pytest.mark.parametrize(("setting", "value"), [("on_change", "maybe"), ("captures", 0)])
+def test_settings_of_captures_that_make_no_sense_are_refused(setting, value):
+    with pytest.raises(ConfigurationError, match=f"`{setting}` is {value!r}"):
+        parallelize(small(), **{setting: value})
 
 
 # Plans and cluster descriptions.
@@ -273,6 +292,9 @@ def test_a_file_that_is_not_there_is_named(setting):
         ({"params.weight": {"ranks": "shard(5)"}}, "cannot be `shard(5)`", "pin another dimension"),
         ({"params.weight": {"ranks": "partial(sum)"}}, "inputs are not partial", "shard(DIM)"),
         ({"params.weight": {"ranks": "split"}}, "split", "pins map name patterns"),
+        ({"params.weight": "shard(0)"}, "the pin of `params.weight` is 'shard(0)'", "pins map name patterns"),
+        ({"params.weight": {"ranks": 0}}, "the pin of `params.weight` along `ranks` is 0", "pins map name patterns"),
+        (["params.weight"], "`pins` is ['params.weight']", "pins map name patterns"),
     ],
 )
 def test_a_pin_that_cannot_be_kept_is_refused(pins, part, hint):
@@ -333,6 +355,36 @@ def test_ranks_that_would_issue_collectives_in_different_orders_run_without_the_
         assert [text for text in told["said"] if "different orders" in text]
         assert told["passes"] == []
         assert told["losses"][1] == pytest.approx(told["losses"][0], rel=1e-5)
+
+
+# Errors of the step's own code.
+
+
+def test_an_error_of_the_steps_own_code_is_raised_on_every_rank_as_eager_pytorch_raises_it(tmp_path):
+    for rank, one in enumerate(launch.run("session_faults:run_into_an_error_of_its_own", 2, tmp_path, 90)):
+        assert one.status == 1, f"rank {rank}: {one.err[-2000:]}"
+        told = (tmp_path / f"told{rank}.txt").read_text()
+        assert told.endswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 6x2)\n")
+        files = re.findall(r'File "([^"]*)", line \d+, in (\w+)', told)
+        assert [name for file, name in files if file.endswith("session_faults.py")] == [
+            "run_into_an_error_of_its_own",
+            "step",
+            "scores",
+        ]
+        assert not [file for file, _ in files if "_capture" in file or "torch" in file]
+
+
+# Ranks that do not do the same.
+
+
+def test_a_rank_that_calls_sync_alone_is_named_within_seconds(tmp_path):
+    for rank, one in enumerate(launch.run("session_faults:sync_alone", 2, tmp_path, 120)):
+        assert one.status == 1, f"rank {rank}: {one.err[-2000:]}"
+    told = json.loads((tmp_path / "alone0.json").read_text())
+    assert told["code"] == "U0123"
+    assert "rank 0 is to call `sync`, while rank 1 is in step 2" in told["message"]
+    assert "on every rank" in told["hint"]
+    assert told["seconds"] < 15
 
 
 # A rank that is gone.

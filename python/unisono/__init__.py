@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from unisono.graph import StepGraph
+    from unisono.parallel import ParallelStep
     from unisono.plans import Plan
-    from unisono.session import ParallelStep
 
 __all__ = ["__version__", "capture", "errors", "parallelize"]
 
@@ -49,11 +49,13 @@ def capture(
         StepError: the step's control flow or shapes depend on data, or it changes something that cannot be an update of state.
         UnsupportedError: the step contains something that cannot be captured yet.
     """
+    from unisono._call import Caller
     from unisono._capture import capture_step
     from unisono._capture.optimizer import together
     from unisono.graph import StepGraph
 
-    return StepGraph(capture_step(train_step, model=model, optimizers=together(optimizer), example=example))
+    call = Caller(train_step).of_example(example)
+    return StepGraph(capture_step(train_step, model=model, optimizers=together(optimizer), call=call))
 
 
 def parallelize(
@@ -70,6 +72,9 @@ def parallelize(
     seed: int = 0,
     compare_every: int = 100,
     keep_grads: bool = False,
+    on_change: str = "capture",
+    captures: int = 8,
+    batch: str = "global",
 ) -> ParallelStep:
     """Makes a distributed training step of an ordinary one.
 
@@ -80,7 +85,7 @@ def parallelize(
         train_step: a function that does one training step with ``model`` and ``optimizer``.
         model: the module that it trains.
         optimizer: any optimizer of ``torch.optim`` that needs no closure, or several, each for parameters of its own.
-        example: the tuple of arguments that the step is called with, of the global batch.
+        example: the tuple of arguments that the step is called with, of the global batch, or a dictionary of them by their names.
         mesh: axes with their sizes, the outer one first, such as ``{"data": 2, "tensor": 4}``, or a ``DeviceMesh`` with named dimensions;
             by default one axis of all ranks.
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.
@@ -92,6 +97,13 @@ def parallelize(
             step draws random numbers, of PyTorch's generator; 0 to compare never. Of tensors beyond 1 MiB a sample of the bytes is hashed.
         keep_grads: whether each parameter has its gradient as ``.grad`` when a step is over, whole on every rank, as far as the step itself
             leaves it there. Without it ``.grad`` stays as it was.
+        on_change: what happens at a call that no captured step can serve, because shapes, arguments that are no tensors, modes of the
+            model, settings of the optimizer or what the step's code reads from outside have changed: ``"capture"`` captures and plans the
+            step again, with a :class:`~unisono.errors.CaptureNotice`; ``"refuse"`` raises an error.
+        batch: whether every rank is called with the ``"global"`` batch, or each with its part of it (``"local"``), as a
+            ``DistributedSampler`` gives it: parts of one size, put together along the first dimension in the order of the ranks. What the
+            step computes and returns is of the global batch all the same.
+        captures: how many captured steps are kept, at most; the one that has not run for the longest time goes first.
 
     Returns:
         The step: called with the global batch on every rank, it returns what ``train_step`` returns.
@@ -101,7 +113,7 @@ def parallelize(
         ConfigurationError: the mesh, a pin, the plan or the cluster description cannot be used.
         ResourceError: no plan fits the memory limit.
     """
-    from unisono.session import ParallelStep
+    from unisono.parallel import ParallelStep
 
     return ParallelStep(
         train_step,
@@ -116,4 +128,7 @@ def parallelize(
         seed=seed,
         compare_every=compare_every,
         keep_grads=keep_grads,
+        on_change=on_change,
+        captures=captures,
+        batch=batch,
     )

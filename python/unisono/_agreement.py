@@ -5,11 +5,14 @@ numbers, of which one small collective compares hashes.
 from __future__ import annotations
 
 import hashlib
+import sys
+import warnings
 from collections.abc import Sequence
 
 import torch
 
 from unisono._capture.inputs import StepInputs
+from unisono._capture.places import user_place
 from unisono._ranks import Ranks
 from unisono.errors import StepError
 
@@ -71,6 +74,20 @@ def require(ranks: Ranks, names: Sequence[str], tensors: Sequence[torch.Tensor])
         raise _disagreement([names[int(position)] for position in unlike], others)
 
 
+def warn_of_the_same(ranks: Ranks, tensors: Sequence[torch.Tensor]) -> None:
+    """Warns if ranks that are to give parts of a batch all give the same; collective."""
+    if ranks.count == 1 or not tensors:
+        return
+    found = torch.stack(ranks.gathered(torch.tensor([fingerprint(tensor) for tensor in tensors])))
+    if bool((found == found[0]).all()):
+        file, line = user_place(sys._getframe(1))
+        message = (
+            'every rank gives the same tensors as its part of the batch, which then has each sample several times; `batch="global"` is '
+            "for ranks that are all given the global batch"
+        )
+        warnings.warn_explicit(message, RuntimeWarning, file or "unisono", line)
+
+
 def _disagreement(names: list[str], others: list[int]) -> StepError:
     where = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
@@ -85,6 +102,6 @@ def _disagreement(names: list[str], others: list[int]) -> StepError:
         f"`{names[0]}` on {where} is not that of rank 0{more}",
         code="U0123",
         cause="every rank is called with the whole global batch, of which it takes its part; batches that differ would be mixed",
-        hint="draw batches with the same seed and the same sampler on every rank, without a `DistributedSampler`; or have rank 0 "
-        "broadcast them",
+        hint="draw batches with the same seed and the same sampler on every rank, or have rank 0 broadcast them; where each rank is to "
+        'give its own part, with a `DistributedSampler`, say `batch="local"`',
     )

@@ -13,24 +13,33 @@ from unisono._placements import Layout, part_of
 from unisono._user_tensors import elsewhere
 from unisono.errors import StepError
 
+#: What puts parts together again.
+Whole = Callable[[StepInput, Layout, torch.Tensor], torch.Tensor]
+
 
 class Constant:
     """A tensor that the step only reads: its values are taken over when they change, and so is another tensor in its place."""
 
     def __init__(self, root: Any, item: StepInput, part: torch.Tensor, layout: Layout) -> None:
         """Takes the tensor as it is, and this rank's part of it."""
-        self._root, self._item, self._part, self._layout = root, item, part, layout
+        self._root, self.item, self._part, self._layout = root, item, part, layout
         self._tensor, self._version = item.tensor, item.tensor._version
         self._shared = part.data_ptr() == item.tensor.data_ptr() and not layout
 
-    def take_over(self, mesh: Mapping[str, int], rank: int) -> torch.Tensor | None:
-        """Brings the part up to date; another one where the user's memory must not be written into."""
-        current = [follow(self._root, path) for path in self._item.paths]
+    def look(self) -> torch.Tensor:
+        """The tensor that is there now; refuses what the step is not made for."""
+        current = [follow(self._root, path) for path in self.item.paths]
         found = next((one for one in current if one is not self._tensor), self._tensor)
+        if found is not self._tensor and (
+            any(one is not found for one in current) or not _is_like(found, self._tensor)
+        ):
+            raise _changed(self.item.paths, found, self._tensor)
+        return found
+
+    def take_over(self, found: torch.Tensor, mesh: Mapping[str, int], rank: int) -> torch.Tensor | None:
+        """Brings the part up to date; another one where the user's memory must not be written into."""
         if found is self._tensor and self._tensor._version == self._version:
             return None
-        if any(one is not found for one in current) or not _is_like(found, self._tensor):
-            raise _changed(self._item.paths, found, self._tensor)
         fresh = None
         if found is not self._tensor and self._shared:
             fresh = self._part = self._part.clone()
@@ -47,22 +56,39 @@ class Replaced:
     def __init__(self, root: Any, item: StepInput, part: torch.Tensor, layout: Layout) -> None:
         """Takes this rank's part of it, in memory of its own."""
         self._root, self.item, self.part, self.layout = root, item, part, layout
-        self._path, self._given, self._version = item.paths[0], item.tensor, item.tensor._version
+        self.path, self._given, self._version = item.paths[0], item.tensor, item.tensor._version
+        self.dropped = False
+
+    def look(self) -> None:
+        """Refuses what the user has put in its place, if the step is not made for it."""
+        found = follow(self._root, self.path)
+        if found is not self._given and not _is_like(found, self.item.tensor) and not (self.dropped and found is None):
+            raise _changed((self.path,), found, self.item.tensor)
 
     def take_over(self, mesh: Mapping[str, int], rank: int) -> None:
         """Takes what the user has put in its place, or written into it, since the last step."""
-        found = follow(self._root, self._path)
-        if found is self._given and found._version == self._version:
+        found = follow(self._root, self.path)
+        if found is None or (found is self._given and found._version == self._version):
             return
-        if not _is_like(found, self.item.tensor):
-            raise _changed((self._path,), found, self.item.tensor)
         self.part.copy_(part_of(found.detach(), self.layout, mesh, rank))
+
+    def adopt(self, other: Replaced) -> bool:
+        """Goes on with the part of another captured step that had the same before, if it is placed alike."""
+        if other.layout != self.layout or not _is_like(other.part, self.part):
+            return False
+        self.part, self._given, self._version = other.part, other._given, other._version
+        return True
+
+    def drop(self) -> None:
+        """Takes away what the user has, as the step does."""
+        self.dropped = True
+        put(self._root, self.path, None)
 
     def give(self, whole: torch.Tensor | None) -> None:
         """Puts a tensor where the user has it: its values, or what stands for them while each rank has its part only."""
-        self._given = elsewhere(self.item.tensor, shown(self._path)) if whole is None else whole
+        self._given = elsewhere(self.item.tensor, shown(self.path)) if whole is None else whole
         self._version = self._given._version
-        put(self._root, self._path, self._given)
+        put(self._root, self.path, self._given)
 
 
 class Between:
@@ -75,6 +101,7 @@ class Between:
         replaced: set[Path],
         left: Sequence[Path],
         gradients: Sequence[str],
+        dropped: Sequence[Path] = (),
     ) -> None:
         """Takes the state as it is bound.
 
@@ -84,33 +111,54 @@ class Between:
             replaced: the paths to state that the step replaces.
             left: where what the step returns behind its own is to be put.
             gradients: the parameters that get gradients, which the step returns behind that.
+            dropped: paths to gradients that the step takes away.
         """
         parameters = {item.name: item.tensor for item, _, _ in state if item.cls == "parameter"}
         self._gradients = [parameters[name] for name in gradients]
-        self._root, self._left = root, list(left)
+        self._root, self._left, self._dropped = root, list(left), list(dropped)
         self._constants = [
             (position, Constant(root, item, part, layout))
             for position, (item, layout, part) in enumerate(state)
             if item.cls == "constant" and item.paths
         ]
         self._replaced = [
-            Replaced(root, item, part, layout)
-            for item, layout, part in state
+            (position, Replaced(root, item, part, layout))
+            for position, (item, layout, part) in enumerate(state)
             if item.cls == "buffer" and item.paths and item.paths[0] in replaced
         ]
 
+    def look(self) -> list[torch.Tensor]:
+        """The constants that there are now; refuses what has become something that the step is not made for."""
+        for _, one in self._replaced:
+            one.look()
+        return [constant.look() for _, constant in self._constants]
+
+    def adopt(self, other: Between, whole: Whole) -> dict[int, torch.Tensor]:
+        """Goes on where another captured step is; parts that are to be bound anew, by their position in the state."""
+        mine = {one.path: (position, one) for position, one in self._replaced}
+        fresh = {}
+        for _, theirs in other._replaced:
+            position, one = mine.get(theirs.path, (0, None))
+            if other._root == self._root and one is not None and one.adopt(theirs):
+                fresh[position] = one.part
+            elif theirs.layout and not theirs.dropped:
+                theirs.give(whole(theirs.item, theirs.layout, theirs.part))
+        return fresh
+
     @torch.no_grad()
-    def before_step(self, mesh: Mapping[str, int], rank: int) -> dict[int, torch.Tensor]:
+    def before_step(self, found: Sequence[torch.Tensor], mesh: Mapping[str, int], rank: int) -> dict[int, torch.Tensor]:
         """Takes over what has changed; parts that are to be bound anew, by their position in the state."""
-        for one in self._replaced:
+        for _, one in self._replaced:
             one.take_over(mesh, rank)
-        fresh = {position: constant.take_over(mesh, rank) for position, constant in self._constants}
+        pairs = zip(self._constants, found, strict=True)
+        fresh = {position: constant.take_over(one, mesh, rank) for (position, constant), one in pairs}
         return {position: part for position, part in fresh.items() if part is not None}
 
     @torch.no_grad()
     def after_step(self, returned: list[torch.Tensor], ranks: int) -> list[torch.Tensor]:
         """Puts what the step keeps and leaves where the user has it; what is left of what it returned."""
-        for one in self._replaced:
+        for _, one in self._replaced:
+            one.dropped = False
             one.give(one.part.clone() if ranks == 1 or not one.layout else None)
         own = len(returned) - len(self._left) - len(self._gradients)
         gradients = own + len(self._left)
@@ -118,12 +166,16 @@ class Between:
             put(self._root, path, tensor)
         for parameter, gradient in zip(self._gradients, returned[gradients:], strict=True):
             parameter.grad = gradient
+        for _, one in self._replaced:
+            if one.path in self._dropped:
+                one.drop()
         return returned[:own]
 
-    def sync(self, whole: Callable[[StepInput, Layout, torch.Tensor], torch.Tensor]) -> None:
+    def sync(self, whole: Whole) -> None:
         """Gives the user the values of all that the step replaces."""
-        for one in self._replaced:
-            one.give(whole(one.item, one.layout, one.part))
+        for _, one in self._replaced:
+            if not one.dropped:
+                one.give(whole(one.item, one.layout, one.part))
 
 
 def _is_like(found: Any, expected: torch.Tensor) -> bool:

@@ -27,8 +27,12 @@ class Holders:
         names = {id(item.tensor): item.name for item, _, _ in state if not item.paths}
         held = [part for module in model.modules() for part in (module._parameters, module._buffers)] if model else []
         held += [values for optimizer in optimizers for values in optimizer.state.values()]
+        held += [module._modules for module in model.modules()] if model else []
         self._entries: list[tuple[dict[str, Any], str, Any]] = [
-            (holder, key, value) for holder in held for key, value in holder.items() if isinstance(value, torch.Tensor)
+            (holder, key, value)
+            for holder in held
+            for key, value in holder.items()
+            if isinstance(value, torch.Tensor | nn.Module)
         ]
         self._names = names
         self._shared = [
@@ -38,23 +42,36 @@ class Holders:
         ]
         self._tensors = [item.tensor for _, item in self._shared]
         self._pointers = [tensor.data_ptr() for tensor in self._tensors]
+        self._kinds = [(tensor.shape, tensor.dtype) for tensor in self._tensors]
 
     def require(self) -> None:
         """Refuses a step when a tensor of state is no longer where it was."""
         for holder, key, tensor in self._entries:
             if holder.get(key) is not tensor:
                 raise StepError(
-                    f"`{self._names.get(id(tensor), key)}` is another tensor",
+                    f"`{self._names.get(id(tensor), key)}` is another {'module' if isinstance(tensor, nn.Module) else 'tensor'}",
                     code="U0122",
                     cause="the step goes on with the one that was there when it was captured",
                     hint="write into it (`t.copy_(..)` under `torch.no_grad()`), or call `sync` and then `parallelize` again",
                 )
 
+    def all_there(self) -> bool:
+        """Whether every entry still holds its tensor."""
+        return all(holder.get(key) is tensor for holder, key, tensor in self._entries)
+
     def moved(self) -> dict[int, torch.Tensor]:
-        """Tensors whose memory the user has replaced (``p.data = ..``), by their position in the state."""
+        """Tensors whose memory the user has replaced (``p.data = ..``), by their position in the state; refuses other types."""
         now = [tensor.data_ptr() for tensor in self._tensors]
         if now == self._pointers:
             return {}
+        for (_, item), tensor, (shape, dtype) in zip(self._shared, self._tensors, self._kinds, strict=True):
+            if (tensor.shape, tensor.dtype) != (shape, dtype):
+                raise StepError(
+                    f"`{item.name}` is {tensor.dtype} of shape {list(tensor.shape)}",
+                    code="U0122",
+                    cause=f"it was {dtype} of shape {list(shape)} when the step was captured",
+                    hint="keep its shape and type, or call `sync` and then `parallelize` again",
+                )
         before, self._pointers = self._pointers, now
         changed = [index for index, pointer in enumerate(now) if pointer != before[index]]
         return {self._shared[index][0]: self._tensors[index].detach() for index in changed}

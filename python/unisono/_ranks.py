@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 
 from unisono import errors
+from unisono._meeting import meeting
 from unisono._message import pack, unpack
 from unisono._placements import coordinates
+from unisono._users_errors import UsersError
 
 #: How long a process that closed its connections may take to end.
 _SECONDS_TO_END = 3.0
@@ -28,6 +30,7 @@ class Ranks:
     Attributes:
         rank: this process's number.
         count: how many processes there are.
+        meeting: where they meet, if there are several.
     """
 
     def __init__(self) -> None:
@@ -39,7 +42,13 @@ class Ranks:
         self.rank = dist.get_rank() if self.joined else 0
         self.count = dist.get_world_size() if self.joined else 1
         self._groups: dict[tuple[tuple[str, int], ...], dict[str, str]] = {}
+        self.meeting = meeting() if self.count > 1 else None
         self._processes = self._introduce()
+
+    def come_together(self, what: str, why: str = "") -> None:
+        """Waits for all ranks to be about to do the same; names those that are elsewhere."""
+        if self.meeting is not None:
+            self.meeting.come(what, why, self.lost)
 
     @property
     def group_name(self) -> str:
@@ -81,7 +90,7 @@ class Ranks:
             dist.broadcast(data, source)
             if self.rank != source:
                 message = _restored(unpack(data.numpy().tobytes()))
-        if isinstance(message, errors.UnisonoError):
+        if isinstance(message, errors.UnisonoError | UsersError):
             raise message
         return message
 
@@ -171,12 +180,16 @@ _FIELDS = ("code", "message", "place", "cause", "hint")
 
 
 def _plain(message: Any) -> Any:
+    if isinstance(message, UsersError):
+        return {"__users__": message.plain()}
     if isinstance(message, errors.UnisonoError):
         return {"__error__": type(message).__name__, **{field: getattr(message, field) for field in _FIELDS}}
     return message
 
 
 def _restored(message: Any) -> Any:
+    if isinstance(message, dict) and "__users__" in message:
+        return UsersError(**message["__users__"])
     if isinstance(message, dict) and "__error__" in message:
         kind = getattr(errors, message.pop("__error__"))
         return kind(message.pop("message"), **message)

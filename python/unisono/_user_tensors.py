@@ -83,6 +83,7 @@ class UserTensor:
         self.tensor, self._name, self._class = tensor, name, type(tensor)
         self._size, self._stride, self._offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         self._storage: StorageWeakRef | None = None
+        self._lent = False
         self._version, self._pointer = tensor._version, tensor.data_ptr()
 
     @property
@@ -96,13 +97,28 @@ class UserTensor:
         A tensor that is a part of a larger one, or that cannot say NaN, keeps its memory.
         """
         own = self.tensor.untyped_storage().nbytes() == self.tensor.numel() * self.tensor.element_size()
-        if self._storage is None and own and self.tensor.is_floating_point():
-            self._storage = StorageWeakRef(self.tensor.untyped_storage())
+        if (self._storage is None or self._lent) and own and self.tensor.is_floating_point():
+            self._storage = self._storage or StorageWeakRef(self.tensor.untyped_storage())
+            self._lent = False
             nothing = torch.full((), torch.nan, dtype=self.tensor.dtype, device=self.tensor.device)
             self.tensor.data = nothing.expand(self._size)
         if self._class in _CLASSES:
             self.tensor._unisono_name = self._name  # type: ignore[attr-defined]
             self.tensor.__class__ = _CLASSES[self._class]
+
+    def in_order(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of its shape, in memory in the order that it has."""
+        made = torch.empty_strided(self._size, self._stride, dtype=values.dtype, device=values.device)
+        return values if values.stride() == self._stride else made.copy_(values)
+
+    def lend(self) -> None:
+        """Makes it an ordinary tensor of its sizes and strides again, whatever its memory holds, until it is given up again."""
+        self.tensor.__class__ = self._class
+        if self._storage is not None:
+            self.tensor.data = torch.empty_strided(
+                self._size, self._stride, dtype=self.tensor.dtype, device=self.tensor.device
+            )
+            self._lent = True
 
     def restore(self, values: torch.Tensor) -> None:
         """Puts values into it: where it was in memory if another tensor has kept that, else where memory is free."""

@@ -29,7 +29,8 @@ class UnisonoError(Exception):
 
     def __str__(self) -> str:
         """The parts on lines of their own, as the command line prints them."""
-        labelled = (("at ", self.place), ("because ", self.cause), ("hint: ", self.hint))
+        page = f"docs/errors.md#{self.code.lower()}"
+        labelled = (("at ", self.place), ("because ", self.cause), ("hint: ", self.hint), ("see ", page))
         rest = "".join(f"\n  {label}{text}" for label, text in labelled if text)
         return f"[{self.code}] {self.message}{rest}"
 
@@ -56,3 +57,7 @@ class UnsupportedError(UnisonoError, NotImplementedError):
 
 class InternalError(UnisonoError):
     """A bug of Unisono's own."""
+
+
+class CaptureNotice(UserWarning):
+    """A step was captured and planned again, because something is not as it was; it says how long that took."""

@@ -1,38 +1,41 @@
-"""The session: one captured step, planned, partitioned and run on every rank."""
+"""One captured step of a session: planned, partitioned and run on every rank."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from unisono import _agreement, _measure, _native, _profile
-from unisono._amounts import bytes_of
+from unisono import _agreement, _native, _profile
 from unisono._between import Between
-from unisono._capture import Capture, capture_step
-from unisono._capture.inputs import StepInput, StepInputs, collect, constant, learning_rate
-from unisono._capture.optimizer import create_state, group_name, groups_of, guarded_settings, state_of, together
-from unisono._capture.outside import Outside
-from unisono._capture.paths import paths_of
-from unisono._capture.side_effects import warn
+from unisono._call import Call
+from unisono._capture import Capture, capture_step, scaling, schedules
+from unisono._capture.inputs import StepInput, StepInputs, collect, constant
+from unisono._capture.optimizer import create_state, group_name
+from unisono._capture.outside import Outside, classes_at
+from unisono._capture.paths import Walk, paths_of, place_at
+from unisono._capture.readbacks import evaluate, perform
+from unisono._capture.settings import Answer, groups_of, guarded_settings, may_be_live, tensor_of
+from unisono._capture.trace import Traced
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._holders import Holders
 from unisono._message import pack
 from unisono._modes import Modes
-from unisono._placements import own_part, part_of, whole_of
+from unisono._placements import Layout, own_part, part_of, whole_of
 from unisono._ranks import Ranks
-from unisono._user_tensors import UserTensor, close_doors, require_values
-from unisono.errors import ConfigurationError, StepError, UnisonoError
+from unisono._state import State
+from unisono._tree import from_plain, plain, unflatten
+from unisono._users_errors import UsersError
+from unisono.errors import ConfigurationError, InternalError, StepError, UnisonoError
 from unisono.plans import Plan
 
 _STATE = ("parameter", "buffer", "optimizer", "constant")
@@ -52,59 +55,110 @@ class Seconds(NamedTuple):
     plan: float
 
 
-class ParallelStep:
-    """A training step that runs on all ranks; see :func:`unisono.parallelize`.
+@dataclass
+class Session:
+    """What the captured steps of one model have in common.
 
     Attributes:
-        plan: the plan that it runs.
-        ranks: the ranks that run it.
-        seconds: what it took to make it.
+        ranks: the ranks that run them.
+        mesh: the axes of the ranks.
+        model: the user's model.
+        optimizers: the user's optimizers.
+        state: the tensors that the steps share.
+        memory_limit: most bytes of one rank.
+        cluster: a description of the machine, or where it is, if the user gives one.
+        pins: the user's placements by name pattern.
+        compare_every: after how many steps the ranks compare what they are given.
+        keep_grads: whether gradients are left to the user.
+        active: the captured step that has run last.
+        live: the settings of optimizers that are inputs of steps beside the learning rate.
+        batch: whether each rank is given the global batch, or its part (``local``).
+        steps: the captured steps of each function.
     """
+
+    ranks: Ranks
+    mesh: dict[str, int]
+    model: nn.Module | None
+    optimizers: tuple[Optimizer, ...]
+    state: State
+    memory_limit: int | None
+    cluster: str | Path | None
+    pins: dict[str, dict[str, str]]
+    compare_every: int
+    keep_grads: bool
+    active: CapturedStep | None = None
+    live: tuple[str, ...] = ()
+    batch: str = "global"
+    steps: list[list[CapturedStep]] = field(default_factory=list)
+
+    def whole(self, item: StepInput, layout: Layout, part: torch.Tensor) -> torch.Tensor:
+        """The whole of a tensor of which each rank has a part; a collective."""
+        if self.ranks.count == 1:
+            return part.clone()
+        return whole_of(self.state.gathered(item.name, part), layout, self.mesh)
+
+
+@dataclass
+class Way:
+    """One way through a step, as all ranks know it.
+
+    Attributes:
+        numbers: how leaves of what the step returns that are no tensors are computed, by position.
+        reads: how many tensors it reads.
+        answers: the answers to the questions that it asks.
+        schedules: the schedulers that it calls.
+        effects: what it prints and logs, on the rank that does.
+    """
+
+    numbers: dict[int, Any]
+    reads: int
+    answers: tuple[bool, ...]
+    schedules: list[schedules.Scheduled]
+    effects: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def from_plain(cls, data: dict[str, Any]) -> Way:
+        """The way that rank 0 has told of."""
+        calls = [schedules.Scheduled(paths_of([path])[0], given, first) for path, given, first in data["schedules"]]
+        return cls(dict(data["numbers"]), data["reads"], tuple(data["answers"]), calls)
+
+    def has(self, position: int) -> bool:
+        """Whether a leaf of what the step returns is no tensor."""
+        return position in self.numbers
+
+    def leaf(self, position: int, read: list[torch.Tensor]) -> Any:
+        """A leaf that is no tensor, for the tensors that the step has read."""
+        return evaluate(self.numbers[position], read)
+
+
+class CapturedStep:
+    """One captured, planned step of a session, for calls of one kind."""
 
     def __init__(
         self,
+        session: Session,
         train_step: Callable[..., Any],
-        *,
-        model: nn.Module | None,
-        optimizer: Optimizer | Sequence[Optimizer] | None,
-        example: Any,
-        mesh: Mapping[str, int] | None,
-        memory_limit: float | str | None,
-        pins: Mapping[str, Mapping[str, str]] | None,
+        call: Call,
         plan: Plan | str | Path | None,
-        cluster: str | Path | None,
-        seed: int,
-        compare_every: int,
-        keep_grads: bool = False,
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
-        if compare_every < 0:
-            message = f"`compare_every` is {compare_every}"
-            raise ConfigurationError(message, code="U0012", hint="a number of steps, or 0 to compare never")
-        limit = bytes_of(memory_limit)
-        optimizers = together(optimizer)
-        require_values(model, optimizers)
-        self.ranks = Ranks()
-        self._mesh = _mesh(mesh, self.ranks.count)
-        self._model, self._optimizers, self._seed = model, optimizers, seed
-        self._compare_every, self._steps, self._keep_grads = compare_every, 0, keep_grads
+        self._session, self.ranks, self._mesh = session, session.ranks, session.mesh
+        self._model, self._optimizers, self._call = session.model, session.optimizers, call
+        self._outside, self._live = Outside(train_step, self._model), session.live
         start = time.perf_counter()
-        self._inputs, message = self._capture(train_step, example)
+        whole = call.together(self.ranks.count) if session.batch == "local" else call
+        self._inputs, message = self._capture(train_step, whole)
         captured = time.perf_counter()
-        self._outside = Outside(train_step, model)
-        self._memory_limit = limit
-        self._cluster = _text_of(cluster) if cluster is not None else _profile.description(self.ranks)
+        self.cluster = _text_of(session.cluster) if session.cluster is not None else _profile.description(self.ranks)
         described = time.perf_counter()
         graph = _native.Graph(message)
-        self.plan = self._planned(graph, limit, pins, plan)
+        self.plan = self._planned(graph, session.memory_limit, session.pins, plan)
         self._prepare(graph)
         self.seconds = Seconds(captured - start, described - captured, time.perf_counter() - described)
-        # Last, because a capture or a measurement draws numbers, and not on every rank.
-        torch.manual_seed(seed)
 
     # What rank 0 decides and tells.
 
-    def _capture(self, train_step: Callable[..., Any], example: Any) -> tuple[StepInputs, bytes]:
+    def _capture(self, train_step: Callable[..., Any], call: Call) -> tuple[StepInputs, bytes]:
         """The inputs of the step, with this rank's tensors, and its graph."""
         captured: Capture | None = None
         message: Any = None
@@ -114,36 +168,48 @@ class ParallelStep:
                     train_step,
                     model=self._model,
                     optimizers=self._optimizers,
-                    example=example,
-                    keep_gradients=self._keep_grads,
+                    call=call,
+                    keep_gradients=self._session.keep_grads,
+                    live=self._live,
                 )
-                message = _shared(captured)
+                message = _shared(captured) | {"volatile": self._outside.changed_by_itself()}
             except UnisonoError as error:
                 message = error
+            except Exception as error:
+                message = UsersError.of(error)
         message = self.ranks.tell(message)
         self._root = {"step": train_step, "model": self._model}
         self._left, self._gradients = paths_of(message["left"]), message["gradients"]
-        self._replaced = set(paths_of(message["replaced"]))
+        self._replaced, self._dropped = set(paths_of(message["replaced"])), paths_of(message["dropped"])
         inputs = captured.inputs if captured is not None else StepInputs()
         met: UnisonoError | None = None
         if captured is None:
             try:
-                inputs = self._collect(train_step, example, message)
+                inputs = self._collect(train_step, call, message)
             except UnisonoError as error:
                 met = error
         self.ranks.raise_together(met)
-        self._returns = pytree.treespec_loads(message["returns"])
-        self._return_constants = dict(message["return_constants"])
-        self._settings = guarded_settings(self._optimizers)
+        classes = {f"{c.__module__}:{c.__qualname__}": c for c in classes_at(train_step, captured and captured.returns)}
+        self._returns, self._leaves = from_plain(message["returns"], classes), message["leaves"]
+        trained = [item for item in inputs.inputs if item.cls == "parameter"] if message["accumulates"] else []
+        self._accumulated = [(item.name, item.tensor, item.tensor.grad is not None) for item in trained]
+        self._ways = [Way.from_plain(way) for way in message["ways"]]
+        for way, traced in zip(self._ways, captured.ways if captured is not None else (), strict=False):
+            way.effects = traced.effects
+        self._outside.leave_out(message["volatile"], {place_at(self._root, path) for path in self._left})
+        self._settings = guarded_settings(self._optimizers, self._live)
+        self._answers = [Answer(*answer) for answer in message["answers"]]
         self._modes, self._optimizer_states = Modes(self._model), [optimizer.state for optimizer in self._optimizers]
-        self.ranks.same_everywhere([item.tensor.detach() for item in inputs.inputs if item.cls in _STATE])
+        new = [item for item in inputs.inputs if item.cls in _STATE and item not in self._session.state]
+        self.ranks.same_everywhere([item.tensor.detach() for item in new])
         return inputs, message["graph"]
 
-    def _collect(self, train_step: Callable[..., Any], example: Any, message: dict[str, Any]) -> StepInputs:
+    def _collect(self, train_step: Callable[..., Any], call: Call, message: dict[str, Any]) -> StepInputs:
         """The inputs of the step on a rank that has not captured it."""
         for optimizer in self._optimizers:
             create_state(optimizer)
-        inputs = collect(train_step, self._model, self._optimizers, example, paths_of(message["kept"]))
+        scaling.prepare(Walk(train_step, self._model, self._optimizers))
+        inputs = collect(train_step, self._model, self._optimizers, call, paths_of(message["kept"]), self._live)
         for name, dtype, shape, paths in message["constants"]:
             inputs.add(constant(self._root, name, getattr(torch, dtype), shape, paths_of(paths)))
         _agreement.require_alike(_agreement.described(inputs), self.ranks.rank, message["inputs"])
@@ -153,23 +219,40 @@ class ParallelStep:
         self,
         graph: _native.Graph,
         memory_limit: int | None,
-        pins: Mapping[str, Mapping[str, str]] | None,
+        pins: Mapping[str, Mapping[str, str]],
         plan: Plan | str | Path | None,
     ) -> Plan:
         """The plan that rank 0 finds, or was given."""
         found: Plan | None = None
         answer: Any = None
         if self.ranks.rank == 0:
-            settings = {"mesh": self._mesh, "memory_limit": memory_limit, "pins": _plain_pins(pins)}
+            settings = {"mesh": self._mesh, "memory_limit": memory_limit, "pins": pins}
             try:
-                found = _given_plan(plan, graph, self._mesh)
-                if found is None:
-                    found = Plan(graph.plan(self._cluster, pack(settings), _profile.cache_folder()), graph)
+                found = _given_plan(plan, graph, self._mesh) or self._new_plan(graph, settings)
                 answer = found.text
             except UnisonoError as error:
                 answer = error
         text = self.ranks.tell(answer)
         return found or Plan(text, graph)
+
+    def _new_plan(self, graph: _native.Graph, settings: dict[str, Any]) -> Plan:
+        """A plan under which state stays where it is, if there is one that the user's settings allow."""
+        here = self._session.state.layouts()
+        kept = {
+            item.name: {axis: here[item.name].get(axis, "replicate") for axis in self._mesh}
+            for item in self._inputs.inputs
+            if item.name in here and item.cls in _STATE
+        }
+        # Gradients are set to zero in place by whoever has them.
+        gradients = [item.name for item in self._inputs.inputs if item.paths and item.paths[0][-1] == ("attr", "grad")]
+        kept |= {name: dict.fromkeys(self._mesh, "replicate") for name in gradients}
+        if kept and self.ranks.count > 1:
+            with contextlib.suppress(UnisonoError):
+                return self._found_plan(graph, settings | {"pins": {**settings["pins"], **kept}})
+        return self._found_plan(graph, settings)
+
+    def _found_plan(self, graph: _native.Graph, settings: dict[str, Any]) -> Plan:
+        return Plan(graph.plan(self.cluster, pack(settings), _profile.cache_folder()), graph)
 
     # This rank's part.
 
@@ -180,15 +263,15 @@ class ParallelStep:
                 "the ranks' programs issue their collectives in different orders after the passes; they run without the passes, "
                 "which costs time: please report this step",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
             optimised, self.passes = graph.rank_graph(self.plan.native, self.ranks.rank), []
         self._draws = draws_numbers(optimised)
         groups = {f"axis:{axis}": name for axis, name in self.ranks.groups(self._mesh).items()}
         self.rank_graph = optimised
         # The predicted peak counts what stays for small results, and with a limit it is not to be more.
-        left = None if self._memory_limit is None else self.plan.prediction["buffer_bytes"]
-        self._executor = Executor(lower_graph(optimised, groups, buffer_bytes=left))
+        left = None if self._session.memory_limit is None else self.plan.prediction["buffer_bytes"]
+        self.executor = Executor(lower_graph(optimised, groups, buffer_bytes=left))
         layouts = self.plan.layouts
         self._placed = [layouts.get(item.name, {}) for item in self._inputs.inputs]
         self._state = [
@@ -196,114 +279,202 @@ class ParallelStep:
             for item, layout in zip(self._inputs.inputs, self._placed, strict=True)
             if item.cls in _STATE
         ]
-        self._between = Between(self._root, self._state, self._replaced, self._left, self._gradients)
+        self.between = Between(self._root, self._state, self._replaced, self._left, self._gradients, self._dropped)
         self._holders = Holders(self._model, self._optimizers, self._state)
-        self._executor.bind([tensor for _, _, tensor in self._state])
-        self._in_parts = {
-            item.name: UserTensor(item.tensor, item.name)
-            for item, layout, _ in self._state
-            if layout and self.ranks.count > 1 and item.cls != "constant" and not self._renewed(item)
-        }
-        self._whole = True
-        self._doors: list[RemovableHandle] = []
+        self._version = self._session.state.version
+        self._read_only = [p for p, (item, *_) in enumerate(self._state) if item.cls == "constant"]
+        self._bind()
 
     def _renewed(self, item: StepInput) -> bool:
         """Whether the step puts another tensor in the place of one that the user has, instead of writing into it."""
         return item.cls == "buffer" and bool(item.paths) and item.paths[0] in self._replaced
 
+    def _shares(self, item: StepInput) -> bool:
+        """Whether a tensor is among the session's state."""
+        return item.cls != "constant" and not self._renewed(item)
+
     def _part(self, item: StepInput, layout: Mapping[str, str]) -> torch.Tensor:
+        if self._shares(item):
+            return self._session.state.place(item, layout)
+        if item in self._session.state:
+            return self._session.state.part(item, layout)
         part = own_part(item.tensor.detach(), layout, self._mesh, self.ranks.rank)
         return part.clone() if self._renewed(item) else part
 
-    def __call__(self, *arguments: Any) -> Any:
-        """Runs one step on the global batch and returns what the user's step returns."""
-        tensors = self._arguments(arguments)
-        self._steps += 1
-        if self._whole:
-            self._give_up()
+    def _bind(self) -> None:
+        self.executor.bind([tensor for _, _, tensor in self._state])
+
+    def shared(self) -> list[StepInput]:
+        """The tensors that are the session's state while this step is kept."""
+        return [item for item, _, _ in self._state if self._shares(item)]
+
+    def activate(self) -> None:
+        """Goes on with the state as the step that has run last has left it; a collective where placements differ."""
+        session, last = self._session, self._session.active
+        if last is self:
+            return
+        fresh: dict[int, torch.Tensor] = {} if last is None else self.between.adopt(last.between, session.whole)
+        if session.state.version != self._version:
+            fresh |= self._moved_parts(
+                [position for position, (item, *_) in enumerate(self._state) if self._shares(item)]
+            )
+        # What this step only reads may be what another one writes.
+        read = [p for p in self._read_only if self._state[p][0] in session.state]
+        session.active = self
+        self._rebind(fresh | self._moved_parts(read))
+
+    def _moved_parts(self, positions: Sequence[int]) -> dict[int, torch.Tensor]:
+        parts = {position: self._part(*self._state[position][:2]) for position in positions}
+        return {position: part for position, part in parts.items() if part is not self._state[position][2]}
+
+    def _rebind(self, fresh: Mapping[int, torch.Tensor]) -> None:
+        for position, part in fresh.items():
+            self._state[position] = (*self._state[position][:2], part)
+        if fresh:
+            self._bind()
+        self._version = self._session.state.version
+
+    def why_not(self, call: Call) -> StepError | None:
+        """Why this step cannot serve a call as everything is now; ``None`` if it can."""
+        if not call.is_like(self._call):
+            return self._other_call(call)
         try:
-            returned = self._executor(tensors)
+            self._check_settings()
+            self._holders.require()
+            self.look()
+        except StepError as error:
+            return error
+        return None
+
+    def serves(self, call: Call) -> bool:
+        """Whether this step can serve a call as everything is now."""
+        return call.is_like(self._call) and self.why_not(call) is None
+
+    def changed_numbers(self) -> tuple[str, ...]:
+        """The settings of optimizers, numbers all of them, that are not as they were."""
+        pairs = zip(guarded_settings(self._optimizers, self._live), self._settings, strict=False)
+        changed = [
+            (key, was[key], now[key]) for now, was in pairs for key in now if key in was and now[key] != was[key]
+        ]
+        return tuple(dict.fromkeys(key for key, was, now in changed if may_be_live(was, now)))
+
+    def has_its_tensors(self) -> bool:
+        """Whether the user's model and optimizers still have the tensors that it was captured with."""
+        same = all(o.state is state for o, state in zip(self._optimizers, self._optimizer_states, strict=True))
+        return same and self._holders.all_there()
+
+    def flush(self) -> None:
+        """Gives the user the values of what this step puts anew at each step."""
+        self.between.sync(self._session.whole)
+
+    def run(self, call: Call, steps: int) -> Any:
+        """Runs one step for a call that it can serve, and returns what the user's step returns."""
+        schedules.run(self._root, self._ways[0].schedules, (), first=True)
+        tensors = self.tensors(call, steps)
+        self._session.state.give_up()
+        try:
+            returned = self.executor(tensors)
         except UnisonoError as error:
             raise self._blamed(error) from None
+        return self.finish(returned)
+
+    def record(self, call: Call) -> tuple[list[torch.Tensor], Any]:
+        """Runs one step and returns what its program returns, and when each instruction ran."""
+        return self.executor.record(self.tensors(call))
+
+    def finish(self, returned: list[torch.Tensor]) -> Any:
+        """What the user's step returns, when a step is over."""
         for optimizer in self._optimizers:
             # schedulers ask whether the optimizer has taken a step
             optimizer._opt_called = True  # type: ignore[attr-defined]
-        returned = self._between.after_step(returned, self.ranks.count)
-        leaves, values = [], iter(returned)
-        for position in range(self._returns.num_leaves):
-            constant = position in self._return_constants
-            leaves.append(self._return_constants[position] if constant else next(values))
-        return pytree.tree_unflatten(leaves, self._returns)
+        way, count, read = self._way_taken(returned)
+        values = iter(self.between.after_step(returned[:count], self.ranks.count))
+        leaves = [way.leaf(position, read) if way.has(position) else next(values) for position in range(self._leaves)]
+        perform(way.effects, read)
+        schedules.run(self._root, way.schedules, read, first=False)
+        return unflatten(self._returns, iter(leaves))
 
-    def _give_up(self) -> None:
-        """Lets go of what the user's tensors hold; not before the first step, since a step may be made for its plan alone.
+    def _way_taken(self, returned: list[torch.Tensor]) -> tuple[Way, int, list[torch.Tensor]]:
+        """The way that a step has taken, how many results are its own, and what it has read."""
+        start = count = len(returned) - sum(way.reads + len(way.answers) for way in self._ways)
+        for way in self._ways:
+            behind = start + way.reads
+            decided = returned[behind : behind + len(way.answers)]
+            if len(self._ways) == 1 or tuple(bool(one) for one in decided) == way.answers:
+                return way, count, returned[start:behind]
+            start = behind + len(way.answers)
+        raise InternalError("a step took none of its ways")
 
-        What was written into them since then, or since `sync`, is taken over.
-        """
-        for item, layout, part in self._state:
-            whole = self._in_parts.get(item.name)
-            if whole is not None:
-                if whole.was_written:
-                    part.copy_(part_of(item.tensor.detach(), layout, self._mesh, self.ranks.rank))
-                whole.give_up()
-        if self._in_parts and self._model is not None:
-            self._doors = close_doors(self._model)
-        self._whole = False
-
-    def _arguments(self, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
-        """The tensors of one step that are no state, in the order of the graph's inputs, checked against the captured ones."""
-        leaves, spec = pytree.tree_flatten(arguments)
-        if spec != self._inputs.arguments and pytree.tree_structure(arguments) != self._inputs.arguments:
-            raise _changed("the arguments are put together differently", f"{self._inputs.arguments} before, {spec} now")
-        batch: dict[int, torch.Tensor] = {}
-        for leaf, position, path in zip(leaves, self._inputs.leaves, self._inputs.paths, strict=True):
-            if position is None:
-                if leaf != self._inputs.constants[path]:
-                    before = self._inputs.constants[path]
-                    raise _changed(f"argument `{path}` is {leaf!r}", f"it was {before!r} when the step was captured")
-                continue
-            batch[position] = self._checked(leaf, self._inputs.inputs[position])
-        self._check_settings()
-        self._holders.require()
-        self._take_over()
-        if self._compare_every and self._steps % self._compare_every == 0:
+    def tensors(self, call: Call, steps: int = 0) -> list[torch.Tensor]:
+        """The tensors of one step that are no state, in the order of the graph's inputs."""
+        self.take_over()
+        batch = {
+            position: leaf.detach()
+            for leaf, position in zip(call.leaves, self._inputs.leaves, strict=True)
+            if position is not None
+        }
+        every = self._session.compare_every
+        if every and steps % every == 0:
             self._require_agreement(batch)
         groups = groups_of(self._optimizers)
         tensors = []
         for position, item in enumerate(self._inputs.inputs):
             if item.cls == "batch":
-                tensors.append(part_of(batch[position], self._placed[position], self._mesh, self.ranks.rank))
+                tensors.append(self._part_of_batch(batch[position], self._placed[position]))
             elif item.cls == "hyper" and item.owner is not None:
-                tensors.append(learning_rate(groups[item.owner[0]]))
+                tensors.append(tensor_of(groups[item.owner[0]], item.owner[1]))
         return tensors
 
-    def _take_over(self) -> None:
-        """Takes over what has become of tensors that the step has from outside of the model."""
-        fresh = self._between.before_step(self._mesh, self.ranks.rank) | self._holders.moved()
-        for position, part in fresh.items():
-            self._state[position] = (*self._state[position][:2], part)
-        if fresh:
-            self._executor.bind([tensor for _, _, tensor in self._state])
+    def _part_of_batch(self, given: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """This rank's part of a tensor of the batch."""
+        if self._session.batch == "local" and given.dim() and self.ranks.count > 1:
+            if all(layout.get(axis) == "shard(0)" for axis in self._mesh):
+                return given
+            given = torch.cat(self._session.state.gathered("the batch", given.contiguous()))
+        return part_of(given, layout, self._mesh, self.ranks.rank)
+
+    def look(self) -> None:
+        """Looks at tensors that may have become others; refuses what the step is not made for."""
+        self._constants = self.between.look()
+        self._moved = self._holders.moved()
+
+    def take_over(self) -> None:
+        """Takes over what has become of tensors that the step has from outside of the model, as :meth:`look` has found them."""
+        found = self.between.before_step(self._constants, self._mesh, self.ranks.rank)
+        for position, part in self._moved.items():
+            if self._shares(self._state[position][0]):
+                self._session.state.renew(self._state[position][0], part)
+        self._rebind(found | self._moved)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """This rank's parts of all that the step has as state."""
+        return [tensor for _, _, tensor in self._state]
+
+    def _other_call(self, call: Call) -> StepError:
+        """What of a call is not as it was in the captured one."""
+        before = self._call
+        if call.structure != before.structure:
+            return _changed(
+                "the arguments are put together differently", f"{before.structure} before, {call.structure} now"
+            )
+        at = next(index for index, kind in enumerate(call.kinds) if kind != before.kinds[index])
+        path, now, was = self._inputs.paths[at], call.leaves[at], before.leaves[at]
+        if not isinstance(was, torch.Tensor):
+            return _changed(f"argument `{path}` is {now!r}", f"it was {was!r} when the step was captured")
+        return _changed(f"`batch.{path}` is {_described(now)}", f"it was {_described(was)} when the step was captured")
 
     def _require_agreement(self, batch: dict[int, torch.Tensor]) -> None:
         """Refuses a step whose inputs, or whose random numbers, are not the same on every rank."""
         groups = groups_of(self._optimizers)
-        given = {item.name: batch[position] for position, item in enumerate(self._inputs.inputs) if item.cls == "batch"}
-        given |= {f"hyper.{index}.lr": learning_rate(group) for index, group in enumerate(groups) if "lr" in group}
+        if self._session.batch == "local":
+            _agreement.warn_of_the_same(self.ranks, [one for one in batch.values() if one.dim()])
+            batch = {position: one for position, one in batch.items() if not one.dim()}
+        given = {item.name: batch[position] for position, item in enumerate(self._inputs.inputs) if position in batch}
+        hyper = [item for item in self._inputs.inputs if item.cls == "hyper" and item.owner is not None]
+        given |= {item.name: tensor_of(groups[item.owner[0]], item.owner[1]) for item in hyper if item.owner}
         if self._draws:
             given[_agreement.GENERATOR] = torch.get_rng_state()
         _agreement.require(self.ranks, list(given), list(given.values()))
-
-    @staticmethod
-    def _checked(leaf: Any, item: StepInput) -> torch.Tensor:
-        expected = item.tensor
-        if not isinstance(leaf, torch.Tensor):
-            raise _changed(f"`{item.name}` is a {type(leaf).__name__}", "it was a tensor when the step was captured")
-        if (leaf.shape, leaf.dtype, leaf.device) != (expected.shape, expected.dtype, expected.device):
-            now = f"{leaf.dtype} of shape {list(leaf.shape)} on {leaf.device}"
-            before = f"{expected.dtype} of shape {list(expected.shape)} on {expected.device}"
-            raise _changed(f"`{item.name}` is {now}", f"it was {before} when the step was captured")
-        return leaf.detach()
 
     def _check_settings(self) -> None:
         for optimizer, state in zip(self._optimizers, self._optimizer_states, strict=True):
@@ -313,21 +484,37 @@ class ParallelStep:
                 raise _changed(
                     what,
                     was,
-                    hint="load its state before `parallelize`, or call `sync`, load it, and call `parallelize` again",
+                    hint='load its state before `parallelize`, or let the step be captured again (`on_change="capture"`)',
                 )
-        now = guarded_settings(self._optimizers)
+        now = guarded_settings(self._optimizers, self._live)
         if now != self._settings:
             for index, (group, before) in enumerate(zip(now, self._settings, strict=False)):
                 for key in group:
                     if group[key] != before.get(key):
                         what = f"`{key}` of {group_name(self._optimizers, index)} is {group[key]}"
-                        was = f"it was {before.get(key)} when the step was captured; only `lr` may change"
+                        was = f"it was {before.get(key)} when the step was captured"
                         raise _changed(what, was, hint=_OTHER_MODE)
             what = "the optimizer's parameter groups changed"
             raise _changed(what, "they are constants of the captured step", hint=_OTHER_MODE)
-        for name, was, is_now in self._outside.changed():
-            warn(
-                f"it goes on with `{name}` of {was}, which is {is_now} now. Make it an argument of the step, as a tensor."
+        for answer in self._answers:
+            if not answer.holds(groups_of(self._optimizers)):
+                key, now = answer.key, tensor_of(groups_of(self._optimizers)[answer.group], answer.key).item()
+                raise _changed(
+                    f"`{key}` of {group_name(self._optimizers, answer.group)} is {now}",
+                    "the optimizer does something else then",
+                    hint=_OTHER_MODE,
+                )
+        for name, parameter, there in self._accumulated:
+            if (parameter.grad is not None) != there:
+                now, before = ("a", "none") if not there else ("no", "one")
+                raise _changed(
+                    f"`{name}` has {now} gradient", f"it had {before} when the step was captured", hint=_OTHER_MODE
+                )
+        outside = self._outside.changed()
+        if outside is not None:
+            name, was, is_now = outside
+            raise _changed(
+                f"`{name}` is {_shown(is_now)}", f"it was {_shown(was)} when the step was captured", hint=_OTHER_VALUE
             )
         otherwise = self._modes.changed()
         if otherwise is not None:
@@ -340,95 +527,8 @@ class ParallelStep:
         collective, issued = self.rank_graph.collective_at(error.place) or (error.message.split("`")[1], None)
         return self.ranks.blamed(f"{collective} failed", error.place or issued, error.cause)
 
-    def sync(self) -> None:
-        """Writes the current values of parameters, buffers and optimizer state into the user's model and optimizer, on every rank.
 
-        Until then, from the first step on, those of them that the plan cuts hold NaN: the rank has the memory of its parts only. The next
-        step takes them away again, with what was written into them until then.
-        """
-        self._take_over()
-        with torch.no_grad():
-            for item, layout, tensor in self._state:
-                if item.cls == "constant" or self._renewed(item):
-                    continue
-                in_parts = self._in_parts.get(item.name)
-                if in_parts is not None:
-                    in_parts.restore(whole_of(self._gathered(item.name, tensor), layout, self._mesh))
-                elif tensor.data_ptr() != item.tensor.data_ptr():
-                    item.tensor.copy_(tensor)
-                self._write_number(item)
-            self._between.sync(
-                lambda i, p, part: (
-                    whole_of(self._gathered(i.name, part), p, self._mesh) if self.ranks.count > 1 else part.clone()
-                )
-            )
-        for door in self._doors:
-            door.remove()
-        self._doors = []
-        self._whole = True
-
-    def _gathered(self, name: str, part: torch.Tensor) -> list[torch.Tensor]:
-        try:
-            return self.ranks.gathered(part)
-        except RuntimeError as error:
-            raise self.ranks.blamed(f"all_gather of `{name}` for `sync` failed", None, str(error)) from None
-
-    def _write_number(self, item: StepInput) -> None:
-        """State that the optimizer keeps as a Python number is written as one."""
-        if item.cls == "optimizer" and item.owner is not None:
-            parameter, key = item.owner
-            state = state_of(self._optimizers, parameter)
-            if not isinstance(state[key], torch.Tensor):
-                state[key] = item.tensor.item()
-
-    def timeline(self, *arguments: Any) -> list[tuple[str, str | None, int, int]]:
-        """Runs one step and returns for each instruction what it is, its place, its start and its duration in nanoseconds."""
-        returned, records = self._executor.record(self._arguments(arguments))
-        self._between.after_step(returned, self.ranks.count)
-        instructions = self._executor.program.instructions()
-        return [(*instructions[index], start, duration) for index, start, duration in records]
-
-    def write_timelines(self, folder: str | Path, *arguments: Any) -> None:
-        """Runs one step on every rank and writes this rank's as it was predicted and as it was measured.
-
-        The files are ``predicted/rank0.json`` and ``measured/rank0.json``, one of each for every rank, for trace viewers and for
-        ``unisono trace``: ``unisono trace diff FOLDER/predicted FOLDER/measured`` puts them side by side.
-        """
-        rank = self.ranks.rank
-        _, records = self._executor.record(self._arguments(arguments))
-        texts = {
-            "predicted": self.rank_graph.simulated_json(self.plan.native, self._cluster, rank),
-            "measured": self._executor.program.trace_json(records, rank, self.rank_graph),
-        }
-        for name, text in texts.items():
-            file = Path(folder, name, f"rank{rank}.json")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-
-    def measure(self, *arguments: Any, repeats: int = 5) -> dict[str, list[int]]:
-        """Runs ``repeats`` + 1 steps on every rank and returns what they took, beside which ``plan.prediction`` can be put.
-
-        Each entry is a list over ranks: ``step_ns``, the median wall time of a step; ``state_bytes``, the parameters, buffers and
-        optimizer state that the rank keeps; ``buffer_bytes``, what stays from step to step for small results (at most 16 MiB, and no
-        more than a ``memory_limit`` leaves); ``peak_bytes``, the most that the rank held during a step: all that, what is the same at every
-        step, the step's inputs, and what PyTorch's allocator gave out on top of them, as its profiler saw it. Memory that no tensor owns
-        (code, buffers of the network) is not in it.
-        """
-        times = [_measure.nanoseconds(lambda: self(*arguments)) for _ in range(repeats)]
-        tensors = self._arguments(arguments)
-        state = _measure.tensor_bytes([tensor for _, _, tensor in self._state])
-        buffers = self._executor.program.buffer_bytes()
-        # What a thread of the network frees last is not always seen to be freed: more than once, and the least counts.
-        growth = min(_measure.peak_growth(lambda: self._executor(tensors)) for _ in range(5))
-        constants = self._executor.program.constant_bytes()
-        peak = state + _measure.tensor_bytes(tensors) + buffers + constants + growth
-        mine = torch.tensor([statistics.median_low(times), state, buffers, peak])
-        found = self.ranks.gathered(mine) if self.ranks.count > 1 else [mine]
-        names = ("step_ns", "state_bytes", "buffer_bytes", "peak_bytes")
-        return dict(zip(names, torch.stack(found, dim=1).tolist(), strict=True))
-
-
-def _mesh(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
+def mesh_of(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
     """The axes of the mesh with their sizes, the outer one first, checked against the number of ranks."""
     if mesh is None:
         return {"ranks": count}
@@ -455,14 +555,13 @@ def _mesh(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
 def _shared(captured: Capture) -> dict[str, Any]:
     """What other ranks must know of a capture."""
     constants = [i for i in captured.inputs.inputs if i.cls == "constant"]
-    for position, value in captured.return_constants.items():
-        if value is not None and not isinstance(value, bool | int | float | str):
-            raise StepError(f"the step returns a {type(value).__name__} (leaf {position})", code="U0121")
     return {
         "graph": captured.message,
         "inputs": _agreement.described(captured.inputs),
-        "returns": pytree.treespec_dumps(captured.returns),
-        "return_constants": list(captured.return_constants.items()),
+        "returns": plain(captured.returns),
+        "leaves": captured.leaves,
+        "ways": [_way(way) for way in captured.ways],
+        "answers": [list(vars(answer).values()) for answer in captured.traced.answers],
         "constants": [
             [i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape), i.paths] for i in constants
         ],
@@ -470,11 +569,39 @@ def _shared(captured: Capture) -> dict[str, Any]:
         "replaced": captured.kept.replaced,
         "left": captured.kept.left,
         "gradients": captured.kept.gradients,
+        "dropped": captured.kept.dropped,
+        "accumulates": captured.kept.accumulates,
     }
 
 
-def _plain_pins(pins: Mapping[str, Mapping[str, str]] | None) -> dict[str, dict[str, str]]:
-    return {pattern: {axis: str(p) for axis, p in axes.items()} for pattern, axes in (pins or {}).items()}
+def _way(way: Traced) -> dict[str, Any]:
+    for position, value in way.return_constants.items():
+        if value is not None and not isinstance(value, bool | int | float | str):
+            raise StepError(f"the step returns a {type(value).__name__} (leaf {position})", code="U0121")
+    return {
+        "numbers": [*way.numbers.items(), *((at, ["constant", value]) for at, value in way.return_constants.items())],
+        "reads": way.reads,
+        "answers": way.choices,
+        "schedules": [list(vars(call).values()) for call in way.schedules],
+    }
+
+
+def plain_pins(pins: Any) -> dict[str, dict[str, str]]:
+    """Pins as plain data; refuses what is no placement by axis by pattern."""
+    if pins is not None and not isinstance(pins, Mapping):
+        raise _bad_pins(f"`pins` is {pins!r}")
+    for pattern, axes in (pins or {}).items():
+        if not isinstance(axes, Mapping) or not axes:
+            raise _bad_pins(f"the pin of `{pattern}` is {axes!r}")
+        for axis, placement in axes.items():
+            if not isinstance(placement, str):
+                raise _bad_pins(f"the pin of `{pattern}` along `{axis}` is {placement!r}")
+    return {str(pattern): {str(axis): p for axis, p in axes.items()} for pattern, axes in (pins or {}).items()}
+
+
+def _bad_pins(what: str) -> ConfigurationError:
+    hint = 'pins map name patterns to placements per axis: {"params.*": {"ranks": "shard(0)"}}'
+    return ConfigurationError(what, code="U0202", hint=hint)
 
 
 def _text_of(source: str | Path) -> str:
@@ -502,8 +629,27 @@ def _given_plan(plan: Plan | str | Path | None, graph: _native.Graph, mesh: dict
     return given
 
 
-_OTHER_MODE = "change it back, or call `sync` and then `parallelize` again"
-_OTHER_BATCH = "a captured step is for one shape of batch: pad to it, or call `sync` and then `parallelize` for another"
+_OTHER_MODE = 'change it back, or let the step be captured again (`on_change="capture"`)'
+_OTHER_BATCH = 'pad to the captured shape, or let the step be captured again (`on_change="capture"`)'
+
+_OTHER_VALUE = "change it back, or make it an argument of the step: a tensor if it is another one at each step"
+
+
+def _described(leaf: Any) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return f"a {type(leaf).__name__}"
+    return f"{leaf.dtype} of shape {list(leaf.shape)} on {leaf.device}"
+
+
+def _shown(value: Any) -> str:
+    is_tensor = isinstance(value, torch.Tensor)
+    return (
+        f"a tensor of shape {list(value.shape)}"
+        if is_tensor
+        else repr(value)
+        if isinstance(value, str | int | float)
+        else ("None" if value is None else f"a {type(value).__name__}")
+    )
 
 
 def _changed(what: str, before: str, hint: str = _OTHER_BATCH) -> StepError:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import torch.utils._pytree as pytree
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono._call import Call
+from unisono._capture import scaling
+from unisono._capture.forks import Way, merged
 from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
-from unisono._capture.optimizer import create_state, guarded_settings
-from unisono._capture.places import user_place
+from unisono._capture.optimizer import create_state
+from unisono._capture.paths import Walk
+from unisono._capture.places import read_back, user_place
+from unisono._capture.settings import guarded_settings
 from unisono._capture.side_effects import warned_of
 from unisono._capture.trace import Traced, trace
 from unisono._capture.wire import Encoder
+from unisono._tree import Structure
 from unisono.errors import StepError, UnisonoError
 
 #: A step keeps in one trace what the trace before it has not kept; more often than this it does not end.
@@ -34,17 +39,23 @@ class Capture:
         message: the graph as MessagePack, as crate ``ir`` reads it.
         inputs: the inputs, in the order of the graph's inputs.
         returns: how the step's return value is put together.
+        leaves: how many leaves it has.
         return_constants: leaves of the return value that are no tensors, by position.
         settings: the optimizer's settings that became constants of the graph.
         kept: what the step keeps outside of the model; what it leaves there is returned behind what it returns itself.
+        traced: what the trace has found; its graph is the message.
+        ways: all ways through the step, where it chooses by values; else the one.
     """
 
     message: bytes
     inputs: StepInputs
-    returns: pytree.TreeSpec
+    returns: Structure
+    leaves: int
     return_constants: dict[int, Any]
     settings: list[dict[str, Any]]
     kept: Kept
+    traced: Traced
+    ways: list[Traced]
 
 
 def capture_step(
@@ -52,48 +63,57 @@ def capture_step(
     *,
     model: nn.Module | None,
     optimizers: tuple[Optimizer, ...],
-    example: Any,
+    call: Call,
     keep_gradients: bool = False,
+    live: Sequence[str] = (),
 ) -> Capture:
     """Captures one call of ``train_step``; see :func:`unisono.capture`."""
     for optimizer in optimizers:
         try:
             create_state(optimizer)
         except UnisonoError as error:
-            _find_call(error, optimizer, train_step, model, optimizers, example)
+            _find_call(error, optimizer, train_step, model, optimizers, call)
             raise
-    settings = guarded_settings(optimizers)
+    settings = guarded_settings(optimizers, live)
     with warned_of(train_step, model):
-        traced, encoder, inputs, kept = _traced(train_step, model, optimizers, example, keep_gradients)
+        traced, encoder, inputs, kept, ways = _traced(train_step, model, optimizers, call, keep_gradients, live)
     for item in inputs.inputs:
         if item.cls == "constant":
             item.paths = tuple(kept.paths_to(item.tensor))
-    return Capture(encoder.bytes(), inputs, traced.returns, traced.return_constants, settings, kept)
+    return Capture(
+        encoder.bytes(), inputs, traced.returns, traced.leaves, traced.return_constants, settings, kept, traced, ways
+    )
 
 
 def _traced(
     train_step: Callable[..., Any],
     model: nn.Module | None,
     optimizers: tuple[Optimizer, ...],
-    example: Any,
+    call: Call,
     keep_gradients: bool,
-) -> tuple[Traced, Encoder, StepInputs, Kept]:
+    live: Sequence[str],
+) -> tuple[Traced, Encoder, StepInputs, Kept, list[Traced]]:
     """Traces the step until all that it keeps is known."""
+    scaling.prepare(Walk(train_step, model, optimizers))
     kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients)
     may_be_there = True
     try:
         for _ in range(_MOST_TRACES):
-            inputs = collect(train_step, model, optimizers, example, [*kept.replaced, *kept.written])
+            inputs = collect(train_step, model, optimizers, call, [*kept.replaced, *kept.written], live)
             traced = trace(train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=may_be_there)
             kept.mark()
             if traced is None:
                 continue
+            ways = _ways(train_step, model, optimizers, inputs, kept, traced, may_be_there)
+            if ways is None:
+                continue
             encoder = Encoder(traced, inputs)
             if not encoder.reads_stale_gradients:
-                return traced, encoder, inputs, kept
-            _refuse_stale_gradients(inputs, traced)
+                return traced, encoder, inputs, kept, ways
+            parameters = [item.tensor for item in inputs.inputs if item.cls == "parameter"]
+            if not kept.note_gradients(parameters):
+                raise _stale_gradients()
             may_be_there = False
-            kept.start_again()
     finally:
         kept.restore()
     raise StepError(
@@ -104,13 +124,55 @@ def _traced(
     )
 
 
+def _ways(
+    train_step: Callable[..., Any],
+    model: nn.Module | None,
+    optimizers: tuple[Optimizer, ...],
+    inputs: StepInputs,
+    kept: Kept,
+    traced: Traced,
+    may_be_there: bool,
+) -> list[Traced] | None:
+    """All ways through a step that chooses by values, merged into the graph of the first; ``None`` if more was found to be kept."""
+    ways = [traced]
+    traced.choices = (True,) * len(traced.places)
+    todo = [(*traced.choices[:number], False) for number in range(len(traced.choices))]
+    while todo:
+        answers = todo.pop()
+        kept.start_again()
+        way = None
+        for _ in range(2):
+            way = way or trace(
+                train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=may_be_there, answers=answers
+            )
+            kept.mark()
+        if way is None:
+            return None
+        way.choices = (*answers, *(True,) * (len(way.places) - len(answers)))
+        todo += [(*way.choices[:number], False) for number in range(len(answers), len(way.choices))]
+        ways.append(way)
+    if len(ways) > 1:
+        _require_alike(ways)
+        plain = [Way(w.graph, w.tensors, w.reads, w.places, w.replaced, w.choices) for w in ways]
+        traced.graph, traced.replaced = merged(plain, traced.fakes)
+    return ways
+
+
+def _require_alike(ways: list[Traced]) -> None:
+    """Refuses ways that return results of other kinds."""
+    for way in ways[1:]:
+        same = way.returns == ways[0].returns and way.tensors == ways[0].tensors
+        if not same or {*way.numbers, *way.return_constants} != {*ways[0].numbers, *ways[0].return_constants}:
+            raise read_back(ways[0].places[0])
+
+
 def _find_call(
     error: UnisonoError,
     optimizer: Optimizer,
     train_step: Callable[..., Any],
     model: nn.Module | None,
     optimizers: tuple[Optimizer, ...],
-    example: Any,
+    call: Call,
 ) -> None:
     """Gives an error of one of the optimizers the place where the step calls it, if it does."""
 
@@ -122,17 +184,15 @@ def _find_call(
     # Gradients are not asked for: they may be what cannot be traced.
     quick = mock.patch.object(optimizer, "step", called), mock.patch("torch.Tensor.backward")
     with quick[0], quick[1], contextlib.suppress(Exception):
-        inputs = collect(train_step, model, optimizers, example)
+        inputs = collect(train_step, model, optimizers, call)
         trace(train_step, model, optimizers, inputs, gradients_may_be_there=True)
 
 
-def _refuse_stale_gradients(inputs: StepInputs, traced: Traced) -> None:
-    """Refuses a step that adds to the gradients it finds, unless it finds none and leaves none."""
-    there = [i.name for i in inputs.inputs if i.cls == "parameter" and i.tensor.grad is not None]
-    if there or not traced.ends_without_gradients:
-        raise StepError(
-            "the step adds to gradients that an earlier step left",
-            code="U0109",
-            cause="gradients would have to be carried from step to step; they are not state of the captured step",
-            hint="call `optimizer.zero_grad()` at the beginning of the step; accumulate over micro-batches within one step",
-        )
+def _stale_gradients() -> StepError:
+    """The error for a step that adds to the gradients of parameters that neither the model nor the step holds."""
+    return StepError(
+        "the step adds to gradients that an earlier step left",
+        code="U0109",
+        cause="the parameters are the optimizer's alone, so that their gradients cannot be state of the captured step",
+        hint="call `optimizer.zero_grad()` at the beginning of the step, or let the model have the parameters",
+    )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono._call import Call, Caller
 from unisono._capture.paths import Path, dotted, follow, shown
-from unisono.errors import ConfigurationError, StepError
+from unisono._capture.settings import live_settings, tensor_of
+from unisono._tree import PLAIN
+from unisono.errors import StepError
 
 
 @dataclass
@@ -26,6 +28,7 @@ class StepInput:
         tensor: the user's own tensor; for a number, a 0-dim stand-in.
         owner: for optimizer state, the parameter and the key in its state; for a hyperparameter, the number of its group and the key.
         paths: where the step has it from, if that is not the model, an optimizer or an argument.
+        number: whether the user has a number there, for which ``tensor`` is a stand-in.
     """
 
     cls: str
@@ -33,6 +36,7 @@ class StepInput:
     tensor: torch.Tensor
     owner: tuple[Any, Any] | None = None
     paths: tuple[Path, ...] = ()
+    number: bool = False
 
 
 @dataclass
@@ -42,7 +46,8 @@ class StepInputs:
     inputs: list[StepInput] = field(default_factory=list)
     #: Arguments that are no tensors, by path: they become constants of the graph.
     constants: dict[str, Any] = field(default_factory=dict)
-    arguments: pytree.TreeSpec | None = None
+    #: The call that they are of.
+    call: Call | None = None
     #: Position of each argument leaf among ``inputs``, or ``None`` for a constant.
     leaves: list[int | None] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -57,15 +62,16 @@ def collect(
     train_step: Callable[..., Any],
     model: nn.Module | None,
     optimizers: tuple[Optimizer, ...],
-    example: Any,
+    call: Call,
     kept: Sequence[Path] = (),
+    live: Sequence[str] = (),
 ) -> StepInputs:
-    """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, learning rates, kept tensors, batch."""
+    """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, settings, kept tensors, batch."""
     found = StepInputs()
     names = _add_model(found, model)
-    _add_optimizers(found, optimizers, names)
+    _add_optimizers(found, optimizers, names, live)
     _add_kept(found, {"step": train_step, "model": model}, kept)
-    _add_arguments(found, train_step, example)
+    _add_arguments(found, train_step, call)
     return found
 
 
@@ -100,7 +106,9 @@ def _refuse_distributed(model: nn.Module) -> None:
             )
 
 
-def _add_optimizers(found: StepInputs, optimizers: tuple[Optimizer, ...], names: dict[int, str]) -> None:
+def _add_optimizers(
+    found: StepInputs, optimizers: tuple[Optimizer, ...], names: dict[int, str], live: Sequence[str]
+) -> None:
     groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
     owners: dict[int, Optimizer] = {}
     for index, (optimizer, group) in enumerate(groups):
@@ -116,10 +124,11 @@ def _add_optimizers(found: StepInputs, optimizers: tuple[Optimizer, ...], names:
                 if isinstance(value, bool) or not isinstance(value, torch.Tensor | int | float):
                     continue
                 tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=_wide(value))
-                found.add(StepInput("optimizer", f"optimizer.{name}.{key}", tensor, (parameter, key)))
+                is_number = not isinstance(value, torch.Tensor)
+                found.add(StepInput("optimizer", f"optimizer.{name}.{key}", tensor, (parameter, key), number=is_number))
     for index, (_, group) in enumerate(groups):
-        if "lr" in group:
-            found.add(StepInput("hyper", f"hyper.{index}.lr", learning_rate(group), (index, "lr")))
+        for key in live_settings(group, live):
+            found.add(StepInput("hyper", f"hyper.{index}.{key}", tensor_of(group, key), (index, key)))
 
 
 def _add_kept(found: StepInputs, root: Any, paths: Sequence[Path]) -> None:
@@ -158,34 +167,17 @@ def _refuse_shared(name: str, one: Optimizer, other: Optimizer) -> None:
     )
 
 
-def learning_rate(group: dict[str, Any]) -> torch.Tensor:
-    """The learning rate of a group as a 0-dim tensor of double precision."""
-    lr = group["lr"]
-    return lr.detach().to(torch.float64) if isinstance(lr, torch.Tensor) else torch.tensor(lr, dtype=torch.float64)
-
-
 def _wide(value: float) -> torch.dtype:
     return torch.int64 if isinstance(value, int) else torch.float64
 
 
-def _add_arguments(found: StepInputs, train_step: Callable[..., Any], example: Any) -> None:
-    arguments = example if isinstance(example, tuple) else (example,)
-    try:
-        bound = inspect.signature(train_step).bind(*arguments)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"`example` does not fit the training step: {error}",
-            code="U0120",
-            hint="`example` is the tuple of arguments that the step is called with",
-        ) from None
-    argument_names = _argument_names(bound, len(arguments))
-    leaves, found.arguments = pytree.tree_flatten_with_path(arguments)
-    for path, leaf in leaves:
-        name = ".".join([argument_names[int(_key(path[0]))], *(_key(key) for key in path[1:])])
+def _add_arguments(found: StepInputs, train_step: Callable[..., Any], call: Call) -> None:
+    found.call = call
+    for name, leaf in Caller(train_step).names(call):
         found.paths.append(name)
         if isinstance(leaf, torch.Tensor):
             found.leaves.append(found.add(StepInput("batch", f"batch.{name}", leaf)))
-        elif leaf is None or isinstance(leaf, bool | int | float | str):
+        elif isinstance(leaf, (*PLAIN, enum.Enum)):
             found.leaves.append(None)
             found.constants[name] = leaf
         else:
@@ -195,19 +187,3 @@ def _add_arguments(found: StepInputs, train_step: Callable[..., Any], example: A
                 cause="a step's arguments are tensors, numbers, strings and containers of them",
                 hint="turn it into a tensor, or let the step close over it if it never changes",
             )
-
-
-def _argument_names(bound: inspect.BoundArguments, count: int) -> list[str]:
-    names: list[str] = []
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        many = kind is inspect.Parameter.VAR_POSITIONAL
-        names.extend([f"{name}.{i}" for i in range(len(value))] if many else [name])
-    return names[:count]
-
-
-def _key(key: Any) -> str:
-    for attribute in ("idx", "key", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)

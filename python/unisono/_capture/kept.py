@@ -7,6 +7,7 @@ renewed at each step. Anything else is refused: a first step that is unlike the 
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture.known import follows_from_constants
 from unisono._capture.paths import Missing, Path, Walk, follow, put, shown
-from unisono._capture.places import user_place
+from unisono._capture.places import read_back, user_place
+from unisono._capture.readbacks import Number
 from unisono.errors import StepError
 
 
@@ -33,6 +35,8 @@ class Kept:
         left: paths to what the step leaves without reading it.
         keep_gradients: whether gradients that are there at the end of the step are left to the user.
         gradients: the names of parameters that have one then.
+        accumulates: whether the step adds to gradients that it finds: those that are there are state, and what it leaves is left.
+        dropped: paths to gradients that are state and that the step takes away.
     """
 
     train_step: Callable[..., Any]
@@ -43,10 +47,12 @@ class Kept:
     left: list[Path] = field(default_factory=list)
     keep_gradients: bool = False
     gradients: list[str] = field(default_factory=list)
+    accumulates: bool = False
+    dropped: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Notes how everything is before the step is traced."""
-        self._before = self._walk()
+        self._before = self.walk = self._walk()
         self.root = self._before.root
         #: What the last trace left in `left`, by its ``id``: the next one must not read it.
         self.marks: dict[int, tuple[torch.Tensor, Path]] = {}
@@ -56,6 +62,16 @@ class Kept:
     def _walk(self) -> Walk:
         return Walk(self.train_step, self.model, self.optimizers)
 
+    def functions(self) -> list[Any]:
+        """The functions that the step and the model can reach."""
+        return [value for value, _ in self._before.holders.values() if isinstance(value, types.FunctionType)]
+
+    def _refuse_numbers(self, now: Walk) -> None:
+        for _, parts in now.holders.values():
+            for part in parts.values():
+                if isinstance(part, Number):
+                    raise read_back(part.place)
+
     def paths_to(self, tensor: torch.Tensor) -> list[Path]:
         """All paths to a tensor of the user's, or to the one of which it is the ``data``."""
 
@@ -63,6 +79,18 @@ class Kept:
             return found is tensor or (_kind(found) == _kind(tensor) and _memory(found) == _memory(tensor) is not None)
 
         return [path for path, found in self._before.tensors.items() if path not in self.replaced and is_it(found)]
+
+    def note_gradients(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Makes state of the gradients that are there; whether a path leads to each of them."""
+        self.accumulates = self.keep_gradients = True
+        self.start_again()
+        for parameter in parameters:
+            if parameter.grad is not None:
+                paths = self.paths_to(parameter)
+                if not paths:
+                    return False
+                self.replaced.append((*paths[0], ("attr", "grad")))
+        return True
 
     def note_written(self, tensors: Iterable[tuple[torch.Tensor, str | None]]) -> None:
         """Notes tensors of the user's, each with the place that writes into it."""
@@ -86,6 +114,7 @@ class Kept:
             originals: the user's own tensors in the place of which traced ones stand, by the ``id`` of those.
         """
         now, more = self._walk(), False
+        self._refuse_numbers(now)
         self._originals = originals
         own = {id(original) for original in originals.values()}
         for path, tensor in now.tensors.items():

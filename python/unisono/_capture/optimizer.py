@@ -13,18 +13,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono._capture import adafactor
+from unisono._capture import adafactor, settings
 from unisono._capture.places import user_place
 from unisono.errors import ConfigurationError, StepError, UnsupportedError
 
-# Settings that choose an implementation, not the mathematics.
-_IMPLEMENTATION = ("foreach", "fused", "capturable")
-# Settings that a scheduler may change from step to step without a new capture.
-LIVE = ("lr",)
 # What torch.optim calls those parts of a parameter's state that are numbers of the step and no tensors in the parameter's shape.
 _NUMBERS = ("step", "mu", "mu_product", "eta")
-# Settings that are no input of the step.
-_NOT_GUARDED = ("params", "initial_lr", "param_names", *_IMPLEMENTATION, *LIVE)
 
 
 class _WithoutMutation(TorchDispatchMode):
@@ -83,11 +77,6 @@ def together(given: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, 
                 hint="pass the optimizer that the step calls, or a list of those",
             )
     return several
-
-
-def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
-    """The parameter groups of all optimizers, in the order in which they are numbered."""
-    return [group for optimizer in optimizers for group in optimizer.param_groups]
 
 
 def group_name(optimizers: Sequence[Optimizer], number: int) -> str:
@@ -225,11 +214,6 @@ def rate_changed(which: str, place: str | None = None) -> StepError:
     )
 
 
-def guarded_settings(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
-    """The settings of each group that become constants of the graph."""
-    return [{key: value for key, value in group.items() if key not in _NOT_GUARDED} for group in groups_of(optimizers)]
-
-
 def can_be_fused(group: dict[str, Any]) -> bool:
     """Whether PyTorch has one kernel for the whole update of this group, and the user has not declined it.
 
@@ -254,23 +238,24 @@ def traceable(
     optimizers: Iterable[Optimizer],
     twins: dict[int, torch.Tensor],
     state: dict[int, dict[str, Any]],
-    rates: dict[int, torch.Tensor],
+    live: dict[tuple[int, str], torch.Tensor],
 ) -> Iterator[None]:
-    """Puts traced twins in the place of parameters, state and learning rates, and chooses traceable implementations.
+    """Puts traced twins in the place of parameters, state and settings, and chooses traceable implementations.
 
     Args:
         optimizers: the user's optimizers; they are as before when the context is left.
         twins: the traced twin of each parameter, by the parameter's ``id``.
         state: the traced state of each parameter, by the parameter's ``id``.
-        rates: the traced learning rate of each group that has one, by the group's number.
+        live: the traced settings, by the group's number and their keys.
     """
     first = 0
     with ExitStack() as stack:
         stack.enter_context(adafactor.traceable())
         for optimizer in optimizers:
-            own = {
-                index: rates[first + index] for index in range(len(optimizer.param_groups)) if first + index in rates
-            }
+            own: list[dict[str, torch.Tensor]] = [
+                {key: tensor for (group, key), tensor in live.items() if group == first + index}
+                for index in range(len(optimizer.param_groups))
+            ]
             stack.enter_context(_on_twins(optimizer, twins, state, own))
             first += len(optimizer.param_groups)
         yield
@@ -281,17 +266,16 @@ def _on_twins(
     optimizer: Optimizer,
     twins: dict[int, torch.Tensor],
     state: dict[int, dict[str, Any]],
-    rates: dict[int, torch.Tensor],
+    live: list[dict[str, torch.Tensor]],
 ) -> Iterator[None]:
     real_state, real_groups = optimizer.state, [dict(group) for group in optimizer.param_groups]
     attributes = dict(optimizer.__dict__)
     optimizer.state = defaultdict(dict)
     for index, group in enumerate(optimizer.param_groups):
-        fused = can_be_fused(group)
+        fused = can_be_fused(group) and set(live[index]) <= {"lr"}
         optimizer.state.update({twins[id(p)]: state[id(p)] for p in group["params"] if id(p) in state})
         group["params"] = [twins[id(p)] for p in group["params"]]
-        if index in rates:
-            group["lr"] = rates[index]
+        settings.put(group, live[index])
         if "fused" in group:
             group["fused"] = fused
         if "foreach" in group:

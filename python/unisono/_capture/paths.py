@@ -111,6 +111,17 @@ def follow(root: Any, path: Path) -> Any:
     return root
 
 
+def place_at(root: Any, path: Path) -> tuple[int, Any]:
+    """The ``id`` of the dictionary or variable that a path leads into, and the key there."""
+    holder = follow(root, path[:-1])
+    kind, key = path[-1]
+    if kind == "cell":
+        return id(holder.__closure__[holder.__code__.co_freevars.index(key)]), ""
+    if kind == "global":
+        return id(holder.__globals__), key
+    return id(vars(holder) if kind == "attr" and hasattr(holder, "__dict__") else holder), key
+
+
 def paths_of(plain: Iterable[Any]) -> list[Path]:
     """Paths as another rank has sent them."""
     return [tuple((kind, key) for kind, key in path) for path in plain]
@@ -146,6 +157,7 @@ class Walk:
         root: what paths start from.
         tensors: the tensors that were found, by each path to them.
         holders: what holds things on the way, with what it held, by its ``id``.
+        paths: the shortest path to each of those.
     """
 
     def __init__(
@@ -155,6 +167,7 @@ class Walk:
         self.root = {"step": train_step, "model": model}
         self.tensors: dict[Path, torch.Tensor] = {}
         self.holders: dict[int, tuple[Any, dict[Step, Any]]] = {}
+        self.paths: dict[int, Path] = {}
         skipped = {id(optimizer) for optimizer in optimizers}
         # By breadth, so that each thing gets its shortest name.
         todo: deque[tuple[Path, Any]] = deque(((("root", key),), value) for key, value in self.root.items())
@@ -164,7 +177,7 @@ class Walk:
                 self.tensors[path] = value
             elif id(value) not in self.holders and id(value) not in skipped and len(path) < _DEEPEST:
                 parts = dict(_parts(value))
-                self.holders[id(value)] = (value, parts)
+                self.holders[id(value)], self.paths[id(value)] = (value, parts), path
                 for step, part in parts.items():
                     if part is not Missing and not isinstance(part, _UNINTERESTING):
                         todo.append(((*path, step), part))

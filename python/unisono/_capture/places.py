@@ -13,13 +13,18 @@ from typing import Any
 import torch
 import torch.fx
 import torch.fx.traceback as fx_traceback
+import torch.utils._pytree as pytree
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    unset_fake_temporarily,
+)
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from unisono._capture.known import value_of
-from unisono.errors import StepError, UnsupportedError
+from unisono.errors import StepError, UnisonoError, UnsupportedError
 
 _NOT_THE_USERS = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -142,6 +147,8 @@ class OriginTracker(TorchDispatchMode):
             if known is None:
                 raise data_dependence(func, origin, error) from None
             return known
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise _as_eager(error, func, args, kwargs or {}) from None
         if isinstance(made, torch.Tensor) and made.layout != torch.strided:
             raise _sparse(func, origin)
         return made
@@ -169,6 +176,25 @@ class OriginTracker(TorchDispatchMode):
     def _leave(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
         if self._modules:
             self._modules.pop()
+
+
+def _as_eager(error: Exception, func: Any, args: Any, kwargs: Any) -> Exception:
+    """The error that an operation raises on tensors with data; what is raised without data may have other words."""
+    if isinstance(error, UnisonoError | DynamicOutputShapeException) or not isinstance(func, torch._ops.OpOverload):
+        return error
+
+    def real(leaf: Any) -> Any:
+        is_tensor = isinstance(leaf, torch.Tensor)
+        return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) if is_tensor else leaf
+
+    with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
+        try:
+            func(*pytree.tree_map(real, args), **pytree.tree_map(real, kwargs))
+        except type(error) as wanted:
+            return type(error)(str(wanted))
+        except Exception:
+            return error
+    return error
 
 
 def _begins_backward(frame: FrameType | None) -> bool:
@@ -199,8 +225,28 @@ def data_dependence(func: Any, origin: Origin, error: Exception) -> StepError:
         cause = "one graph must serve every batch, so all shapes must be known beforehand"
         hint = "use `torch.where`, a mask that is multiplied, or padding instead of selecting by a mask or by `nonzero`"
     else:
-        message = "the step reads the value of a tensor (`.item()`, `float(t)`, `if t:`, printing it, ...)"
-        cause = "the whole step is captured once as a graph, before there is any data"
-        hint = "keep the value as a tensor: use `torch.where` for a choice, and return the tensor to print it outside"
+        found = read_back(f"{origin.file}:{origin.line}" if origin.file else None)
+        if _is_within(os.path.join("torch", "distributions")):
+            found.hint = "make the distribution with `validate_args=False`: it reads its parameters to check them"
+        return found
     place = f"{origin.file}:{origin.line}" if origin.file else None
     return StepError(message, code="U0101", place=place, cause=cause, hint=hint)
+
+
+def _is_within(folder: str) -> bool:
+    """Whether code of a folder is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and folder not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
+def read_back(place: str | None) -> StepError:
+    """The error for a step that does with the value of a tensor what a graph cannot say."""
+    return StepError(
+        "the step reads the value of a tensor (`.item()`, `float(t)`, `if t:`, ...) and goes on with it",
+        code="U0101",
+        place=place,
+        cause="the step is captured once as a graph, before there is any data; what is read can only be returned, printed or logged",
+        hint="keep the value as a tensor: use `torch.where` for a choice, and return the tensor to use it outside",
+    )

@@ -13,6 +13,9 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unisono._capture import scaling
+from unisono._capture.settings import Comparisons
+
 #: Fused optimizer kernels, which take one list entry per parameter, with the functional operation and the positions of the arguments
 #: that it returns anew: parameters (first), then state; gradients (second) are only changed by a loss scale.
 _FUSED = {
@@ -51,6 +54,10 @@ class Rewrites(TorchDispatchMode):
                     for old, new in zip(single[argument], returned[argument], strict=True):
                         torch.ops.aten.copy_.default(old, new)
             return None
+        if name == "_amp_foreach_non_finite_check_and_unscale_":
+            return scaling.check_and_unscale(*args)
+        if name == "_amp_update_scale_":
+            return scaling.update_scale(*args)
         if name.startswith("_foreach_"):
             return _one_at_a_time(func, name.removeprefix("_foreach_"), args, kwargs)
         if name in _ROW_MAJOR:
@@ -93,15 +100,23 @@ def _single_operation(name: str, overload: str) -> Any:
 
 
 class LiveScalars(TorchFunctionMode):
-    """Lets a tensor stand where PyTorch wants a number as the factor of an addition (``p.add_(g, alpha=-lr)``).
+    """Lets a tensor stand where PyTorch wants a number: as the factor of an addition (``p.add_(g, alpha=-lr)``), and where settings decide.
 
     The learning rate is such a tensor while a step is traced, so that it stays an input. As in PyTorch's own kernels, nothing is rounded
     to a half-precision type but the result.
     """
 
+    def __init__(self, comparisons: Comparisons) -> None:
+        """Takes what answers questions about settings."""
+        super().__init__()
+        self._comparisons = comparisons
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, its factor multiplied in where it is a tensor."""
         kwargs = kwargs or {}
+        answer = self._comparisons.answer(getattr(func, "__name__", ""), args)
+        if answer is not None:
+            return answer
         factor = kwargs.get("alpha", kwargs.get("value"))
         name = getattr(func, "__name__", "").rstrip("_")
         if not isinstance(factor, torch.Tensor) or name not in ("add", "sub", "addcdiv", "addcmul"):

@@ -73,8 +73,7 @@ def _shown(name: str, before: tuple[str, float], after: tuple[str, float]) -> st
 def _counts(train_step: Callable[..., Any], model: nn.Module | None) -> _Counts:
     found: _Counts = {}
     function, owner = function_of(train_step)
-    for name, read in variables(function, owner) if function is not None else ():
-        value = read()
+    for name, value in variables(function, owner) if function is not None else ():
         _add(found, name, value)
         if isinstance(value, dict):
             _add_entries(found, {f"{name}[{key!r}]": entry for key, entry in value.items()})

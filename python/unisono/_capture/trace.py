@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,13 +26,13 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from unisono._capture import hooks, kernels
+from unisono._capture import hooks, kernels, scaling
+from unisono._capture.forks import Questions
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.kept import Kept, Writes, read_too_early
 from unisono._capture.optimizer import (
     can_be_fused,
     group_name,
-    groups_of,
     is_number,
     rate_changed,
     refusing_others,
@@ -41,7 +42,11 @@ from unisono._capture.optimizer import (
 from unisono._capture.paths import Path, follow, put, shown
 from unisono._capture.places import OriginTracker, is_the_users, place_of, user_place
 from unisono._capture.randomness import Draws
+from unisono._capture.readbacks import Expression, Readbacks
 from unisono._capture.rewrites import LiveScalars, Rewrites
+from unisono._capture.schedules import Scheduled, Schedules
+from unisono._capture.settings import Answer, Comparisons, groups_of
+from unisono._tree import Structure, flatten, unflatten
 from unisono.errors import StepError, UnisonoError, UnsupportedError
 
 
@@ -52,21 +57,41 @@ class Traced:
     Attributes:
         graph: the functional graph; its placeholders are the inputs, in order.
         returns: how the step's return value is put together; its tensor leaves are the first outputs of the graph.
+        leaves: how many leaves it has.
         return_constants: leaves of the return value that are no tensors, by position.
         replaced: for each further output of the graph, the position of the input that it replaces.
         stale_gradients: how many placeholders follow those of the inputs: gradients that parameters may have when the step begins; a
             graph that reads one depends on earlier steps.
         ends_without_gradients: whether no parameter has a gradient when the step is over.
         left: how many outputs, after the step's own, are tensors that the step leaves somewhere.
+        numbers: how leaves of the return value that are read from tensors are computed, by position.
+        reads: how many outputs, behind all that, are tensors that are read.
+        effects: what is printed and logged.
+        answers: what was asked of settings.
+        schedules: the schedulers that the step calls.
+        places: where the step chooses by values; what decided are the outputs behind those that are read.
+        choices: how it chooses there.
+        tensors: how many outputs are what the step returns and leaves.
+        fakes: what it was traced with.
     """
 
     graph: torch.fx.GraphModule
-    returns: pytree.TreeSpec
+    returns: Structure
+    leaves: int
     return_constants: dict[int, Any] = field(default_factory=dict)
     replaced: list[int] = field(default_factory=list)
     stale_gradients: int = 0
     ends_without_gradients: bool = False
     left: int = 0
+    numbers: dict[int, Expression] = field(default_factory=dict)
+    reads: int = 0
+    effects: list[Any] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    schedules: list[Scheduled] = field(default_factory=list)
+    places: list[str | None] = field(default_factory=list)
+    choices: tuple[bool, ...] = ()
+    tensors: int = 0
+    fakes: list[torch.Tensor] = field(default_factory=list)
 
 
 def trace(
@@ -77,6 +102,7 @@ def trace(
     *,
     kept: Kept | None = None,
     gradients_may_be_there: bool,
+    answers: tuple[bool, ...] = (),
 ) -> Traced | None:
     """Traces one step, or finds more that the step keeps, and notes that.
 
@@ -87,13 +113,20 @@ def trace(
     fakes = [_fake(fake_mode, item) for item in inputs.inputs]
     kept = kept or Kept(train_step, model, optimizers)
     run = _Run(train_step, model, optimizers, inputs, kept)
+    run.questions = Questions(answers)
     if gradients_may_be_there:
         run.stale = [position for position, fake in enumerate(fakes) if fake.requires_grad]
         with fake_mode:
             fakes += [torch.empty_like(fakes[position], requires_grad=False) for position in run.stale]
     # oneDNN's recurrent layers keep what backward needs only where gradients are recorded, which they are not when the graph runs; without
     # it they are traced as the operations that they consist of.
-    with mock.patch("torch.compiler.is_compiling", return_value=True), _without_onednn(), run.explaining_errors():
+    quiet = mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", new=True)
+    with (
+        mock.patch("torch.compiler.is_compiling", return_value=True),
+        _without_onednn(),
+        quiet,
+        run.explaining_errors(),
+    ):
         first = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
     assert run.traced is not None
     written = [*run.writes.found.values(), *_written(first)]
@@ -105,7 +138,7 @@ def trace(
         if written:
             kept.start_again()  # it ran on copies
         return None
-    run.traced.graph = _functionalise(first, fakes)
+    run.traced.graph, run.traced.fakes = _functionalise(first, fakes), fakes
     return run.traced
 
 
@@ -182,6 +215,7 @@ class _Run:
             if item.cls == "parameter" and item.name.removeprefix("params.").rpartition(".")[0] in modules
         }
         self.stale: list[int] = []
+        self.questions = Questions()
         self.traced: Traced | None = None
 
     def __call__(self, *arguments: torch.Tensor) -> list[torch.Tensor]:
@@ -201,8 +235,10 @@ class _Run:
                 swapped = {name: twins[id(tensor)] for name, tensor in named.items()}
                 stack.enter_context(stateless._reparametrize_module(self.model, swapped, tie_weights=True))
             state = self._optimizer_state(items)
-            rates = {item.owner[0]: fake for item, fake in items if item.cls == "hyper" and item.owner}
-            stack.enter_context(traceable(self.optimizers, twins, state, rates))
+            live = {item.owner: fake for item, fake in items if item.cls == "hyper" and item.owner}
+            self.comparisons = Comparisons(live, groups_of(self.optimizers))
+            stack.enter_context(traceable(self.optimizers, twins, state, live))
+            stack.enter_context(scaling.traceable(self.optimizers))
             stack.enter_context(refusing_others(twins.values()))
             for item, fake in items:
                 if self._is_replaced(item):
@@ -214,15 +250,29 @@ class _Run:
                 {id(fake): item.tensor for item, fake in items if not self._is_replaced(item)}
             )
             left = [] if self.found_more else self.kept.left_tensors()
+            had = {id(follow(self.kept.root, path[:-1])) for path in self.kept.replaced if path[-1] == ("attr", "grad")}
             self.kept.gradients = [
-                item.name for item, fake in items if self.kept.keep_gradients and fake.grad is not None
+                item.name
+                for item, fake in items
+                if self.kept.keep_gradients and fake.grad is not None and id(fake) not in had
             ]
             left += [fake.grad for item, fake in items if item.name in self.kept.gradients]
-        leaves, spec = pytree.tree_flatten(result)
+        leaves, structure = flatten(result)
+        numbers = {
+            i: self.reads.expression_of(leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
+        }
+        self.reads.require_all_used()
         self.traced = Traced(
             graph=torch.fx.GraphModule({}, torch.fx.Graph()),
-            returns=spec,
-            return_constants={i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)},
+            returns=structure,
+            leaves=len(leaves),
+            return_constants={i: leaves[i] for i, expression in numbers.items() if expression is None},
+            numbers={i: expression for i, expression in numbers.items() if expression is not None},
+            reads=len(self.reads.tensors),
+            effects=self.reads.effects,
+            answers=self.comparisons.answers,
+            schedules=self.schedules.calls,
+            places=[place for _, place in self.questions.asked],
             replaced=list(replaced),
             stale_gradients=len(stale),
             ends_without_gradients=all(fake.grad is None for fake in fakes),
@@ -230,7 +280,9 @@ class _Run:
         )
         for fake in fakes:
             fake.grad = None
-        returned = [leaf.detach() for leaf in [*leaves, *left] if isinstance(leaf, torch.Tensor)]
+        own = [leaf.detach() for leaf in [*leaves, *left] if isinstance(leaf, torch.Tensor)]
+        self.traced.tensors = len(own)
+        returned = [*own, *self.reads.tensors, *(value for value, _ in self.questions.asked)]
         return returned + [
             tensor.detach().to(self.inputs.inputs[position].tensor.dtype) for position, tensor in replaced.items()
         ]
@@ -240,9 +292,12 @@ class _Run:
             fakes[position] if position is not None else self.inputs.constants[path]
             for position, path in zip(self.inputs.leaves, self.inputs.paths, strict=True)
         ]
-        assert self.inputs.arguments is not None
-        arguments = pytree.tree_unflatten(leaves, self.inputs.arguments)
-        modes = functools.partial(_modes, LiveScalars(), _Twins(twins, self.kept.marks))
+        call = self.inputs.call
+        assert call is not None
+        arguments, named = unflatten(call.structure, iter(leaves), call.arguments)
+        self.reads = Readbacks(self.questions)
+        self.schedules = Schedules(self.kept.walk, self.optimizers, self.reads)
+        modes = functools.partial(_modes, LiveScalars(self.comparisons), _Twins(twins, self.kept.marks))
         parameters = [
             (item.name, item.tensor, fake)
             for item, fake in zip(self.inputs.inputs, fakes, strict=True)
@@ -257,8 +312,10 @@ class _Run:
             modes(),
             Draws().drawing(),
             self.writes,
+            self.schedules.noting(),
+            self.reads.around(self.kept.functions()),
         ):
-            return self.train_step(*arguments)
+            return self.train_step(*arguments, **named)
 
     def _optimizer_state(self, items: list[tuple[StepInput, torch.Tensor]]) -> dict[int, dict[str, Any]]:
         """The state of the optimizers with traced tensors, by the ``id`` of the parameter.
@@ -283,6 +340,7 @@ class _Run:
     ) -> dict[int, torch.Tensor]:
         """What the step put in the place of state, instead of changing it in place, by the input's position."""
         replaced: dict[int, torch.Tensor] = {}
+        self.kept.dropped = []
         for position, (item, fake) in enumerate(items):
             now: Any = fake
             if self._is_replaced(item):
@@ -295,8 +353,11 @@ class _Run:
                 now = state_of(self.optimizers, twins[id(item.owner[0])]).get(item.owner[1])
             if now is fake:
                 continue
-            other = not isinstance(now, torch.Tensor) or now.shape != fake.shape or item.cls == "parameter"
-            if other or (item.paths and now.dtype != fake.dtype):
+            is_gradient = bool(item.paths) and item.paths[0][-1] == ("attr", "grad")
+            if now is None and is_gradient:
+                self.kept.dropped.append(item.paths[0])
+                continue
+            if not _is_new_value(now, item, fake):
                 what = shown(item.paths[0]) if item.paths else item.name
                 raise StepError(
                     f"the step replaces `{what}` by something of another kind or shape",
@@ -387,6 +448,13 @@ class _Twins(TorchFunctionMode):
         with torch.no_grad():
             # Through `data`, so that autograd does not take it for a change of what it has saved.
             (tensor.data if isinstance(tensor, FakeTensor) else tensor).copy_(values)
+
+
+def _is_new_value(now: Any, item: StepInput, before: torch.Tensor) -> bool:
+    """Whether what stands in the place of state can be its new value."""
+    if not isinstance(now, torch.Tensor) or now.shape != before.shape or item.cls == "parameter":
+        return False
+    return not item.paths or now.dtype == before.dtype
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]

@@ -1,0 +1,305 @@
+"""Scripts in which something changes between steps: shapes, arguments, modes, settings, what the step reads from outside."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from user_scripts import script
+
+
+class Net(nn.Module):
+    """A small network with dropout and batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.drop, self.b = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.drop(F.relu(self.norm(self.a(x)))))
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+
+
+def simple(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def pair(size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(size, 8), torch.randn(size, 4)
+
+
+def seen(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    return [model.state_dict(), [list(state.values()) for state in optimizer.state.values()]]
+
+
+@script
+def a_smaller_last_batch(parallelize):
+    model = Net()
+    optimizer = adam(model)
+    batches = [pair(size) for size in (8, 8, 6, 8, 6, 8)]
+    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batches[0])
+    losses = [step(*batch) for batch in batches]
+    step.sync()
+    return losses, seen(model, optimizer)
+
+
+@script
+def lengths_in_buckets_of_which_few_are_kept(parallelize):
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
+    optimizer = adam(model)
+
+    def step(tokens):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    batches = [torch.randint(0, 11, (4, length)) for length in (6, 8, 10, 6, 8, 8, 6)]
+    step = parallelize(step, model=model, optimizer=optimizer, example=batches[0], **{"captures": 2})
+    losses = [step(batch) for batch in batches]
+    step.sync()
+    return losses, seen(model, optimizer)
+
+
+@dataclass(frozen=True)
+class Sample:
+    x: torch.Tensor
+    y: torch.Tensor
+    name: str = "one"
+
+
+Pair = namedtuple("Pair", ["x", "y"])
+Result = namedtuple("Result", ["loss", "kind"])
+
+
+class Encoding(UserDict):
+    """As ``BatchEncoding`` of transformers is."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.data[name]
+
+
+@script
+def batches_of_all_kinds(parallelize):
+    model = Net()
+    optimizer = adam(model)
+
+    @dataclass
+    class Output:
+        loss: torch.Tensor
+        kind: str
+
+    def step(batch, *, weight=None, scale=1):
+        optimizer.zero_grad()
+        loss = (model(batch.x) - batch.y).square().mean() * scale
+        if weight is not None:
+            loss = loss * weight.mean()
+        loss.backward()
+        optimizer.step()
+        kind = getattr(batch, "name", "none")
+        return Output(loss.detach(), kind) if kind == "none" else Result(loss.detach(), kind)
+
+    x, y = pair()
+    step = parallelize(step, model=model, optimizer=optimizer, example=(Sample(x, y),))
+    calls = [
+        ((Sample(x, y),), {}),
+        ((Sample(x, y, "two"),), {}),
+        ((Pair(x, y),), {"weight": torch.ones(3)}),
+        ((Encoding(x=x, y=y, name="three"),), {"weight": None}),
+        ((Sample(x, y),), {"scale": 3}),
+        ((Pair(x, y),), {"weight": torch.ones(3)}),
+    ]
+    found = [step(*arguments, **named) for arguments, named in calls]
+    step.sync()
+    return [[one.loss, one.kind, type(one).__name__] for one in found], seen(model, optimizer)
+
+
+@script
+def batches_of_transformers(parallelize):
+    from transformers import BatchEncoding
+
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
+    optimizer = adam(model)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch.input_ids).flatten(0, 1), batch["labels"].flatten())
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.detach()}
+
+    batches = [BatchEncoding({k: torch.randint(0, 11, (4, n)) for k in ("input_ids", "labels")}) for n in (6, 8, 6)]
+    step = parallelize(step, model=model, optimizer=optimizer, example=(batches[0],))
+    losses = [step(batch) for batch in batches]
+    step.sync()
+    return losses, seen(model, optimizer)
+
+
+@script
+def integers_that_steer_shapes(parallelize):
+    model = Net()
+    optimizer = adam(model)
+
+    def step(x, y, count):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x[:count]), y[:count])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    x, y = pair()
+    step = parallelize(step, model=model, optimizer=optimizer, example={"x": x, "y": y, "count": 8})
+    losses = [step(x, y, count=count) for count in (8, 4, 8, 6, 4)]
+    step.sync()
+    return losses, seen(model, optimizer)
+
+
+@script
+def a_mask_that_is_none_at_first(parallelize):
+    model = Net()
+    optimizer = adam(model)
+    config = types.SimpleNamespace(mask=None, kind="mse", inner=types.SimpleNamespace(weight=1.0))
+
+    def step(x, y):
+        optimizer.zero_grad()
+        out = model(x)
+        if config.mask is not None:
+            out = out * config.mask
+        loss = F.mse_loss(out, y) if config.kind == "mse" else F.l1_loss(out, y)
+        (loss * config.inner.weight).backward()
+        optimizer.step()
+        return loss.detach()
+
+    batch = pair()
+    step = parallelize(step, model=model, optimizer=optimizer, example=batch)
+    losses = [step(*batch)]
+    config.mask = torch.rand(4)
+    losses += [step(*batch)]
+    config.mask = torch.rand(8, 1)
+    losses += [step(*batch)]
+    config.mask, config.kind = None, "l1"
+    losses += [step(*batch)]
+    config.inner.weight = 2.0
+    losses += [step(*batch), step(*batch)]
+    step.sync()
+    return losses, seen(model, optimizer)
+
+
+@script
+def a_module_of_the_model_gets_a_mask(parallelize):
+    model: Any = Net()
+    model.b.register_forward_hook(lambda module, given, made: made)
+    inner = types.SimpleNamespace(scale=None)
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = None
+            self.count = 0
+
+        def forward(self, x):
+            self.count += 1
+            return x if self.scale is None else x * self.scale
+
+    model.drop = Scaled()
+    optimizer = adam(model)
+    batch = pair()
+    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    losses = [step(*batch)]
+    model.drop.scale = torch.rand(16)
+    losses += [step(*batch), step(*batch)]
+    model.drop.scale = 0.5
+    losses += [step(*batch)]
+    model.drop.scale = inner.scale
+    losses += [step(*batch)]
+    step.sync()
+    return losses, seen(model, optimizer)
+
+
+@script
+def the_state_of_an_optimizer_is_loaded(parallelize):
+    model = Net()
+    optimizer = adam(model)
+    batch, other = pair(), pair(6)
+    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    losses = [step(*batch), step(*other)]
+    step.sync()
+    saved = copy.deepcopy(optimizer.state_dict())
+    losses += [step(*batch), step(*batch)]
+    optimizer.load_state_dict(saved)
+    losses += [step(*batch), step(*other)]
+    step.sync()
+    return losses, seen(model, optimizer)
+
+
+@script
+def layers_are_frozen_and_thawed(parallelize):
+    model = Net()
+    optimizer = adam(model)
+    batch = pair()
+    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    losses = []
+    for trained in (True, False, True):
+        model.a.requires_grad_(trained)
+        losses += [step(*batch), step(*batch)]
+    step.sync()
+    return losses, model.state_dict()
+
+
+@script
+def modes_are_switched(parallelize):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    batch = pair()
+    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    losses = []
+    for training in (True, False, True, False):
+        model.train(training)
+        losses += [step(*batch)]
+    with torch.autocast("cpu", torch.bfloat16):
+        losses += [step(*batch)]
+    step.sync()
+    return losses, seen(model, optimizer)
+
+
+@script
+def settings_of_the_optimizer_are_switched(parallelize):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batch = pair()
+    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    losses = [step(*batch)]
+    optimizer.param_groups[0]["nesterov"] = True
+    losses += [step(*batch), step(*batch)]
+    step.sync()
+    return losses, seen(model, optimizer)
+
+
+@script
+def a_layer_is_replaced(parallelize):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = pair()
+    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    losses = [step(*batch)]
+    model.b = nn.Linear(16, 4).requires_grad_(False)
+    losses += [step(*batch), step(*batch)]
+    step.sync()
+    return losses, model.state_dict()

@@ -1,0 +1,106 @@
+"""Calls of a step: positional and keyword arguments in one form, and what two calls must have in common to be served by one capture."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unisono._tree import Structure, flatten, named_leaves, unflatten
+from unisono.errors import ConfigurationError
+
+
+@dataclass
+class Call:
+    """One call of a step.
+
+    Attributes:
+        arguments: positional arguments and keyword arguments.
+        leaves: what is in them, in order.
+        structure: how they are put together.
+        kinds: of each leaf its shape, type and device if it is a tensor, else its type and value.
+    """
+
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    leaves: list[Any]
+    structure: Structure
+    kinds: list[Any]
+
+    def is_like(self, other: Call) -> bool:
+        """Whether one captured step can serve both calls."""
+        return self.kinds == other.kinds and self.structure == other.structure
+
+    def together(self, ranks: int) -> Call:
+        """The call of all ranks together, each of which gives as much of every tensor's first dimension; its tensors hold no values."""
+        leaves = [
+            leaf.new_empty((ranks * leaf.shape[0], *leaf.shape[1:]))
+            if isinstance(leaf, torch.Tensor) and leaf.dim()
+            else leaf
+            for leaf in self.leaves
+        ]
+        arguments = unflatten(self.structure, iter(leaves), self.arguments)
+        return Call(arguments, leaves, self.structure, [_kind(leaf) for leaf in leaves])
+
+
+class Caller:
+    """What makes :class:`Call` of the arguments of one step."""
+
+    def __init__(self, train_step: Callable[..., Any]) -> None:
+        """Reads the signature of the step."""
+        self._signature = inspect.signature(train_step)
+        #: Where arguments go, by how many are not named, and the names of the others.
+        self._orders: dict[tuple[int, tuple[str, ...]], tuple[list[int], dict[str, int]]] = {}
+
+    def __call__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call:
+        """The call with these arguments; those that are named come where the signature has them."""
+        if named:
+            given = [*arguments, *named.values()]
+            order = self._orders.get((len(arguments), tuple(named))) or self._ordered(len(arguments), tuple(named))
+            arguments = tuple([given[index] for index in order[0]])
+            named = {name: given[index] for name, index in order[1].items()}
+        leaves, structure = flatten((arguments, named))
+        return Call((arguments, named), leaves, structure, [_kind(leaf) for leaf in leaves])
+
+    def _ordered(self, count: int, names: tuple[str, ...]) -> tuple[list[int], dict[str, int]]:
+        bound = self._signature.bind(*range(count), **{name: count + at for at, name in enumerate(names)})
+        order = self._orders[count, names] = list(bound.args), bound.kwargs
+        return order
+
+    def of_example(self, example: Any) -> Call:
+        """The call of which ``example`` has the arguments: a tuple of them, one alone, or a dictionary by their names."""
+        arguments = example if type(example) is tuple else (example,)
+        try:
+            self._signature.bind(*arguments)
+        except TypeError as error:
+            return self._of_named(example, error)
+        return self(arguments, {})
+
+    def _of_named(self, example: Any, error: TypeError) -> Call:
+        named = example if isinstance(example, dict) and all(isinstance(key, str) for key in example) else {}
+        try:
+            self._signature.bind(**named)
+        except TypeError:
+            raise ConfigurationError(
+                f"`example` does not fit the training step: {error}",
+                code="U0120",
+                hint="`example` is the tuple of arguments that the step is called with, or a dictionary of them by their names",
+            ) from None
+        return self((), named)
+
+    def names(self, call: Call) -> Iterator[tuple[str, Any]]:
+        """Each leaf with its name, which begins with that of its argument."""
+        arguments, named = call.arguments
+        bound = self._signature.bind(*arguments, **named)
+        for name, value in bound.arguments.items():
+            kind = bound.signature.parameters[name].kind
+            yield from named_leaves(value, "" if kind is inspect.Parameter.VAR_KEYWORD else name)
+
+
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.device
+    return type(leaf), leaf if type(leaf) is not float or not math.isnan(leaf) else "nan"

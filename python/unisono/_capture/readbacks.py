@@ -1,0 +1,343 @@
+"""Values of tensors that a step's Python code reads (``loss.item()``, ``print(loss)``) only to return, print or log them.
+
+While the step is traced, what is read back is a stand-in that can be computed with and formatted. After each step the real values take its
+place in what is returned, and what was printed and logged is printed and logged with them. A stand-in that anything else is done with, a
+choice for instance, is refused where that stands.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import logging
+import operator
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from unisono._capture.forks import Questions
+from unisono._capture.known import follows_from_constants
+from unisono._capture.places import is_the_users, read_back, user_place
+from unisono._tree import flatten, unflatten
+
+#: What is computed after the step, as plain data: ``["value", n]`` for the number in the n-th tensor that is read, ``["tensor", n]`` for
+#: that tensor, ``["text", [part, ..]]`` where a part is a text or ``[expression, conversion, format]``, ``["constant", value]`` and
+#: ``[operator, argument, ..]``.
+Expression = list[Any]
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_UNARY = ("neg", "pos", "abs")
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_TOKEN = re.compile("\ue000(\\d+)\ue001")
+#: PyTorch's own code between who asks and the mode that is asked.
+_ON_THE_WAY = (os.path.join("torch", "overrides.py"), os.path.join("torch", "_tensor.py"), "fake_tensor.py", __file__)
+_LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
+
+
+def evaluate(expression: Expression, values: Sequence[torch.Tensor]) -> Any:
+    """What an expression gives for the tensors that a step has read."""
+    kind, *rest = expression
+    match kind:
+        case "constant":
+            return rest[0]
+        case "value":
+            return values[rest[0]].item()
+        case "tensor":
+            return values[rest[0]]
+        case "text":
+            return "".join(part if isinstance(part, str) else _formatted(part, values) for part in rest[0])
+        case "round" | "float" | "int":
+            return getattr(builtins, kind)(*(evaluate(one, values) for one in rest))
+        case _:
+            return getattr(operator, kind)(*(evaluate(one, values) for one in rest))
+
+
+def _formatted(part: Sequence[Any], values: Sequence[torch.Tensor]) -> str:
+    expression, conversion, style = part
+    value = evaluate(expression, values)
+    return repr(value) if conversion == "r" else str(value) if conversion == "s" else format(value, style)
+
+
+class Number:
+    """Stands for a number that a step has read from a tensor."""
+
+    __slots__ = ("expression", "place", "reads")
+
+    def __init__(self, reads: Readbacks, expression: Expression) -> None:
+        """Takes how it is computed."""
+        self.reads, self.expression, self.place = reads, expression, _place()
+
+    def _made(self, name: str, *operands: Any) -> Any:
+        if any(isinstance(one, torch.Tensor) for one in operands):
+            raise read_back(self.place)
+        if not all(isinstance(one, Number | bool | int | float) for one in operands):
+            return NotImplemented
+        parts = [one.expression if isinstance(one, Number) else ["constant", one] for one in operands]
+        return Number(self.reads, [name, *parts])
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self._made("round", self) if digits is None else self._made("round", self, digits)
+
+    def __format__(self, style: str) -> str:
+        return self.reads.token(self.expression, "", style)
+
+    def __str__(self) -> str:
+        return self.reads.token(self.expression, "s", "")
+
+    def __repr__(self) -> str:
+        return self.reads.token(self.expression, "r", "")
+
+    def _leaves(self) -> Any:
+        raise read_back(_place())
+
+    __float__ = __int__ = __index__ = __complex__ = _leaves
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        return self.reads.decide(self.reads.tensor_of(self.expression))
+
+
+def _compares(name: str) -> Callable[[Number, Any], bool]:
+    def compare(self: Number, other: Any) -> bool:
+        made = self._made(name, self, other)
+        return NotImplemented if made is NotImplemented else bool(made)
+
+    return compare
+
+
+def _operators() -> None:
+    for name in _COMPARISONS:
+        setattr(Number, f"__{name}__", _compares(name))
+    for name in _BINARY:
+        setattr(Number, f"__{name}__", lambda self, other, n=name: self._made(n, self, other))
+        setattr(Number, f"__r{name}__", lambda self, other, n=name: self._made(n, other, self))
+    for name in _UNARY:
+        setattr(Number, f"__{name}__", lambda self, n=name: self._made(n, self))
+
+
+_operators()
+
+
+class Readbacks(TorchFunctionMode):
+    """Lets a step read values back while it is traced.
+
+    Attributes:
+        tensors: the tensors that are read.
+        effects: what is printed and logged after each step: a function, its arguments and its named arguments.
+    """
+
+    def __init__(self, questions: Questions) -> None:
+        """Starts with nothing read; takes what answers questions."""
+        super().__init__()
+        self.tensors: list[torch.Tensor] = []
+        self.effects: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self._texts: list[tuple[Expression, str, str, str | None]] = []
+        self._used: set[int] = set()
+        self._questions = questions
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one function, or notes what is read."""
+        for one in args:
+            if type(one) is Number:
+                raise read_back(one.place)
+        if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0]):
+            return _READS[func](self, *args)
+        return func(*args, **(kwargs or {}))
+
+    def decide(self, value: torch.Tensor) -> bool:
+        """The answer to a question about a value, in the way through the step that is traced."""
+        return self._questions.decide(value, _place())
+
+    def tensor_of(self, expression: Expression) -> torch.Tensor:
+        """What an expression gives, as a tensor."""
+        kind, *rest = expression
+        if kind == "value":
+            return self.tensors[rest[0]].double()
+        if kind == "constant":
+            return torch.tensor(rest[0], dtype=torch.float64)
+        if kind == "float":
+            return self.tensor_of(rest[0])
+        if not hasattr(operator, kind):
+            raise read_back(_place())
+        return getattr(operator, kind)(*(self.tensor_of(one) for one in rest))
+
+    @staticmethod
+    def _stands_for(tensor: torch.Tensor) -> bool:
+        """Whether it is the user's code that reads a tensor whose values are not known."""
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.endswith(_ON_THE_WAY):
+            frame = frame.f_back
+        asks = frame is not None and is_the_users(frame.f_code.co_filename)
+        return asks and isinstance(tensor, FakeTensor) and not follows_from_constants(tensor)
+
+    def read(self, kind: str, tensor: torch.Tensor) -> Expression:
+        """The expression for a tensor, or for what is in it, after the step."""
+        self.tensors.append(tensor.detach().clone())
+        return [kind, len(self.tensors) - 1]
+
+    def token(self, expression: Expression, conversion: str, style: str) -> str:
+        """A text that stands for a formatted value."""
+        self._texts.append((expression, conversion, style, _place()))
+        return f"\ue000{len(self._texts) - 1}\ue001"
+
+    def expression_of(self, leaf: Any) -> Expression | None:
+        """How a leaf of a result is computed after the step; ``None`` if it is a constant."""
+        if isinstance(leaf, Number):
+            return leaf.expression
+        if isinstance(leaf, str) and _TOKEN.search(leaf):
+            pieces = _TOKEN.split(leaf)
+            return ["text", [self._piece(int(one)) if at % 2 else one for at, one in enumerate(pieces)]]
+        if isinstance(leaf, FakeTensor):
+            return self.read("tensor", leaf)
+        return None
+
+    def _piece(self, number: int) -> list[Any]:
+        self._used.add(number)
+        return list(self._texts[number][:3])
+
+    def note(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Notes a call that is to be made after each step."""
+        leaves, structure = flatten((arguments, named))
+        later = [_Later(e) if (e := self.expression_of(leaf)) is not None else leaf for leaf in leaves]
+        arguments, named = unflatten(structure, iter(later), (arguments, named))
+        self.effects.append((function, arguments, named))
+
+    def require_all_used(self) -> None:
+        """Refuses a step that has done something else with what it has read than to return, print or log it."""
+        for number, (*_, place) in enumerate(self._texts):
+            if number not in self._used:
+                raise read_back(place)
+
+    @contextlib.contextmanager
+    def around(self, functions: Iterable[Any]) -> Iterator[None]:
+        """Catches what the code of these functions prints, logs and converts."""
+        own = {"print": self._print, "float": _standing_for(float, self), "int": _standing_for(int, self)}
+        with contextlib.ExitStack() as stack:
+            for level in _LEVELS:
+                real = getattr(logging.Logger, level)
+                stack.enter_context(mock.patch.object(logging.Logger, level, self._logging(real)))
+            for holder, name in _globals_with(functions, own):
+                holder[name] = own[name]
+                stack.callback(holder.pop, name, None)
+            stack.enter_context(self)
+            yield
+
+    def _print(self, *arguments: Any, **named: Any) -> None:
+        self.note(print, arguments, named)
+
+    def _logging(self, real: Callable[..., None]) -> Callable[..., None]:
+        def log(logger: logging.Logger, *arguments: Any, **named: Any) -> None:
+            if is_the_users(sys._getframe(1).f_code.co_filename):
+                self.note(real, (logger, *arguments), named)
+            else:
+                real(logger, *arguments, **named)
+
+        return log
+
+
+class _Later:
+    """A value that is known after the step."""
+
+    __slots__ = ("expression",)
+
+    def __init__(self, expression: Expression) -> None:
+        self.expression = expression
+
+
+def perform(effects: Sequence[tuple[Callable[..., Any], Any, Any]], values: Sequence[torch.Tensor]) -> None:
+    """Prints and logs what a step has printed and logged, with the values that it has read."""
+    for function, arguments, named in effects:
+        leaves, structure = flatten((arguments, named))
+        real = [evaluate(leaf.expression, values) if isinstance(leaf, _Later) else leaf for leaf in leaves]
+        given = unflatten(structure, iter(real), (arguments, named))
+        function(*given[0], **given[1])
+
+
+def _globals_with(functions: Iterable[Any], names: Iterable[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The modules' variables in which code of functions finds one of the names among Python's own."""
+    met = set()
+    for function in functions:
+        if not isinstance(function, types.FunctionType) or not is_the_users(function.__code__.co_filename):
+            continue
+        for name in names:
+            key = id(function.__globals__), name
+            if key not in met and name not in function.__globals__:
+                met.add(key)
+                yield function.__globals__, name
+
+
+class _Kind(type):
+    """Lets a class of ours answer as the number class that it stands for."""
+
+    real: type
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.real)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.real)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.real
+
+    def __hash__(cls) -> int:
+        return hash(cls.real)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.real, name)
+
+
+def _standing_for(real: type, reads: Readbacks) -> type:
+    def __new__(cls: type, value: Any = 0, *more: Any) -> Any:  # noqa: N807
+        if isinstance(value, FakeTensor) and reads._stands_for(value):
+            value = Number(reads, reads.read("value", value))
+        return value._made(real.__name__, value) if isinstance(value, Number) else real(value, *more)
+
+    return _Kind(real.__name__, (), {"__new__": __new__, "real": real})
+
+
+def _item(reads: Readbacks, tensor: torch.Tensor) -> Number:
+    return Number(reads, reads.read("value", tensor))
+
+
+def _tolist(reads: Readbacks, tensor: torch.Tensor) -> Any:
+    if tensor.dim() == 0:
+        return _item(reads, tensor)
+    return [_tolist(reads, part) for part in tensor.detach().unbind()]
+
+
+def _format(reads: Readbacks, tensor: torch.Tensor, style: str = "") -> str:
+    kind = "value" if tensor.dim() == 0 else "tensor"
+    return reads.token(reads.read(kind, tensor), "", style)
+
+
+def _numpy(reads: Readbacks, tensor: torch.Tensor, *_unused: Any, **_named: Any) -> Any:
+    raise read_back(_place())
+
+
+def _repr(reads: Readbacks, tensor: torch.Tensor, **_unused: Any) -> str:
+    return reads.token(reads.read("tensor", tensor), "r", "")
+
+
+_READS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.item: _item,
+    torch.Tensor.tolist: _tolist,
+    torch.Tensor.__format__: _format,
+    torch.Tensor.__repr__: _repr,
+    torch.Tensor.numpy: _numpy,
+    torch.Tensor.__array__: _numpy,
+    torch.Tensor.__bool__: lambda reads, tensor: reads.decide(tensor),
+}
+
+
+def _place() -> str | None:
+    file, line = user_place(sys._getframe(2))
+    return f"{file}:{line}" if file else None

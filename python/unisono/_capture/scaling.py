@@ -1,0 +1,82 @@
+"""PyTorch's loss scaler while a step is traced: an update that it would skip is undone by a choice between the old state and the new."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from unisono._capture.paths import Walk
+
+_aten = torch.ops.aten
+
+
+def prepare(walk: Walk) -> None:
+    """Lets the scalers that a step can reach have their scale, as their first use would make it."""
+    device = next((tensor.device for tensor in walk.tensors.values()), torch.device("cpu"))
+    for value, _ in walk.holders.values():
+        if isinstance(value, GradScaler) and value._enabled and value._scale is None:
+            value._lazy_init_scale_growth_tracker(device)
+
+
+@contextlib.contextmanager
+def traceable(optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    """Lets scalers skip updates by choices; the optimizers' own way of skipping is put aside."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(GradScaler, "_maybe_opt_step", _step_if_finite))
+        for optimizer in optimizers:
+            if getattr(optimizer, "_step_supports_amp_scaling", False):
+                stack.enter_context(mock.patch.object(optimizer, "_step_supports_amp_scaling", False))
+        yield
+
+
+def _step_if_finite(
+    _scaler: GradScaler, optimizer: Optimizer, found: dict[str, Any], *args: Any, **kwargs: Any
+) -> None:
+    """The optimizer's step where no infinity was found; its state, and the parameters, as they were where one was."""
+    bad = sum(found["found_inf_per_device"].values()) != 0
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    with torch.no_grad():
+        before = [parameter.detach().clone() for parameter in parameters]
+        state = {
+            parameter: {key: value.clone() for key, value in values.items() if isinstance(value, torch.Tensor)}
+            for parameter, values in optimizer.state.items()
+        }
+    optimizer.step(*args, **kwargs)
+    with torch.no_grad():
+        for parameter, old in zip(parameters, before, strict=True):
+            parameter.copy_(torch.where(bad, old, parameter))
+        for parameter, values in state.items():
+            for key, old in values.items():
+                now = optimizer.state[parameter][key]
+                now.copy_(torch.where(bad, old, now))
+
+
+def check_and_unscale(gradients: Sequence[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+    """What ``_amp_foreach_non_finite_check_and_unscale_`` does, one gradient at a time."""
+    for gradient in gradients:
+        # Zero times a number that is not finite is not a number, and so is a sum with it.
+        bad = _aten.ne.Scalar(_aten.sum.default(_aten.mul.Tensor(gradient, 0.0)), 0.0)
+        _aten.copy_.default(found, _aten.where.self(bad, _aten.ones_like.default(found), found))
+        _aten.mul_.Tensor(gradient, inverse)
+
+
+def update_scale(
+    scale: torch.Tensor, tracker: torch.Tensor, found: torch.Tensor, growth: float, backoff: float, interval: int
+) -> torch.Tensor:
+    """What ``_amp_update_scale_`` does, in operations that can be traced."""
+    bad = _aten.gt.Scalar(found, 0.0)
+    good = _aten.add.Tensor(tracker, 1)
+    due = _aten.eq.Scalar(good, interval)
+    larger = _aten.mul.Tensor(scale, growth)
+    larger = _aten.where.self(_aten.isinf.default(larger), scale, larger)
+    grown = _aten.where.self(due, larger, scale)
+    nothing = _aten.zeros_like.default(tracker)
+    _aten.copy_.default(tracker, _aten.where.self(bad, nothing, _aten.where.self(due, nothing, good)))
+    _aten.copy_.default(scale, _aten.where.self(bad, _aten.mul.Tensor(scale, backoff), grown))
+    return scale

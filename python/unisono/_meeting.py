@@ -1,0 +1,110 @@
+"""Points that all ranks must come to together: ``sync`` and captures. A rank that does not come is named, with where it is instead."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from unisono.errors import ResourceError, StepError
+
+#: After so long, the ranks that have not come are asked where they are.
+_PATIENCE = 2.0
+_POLL = 0.02
+_WATCH = 0.5
+
+
+class Meeting:
+    """This process among those that meet.
+
+    Attributes:
+        inside: the number of the step that it is in, or ``None`` between steps.
+    """
+
+    def __init__(self) -> None:
+        """Joins the store of the process group, and answers from then on where this rank is."""
+        store = dist.distributed_c10d._get_default_store()
+        self._store = dist.PrefixStore("unisono", store)
+        self._rank, self._count, self._number = dist.get_rank(), dist.get_world_size(), 0
+        self.inside: int | None = None
+        self._stop = threading.Event()
+        thread = threading.Thread(target=self._answer, daemon=True)
+        thread.start()
+        atexit.register(self._end, thread)
+
+    def come(self, what: str, why: str, lost: Callable[[], list[int]]) -> None:
+        """Waits for all ranks to come to the same point.
+
+        Args:
+            what: what this rank is about to do, such as ``"call `sync`"``.
+            why: more of it, for messages.
+            lost: gives the ranks whose processes are gone.
+        """
+        self._number += 1
+        others = [rank for rank in range(self._count) if rank != self._rank]
+        self._store.set(self._key("at", self._rank), f"{what}\n{why}")
+        start = time.monotonic()
+        while not self._store.check([self._key("at", rank) for rank in others]):
+            time.sleep(_POLL)
+            if time.monotonic() - start > _PATIENCE:
+                self._ask(what, why, [r for r in others if not self._store.check([self._key("at", r)])], lost)
+        for rank in others:
+            their, _, reason = self._store.get(self._key("at", rank)).decode().partition("\n")
+            if their != what:
+                raise _apart(self._rank, what, why, f"rank {rank} is to {their}{reason and f' ({reason})'}")
+
+    def _ask(self, what: str, why: str, missing: list[int], lost: Callable[[], list[int]]) -> None:
+        self._store.set(self._key("asked", 0), "1")
+        for rank in missing:
+            if self._store.check([self._key("where", rank)]):
+                number = self._store.get(self._key("where", rank)).decode()
+                raise _apart(self._rank, what, why, f"rank {rank} is in step {number}")
+            if rank in lost():
+                raise ResourceError(
+                    f"rank {rank} is gone, while rank {self._rank} is to {what}",
+                    code="U0320",
+                    cause="its process has ended",
+                    hint=f"{what} on every rank, not on one alone",
+                )
+
+    def _key(self, kind: str, rank: int) -> str:
+        return f"{kind}/{self._number}/{rank}"
+
+    def _answer(self) -> None:
+        """Says that this rank is in a step, when it is asked and has been there for a while."""
+        before: Any = None
+        with contextlib.suppress(Exception):  # the store has ended
+            while not self._stop.wait(_WATCH):
+                now, number = self.inside, self._number + 1
+                if now is not None and now == before and self._store.check([f"asked/{number}/0"]):
+                    self._store.set(f"where/{number}/{self._rank}", str(now + 1))
+                before = now
+
+    def _end(self, thread: threading.Thread) -> None:
+        self._stop.set()
+        thread.join(2 * _WATCH)
+
+
+def _apart(rank: int, what: str, why: str, elsewhere: str) -> StepError:
+    return StepError(
+        f"rank {rank} is to {what}{why and f' ({why})'}, while {elsewhere}",
+        code="U0123",
+        cause="all ranks must do the same steps, and the same between them",
+        hint=f"{what} on every rank, outside of conditions such as `if rank == 0:`",
+    )
+
+
+_meetings: dict[int, Meeting] = {}
+
+
+def meeting() -> Meeting:
+    """The meeting of the process group that there is."""
+    store = dist.distributed_c10d._get_default_store()
+    if id(store) not in _meetings:
+        _meetings[id(store)] = Meeting()
+    return _meetings[id(store)]

@@ -1,0 +1,190 @@
+"""The state of a session: the tensors that its captured steps share, this rank's parts of them, and where the user has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from unisono._capture.inputs import StepInput
+from unisono._capture.optimizer import state_of
+from unisono._placements import Layout, own_part, part_of, whole_of
+from unisono._ranks import Ranks
+from unisono._user_tensors import UserTensor, close_doors
+
+
+@dataclass
+class Held:
+    """One tensor of state: where it is placed, this rank's part, and the user's own tensor while its values are in parts."""
+
+    item: StepInput
+    layout: Layout
+    part: torch.Tensor
+    user: UserTensor | None
+
+
+class State:
+    """The state that captured steps share.
+
+    Attributes:
+        version: another number whenever a part is another tensor than before.
+        whole: whether the user's own tensors have the values.
+    """
+
+    def __init__(
+        self, ranks: Ranks, mesh: Mapping[str, int], model: nn.Module | None, optimizers: Sequence[Optimizer]
+    ) -> None:
+        """Starts without any tensor."""
+        self._ranks, self._mesh, self._model, self._optimizers = ranks, mesh, model, optimizers
+        self._held: dict[Any, Held] = {}
+        self._doors: list[RemovableHandle] = []
+        self.version, self.whole, self._lent = 0, True, False
+
+    def __contains__(self, item: StepInput) -> bool:
+        """Whether a tensor is state already."""
+        return _key(item) in self._held
+
+    def place(self, item: StepInput, layout: Layout) -> torch.Tensor:
+        """This rank's part of a tensor as it is to be placed; a collective where it is placed otherwise."""
+        held = self._held.get(_key(item))
+        if held is None:
+            held = self._held[_key(item)] = self._taken(item, layout)
+        elif held.layout != layout:
+            self._move(held, layout)
+        elif held.user is None and held.part.data_ptr() != held.item.tensor.data_ptr() and not held.item.number:
+            held.part = item.tensor.detach()
+            self.version += 1
+        return held.part
+
+    def part(self, item: StepInput, layout: Layout) -> torch.Tensor:
+        """A part of a tensor of state for a step that only reads it: the part that there is, or else a copy."""
+        held = self._held[_key(item)]
+        return held.part if held.layout == layout else part_of(self._value(held), layout, self._mesh, self._ranks.rank)
+
+    def layouts(self) -> dict[str, Layout]:
+        """How each tensor of state is placed, by its name."""
+        return {held.item.name: held.layout for held in self._held.values()}
+
+    def tensors(self) -> list[torch.Tensor]:
+        """This rank's parts of all tensors."""
+        return [held.part for held in self._held.values()]
+
+    def renew(self, item: StepInput, part: torch.Tensor) -> None:
+        """Takes another tensor for the part of one, where the user has replaced the memory."""
+        self._held[_key(item)].part = part
+        self.version += 1
+
+    def keep_only(self, items: Sequence[StepInput]) -> None:
+        """Forgets the tensors that no step has any more."""
+        kept = {_key(item) for item in items}
+        self._held = {key: held for key, held in self._held.items() if key in kept}
+
+    def give_up(self) -> None:
+        """Lets go of what the user's tensors hold; what was written into them since the last step is taken over."""
+        if not self.whole:
+            return
+        for held in self._held.values():
+            if held.user is not None:
+                if held.user.was_written:
+                    held.part.copy_(part_of(held.item.tensor.detach(), held.layout, self._mesh, self._ranks.rank))
+                held.user.give_up()
+        self._close()
+        self.whole = False
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Puts the values into the user's tensors."""
+        for held in self._held.values():
+            if held.user is not None:
+                held.user.restore(self._value(held))
+            elif held.part.data_ptr() != held.item.tensor.data_ptr():
+                held.item.tensor.copy_(held.part)
+            self._write_number(held.item)
+        self._open()
+        self.whole = True
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Lets the user's tensors be looked at as ordinary ones, without their values, while another step is captured."""
+        if self.whole:
+            yield
+            return
+        self._open()
+        self._lent = True
+        for user in self._users():
+            user.lend()
+        try:
+            yield
+        finally:
+            self._lent = False
+            for user in self._users():
+                user.give_up()
+            self._close()
+
+    def _users(self) -> list[UserTensor]:
+        return [held.user for held in self._held.values() if held.user is not None]
+
+    def _taken(self, item: StepInput, layout: Layout) -> Held:
+        part = own_part(item.tensor.detach(), layout, self._mesh, self._ranks.rank)
+        return Held(item, layout, part, self._user(item, layout))
+
+    def _user(self, item: StepInput, layout: Layout) -> UserTensor | None:
+        made = UserTensor(item.tensor, item.name) if layout and self._ranks.count > 1 else None
+        if made is not None and not self.whole and not self._lent:
+            made.give_up()
+            self._close()
+        return made
+
+    @torch.no_grad()
+    def _move(self, held: Held, layout: Layout) -> None:
+        value = self._value(held) if not self.whole or held.user is None else held.item.tensor.detach()
+        part = own_part(value, layout, self._mesh, self._ranks.rank)
+        if held.user is not None and not self.whole:
+            held.user.restore(value)
+        own = held.item.tensor.detach()
+        if not layout and own.dtype == part.dtype:
+            part = own
+        held.part, held.layout, held.user = part, layout, self._user(held.item, layout)
+        self.version += 1
+
+    def _value(self, held: Held) -> torch.Tensor:
+        if held.user is None:
+            return held.part
+        return held.user.in_order(whole_of(self.gathered(held.item.name, held.part), held.layout, self._mesh))
+
+    def gathered(self, name: str, part: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of all ranks; a collective."""
+        try:
+            return self._ranks.gathered(part)
+        except RuntimeError as error:
+            raise self._ranks.blamed(f"all_gather of `{name}` failed", None, str(error)) from None
+
+    def _write_number(self, item: StepInput) -> None:
+        """State that the optimizer keeps as a Python number is written as one."""
+        if item.cls == "optimizer" and item.owner is not None:
+            parameter, key = item.owner
+            state = state_of(self._optimizers, parameter)
+            if key in state and not isinstance(state[key], torch.Tensor):
+                state[key] = item.tensor.item()
+
+    def _close(self) -> None:
+        if not self._doors and self._model is not None and any(held.user for held in self._held.values()):
+            self._doors = close_doors(self._model)
+
+    def _open(self) -> None:
+        for door in self._doors:
+            door.remove()
+        self._doors = []
+
+
+def _key(item: StepInput) -> Any:
+    """What a tensor is known by: itself, or for a number of the optimizer's, which has a new stand-in at each capture, its place."""
+    if item.cls == "optimizer" and item.owner is not None and item.number:
+        return id(item.owner[0]), item.owner[1]
+    return id(item.tensor)

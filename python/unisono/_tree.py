@@ -1,0 +1,151 @@
+"""Arguments and results of steps as leaves and the structure that holds them.
+
+Containers are tuples, lists, named tuples, dictionaries and what is like one (``BatchEncoding``), dataclasses, and classes that are
+registered with PyTorch's pytree (results of models). Everything else is a leaf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+#: ``None`` for a leaf, else the kind of container, its class, its keys and the structures of its entries.
+Structure = tuple[str, Any, tuple[Any, ...], tuple[Any, ...]] | None
+
+#: What may be a leaf beside tensors: it is the same at every step that a captured step serves.
+PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
+_ATOMS = frozenset((torch.Tensor, torch.nn.Parameter, *PLAIN))
+
+
+def flatten(value: Any) -> tuple[list[Any], Structure]:
+    """The leaves of a value in order, and how they are put together."""
+    leaves: list[Any] = []
+    return leaves, _flatten(value, leaves)
+
+
+def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a value with their paths, such as ``x.0.mask``."""
+    opened = _opened(value)
+    if opened is None:
+        yield name, value
+        return
+    for key, entry in zip(opened[2], opened[3], strict=True):
+        yield from named_leaves(entry, f"{name}.{key}" if name else str(key))
+
+
+def unflatten(structure: Structure, leaves: Iterator[Any], like: Any = None) -> Any:
+    """A value of a structure with other leaves; what a container has beside its entries is as in ``like``, if that is given."""
+    if structure is None:
+        return next(leaves)
+    kind, cls, keys, parts = structure
+    opened = None if like is None else _opened(like)
+    likes = (None,) * len(parts) if opened is None else opened[3]
+    entries = [unflatten(part, leaves, one) for part, one in zip(parts, likes, strict=True)]
+    return _CLOSED[kind](cls, keys, entries, like)
+
+
+def plain(structure: Structure) -> Any:
+    """A structure as plain data, which other ranks can be told."""
+    if structure is None:
+        return None
+    kind, cls, keys, parts = structure
+    named = cls if kind != "registered" else cls[0]
+    context = None if kind != "registered" else pytree.treespec_dumps(pytree.TreeSpec(cls[0], cls[1], []))
+    return [kind, f"{named.__module__}:{named.__qualname__}", context, list(keys), [plain(part) for part in parts]]
+
+
+def from_plain(data: Any, classes: Mapping[str, type]) -> Structure:
+    """The structure that :func:`plain` made; classes that no module has by name are looked up in ``classes``."""
+    if data is None:
+        return None
+    kind, name, context, keys, parts = data
+    cls: Any = classes.get(name) or _imported(name)
+    if kind == "registered":
+        cls = (cls, pytree.treespec_loads(context).context)
+    return kind, cls, tuple(keys), tuple(from_plain(part, classes) for part in parts)
+
+
+def classes_of(structure: Structure) -> Iterator[type]:
+    """The classes of all containers of a structure."""
+    if structure is not None:
+        yield structure[1] if structure[0] != "registered" else structure[1][0]
+        for part in structure[3]:
+            yield from classes_of(part)
+
+
+def _flatten(value: Any, leaves: list[Any]) -> Structure:
+    opened = None if type(value) in _ATOMS else _opened(value)
+    if opened is None:
+        leaves.append(value)
+        return None
+    kind, cls, keys, entries = opened
+    return kind, cls, keys, tuple([_flatten(entry, leaves) for entry in entries])
+
+
+def _opened(value: Any) -> tuple[str, Any, tuple[Any, ...], Sequence[Any]] | None:
+    """The kind of a container, its class, keys and entries; ``None`` for a leaf."""
+    cls = type(value)
+    if cls is tuple or cls is list:
+        return cls.__name__, cls, tuple(range(len(value))), value
+    if cls is dict:
+        return "dict", cls, tuple(value), list(value.values())
+    if cls in pytree.SUPPORTED_NODES and not issubclass(cls, PLAIN):
+        entries, context = pytree.SUPPORTED_NODES[cls].flatten_fn(value)
+        keys = tuple(value) if isinstance(value, Mapping) else tuple(range(len(entries)))
+        return "registered", (cls, context), keys, entries
+    if isinstance(value, tuple) and hasattr(cls, "_fields"):
+        return "named", cls, cls._fields, value
+    if dataclasses.is_dataclass(value):
+        names = tuple(field.name for field in dataclasses.fields(value))
+        return "dataclass", cls, names, [getattr(value, name) for name in names]
+    content = value if isinstance(value, Mapping) else _dict_in(value)
+    if content is not None:
+        return "mapping", cls, tuple(content.keys()), list(content.values())
+    return None
+
+
+def _dict_in(value: Any) -> dict[Any, Any] | None:
+    """The dictionary in what is like one, such as a ``UserDict``."""
+    data = vars(value).get("data") if hasattr(value, "__dict__") and hasattr(value, "keys") else None
+    return data if isinstance(data, dict) else None
+
+
+def _dataclass(cls: Any, keys: Sequence[str], entries: Sequence[Any], like: Any) -> Any:
+    made = object.__new__(cls)
+    for name, entry in (*vars(like or made).items(), *zip(keys, entries, strict=True)):
+        object.__setattr__(made, name, entry)
+    return made
+
+
+def _mapping(cls: Any, keys: Sequence[Any], entries: Sequence[Any], like: Any) -> Any:
+    content = dict(zip(keys, entries, strict=True))
+    if like is None or not isinstance(getattr(like, "data", None), dict):
+        return cls(content)
+    made = cls.__new__(cls)
+    made.__dict__.update(vars(like))
+    made.data = content
+    return made
+
+
+_CLOSED: dict[str, Callable[[Any, Sequence[Any], list[Any], Any], Any]] = {
+    "tuple": lambda cls, keys, entries, like: tuple(entries),
+    "list": lambda cls, keys, entries, like: entries,
+    "dict": lambda cls, keys, entries, like: dict(zip(keys, entries, strict=True)),
+    "named": lambda cls, keys, entries, like: cls(*entries),
+    "registered": lambda cls, keys, entries, like: pytree.SUPPORTED_NODES[cls[0]].unflatten_fn(entries, cls[1]),
+    "dataclass": _dataclass,
+    "mapping": _mapping,
+}
+
+
+def _imported(name: str) -> Any:
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,299 @@
+"""Parallel steps as users have them: one function for calls of every kind, each kind captured once."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono import _measure
+from unisono._amounts import bytes_of
+from unisono._call import Call, Caller
+from unisono._capture.optimizer import together
+from unisono._capture.places import user_place
+from unisono._capture.settings import cycled
+from unisono._native import Graph
+from unisono._ranks import Ranks
+from unisono._state import State
+from unisono._user_tensors import require_values
+from unisono._users_errors import as_the_users
+from unisono.errors import CaptureNotice, ConfigurationError, StepError, UnisonoError, UnsupportedError
+from unisono.plans import Plan
+from unisono.session import CapturedStep, Seconds, Session, mesh_of, plain_pins
+
+
+class ParallelStep:
+    """A training step that runs on all ranks; see :func:`unisono.parallelize`.
+
+    Attributes:
+        ranks: the ranks that run it.
+    """
+
+    @as_the_users
+    def __init__(
+        self,
+        train_step: Callable[..., Any],
+        *,
+        model: nn.Module | None,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        example: Any,
+        mesh: Mapping[str, int] | None,
+        memory_limit: float | str | None,
+        pins: Mapping[str, Mapping[str, str]] | None,
+        plan: Plan | str | Path | None,
+        cluster: str | Path | None,
+        seed: int,
+        compare_every: int,
+        keep_grads: bool = False,
+        on_change: str = "capture",
+        captures: int = 8,
+        batch: str = "global",
+    ) -> None:
+        """Captures and plans on rank 0, and prepares this rank's part."""
+        _require_settings(compare_every, on_change, captures, batch)
+        limit = bytes_of(memory_limit)
+        optimizers = together(optimizer)
+        require_values(model, optimizers)
+        self.ranks = Ranks()
+        axes = mesh_of(mesh, self.ranks.count)
+        state = State(self.ranks, axes, model, optimizers)
+        self._session = Session(
+            self.ranks, axes, model, optimizers, state, limit, cluster, plain_pins(pins), compare_every, keep_grads
+        )
+        self._train_step, self._caller, self._steps = train_step, Caller(train_step), 0
+        self._on_change, self._captures = on_change, captures
+        self._session.live, self._session.batch = cycled(optimizers), batch
+        self._start()
+        self._capture(self._call_of(example), plan)
+        # Last, because a capture or a measurement draws numbers, and not on every rank.
+        torch.manual_seed(seed)
+
+    def _start(self) -> None:
+        #: The captured steps, the one that has run last first.
+        self._captured: list[CapturedStep] = []
+        self._last: CapturedStep | None = None
+        self._session.steps.append(self._captured)
+
+    @as_the_users
+    def share(self, step: Callable[..., Any], *, example: Any, plan: Plan | str | Path | None = None) -> ParallelStep:
+        """Makes a further step on the same model, such as an evaluation, that runs on its state as it is placed, without ``sync``.
+
+        Args:
+            step: a function that uses the same model, and perhaps the same optimizers.
+            example: the arguments that it is called with, as for :func:`unisono.parallelize`. It is captured in the mode that the model
+                has now, so call ``model.eval()`` first where it is called in that mode.
+            plan: a plan to run instead of searching.
+        """
+        other = object.__new__(ParallelStep)
+        other.ranks, other._session = self.ranks, self._session
+        other._on_change, other._captures = self._on_change, self._captures
+        other._train_step, other._caller, other._steps = step, Caller(step), 0
+        other._start()
+        self._pause()
+        with _same_random_numbers(), self._session.state.lent():
+            other._capture(other._call_of(example), plan)
+        return other
+
+    def _pause(self) -> None:
+        """Gives the user what the last step puts anew at each step, so that another one can be captured."""
+        if self._session.active is not None:
+            self._session.active.flush()
+            self._session.active = None
+
+    def _call_of(self, example: Any) -> Call:
+        """The call of an example; what is wrong with it on one rank is raised on all."""
+        error: UnisonoError | None = None
+        call = None
+        try:
+            call = self._caller.of_example(example)
+        except UnisonoError as met:
+            error = met
+        self.ranks.raise_together(error)
+        assert call is not None
+        return call
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the calls that were made last."""
+        return self._captured[0].plan
+
+    @property
+    def passes(self) -> Any:
+        """What the passes did to its graph."""
+        return self._captured[0].passes
+
+    @property
+    def seconds(self) -> Seconds:
+        """What it took to capture and plan them."""
+        return self._captured[0].seconds
+
+    @property
+    def rank_graph(self) -> Graph:
+        """The graph that this rank runs for them."""
+        return self._captured[0].rank_graph
+
+    @as_the_users
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Runs one step on the global batch and returns what the user's step returns."""
+        call = self._caller(arguments, named)
+        step = self._step_for(call)
+        meeting = self.ranks.meeting
+        if meeting is None:
+            returned = step.run(call, self._steps)
+        else:
+            meeting.inside = self._steps
+            returned = step.run(call, self._steps)
+            meeting.inside = None
+        self._steps += 1
+        return returned
+
+    def _step_for(self, call: Call) -> CapturedStep:
+        """The captured step that can serve a call, captured now if there is none."""
+        index = next((index for index, step in enumerate(self._captured) if step.serves(call)), None)
+        if index is None:
+            reason = self._captured[0].why_not(call)
+            assert reason is not None
+            if reason.code != "U0122" or self._on_change == "refuse":
+                raise reason
+            self._capture_again(call, reason)
+        elif index > 0:
+            self._captured.insert(0, self._captured.pop(index))
+        self._captured[0].activate()
+        return self._captured[0]
+
+    def _capture_again(self, call: Call, reason: StepError) -> None:
+        session, start = self._session, time.perf_counter()
+        self.ranks.come_together("capture the step again", reason.message)
+        self._pause()
+        for captured in session.steps:
+            captured[:] = [step for step in captured if step.has_its_tensors()]
+        self._capture_with_live_settings(call)
+        for _ in range(len(self._captured) - self._captures):
+            self._captured.pop()
+        session.state.keep_only([item for steps in session.steps for step in steps for item in step.shared()])
+        if self.ranks.rank == 0:
+            _notice(f"the step was captured and planned again in {time.perf_counter() - start:.1f} s: {reason.message}")
+        still = self._captured[0].why_not(call)
+        if still is not None:
+            raise still
+
+    def _capture_with_live_settings(self, call: Call) -> None:
+        """Captures the step; a setting that has changed, and so may change again, is an input of it if the optimizer allows it."""
+        session, before = self._session, self._session.live
+        session.live = tuple(dict.fromkeys([*before, *(self._last.changed_numbers() if self._last else ())]))
+        with _same_random_numbers(), session.state.lent():
+            try:
+                self._capture(call, None)
+            except (StepError, UnsupportedError):
+                if session.live == before:
+                    raise
+                session.live = before
+                self._capture(call, None)
+
+    def _capture(self, call: Call, plan: Plan | str | Path | None) -> None:
+        self._captured.insert(0, CapturedStep(self._session, self._train_step, call, plan))
+        self._last = self._captured[0]
+
+    def sync(self) -> None:
+        """Writes the current values of parameters, buffers and optimizer state into the user's model and optimizer, on every rank.
+
+        Until then, from the first step on, those of them that the plan cuts hold NaN: the rank has the memory of its parts only. The next
+        step takes them away again, with what was written into them until then.
+        """
+        self.ranks.come_together("call `sync`")
+        if self._session.active is not None:
+            self._session.active.look()
+            self._session.active.take_over()
+            self._session.active.flush()
+        self._session.state.sync()
+
+    def timeline(self, *arguments: Any) -> list[tuple[str, str | None, int, int]]:
+        """Runs one step and returns for each instruction what it is, its place, its start and its duration in nanoseconds."""
+        returned, records = self._record(arguments)
+        step = self._captured[0]
+        step.finish(returned)
+        instructions = step.executor.program.instructions()
+        return [(*instructions[index], start, duration) for index, start, duration in records]
+
+    def write_timelines(self, folder: str | Path, *arguments: Any) -> None:
+        """Runs one step on every rank and writes this rank's as it was predicted and as it was measured.
+
+        The files are ``predicted/rank0.json`` and ``measured/rank0.json``, one of each for every rank, for trace viewers and for
+        ``unisono trace``: ``unisono trace diff FOLDER/predicted FOLDER/measured`` puts them side by side.
+        """
+        rank = self.ranks.rank
+        _, records = self._record(arguments)
+        step = self._captured[0]
+        texts = {
+            "predicted": step.rank_graph.simulated_json(step.plan.native, step.cluster, rank),
+            "measured": step.executor.program.trace_json(records, rank, step.rank_graph),
+        }
+        for name, text in texts.items():
+            file = Path(folder, name, f"rank{rank}.json")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+    def measure(self, *arguments: Any, repeats: int = 5) -> dict[str, list[int]]:
+        """Runs ``repeats`` + 1 steps on every rank and returns what they took, beside which ``plan.prediction`` can be put.
+
+        Each entry is a list over ranks: ``step_ns``, the median wall time of a step; ``state_bytes``, the parameters, buffers and
+        optimizer state that the rank keeps; ``buffer_bytes``, what stays from step to step for small results (at most 16 MiB, and no
+        more than a ``memory_limit`` leaves); ``peak_bytes``, the most that the rank held during a step: all that, what is the same at every
+        step, the step's inputs, and what PyTorch's allocator gave out on top of them, as its profiler saw it. Memory that no tensor owns
+        (code, buffers of the network) is not in it.
+        """
+        times = [_measure.nanoseconds(lambda: self(*arguments)) for _ in range(repeats)]
+        step = self._captured[0]
+        tensors = step.tensors(self._caller(arguments, {}))
+        state = _measure.tensor_bytes(step.state_tensors())
+        buffers = step.executor.program.buffer_bytes()
+        # What a thread of the network frees last is not always seen to be freed: more than once, and the least counts.
+        growth = min(_measure.peak_growth(lambda: step.executor(tensors)) for _ in range(5))
+        constants = step.executor.program.constant_bytes()
+        peak = state + _measure.tensor_bytes(tensors) + buffers + constants + growth
+        mine = torch.tensor([statistics.median_low(times), state, buffers, peak])
+        found = self.ranks.gathered(mine) if self.ranks.count > 1 else [mine]
+        names = ("step_ns", "state_bytes", "buffer_bytes", "peak_bytes")
+        return dict(zip(names, torch.stack(found, dim=1).tolist(), strict=True))
+
+    def _record(self, arguments: tuple[Any, ...]) -> tuple[list[torch.Tensor], Any]:
+        call = self._caller(arguments, {})
+        return self._step_for(call).record(call)
+
+
+def _require_settings(compare_every: int, on_change: str, captures: int, batch: str) -> None:
+    if compare_every < 0:
+        message = f"`compare_every` is {compare_every}"
+        raise ConfigurationError(message, code="U0012", hint="a number of steps, or 0 to compare never")
+    if on_change not in ("capture", "refuse"):
+        hint = '"capture" captures the step again when something changes, "refuse" raises an error'
+        raise ConfigurationError(f"`on_change` is {on_change!r}", code="U0012", hint=hint)
+    if batch not in ("global", "local"):
+        hint = '"global" where every rank is given the whole batch, "local" where each is given its part'
+        raise ConfigurationError(f"`batch` is {batch!r}", code="U0012", hint=hint)
+    if captures < 1:
+        raise ConfigurationError(f"`captures` is {captures}", code="U0012", hint="at least one captured step is kept")
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Leaves PyTorch's generator as it is: a capture draws numbers, and not on every rank."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def _notice(what: str) -> None:
+    file, line = user_place(sys._getframe(1))
+    warnings.warn_explicit(what, CaptureNotice, file or "unisono", line)
