@@ -1,7 +1,8 @@
 //! Horizontal grouping: one operation on lists where there were many, one for each parameter.
 //!
 //! An optimizer does the same to every parameter, and capture gives a node for each. Nodes of the update part that have the
-//! same operator and the same settings, and do not depend on each other, become one node of the table of list operations.
+//! same operator and the same settings, and do not depend on each other, become one node of the table of list operations. Those that
+//! can be done in place stay apart from those that cannot: one that cannot would take memory for new results of all.
 
 use aten::{ListForm, Role};
 use base::{PrimaryMap, Result, SecondaryMap};
@@ -78,8 +79,9 @@ fn groups(graph: &Graph) -> Vec<Group> {
 fn candidates(graph: &Graph) -> Vec<Candidate> {
     let mut levels: SecondaryMap<ValueId, u32> = SecondaryMap::with_default(0);
     let named: PrimaryMap<OpId, Vec<Form>> = graph.ops.values().map(|op| forms_of(&op.name)).collect();
+    let in_place = memory::in_place(&memory::steps_of(graph));
     let mut candidates = Vec::new();
-    for id in &graph.order {
+    for (id, in_place) in graph.order.iter().zip(in_place) {
         let node = &graph.nodes[*id];
         let forms = forms(graph, node, &named[node.op]);
         let below = node.operands().map(|operand| levels[operand]).max().unwrap_or(0);
@@ -88,7 +90,7 @@ fn candidates(graph: &Graph) -> Vec<Candidate> {
             levels[result] = level;
         }
         if !forms.is_empty() {
-            let choices = forms.into_iter().map(|form| (form, key(graph, level, form, node)));
+            let choices = forms.into_iter().map(|form| (form, key(graph, level, in_place, form, node)));
             candidates.push(Candidate { node: *id, choices: choices.collect() });
         }
     }
@@ -141,11 +143,13 @@ fn entries<'n>(form: &ListForm, node: &'n Node) -> impl Iterator<Item = ValueId>
     roles.iter().zip(&node.args).filter(|(role, _)| **role == Role::Each).flat_map(|(_, arg)| arg.values())
 }
 
-/// What members of a group have in common, as bytes: part, level, operator, settings, shared tensors, element types and devices.
-fn key(graph: &Graph, level: u32, form: Form, node: &Node) -> Vec<u8> {
+/// What members of a group have in common, as bytes: part, level, whether they are done in place, operator, settings, shared tensors,
+/// element types and devices.
+fn key(graph: &Graph, level: u32, in_place: bool, form: Form, node: &Node) -> Vec<u8> {
     let mut key = Key { graph, bytes: Vec::with_capacity(128) };
     key.number(node.part.0);
     key.number(level);
+    key.number(u32::from(in_place));
     key.number(node.op.0);
     if let Form::List(list, _) = form {
         key.bytes.extend(list.name.as_bytes());

@@ -5,10 +5,13 @@
 //! solution becomes, and keeps the best within the memory limit. Nothing here knows the name of a model, a module or a parameter; names serve
 //! only to match the user's pins and to print.
 
+mod along;
 mod copies;
 mod explain;
 mod labels;
+mod limits;
 mod links;
+mod moments;
 mod pins;
 mod plan;
 mod prices;

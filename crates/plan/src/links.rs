@@ -12,10 +12,12 @@ use ir::{MeshAxis, PartId, PartKind, Placement, Reshard, TensorType, ValueId, lo
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use shard::KindId;
 use smallvec::SmallVec;
-use solve::{Cost, Problem, TableId};
+use solve::{Cells, ClassId, Cost, Problem, TableId};
 
 use crate::{
     copies::{CopySet, copy_sets},
+    moments::Charge,
+    prices::{AWAITED, WINDOWED},
     tables::Setting,
 };
 
@@ -54,9 +56,21 @@ impl Source {
         if self.is_state || kind == PartKind::Update { Company::Bucketed } else { Company::Alone }
     }
 
-    /// Whether a copy for `part` takes memory of its own from an earlier part of the program on.
+    /// What times of collectives on the value count as, where it is used in a part of kind `to` and made in one of kind `from`: a gather
+    /// of stored state has all operations before it to hide behind, and a gradient those that come after it; a new parameter that is
+    /// gathered at the end of the step has none.
+    fn class(&self, from: PartKind, to: PartKind) -> ClassId {
+        let is_gradient = to == PartKind::Update && from != PartKind::Update;
+        match self.company(to) {
+            Company::Bucketed if self.is_state || is_gradient => WINDOWED,
+            Company::Bucketed => ClassId::default(),
+            Company::Alone => AWAITED,
+        }
+    }
+
+    /// Whether what enters `part` is held beside state from an earlier part of the program on.
     fn crosses_to(&self, part: PartId) -> bool {
-        part != self.part && !self.is_state && !self.is_view
+        part != self.part && !self.is_state
     }
 }
 
@@ -67,6 +81,8 @@ pub struct Signature {
     pub source: Source,
     /// What each use requires, and where.
     pub uses: SmallVec<[(RequiredId, PartId); 2]>,
+    /// How much of its memory counts.
+    pub charge: Charge,
 }
 
 /// The tables of a value.
@@ -85,6 +101,8 @@ pub struct PartCopies {
     pub sets: Vec<CopySet>,
     /// The time to make the further placements of each.
     pub costs: Vec<Cost>,
+    /// What these times count as.
+    pub class: ClassId,
     /// Between the source, or the part before, and the sets.
     pub enter: TableId,
     /// Between each use in this part, in their order, and the sets.
@@ -128,7 +146,8 @@ impl Links {
         let provided = &self.provided[signature.source.provided.0 as usize];
         let (ty, source) = (setting.graph.ty(value), signature.source);
         let inevitable = inevitable(setting, source, provided, &uses);
-        let mut maker = Maker { setting, ty, source, provided, inevitable, problem };
+        let charge = &signature.charge;
+        let mut maker = Maker { setting, ty, source, provided, charge, inevitable, problem };
         let link = match uses.as_slice() {
             [(only, part)] => Link::Direct(maker.direct(only, *part)),
             uses => Link::Parts(maker.parts(uses)),
@@ -152,6 +171,7 @@ struct Maker<'a> {
     ty: &'a TensorType,
     source: Source,
     provided: &'a [Placement],
+    charge: &'a Charge,
     inevitable: Vec<(Placement, Placement, Company)>,
     problem: &'a mut Problem,
 }
@@ -161,18 +181,24 @@ impl Maker<'_> {
         self.source.company(kind_of(self.setting, part))
     }
 
+    fn class(&self, part: PartId) -> ClassId {
+        self.source.class(kind_of(self.setting, self.source.part), kind_of(self.setting, part))
+    }
+
     fn direct(&mut self, required: &Required, part: PartId) -> TableId {
-        let (company, crossing) = (self.company(part), self.source.crosses_to(part));
+        let company = self.company(part);
+        let charged = if self.source.crosses_to(part) { self.charged(part) } else { 0 };
         let (mut costs, mut weights) = (Vec::new(), Vec::new());
         for provided in self.provided {
-            let kept = if crossing { self.bytes(*provided) } else { 0 };
+            let kept = charged * self.bytes(*provided);
             for required in required {
                 let changes = required.iter().map(|to| self.change(*provided, *to, company));
                 costs.push(changes.fold(Cost::ZERO, std::ops::Add::add));
                 weights.push(kept);
             }
         }
-        self.problem.weighted_table(&[self.provided.len(), required.len()], &costs, &weights)
+        let cells = Cells { costs: &costs, weights: &weights, class: self.class(part) };
+        self.problem.table_of(&[self.provided.len(), required.len()], cells)
     }
 
     fn parts(&mut self, uses: &[Use<'_>]) -> Vec<Rc<PartCopies>> {
@@ -186,13 +212,14 @@ impl Maker<'_> {
             let before = parts.last().map(Rc::as_ref);
             let sets = self.sets(before, &here);
             let costs = self.making(&sets, self.company(part));
+            let class = self.class(part);
             let crosses = before.is_some() || part != self.source.part;
             let enter = match parts.last() {
                 None => self.enter_first(&sets, part),
-                Some(before) => self.enter_later(&before.sets, &sets),
+                Some(before) => self.enter_later(&before.sets, &sets, part),
             };
             let serves = here.iter().map(|required| self.serve(&sets, required)).collect();
-            parts.push(Rc::new(PartCopies { part, sets, costs, enter, serves, crosses }));
+            parts.push(Rc::new(PartCopies { part, sets, costs, class, enter, serves, crosses }));
         }
         parts
     }
@@ -234,19 +261,20 @@ impl Maker<'_> {
 
     /// Ties the first copy sets to the source.
     fn enter_first(&mut self, sets: &[CopySet], part: PartId) -> TableId {
-        let crosses = self.source.crosses_to(part);
+        let charged = if self.source.crosses_to(part) { self.charged(part) } else { 0 };
         let (mut costs, mut weights) = (Vec::new(), Vec::new());
         for provided in self.provided {
             for set in sets {
                 costs.push(if *provided == set.source { Cost::ZERO } else { Cost::INFINITE });
-                weights.push(if crosses { self.bytes(set.source) } else { 0 });
+                weights.push(charged * self.bytes(set.source));
             }
         }
         self.problem.weighted_table(&[self.provided.len(), sets.len()], &costs, &weights)
     }
 
     /// Ties later copy sets to those of the part before.
-    fn enter_later(&mut self, before: &[CopySet], sets: &[CopySet]) -> TableId {
+    fn enter_later(&mut self, before: &[CopySet], sets: &[CopySet], part: PartId) -> TableId {
+        let charged = self.charged(part);
         // Where the value is stored, it is there in its own placement at any time, for nothing.
         let free = |placement: Placement| self.source.is_state && self.provided.contains(&placement);
         let (mut costs, mut weights) = (Vec::new(), Vec::new());
@@ -255,7 +283,8 @@ impl Maker<'_> {
                 let owned = earlier.source == entered && (free(entered) || self.source.is_view);
                 let cost = if owned { Cost::ZERO } else { Cost::new(0, 1) };
                 costs.push(if earlier.serves(entered) { cost } else { Cost::INFINITE });
-                weights.push(if owned { 0 } else { self.bytes(entered) });
+                let stored = earlier.source == entered && free(entered);
+                weights.push(if stored { 0 } else { charged * self.bytes(entered) });
             }
         }
         self.problem.weighted_table(&[before.len(), sets.len()], &costs, &weights)
@@ -274,7 +303,7 @@ impl Maker<'_> {
     /// The cost of a change of placement: its time, then its number of collectives.
     fn change(&self, from: Placement, to: Placement, company: Company) -> Cost {
         let reshard = Reshard { from, to };
-        let Setting { machine, space, batch, strict, prices, .. } = *self.setting;
+        let Setting { machine, space, batch, strict, .. } = *self.setting;
         if self.source.in_flight && from != to {
             return Cost::INFINITE;
         }
@@ -284,7 +313,6 @@ impl Maker<'_> {
         ) else {
             return Cost::INFINITE;
         };
-        let time = prices.of(company, time);
         let against =
             against_demand(batch, from, to, company) && !self.inevitable.contains(&(from, to, company));
         match (against, strict) {
@@ -292,6 +320,11 @@ impl Maker<'_> {
             (true, false) => Cost::new(time + AGAINST_A_DEMAND, steps.len() as u32),
             (false, _) => Cost::new(time, steps.len() as u32),
         }
+    }
+
+    /// At how many moments the memory of what enters a part counts.
+    fn charged(&self, part: PartId) -> u64 {
+        self.charge.entering.iter().find(|(known, _)| *known == part).map_or(0, |(_, count)| *count)
     }
 
     fn bytes(&self, placement: Placement) -> u64 {

@@ -4,15 +4,15 @@
 //! therefore solves under several prices, and what each solution really takes is simulated. A collective that has a window counts for
 //! less the more of it is hidden; one on the way from an operation to the next counts for more the more latencies it would bring.
 
-use cost::Company;
 use serde::{Deserialize, Serialize};
+use solve::ClassId;
 
 /// Percentages that times of collectives are multiplied by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Prices {
-    /// Of gathers of state and reductions of gradients: they start early or are waited for late.
+    /// Of gathers of stored state and reductions of gradients: they start early or are waited for late.
     pub windowed: u16,
-    /// Of all others: the next operation needs them at once.
+    /// Of those that the next operation needs at once.
     pub awaited: u16,
 }
 
@@ -31,12 +31,17 @@ impl Prices {
         Self { windowed: 10, awaited: 10 },
     ];
 
-    /// What a change of placement that takes `time` counts for.
-    pub fn of(self, company: Company, time: i64) -> i64 {
-        let percent = match company {
-            Company::Bucketed => self.windowed,
-            Company::Alone => self.awaited,
-        };
-        i64::try_from(i128::from(time) * i128::from(percent) / 100).unwrap_or(i64::MAX)
+    /// What the tables of a class count for.
+    pub fn percent(self, class: ClassId) -> u32 {
+        u32::from(match class {
+            WINDOWED => self.windowed,
+            AWAITED => self.awaited,
+            _ => 100,
+        })
     }
 }
+
+/// The class of tables with times of collectives that have operations to hide behind.
+pub const WINDOWED: ClassId = ClassId(1);
+/// The class of those that the next operation needs at once.
+pub const AWAITED: ClassId = ClassId(2);

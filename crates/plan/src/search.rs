@@ -5,16 +5,14 @@ use cluster::Cluster;
 use cost::Machine;
 use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use passes::{Direct, DirectAxes};
-use shard::{Assignment, Space, canonical, partition};
-use solve::{Choices, Failure, Options, Solver, evaluate, weigh};
+use shard::{Assignment, Space, canonical, partition_mesh};
 
 use crate::{
+    along::{Along, Model},
     labels::label,
-    pins::{Demands, Pins, pinned},
+    pins::{Pins, pinned},
     plan::{Plan, Prediction, RunnerUp},
-    prices::Prices,
     runners_up::pins_of,
-    tables::{Setting, Tables, demand_on_batch},
 };
 
 /// What is asked for.
@@ -43,21 +41,12 @@ pub struct Searched {
     pub assignments: Vec<Assignment>,
 }
 
-/// Budgets go down from the weight of the fastest plan by so many halvings of the way to the least: 1/32 of it first, all of it last.
-const MOST_HALVINGS: u32 = 6;
-/// How often a budget is raised again from one that keeps the memory limit towards one that does not, for a small and a large program.
-const MOST_RAISES: [u32; 2] = [6, 2];
 /// Programs with more nodes are searched under fewer prices.
 const LARGE: usize = 2_000;
-/// How many prices a large program is searched under.
-const PRICES_OF_LARGE: usize = 3;
-/// The most cells of a table in searches that propose candidates.
-const PROPOSED_TABLE_LIMIT: u64 = 1 << 18;
-/// How many candidates of an outer axis are carried on to the axes within it, of a small and of a large program.
-const BEAM: [usize; 2] = [4, 2];
+/// How many of the best candidates are tried under all settings of the passes, of a small and of a large program.
+const MOST_TUNED: [usize; 2] = [8, 1];
 /// How many runners-up a plan names.
 const MOST_RUNNERS_UP: usize = 5;
-const PICOS_PER_NANO: i64 = 1_000;
 
 /// Finds the plan of least predicted time under the memory limit that keeps the pins.
 pub fn search(request: &Request<'_>) -> Result<Searched> {
@@ -78,8 +67,10 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     };
     let mut found = run.explored(&canonical, 0)?;
     found.extend(run.replicated(&canonical)?);
-    let (best, others) =
-        ranked(found, request.memory_limit).ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
+    let found = run.tuned(&canonical, ranked(found, request.memory_limit))?;
+    let mut found = ranked(found, request.memory_limit).into_iter();
+    let best = found.next().ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
+    let others = found;
     if !best.fits(request.memory_limit) {
         return Err(too_small(request.memory_limit.unwrap_or(0), best.prediction.peak_bytes));
     }
@@ -96,12 +87,12 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     plan.undivided = run.undivided(&canonical);
     plan.passes = best.passes;
     plan.prediction = best.prediction;
-    for other in &others {
+    for other in others {
         if plan.runners_up.len() == MOST_RUNNERS_UP {
             break;
         }
         let Prediction { step_ns, peak_bytes, .. } = other.prediction;
-        let other_name = name(other)?;
+        let other_name = name(&other)?;
         // Of plans that are called alike the fastest is enough.
         if other_name == plan.label || plan.runners_up.iter().any(|known| known.name == other_name) {
             continue;
@@ -118,31 +109,41 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
 }
 
 /// A candidate with what it is predicted to take.
-struct Found {
+pub struct Found {
     /// The decisions along each axis.
-    assignments: Vec<Assignment>,
-    passes: passes::Settings,
-    prediction: Prediction,
+    pub assignments: Vec<Assignment>,
+    /// What its passes do.
+    pub passes: passes::Settings,
+    /// What it takes.
+    pub prediction: Prediction,
 }
 
 impl Found {
-    fn fits(&self, limit: Option<u64>) -> bool {
+    /// Whether it keeps a memory limit.
+    pub fn fits(&self, limit: Option<u64>) -> bool {
         limit.is_none_or(|limit| self.prediction.peak_bytes <= limit)
+    }
+
+    /// Less is better.
+    fn fitness(&self, limit: Option<u64>) -> (bool, i64, u64) {
+        let Prediction { step_ns, peak_bytes, .. } = self.prediction;
+        if self.fits(limit) {
+            (false, step_ns, peak_bytes)
+        } else {
+            (true, i64::try_from(peak_bytes).unwrap_or(i64::MAX), 0)
+        }
     }
 }
 
-/// What the tables say of a solution, in picoseconds: its time, and the least that they allow.
-#[derive(Clone, Copy, Default)]
-struct Model {
-    time: i64,
-    bound: i64,
-}
-
-struct Run<'a> {
-    request: &'a Request<'a>,
-    machine: Machine<'a>,
+/// What a search is for and on.
+pub struct Run<'a> {
+    /// What is asked for.
+    pub request: &'a Request<'a>,
+    /// Costs.
+    pub machine: Machine<'a>,
     direct: DirectAxes,
-    is_large: bool,
+    /// Whether the program is searched under fewer prices.
+    pub is_large: bool,
 }
 
 impl Run<'_> {
@@ -151,7 +152,7 @@ impl Run<'_> {
     }
 
     /// The candidates along the axes from `number` on, on the graph that the axes outside it leave.
-    fn explored(&self, graph: &Graph, number: usize) -> Result<Vec<Found>> {
+    pub fn explored(&self, graph: &Graph, number: usize) -> Result<Vec<Found>> {
         let Some(axis) = self.axis(number) else {
             // One rank runs the graph as it was captured.
             let alone = self.request.mesh.ranks() == 1;
@@ -194,6 +195,31 @@ impl Run<'_> {
         last.ok_or_else(|| Diagnostic::bug("there are no settings of passes"))
     }
 
+    /// The same, the first few with those settings of the passes under which they are fastest.
+    fn tuned(&self, canonical: &Graph, mut found: Vec<Found>) -> Result<Vec<Found>> {
+        for one in found.iter_mut().take(MOST_TUNED[usize::from(self.is_large)]) {
+            if one.prediction.collectives == 0 {
+                continue;
+            }
+            let mut decisions = one.assignments.iter();
+            let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
+            let graph = partition_mesh(canonical, self.request.mesh, 0, next)?;
+            for rung in passes::Settings::ladder() {
+                let passes = passes::Settings { direct: self.direct.clone(), ..rung };
+                if passes == one.passes {
+                    continue;
+                }
+                let Prediction { model_ns, bound_ns, .. } = one.prediction;
+                let prediction = Prediction { model_ns, bound_ns, ..self.simulated(&graph, &passes)? };
+                let other = Found { assignments: Vec::new(), passes, prediction };
+                if other.fitness(self.request.memory_limit) < one.fitness(self.request.memory_limit) {
+                    (one.passes, one.prediction) = (other.passes, other.prediction);
+                }
+            }
+        }
+        Ok(found)
+    }
+
     fn simulated(&self, graph: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
         let graph = passes::run(&passes::pipeline(passes), graph, |_| {})?;
         let sim::Prediction { time, memory } = sim::predict(&graph, self.machine)?;
@@ -228,196 +254,13 @@ impl Run<'_> {
     }
 }
 
-/// The search along one axis.
-struct Along<'a> {
-    run: &'a Run<'a>,
-    graph: &'a Graph,
-    number: usize,
-    axis: &'a MeshAxis,
-    space: &'a Space,
-    demands: &'a Demands,
-}
-
-impl Along<'_> {
-    /// Distinct solutions under all prices, each carried on through the axes within this one.
-    fn candidates(&self) -> Result<Vec<Found>> {
-        let strict = self.solutions(true);
-        let found = match strict {
-            Ok(found) if self.is_kept(&found) => return Ok(found),
-            other => other,
-        };
-        if demand_on_batch(self.graph, self.demands).is_none() {
-            return found;
-        }
-        self.solutions(false)
-    }
-
-    fn is_kept(&self, found: &[Found]) -> bool {
-        found.iter().any(|one| one.fits(self.run.request.memory_limit))
-    }
-
-    fn solutions(&self, strict: bool) -> Result<Vec<Found>> {
-        let tried = if self.run.is_large { PRICES_OF_LARGE } else { Prices::TRIED.len() };
-        let beam = BEAM[usize::from(self.run.is_large)];
-        let is_last = self.number + 1 == self.run.request.mesh.axes.len();
-        let setting = self.setting(strict, Prices::PLAIN);
-        let plain = Tables::new(&setting)?;
-        let mut known: Vec<Choices> = Vec::new();
-        let mut found = Vec::new();
-        let mut bound = 0;
-        for prices in &Prices::TRIED[..tried] {
-            let setting = self.setting(strict, *prices);
-            let priced;
-            let tables = if *prices == Prices::PLAIN {
-                &plain
-            } else {
-                priced = Tables::new(&setting)?;
-                &priced
-            };
-            let is_last_try = !strict || setting.batch.is_none();
-            // What the plain prices prove, the others need not prove again: they only propose.
-            let table_limit =
-                if *prices == Prices::PLAIN { Options::default().table_limit } else { PROPOSED_TABLE_LIMIT };
-            let options = Options { table_limit, blame: is_last_try, ..Options::default() };
-            let mut solver = Solver::new(&tables.problem, options);
-            let solution = solver.solve().map_err(|failure| self.explained(tables, &failure))?;
-            if *prices == Prices::PLAIN {
-                bound = solution.bound.primary();
-            }
-            let mut carry = |choices: &Choices| -> Result<Vec<Found>> {
-                if known.contains(choices) || (!is_last && known.len() >= beam) {
-                    return Ok(Vec::new());
-                }
-                known.push(choices.clone());
-                let model = Model { time: evaluate(&plain.problem, choices).primary(), bound };
-                self.continued(&plain.assignment(choices), model)
-            };
-            let free = carry(&solution.choices)?;
-            let fits = self.is_kept(&free);
-            found.extend(free);
-            if !fits && self.run.request.memory_limit.is_some() {
-                found.extend(self.limited(&mut solver, tables, &solution.choices, &mut carry)?);
-            }
-        }
-        Ok(found)
-    }
-
-    /// Candidates of less memory than the free one: with budgets from its weight down to the least, up to the first that keeps the
-    /// limit, and then up again as far as time is won.
-    ///
-    /// The solver keeps the weight to a budget: state, and what lives between two parts of the program. The peak follows it.
-    fn limited(
-        &self,
-        solver: &mut Solver<'_>,
-        tables: &Tables<'_>,
-        free: &Choices,
-        carry: &mut impl FnMut(&Choices) -> Result<Vec<Found>>,
-    ) -> Result<Vec<Found>> {
-        let weight = weigh(&tables.problem, free);
-        let least = match solver.solve_within(0) {
-            Err(Failure::OverBudget { least }) => least,
-            _ => 0,
-        };
-        let mut all = Vec::new();
-        let (mut over, mut kept) = (weight, None);
-        for halvings in (0..MOST_HALVINGS).rev() {
-            let budget = weight - ((weight - least) >> halvings);
-            let Ok(budgeted) = solver.solve_within(budget) else { break };
-            let found = carry(&budgeted.solution.choices)?;
-            let fits = self.is_kept(&found);
-            all.extend(found);
-            if fits {
-                kept = Some(budget);
-                break;
-            }
-            over = budget;
-        }
-        let Some(mut low) = kept else { return Ok(all) };
-        for _ in 0..MOST_RAISES[usize::from(self.run.is_large)] {
-            let budget = low + (over - low) / 2;
-            let Ok(budgeted) = solver.solve_within(budget) else { break };
-            let found = carry(&budgeted.solution.choices)?;
-            if self.is_kept(&found) {
-                low = budget;
-            } else {
-                over = budget;
-            }
-            all.extend(found);
-        }
-        Ok(all)
-    }
-
-    /// What becomes of a decision along this axis with the axes within it.
-    fn continued(&self, assignment: &Assignment, model: Model) -> Result<Vec<Found>> {
-        let local = if self.axis.size == 1 {
-            self.graph.clone()
-        } else {
-            partition(self.graph, assignment, self.axis, 0)?.into_renumbered()
-        };
-        let mut found = self.run.explored(&local, self.number + 1)?;
-        for one in &mut found {
-            one.assignments.insert(0, assignment.clone());
-            if one.prediction.model_ns == 0 {
-                one.prediction.model_ns = model.time / PICOS_PER_NANO;
-                one.prediction.bound_ns = model.bound / PICOS_PER_NANO;
-            }
-        }
-        Ok(found)
-    }
-
-    fn setting(&self, strict: bool, prices: Prices) -> Setting<'_> {
-        Setting {
-            graph: self.graph,
-            space: self.space,
-            machine: self.run.machine,
-            prices,
-            pins: self.demands,
-            batch: demand_on_batch(self.graph, self.demands),
-            strict,
-        }
-    }
-
-    fn explained(&self, tables: &Tables<'_>, failure: &Failure) -> Box<Diagnostic> {
-        let Failure::Infeasible { variables } = failure else {
-            return Diagnostic::new(Code::NO_PLAN, "the search for a plan failed")
-                .because(failure.to_string());
-        };
-        let (inputs, nodes) = tables.meaning(variables);
-        let names = inputs.iter().map(|id| format!("`{}`", self.graph.inputs[*id].name));
-        let operators = nodes.iter().map(|id| format!("`{}`", self.graph.op_name(*id)));
-        let among: Vec<String> = names.chain(operators).take(MOST_NAMES).collect();
-        let diagnostic =
-            Diagnostic::new(Code::BAD_PIN, format!("no plan keeps all pins along `{}`", self.axis.name))
-                .because(format!("no choice suits all of {}", among.join(", ")))
-                .hint("remove pins of these until there is one");
-        match nodes.iter().find_map(|id| self.graph.place(*id)) {
-            Some(place) => diagnostic.at_line(&place.file, place.line, 0),
-            None => diagnostic,
-        }
-    }
-}
-
-/// Maximum number of names listed in an error.
-const MOST_NAMES: usize = 6;
-
-/// The fastest candidate that fits (else the smallest), and the others in order of their time; of equals the first.
-fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Option<(Found, Vec<Found>)> {
-    let fitness = |one: &Found| {
-        let Prediction { step_ns, peak_bytes, .. } = one.prediction;
-        if one.fits(limit) { (0, step_ns, peak_bytes) } else { (1, peak_bytes as i64, 0) }
-    };
-    found.sort_by_key(fitness);
-    let mut found = found.into_iter();
-    let best = found.next()?;
+/// The candidates from the best on: those that fit in the order of their time, then the others in that of their memory; of equals the
+/// first alone.
+fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
+    found.sort_by_key(|one| one.fitness(limit));
     let figures = |one: &Found| (one.prediction.step_ns, one.prediction.peak_bytes);
-    let mut others: Vec<Found> = Vec::new();
-    for other in found {
-        if figures(&other) != figures(&best) && others.iter().all(|known| figures(known) != figures(&other)) {
-            others.push(other);
-        }
-    }
-    others.sort_by_key(|other| (!other.fits(limit), other.prediction.step_ns));
-    Some((best, others))
+    found.dedup_by_key(|one| figures(one));
+    found
 }
 
 /// Operators that run replicated because nothing is known of how they shard, with their number.

@@ -1,8 +1,8 @@
 //! The search space as variables and cost tables.
 //!
 //! A variable for each operation (its strategy), for each input (its placement), and for each value with several uses, in each part of the
-//! program where it is used (its copy set). Costs are times. Weights are bytes: of state, and of copies that live from one part of the program
-//! to a later one.
+//! program where it is used (its copy set). Costs are times. Weights are bytes: of state, and of what else is alive at the
+//! [moments](crate::moments) that count.
 
 use std::rc::Rc;
 
@@ -13,12 +13,12 @@ use ir::{Graph, InputClass, InputId, NodeId, PartId, Placement, ValueDef, ValueI
 use rustc_hash::FxHashMap;
 use shard::{Assignment, ClassId, Space};
 use smallvec::SmallVec;
-use solve::{Choices, Cost, Problem, VariableId};
+use solve::{Cells, Choices, Cost, Problem, VariableId};
 
 use crate::{
     links::{Link, Links, PartCopies, ProvidedId, RequiredId, Signature, Source, local_bytes},
+    moments::Charges,
     pins::{Demand, Demands, can_be},
-    prices::Prices,
 };
 
 define_id!(
@@ -34,8 +34,8 @@ pub struct Setting<'a> {
     pub space: &'a Space,
     /// Costs.
     pub machine: Machine<'a>,
-    /// What communication counts for beside computation.
-    pub prices: Prices,
+    /// What of memory is weighed.
+    pub charges: &'a Charges,
     /// What is demanded of inputs.
     pub pins: &'a Demands,
     /// The placement that is demanded of the batch, if one is.
@@ -141,7 +141,8 @@ impl<'a> Tables<'a> {
         }
         let ty = setting.graph.ty(input.value);
         let bytes = |placement: &Placement| {
-            if input.class.is_state() { local_bytes(ty, *placement, &setting.space.axis) } else { 0 }
+            let counted = if input.class.is_state() { setting.charges.moments } else { 0 };
+            counted * local_bytes(ty, *placement, &setting.space.axis)
         };
         let weights: Vec<u64> = placements.iter().map(bytes).collect();
         let variable = self.problem.weighted_variable(&vec![Cost::ZERO; weights.len()], &weights);
@@ -156,7 +157,8 @@ impl<'a> Tables<'a> {
         let whole = node.operands().next().is_some() && !node.operands().any(|value| depends[value]);
         let demanded = node.operands().map(|value| demanded_batch(setting, value)).collect();
         let menu = self.menus.of(setting, id, (setting.space.class(id), whole, demanded));
-        let variable = self.problem.variable(&self.menus.all[menu].1);
+        let (strategies, costs) = &self.menus.all[menu];
+        let variable = self.problem.weighted_variable(costs, &own_weights(setting, id, strategies));
         self.nodes.insert(id, (variable, menu));
     }
 
@@ -224,7 +226,9 @@ impl<'a> Tables<'a> {
     /// Adds the tables between the source of a value and its uses.
     fn connect(&mut self, value: ValueId, uses: &[Use]) {
         let (provider, source) = self.source(value);
-        let signature = Signature { source, uses: uses.iter().map(|u| (u.required, u.part)).collect() };
+        let charge = self.setting.charges.of(value);
+        let signature =
+            Signature { source, uses: uses.iter().map(|u| (u.required, u.part)).collect(), charge };
         let link = self.links.link(self.setting, value, &signature, &mut self.problem);
         let parts = match &*link {
             Link::Direct(table) => return self.problem.pair(provider, uses[0].variable, *table),
@@ -232,7 +236,8 @@ impl<'a> Tables<'a> {
         };
         let mut before = provider;
         for part in parts {
-            let variable = self.problem.variable(&part.costs);
+            let cells = Cells { costs: &part.costs, class: part.class, ..Cells::default() };
+            let variable = self.problem.variable_of(cells);
             self.problem.pair(before, variable, part.enter);
             for (here, serve) in uses.iter().filter(|u| u.part == part.part).zip(&part.serves) {
                 self.problem.pair(here.variable, variable, *serve);
@@ -302,6 +307,24 @@ impl Menus {
         self.required.insert(key, required);
         required
     }
+}
+
+/// What the results of a node weigh under each strategy, where they are alive at a moment that counts; none where nothing is.
+fn own_weights(setting: &Setting<'_>, node: NodeId, strategies: &[Strategy]) -> Vec<u64> {
+    let charged = |(position, value): (usize, ValueId)| match setting.charges.of(value).own {
+        0 => None,
+        count => Some((position, setting.graph.ty(value), count)),
+    };
+    let results: SmallVec<[_; 1]> =
+        setting.graph.nodes[node].results().enumerate().filter_map(charged).collect();
+    if results.is_empty() {
+        return Vec::new();
+    }
+    let weight = |strategy: &Strategy| {
+        let bytes = |position: &usize, ty| local_bytes(ty, strategy.results[*position], &setting.space.axis);
+        results.iter().map(|(position, ty, count)| count * bytes(position, ty)).sum()
+    };
+    strategies.iter().map(weight).collect()
 }
 
 /// The placement that is demanded of a value, if it is a part of the batch.

@@ -4,9 +4,11 @@
 //! for the loss. What is made in the shape of another tensor becomes a constant of that shape, so that nothing is put together for its
 //! sake. Batch norm becomes means, products and sums, so that its statistics
 //! are those of the whole batch under any sharding. A transposition of a transposition goes away, so that gradients are put together where
-//! they are made and not behind a view.
+//! they are made and not behind a view. A view of state is made in each part of the program that uses it, so that sharded state can be
+//! gathered in each part, and not only once for all.
 
-use ir::{Arg, Dtype, Graph, NodeId, Return, TensorType, ValueId};
+use aten::Work;
+use ir::{Arg, Dtype, Graph, Node, NodeId, PartId, Return, TensorType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 
 use crate::{
@@ -32,6 +34,7 @@ pub fn canonical(graph: &Graph) -> Graph {
             ..Graph::default()
         },
         new: FxHashMap::default(),
+        views: FxHashMap::default(),
     };
     for input in graph.inputs.values() {
         let value = rewrite.out.input(input.class, input.name.clone(), graph.ty(input.value).clone());
@@ -50,6 +53,8 @@ struct Rewrite<'a> {
     graph: &'a Graph,
     out: Graph,
     new: FxHashMap<ValueId, ValueId>,
+    /// Views of state as they were made again in a later part of the program.
+    views: FxHashMap<(ValueId, PartId), ValueId>,
 }
 
 impl Rewrite<'_> {
@@ -71,12 +76,47 @@ impl Rewrite<'_> {
         }
     }
 
-    fn args(&self, id: NodeId) -> Vec<Arg> {
-        let mut args = self.graph.nodes[id].args.clone();
+    fn args(&mut self, id: NodeId) -> Vec<Arg> {
+        let Node { args, part, .. } = &self.graph.nodes[id];
+        let (mut args, part) = (args.clone(), *part);
         for arg in &mut args {
-            arg.map_values(|value| self.new[&value]);
+            arg.map_values(|value| self.in_part(self.new[&value], part));
         }
         args
+    }
+
+    /// A new value as a part of the program uses it: views of state that an earlier part made are made again.
+    fn in_part(&mut self, value: ValueId, part: PartId) -> ValueId {
+        let Some((node, position)) =
+            self.view_of_state(value).filter(|(node, _)| self.out.nodes[*node].part < part)
+        else {
+            return value;
+        };
+        if let Some(known) = self.views.get(&(value, part)) {
+            return *known;
+        }
+        let mut again = Node { part, ..self.out.nodes[node].clone() };
+        for arg in &mut again.args {
+            arg.map_values(|operand| self.in_part(operand, part));
+        }
+        let old: Vec<ValueId> = again.results().collect();
+        let new = self.push(again, |out, value| out.ty(value).clone());
+        for (old, new) in old.into_iter().zip(&new) {
+            self.views.insert((old, part), *new);
+        }
+        new[position as usize]
+    }
+
+    /// The node that made a new value, where that is a view of state.
+    fn view_of_state(&self, value: ValueId) -> Option<(NodeId, u32)> {
+        let ValueDef::Result(node, position) = self.out.values[value].def else { return None };
+        let is_view = aten::row(self.out.op_name(node)).is_some_and(|row| matches!(row.work, Work::View));
+        let operand = self.out.nodes[node].operands().next().filter(|_| is_view)?;
+        let of_state = match self.out.values[operand].def {
+            ValueDef::Input(input) => self.out.inputs[input].class.is_state(),
+            ValueDef::Result(..) => self.view_of_state(operand).is_some(),
+        };
+        of_state.then_some((node, position))
     }
 
     fn emitter(&mut self, id: NodeId) -> Emitter<'_> {
@@ -86,9 +126,10 @@ impl Rewrite<'_> {
     }
 
     /// The operand that argument `arg` is.
-    fn operand(&self, id: NodeId, arg: usize) -> Option<ValueId> {
-        match self.graph.nodes[id].args.get(arg)? {
-            Arg::Value(value) => Some(self.new[value]),
+    fn operand(&mut self, id: NodeId, arg: usize) -> Option<ValueId> {
+        let Node { args, part, .. } = &self.graph.nodes[id];
+        match args.get(arg)? {
+            Arg::Value(value) => Some(self.in_part(self.new[value], *part)),
             _ => None,
         }
     }
@@ -118,14 +159,21 @@ impl Rewrite<'_> {
     fn copy(&mut self, id: NodeId) {
         let mut node = self.graph.nodes[id].clone();
         node.args = self.args(id);
-        let new_id = self.out.nodes.next_id();
-        let mut position = 0;
+        let old: Vec<ValueId> = node.results().collect();
+        let graph = self.graph;
+        let new = self.push(node, |_, value| graph.ty(value).clone());
+        self.new.extend(old.into_iter().zip(new));
+    }
+
+    /// Appends a node with results of its own, of the types of those that it had.
+    fn push(&mut self, mut node: Node, ty: impl Fn(&Graph, ValueId) -> TensorType) -> Vec<ValueId> {
+        let id = self.out.nodes.next_id();
+        let mut new: Vec<ValueId> = Vec::new();
         let mut renew = |old: &mut ValueId| {
-            let ty = self.graph.ty(*old).clone();
-            let value = self.out.values.push(ir::Value { ty, def: ir::ValueDef::Result(new_id, position) });
-            position += 1;
-            self.new.insert(*old, value);
-            *old = value;
+            let def = ValueDef::Result(id, new.len() as u32);
+            let ty = ty(&self.out, *old);
+            *old = self.out.values.push(ir::Value { ty, def });
+            new.push(*old);
         };
         for returned in &mut node.returns {
             match returned {
@@ -135,13 +183,14 @@ impl Rewrite<'_> {
             }
         }
         self.out.nodes.push(node);
-        self.out.order.push(new_id);
+        self.out.order.push(id);
+        new
     }
 
     /// Whether a transposition undoes another one, whose operand then stands for its result.
     fn turned_back(&mut self, id: NodeId) -> bool {
         let Some(operand) = self.operand(id, 0) else { return false };
-        let ir::ValueDef::Result(before, _) = self.out.values[operand].def else { return false };
+        let ValueDef::Result(before, _) = self.out.values[operand].def else { return false };
         if self.out.op_name(before) != "aten::t" {
             return false;
         }
@@ -161,7 +210,7 @@ impl Rewrite<'_> {
             _ => None,
         };
         let of = self.graph.nodes[id].operands().next();
-        let is_computed = of.is_some_and(|of| matches!(self.graph.values[of].def, ir::ValueDef::Result(..)));
+        let is_computed = of.is_some_and(|of| matches!(self.graph.values[of].def, ValueDef::Result(..)));
         let (Some(fill), true) = (fill, is_computed) else { return false };
         let ty = self.graph.ty(self.graph.nodes[id].results().next().expect("one result")).clone();
         let constant = self.emitter(id).filled(&ty, fill);

@@ -38,6 +38,7 @@ pub(crate) struct Means<'a> {
     pub statistics: &'a mut Statistics,
     pub table_limit: u64,
     pub orders: u32,
+    pub dual: bool,
 }
 
 /// Choices and their sum in the network that was given, and what no choices fall below.
@@ -67,7 +68,7 @@ pub(crate) fn bracket(network: Network, means: &mut Means<'_>) -> Result<Bracket
         Search { means, first: network.clone(), network, states, lower: 0, proved: 0, best: None };
     search.split_buckets()?;
     let mut largest = 0;
-    if !search.is_closed() && (search.is_wide() || search.is_small()) {
+    if !search.is_closed() && (search.means.dual && search.is_wide() || search.is_small()) {
         largest = search.narrow()?;
     }
     let lower = search.lower.max(search.proved);

@@ -7,9 +7,29 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Choices, Cost, Failure, Price, Prices, Solution, Solver, Statistics, Stop, components::components,
-    evaluate, knapsack, network::Objective, weigh,
+    Choices, Cost, Failure, Solution, Solver, Statistics, Stop, components::components, evaluate, knapsack,
+    network::Objective, weigh,
 };
+
+/// A price: cost units ([`Cost`]`.0`) for each unit of weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Price {
+    /// Cost units.
+    pub numerator: i128,
+    /// For this many units of weight, at least 1.
+    pub denominator: i128,
+}
+
+impl Price {
+    /// Weights are free.
+    pub const FREE: Self = Self { numerator: 0, denominator: 1 };
+
+    /// A cost and a weight at this price, rounded down.
+    pub(crate) fn sum(self, cost: i64, weight: i64) -> i64 {
+        let price = i128::from(weight).saturating_mul(self.numerator).div_euclid(self.denominator);
+        Cost::saturated(price.saturating_add(i128::from(cost))).0
+    }
+}
 
 /// What one plan on the way costs and weighs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,13 +121,12 @@ impl Solver<'_> {
                 return Ok(());
             }
             let price = Price { numerator, denominator };
-            let (plan, minimum) =
-                match self.plan(Objective::Priced(Prices { weight: price, ..Prices::NONE }), statistics) {
-                    Ok(found) => found,
-                    // The bound found so far holds, and so does the light plan.
-                    Err(Failure::CostOverflow) => return Ok(()),
-                    Err(failure) => return Err(failure),
-                };
+            let (plan, minimum) = match self.plan(Objective::Priced(price), statistics) {
+                Ok(found) => found,
+                // The bound found so far holds, and so does the light plan.
+                Err(Failure::CostOverflow) => return Ok(()),
+                Err(failure) => return Err(failure),
+            };
             hull.raise_bound(minimum, price);
             hull.points.push(plan.point());
             if plan.value(price) >= hull.heavy.value(price) {

@@ -41,6 +41,18 @@ impl Cost {
         self.0 < Self::INFINITE.0
     }
 
+    /// This percentage of the primary quantity, rounded down.
+    #[must_use]
+    pub fn at(self, percent: u32) -> Self {
+        if !self.is_finite() {
+            return self;
+        }
+        let primary = self.primary();
+        let secondary = self.0 - (primary << Self::SECONDARY_BITS);
+        let scaled = (i128::from(primary) * i128::from(percent)).div_euclid(100);
+        Self::saturated((scaled << Self::SECONDARY_BITS) + i128::from(secondary))
+    }
+
     pub(crate) const fn saturated(packed: i128) -> Self {
         let limit = Self::LIMIT.0 as i128;
         if packed >= limit {

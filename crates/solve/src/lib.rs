@@ -20,16 +20,14 @@ mod kernel;
 mod knapsack;
 mod network;
 mod order;
-mod prices;
 mod problem;
 mod prune;
 mod solver;
 mod split;
 mod split_order;
 
-pub use budget::{Budgeted, Point};
+pub use budget::{Budgeted, Point, Price};
 pub use cost::Cost;
 pub use failure::Failure;
-pub use prices::{Candidate, Price, Prices};
-pub use problem::{Cells, Choices, Factor, Problem, TableId, VariableId, evaluate, hideable, weigh};
+pub use problem::{Cells, Choices, ClassId, Factor, Problem, TableId, VariableId, evaluate, weigh};
 pub use solver::{Options, Solution, Solver, Statistics, Stop, solve};

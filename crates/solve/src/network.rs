@@ -4,7 +4,7 @@ use base::Id;
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Prices, Problem, TableId, VariableId,
+    Price, Problem, TableId, VariableId,
     array::{ArrayId, INFINITE, Store, normalise},
 };
 
@@ -81,15 +81,15 @@ impl Incidence {
 /// What is to be minimised. Nothing that the costs forbid is ever allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Objective {
-    /// The costs, some discounted, plus the weights at a price; rounded down in every cell.
-    Priced(Prices),
+    /// The costs plus the weights at a price; rounded down in every cell.
+    Priced(Price),
     /// The weights, whatever they cost.
     Weights,
 }
 
 impl Objective {
     /// The costs.
-    pub const COSTS: Self = Self::Priced(Prices::NONE);
+    pub const COSTS: Self = Self::Priced(Price::FREE);
 
     /// The array of a table, its minimum subtracted, and that minimum.
     fn array(self, problem: &Problem, store: &mut Store, table: TableId) -> (ArrayId, i64) {
@@ -100,7 +100,7 @@ impl Objective {
         let objective = |(cell, &cost): (usize, &i64)| match self {
             _ if cost >= INFINITE => INFINITE,
             Self::Weights => of(arrays.weights, cell),
-            Self::Priced(prices) => prices.sum(cost, of(arrays.hideable, cell), of(arrays.weights, cell)),
+            Self::Priced(price) => price.sum(cost, of(arrays.weights, cell)),
         };
         let mut cells: Vec<i64> = costs.cells.iter().enumerate().map(objective).collect();
         let shape = costs.shape.clone();

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Cost,
-    array::{ArrayId, INFINITE, Shape, Store, permute, strides},
+    array::{ArrayId, Shape, Store, permute, strides},
 };
 
 define_id!(
@@ -30,14 +30,17 @@ pub struct Factor {
     pub table: TableId,
 }
 
+/// What the costs of a table are of: [`Problem::scaled`] scales those of a class together.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+pub struct ClassId(pub u8);
+
 /// Costs and weights of one table, each interned on its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct TableArrays {
     pub costs: ArrayId,
     /// [`ArrayId::NONE`] where all weights are 0.
     pub weights: ArrayId,
-    /// The part of the costs that can be hidden; [`ArrayId::NONE`] where none can.
-    pub hideable: ArrayId,
+    class: ClassId,
 }
 
 /// What the cells of a table cost and weigh.
@@ -47,14 +50,15 @@ pub struct Cells<'a> {
     pub costs: &'a [Cost],
     /// Their weights; none means that all are 0.
     pub weights: &'a [u64],
-    /// The part of each cost, from 0 to all of it, that [`Prices`](crate::Prices) can discount; none means that none can be.
-    pub hideable: &'a [Cost],
+    /// What the costs are of.
+    pub class: ClassId,
 }
 
 /// A sum of tables over variables, to be minimised.
 ///
 /// A *weight* is a second quantity (bytes, in the planner) that adds up just as the costs do, and of which there may be a
-/// budget. A part of a cost may be *hideable* (communication beside computation, in the planner). Shapes are the caller's invariant: a table whose number of cells or sizes do not fit panics.
+/// budget. The costs of a table may be of a *class* (communication, in the planner) that counts for more or less in a [scaled](Self::scaled) problem.
+/// Shapes are the caller's invariant: a table whose number of cells or sizes do not fit panics.
 #[derive(Clone, Default)]
 pub struct Problem {
     sizes: PrimaryMap<VariableId, u32>,
@@ -108,14 +112,10 @@ impl Problem {
         let weight =
             |&weight: &u64| i64::try_from(weight).map_or(Cost::LIMIT.0, |weight| weight.min(Cost::LIMIT.0));
         let weights: Vec<i64> = cells.weights.iter().map(weight).collect();
-        // What is forbidden stays so.
-        let part =
-            |(&part, &cost): (&Cost, &i64)| if cost < INFINITE { part.0.clamp(0, cost.max(0)) } else { 0 };
-        let hideable: Vec<i64> = cells.hideable.iter().zip(&costs).map(part).collect();
         let arrays = TableArrays {
             costs: self.store.intern(shape.clone(), &costs),
             weights: self.intern_unless_0(&shape, &weights, costs.len()),
-            hideable: self.intern_unless_0(&shape, &hideable, costs.len()),
+            class: cells.class,
         };
         self.table_id(arrays)
     }
@@ -168,9 +168,33 @@ impl Problem {
         let arrays = TableArrays {
             costs: permuted(arrays.costs),
             weights: permuted(arrays.weights),
-            hideable: permuted(arrays.hideable),
+            class: arrays.class,
         };
         self.table_id(arrays)
+    }
+
+    /// The same problem with the costs of each class at a percentage; variables keep their ids. What is forbidden stays so, and the
+    /// secondary quantity as it is.
+    #[must_use]
+    pub fn scaled(&self, percent: impl Fn(ClassId) -> u32) -> Self {
+        let mut store = self.store.clone();
+        let mut scaled = |arrays: TableArrays| {
+            let percent = percent(arrays.class);
+            if percent == 100 {
+                return arrays;
+            }
+            let array = &store[arrays.costs];
+            let cells: Vec<i64> = array.cells.iter().map(|&cell| Cost(cell).at(percent).0).collect();
+            let shape = array.shape.clone();
+            TableArrays { costs: store.intern(shape, &cells), ..arrays }
+        };
+        let mut problem = Self { sizes: self.sizes.clone(), ..Self::default() };
+        let tables: PrimaryMap<TableId, TableArrays> = self.tables.values().map(|&it| scaled(it)).collect();
+        problem.store = store;
+        let ids: PrimaryMap<TableId, TableId> = tables.values().map(|&it| problem.table_id(it)).collect();
+        let factor = |factor: &Factor| Factor { table: ids[factor.table], ..factor.clone() };
+        problem.factors = self.factors.iter().map(factor).collect();
+        problem
     }
 
     /// How many states each variable has.
@@ -216,15 +240,6 @@ pub(crate) fn weight_of(problem: &Problem, factor: &Factor, choices: &Choices) -
         ArrayId::NONE => 0,
         weights => problem.cell(weights, &factor.scope, choices) as u64,
     }
-}
-
-/// What can be hidden of what `choices` cost.
-pub fn hideable(problem: &Problem, choices: &Choices) -> Cost {
-    let of = |factor: &Factor| match problem.tables[factor.table].hideable {
-        ArrayId::NONE => Cost::ZERO,
-        hideable => Cost(problem.cell(hideable, &factor.scope, choices)),
-    };
-    problem.factors.iter().map(of).sum()
 }
 
 /// What `choices` cost: a straight sum over all tables, independent of every solver.

@@ -23,13 +23,16 @@ pub struct Options {
     /// In how many orders a problem is eliminated at most, while buckets have to be split and the gap is open. Several orders under a
     /// low limit find better choices than one under a high limit, which proves more.
     pub orders: u32,
+    /// Whether a wide gap is narrowed by a dual bound: it breaks what is alike between the layers of a model, and takes time and
+    /// memory accordingly. Without it, choices may not be found ([`Failure::TooLarge`]) where a table is over the limit.
+    pub dual: bool,
     /// Whether a problem without any allowed choices is narrowed down to variables at fault, which can take longer than a solve.
     pub blame: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { table_limit: 1 << 22, orders: 4, blame: true }
+        Self { table_limit: 1 << 22, orders: 4, dual: true, blame: true }
     }
 }
 
@@ -190,6 +193,7 @@ impl<'a> Solver<'a> {
                 statistics,
                 table_limit: self.options.table_limit,
                 orders: self.options.orders,
+                dual: self.options.dual,
             };
             let Bracket { choices, bound } = bracket(network, &mut means)?;
             (choices, bound)

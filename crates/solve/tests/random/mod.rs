@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, dead_code, reason = "shared by tests, each of which uses a part")]
 
 use arbtest::arbitrary::{self, Unstructured};
-use unisono_solve::{Cells, Choices, Cost, Problem, VariableId, evaluate};
+use unisono_solve::{Cells, Choices, ClassId, Cost, Problem, VariableId, evaluate};
 
 /// What drawing can fail with.
 type Draw<T> = arbitrary::Result<T>;
@@ -20,18 +20,6 @@ fn weights(u: &mut Unstructured<'_>, count: usize) -> Draw<Vec<u64>> {
     if u.ratio(1, 3)? { Ok(vec![]) } else { (0..count).map(|_| u.int_in_range(0..=50)).collect() }
 }
 
-/// An even part of some costs.
-fn hideable(u: &mut Unstructured<'_>, costs: &[Cost]) -> Draw<Vec<Cost>> {
-    if u.ratio(1, 2)? {
-        return Ok(vec![]);
-    }
-    let part = |cost: &Cost| {
-        let most = if cost.is_finite() { cost.0.max(0) / 2 } else { 0 };
-        Ok(Cost(2 * u.int_in_range(0..=most)?))
-    };
-    costs.iter().map(part).collect()
-}
-
 /// Up to six variables of up to four states, with pairs and triples in any order of variables.
 pub fn problem(u: &mut Unstructured<'_>) -> Draw<Problem> {
     let mut problem = Problem::new();
@@ -40,8 +28,8 @@ pub fn problem(u: &mut Unstructured<'_>) -> Draw<Problem> {
         let size = u.int_in_range(1..=4)?;
         let costs = costs(u, size)?;
         let weights = weights(u, size)?;
-        let hideable = hideable(u, &costs)?;
-        problem.variable_of(Cells { costs: &costs, weights: &weights, hideable: &hideable });
+        let class = ClassId(u.int_in_range(0..=2)?);
+        problem.variable_of(Cells { costs: &costs, weights: &weights, class });
     }
     for _ in 0..u.int_in_range(0..=9)? {
         let mut scope: Vec<u32> = (0..count).collect();
@@ -53,8 +41,8 @@ pub fn problem(u: &mut Unstructured<'_>) -> Draw<Problem> {
         let shape: Vec<usize> = scope.iter().map(|&x| problem.sizes()[x] as usize).collect();
         let cells = shape.iter().product();
         let (costs, weights) = (costs(u, cells)?, weights(u, cells)?);
-        let hideable = hideable(u, &costs)?;
-        let table = problem.table_of(&shape, Cells { costs: &costs, weights: &weights, hideable: &hideable });
+        let class = ClassId(u.int_in_range(0..=2)?);
+        let table = problem.table_of(&shape, Cells { costs: &costs, weights: &weights, class });
         problem.factor(&scope, table);
     }
     Ok(problem)

@@ -1,0 +1,196 @@
+//! What memory counts for in the tables when a memory limit binds: what is alive at the worst moments of a step.
+//!
+//! The peak is the most of a curve, while tables only add. So the weights are of a few moments, those at which a plan that is over the
+//! limit holds too much: the state, and for each memory that is alive then the bytes of the one decision that says in which placement it
+//! is held. Lifetimes are those of crate `memory` on the graph before partition.
+
+use base::{Bytes, Id};
+use ir::{Graph, MeshAxis, PartId, Placement, ValueDef, ValueId};
+use memory::{Lifetimes, Steps, curve, in_place, steps_of};
+use rustc_hash::FxHashMap;
+use shard::Assignment;
+use smallvec::SmallVec;
+
+use crate::links::local_bytes;
+
+/// How much of a value's memory counts.
+#[derive(Clone, Default, PartialEq, Eq, Hash, Debug)]
+pub struct Charge {
+    /// At how many moments it is alive as the operation that made it left it.
+    pub own: u64,
+    /// At how many it is alive for a later part of the program, and in which placement it enters that part is what counts.
+    pub entering: SmallVec<[(PartId, u64); 1]>,
+}
+
+/// The charges of all values at some moments.
+#[derive(Clone, Default, Debug)]
+pub struct Charges {
+    /// At how many moments.
+    pub moments: u64,
+    of: FxHashMap<ValueId, Charge>,
+}
+
+impl Charges {
+    /// The charge of a value.
+    pub fn of(&self, value: ValueId) -> Charge {
+        self.of.get(&value).cloned().unwrap_or_default()
+    }
+}
+
+/// The memory that a graph's operations make.
+pub struct Alive<'g> {
+    graph: &'g Graph,
+    spans: Vec<Held>,
+    /// The part of the program at each position of the order.
+    parts: Vec<PartId>,
+}
+
+/// Memory with all values that are in it.
+struct Held {
+    owner: ValueId,
+    /// Whether it is only a gathered copy that takes memory of its own.
+    is_state: bool,
+    from: usize,
+    to: usize,
+    /// Each value in it with the positions that read it.
+    reads: Vec<(ValueId, Vec<usize>)>,
+}
+
+impl<'g> Alive<'g> {
+    /// Of a verified graph.
+    pub fn new(graph: &'g Graph) -> Self {
+        let steps = steps_of(graph);
+        let members = members(&steps);
+        let reads = reads(graph);
+        let mut spans: Vec<Held> = state(graph, &reads);
+        let mut known: FxHashMap<ValueId, usize> = FxHashMap::default();
+        for span in curve(&steps, Bytes(0)).spans {
+            let owner = ValueId::from_index(span.value as usize);
+            if known.insert(owner, spans.len()).is_none() {
+                let of = |value: &ValueId| (*value, reads.get(value).cloned().unwrap_or_default());
+                let reads = members.get(&span.value).into_iter().flatten().map(of).collect();
+                let to = span.to.min(graph.order.len() - 1);
+                spans.push(Held { owner, is_state: false, from: span.from, to, reads });
+            }
+        }
+        let parts = graph.order.iter().map(|id| graph.nodes[*id].part).collect();
+        Self { graph, spans, parts }
+    }
+
+    /// The positions of the order, at most one in each part of the program, at which decisions hold within `excess` bytes of the most.
+    pub fn worst(&self, assignment: &Assignment, axis: &MeshAxis, excess: u64) -> Vec<usize> {
+        let mut change = vec![0_i64; self.parts.len() + 1];
+        for held in self.spans.iter().filter(|held| !held.is_state) {
+            let bytes = local_bytes(self.graph.ty(held.owner), self.placement(held.owner, assignment), axis);
+            change[held.from] += bytes as i64;
+            change[held.to + 1] -= bytes as i64;
+        }
+        let mut worst: Vec<(PartId, i64, usize)> = Vec::new();
+        let mut alive = 0;
+        for (position, part) in self.parts.iter().enumerate() {
+            alive += change[position];
+            match worst.last_mut().filter(|(known, ..)| known == part) {
+                Some((_, most, at)) if alive > *most => (*most, *at) = (alive, position),
+                Some(_) => {}
+                None => worst.push((*part, alive, position)),
+            }
+        }
+        let most = worst.iter().map(|(_, alive, _)| *alive).max().unwrap_or(0);
+        let near = worst.iter().filter(|(_, alive, _)| alive.saturating_add_unsigned(excess) >= most);
+        near.map(|(_, _, position)| *position).collect()
+    }
+
+    /// What is alive at these positions of the order.
+    pub fn charges(&self, moments: &[usize]) -> Charges {
+        let mut charges = Charges { moments: moments.len() as u64, of: FxHashMap::default() };
+        for moment in moments {
+            for held in self.spans.iter().filter(|held| held.from <= *moment && *moment <= held.to) {
+                let (value, entering) = self.charged(held, *moment);
+                let charge = charges.of.entry(value).or_default();
+                match entering {
+                    None => charge.own += 1,
+                    Some(part) => match charge.entering.iter_mut().find(|(known, _)| *known == part) {
+                        Some((_, count)) => *count += 1,
+                        None => charge.entering.push((part, 1)),
+                    },
+                }
+            }
+        }
+        charges
+    }
+
+    /// The value whose decision says in which placement memory is held at a moment, and the part that it is held for where it was made in
+    /// an earlier one.
+    fn charged(&self, held: &Held, moment: usize) -> (ValueId, Option<PartId>) {
+        let made = self.parts[held.from];
+        let later = held.reads.iter().flat_map(|(value, reads)| {
+            let reads = reads.iter().filter(|read| **read >= moment);
+            reads.map(|read| (self.parts[*read], *value)).filter(|(part, _)| *part > made)
+        });
+        // A view that is made in the later part is a use of the memory's owner there.
+        let later = later.filter(|(part, value)| self.part_of(*value) < *part);
+        match later.min() {
+            Some((part, value)) => (value, Some(part)),
+            None => (held.owner, None),
+        }
+    }
+
+    fn part_of(&self, value: ValueId) -> PartId {
+        match self.graph.values[value].def {
+            ValueDef::Input(_) => PartId(0),
+            ValueDef::Result(node, _) => self.graph.nodes[node].part,
+        }
+    }
+
+    fn placement(&self, value: ValueId, assignment: &Assignment) -> Placement {
+        match self.graph.values[value].def {
+            ValueDef::Input(id) => assignment.inputs.get(&id).copied(),
+            ValueDef::Result(node, position) => assignment
+                .nodes
+                .get(&node)
+                .and_then(|strategy| strategy.results.get(position as usize).copied()),
+        }
+        .unwrap_or(Placement::Replicate)
+    }
+}
+
+/// State from the first to the last operation that reads it.
+fn state(graph: &Graph, reads: &FxHashMap<ValueId, Vec<usize>>) -> Vec<Held> {
+    let held = |value: ValueId| {
+        let reads = reads.get(&value)?;
+        let (from, to) = (*reads.first()?, *reads.last()?);
+        Some(Held { owner: value, is_state: true, from, to, reads: vec![(value, reads.clone())] })
+    };
+    let state = graph.inputs.values().filter(|input| input.class.is_state());
+    state.filter_map(|input| held(input.value)).collect()
+}
+
+/// The positions of the order that read each value, in ascending order.
+fn reads(graph: &Graph) -> FxHashMap<ValueId, Vec<usize>> {
+    let mut reads: FxHashMap<ValueId, Vec<usize>> = FxHashMap::default();
+    for (position, id) in graph.order.iter().enumerate() {
+        for value in graph.nodes[*id].operands() {
+            reads.entry(value).or_default().push(position);
+        }
+    }
+    reads
+}
+
+/// For each value with memory of its own, all that are in it: itself, views, and what is written over it.
+fn members(steps: &Steps) -> FxHashMap<u32, Vec<ValueId>> {
+    let in_place = in_place(steps);
+    let mut now: Vec<u32> = (0..steps.values.len() as u32).collect();
+    for (step, _) in steps.steps.iter().zip(&in_place).filter(|(_, in_place)| **in_place) {
+        for (from, to) in &step.overwrites {
+            if let Some(to) = to {
+                now[*to as usize] = now[*from as usize];
+            }
+        }
+    }
+    let lifetimes = Lifetimes::of(&steps.written_in_place(&in_place));
+    let mut members: FxHashMap<u32, Vec<ValueId>> = FxHashMap::default();
+    for (value, now) in now.iter().enumerate() {
+        members.entry(lifetimes.root(*now)).or_default().push(ValueId::from_index(value));
+    }
+    members
+}
