@@ -2,8 +2,6 @@
 
 use base::Bytes;
 
-use rustc_hash::FxHashMap;
-
 use crate::{Buffers, Effect, Lifetimes, Once, Step, Steps, buffers, in_place, once};
 
 /// What a run of a program holds.
@@ -16,7 +14,7 @@ pub struct Curve {
     /// For each step the values that have memory of their own while it runs, in the order in which they were made: an index into
     /// [`spans`](Self::spans) is alive from the step that makes it to its last reader.
     pub spans: Vec<Span>,
-    /// For each step the bytes that its kernel takes for itself.
+    /// For each step the bytes that its kernel takes for itself, and collectives that run beside it.
     pub workspaces: Vec<u64>,
 }
 
@@ -56,28 +54,40 @@ pub fn curve(program: &Steps, limit: Bytes) -> Curve {
             }
         }
     }
-    spans.extend(in_flight(&program));
     let alone = |step: &Step, once: Once| once == Once::No && step.effect != Effect::Collective;
-    let workspaces = program.steps.iter().zip(&once);
-    let workspaces = workspaces.map(|(step, once)| if alone(step, *once) { step.workspace } else { 0 });
+    let workspaces = program.steps.iter().zip(&once).zip(in_flight(&program));
+    let workspaces = workspaces
+        .map(|((step, once), in_flight)| in_flight + if alone(step, *once) { step.workspace } else { 0 });
     Curve { buffers: found.bytes, constants: Bytes(constants), spans, workspaces: workspaces.collect() }
 }
 
-/// What collectives allocate for themselves, alive until they are waited for.
-fn in_flight(program: &Steps) -> Vec<Span> {
-    let mut waits: FxHashMap<u32, usize> = FxHashMap::default();
-    for (index, step) in program.steps.iter().enumerate().filter(|(_, step)| step.effect == Effect::Wait) {
-        for value in &step.reads {
-            waits.entry(*value).or_insert(index);
+/// How many collectives of a process group run at once, those that were started first: gloo's threads. What a collective allocates for
+/// itself it allocates when it runs.
+const RUNNING: usize = 2;
+
+/// For each step, what collectives that run beside it allocate for themselves: at most those in flight that take most. Groups are not
+/// told apart.
+fn in_flight(program: &Steps) -> Vec<u64> {
+    let mut flying: Vec<(u32, u64)> = Vec::new();
+    let mut taken = 0;
+    let most = |flying: &[(u32, u64)]| {
+        let mut bytes: Vec<u64> = flying.iter().map(|(_, bytes)| *bytes).collect();
+        bytes.sort_unstable_by_key(|bytes| std::cmp::Reverse(*bytes));
+        bytes.iter().take(RUNNING).sum()
+    };
+    let mut beside = |step: &Step| {
+        if step.effect == Effect::Collective && step.workspace > 0 {
+            flying.extend(step.makes.first().map(|value| (*value, step.workspace)));
+            taken = most(&flying);
         }
-    }
-    let collectives = program.steps.iter().enumerate().filter(|(_, step)| step.effect == Effect::Collective);
-    let spans = collectives.filter(|(_, step)| step.workspace > 0).filter_map(|(from, step)| {
-        let value = *step.makes.first()?;
-        let to = waits.get(&value).copied().unwrap_or(usize::MAX);
-        Some(Span { value, from, to, bytes: step.workspace })
-    });
-    spans.collect()
+        let now = taken;
+        if step.effect == Effect::Wait {
+            flying.retain(|(value, _)| !step.reads.contains(value));
+            taken = most(&flying);
+        }
+        now
+    };
+    program.steps.iter().map(&mut beside).collect()
 }
 
 impl Steps {

@@ -2,7 +2,8 @@
 //! time is won.
 
 use base::Result;
-use solve::{Solver, weigh};
+use shard::Assignment;
+use solve::{Choices, Solver, weigh};
 
 use crate::{
     along::{Along, Carried, Tries},
@@ -11,10 +12,10 @@ use crate::{
     tables::Tables,
 };
 
-/// How often moments are added at which a plan within the budget still holds too much.
-const ROUNDS: usize = 3;
+/// How often weights are made of other moments: of those at which the plans found hold most.
+const ROUNDS: usize = 4;
 /// How many budgets are tried to get below the limit in each round.
-const FALLS: usize = 5;
+const FALLS: usize = 6;
 /// How often a budget is raised again from one that keeps the memory limit towards one that does not, for a small and a large program.
 const RAISES: [usize; 2] = [6, 2];
 
@@ -23,44 +24,56 @@ pub fn peak(carried: &Carried) -> u64 {
     carried.found.iter().map(|found| found.prediction.peak_bytes).min().unwrap_or(u64::MAX)
 }
 
-/// What became of a budget.
-struct Tried {
-    /// What the solution weighs.
-    weight: u64,
+/// A solution that was carried on.
+#[derive(Clone)]
+struct Known {
+    choices: Choices,
+    assignment: Assignment,
     /// The smallest peak of what it became, in bytes.
     peak: u64,
-    /// The solution, where it is not one that is known.
-    new: Option<Carried>,
+}
+
+impl Known {
+    /// Hands over what a solution became.
+    fn new(carried: Carried, tries: &mut Tries<'_>) -> Self {
+        let peak = peak(&carried);
+        let Carried { choices, assignment, found } = carried;
+        tries.found.extend(found);
+        Self { choices, assignment, peak }
+    }
 }
 
 impl Along<'_> {
     /// Adds candidates of less memory than `free`, which is over the limit.
     pub fn limited(&self, strict: bool, prices: Prices, free: Carried, tries: &mut Tries<'_>) -> Result<()> {
         let alive = Alive::new(self.graph);
-        let mut moments: Vec<usize> = Vec::new();
-        let mut over = free;
+        let worst = |of: &Known| alive.worst(&of.assignment, self.axis, self.excess(of.peak));
+        let free = Known::new(free, tries);
+        let (mut over, mut kept) = (free.clone(), None);
+        let mut moments = worst(&free);
         for _ in 0..ROUNDS {
-            let known = moments.len();
-            let worst = alive.worst(&over.assignment, self.axis, self.excess(peak(&over)));
-            moments.extend(worst);
-            moments.sort_unstable();
-            moments.dedup();
-            if moments.len() == known {
-                break;
-            }
             let charges = alive.charges(&moments);
             let setting = self.setting(strict, &charges);
             let tables = Tables::new(&setting)?;
             let problem = tables.problem.scaled(|class| prices.percent(class));
             let mut solver = Solver::new(&problem, self.options(strict, prices));
             let mut round = Round { along: self, solver: &mut solver, tables: &tables, tries };
-            let (next, fits) = round.fall(over, moments.len() as u64)?;
-            over = next;
-            if fits {
+            let before = moments.clone();
+            if kept.is_none() {
+                kept = round.fall(&mut over, moments.len() as u64)?;
+            }
+            if let Some(kept) = &kept {
+                let (light, heavy) = (round.weight(kept), round.weight(&free));
+                round.raise(light, heavy)?;
+                moments.clear();
+            }
+            moments.extend(worst(kept.as_ref().unwrap_or(&over)));
+            moments.sort_unstable();
+            moments.dedup();
+            if moments == before {
                 break;
             }
         }
-        tries.found.extend(over.found);
         Ok(())
     }
 
@@ -79,35 +92,38 @@ struct Round<'a, 'b, 's, 'p> {
 }
 
 impl Round<'_, '_, '_, '_> {
-    /// Lowers the budget by what candidates are over the limit, until one keeps it, and raises it again. Gives back the smallest
-    /// that is over the limit, and whether one kept it.
-    fn fall(&mut self, mut over: Carried, moments: u64) -> Result<(Carried, bool)> {
-        let mut excess = self.along.excess(peak(&over));
-        let (mut light, mut heavy) = (0, weigh(&self.tables.problem, &over.choices));
+    fn weight(&self, of: &Known) -> u64 {
+        weigh(&self.tables.problem, &of.choices)
+    }
+
+    /// Lowers the budget by what candidates are over the limit, until one keeps it, which is given back. `over` becomes the smallest that
+    /// is over it.
+    fn fall(&mut self, over: &mut Known, moments: u64) -> Result<Option<Known>> {
+        let mut excess = self.along.excess(over.peak);
+        let (mut light, mut heavy) = (0, self.weight(over));
         for _ in 0..FALLS {
             let budget = match light {
                 0 => heavy.saturating_sub(moments * excess),
                 light => light + (heavy - light) / 2,
             };
-            let Some(tried) = self.tried(budget)? else {
-                light = budget + 1;
-                if heavy <= light {
-                    break;
+            match self.tried(budget)? {
+                None => light = budget + 1,
+                Some(tried) => {
+                    excess = self.along.excess(tried.peak);
+                    if excess == 0 {
+                        return Ok(Some(tried));
+                    }
+                    heavy = heavy.min(self.weight(&tried));
+                    if tried.peak < over.peak {
+                        *over = tried;
+                    }
                 }
-                continue;
-            };
-            excess = self.along.excess(tried.peak);
-            if excess == 0 {
-                self.tries.found.extend(tried.new.map(|new| new.found).into_iter().flatten());
-                self.raise(budget, heavy)?;
-                return Ok((over, true));
             }
-            heavy = heavy.min(tried.weight);
-            let Some(new) = tried.new else { continue };
-            let larger = if tried.peak < peak(&over) { std::mem::replace(&mut over, new) } else { new };
-            self.tries.found.extend(larger.found);
+            if heavy <= light {
+                break;
+            }
         }
-        Ok((over, false))
+        Ok(None)
     }
 
     /// Budgets between one that keeps the limit and one that does not.
@@ -117,20 +133,19 @@ impl Round<'_, '_, '_, '_> {
             let Some(tried) = self.tried(budget)? else { return Ok(()) };
             let fits = self.along.excess(tried.peak) == 0;
             *(if fits { &mut kept } else { &mut over }) = budget;
-            self.tries.found.extend(tried.new.map(|new| new.found).into_iter().flatten());
         }
         Ok(())
     }
 
-    /// The solution within a budget, carried on; none where nothing weighs so little.
-    fn tried(&mut self, budget: u64) -> Result<Option<Tried>> {
+    /// The solution within a budget, carried on; none where nothing weighs so little, or where enough was carried on.
+    fn tried(&mut self, budget: u64) -> Result<Option<Known>> {
         let Ok(budgeted) = self.solver.solve_within(budget) else { return Ok(None) };
-        let choices = &budgeted.solution.choices;
-        let weight = weigh(&self.tables.problem, choices);
-        if let Some(peak) = self.tries.peak_of(choices) {
-            return Ok(Some(Tried { weight, peak, new: None }));
+        let choices = budgeted.solution.choices;
+        if let Some(peak) = self.tries.peak_of(&choices) {
+            let assignment = self.tables.assignment(&choices);
+            return Ok(Some(Known { choices, assignment, peak }));
         }
-        let carried = self.tries.carry(choices)?;
-        Ok(carried.map(|new| Tried { weight, peak: peak(&new), new: Some(new) }))
+        let carried = self.tries.carry(&choices)?;
+        Ok(carried.map(|carried| Known::new(carried, self.tries)))
     }
 }
