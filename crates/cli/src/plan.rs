@@ -6,8 +6,7 @@ use base::{Code, Diagnostic, Result};
 use clap::Args;
 use cluster::Cluster;
 use indexmap::IndexMap;
-use plan::Pins;
-use plan::PlanSettings;
+use plan::{Effort, Pins, PlanSettings};
 
 use crate::files;
 
@@ -31,6 +30,9 @@ pub struct Plan {
     /// A TOML file with placements by name pattern of inputs and axis, such as `"batch.*".ranks = "shard(0)"`
     #[arg(long)]
     pins: Option<PathBuf>,
+    /// Take the first solution of the search instead of the best of several
+    #[arg(long)]
+    quick: bool,
     /// Write the plan to this file and print what it does, instead of printing the plan
     #[arg(short, long)]
     output: Option<PathBuf>,
@@ -41,8 +43,12 @@ impl Plan {
     pub fn run(self, out: &mut dyn Write) -> Result<()> {
         let cluster = self.cluster()?;
         let graph = files::graph(&self.graph)?;
-        let settings =
-            PlanSettings { pins: self.pins()?, mesh: self.mesh()?, memory_limit: self.memory_limit };
+        let settings = PlanSettings {
+            pins: self.pins()?,
+            mesh: self.mesh()?,
+            memory_limit: self.memory_limit,
+            effort: if self.quick { Effort::Quick } else { Effort::Full },
+        };
         let plan = plan::plan_graph(&graph, &cluster, &settings)?;
         let Some(path) = &self.output else { return print(out, &plan.text()) };
         files::write(path, &plan.text())?;

@@ -5,7 +5,7 @@ use cluster::{
     testing::{link, uniform},
 };
 use ir::{Graph, testing::Random};
-use unisono_plan::{PlanSettings, plan_graph, rank_graph};
+use unisono_plan::{Effort, PlanSettings, plan_graph, rank_graph};
 
 /// Captured steps: a perceptron with AdamW, attention with cross-entropy, images with batch norm.
 const STEPS: [&str; 3] =
@@ -57,7 +57,7 @@ pub fn run(seed: u64, count: usize) -> Outcomes {
 
 fn planned(graph: &Graph, cluster: &Cluster, mesh: &[(&str, u32)]) -> base::Result<()> {
     let mesh = mesh.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect();
-    let settings = PlanSettings { mesh, ..PlanSettings::default() };
+    let settings = PlanSettings { mesh, effort: Effort::Quick, ..PlanSettings::default() };
     let plan = plan_graph(graph, cluster, &settings)?;
     rank_graph(graph, &plan, plan.mesh().ranks() - 1)?;
     Ok(())

@@ -14,12 +14,8 @@ use crate::{
     tables::{Setting, Tables, demand_on_batch},
 };
 
-/// How many prices a large program is searched under.
-const PRICES_OF_LARGE: usize = 3;
 /// The most cells of a table in searches that propose candidates.
 const PROPOSED_TABLE_LIMIT: u64 = 1 << 18;
-/// How many candidates of an outer axis are carried on to the axes within it, of a small and of a large program.
-const BEAM: [usize; 2] = [4, 2];
 /// Maximum number of names listed in an error.
 const MOST_NAMES: usize = 6;
 const PICOS_PER_NANO: i64 = 1_000;
@@ -79,13 +75,12 @@ impl Along<'_> {
     }
 
     fn solutions(&self, strict: bool) -> Result<Vec<Found>> {
-        let tried = if self.run.is_large { PRICES_OF_LARGE } else { Prices::TRIED.len() };
         let charges = Charges::default();
         let setting = self.setting(strict, &charges);
         let tables = Tables::new(&setting)?;
         let mut tries =
             Tries { along: self, tables: &tables, bound: 0, known: Vec::new(), found: Vec::new() };
-        for prices in &Prices::TRIED[..tried] {
+        for prices in Prices::TRIED.iter().take(self.run.extent.prices) {
             let is_plain = *prices == Prices::PLAIN;
             let scaled;
             let problem = if is_plain {
@@ -190,7 +185,7 @@ impl Tries<'_> {
     pub fn carry(&mut self, choices: &Choices) -> Result<Option<Carried>> {
         let run = self.along.run;
         let is_last = self.along.number + 1 == run.request.mesh.axes.len();
-        let enough = !is_last && self.known.len() >= BEAM[usize::from(run.is_large)];
+        let enough = !is_last && self.known.len() >= run.extent.beam;
         if enough || self.peak_of(choices).is_some() {
             return Ok(None);
         }

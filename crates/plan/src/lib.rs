@@ -7,6 +7,7 @@
 
 mod along;
 mod copies;
+mod effort;
 mod explain;
 mod labels;
 mod limits;
@@ -21,6 +22,7 @@ mod simulate;
 mod step;
 mod tables;
 
+pub use effort::Effort;
 pub use labels::label;
 pub use pins::{Pins, glob};
 pub use plan::{Decisions, Plan, Prediction, RunnerUp};

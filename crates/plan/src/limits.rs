@@ -16,8 +16,6 @@ use crate::{
 const ROUNDS: usize = 4;
 /// How many budgets are tried to get below the limit in each round.
 const FALLS: usize = 6;
-/// How often a budget is raised again from one that keeps the memory limit towards one that does not, for a small and a large program.
-const RAISES: [usize; 2] = [6, 2];
 
 /// The smallest peak of what a solution became, in bytes.
 pub fn peak(carried: &Carried) -> u64 {
@@ -128,7 +126,7 @@ impl Round<'_, '_, '_, '_> {
 
     /// Budgets between one that keeps the limit and one that does not.
     fn raise(&mut self, mut kept: u64, mut over: u64) -> Result<()> {
-        for _ in 0..RAISES[usize::from(self.along.run.is_large)] {
+        for _ in 0..self.along.run.extent.raises {
             let budget = kept + over.saturating_sub(kept) / 2;
             let Some(tried) = self.tried(budget)? else { return Ok(()) };
             let fits = self.along.excess(tried.peak) == 0;

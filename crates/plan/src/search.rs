@@ -9,6 +9,7 @@ use shard::{Assignment, Space, canonical, partition_mesh};
 
 use crate::{
     along::{Along, Model},
+    effort::{Effort, Extent},
     labels::label,
     pins::{Pins, pinned},
     plan::{Plan, Prediction, RunnerUp},
@@ -29,6 +30,8 @@ pub struct Request<'a> {
     pub memory_limit: Option<u64>,
     /// Demands.
     pub pins: &'a Pins,
+    /// How much is tried.
+    pub effort: Effort,
 }
 
 /// A plan with what it was made on.
@@ -41,10 +44,6 @@ pub struct Searched {
     pub assignments: Vec<Assignment>,
 }
 
-/// Programs with more nodes are searched under fewer prices.
-const LARGE: usize = 2_000;
-/// How many of the best candidates are tried under all settings of the passes, of a small and of a large program.
-const MOST_TUNED: [usize; 2] = [8, 1];
 /// How many runners-up a plan names.
 const MOST_RUNNERS_UP: usize = 5;
 
@@ -63,7 +62,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
         request,
         machine: Machine { cluster: request.cluster, mesh: request.mesh },
         direct: direct(request.cluster, request.mesh),
-        is_large: canonical.order.len() > LARGE,
+        extent: Extent::of(request.effort, canonical.order.len()),
     };
     let mut found = run.explored(&canonical, 0)?;
     found.extend(run.replicated(&canonical)?);
@@ -142,8 +141,8 @@ pub struct Run<'a> {
     /// Costs.
     pub machine: Machine<'a>,
     direct: DirectAxes,
-    /// Whether the program is searched under fewer prices.
-    pub is_large: bool,
+    /// How much is tried.
+    pub extent: Extent,
 }
 
 impl Run<'_> {
@@ -197,7 +196,7 @@ impl Run<'_> {
 
     /// The same, the first few with those settings of the passes under which they are fastest.
     fn tuned(&self, canonical: &Graph, mut found: Vec<Found>) -> Result<Vec<Found>> {
-        for one in found.iter_mut().take(MOST_TUNED[usize::from(self.is_large)]) {
+        for one in found.iter_mut().take(self.extent.tuned) {
             if one.prediction.collectives == 0 {
                 continue;
             }

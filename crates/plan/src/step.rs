@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use shard::canonical;
 
 use crate::{
+    effort::Effort,
     explain::explain,
     pins::Pins,
     plan::Plan,
@@ -27,6 +28,9 @@ pub struct PlanSettings {
     /// Demanded placements by axis, by name pattern of inputs.
     #[serde(default)]
     pub pins: Pins,
+    /// How much the search tries.
+    #[serde(default)]
+    pub effort: Effort,
 }
 
 impl PlanSettings {
@@ -57,6 +61,7 @@ pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> 
         mesh: &mesh,
         memory_limit: settings.memory_limit,
         pins: &settings.pins,
+        effort: settings.effort,
     };
     Ok(search(&request)?.plan)
 }

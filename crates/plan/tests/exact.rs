@@ -16,7 +16,7 @@ use ir::{
 };
 use passes::{DirectCollectives, Pass};
 use shard::{Assignment, Space, canonical, partition};
-use unisono_plan::{Pins, Request, direct, search};
+use unisono_plan::{Effort, Pins, Request, direct, search};
 
 /// A machine on which only products and bytes sent take time.
 fn machine() -> Cluster {
@@ -144,6 +144,7 @@ fn the_search_finds_what_trying_everything_finds() {
             mesh: &mesh,
             memory_limit: None,
             pins: &Pins::default(),
+            effort: Effort::Full,
         };
         let found = search(&request).unwrap();
         let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &mesh);
@@ -210,7 +211,15 @@ fn the_partition_makes_no_more_than_the_search_counts() {
         let mesh = Mesh::along("a", [2, 4][number % 2]);
         let graph = random_step(&mut random, [8, 12, 32][number % 3]);
         let (captured, cluster, pins) = (&graph, &cluster, &Pins::default());
-        let request = Request { graph: &graph, captured, cluster, mesh: &mesh, memory_limit: None, pins };
+        let request = Request {
+            graph: &graph,
+            captured,
+            cluster,
+            mesh: &mesh,
+            memory_limit: None,
+            pins,
+            effort: Effort::Full,
+        };
         let found = search(&request).unwrap();
         let made = time_of(&found.canonical, &found.assignments[0], cluster, &mesh).unwrap();
         let prediction = found.plan.prediction;

@@ -1,0 +1,45 @@
+//! How much a search tries.
+
+use serde::{Deserialize, Serialize};
+
+/// How much a search tries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effort {
+    /// All that pays off for a program of its size.
+    #[default]
+    Full,
+    /// The first solution, and what a memory limit needs.
+    Quick,
+}
+
+/// Numbers of tries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Prices that the tables are solved under.
+    pub prices: usize,
+    /// Candidates of an outer axis that are carried on to the axes within it.
+    pub beam: usize,
+    /// How often a budget is raised again from one that keeps the memory limit towards one that does not.
+    pub raises: usize,
+    /// Best candidates that are tried under all settings of the passes.
+    pub tuned: usize,
+}
+
+/// Programs with more nodes are searched under fewer prices.
+const LARGE: usize = 2_000;
+
+impl Extent {
+    const SMALL: Self = Self { prices: usize::MAX, beam: 4, raises: 6, tuned: 8 };
+    const LARGE: Self = Self { prices: 3, beam: 2, raises: 2, tuned: 1 };
+    const QUICK: Self = Self { prices: 1, beam: 1, raises: 0, tuned: 0 };
+
+    /// What is tried for a program of so many nodes.
+    pub fn of(effort: Effort, nodes: usize) -> Self {
+        match effort {
+            Effort::Quick => Self::QUICK,
+            Effort::Full if nodes > LARGE => Self::LARGE,
+            Effort::Full => Self::SMALL,
+        }
+    }
+}
