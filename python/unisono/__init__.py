@@ -93,15 +93,16 @@ def parallelize(
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
         cluster: a cluster description, or a path to one; by default this machine is measured once.
         seed: the seed of random operations.
-        compare_every: at the first step, and again after so many, the ranks compare hashes of the batch, the learning rates and, where the
-            step draws random numbers, of PyTorch's generator; 0 to compare never. Of tensors beyond 1 MiB a sample of the bytes is hashed.
-        keep_grads: whether each parameter has its gradient as ``.grad`` when a step is over, whole on every rank, as far as the step itself
-            leaves it there. Without it ``.grad`` stays as it was.
+        compare_every: at the first step, and then every this many steps, the ranks compare hashes of the batch, the learning
+            rates and, where the step draws random numbers, of PyTorch's generator; 0 to compare never. Of tensors beyond 1 MiB a sample of
+            the bytes is hashed.
+        keep_grads: whether each parameter has its gradient, replicated, as ``.grad`` when a step is over, as far as the step leaves it
+            there. Without it ``.grad`` stays as it was.
         on_change: what happens at a call that no captured step can serve, because shapes, arguments that are no tensors, modes of the
             model, settings of the optimizer or what the step's code reads from outside have changed: ``"capture"`` captures and plans the
             step again, with a :class:`~unisono.errors.CaptureNotice`; ``"refuse"`` raises an error.
-        batch: whether every rank is called with the ``"global"`` batch, or each with its part of it (``"local"``), as a
-            ``DistributedSampler`` gives it: parts of one size, put together along the first dimension in the order of the ranks. What the
+        batch: whether every rank is called with the ``"global"`` batch, or each with its shard of it (``"local"``), as a
+            ``DistributedSampler`` gives it: shards of one size, concatenated along the first dimension in the order of the ranks. What the
             step computes and returns is of the global batch all the same.
         captures: how many captured steps are kept, at most; the one that has not run for the longest time goes first.
 

@@ -16,7 +16,7 @@ from unisono._capture.places import user_place
 from unisono._ranks import Ranks
 from unisono.errors import StepError
 
-#: Of a larger tensor so many bytes are hashed, in equal blocks from its first to its last byte.
+#: Maximum bytes of a tensor that are hashed; of a larger one, equal blocks from its first to its last byte.
 SAMPLED_BYTES = 1 << 20
 _BLOCKS = 256
 
@@ -38,7 +38,7 @@ def require_alike(mine: dict[str, str], rank: int, expected: dict[str, str]) -> 
                 f"`{name}` is {mine.get(name, 'not there')} on rank {rank}",
                 code="U0123",
                 cause=f"on rank 0 it is {expected.get(name, 'not there')}",
-                hint="make model, optimizer and example alike on every rank; the example is the whole global batch",
+                hint="make model, optimizer and example alike on every rank; the example is the global batch",
             )
 
 
@@ -95,13 +95,13 @@ def _disagreement(names: list[str], others: list[int]) -> StepError:
         return StepError(
             f"PyTorch's random number generator is in another state on {where} than on rank 0",
             code="U0123",
-            cause="the step draws random numbers, whole on every rank, which are those of one device only if all ranks draw the same",
+            cause="every rank draws all random numbers of the step, which are those of one device only if all ranks draw the same",
             hint="draw the same numbers on every rank between steps, or draw yours from a `torch.Generator` of your own",
         )
     return StepError(
         f"`{names[0]}` on {where} is not that of rank 0{more}",
         code="U0123",
-        cause="every rank is called with the whole global batch, of which it takes its part; batches that differ would be mixed",
+        cause="every rank is called with the global batch and takes its shard of it; batches that differ would be mixed",
         hint="draw batches with the same seed and the same sampler on every rank, or have rank 0 broadcast them; where each rank is to "
         'give its own part, with a `DistributedSampler`, say `batch="local"`',
     )

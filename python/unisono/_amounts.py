@@ -11,7 +11,7 @@ _UNITS |= {f"{p}IB": 1024**n for n, p in enumerate(("K", "M", "G", "T"), 1)}
 
 
 def bytes_of(amount: float | str | None) -> int | None:
-    """A number of bytes: whole, as a float such as ``1e9``, or as a text such as ``"4GiB"`` or ``"500 MB"``."""
+    """A number of bytes: an integer, a float such as ``1e9``, or as a text such as ``"4GiB"`` or ``"500 MB"``."""
     if amount is None:
         return None
     number, unit = amount, ""

@@ -160,7 +160,7 @@ if ranks.rank == 0:
 
 
 def _measured(ranks: int) -> str:
-    """What rank 0 of so many processes measured. No process is left behind."""
+    """What rank 0 measured with a number of processes. No process is left behind."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

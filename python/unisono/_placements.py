@@ -23,11 +23,11 @@ def _parsed(placement: str) -> tuple[int, int]:
     return int(dim), int(blocks or 1)
 
 
-def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
-    """One rank's part of a tensor.
+def shard(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
+    """One rank's local tensor of a global one.
 
-    The tensor itself where it is replicated, else dense, its dimensions in the order in memory that they have in the whole; a view where
-    the part lies there in one piece.
+    The tensor itself where it is replicated, else dense, with its dimensions in the order in memory of the global tensor; a view where the
+    shard is contiguous there.
     """
     if placement == "replicate" or ranks == 1:
         return tensor
@@ -40,9 +40,9 @@ def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Te
 
 
 def part_of(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], rank: int) -> torch.Tensor:
-    """One rank's part of a tensor, as :func:`cut` gives it along each axis of the mesh, the outer one first."""
+    """One rank's local tensor, as :func:`shard` gives it along each axis of the mesh, the outer one first."""
     for axis, coordinate in coordinates(mesh, rank).items():
-        tensor = cut(tensor, layout.get(axis, "replicate"), coordinate, mesh[axis])
+        tensor = shard(tensor, layout.get(axis, "replicate"), coordinate, mesh[axis])
     return tensor
 
 
@@ -54,7 +54,7 @@ def own_part(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], rank
 
 
 def whole_of(parts: list[torch.Tensor], layout: Layout, mesh: Mapping[str, int]) -> torch.Tensor:
-    """The whole tensor from the parts of all ranks of the mesh, the innermost axis first."""
+    """The global tensor from the local ones of all ranks of the mesh, the innermost axis first."""
     for axis, size in reversed(list(mesh.items())):
         placement = layout.get(axis, "replicate")
         parts = [put_together(parts[first : first + size], placement) for first in range(0, len(parts), size)]
@@ -62,7 +62,7 @@ def whole_of(parts: list[torch.Tensor], layout: Layout, mesh: Mapping[str, int])
 
 
 def put_together(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
-    """The whole tensor from the parts of all ranks."""
+    """The global tensor from the local ones of all ranks."""
     if placement == "replicate" or len(parts) == 1:
         return parts[0]
     dim, blocks = _parsed(placement)

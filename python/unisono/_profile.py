@@ -43,7 +43,7 @@ def _typical(ranks: Ranks, runs: dict[Key, Callable[[], object]], calls: int) ->
 
 
 def _together(ranks: Ranks, run: Callable[[], object], calls: int) -> float:
-    """The time of so many calls on all ranks, in seconds."""
+    """The time of a number of calls on all ranks, in seconds."""
     if ranks.count > 1:
         dist.barrier()
     start = time.perf_counter()
@@ -112,12 +112,12 @@ def _links(ranks: Ranks) -> list[str]:
         return part, torch.zeros(elements // n * n)
 
     def collective(kind: str, elements: int) -> Callable[[], object]:
-        part, whole = buffers(elements)
+        shard, full = buffers(elements)
         return {
-            "all_reduce": lambda: dist.all_reduce(whole),
-            "all_gather": lambda: all_gather(whole, part),
-            "reduce_scatter": lambda: reduce_scatter(part, whole),
-            "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
+            "all_reduce": lambda: dist.all_reduce(full),
+            "all_gather": lambda: all_gather(full, shard),
+            "reduce_scatter": lambda: reduce_scatter(shard, full),
+            "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(full), full),
         }[kind]
 
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

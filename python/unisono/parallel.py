@@ -206,8 +206,8 @@ class ParallelStep:
     def sync(self) -> None:
         """Writes the current values of parameters, buffers and optimizer state into the user's model and optimizer, on every rank.
 
-        Until then, from the first step on, those of them that the plan cuts hold NaN: the rank has the memory of its parts only. The next
-        step takes them away again, with what was written into them until then.
+        Until then, from the first step on, those of them that the plan shards hold NaN: the rank has the memory of its shards only.
+        The next step takes them away again, with what was written into them until then.
         """
         self.ranks.come_together("call `sync`")
         if self._session.active is not None:
@@ -278,7 +278,7 @@ def _require_settings(compare_every: int, on_change: str, captures: int, batch: 
         hint = '"capture" captures the step again when something changes, "refuse" raises an error'
         raise ConfigurationError(f"`on_change` is {on_change!r}", code="U0012", hint=hint)
     if batch not in ("global", "local"):
-        hint = '"global" where every rank is given the whole batch, "local" where each is given its part'
+        hint = '"global" where every rank is given the global batch, "local" where each is given its shard'
         raise ConfigurationError(f"`batch` is {batch!r}", code="U0012", hint=hint)
     if captures < 1:
         raise ConfigurationError(f"`captures` is {captures}", code="U0012", hint="at least one captured step is kept")

@@ -92,7 +92,7 @@ class Session:
     steps: list[list[CapturedStep]] = field(default_factory=list)
 
     def whole(self, item: StepInput, layout: Layout, part: torch.Tensor) -> torch.Tensor:
-        """The whole of a tensor of which each rank has a part; a collective."""
+        """The global tensor, gathered from the local ones of all ranks."""
         if self.ranks.count == 1:
             return part.clone()
         return whole_of(self.state.gathered(item.name, part), layout, self.mesh)

@@ -6,7 +6,7 @@
 use base::{Code, Diagnostic, Result};
 use ir::{Arg, Graph, NodeId, Op, Parameter, Schema, SchemaType, ValueId};
 
-use crate::{Call, Linear, Row, Rule, Work, factors::DimMap, row};
+use crate::{Call, Linear, Row, Rule, Strides, Work, factors::DimMap, row};
 
 /// Checks that every node of a verified graph is a call that its operation's row knows. Operations without a row may be anything.
 ///
@@ -115,7 +115,7 @@ fn view(call: &Call<'_>, row: &Row) -> Result<(), String> {
     if elements.is_none() || (keeps_all && first != elements) {
         return Err(fault());
     }
-    if row.name == "aten::permute" {
+    if row.strides == Strides::Permuted {
         let rank = call.operand(0).rank();
         let mut dims = call.named_dims(1, rank);
         dims.sort_unstable();

@@ -1,4 +1,4 @@
-//! What a row claims of one call, so that a test can tell whether all of it has been asked.
+//! What a row claims about one call, so that a test can tell whether every claim has been tested.
 
 use crate::{Call, FactorKind, Factors, Row, Rule, strategy::divides};
 
@@ -7,7 +7,7 @@ use crate::{Call, FactorKind, Factors, Row, Rule, strategy::divides};
 pub struct Claim {
     /// What the factor is to operands and results, whichever dimension it is there: equal for equal claims of an operation.
     pub what: String,
-    /// Whether an axis of so many ranks can shard it, so that it is asked.
+    /// Whether the size divides by the number of ranks, so that the claim is tested.
     pub asked: bool,
 }
 

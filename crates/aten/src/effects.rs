@@ -1,10 +1,10 @@
-//! What an operation is to memory and to the generator of random numbers: its row says it, or where it has none, its schema.
+//! Whose memory the results of an operation are and whether it draws random numbers: by its row, or without one by its schema.
 
 use ir::Schema;
 
 use crate::{Memory, Random, row};
 
-/// Whose memory the results of the operator `name` are. Without a row, what an operator returns of its argument may be any part of it.
+/// Whose memory the results of the operator `name` are. Without a row, a result that aliases an argument may be any part of it.
 pub fn memory(name: &str, schema: &Schema<'_>) -> Memory {
     match row(name) {
         Some(row) => row.memory,

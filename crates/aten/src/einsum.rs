@@ -1,7 +1,7 @@
 //! Factor rules written like an einsum: `m k, k n -> m n`.
 //!
 //! Tensor arguments stand before the arrow in the order of the schema, present or not; results behind it. Names are factors; a factor
-//! that no result has is summed. `x*` stands for all dimensions that are left, `_` for one that must be whole.
+//! that no result has is summed. `x*` stands for all dimensions that are left, `_` for one that cannot be sharded.
 
 use ir::Reduce;
 use rustc_hash::FxHashMap;

@@ -26,11 +26,11 @@ pub struct Factor {
     pub kind: FactorKind,
     /// What becomes of the operation when it is sharded.
     pub realise: Realise,
-    /// Whether it may be cut inside blocks.
+    /// Whether it may be sharded inside blocks.
     pub blocks: bool,
 }
 
-/// For each dimension of a tensor the factor that it runs over; `None` where it must be whole.
+/// For each dimension of a tensor the factor that it runs over; `None` where it cannot be sharded.
 pub type DimMap = SmallVec<[Option<usize>; 4]>;
 
 /// The iteration space of an operation.
@@ -45,13 +45,13 @@ pub struct Factors {
 }
 
 impl Factors {
-    /// An iteration space without factors: every dimension must be whole.
+    /// An iteration space without factors: no dimension can be sharded.
     pub fn none(call: &Call<'_>) -> Self {
-        let whole = |rank| SmallVec::from_elem(None, rank);
+        let unsharded = |rank| SmallVec::from_elem(None, rank);
         Self {
             factors: Vec::new(),
-            operands: (0..call.operands.len()).map(|i| whole(call.operand(i).rank())).collect(),
-            results: (0..call.results.len()).map(|i| whole(call.result(i).rank())).collect(),
+            operands: (0..call.operands.len()).map(|i| unsharded(call.operand(i).rank())).collect(),
+            results: (0..call.results.len()).map(|i| unsharded(call.result(i).rank())).collect(),
         }
     }
 
@@ -78,7 +78,7 @@ impl Factors {
         self.factors.len() - 1
     }
 
-    /// Adds a factor that is realised in a special way and not cut inside blocks.
+    /// Adds a factor that is realised in a special way and not sharded inside blocks.
     pub fn add_special(&mut self, size: i64, kind: FactorKind, realise: Realise) -> usize {
         self.factors.push(Factor { size, kind, realise, blocks: false });
         self.factors.len() - 1
@@ -119,12 +119,13 @@ impl Factors {
             FactorKind::Reduce(reduce) => Placement::Partial(reduce),
         };
         debug_assert_eq!(self.operands.len(), call.operands.len(), "{}", call.name());
-        let cuts = |map: &DimMap, size: &dyn Fn(usize) -> Option<i64>| {
+        let divides = |map: &DimMap, size: &dyn Fn(usize) -> Option<i64>| {
             dim_of(map).is_none_or(|dim| size(dim).is_some_and(|size| divides(size, seed.blocks, ranks)))
         };
-        let operands = self.operands.iter().enumerate().all(|(i, map)| cuts(map, &|dim| call.size(i, dim)));
+        let operands =
+            self.operands.iter().enumerate().all(|(i, map)| divides(map, &|dim| call.size(i, dim)));
         let results =
-            self.results.iter().enumerate().all(|(i, map)| cuts(map, &|dim| call.result_size(i, dim)));
+            self.results.iter().enumerate().all(|(i, map)| divides(map, &|dim| call.result_size(i, dim)));
         if !operands || !results {
             return None;
         }

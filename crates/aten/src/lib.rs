@@ -20,6 +20,6 @@ pub use check::check;
 pub use claims::{Claim, claims};
 pub use effects::{memory, random};
 pub use factors::{Factor, FactorKind, Factors};
-pub use row::{Linear, ListForm, Memory, Random, Role, Row, Rule, Sizes, Work};
+pub use row::{Fill, Linear, ListForm, Memory, Random, Rewrite, Role, Row, Rule, Sizes, Strides, Work};
 pub use strategy::{Realise, Seed, Strategy, is_norm, replicated, seeded, strategies};
 pub use table::{ROWS, list_forms, row};

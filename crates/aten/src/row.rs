@@ -22,7 +22,16 @@ pub struct Row {
     pub work: Work,
     /// Whose memory its results are.
     pub memory: Memory,
-    /// Whether a kernel on CPU computes element by element into the memory of its result, which then keeps it though it is one number.
+    /// In which order its results lie in memory.
+    pub strides: Strides,
+    /// Whether its kernel walks through memory, so that all tensors must lie there as the first does.
+    pub walks_memory: bool,
+    /// What it writes into a tensor of which an operand gives no more than type and shape.
+    pub fills: Option<Fill>,
+    /// What it is rewritten into before it is sharded.
+    pub rewrite: Option<Rewrite>,
+    /// Whether the CPU kernel computes element by element into the memory of its result, which then keeps that memory even if the result is
+    /// one number.
     pub full_size: bool,
     /// What its kernel allocates for itself while it runs, beyond its results.
     pub workspace: Option<fn(&Call<'_>) -> Bytes>,
@@ -30,20 +39,22 @@ pub struct Row {
     pub random: Random,
     /// Whether an operator with `_` behind its name does the same in place.
     pub in_place: bool,
-    /// The operator that does the same into a given tensor, with a kernel of its own: one that computes and then copies is no gain.
+    /// The operator that writes the result into a given tensor, if its kernel does so without a copy.
     pub out: Option<&'static str>,
     /// Whether the result is the first operand where both have the same type: each keeps the order of elements whenever it keeps the
     /// sizes, so that equal types mean equal tensors; a permutation does not.
     pub identity: bool,
     /// Whether it copies or casts one tensor.
     pub copies: bool,
+    /// Whether it copies tensors one behind the other into one.
+    pub joins: bool,
     /// Whether its dimensions are counted in the result, which has more than the operand.
     pub dims_of_result: bool,
     /// Whether the dispatcher takes its sizes as symbols below autograd, as kernels that are not structured do.
     pub symbols: bool,
-    /// The operations on one tensor that it is the form on lists of.
+    /// The operations on single tensors that it does for lists.
     pub list_of: &'static [ListForm],
-    /// Whether it works on lists, one parameter's each, and on every entry alone: longer lists are the same work.
+    /// Whether it works on every entry of its lists by itself, so that calls can be merged by concatenating their lists.
     pub entrywise: bool,
     /// The argument that the form in place writes only to undo a loss scale, and the argument that gives the scale.
     pub scaled: Option<(usize, usize)>,
@@ -62,6 +73,83 @@ pub enum Sizes {
     Batch(usize),
     /// Sizes of parts of the first dimension, of the operand and of the result alike.
     Splits(&'static [usize]),
+    /// The size or sizes of the results along a dimension of the operand.
+    Pieces {
+        /// The argument with the sizes.
+        sizes: usize,
+        /// The argument with the dimension.
+        dim: usize,
+    },
+}
+
+/// In which order the results of an operation lie in memory. An operand is the first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Strides {
+    /// As the operands do, without gaps.
+    Dense,
+    /// Row-major, however the operands lie.
+    RowMajor,
+    /// The operand's, gaps included.
+    Kept,
+    /// The operand's in reverse.
+    Reversed,
+    /// The operand's with the dimensions of arguments 1 and 2 swapped.
+    Swapped,
+    /// The operand's in the order of argument 1.
+    Permuted,
+    /// The operand's in another shape.
+    Reshaped,
+    /// The operand's with a new dimension at argument 1.
+    Inserted,
+    /// The operand's without those of argument 1 that have size 1.
+    Squeezed,
+    /// The operand's, and 0 along dimensions that repeat.
+    Expanded,
+    /// The operand's without the dimension of argument 1.
+    Selected,
+    /// The operand's with a step, argument 4, along the dimension of argument 1.
+    Sliced,
+}
+
+impl Strides {
+    /// The dimensions of the operand in the order in which the result has them, if the operation does no more than put those that are
+    /// there in order.
+    pub fn order(self, call: &Call<'_>) -> Option<Vec<usize>> {
+        let rank = call.operand(0).rank();
+        let mut order: Vec<usize> = (0..rank).collect();
+        match self {
+            _ if rank == 0 => return None,
+            Self::Reversed => order.reverse(),
+            Self::Swapped => order.swap(call.dim(1, rank)?, call.dim(2, rank)?),
+            Self::Permuted => order = call.named_dims(1, rank).to_vec(),
+            _ => return None,
+        }
+        (order.len() == rank).then_some(order)
+    }
+}
+
+/// What every element of a new tensor is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fill {
+    /// Anything.
+    Nothing,
+    /// A number.
+    Number(i64),
+    /// The number at this argument.
+    Argument(usize),
+}
+
+/// An operation that cannot be sharded as it is, with the argument that says whether a call is one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rewrite {
+    /// A loss, which is a mean by this argument: a sum and a division.
+    MeanLoss(usize),
+    /// The backward of one.
+    MeanLossBackward(usize),
+    /// Batch norm, by its own statistics by this argument: means, products and sums.
+    BatchNorm(usize),
+    /// The backward of it.
+    BatchNormBackward(usize),
 }
 
 /// How an operation may be sharded.
@@ -90,9 +178,9 @@ pub enum Linear {
     Jointly,
     /// Through all of them at once, and any reduction: the operation only puts elements together.
     Stacked,
-    /// Through any one of these arguments, the others whole: products.
+    /// Through any one of these arguments, the others replicated: products.
     InEach(&'static [usize]),
-    /// Through these arguments at once, all of which must be tensors; the others whole.
+    /// Through these arguments at once, all of which must be tensors; the others replicated.
     Together(&'static [usize]),
     /// Parts of a 2-norm through a 2-norm.
     Norms,
@@ -103,7 +191,7 @@ pub enum Linear {
 /// How much work an operation is.
 #[derive(Clone, Copy)]
 pub enum Work {
-    /// None: the result is another look at the operand's memory.
+    /// None: the result is a view.
     View,
     /// None: memory is taken, and nothing written to it.
     Nothing,
@@ -146,13 +234,15 @@ pub enum Random {
     Unless0(usize),
 }
 
-/// How an operation on lists does what another does on one tensor.
+/// The operation on single tensors that an operation on lists does for each entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListForm {
     /// The operation on one tensor.
     pub single: &'static str,
-    /// What becomes of its arguments, in order.
+    /// The roles of its arguments, in order.
     pub roles: &'static [Role],
+    /// Whether it does so where a call makes a number of each tensor, rather than a tensor of the same shape.
+    pub to_numbers: bool,
 }
 
 /// How an argument of an operation on one tensor appears in the operation on lists.
@@ -169,7 +259,7 @@ pub enum Role {
 }
 
 impl Row {
-    /// A row that says nothing beyond how the operator is called. `operator` is its schema as PyTorch prints it; defaults, alias
+    /// A row with nothing but the operator's name and arguments. `operator` is its schema as PyTorch prints it; defaults, alias
     /// annotations and the sizes of lists may be left out, `Tensor` before a name, and the return where it is one tensor.
     pub const fn new(operator: &'static str) -> Self {
         let (name, signature) = split(operator);
@@ -181,6 +271,10 @@ impl Row {
             sizes: Sizes::None,
             work: Work::Traffic,
             memory: Memory::Own,
+            strides: Strides::Dense,
+            walks_memory: false,
+            fills: None,
+            rewrite: None,
             full_size: false,
             workspace: None,
             random: Random::No,
@@ -188,6 +282,7 @@ impl Row {
             out: None,
             identity: false,
             copies: false,
+            joins: false,
             dims_of_result: false,
             symbols: false,
             list_of: &[],
@@ -232,7 +327,7 @@ const fn split(text: &'static str) -> (&'static str, &'static str) {
     text.split_at(end)
 }
 
-/// What a row says further, written behind it.
+/// Properties beyond a row's constructor.
 impl Row {
     pub(crate) const fn sizes(mut self, sizes: Sizes) -> Self {
         self.sizes = sizes;
@@ -240,8 +335,34 @@ impl Row {
     }
 
     /// Its results are the operand's memory, each element at most once.
-    pub(crate) const fn view(mut self) -> Self {
+    pub(crate) const fn view(mut self, strides: Strides) -> Self {
         self.memory = Memory::View;
+        self.strides = strides;
+        self
+    }
+
+    pub(crate) const fn strides(mut self, strides: Strides) -> Self {
+        self.strides = strides;
+        self
+    }
+
+    pub(crate) const fn walks_memory(mut self) -> Self {
+        self.walks_memory = true;
+        self
+    }
+
+    pub(crate) const fn fills(mut self, fill: Fill) -> Self {
+        self.fills = Some(fill);
+        self
+    }
+
+    pub(crate) const fn rewrite(mut self, rewrite: Rewrite) -> Self {
+        self.rewrite = Some(rewrite);
+        self
+    }
+
+    pub(crate) const fn joins(mut self) -> Self {
+        self.joins = true;
         self
     }
 

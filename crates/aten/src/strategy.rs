@@ -12,16 +12,17 @@ pub struct Strategy {
     pub operands: SmallVec<[Placement; 4]>,
     /// Provided placements of the results.
     pub results: SmallVec<[Placement; 2]>,
-    /// What becomes of the operation on each rank.
+    /// How the operation runs on each rank.
     pub realise: Realise,
 }
 
-/// What becomes of an operation on each rank under a strategy.
+/// How an operation runs on each rank under a strategy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Realise {
     /// The same operation on the local operands, arguments that are sizes localised.
     Plain,
-    /// The same, and floating-point results divided by the axis's size: a mean over a part is a share of the mean.
+    /// The same, with floating-point results divided by the axis's size: the mean is the sum over ranks of their means divided by their
+    /// number.
     Averaged,
     /// Softmax over a sharded dimension: two small all-reduces.
     Softmax,
@@ -73,7 +74,7 @@ impl Seed {
     }
 }
 
-/// Whether a dimension of `size` made of `blocks` blocks can be cut evenly over `ranks`.
+/// Whether a dimension of `size` made of `blocks` blocks can be sharded evenly over `ranks`.
 pub fn divides(size: i64, blocks: u32, ranks: u32) -> bool {
     size > 0 && size % (i64::from(blocks) * i64::from(ranks)) == 0
 }
@@ -150,7 +151,7 @@ fn passing(row: &Row, call: &Call<'_>) -> Vec<Strategy> {
     }
 }
 
-/// Whether a value is a 2-norm, or is put together from some: parts of a norm lose the sign, so nothing else may be one.
+/// Whether a value is a 2-norm or computed from 2-norms. Reducing partial norms loses the sign, so no other value may be one.
 pub fn is_norm(graph: &Graph, value: ValueId) -> bool {
     let ValueDef::Result(node, _) = graph.values[value].def else { return false };
     match crate::row(graph.op_name(node)).map(|row| row.linear) {

@@ -8,8 +8,8 @@
 use crate::{
     bins::Bins,
     complete::{Candidate, best_three},
+    fixed::Fixed,
     free::Free,
-    groups::Fixed,
     lpt::lpt,
     machine::{Allocator, Machine},
     multifit::first_fit,

@@ -2,28 +2,11 @@
 
 use crate::{
     fill::Filler,
+    fixed::Fixed,
     group_bound::tighten,
     lpt::lpt,
     machine::{Allocator, Machine, Place},
 };
-
-/// Groups for a whole step, each with its samples.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Fixed {
-    /// Who works together.
-    pub places: Vec<Place>,
-    /// Sample ids by group.
-    pub samples: Vec<Vec<u32>>,
-    /// Sums of times by group.
-    pub loads: Vec<u64>,
-}
-
-impl Fixed {
-    /// The slowest group.
-    pub fn makespan(&self) -> u64 {
-        self.loads.iter().copied().max().unwrap_or(0)
-    }
-}
 
 /// All groups of one degree, LPT over them; `None` where a sample fits no such group.
 pub fn uniform(machine: &Machine, degree: usize) -> Option<Fixed> {

@@ -12,6 +12,7 @@ mod data;
 mod exact;
 mod fill;
 mod fit;
+mod fixed;
 mod free;
 mod group_bound;
 mod groups;

@@ -2,7 +2,21 @@
 
 use std::collections::BTreeSet;
 
-use crate::vector::{Weight, height, plus};
+/// Most phases that a problem may have.
+pub const MOST_PHASES: usize = 4;
+
+/// What a sample or a rank has in each phase.
+pub type Weight = [u64; MOST_PHASES];
+
+/// The fullest phase.
+pub fn height(weight: &Weight) -> u64 {
+    weight.iter().copied().max().unwrap_or(0)
+}
+
+/// By phase.
+pub fn plus(a: &Weight, b: &Weight) -> Weight {
+    std::array::from_fn(|phase| a[phase] + b[phase])
+}
 
 /// The loads of all ranks, in order of each phase and of all together.
 pub struct Loads {

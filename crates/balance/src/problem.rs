@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cost::Cost,
+    loads::MOST_PHASES,
     machine::{SequenceParallel, giant},
     partition::Tier,
-    vector::MOST_PHASES,
 };
 
 /// What is minimised: how ranks wait for each other follows from how the model is sharded.

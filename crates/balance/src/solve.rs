@@ -5,7 +5,8 @@ use base::Result;
 use crate::{
     bound::Limit,
     cost::Costs,
-    groups::{Fixed, mixed, uniform},
+    fixed::Fixed,
+    groups::{mixed, uniform},
     layout_bound,
     machine::{Machine, Place},
     microbatch::{pack, pack_below, stretch},

@@ -2,13 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::loads::Loads;
-
-/// Most phases that a problem may have.
-pub const MOST_PHASES: usize = 4;
-
-/// What a sample or a rank has in each phase.
-pub type Weight = [u64; MOST_PHASES];
+use crate::loads::{Loads, MOST_PHASES, Weight, height, plus};
 
 /// A phase's bound in weights: costs are scaled so that all phases count alike.
 const FULL: u64 = 1 << 24;
@@ -49,16 +43,6 @@ fn scale(phases: &[Vec<u64>], bounds: &[u64]) -> Vec<Weight> {
         }
     }
     weights
-}
-
-/// The fullest phase.
-pub fn height(weight: &Weight) -> u64 {
-    weight.iter().copied().max().unwrap_or(0)
-}
-
-/// By phase.
-pub fn plus(a: &Weight, b: &Weight) -> Weight {
-    std::array::from_fn(|phase| a[phase] + b[phase])
 }
 
 fn exchange(load: &Weight, out: &Weight, back: &Weight) -> Weight {

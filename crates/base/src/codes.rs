@@ -4,8 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Audience;
-
 /// A stable diagnostic code, printed as `U0123`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -15,6 +13,24 @@ impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "U{:04}", self.0)
     }
+}
+
+/// Whose it is to act on a diagnostic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Audience {
+    /// The user's training step or data.
+    Step,
+    /// A setting, an argument or a file of the user's.
+    Configuration,
+    /// The machine, its devices or its PyTorch.
+    Hardware,
+    /// Memory, disk or time ran out.
+    Resources,
+    /// Legal, but not supported yet.
+    Unsupported,
+    /// A bug of Unisono's.
+    Bug,
 }
 
 /// One row of the table of codes.

@@ -4,28 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Code;
+use crate::{Audience, Code};
 
 /// The result of everything that can fail because of its input.
 pub type Result<T, E = Box<Diagnostic>> = std::result::Result<T, E>;
-
-/// Whose it is to act on a diagnostic.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Audience {
-    /// The user's training step or data.
-    Step,
-    /// A setting, an argument or a file of the user's.
-    Configuration,
-    /// The machine, its devices or its PyTorch.
-    Hardware,
-    /// Memory, disk or time ran out.
-    Resources,
-    /// Legal, but not supported yet.
-    Unsupported,
-    /// A bug of Unisono's.
-    Bug,
-}
 
 /// A place in the user's own code or file.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]

@@ -9,8 +9,8 @@ mod id;
 mod suggest;
 mod units;
 
-pub use codes::{CODES, Code, CodeInfo};
-pub use diagnostic::{Audience, Diagnostic, Place, Result};
+pub use codes::{Audience, CODES, Code, CodeInfo};
+pub use diagnostic::{Diagnostic, Place, Result};
 pub use fingerprint::{Fingerprint, Fingerprinter};
 pub use id::{Id, PrimaryMap, SecondaryMap};
 pub use suggest::{malformed, nearest, unknown_name_hint};

@@ -1,5 +1,5 @@
-//! Devices and links with the coefficients that costs are computed from: a readable file, measured once per machine by `unisono profile`,
-//! or written by hand for a machine that is not there.
+//! Devices and links with the coefficients that costs are computed from: a text file, measured once per machine by `unisono profile`, or
+//! written by hand for another machine.
 
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -23,7 +23,7 @@ pub struct Device {
     pub memory_bandwidth: f64,
     /// Time to start one operation, in nanoseconds.
     pub operation_ns: f64,
-    /// How many times longer an operation and a collective take while they run beside each other; 1 where they do not disturb each other.
+    /// Slowdown of an operation and a collective while they run at the same time; 1 for none.
     #[serde(default = "one")]
     pub overlap_factor: f64,
 }
@@ -56,7 +56,7 @@ pub struct Links {
     pub all_to_all: Link,
 }
 
-/// A cluster: one kind of device, and links among so many ranks.
+/// A cluster: one kind of device, and the links between the ranks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
@@ -68,7 +68,7 @@ pub struct Cluster {
     pub links: Links,
 }
 
-/// The largest factor for overlap that makes sense.
+/// Maximum overlap factor.
 const MOST_OVERLAP: f64 = 1000.0;
 
 /// The version of the format that is written.

@@ -2,8 +2,8 @@
 
 use crate::{Cluster, Device, Link, Links, VERSION};
 
-/// A machine on which every collective takes the same: products of so many floating-point operations per second, memory of so many bytes
-/// per second, and the link. Starting an operation takes a microsecond.
+/// A machine with the same link for every collective. Rates are floating-point operations per second and bytes per second; starting an
+/// operation takes a microsecond.
 pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster {
     let device = Device {
         name: "made up".to_owned(),

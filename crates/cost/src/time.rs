@@ -37,8 +37,8 @@ fn on_link(link: Link, bytes: f64) -> i64 {
     (link.latency_ns * 1e3 + bytes / link.bandwidth * PICOS).round() as i64
 }
 
-/// The time of one collective if each rank sends to each in one round, with the copies and sums around it; `None` for what is an
-/// exchange already.
+/// The time of a direct collective, in which each rank sends to each in one round, with the copies and sums around it; `None` for
+/// kinds that have no direct form.
 fn direct_time(machine: Machine<'_>, collective: Collective<'_>) -> Option<i64> {
     let cluster = machine.cluster;
     let ranks = machine.mesh.size_of(collective.axis);
@@ -57,8 +57,8 @@ fn direct_time(machine: Machine<'_>, collective: Collective<'_>) -> Option<i64> 
     Some(collective_time(machine, exchange) + local)
 }
 
-/// The least time of one collective, as `share` counts it from the time of the collective and that of an empty one. Direct
-/// collectives count where an empty one is no slower: sizes from which on they would be faster are not told apart.
+/// The time of the faster form of a collective. `share` computes what counts from the time of the collective and that of an empty one.
+/// The direct form is considered only where an empty direct collective is no slower.
 fn least_time(machine: Machine<'_>, collective: Collective<'_>, share: impl Fn(i64, i64) -> i64) -> i64 {
     let empty = Collective { bytes: Bytes(0), ..collective };
     let latency = collective_time(machine, empty);
@@ -70,10 +70,10 @@ fn least_time(machine: Machine<'_>, collective: Collective<'_>, share: impl Fn(i
     }
 }
 
-/// Past this, a collective that is faster direct is faster direct whatever its size.
+/// A direct collective that is faster at this size counts as faster at every size.
 const ANY_SIZE: Bytes = Bytes(1 << 40);
 
-/// Up to how many bytes a collective of a kind is faster in one round from each to each; 0 where it never is.
+/// Up to how many bytes the direct form of a collective is the faster one; 0 where it never is.
 pub fn direct_limit(machine: Machine<'_>, kind: CollectiveKind, axis: &MeshAxis) -> Bytes {
     let lost = |bytes| {
         let collective = Collective { kind, reduction: None, axis: &axis.name, bytes };
@@ -89,15 +89,15 @@ pub fn direct_limit(machine: Machine<'_>, kind: CollectiveKind, axis: &MeshAxis)
     }
 }
 
-/// Collectives on parameters and gradients go in buckets, and so share the latency of one among about so many.
+/// Assumed number of collectives per bucket, which share the latency of one.
 const BUCKET: i64 = 16;
 
 /// Whether a collective waits for others of its kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Company {
-    /// It is on the way from one operation to the next.
+    /// It lies between two operations, and the second waits for it.
     Alone,
-    /// It belongs to state or gradients: many of its kind are ready together, and a pass puts them into buckets.
+    /// It moves state or gradients, which a pass puts into buckets.
     Bucketed,
 }
 

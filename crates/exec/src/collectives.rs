@@ -1,12 +1,12 @@
-//! Where a rank's graph communicates, for the errors of a rank that waits for one which is gone.
+//! Where a rank's graph communicates: for the error of a rank whose collective failed because another rank is gone.
 
 use ir::{Graph, NodeId, ValueDef};
 
 /// Maximum number of reasons for a collective in a message.
 const MOST_REASONS: usize = 3;
 
-/// The collectives that a line of the user's code, `file:line`, issues or waits for, with why each is there; and the line that issues the first
-/// of them. Without a line, those that are waited for at none, such as what the user's code only returns.
+/// The collectives that a line of the user's code, `file:line`, issues or waits for, with their reasons, and the line that issues the first
+/// of them. `None` for `place` means collectives that are waited for at no line, such as those of values that are only returned.
 pub fn collective_at(graph: &Graph, place: Option<&str>) -> Option<(String, Option<String>)> {
     let mut found: Vec<(String, Option<String>)> = Vec::new();
     for id in &graph.order {
@@ -40,7 +40,7 @@ fn awaited(graph: &Graph, id: NodeId) -> NodeId {
     }
 }
 
-/// Why a collective is there, in parentheses; of many reasons the first few.
+/// The reasons for a collective, in parentheses; at most the first few.
 fn reasons(label: &str) -> String {
     let reasons: Vec<&str> = label.split("; ").filter(|reason| !reason.is_empty()).collect();
     if reasons.is_empty() {

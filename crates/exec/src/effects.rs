@@ -1,9 +1,9 @@
-//! What operations do besides computing their returns, read off their schemas and, where those are silent, their names.
+//! Side effects and aliasing of operations: by their rows, their schemas and, as a last resort, their names.
 
 use aten::{Memory, Random};
 use torch_sys::{Schema, Type};
 
-/// What an operation is to the executor.
+/// How the executor treats an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// It computes new tensors or writes into its arguments.

@@ -1,4 +1,4 @@
-//! From the graph of a step to the executor's own input: values become slots, symbolic process groups real ones.
+//! From the graph of a step to the executor's input: values become slots, symbolic names of process groups real ones.
 
 use std::collections::BTreeMap;
 

@@ -8,7 +8,7 @@ use crate::{
     steps::{Forms, overwrites, steps_of},
 };
 
-/// The same program with operations in place, where nobody can tell.
+/// The same program with operations in place where that cannot change a result.
 pub(crate) fn write_in_place(spec: &ProgramSpec, schemas: &[Schema]) -> ProgramSpec {
     let forms = Forms::new(schemas);
     let decisions = memory::in_place(&steps_of(spec, schemas, &forms));

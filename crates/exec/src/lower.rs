@@ -31,7 +31,7 @@ pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
     lowering.finish()
 }
 
-/// Everything that a slot number or an argument count could get wrong.
+/// Checks slot numbers and argument counts.
 pub(crate) fn check(spec: &ProgramSpec, schemas: &[Schema]) -> Result<()> {
     let bad = |what: String| Err(Diagnostic::new(Code::BAD_PROGRAM, what));
     let mut known = FixedBitSet::with_capacity(spec.slots as usize);

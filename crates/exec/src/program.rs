@@ -8,7 +8,7 @@ use torch_sys::{Arg, Device, Dtype, Number, Output, Schema, Slot};
 
 use crate::{Role, Shape, Update};
 
-/// By which way an operation is called.
+/// The route by which an operation is called.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Route {
     /// PyTorch's dispatcher, through its stable C interface.
@@ -28,7 +28,7 @@ pub enum Action {
         op: u32,
         /// How it is called.
         route: Route,
-        /// What it is to the executor.
+        /// How the executor treats it.
         role: Role,
         /// Its arguments.
         args: Vec<Arg>,
@@ -129,7 +129,7 @@ impl Program {
         self.body.iter().filter(by).count()
     }
 
-    /// What its buffers take.
+    /// Bytes of its buffers.
     pub fn buffer_bytes(&self) -> Bytes {
         let bytes = |instruction: &Instruction| match &instruction.action {
             Action::Buffer { shape, .. } => shape.bytes(),
@@ -138,7 +138,7 @@ impl Program {
         self.prologue.iter().map(bytes).fold(Bytes(0), |sum, bytes| sum + bytes)
     }
 
-    /// What else stays from step to step because it is the same at every step.
+    /// Bytes of other tensors that are kept because they are the same at every step.
     pub fn constant_bytes(&self) -> Bytes {
         let bytes = |instruction: &Instruction| match &instruction.action {
             Action::Call { role: Role::Compute, outputs, .. } => {

@@ -1,4 +1,4 @@
-//! What a recorded step says, as a timeline: of the form that the simulator's have.
+//! A recorded step as a timeline, in the form of the simulator's timelines.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ fn seen<'g>(graph: &'g Graph, spans: &[(usize, Span)]) -> BTreeMap<&'g str, Vec<
     groups
 }
 
-/// Makes spans follow each other: a collective is over before the next of its group begins.
+/// Makes spans disjoint: a collective ends before the next of its group begins.
 fn one_after_the_other(collectives: &mut [(usize, Span)]) {
     let mut known = Nanos(i64::MAX);
     for (_, span) in collectives.iter_mut().rev() {

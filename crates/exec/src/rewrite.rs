@@ -31,7 +31,7 @@ pub fn rewrite(spec: &ProgramSpec, abilities: &Abilities, buffers: Bytes) -> Res
     let on_cpu = abilities.proxy_device == "cpu";
     let spec = if on_cpu { numbers_as_tensors(spec, &schemas) } else { spec.clone() };
     if spec.calls.iter().any(|call| schemas[call.op as usize].mutates()) {
-        // Somebody else has decided what is written where.
+        // The caller has already decided what is written in place.
         return Ok(spec);
     }
     let spec = write_in_place(&spec, &schemas);

@@ -1,4 +1,4 @@
-//! Meshes and placements: where the parts of a tensor are.
+//! Meshes and placements: how a tensor is distributed over ranks.
 
 use std::{fmt, str::FromStr};
 
@@ -7,21 +7,21 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::Dims;
 
-/// How the parts of a partial value are put together.
+/// How a partial value is reduced.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Reduce {
-    /// The value is the sum of the parts.
+    /// The value is the sum over ranks.
     Sum,
-    /// The value is the root of the sum of the squares of the parts: 2-norms of disjoint pieces.
+    /// The value is the root of the sum of squares over ranks: 2-norms of disjoint shards.
     Norm,
 }
 
 /// Where a tensor is along one mesh axis.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Placement {
-    /// Every rank holds the whole.
+    /// Every rank holds the global tensor.
     Replicate,
-    /// Dimension `dim` is made of `blocks` equal blocks, and each rank holds its equal part of every block, in order.
+    /// Dimension `dim` is made of `blocks` equal blocks, and each rank holds an equal shard of every block, in order.
     /// One block is ordinary sharding; a fused query-key-value dimension sharded by heads has three.
     Shard {
         /// The tensor dimension.
@@ -29,7 +29,7 @@ pub enum Placement {
         /// The number of blocks; at least 1.
         blocks: u32,
     },
-    /// Every rank holds a tensor of the whole shape; the value is their reduction.
+    /// Every rank holds a tensor of the global shape; the value is their reduction.
     Partial(Reduce),
 }
 
@@ -88,7 +88,7 @@ impl<'de> Deserialize<'de> for Placement {
     }
 }
 
-/// The shape of one rank's part of a tensor of `shape` along an axis of `ranks`.
+/// The local shape, on each of `ranks` ranks along an axis, of a tensor of global `shape`.
 pub fn local_shape(shape: &[i64], placement: Placement, ranks: u32) -> Dims {
     let mut local: Dims = shape.into();
     if let Placement::Shard { dim, .. } = placement {

@@ -8,21 +8,21 @@ use crate::{Collective, CollectiveKind, MeshAxis, Placement, Reduce, Reduction, 
 /// A change of placement.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Reshard {
-    /// The placement that is there.
+    /// Current placement.
     pub from: Placement,
-    /// The placement that is wanted.
+    /// Target placement.
     pub to: Placement,
 }
 
-/// The collectives that a change of placement of a tensor of type `ty` along an axis takes; none where every rank has what it needs;
-/// `None` where it cannot be done.
+/// The collectives that a change of placement along an axis takes for a tensor of global type `ty`: empty where every rank has what it
+/// needs, `None` where the change is impossible.
 pub fn reshard_steps<'a>(
     ty: &TensorType,
     reshard: Reshard,
     axis: &'a MeshAxis,
 ) -> Option<SmallVec<[Collective<'a>; 1]>> {
     use Placement::{Partial, Replicate, Shard};
-    let whole = ty.bytes();
+    let global = ty.bytes();
     let none = || Some(SmallVec::new());
     let one = |kind: CollectiveKind, bytes| {
         let reduces = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
@@ -34,14 +34,14 @@ pub fn reshard_steps<'a>(
         (Replicate, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm))
         | (Shard { blocks: 1, .. }, Partial(Reduce::Sum | Reduce::Norm)) => none(),
         (Shard { dim: a, .. }, Shard { dim: b, .. }) if a != b => {
-            one(CollectiveKind::AllToAll, Bytes(whole.0 / u64::from(axis.size)))
+            one(CollectiveKind::AllToAll, Bytes(global.0 / u64::from(axis.size)))
         }
-        // Other blocks of the same dimension, and parts of a sum, go through the whole.
+        // Other blocks of the same dimension, and partial values, go through `replicate`.
         (Shard { .. }, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm)) => {
-            one(CollectiveKind::AllGather, whole)
+            one(CollectiveKind::AllGather, global)
         }
-        (Partial(Reduce::Sum), Shard { .. }) => one(CollectiveKind::ReduceScatter, whole),
-        (Partial(_), Replicate | Shard { .. }) => one(CollectiveKind::AllReduce, whole),
+        (Partial(Reduce::Sum), Shard { .. }) => one(CollectiveKind::ReduceScatter, global),
+        (Partial(_), Replicate | Shard { .. }) => one(CollectiveKind::AllReduce, global),
         (_, Partial(_)) => None,
     }
 }

@@ -58,7 +58,7 @@ impl Kept {
         self.folder.join("plans").join(format!("{}.toml", key.finish()))
     }
 
-    /// The description of this machine for so many ranks with so many threads each, if one is kept that can be read.
+    /// The kept description of this machine for a number of ranks and threads per rank, if it can be read.
     pub fn machine(&self, ranks: u32, threads: u32) -> Option<String> {
         let text = fs::read_to_string(self.machine_file(ranks, threads)).ok()?;
         Cluster::parse(&text, "the kept cluster description").is_ok().then_some(text)
@@ -114,7 +114,7 @@ mod tests {
         Kept { folder }
     }
 
-    /// The plan of [`GRAPH`] on so many ranks, by a planner whose program is the file `planner`.
+    /// The plan of [`GRAPH`] on `ranks`, by a planner whose program is the file `planner`.
     fn planned(kept: &Kept, planner: &Path, ranks: u32) -> Plan {
         let settings =
             PlanSettings { mesh: [("a".to_owned(), ranks)].into_iter().collect(), ..PlanSettings::default() };

@@ -1,8 +1,8 @@
-//! Bucketing: many small collectives of one kind become one on their tensors joined.
+//! Bucketing: many small collectives of one kind become one on their concatenated tensors.
 //!
-//! Nothing may wait longer for it: a collective joins a bucket only if it stands before the first use of what is in it. Those whose
-//! results a later part of the step uses (gradients) stay apart from those that are needed soon. Gathers of state can start at
-//! any time, so that their buckets stand where their first member was; others stand where their last was.
+//! No operation may have to wait longer: a collective joins a bucket only if it comes before the first use of the bucket's results.
+//! Collectives whose results only a later part of the step uses (gradients) are kept apart from those that are needed soon. Gathers of
+//! state can start at any time, so their bucket takes the position of its first member; other buckets take that of their last.
 
 use base::{Bytes, Result, SecondaryMap};
 use fixedbitset::FixedBitSet;
@@ -18,7 +18,7 @@ use crate::{
 
 /// Joins collectives.
 pub struct BucketCollectives {
-    /// The most bytes that a bucket moves; a larger tensor goes alone.
+    /// Maximum bytes per bucket; a larger tensor is not bucketed.
     pub limit: Bytes,
 }
 
@@ -89,7 +89,7 @@ impl Bucket {
     }
 }
 
-/// Puts a member into a bucket; what it needs, whoever needs the bucket needs too.
+/// Puts a member into a bucket, which from then on depends on what the member depends on.
 fn add(buckets: &mut [Bucket], bucket: usize, member: Member, needs: &FixedBitSet) {
     let mut closed = std::mem::take(&mut buckets[bucket].needs);
     union(&mut closed, needs);
@@ -116,7 +116,7 @@ fn depends(buckets: &[Bucket], needs: &FixedBitSet, bucket: usize) -> bool {
     needs.contains(bucket) || needs.ones().any(|needed| buckets[needed].needs.contains(bucket))
 }
 
-/// Says what is joined and why those collectives were there.
+/// The label of a bucket: what it joins, and why those collectives exist.
 fn label(graph: &Graph, bucket: &Bucket) -> String {
     let kind = bucket.members[0].kind;
     let mut reasons: Vec<&str> = Vec::new();
@@ -178,7 +178,7 @@ fn join(graph: &Graph, patch: &mut Patch<'_>, members: &[Member]) {
     }
 }
 
-/// How many ranks a gather or scatter has; 1 for an all-reduce, whose operator does not say.
+/// The number of ranks of a gather or scatter; 1 for an all-reduce, whose arguments do not have it.
 fn ranks(node: &Node) -> i64 {
     node.args.iter().find_map(|arg| if let Arg::Int(ranks) = arg { Some(*ranks) } else { None }).unwrap_or(1)
 }

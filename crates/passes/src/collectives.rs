@@ -23,17 +23,17 @@ pub struct Member {
     pub kind: CollectiveKind,
     /// How it reduces.
     pub reduction: Option<Reduction>,
-    /// What it is of.
+    /// Its operand.
     pub operand: ValueId,
-    /// What the wait gives.
+    /// The result of the wait.
     pub result: ValueId,
-    /// The larger of what goes in and what comes out.
+    /// Bytes of the operand or of the result, whichever are more.
     pub size: Bytes,
-    /// The position in the program of what needs the result first, views, copies and casts aside.
+    /// The position in the program of the first use of the result; views, copies and casts are no uses.
     pub first_use: usize,
     /// How soon its result is needed.
     pub urgency: Urgency,
-    /// Whether the result leaves the step, so that it must not keep a whole bucket's memory alive.
+    /// Whether the result leaves the step, so that it must not keep the memory of its bucket alive.
     pub leaves: bool,
 }
 

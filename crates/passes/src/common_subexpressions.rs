@@ -26,7 +26,7 @@ impl Pass for CommonSubexpressions {
         for id in graph.order.iter().filter(|id| facts.is_pure(&graph.nodes[**id])) {
             let node = &graph.nodes[*id];
             let first_of = |value: ValueId| kept.get(&value).unwrap_or(&value).0;
-            // What a change of placement made may equal the user's own on one rank only (a cut that begins at 0): never merged, so that
+            // What a change of placement made may equal the user's own on one rank only (a slice that begins at 0): never merged, so that
             // the graphs of all ranks stay alike.
             match known.entry((node.label.is_some(), node.key(first_of))) {
                 std::collections::hash_map::Entry::Vacant(entry) => drop(entry.insert(*id)),

@@ -15,7 +15,7 @@ use crate::{
     layout::Layout,
 };
 
-/// Up to which size the collectives among `ranks` ranks are direct; sizes are of the whole tensor.
+/// Up to which size the collectives among `ranks` ranks are direct; sizes are of the global tensor.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Direct {

@@ -38,7 +38,7 @@ impl OpFacts {
             name if CollectiveKind::of_operator(name).is_some() => Kind::Collective,
             name if aten::memory(name, &schema).is_shared() => Kind::View,
             name if aten::row(name).is_some_and(|row| row.copies) => Kind::Copy,
-            "aten::cat" => Kind::Join,
+            name if aten::row(name).is_some_and(|row| row.joins) => Kind::Join,
             _ => Kind::Other,
         };
         Self {

@@ -122,7 +122,7 @@ fn fits_form(graph: &Graph, node: &Node, form: Form) -> bool {
         && form.roles.iter().zip(&node.args).all(|(role, arg)| fits(graph, *role, arg));
     // A list operation works on entries whose first tensor says what the result is.
     let shape = |value: ValueId| &graph.ty(value).shape;
-    let reduces = || form.single == "aten::linalg_vector_norm" && shape(*result).is_empty();
+    let reduces = || form.to_numbers && shape(*result).is_empty();
     let keeps = || entries(form, node).next().is_some_and(|first| shape(first) == shape(*result));
     fitting && (reduces() || keeps())
 }

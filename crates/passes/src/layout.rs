@@ -1,4 +1,4 @@
-//! Making the nodes that flatten, join and part tensors.
+//! Nodes that flatten, concatenate and split tensors.
 
 use ir::{Arg, Dims, NodeId, Patch, ReturnType, TensorType, ValueId, contiguous_strides};
 
@@ -53,7 +53,7 @@ impl Layout<'_, '_> {
         self.patch.push_value(self.source, CLONE, args, ty)
     }
 
-    /// Contiguous tensors behind one another along `dim`; they are alike in all else.
+    /// Contiguous tensors concatenated along `dim`; their other dimensions are equal.
     pub fn cat(&mut self, values: &[ValueId], dim: usize) -> ValueId {
         let mut shape = self.patch.ty(values[0]).shape.clone();
         shape[dim] = values.iter().map(|value| self.patch.ty(*value).shape[dim]).sum();
@@ -63,7 +63,7 @@ impl Layout<'_, '_> {
         self.patch.push_value(self.source, CAT, vec![list, Arg::Int(dim as i64)], ty)
     }
 
-    /// The parts of `value` along `dim`, as views.
+    /// The pieces of `value` along `dim`, as views.
     pub fn split(&mut self, value: ValueId, sizes: &[i64], dim: usize) -> Vec<ValueId> {
         let whole = self.patch.ty(value).clone();
         let types = sizes.iter().map(|size| {

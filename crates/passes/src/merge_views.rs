@@ -2,8 +2,9 @@
 //!
 //! Autograd leaves many of them, since each operation's backward undoes what its forward did.
 
+use aten::{Call, Strides};
 use base::{Result, SecondaryMap};
-use ir::{Arg, Dims, Graph, Node, NodeId, Patch, Return, TensorType, ValueId, contiguous_strides};
+use ir::{Arg, Dims, Graph, NodeId, Patch, Return, TensorType, ValueId, contiguous_strides};
 use rustc_hash::FxHashMap;
 
 use crate::{Pass, layout::Layout};
@@ -20,7 +21,7 @@ enum Form {
     Reshaped(Dims),
 }
 
-/// A tensor that is no view of these forms, and a form of it.
+/// A tensor that is not itself such a view, and how it is viewed.
 type Seen = (ValueId, Form);
 
 impl Pass for MergeViews {
@@ -34,7 +35,7 @@ impl Pass for MergeViews {
         let mut seen: SecondaryMap<ValueId, Option<Seen>> = SecondaryMap::with_default(None);
         let mut known: FxHashMap<Seen, ValueId> = FxHashMap::default();
         for id in &graph.order {
-            let Some((operand, form, result)) = view(graph, &graph.nodes[*id]) else { continue };
+            let Some((operand, form, result)) = view(graph, *id) else { continue };
             let through =
                 seen[operand].as_ref().and_then(|(root, below)| Some((*root, composed(below, &form)?)));
             let is_chain = through.is_some();
@@ -56,43 +57,25 @@ impl Pass for MergeViews {
 }
 
 /// The operand of a view, how it is viewed, and the result.
-fn view(graph: &Graph, node: &Node) -> Option<(ValueId, Form, ValueId)> {
+fn view(graph: &Graph, id: NodeId) -> Option<(ValueId, Form, ValueId)> {
+    let node = &graph.nodes[id];
+    let strides = aten::row(graph.op_name(id))?.strides;
     let (Some(Arg::Value(operand)), [Return::Value(result)]) = (node.args.first(), node.returns.as_slice())
     else {
         return None;
     };
-    let rank = graph.ty(*operand).rank();
-    let mut dims: Vec<usize> = (0..rank).collect();
-    let form = match (graph.ops[node.op].name.as_str(), &node.args[1..]) {
-        ("aten::t", []) => {
-            dims.reverse();
-            Form::Permuted(dims)
-        }
-        ("aten::transpose.int", [Arg::Int(a), Arg::Int(b)]) => {
-            dims.swap(position(*a, rank)?, position(*b, rank)?);
-            Form::Permuted(dims)
-        }
-        ("aten::permute", [Arg::Ints(order)]) => {
-            Form::Permuted(order.iter().map(|dim| position(*dim, rank)).collect::<Option<_>>()?)
-        }
-        ("aten::view" | "aten::_unsafe_view" | "aten::reshape", [Arg::Ints(_)]) => {
-            let row_major = |ty: &TensorType| ty.strides == contiguous_strides(&ty.shape);
-            let plain = row_major(graph.ty(*operand)) && row_major(graph.ty(*result));
-            let same = graph.ty(*operand).dtype == graph.ty(*result).dtype;
-            (plain && same).then(|| Form::Reshaped(graph.ty(*result).shape.clone()))?
-        }
-        _ => return None,
+    let form = if strides == Strides::Reshaped {
+        let row_major = |ty: &TensorType| ty.strides == contiguous_strides(&ty.shape);
+        let plain = row_major(graph.ty(*operand)) && row_major(graph.ty(*result));
+        let same = graph.ty(*operand).dtype == graph.ty(*result).dtype;
+        (plain && same).then(|| Form::Reshaped(graph.ty(*result).shape.clone()))?
+    } else {
+        Form::Permuted(strides.order(&Call::new(graph, id))?)
     };
     Some((*operand, form, *result))
 }
 
-/// A dimension counted from the front.
-fn position(dim: i64, rank: usize) -> Option<usize> {
-    let dim = if dim < 0 { dim + rank as i64 } else { dim };
-    usize::try_from(dim).ok().filter(|dim| *dim < rank)
-}
-
-/// The form of a view in `above` form of a view in `below` form.
+/// The form of a view of form `above` of a view of form `below`.
 fn composed(below: &Form, above: &Form) -> Option<Form> {
     match (below, above) {
         (Form::Permuted(below), Form::Permuted(above)) => {
@@ -103,7 +86,7 @@ fn composed(below: &Form, above: &Form) -> Option<Form> {
     }
 }
 
-/// The view, as a new node where it is not the viewed tensor itself.
+/// The view: a new node, or the viewed tensor itself where they are the same.
 fn made(patch: &mut Patch<'_>, source: NodeId, (root, form): &Seen) -> ValueId {
     let mut layout = Layout { patch, source };
     match form {

@@ -1,4 +1,4 @@
-//! Orders collectives for overlap: each starts as soon as its operand is there and is waited for just before its first use.
+//! Orders collectives for overlap: each starts as soon as its operand is computed and is waited for just before its first use.
 //!
 //! A gather of state could start at the very beginning; how early it may is limited by the memory that gathered tensors take until
 //! their first use. The order follows from the graph alone, so all ranks start their collectives in the same order.
@@ -14,7 +14,7 @@ use crate::{
 
 /// Starts collectives early and waits for them late.
 pub struct OrderCollectives {
-    /// How many bytes may be gathered ahead of their first use. A gather that is larger starts when the one before it is used.
+    /// Maximum bytes that are gathered ahead of their first use. A larger gather starts when the previous one is used.
     pub prefetch_limit: Bytes,
 }
 
@@ -38,7 +38,7 @@ impl Pass for OrderCollectives {
 }
 
 impl OrderCollectives {
-    /// Moves gathers of state, with what they are made of, up to where their results may begin to take memory.
+    /// Moves gathers of state, with what they depend on, up to where the limit allows their results to take memory.
     fn hoist_gathers(&self, graph: &Graph, facts: &Facts, wanted: &mut SecondaryMap<NodeId, Wanted>) {
         let alone = of_state_alone(graph, facts);
         let users = users(graph);
@@ -47,7 +47,7 @@ impl OrderCollectives {
             gathers && graph.nodes[*id].operands().all(|operand| alone.contains(operand.index()))
         };
         let first_use = |id: NodeId| {
-            // Its wait stands right before its first use by now.
+            // By now its wait is right before its first use.
             let waits = graph.nodes[id].results().flat_map(|result| &users[result]);
             waits.map(|wait| wanted[*wait].0).min().unwrap_or(graph.order.len())
         };
@@ -74,7 +74,7 @@ impl OrderCollectives {
     }
 }
 
-/// Moves a node and all that it depends on up to `target`, where they are behind it.
+/// Moves a node and all that it depends on up to `target`, as far as they come after it.
 fn hoist(graph: &Graph, wanted: &mut SecondaryMap<NodeId, Wanted>, id: NodeId, target: Wanted) {
     let mut todo = vec![id];
     while let Some(id) = todo.pop() {
@@ -85,8 +85,8 @@ fn hoist(graph: &Graph, wanted: &mut SecondaryMap<NodeId, Wanted>, id: NodeId, t
     }
 }
 
-/// Moves waits, and what only carries what was waited for, to right before their first use; what is only returned is waited for
-/// at the end.
+/// Moves waits, with views, copies and casts of their results, to right before their first use. What is only returned is waited for at
+/// the end.
 fn wait_late(graph: &Graph, facts: &Facts, wanted: &mut SecondaryMap<NodeId, Wanted>) {
     let users = users(graph);
     let mut waited: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);

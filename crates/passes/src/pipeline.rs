@@ -13,7 +13,7 @@ use crate::{
 pub struct Settings {
     /// Maximum bytes per bucket of collectives.
     pub bucket_limit: Bytes,
-    /// So much may be gathered ahead of its first use.
+    /// Maximum bytes that are gathered ahead of their first use.
     pub prefetch_limit: Bytes,
     /// Which collectives are direct, by the name of the mesh axis; along an axis that is not here none are.
     #[serde(skip_serializing_if = "DirectAxes::is_empty")]
@@ -28,7 +28,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Ever less memory for ever more collectives: first the default, at last buckets of 256 KiB and nothing gathered ahead.
+    /// From the default to settings of less memory and more collectives; the last has buckets of 256 KiB and gathers nothing ahead.
     pub fn ladder() -> impl Iterator<Item = Self> {
         let default = Self::default();
         let rungs = [(25 << 20, 50 << 20), (8 << 20, 8 << 20), (2 << 20, 2 << 20), (256 << 10, 0)];
@@ -40,9 +40,9 @@ impl Settings {
     }
 }
 
-/// The passes that a graph goes through before it runs, in their order. Views are merged once more behind bucketing, since those
-/// that flatten meet those that were there; ordering comes behind them, since every patch may move nodes. Direct collectives are last: they start where the collective started, and
-/// their reduction stands where it was waited for.
+/// The passes that a graph goes through before it runs, in their order. Views are merged again after bucketing, which adds
+/// views that flatten; ordering comes after that, since every patch may move nodes. Direct collectives are last: the exchange starts where
+/// the collective started, and its reduction takes the place of the wait.
 pub fn pipeline(settings: &Settings) -> Vec<Box<dyn Pass>> {
     let mut passes: Vec<Box<dyn Pass>> = vec![
         Box::new(DropAliases),

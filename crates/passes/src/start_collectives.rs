@@ -1,8 +1,8 @@
-//! Starts each collective right behind what makes its operand, and moves what only prepares the operand with it: views, copies,
-//! casts, and the joining of several tensors.
+//! Starts each collective right after its operand is computed, and moves what only prepares the operand with it: views, copies,
+//! casts, and concatenations.
 //!
-//! Before collectives are put in buckets this brings them in the order in which they can start: gradients as backward makes them, not as
-//! the optimizer asks for them. No more memory is taken: what a copy reads is there, and what it makes goes at once.
+//! It runs before bucketing and puts collectives in the order in which they can start: gradients in the order of backward, not of the
+//! optimizer. It takes no more memory: what a copy reads exists already, and its result is used at once.
 
 use base::{Id, Result, SecondaryMap};
 use fixedbitset::FixedBitSet;
@@ -16,7 +16,7 @@ use crate::{
 /// Starts collectives early.
 pub struct StartCollectives;
 
-/// Where a node wants to stand: at the position of a node of the old program, before (below 0), at (0) or behind (1) it.
+/// The new position of a node relative to a position of the old program: before it (below 0), at it (0) or after it (1).
 pub type Wanted = (usize, i32);
 
 impl Pass for StartCollectives {
@@ -33,7 +33,7 @@ impl Pass for StartCollectives {
     }
 }
 
-/// Every node at its old position, but collectives and what prepares them right behind what makes their last operand.
+/// Every node at its old position, but collectives and what prepares them right after the last of their operands.
 pub fn start_early(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, Wanted> {
     let prepares = preparations(graph, facts);
     let mut wanted: SecondaryMap<NodeId, Wanted> = SecondaryMap::with_default((0, 0));
@@ -42,7 +42,7 @@ pub fn start_early(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, Wanted>
         let ready =
             node.operands().filter_map(|operand| maker(graph, operand)).map(|maker| wanted[maker]).max();
         wanted[*id] = match ready {
-            // A gather of an input of the graph would be ready at once: it is hoisted where there is memory for it.
+            // A gather of an input could start at once: ordering hoists it as far as memory allows.
             Some(ready) if facts.is_collective(node) || prepares.contains(id.index()) => (ready.0, 1),
             _ => (position, 0),
         };
@@ -50,7 +50,7 @@ pub fn start_early(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, Wanted>
     wanted
 }
 
-/// The nodes that bring tensors into the form in which a collective takes them, and serve nothing else; views may serve others.
+/// The nodes that only prepare the operand of a collective; views may have other uses too.
 fn preparations(graph: &Graph, facts: &Facts) -> FixedBitSet {
     let (users, ends) = (users(graph), end_values(graph));
     let mut prepares = FixedBitSet::with_capacity(graph.nodes.len());
@@ -68,7 +68,7 @@ fn preparations(graph: &Graph, facts: &Facts) -> FixedBitSet {
     prepares
 }
 
-/// Puts every node where it wants to stand, if that is elsewhere, and into the part of the program that is there.
+/// Moves every node to its new position, and into the part of the program at that position.
 pub fn reorder(graph: &Graph, patch: &mut Patch<'_>, wanted: &SecondaryMap<NodeId, Wanted>) {
     let mut order = graph.order.clone();
     order.sort_by_key(|id| wanted[*id]);

@@ -1,25 +1,25 @@
-//! Copy sets: where a value that is used more than once is kept, and which further placements of it are made.
+//! Copy sets: in which placement a value with several uses is kept, and which further placements of it are made.
 
 use ir::{MeshAxis, Placement, Reduce, Reshard, TensorType, reshard_steps};
 use smallvec::SmallVec;
 
-/// One choice for a value in one part of the step: the placement that it is there in, and the further ones that are made from it.
+/// One choice for a value in one part of the step: the placement in which it arrives, and further ones that are made from it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopySet {
-    /// The placement that it comes in.
+    /// The placement in which it arrives.
     pub source: Placement,
     /// Further placements.
     pub extras: SmallVec<[Placement; 2]>,
 }
 
 impl CopySet {
-    /// Whether a use that requires `placement` is served without a collective: it is there, or cut from a whole copy.
+    /// Whether a use that requires `placement` is served without a collective: it is in the set, or a slice of a replicated copy.
     pub fn serves(&self, placement: Placement) -> bool {
         std::iter::once(&self.source).chain(&self.extras).any(|held| follows(*held, placement))
     }
 }
 
-/// Whether `to` can be had from `from` without communication.
+/// Whether `to` follows from `from` without communication.
 pub fn follows(from: Placement, to: Placement) -> bool {
     from == to
         || from == Placement::Replicate

@@ -20,7 +20,7 @@ struct Shares {
 /// From this share of the time on, in percent, a way to divide the computation is named.
 const NAMED: i64 = 10;
 
-/// The name of a plan: a part for each axis of more than one rank.
+/// The name of a plan: a phrase for each axis of more than one rank.
 pub fn label(graph: &Graph, assignments: &[Assignment], machine: Machine<'_>) -> Result<String> {
     let Mesh { axes } = machine.mesh;
     let several = axes.iter().filter(|axis| axis.size > 1).count() > 1;
@@ -82,7 +82,7 @@ fn shares(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Mach
         if operands.clone().any(|(value, placement)| of_state[*value] && is_sharded(placement)) {
             shares.tensor += time;
         } else if operands.any(|(_, placement)| is_sharded(placement)) {
-            // The gradient of a parameter made whole of sharded activations is data parallel; made in parts it is tensor parallel.
+            // From sharded activations, a partial gradient of a parameter is data parallel, a sharded one tensor parallel.
             let in_parts =
                 strategy.results.iter().any(is_sharded) && call.results.iter().any(|value| gradients[*value]);
             *(if in_parts { &mut shares.tensor } else { &mut shares.data }) += time;

@@ -1,7 +1,7 @@
-//! What stands between the operation or input that provides a value and its uses: tables on them, or on copy sets between them.
+//! The cost tables between the operation or input that provides a value and the uses of the value, or copy sets between them.
 //!
-//! What stands there follows from the kind of the value and from what is provided and required, so values that agree in these (in the
-//! layers of a model) share one [`Link`].
+//! They follow from the kind of the value and from what is provided and required, so that values that agree in these (in the layers of a
+//! model) share one [`Link`].
 
 use std::rc::Rc;
 
@@ -42,9 +42,9 @@ pub struct Source {
     pub provided: ProvidedId,
     /// Where it does.
     pub part: PartId,
-    /// Whether the value is an input that lives on, whose own placement takes no memory beside its state.
+    /// Whether the value is state: its own placement takes no additional memory.
     pub is_state: bool,
-    /// Whether the value only looks at another one's memory.
+    /// Whether the value is a view.
     pub is_view: bool,
     /// Whether a collective along another axis still writes it: it can only be waited for.
     pub in_flight: bool,
@@ -74,7 +74,7 @@ impl Source {
     }
 }
 
-/// All that the tables of a value depend on.
+/// Everything that the tables of a value depend on.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Signature {
     /// What provides it.
@@ -275,7 +275,7 @@ impl Maker<'_> {
     /// Ties later copy sets to those of the part before.
     fn enter_later(&mut self, before: &[CopySet], sets: &[CopySet], part: PartId) -> TableId {
         let charged = self.charged(part);
-        // Where the value is stored, it is there in its own placement at any time, for nothing.
+        // A stored value is available in its own placement at any time, at no cost.
         let free = |placement: Placement| self.source.is_state && self.provided.contains(&placement);
         let (mut costs, mut weights) = (Vec::new(), Vec::new());
         for earlier in before {
@@ -332,11 +332,11 @@ impl Maker<'_> {
     }
 }
 
-/// What a change of placement costs that a demand on the batch speaks against: a second, in picoseconds.
+/// Penalty of a change of placement against the demand on the batch: a second, in picoseconds.
 const AGAINST_A_DEMAND: i64 = 1_000_000_000_000;
 
-/// Whether a change of placement undoes what is demanded of the batch: with the batch cut, putting activations together; with the batch
-/// whole, putting state together.
+/// Whether a change of placement undoes the demand on the batch: with the batch sharded, gathering activations; with the batch replicated,
+/// gathering state.
 fn against_demand(batch: Option<Placement>, from: Placement, to: Placement, company: Company) -> bool {
     let puts_together = matches!(from, Placement::Shard { .. }) && from != to;
     puts_together
@@ -369,7 +369,7 @@ fn inevitable(
     changes
 }
 
-/// The bytes of one rank's part of a tensor.
+/// The bytes of the local tensor.
 pub fn local_bytes(ty: &TensorType, placement: Placement, axis: &MeshAxis) -> u64 {
     local_shape(&ty.shape, placement, axis.size).iter().product::<i64>() as u64 * ty.dtype.bytes()
 }

@@ -97,7 +97,7 @@ fn binds_nothing(
 /// Maximum number of inputs listed in an error.
 const MOST_NAMES: usize = 4;
 
-/// Whether a pattern speaks of a whole class of inputs, of which there may be none.
+/// Whether a pattern names a class of inputs, of which there may be none.
 fn is_class_pattern(pattern: &str) -> bool {
     ["params.*", "buffers.*", "optimizer.*", "batch.*", "*"].contains(&pattern)
 }

@@ -40,7 +40,7 @@ pub struct Setting<'a> {
     pub pins: &'a Demands,
     /// The placement that is demanded of the batch, if one is.
     pub batch: Option<Placement>,
-    /// Whether changes of placement that speak against that demand are forbidden, or only dear.
+    /// Whether changes of placement against that demand are forbidden or penalised.
     pub strict: bool,
 }
 
@@ -135,7 +135,7 @@ impl<'a> Tables<'a> {
             Some(Demand { placement, soft: false }) => {
                 return Err(impossible_pin(setting, id, *placement));
             }
-            // Every rank is given the whole batch; cutting it costs nothing.
+            // Every rank is given the global batch; slicing it costs nothing.
             None if input.class == InputClass::Batch => placements.truncate(1),
             Some(_) | None => {}
         }
@@ -153,7 +153,7 @@ impl<'a> Tables<'a> {
     fn node(&mut self, id: NodeId, depends: &SecondaryMap<ValueId, bool>) {
         let setting = self.setting;
         let node = &setting.graph.nodes[id];
-        // What comes from constants alone is small and wanted whole (masks, positions, angles): cutting it is free afterwards.
+        // What comes from constants alone (masks, positions, angles) is small and stays replicated: slicing it is free afterwards.
         let whole = node.operands().next().is_some() && !node.operands().any(|value| depends[value]);
         let demanded = node.operands().map(|value| demanded_batch(setting, value)).collect();
         let menu = self.menus.of(setting, id, (setting.space.class(id), whole, demanded));
@@ -345,7 +345,7 @@ fn impossible_pin(setting: &Setting<'_>, id: InputId, pin: Placement) -> Box<Dia
             input.name, setting.space.axis.size
         ),
     )
-    .because("a dimension is cut evenly or not at all")
+    .because("a dimension is sharded evenly or not at all")
     .hint("pin another dimension, or `replicate`")
 }
 

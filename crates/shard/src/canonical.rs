@@ -1,13 +1,12 @@
-//! Operations that cannot be sharded as they are, rewritten into some that can.
+//! Rewrites operations that cannot be sharded into ones that can.
 //!
 //! Means over a batch with ignored elements become a sum and a count, which is taken from the targets alone, so that backward need not wait
-//! for the loss. What is made in the shape of another tensor becomes a constant of that shape, so that nothing is put together for its
-//! sake. Batch norm becomes means, products and sums, so that its statistics
-//! are those of the whole batch under any sharding. A transposition of a transposition goes away, so that gradients are put together where
-//! they are made and not behind a view. A view of state is made in each part of the program that uses it, so that sharded state can be
-//! gathered in each part, and not only once for all.
+//! for the loss. A tensor filled in the shape of another becomes a constant of that shape, so that the other is not gathered for it. Batch
+//! norm becomes means, products and sums, so that its statistics are those of the global batch under any sharding. A transposition of a
+//! transposition goes away, so that gradients are reduced where they are made and not behind a view. A view of state is made in each part of
+//! the program that uses it, so that sharded state can be gathered in each part, and not only once for all.
 
-use aten::Work;
+use aten::{Fill, Rewrite, Strides, Work};
 use ir::{Arg, Dtype, Graph, Node, NodeId, PartId, Return, TensorType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 
@@ -23,7 +22,7 @@ const EMPTY: &str = "aten::empty.memory_format(SymInt[] size, *, ScalarType? dty
 
 /// `graph` with such operations rewritten. Inputs, returns and updates are the same.
 pub fn canonical(graph: &Graph) -> Graph {
-    let mut rewrite = Rewrite {
+    let mut rewrite = Rewriter {
         graph,
         out: Graph {
             ops: graph.ops.clone(),
@@ -43,13 +42,13 @@ pub fn canonical(graph: &Graph) -> Graph {
     for node in &graph.order {
         rewrite.node(*node);
     }
-    let Rewrite { mut out, new, .. } = rewrite;
+    let Rewriter { mut out, new, .. } = rewrite;
     out.returns = graph.returns.iter().map(|value| new[value]).collect();
     out.updates = graph.updates.iter().map(|(input, value)| (*input, new[value])).collect();
     out
 }
 
-struct Rewrite<'a> {
+struct Rewriter<'a> {
     graph: &'a Graph,
     out: Graph,
     new: FxHashMap<ValueId, ValueId>,
@@ -57,21 +56,18 @@ struct Rewrite<'a> {
     views: FxHashMap<(ValueId, PartId), ValueId>,
 }
 
-impl Rewrite<'_> {
+impl Rewriter<'_> {
     fn node(&mut self, id: NodeId) {
-        let node = &self.graph.nodes[id];
-        let reduction = |arg: usize| node.args.get(arg) == Some(&Arg::Int(MEAN));
-        match self.graph.op_name(id) {
-            "aten::nll_loss_forward" if reduction(3) => self.nll_loss(id),
-            "aten::nll_loss_backward" if reduction(4) => self.nll_loss_backward(id),
-            "aten::_native_batch_norm_legit_functional" if node.args[5] == Arg::Bool(true) => {
-                self.batch_norm(id);
-            }
-            "aten::t" if self.turned_back(id) => {}
-            "aten::native_batch_norm_backward" if node.args[7] == Arg::Bool(true) => {
-                self.batch_norm_backward(id);
-            }
-            name if self.constant(id, name) => {}
+        let is = |arg: usize, value: &Arg| self.graph.nodes[id].args.get(arg) == Some(value);
+        let (mean, yes) = (Arg::Int(MEAN), Arg::Bool(true));
+        let Some(row) = aten::row(self.graph.op_name(id)) else { return self.copy(id) };
+        match row.rewrite {
+            Some(Rewrite::MeanLoss(arg)) if is(arg, &mean) => self.nll_loss(id),
+            Some(Rewrite::MeanLossBackward(arg)) if is(arg, &mean) => self.nll_loss_backward(id),
+            Some(Rewrite::BatchNorm(arg)) if is(arg, &yes) => self.batch_norm(id),
+            Some(Rewrite::BatchNormBackward(arg)) if is(arg, &yes) => self.batch_norm_backward(id),
+            _ if row.strides == Strides::Reversed && self.turned_back(id) => {}
+            _ if row.fills.is_some_and(|fill| self.constant(id, fill)) => {}
             _ => self.copy(id),
         }
     }
@@ -142,7 +138,7 @@ impl Rewrite<'_> {
         }
     }
 
-    /// Lets `new` stand for return number `position` of a node, lying in memory as that does.
+    /// Uses `new` in place of return number `position` of a node, copied into the same order in memory if need be.
     fn bind(&mut self, id: NodeId, position: usize, new: ValueId) {
         if let Some(Return::Value(old)) = self.graph.nodes[id].returns.get(position) {
             let was = self.graph.ty(*old);
@@ -187,11 +183,11 @@ impl Rewrite<'_> {
         new
     }
 
-    /// Whether a transposition undoes another one, whose operand then stands for its result.
+    /// Whether a transposition undoes another one; if so, the operand of that one is used in place of its result.
     fn turned_back(&mut self, id: NodeId) -> bool {
         let Some(operand) = self.operand(id, 0) else { return false };
         let ValueDef::Result(before, _) = self.out.values[operand].def else { return false };
-        if self.out.op_name(before) != "aten::t" {
+        if aten::row(self.out.op_name(before)).is_none_or(|row| row.strides != Strides::Reversed) {
             return false;
         }
         let original = self.out.nodes[before].operands().next();
@@ -199,26 +195,24 @@ impl Rewrite<'_> {
     }
 
     /// Whether a tensor that is filled in the shape of a computed one was written as a constant.
-    fn constant(&mut self, id: NodeId, name: &str) -> bool {
-        let filled = |arg: usize| Some(Some(self.graph.nodes[id].args[arg].clone()));
-        let fill = match name {
-            "aten::zeros_like" | "aten::new_zeros" => Some(Some(Arg::Int(0))),
-            "aten::ones_like" | "aten::new_ones" => Some(Some(Arg::Int(1))),
-            "aten::full_like" => filled(1),
-            "aten::new_full" => filled(2),
-            "aten::empty_like" | "aten::new_empty" => Some(None),
-            _ => None,
+    fn constant(&mut self, id: NodeId, fill: Fill) -> bool {
+        let fill = match fill {
+            Fill::Nothing => None,
+            Fill::Number(number) => Some(Arg::Int(number)),
+            Fill::Argument(arg) => Some(self.graph.nodes[id].args[arg].clone()),
         };
         let of = self.graph.nodes[id].operands().next();
         let is_computed = of.is_some_and(|of| matches!(self.graph.values[of].def, ValueDef::Result(..)));
-        let (Some(fill), true) = (fill, is_computed) else { return false };
+        if !is_computed {
+            return false;
+        }
         let ty = self.graph.ty(self.graph.nodes[id].results().next().expect("one result")).clone();
         let constant = self.emitter(id).filled(&ty, fill);
         self.bind(id, 0, constant);
         true
     }
 
-    /// The mean is the sum over the total weight: both sums can be put together from parts, the mean cannot.
+    /// The mean is the sum over the total weight: both sums may be partial, the mean may not.
     fn nll_loss(&mut self, id: NodeId) {
         let mut args = self.args(id);
         args[3] = Arg::Int(SUM);
@@ -253,7 +247,7 @@ impl Rewrite<'_> {
         self.bind(id, 0, result);
     }
 
-    /// `(x - mean) * rsqrt(var + eps) * weight + bias`, with the statistics of the whole batch.
+    /// `(x - mean) * rsqrt(var + eps) * weight + bias`, with the statistics of the global batch.
     fn batch_norm(&mut self, id: NodeId) {
         let (momentum, eps) = (self.number(id, 6), self.number(id, 7));
         let operands = [0, 1, 2, 3, 4].map(|arg| self.operand(id, arg));

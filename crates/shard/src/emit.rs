@@ -51,7 +51,7 @@ impl Emitter<'_> {
         TensorType { device: ty.device, ..TensorType::contiguous(ty.dtype, Dims::from_slice(shape)) }
     }
 
-    /// Looks at a contiguous value in another shape.
+    /// A view of a contiguous value in another shape.
     pub fn view(&mut self, value: ValueId, shape: &[i64]) -> ValueId {
         if self.graph.ty(value).shape.as_slice() == shape {
             return value;
@@ -121,7 +121,7 @@ impl Emitter<'_> {
         )
     }
 
-    /// One element of a dimension, which goes away.
+    /// One element of a dimension, which is removed.
     pub fn select(&mut self, value: ValueId, dim: usize, index: i64) -> ValueId {
         let mut ty = self.ty(value);
         ty.shape.remove(dim);

@@ -1,6 +1,6 @@
 //! Strides of views, and of what lies in memory as its operand does.
 
-use aten::Call;
+use aten::{Call, Strides};
 use ir::{Dims, TensorType};
 
 /// The strides of the result of a view operation (or one that keeps strides) on an operand of type `operand`, if it is one that is known;
@@ -11,52 +11,41 @@ pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Opt
     if rank == 0 && shape.is_empty() {
         return Some(strides);
     }
-    match call.name() {
-        "aten::view" | "aten::_unsafe_view" | "aten::reshape" => return reshaped(operand, shape),
-        "aten::t" => strides.reverse(),
-        "aten::transpose.int" => strides.swap(call.dim(1, rank)?, call.dim(2, rank)?),
-        "aten::permute" => strides = call.dims(1, rank).iter().map(|dim| operand.strides[*dim]).collect(),
-        "aten::unsqueeze" => {
+    let kind = aten::row(call.name())?.strides;
+    match kind {
+        Strides::Dense | Strides::RowMajor => return None,
+        Strides::Kept => {}
+        Strides::Reversed | Strides::Swapped | Strides::Permuted => {
+            strides = kind.order(call)?.into_iter().map(|dim| operand.strides[dim]).collect();
+        }
+        Strides::Reshaped => return reshaped(operand, shape),
+        Strides::Inserted => {
             let dim = call.dim(1, rank + 1)?;
             let step = if dim < rank { operand.shape[dim] * operand.strides[dim] } else { 1 };
             strides.insert(dim, step);
         }
-        "aten::squeeze" | "aten::squeeze.dim" | "aten::squeeze.dims" => {
+        Strides::Squeezed => {
             let gone = call.named_dims(1, rank);
             let kept = (0..rank).filter(|dim| !(gone.contains(dim) && operand.shape[*dim] == 1));
             strides = kept.map(|dim| operand.strides[dim]).collect();
         }
-        "aten::expand" => {
+        Strides::Expanded => {
             let new = shape.len().checked_sub(rank)?;
             let repeated = |dim: usize| dim < new || operand.shape[dim - new] != shape[dim];
             strides = (0..shape.len())
                 .map(|dim| if repeated(dim) { 0 } else { operand.strides[dim - new] })
                 .collect();
         }
-        "aten::select.int" | "aten::unbind.int" => {
+        Strides::Selected => {
             strides.remove(call.dim(1, rank)?);
         }
-        "aten::slice.Tensor" => {
-            let dim = call.dim(1, rank)?;
-            strides[dim] *= call.int(4).unwrap_or(1);
-        }
-        // The last four are no views, but their results take over the operand's strides, gaps included.
-        "aten::split.Tensor"
-        | "aten::split_with_sizes"
-        | "aten::unsafe_split.Tensor"
-        | "aten::unsafe_split_with_sizes"
-        | "aten::alias"
-        | "aten::copy"
-        | "aten::slice_scatter"
-        | "aten::select_scatter"
-        | "aten::diagonal_scatter" => {}
-        _ => return None,
+        Strides::Sliced => strides[call.dim(1, rank)?] *= call.int(4).unwrap_or(1),
     }
     Some(strides)
 }
 
-/// The strides of `operand` looked at in another shape, if that needs no copy: each run of dimensions that lie together in memory is
-/// cut anew.
+/// The strides of a view of `operand` in another shape, if it needs no copy: each run of dimensions that are adjacent in memory is split
+/// anew.
 pub fn reshaped(operand: &TensorType, shape: &[i64]) -> Option<Dims> {
     if operand.elements() == 0 || shape.is_empty() {
         return Some(ir::contiguous_strides(shape));

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use ir::{Dims, Placement, TensorType, local_shape, memory_order};
 
-/// The type of one rank's part of a tensor that is made there: dense, its dimensions in the same order in memory as the whole tensor's.
+/// The type of the local tensor that a rank makes: dense, with its dimensions in the same order in memory as the global tensor's.
 pub fn local_type(ty: &TensorType, placement: Placement, ranks: u32) -> TensorType {
     let shape = local_shape(&ty.shape, placement, ranks);
     let strides = if placement == Placement::Replicate && is_dense(ty) {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_keeps_the_memory_order_of_the_whole() {
+    fn a_local_tensor_keeps_the_memory_order_of_the_global_one() {
         let mut ty = TensorType::contiguous(Dtype::F32, Dims::from_slice(&[2, 8, 6]));
         ty.strides = Dims::from_slice(&[48, 1, 8]);
         let part = local_type(&ty, Placement::shard(1), 4);

@@ -21,7 +21,7 @@ use crate::{
 pub struct Assignment {
     /// How each node runs.
     pub nodes: FxHashMap<NodeId, Strategy>,
-    /// How each input is stored; inputs that are not here are whole on every rank.
+    /// How each input is stored; inputs that are not here are replicated.
     pub inputs: FxHashMap<InputId, Placement>,
     /// The placement in which a value enters a later part of the program; other copies of it are not used there.
     pub kept: FxHashMap<(ValueId, PartId), Placement>,
@@ -36,7 +36,7 @@ struct Held {
 }
 
 /// The graph of one rank of a mesh: `decide` says what a plan decides along each axis, the outer one first, on the graph that the axes
-/// outside it leave. A dimension that two axes shard is so made of blocks: each part that the outer axis makes is sharded by the inner one.
+/// outside it leave. A dimension that two axes shard is made of blocks: each shard of the outer axis is sharded by the inner one.
 pub fn partition_mesh(
     graph: &Graph,
     mesh: &Mesh,
@@ -55,7 +55,7 @@ pub fn partition_mesh(
 }
 
 /// The graph of the rank at `coordinate` along `axis`: local shapes, localised sizes, and a change of placement exactly where an operation
-/// requires another placement than the ones that are there.
+/// requires a placement in which its operand does not exist yet.
 ///
 /// Every node of a change of placement carries a label that says which value changes from what to what. All ranks' graphs have the same
 /// collectives in the same order.
@@ -91,7 +91,8 @@ pub fn partition(
     Ok(state.out)
 }
 
-/// The values that some use wants whole, by the part of the program where it stands, or where a later part expects that they were made.
+/// The values that some use requires replicated, by the part of the program of that use, or by the part that a later one expects to have
+/// made them.
 fn wanted_whole(graph: &Graph, assignment: &Assignment) -> FxHashSet<(ValueId, PartId)> {
     let mut wanted = FxHashSet::default();
     let mut last_use: FxHashMap<ValueId, PartId> = FxHashMap::default();
@@ -164,7 +165,7 @@ impl Partition<'_> {
         Ok(())
     }
 
-    /// The local value of `value` in a placement: one that is there, or one that is made.
+    /// The local value of `value` in a placement: an existing copy, or a new one.
     fn require(&mut self, value: ValueId, placement: Placement, origin: Origin) -> Result<ValueId> {
         let available = self.available(value, origin.part);
         if let Some(held) = available.iter().find(|held| held.placement == placement) {
@@ -185,7 +186,8 @@ impl Partition<'_> {
             let message = format!("{value} cannot go from {} to {placement}", source.placement);
             return Err(Diagnostic::bug(message));
         };
-        // What is made whole for another use of this part of the program is made first, and cut: two collectives would send it twice.
+        // Where another use in this part of the program needs the value replicated, it is gathered first and sliced for this use: two
+        // collectives would send it twice.
         if !steps.is_empty()
             && placement != Placement::Replicate
             && self.wanted_whole.contains(&(value, origin.part))
@@ -204,7 +206,7 @@ impl Partition<'_> {
     fn available(&self, value: ValueId, part: PartId) -> SmallVec<[Held; 2]> {
         let all = self.held[value].clone();
         let Some(kept) = self.assignment.kept.get(&(value, part)) else { return all };
-        // An input is there in its own placement at any time.
+        // An input is available in its own placement at any time.
         let is_input = matches!(self.graph.values[value].def, ValueDef::Input(_));
         let usable = |(number, held): &(usize, &Held)| {
             held.part == part || held.placement == *kept || (is_input && *number == 0)
@@ -235,7 +237,7 @@ impl Partition<'_> {
     }
 
     fn finish(&mut self) -> Result<()> {
-        // Nobody in the user's code uses these any more: what they need comes from where they were made.
+        // No line of the user's code uses these: they take the origin of what made them.
         let origin = |value: ValueId| {
             let made_by = match self.graph.values[value].def {
                 ValueDef::Result(node, _) => self.graph.nodes[node].place,

@@ -1,6 +1,6 @@
 //! What an operation becomes on one rank.
 
-use aten::{Call, Realise, Sizes, Strategy};
+use aten::{Call, Realise, Row, Sizes, Strategy, Strides};
 use ir::{Arg, Dtype, Placement, Reduction, Return, TensorType, ValueDef, ValueId, local_shape};
 use smallvec::SmallVec;
 
@@ -49,33 +49,25 @@ impl Realised<'_> {
     /// The same operation on local operands.
     fn plain(&self, out: &mut Emitter<'_>) -> SmallVec<[ValueId; 2]> {
         let mut operands = self.operands.clone();
-        if matches!(self.call.name(), "aten::view" | "aten::_unsafe_view") {
+        let row = aten::row(self.call.name());
+        if row.is_some_and(|row| row.strides == Strides::Reshaped) {
             let shape = self.result_shape(0);
             if reshaped(out.graph.ty(operands[0]), &shape).is_none() {
                 operands[0] = out.in_order(operands[0]);
             }
         }
-        if self.call.name().starts_with("aten::_fused_") {
-            self.lay_out_like_parameter(out, &mut operands);
+        if row.is_some_and(|row| row.walks_memory) {
+            self.lay_out_like_first(out, &mut operands);
         }
-        if self.passes_layout_on() {
+        if row.is_none_or(passes_layout_on) {
             self.lay_out_as_whole(out, &mut operands);
         }
         let args = self.args(&operands);
         self.push(out, args, &operands)
     }
 
-    /// Whether the layout of the results in memory may follow from that of the operands: not for views, whose strides are computed, and
-    /// not for matrix products, which write in row-major order.
-    fn passes_layout_on(&self) -> bool {
-        let row = aten::row(self.call.name());
-        let computed = row.is_some_and(|row| matches!(row.work, aten::Work::View));
-        let products = ["aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"];
-        !computed && !products.contains(&self.call.name())
-    }
-
-    /// Operands whose dimensions a change of placement has put in another order in memory than they have in the whole tensor are put back
-    /// in that order, so that results lie in memory as their types say.
+    /// A change of placement may leave the dimensions of an operand in another order in memory than the global tensor has them: puts such
+    /// operands back in that order, so that the strides of results are those of their types.
     fn lay_out_as_whole(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
         for (slot, operand) in operands.iter_mut().enumerate() {
             let whole = self.call.operand(slot);
@@ -88,12 +80,12 @@ impl Realised<'_> {
         }
     }
 
-    /// Fused optimizer kernels walk through memory: gradient and state must lie there as the parameter does.
-    fn lay_out_like_parameter(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
-        let parameter = out.ty(operands[0]);
+    /// Puts operands in the order in memory of the first, such as gradient and state in that of the parameter.
+    fn lay_out_like_first(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
+        let first = out.ty(operands[0]);
         for operand in &mut operands[1..] {
             let ty = out.graph.ty(*operand);
-            if ty.shape == parameter.shape && ty.strides != parameter.strides && parameter.is_contiguous() {
+            if ty.shape == first.shape && ty.strides != first.strides && first.is_contiguous() {
                 *operand = out.in_order(*operand);
             }
         }
@@ -123,24 +115,18 @@ impl Realised<'_> {
                     self.divide(&mut args[*arg]);
                 }
             }
-        }
-        if matches!(self.call.name(), "aten::split.Tensor" | "aten::split_with_sizes") {
-            self.localise_split(&mut args[1]);
+            Sizes::Pieces { sizes, dim } => {
+                let along = self.call.dim(dim, self.call.operand(0).rank());
+                let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim, .. } if Some(usize::from(dim)) == along);
+                if sharded {
+                    self.divide(&mut args[sizes]);
+                }
+            }
         }
         args
     }
 
-    /// The sizes of the parts of a split along a dimension that is cut.
-    fn localise_split(&self, sizes: &mut Arg) {
-        let split = self.call.dim(2, self.call.operand(0).rank());
-        let cut = matches!(self.strategy.operands[0], Placement::Shard { dim, .. } if Some(usize::from(dim)) == split);
-        if !cut {
-            return;
-        }
-        self.divide(sizes);
-    }
-
-    /// Sizes of parts, each of which is sharded.
+    /// Sizes of pieces, each of which is sharded.
     fn divide(&self, sizes: &mut Arg) {
         let ranks = i64::from(self.ranks());
         match sizes {
@@ -183,8 +169,8 @@ impl Realised<'_> {
         results
     }
 
-    /// The local type of a result: that of the whole where operands are whole and lie as in the whole; for a view, what the view makes of
-    /// the operand's strides.
+    /// The local type of a result: the global type where the operands are as in the global graph; for a view, strides that follow from the
+    /// operand's.
     fn local_result(&self, result: usize, operands: &[ValueId], out: &Emitter<'_>) -> TensorType {
         let unchanged = |(slot, value): (usize, &ValueId)| out.graph.ty(*value) == self.call.operand(slot);
         let is_whole = self.strategy.results[result] == Placement::Replicate;
@@ -209,15 +195,15 @@ impl Realised<'_> {
             .collect()
     }
 
-    /// The dimension that the operand `slot` is cut in.
+    /// The sharded dimension of the operand `slot`.
     fn cut_dim(&self, slot: usize) -> usize {
         match self.strategy.operands[slot] {
             Placement::Shard { dim, .. } => usize::from(dim),
-            _ => unreachable!("this realisation belongs to a strategy that cuts operand {slot}"),
+            _ => unreachable!("this realisation belongs to a strategy that shards operand {slot}"),
         }
     }
 
-    /// Softmax or log-softmax along the dimension that is cut: the largest element and the sum of exponentials of all ranks.
+    /// Softmax or log-softmax along the sharded dimension: the largest element and the sum of exponentials of all ranks.
     fn softmax(&self, out: &mut Emitter<'_>) -> ValueId {
         let dim = self.cut_dim(0);
         let x = self.as_result_type(out, self.operands[0]);
@@ -276,7 +262,8 @@ impl Realised<'_> {
         self.as_result_type(out, result)
     }
 
-    /// Numbers of rows or classes from the first of this rank's `own` on, and which of them are other ranks' or equal `without`.
+    /// Indices of rows or classes relative to the first of this rank's `own`, and a mask of those that belong to other ranks or equal
+    /// `without`.
     fn own_numbers(
         &self,
         out: &mut Emitter<'_>,
@@ -333,7 +320,7 @@ impl Realised<'_> {
         out.view(mask, &shape)
     }
 
-    /// One more row than this rank has takes the gradients of other ranks' rows, and of the padding row.
+    /// The gradients of other ranks' rows, and of the padding row, go into an additional last row, which is dropped.
     fn embedding_backward(&self, out: &mut Emitter<'_>) -> ValueId {
         let own = self.result_shape(0)[0];
         let padding = self.call.int(3).filter(|row| *row >= 0);
@@ -356,4 +343,10 @@ impl Realised<'_> {
         debug_assert_ne!(out.graph.ty(numbers).dtype, Dtype::Bool);
         own_rows
     }
+}
+
+/// Whether the layout of the results in memory may follow from that of the operands: not for views, whose strides are computed, and not
+/// where it is always the same.
+fn passes_layout_on(row: &Row) -> bool {
+    !matches!(row.work, aten::Work::View) && row.strides != Strides::RowMajor
 }

@@ -6,7 +6,7 @@ use ir::{
 
 use crate::emit::Emitter;
 
-/// Writes the nodes of changes of placement along one axis, for one rank.
+/// Writes the nodes of one rank for changes of placement along one axis.
 pub struct Resharder<'a> {
     /// The axis.
     pub axis: &'a MeshAxis,
@@ -17,13 +17,13 @@ pub struct Resharder<'a> {
 }
 
 impl Resharder<'_> {
-    /// Writes the nodes that take `value`, one rank's part of a tensor of global `shape`, from one placement to another, which must be
-    /// possible (see [`ir::reshard_steps`]).
+    /// Changes the placement of `value`, the local tensor of a tensor of global `shape`. The change must be possible, see
+    /// [`ir::reshard_steps`].
     pub fn reshard(&self, out: &mut Emitter<'_>, value: ValueId, shape: &[i64], reshard: Reshard) -> ValueId {
         use Placement::{Partial, Replicate, Shard};
         match (reshard.from, reshard.to) {
             (from, to) if from == to => value,
-            (Replicate, Shard { dim, blocks }) => self.cut(out, value, usize::from(dim), blocks),
+            (Replicate, Shard { dim, blocks }) => self.shard(out, value, usize::from(dim), blocks),
             (Replicate, Partial(_)) => out.kept_or_zeros(value, self.coordinate == 0),
             (Shard { dim, blocks: 1 }, Partial(Reduce::Sum | Reduce::Norm)) => {
                 let dim = usize::from(dim);
@@ -36,7 +36,7 @@ impl Resharder<'_> {
                 self.exchange(out, value, (usize::from(from), a), (usize::from(to), b))
             }
             (Partial(Reduce::Sum), Shard { dim, blocks }) => {
-                self.reduce_cut(out, value, usize::from(dim), blocks)
+                self.reduce_scatter(out, value, usize::from(dim), blocks)
             }
             (Partial(Reduce::Sum), Replicate) => self.all_reduce(out, value, Reduction::Sum),
             (Partial(Reduce::Norm), Replicate) => {
@@ -47,31 +47,31 @@ impl Resharder<'_> {
             (from, to) => {
                 debug_assert!(
                     from != Replicate && to != Replicate,
-                    "{from} to {to} of {shape:?} goes through the whole"
+                    "{from} to {to} of {shape:?} goes through replicate"
                 );
-                let whole = self.reshard(out, value, shape, Reshard { from, to: Replicate });
-                self.reshard(out, whole, shape, Reshard { from: Replicate, to })
+                let global = self.reshard(out, value, shape, Reshard { from, to: Replicate });
+                self.reshard(out, global, shape, Reshard { from: Replicate, to })
             }
         }
     }
 
-    /// This rank's part of a whole tensor.
-    fn cut(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
+    /// This rank's shard of a replicated tensor.
+    fn shard(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
         let size = out.graph.ty(value).shape[dim];
         let part = size / i64::from(self.axis.size);
         if blocks == 1 {
             let start = part * i64::from(self.coordinate);
-            let cut = out.slice(value, dim, start, start + part);
-            // Leading dimensions of size 1 leave the cut in order.
-            return out.in_order(cut);
+            let shard = out.slice(value, dim, start, start + part);
+            // With leading dimensions of size 1 the slice is in order already.
+            return out.in_order(shard);
         }
-        let whole = out.in_order(value);
-        let opened = self.open(out, whole, dim, blocks);
+        let global = out.in_order(value);
+        let opened = self.open(out, global, dim, blocks);
         let mine = out.select(opened, dim + 1, i64::from(self.coordinate));
         self.close(out, mine, dim)
     }
 
-    /// Looks at dimension `dim` as `[blocks, ranks, rest]`.
+    /// A view with dimension `dim` as `[blocks, ranks, rest]`.
     fn open(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
         let shape = out.graph.ty(value).shape.clone();
         let (blocks, ranks) = (i64::from(blocks), i64::from(self.axis.size));
@@ -81,7 +81,7 @@ impl Resharder<'_> {
         out.view(value, &opened)
     }
 
-    /// Looks at dimensions `dim` and `dim + 1` as one, copying if they do not lie together.
+    /// Dimensions `dim` and `dim + 1` as one, copied if they are not adjacent in memory.
     fn close(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize) -> ValueId {
         let value = out.in_order(value);
         let mut shape = out.graph.ty(value).shape.clone();
@@ -90,7 +90,7 @@ impl Resharder<'_> {
         out.view(value, &shape)
     }
 
-    /// The whole tensor from all parts.
+    /// The global tensor from all shards.
     fn gather(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
         let value = out.in_order(value);
         let ty = out.ty(value);
@@ -109,7 +109,7 @@ impl Resharder<'_> {
         self.interleave(out, gathered, &ty.shape, dim, blocks)
     }
 
-    /// From `[ranks, parts...]`, flattened over the first two dimensions, to the tensor in which dimension `dim` is whole.
+    /// From `[ranks, shard...]`, flattened over the first two dimensions, to the tensor that is not sharded along `dim`.
     fn interleave(
         &self,
         out: &mut Emitter<'_>,
@@ -131,12 +131,12 @@ impl Resharder<'_> {
         order.extend(dim + 2..rank);
         let turned = out.permute(stacked, &order);
         let turned = out.in_order(turned);
-        let mut whole = Dims::from_slice(part);
-        whole[dim] *= i64::from(self.axis.size);
-        out.view(turned, &whole)
+        let mut global = Dims::from_slice(part);
+        global[dim] *= i64::from(self.axis.size);
+        out.view(turned, &global)
     }
 
-    /// The parts of each rank one after the other: `[ranks * part...]`, from a tensor in which dimension `dim` is whole.
+    /// The shards of all ranks one after the other, `[ranks * shard...]`, of a tensor that is not sharded along `dim`.
     fn deal(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> (ValueId, Dims) {
         let value = out.in_order(value);
         let opened = self.open(out, value, dim, blocks);
@@ -152,8 +152,8 @@ impl Resharder<'_> {
         (out.view(turned, &dealt), part)
     }
 
-    /// This rank's part of the sum.
-    fn reduce_cut(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
+    /// This rank's shard of the sum.
+    fn reduce_scatter(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
         let (dealt, part) = self.deal(out, value, dim, blocks);
         let ty = TensorType { strides: ir::contiguous_strides(&part), shape: part, ..out.ty(dealt) };
         let args = vec![
@@ -165,7 +165,7 @@ impl Resharder<'_> {
         self.collective(out, CollectiveKind::ReduceScatter, args, ty)
     }
 
-    /// From parts of one dimension to parts of another.
+    /// From shards of one dimension to shards of another.
     fn exchange(
         &self,
         out: &mut Emitter<'_>,
@@ -218,14 +218,14 @@ mod tests {
     fn nodes(from: Placement, to: Placement) -> [Vec<String>; 2] {
         [0, 1].map(|coordinate| {
             let mut graph = Graph::default();
-            let whole = TensorType::contiguous(ir::Dtype::F32, Dims::from_slice(&[4, 6]));
-            let local = crate::local::local_type(&whole, from, 2);
+            let global = TensorType::contiguous(ir::Dtype::F32, Dims::from_slice(&[4, 6]));
+            let local = crate::local::local_type(&global, from, 2);
             let value = graph.input(InputClass::Constant, "constants.0", local);
             let axis = MeshAxis { name: "a".into(), size: 2 };
             let resharder = Resharder { axis: &axis, coordinate, group: "axis:a" };
             let mut emitter = Emitter { graph: &mut graph, origin: Origin::default() };
-            let result = resharder.reshard(&mut emitter, value, &whole.shape, Reshard { from, to });
-            assert_eq!(graph.ty(result).shape, crate::local::local_type(&whole, to, 2).shape);
+            let result = resharder.reshard(&mut emitter, value, &global.shape, Reshard { from, to });
+            assert_eq!(graph.ty(result).shape, crate::local::local_type(&global, to, 2).shape);
             let numbers = |node: &ir::NodeId| {
                 let numbers =
                     graph.nodes[*node].args.iter().filter(|arg| matches!(arg, Arg::Ints(_) | Arg::Bool(_)));
@@ -236,14 +236,14 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_becomes_a_sum_of_itself_and_zeros_by_the_same_nodes_on_all_ranks() {
+    fn a_replicated_value_becomes_a_sum_of_itself_and_zeros_by_the_same_nodes_on_all_ranks() {
         let [first, second] = nodes(Placement::Replicate, Placement::Partial(Reduce::Sum));
         assert_eq!(first, ["aten::full [Ints([]), Bool(false)]", "aten::masked_fill.Scalar []"]);
         assert_eq!(second, ["aten::full [Ints([]), Bool(true)]", "aten::masked_fill.Scalar []"]);
     }
 
     #[test]
-    fn parts_become_a_sum_by_zeros_around_them_without_a_collective() {
+    fn shards_become_a_sum_by_zeros_around_them_without_a_collective() {
         let [first, second] = nodes(Placement::shard(1), Placement::Partial(Reduce::Sum));
         assert_eq!(first, ["aten::constant_pad_nd [Ints([0, 3])]"]);
         assert_eq!(second, ["aten::constant_pad_nd [Ints([3, 0])]"]);

@@ -7,21 +7,21 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 define_id!(
-    /// A type with the shardings offered for it; equal for values of which nothing else can be told.
+    /// A type with the shardings offered for it; values with the same kind are interchangeable for the search.
     KindId, "kind"
 );
 define_id!(
-    /// An operator with its arguments and the kinds of its operands and results: all that its strategies follow from.
+    /// An operator with its arguments and the kinds of its operands and results, which together determine its strategies.
     ClassId, "class"
 );
 
 /// A sharding that a value may have.
 pub type Offer = (u8, u32);
 
-/// No value is offered more shardings than this: those with more than one block come last and are left out first.
+/// Maximum number of shardings offered for a value; those with more than one block are left out first.
 const MOST_OFFERS: usize = 12;
 
-/// All that the operations of a graph may do along one axis.
+/// The search space of a graph along one axis.
 pub struct Space {
     /// The axis.
     pub axis: MeshAxis,
@@ -78,7 +78,7 @@ impl Space {
         }
     }
 
-    /// What is equal for nodes that have equal strategies.
+    /// The class of a node: nodes of one class have the same strategies.
     fn class_key(&self, graph: &Graph, node: NodeId) -> (Vec<u8>, SmallVec<[KindId; 2]>, bool) {
         let results = graph.nodes[node].results().map(|value| self.kinds[value]).collect();
         // Whether a partial value may pass a few operators depends on where their operands come from.
@@ -115,7 +115,7 @@ impl Space {
         operands.chain(results)
     }
 
-    /// Offers every value the even cut of each dimension, and follows what rules make of it: views, splits and joins lead to cuts
+    /// Offers every value even sharding of each dimension, and follows what rules make of it: views, splits and joins lead to sharding
     /// inside blocks, on either side.
     fn offer(&mut self, graph: &Graph) {
         let mut queue: Vec<(ValueId, Offer)> = Vec::new();
@@ -141,7 +141,7 @@ impl Space {
         }
     }
 
-    /// Offers what follows for the other operands and results of `node` when `value` is cut by `offer`.
+    /// Offers what follows for the other operands and results of `node` when `value` is sharded by `offer`.
     fn follow(
         &mut self,
         graph: &Graph,

@@ -1,4 +1,4 @@
-//! What each node of a rank's graph does to the streams, and what it takes: the only place that asks crate `cost`.
+//! What each node of a rank's graph does to the streams, and its time: the only place that asks crate `cost`.
 
 use aten::Call;
 use ir::{Graph, NodeId, ValueId};
@@ -7,9 +7,9 @@ use crate::Machine;
 
 /// What a node does.
 pub enum Work {
-    /// Runs on the rank, for so many picoseconds.
+    /// Runs on the rank; picoseconds.
     Operation(i64),
-    /// Starts a collective that takes so many picoseconds.
+    /// Starts a collective; picoseconds.
     Collective(i64),
     /// Waits for the collective that makes a value.
     Wait(ValueId),

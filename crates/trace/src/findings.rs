@@ -4,8 +4,8 @@ use base::Nanos;
 use serde::Serialize;
 
 use crate::{
-    Frames, breakdown, causal::CriticalPath, exposed::Exposed, idle, launch, memory::DeviceMemory,
-    source::Origin, stats::round, summary::Answers, waiting::Waiting,
+    Frames, answers::Answers, breakdown, causal::CriticalPath, exposed::Exposed, idle, launch,
+    memory::DeviceMemory, source::Origin, stats::round, waiting::Waiting,
 };
 
 /// Something that costs time or memory.

@@ -5,6 +5,7 @@
 
 pub mod align;
 pub mod annotation;
+mod answers;
 pub mod aten;
 pub mod autograd;
 pub mod bandwidth;

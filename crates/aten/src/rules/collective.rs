@@ -9,12 +9,12 @@ use crate::{
     strategy::{Slot, divides},
 };
 
-/// `all_gather_into_tensor(x, n, group)`: dimension 0 of the result is made of `n` parts, each a whole operand.
+/// `all_gather_into_tensor(x, n, group)`: dimension 0 of the result is made of `n` blocks, each an operand.
 pub fn all_gather(call: &Call<'_>, seed: Seed, size: u32) -> Option<Strategy> {
     joined(call, seed, size, (1, u32::try_from(call.int(1)?).ok()?))
 }
 
-/// `reduce_scatter_tensor(x, op, n, group)`: dimension 0 of the operand is made of `n` parts, each a whole result.
+/// `reduce_scatter_tensor(x, op, n, group)`: dimension 0 of the operand is made of `n` blocks, each a result.
 pub fn reduce_scatter(call: &Call<'_>, seed: Seed, size: u32) -> Option<Strategy> {
     joined(call, seed, size, (u32::try_from(call.int(2)?).ok()?, 1))
 }
@@ -27,7 +27,7 @@ pub fn all_to_all(call: &Call<'_>, seed: Seed, size: u32) -> Option<Strategy> {
     if equal { joined(call, seed, size, (parts, parts)) } else { None }
 }
 
-/// Every dimension as it is, but dimension 0, which is made of so many parts in the operand and in the result.
+/// Every dimension as it is, but dimension 0, which is made of the given numbers of blocks in the operand and in the result.
 fn joined(call: &Call<'_>, seed: Seed, size: u32, (operand, result): (u32, u32)) -> Option<Strategy> {
     let (here, there) = match seed.slot {
         Slot::Operand(_) => (operand, result),

@@ -29,7 +29,7 @@ pub fn split(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
     joined(call, seed, ranks, dim, &pieces, matches!(seed.slot, Slot::Operand(_)))
 }
 
-/// The strategy of a join or split along `dim` into `pieces`, from a seed on the whole or on a piece.
+/// The strategy of a join or split along `dim` into `pieces`, from a seed on the joined tensor or on a piece.
 fn joined(
     call: &Call<'_>,
     seed: Seed,

@@ -52,7 +52,7 @@ pub fn with_bias(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
     })
 }
 
-/// `convolution(input, weight, bias, ..., groups)`: batch; output channels where there is one group; all that space does must be whole.
+/// `convolution(input, weight, bias, ..., groups)`: batch; output channels where there is one group; spatial dimensions cannot be sharded.
 pub fn convolution(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
     let batch = space.add(call.size(0, 0)?, FactorKind::Parallel);

@@ -3,7 +3,7 @@
 use crate::{Call, FactorKind, Factors};
 
 /// Fused updates on lists of one parameter each: every dimension of the parameter is a factor of every tensor of its shape; step counters
-/// and learning rates are whole, and come back whole.
+/// and learning rates stay replicated.
 pub fn fused(call: &Call<'_>) -> Option<Factors> {
     let shape = call.operand(0).shape.clone();
     let mut space = Factors::none(call);

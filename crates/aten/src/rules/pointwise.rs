@@ -2,7 +2,7 @@
 
 use crate::{Call, FactorKind, Factors};
 
-/// Every dimension of the results is a factor; a dimension of an operand that is broadcast must be whole.
+/// Every dimension of the results is a factor; a dimension of an operand that is broadcast cannot be sharded.
 pub fn broadcast(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
     let shape = (0..call.results.len()).map(|i| call.result(i)).max_by_key(|ty| ty.rank())?.shape.clone();

@@ -64,7 +64,7 @@ pub fn spread(call: &Call<'_>) -> Option<Factors> {
     over(call, 1, 3, |_, _| None)
 }
 
-/// `argmax(x, dim, keepdim)`: without a dimension everything is reduced, and must be whole.
+/// `argmax(x, dim, keepdim)`: without a dimension everything is reduced, and no dimension can be sharded.
 pub fn argmax(call: &Call<'_>) -> Option<Factors> {
     over(call, 1, 2, |_, _| None)
 }

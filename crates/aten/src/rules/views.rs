@@ -66,7 +66,7 @@ fn reordered(call: &Call<'_>, order: impl Iterator<Item = Option<usize>>) -> Opt
     for (result_dim, operand_dim) in order.enumerate() {
         *space.results.first_mut()?.get_mut(result_dim)? = operand_dim.filter(|dim| *dim < rank);
     }
-    // A dimension that the result does not have must be whole.
+    // A dimension that the result does not have cannot be sharded.
     for (dim, slot) in space.operands[0].iter_mut().enumerate() {
         if !space.results[0].contains(&Some(dim)) {
             *slot = None;
@@ -113,7 +113,8 @@ pub fn unsqueeze(call: &Call<'_>) -> Option<Factors> {
     reordered(call, (0..call.result(0).rank()).map(old))
 }
 
-/// `squeeze(x, dim)` and `squeeze(x, dims)`: dimensions that are named but not of size 1 stay, and must be whole, lest a part of size 1 go.
+/// `squeeze(x, dim)` and `squeeze(x, dims)`: dimensions that are named but not of size 1 stay, and cannot be sharded: a shard of
+/// size 1 would be squeezed.
 pub fn squeeze(call: &Call<'_>) -> Option<Factors> {
     let operand = call.operand(0);
     let named = call.named_dims(1, operand.rank());
@@ -122,7 +123,7 @@ pub fn squeeze(call: &Call<'_>) -> Option<Factors> {
     reordered(call, order.collect::<Vec<_>>().into_iter())
 }
 
-/// `expand(x, sizes)`: a dimension that is repeated must be whole on both sides; others are factors.
+/// `expand(x, sizes)`: a dimension that is repeated cannot be sharded on either side; others are factors.
 pub fn expand(call: &Call<'_>) -> Option<Factors> {
     let (operand, result) = (call.operand(0), call.result(0));
     let new = result.rank().checked_sub(operand.rank())?;
