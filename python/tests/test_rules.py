@@ -42,7 +42,7 @@ def message(function, tensors):
             node.args = ([node.args[0]],)
     output = next(node for node in graph.graph.nodes if node.op == "output")
     output.args = ([n for n in output.args[0] if isinstance(n, torch.fx.Node)],)
-    encoder = Encoder(Traced(graph=graph, returns=None), inputs)  # type: ignore[arg-type]
+    encoder = Encoder(Traced(graph=graph, leaves=len(output.args[0]), returns=None), inputs)  # type: ignore[arg-type]
     return encoder.bytes(), [item.tensor for item in inputs.inputs]
 
 
@@ -71,7 +71,7 @@ def call_message(op, args):
             node.meta["val"] = part
     graph.output(outputs)
     inputs = StepInputs([StepInput("constant", f"constants.{i}", t) for i, t in enumerate(tensors)])
-    traced = Traced(graph=torch.fx.GraphModule({}, graph), returns=None)  # type: ignore[arg-type]
+    traced = Traced(graph=torch.fx.GraphModule({}, graph), leaves=len(outputs), returns=None)  # type: ignore[arg-type]
     return Encoder(traced, inputs).bytes(), tensors
 
 

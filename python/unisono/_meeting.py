@@ -29,7 +29,7 @@ class Meeting:
     def __init__(self) -> None:
         """Joins the store of the process group, and answers from then on where this rank is."""
         store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore("unisono", store)
+        self._store = dist.PrefixStore("unisono", store)  # pyright: ignore[reportPrivateImportUsage]
         self._rank, self._count, self._number = dist.get_rank(), dist.get_world_size(), 0
         self.inside: int | None = None
         self._stop = threading.Event()

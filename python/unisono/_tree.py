@@ -99,7 +99,7 @@ def _opened(value: Any) -> tuple[str, Any, tuple[Any, ...], Sequence[Any]] | Non
         keys = tuple(value) if isinstance(value, Mapping) else tuple(range(len(entries)))
         return "registered", (cls, context), keys, entries
     if isinstance(value, tuple) and hasattr(cls, "_fields"):
-        return "named", cls, cls._fields, value
+        return "named", cls, value._fields, value  # pyright: ignore[reportAttributeAccessIssue]
     if dataclasses.is_dataclass(value):
         names = tuple(field.name for field in dataclasses.fields(value))
         return "dataclass", cls, names, [getattr(value, name) for name in names]

@@ -39,7 +39,7 @@ def _step_if_finite(
     _scaler: GradScaler, optimizer: Optimizer, found: dict[str, Any], *args: Any, **kwargs: Any
 ) -> None:
     """The optimizer's step where no infinity was found; its state, and the parameters, as they were where one was."""
-    bad = sum(found["found_inf_per_device"].values()) != 0
+    bad: Any = sum(found["found_inf_per_device"].values()) != 0
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     with torch.no_grad():
         before = [parameter.detach().clone() for parameter in parameters]

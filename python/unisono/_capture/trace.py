@@ -364,7 +364,7 @@ class _Run:
                     code="U0102",
                     hint="state must keep its shape from step to step",
                 )
-            replaced[position] = now
+            replaced[position] = now  # pyright: ignore[reportArgumentType]
         return replaced
 
     def _is_replaced(self, item: StepInput) -> bool:
