@@ -255,6 +255,9 @@ impl Rewriter<'_> {
             return self.copy(id);
         };
         let shape = self.out.ty(x).shape.clone();
+        if shape.len() < 2 {
+            return self.copy(id);
+        }
         let dims: Vec<usize> = (0..shape.len()).filter(|dim| *dim != 1).collect();
         let count: i64 = dims.iter().map(|dim| shape[*dim]).product();
         let channels = [shape[1]];
@@ -292,6 +295,9 @@ impl Rewriter<'_> {
             return self.copy(id);
         };
         let shape = self.out.ty(x).shape.clone();
+        if shape.len() < 2 {
+            return self.copy(id);
+        }
         let dims: Vec<usize> = (0..shape.len()).filter(|dim| *dim != 1).collect();
         let share = 1.0 / dims.iter().map(|dim| shape[*dim]).product::<i64>() as f64;
         let channels = [shape[1]];
