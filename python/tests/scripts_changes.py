@@ -10,42 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from script_parts import Net, adam, begun, ended, pair, seen, simple
 from torch import nn
 from user_scripts import script
-
-
-class Net(nn.Module):
-    """A small network with dropout and batch norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.norm, self.drop, self.b = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.b(self.drop(F.relu(self.norm(self.a(x)))))
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
-
-
-def simple(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-def pair(size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(size, 8), torch.randn(size, 4)
-
-
-def seen(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    return [model.state_dict(), [list(state.values()) for state in optimizer.state.values()]]
 
 
 @script
@@ -55,8 +22,7 @@ def a_smaller_last_batch(parallelize):
     batches = [pair(size) for size in (8, 8, 6, 8, 6, 8)]
     step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batches[0])
     losses = [step(*batch) for batch in batches]
-    step.sync()
-    return losses, seen(model, optimizer)
+    return ended(step, losses, model, optimizer)
 
 
 @script
@@ -74,8 +40,7 @@ def lengths_in_buckets_of_which_few_are_kept(parallelize):
     batches = [torch.randint(0, 11, (4, length)) for length in (6, 8, 10, 6, 8, 8, 6)]
     step = parallelize(step, model=model, optimizer=optimizer, example=batches[0], **{"captures": 2})
     losses = [step(batch) for batch in batches]
-    step.sync()
-    return losses, seen(model, optimizer)
+    return ended(step, losses, model, optimizer)
 
 
 @dataclass(frozen=True)
@@ -148,8 +113,7 @@ def batches_of_transformers(parallelize):
     batches = [BatchEncoding({k: torch.randint(0, 11, (4, n)) for k in ("input_ids", "labels")}) for n in (6, 8, 6)]
     step = parallelize(step, model=model, optimizer=optimizer, example=(batches[0],))
     losses = [step(batch) for batch in batches]
-    step.sync()
-    return losses, seen(model, optimizer)
+    return ended(step, losses, model, optimizer)
 
 
 @script
@@ -167,8 +131,7 @@ def integers_that_steer_shapes(parallelize):
     x, y = pair()
     step = parallelize(step, model=model, optimizer=optimizer, example={"x": x, "y": y, "count": 8})
     losses = [step(x, y, count=count) for count in (8, 4, 8, 6, 4)]
-    step.sync()
-    return losses, seen(model, optimizer)
+    return ended(step, losses, model, optimizer)
 
 
 @script
@@ -198,8 +161,7 @@ def a_mask_that_is_none_at_first(parallelize):
     losses += [step(*batch)]
     config.inner.weight = 2.0
     losses += [step(*batch), step(*batch)]
-    step.sync()
-    return losses, seen(model, optimizer)
+    return ended(step, losses, model, optimizer)
 
 
 @script
@@ -229,8 +191,7 @@ def a_module_of_the_model_gets_a_mask(parallelize):
     losses += [step(*batch)]
     model.drop.scale = inner.scale
     losses += [step(*batch)]
-    step.sync()
-    return losses, seen(model, optimizer)
+    return ended(step, losses, model, optimizer)
 
 
 @script
@@ -245,16 +206,12 @@ def the_state_of_an_optimizer_is_loaded(parallelize):
     losses += [step(*batch), step(*batch)]
     optimizer.load_state_dict(saved)
     losses += [step(*batch), step(*other)]
-    step.sync()
-    return losses, seen(model, optimizer)
+    return ended(step, losses, model, optimizer)
 
 
 @script
 def layers_are_frozen_and_thawed(parallelize):
-    model = Net()
-    optimizer = adam(model)
-    batch = pair()
-    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    model, _optimizer, batch, step = begun(parallelize)
     losses = []
     for trained in (True, False, True):
         model.a.requires_grad_(trained)
@@ -265,39 +222,30 @@ def layers_are_frozen_and_thawed(parallelize):
 
 @script
 def modes_are_switched(parallelize):
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    batch = pair()
-    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    model, optimizer, batch, step = begun(parallelize, lambda model: torch.optim.SGD(model.parameters(), lr=0.001))
     losses = []
     for training in (True, False, True, False):
         model.train(training)
         losses += [step(*batch)]
     with torch.autocast("cpu", torch.bfloat16):
         losses += [step(*batch)]
-    step.sync()
-    return losses, seen(model, optimizer)
+    return ended(step, losses, model, optimizer)
 
 
 @script
 def settings_of_the_optimizer_are_switched(parallelize):
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    batch = pair()
-    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    model, optimizer, batch, step = begun(
+        parallelize, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    )
     losses = [step(*batch)]
     optimizer.param_groups[0]["nesterov"] = True
     losses += [step(*batch), step(*batch)]
-    step.sync()
-    return losses, seen(model, optimizer)
+    return ended(step, losses, model, optimizer)
 
 
 @script
 def a_layer_is_replaced(parallelize):
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batch = pair()
-    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    model, _optimizer, batch, step = begun(parallelize, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
     losses = [step(*batch)]
     model.b = nn.Linear(16, 4).requires_grad_(False)
     losses += [step(*batch), step(*batch)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from scripts_changes import Net, adam, pair, seen
+from script_parts import Net, adam, ended, pair, seen
 from user_scripts import script
 
 
@@ -70,5 +70,4 @@ def an_update_only_where_the_loss_is_finite(parallelize):
     batches[5] = (batches[5][0], model(batches[5][0]).detach())
     step = parallelize(step, model=model, optimizer=optimizer, example=batches[0])
     found = [step(*batch) for batch in batches]
-    step.sync()
-    return found, seen(model, optimizer)
+    return ended(step, found, model, optimizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from scripts_changes import Net, adam, pair, seen, simple
+from script_parts import Net, adam, ended, pair, seen, simple
 from user_scripts import Eager, ranks, script
 
 
@@ -29,8 +29,7 @@ def evaluation_between_steps(parallelize):
         model.eval()
         found += [evaluation(*other)]
         model.train()
-    step.sync()
-    return found, seen(model, optimizer)
+    return ended(step, found, model, optimizer)
 
 
 @script
@@ -84,5 +83,4 @@ def each_rank_gives_its_part(parallelize):
     settings = {} if parallelize is Eager else {"batch": "local"}
     step = parallelize(train, model=model, optimizer=optimizer, example=tuple(mine(batches[0])), **settings)
     found = [step(*mine(batch)) for batch in batches]
-    step.sync()
-    return found, seen(model, optimizer)
+    return ended(step, found, model, optimizer)

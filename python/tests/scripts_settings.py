@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from scripts_changes import Net, adam, pair, seen, simple
+from script_parts import Net, adam, begun, ended, pair, seen, simple
 from user_scripts import script
 
 
@@ -42,17 +42,13 @@ def one_cycle_with_momentum(parallelize):
 
 @script
 def settings_that_people_change(parallelize):
-    model = Net()
-    optimizer = adam(model)
-    batch = pair()
-    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    model, optimizer, batch, step = begun(parallelize)
     losses = []
     for number in range(5):
         optimizer.param_groups[0]["weight_decay"] = 0.1 * number
         optimizer.param_groups[0]["betas"] = (0.9, 0.999 - 0.01 * max(number - 1, 0))
         losses.append(step(*batch))
-    step.sync()
-    return losses, seen(model, optimizer)
+    return ended(step, losses, model, optimizer)
 
 
 def within(parallelize, make_scheduler, order):

@@ -5,14 +5,12 @@ numbers, of which one small collective compares hashes.
 from __future__ import annotations
 
 import hashlib
-import sys
-import warnings
 from collections.abc import Sequence
 
 import torch
 
 from unisono._capture.inputs import StepInputs
-from unisono._capture.places import user_place
+from unisono._capture.places import warn_user
 from unisono._ranks import Ranks
 from unisono.errors import StepError
 
@@ -80,12 +78,11 @@ def warn_of_the_same(ranks: Ranks, tensors: Sequence[torch.Tensor]) -> None:
         return
     found = torch.stack(ranks.gathered(torch.tensor([fingerprint(tensor) for tensor in tensors])))
     if bool((found == found[0]).all()):
-        file, line = user_place(sys._getframe(1))
         message = (
             'every rank gives the same tensors as its part of the batch, which then has each sample several times; `batch="global"` is '
             "for ranks that are all given the global batch"
         )
-        warnings.warn_explicit(message, RuntimeWarning, file or "unisono", line)
+        warn_user(message, RuntimeWarning)
 
 
 def _disagreement(names: list[str], others: list[int]) -> StepError:

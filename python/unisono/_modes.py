@@ -25,16 +25,16 @@ class Modes:
         if training != self._training:
             at = next(i for i, was in enumerate(self._training) if was != training[i])
             name = f"`{self._modules[at][0]}`" if self._modules[at][0] else "the model"
-            return f"{name} was switched between training and evaluation", "the captured step has one mode"
+            return f"{name} was switched between training and evaluation", "it was in the other mode"
         trained = [parameter.requires_grad for _, parameter in self._parameters]
         if trained != self._trained:
             at = next(i for i, was in enumerate(self._trained) if was != trained[i])
             now, before = ("trained", "frozen") if trained[at] else ("frozen", "trained")
-            return f"`params.{self._parameters[at][0]}` is {now}", f"it was {before} when the step was captured"
+            return f"`params.{self._parameters[at][0]}` is {now}", f"it was {before}"
         casts = _casts()
         for device, was, now in zip(_DEVICES, self._casts, casts, strict=True):
             if was != now:
-                return f"autocast for {device} is {now or 'off'}", f"it was {was or 'off'} when the step was captured"
+                return f"autocast for {device} is {now or 'off'}", f"it was {was or 'off'}"
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from unisono._capture.places import user_place
+from unisono._capture.places import user_line
 from unisono.errors import StepError
 
 #: What may be asked of a tensor whose values are elsewhere.
@@ -159,11 +158,10 @@ def close_doors(model: nn.Module) -> list[RemovableHandle]:
 
 
 def _in_parts(what: str) -> StepError:
-    file, line = user_place(sys._getframe(1))
     return StepError(
         f"{what} while a step keeps the values in parts",
         code="U0124",
-        place=f"{file}:{line}" if file else None,
+        place=user_line(),
         cause="each rank has the memory of its part only",
         hint="call `sync()` of the step first, on every rank",
     )

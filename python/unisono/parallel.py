@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,18 +15,19 @@ from torch.optim import Optimizer
 
 from unisono import _measure
 from unisono._amounts import bytes_of
+from unisono._arguments import mesh_of, plain_pins, require_settings
 from unisono._call import Call, Caller
 from unisono._capture.optimizer import together
-from unisono._capture.places import user_place
+from unisono._capture.places import warn_user
 from unisono._capture.settings import cycled
 from unisono._native import Graph
 from unisono._ranks import Ranks
 from unisono._state import State
 from unisono._user_tensors import require_values
 from unisono._users_errors import as_the_users
-from unisono.errors import CaptureNotice, ConfigurationError, StepError, UnisonoError, UnsupportedError
+from unisono.errors import CaptureNotice, StepError, UnisonoError, UnsupportedError
 from unisono.plans import Plan
-from unisono.session import CapturedStep, Seconds, Session, mesh_of, plain_pins
+from unisono.session import CapturedStep, Seconds, Session
 
 
 class ParallelStep:
@@ -59,7 +58,7 @@ class ParallelStep:
         batch: str = "global",
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
-        _require_settings(compare_every, on_change, captures, batch)
+        require_settings(compare_every, on_change, captures, batch)
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
@@ -181,7 +180,8 @@ class ParallelStep:
             self._captured.pop()
         session.state.keep_only([item for steps in session.steps for step in steps for item in step.shared()])
         if self.ranks.rank == 0:
-            _notice(f"the step was captured and planned again in {time.perf_counter() - start:.1f} s: {reason.message}")
+            seconds = time.perf_counter() - start
+            warn_user(f"the step was captured and planned again in {seconds:.1f} s: {reason.message}", CaptureNotice)
         still = self._captured[0].why_not(call)
         if still is not None:
             raise still
@@ -270,20 +270,6 @@ class ParallelStep:
         return self._step_for(call).record(call)
 
 
-def _require_settings(compare_every: int, on_change: str, captures: int, batch: str) -> None:
-    if compare_every < 0:
-        message = f"`compare_every` is {compare_every}"
-        raise ConfigurationError(message, code="U0012", hint="a number of steps, or 0 to compare never")
-    if on_change not in ("capture", "refuse"):
-        hint = '"capture" captures the step again when something changes, "refuse" raises an error'
-        raise ConfigurationError(f"`on_change` is {on_change!r}", code="U0012", hint=hint)
-    if batch not in ("global", "local"):
-        hint = '"global" where every rank is given the global batch, "local" where each is given its shard'
-        raise ConfigurationError(f"`batch` is {batch!r}", code="U0012", hint=hint)
-    if captures < 1:
-        raise ConfigurationError(f"`captures` is {captures}", code="U0012", hint="at least one captured step is kept")
-
-
 @contextlib.contextmanager
 def _same_random_numbers() -> Iterator[None]:
     """Leaves PyTorch's generator as it is: a capture draws numbers, and not on every rank."""
@@ -292,8 +278,3 @@ def _same_random_numbers() -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(state)
-
-
-def _notice(what: str) -> None:
-    file, line = user_place(sys._getframe(1))
-    warnings.warn_explicit(what, CaptureNotice, file or "unisono", line)

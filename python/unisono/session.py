@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,26 +15,27 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono import _agreement, _native, _profile
+from unisono._arguments import given_plan, text_of
 from unisono._between import Between
 from unisono._call import Call
 from unisono._capture import Capture, capture_step, scaling, schedules
 from unisono._capture.inputs import StepInput, StepInputs, collect, constant
-from unisono._capture.optimizer import create_state, group_name
+from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside, classes_at
 from unisono._capture.paths import Walk, paths_of, place_at
-from unisono._capture.readbacks import evaluate, perform
-from unisono._capture.settings import Answer, groups_of, guarded_settings, may_be_live, tensor_of
-from unisono._capture.trace import Traced
+from unisono._capture.readbacks import perform
+from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._holders import Holders
 from unisono._message import pack
-from unisono._modes import Modes
 from unisono._placements import Layout, own_part, part_of, whole_of
 from unisono._ranks import Ranks
 from unisono._state import State
-from unisono._tree import from_plain, plain, unflatten
+from unisono._told import Way, told
+from unisono._tree import from_plain, unflatten
+from unisono._unchanged import Unchanged, other_call
 from unisono._users_errors import UsersError
-from unisono.errors import ConfigurationError, InternalError, StepError, UnisonoError
+from unisono.errors import InternalError, StepError, UnisonoError
 from unisono.plans import Plan
 
 _STATE = ("parameter", "buffer", "optimizer", "constant")
@@ -98,39 +98,6 @@ class Session:
         return whole_of(self.state.gathered(item.name, part), layout, self.mesh)
 
 
-@dataclass
-class Way:
-    """One way through a step, as all ranks know it.
-
-    Attributes:
-        numbers: how leaves of what the step returns that are no tensors are computed, by position.
-        reads: how many tensors it reads.
-        answers: the answers to the questions that it asks.
-        schedules: the schedulers that it calls.
-        effects: what it prints and logs, on the rank that does.
-    """
-
-    numbers: dict[int, Any]
-    reads: int
-    answers: tuple[bool, ...]
-    schedules: list[schedules.Scheduled]
-    effects: list[Any] = field(default_factory=list)
-
-    @classmethod
-    def from_plain(cls, data: dict[str, Any]) -> Way:
-        """The way that rank 0 has told of."""
-        calls = [schedules.Scheduled(paths_of([path])[0], given, first) for path, given, first in data["schedules"]]
-        return cls(dict(data["numbers"]), data["reads"], tuple(data["answers"]), calls)
-
-    def has(self, position: int) -> bool:
-        """Whether a leaf of what the step returns is no tensor."""
-        return position in self.numbers
-
-    def leaf(self, position: int, read: list[torch.Tensor]) -> Any:
-        """A leaf that is no tensor, for the tensors that the step has read."""
-        return evaluate(self.numbers[position], read)
-
-
 class CapturedStep:
     """One captured, planned step of a session, for calls of one kind."""
 
@@ -144,12 +111,12 @@ class CapturedStep:
         """Captures and plans on rank 0, and prepares this rank's part."""
         self._session, self.ranks, self._mesh = session, session.ranks, session.mesh
         self._model, self._optimizers, self._call = session.model, session.optimizers, call
-        self._outside, self._live = Outside(train_step, self._model), session.live
+        self._live, outside = session.live, Outside(train_step, self._model)
         start = time.perf_counter()
         whole = call.together(self.ranks.count) if session.batch == "local" else call
-        self._inputs, message = self._capture(train_step, whole)
+        self._inputs, message = self._capture(train_step, whole, outside)
         captured = time.perf_counter()
-        self.cluster = _text_of(session.cluster) if session.cluster is not None else _profile.description(self.ranks)
+        self.cluster = text_of(session.cluster) if session.cluster is not None else _profile.description(self.ranks)
         described = time.perf_counter()
         graph = _native.Graph(message)
         self.plan = self._planned(graph, session.memory_limit, session.pins, plan)
@@ -158,7 +125,7 @@ class CapturedStep:
 
     # What rank 0 decides and tells.
 
-    def _capture(self, train_step: Callable[..., Any], call: Call) -> tuple[StepInputs, bytes]:
+    def _capture(self, train_step: Callable[..., Any], call: Call, outside: Outside) -> tuple[StepInputs, bytes]:
         """The inputs of the step, with this rank's tensors, and its graph."""
         captured: Capture | None = None
         message: Any = None
@@ -172,7 +139,7 @@ class CapturedStep:
                     keep_gradients=self._session.keep_grads,
                     live=self._live,
                 )
-                message = _shared(captured) | {"volatile": self._outside.changed_by_itself()}
+                message = told(captured) | {"volatile": outside.changed_by_itself()}
             except UnisonoError as error:
                 message = error
             except Exception as error:
@@ -191,15 +158,18 @@ class CapturedStep:
         self.ranks.raise_together(met)
         classes = {f"{c.__module__}:{c.__qualname__}": c for c in classes_at(train_step, captured and captured.returns)}
         self._returns, self._leaves = from_plain(message["returns"], classes), message["leaves"]
-        trained = [item for item in inputs.inputs if item.cls == "parameter"] if message["accumulates"] else []
-        self._accumulated = [(item.name, item.tensor, item.tensor.grad is not None) for item in trained]
         self._ways = [Way.from_plain(way) for way in message["ways"]]
         for way, traced in zip(self._ways, captured.ways if captured is not None else (), strict=False):
             way.effects = traced.effects
-        self._outside.leave_out(message["volatile"], {place_at(self._root, path) for path in self._left})
-        self._settings = guarded_settings(self._optimizers, self._live)
-        self._answers = [Answer(*answer) for answer in message["answers"]]
-        self._modes, self._optimizer_states = Modes(self._model), [optimizer.state for optimizer in self._optimizers]
+        outside.leave_out(message["volatile"], {place_at(self._root, path) for path in self._left})
+        self._unchanged = Unchanged(
+            self._model,
+            self._optimizers,
+            live=self._live,
+            answers=[Answer(*answer) for answer in message["answers"]],
+            accumulated=[item for item in inputs.inputs if item.cls == "parameter" and message["accumulates"]],
+            outside=outside,
+        )
         new = [item for item in inputs.inputs if item.cls in _STATE and item not in self._session.state]
         self.ranks.same_everywhere([item.tensor.detach() for item in new])
         return inputs, message["graph"]
@@ -228,7 +198,7 @@ class CapturedStep:
         if self.ranks.rank == 0:
             settings = {"mesh": self._mesh, "memory_limit": memory_limit, "pins": pins}
             try:
-                found = _given_plan(plan, graph, self._mesh) or self._new_plan(graph, settings)
+                found = given_plan(plan, graph, self._mesh) or self._new_plan(graph, settings)
                 answer = found.text
             except UnisonoError as error:
                 answer = error
@@ -337,31 +307,30 @@ class CapturedStep:
     def why_not(self, call: Call) -> StepError | None:
         """Why this step cannot serve a call as everything is now; ``None`` if it can."""
         if not call.is_like(self._call):
-            return self._other_call(call)
+            return other_call(call, self._call, self._inputs.paths)
+        return self._why_not_now()
+
+    def serves(self, call: Call) -> bool:
+        """Whether this step can serve a call as everything is now."""
+        return call.is_like(self._call) and self._why_not_now() is None
+
+    def _why_not_now(self) -> StepError | None:
+        """What has changed since the step was captured, and keeps it from serving any call."""
         try:
-            self._check_settings()
+            self._unchanged.require()
             self._holders.require()
             self.look()
         except StepError as error:
             return error
         return None
 
-    def serves(self, call: Call) -> bool:
-        """Whether this step can serve a call as everything is now."""
-        return call.is_like(self._call) and self.why_not(call) is None
-
     def changed_numbers(self) -> tuple[str, ...]:
         """The settings of optimizers, numbers all of them, that are not as they were."""
-        pairs = zip(guarded_settings(self._optimizers, self._live), self._settings, strict=False)
-        changed = [
-            (key, was[key], now[key]) for now, was in pairs for key in now if key in was and now[key] != was[key]
-        ]
-        return tuple(dict.fromkeys(key for key, was, now in changed if may_be_live(was, now)))
+        return self._unchanged.changed_numbers()
 
     def has_its_tensors(self) -> bool:
         """Whether the user's model and optimizers still have the tensors that it was captured with."""
-        same = all(o.state is state for o, state in zip(self._optimizers, self._optimizer_states, strict=True))
-        return same and self._holders.all_there()
+        return self._unchanged.has_its_states() and self._holders.all_there()
 
     def flush(self) -> None:
         """Gives the user the values of what this step puts anew at each step."""
@@ -450,19 +419,6 @@ class CapturedStep:
         """This rank's parts of all that the step has as state."""
         return [tensor for _, _, tensor in self._state]
 
-    def _other_call(self, call: Call) -> StepError:
-        """What of a call is not as it was in the captured one."""
-        before = self._call
-        if call.structure != before.structure:
-            return _changed(
-                "the arguments are put together differently", f"{before.structure} before, {call.structure} now"
-            )
-        at = next(index for index, kind in enumerate(call.kinds) if kind != before.kinds[index])
-        path, now, was = self._inputs.paths[at], call.leaves[at], before.leaves[at]
-        if not isinstance(was, torch.Tensor):
-            return _changed(f"argument `{path}` is {now!r}", f"it was {was!r} when the step was captured")
-        return _changed(f"`batch.{path}` is {_described(now)}", f"it was {_described(was)} when the step was captured")
-
     def _require_agreement(self, batch: dict[int, torch.Tensor]) -> None:
         """Refuses a step whose inputs, or whose random numbers, are not the same on every rank."""
         groups = groups_of(self._optimizers)
@@ -476,181 +432,9 @@ class CapturedStep:
             given[_agreement.GENERATOR] = torch.get_rng_state()
         _agreement.require(self.ranks, list(given), list(given.values()))
 
-    def _check_settings(self) -> None:
-        for optimizer, state in zip(self._optimizers, self._optimizer_states, strict=True):
-            if optimizer.state is not state:
-                what = f"{type(optimizer).__name__} has another state, which `load_state_dict` makes"
-                was = "the step goes on with the tensors that it had when the step was captured"
-                raise _changed(
-                    what,
-                    was,
-                    hint='load its state before `parallelize`, or let the step be captured again (`on_change="capture"`)',
-                )
-        now = guarded_settings(self._optimizers, self._live)
-        if now != self._settings:
-            for index, (group, before) in enumerate(zip(now, self._settings, strict=False)):
-                for key in group:
-                    if group[key] != before.get(key):
-                        what = f"`{key}` of {group_name(self._optimizers, index)} is {group[key]}"
-                        was = f"it was {before.get(key)} when the step was captured"
-                        raise _changed(what, was, hint=_OTHER_MODE)
-            what = "the optimizer's parameter groups changed"
-            raise _changed(what, "they are constants of the captured step", hint=_OTHER_MODE)
-        for answer in self._answers:
-            if not answer.holds(groups_of(self._optimizers)):
-                key, now = answer.key, tensor_of(groups_of(self._optimizers)[answer.group], answer.key).item()
-                raise _changed(
-                    f"`{key}` of {group_name(self._optimizers, answer.group)} is {now}",
-                    "the optimizer does something else then",
-                    hint=_OTHER_MODE,
-                )
-        for name, parameter, there in self._accumulated:
-            if (parameter.grad is not None) != there:
-                now, before = ("a", "none") if not there else ("no", "one")
-                raise _changed(
-                    f"`{name}` has {now} gradient", f"it had {before} when the step was captured", hint=_OTHER_MODE
-                )
-        outside = self._outside.changed()
-        if outside is not None:
-            name, was, is_now = outside
-            raise _changed(
-                f"`{name}` is {_shown(is_now)}", f"it was {_shown(was)} when the step was captured", hint=_OTHER_VALUE
-            )
-        otherwise = self._modes.changed()
-        if otherwise is not None:
-            raise _changed(*otherwise, hint=_OTHER_MODE)
-
     def _blamed(self, error: UnisonoError) -> UnisonoError:
         """The error of a failed step; for a failed collective, it names the collective and the ranks that are gone."""
         if self.ranks.count == 1 or "_c10d_functional" not in error.message:
             return error
         collective, issued = self.rank_graph.collective_at(error.place) or (error.message.split("`")[1], None)
         return self.ranks.blamed(f"{collective} failed", error.place or issued, error.cause)
-
-
-def mesh_of(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
-    """The axes of the mesh with their sizes, the outer one first, checked against the number of ranks."""
-    if mesh is None:
-        return {"ranks": count}
-    names = getattr(mesh, "mesh_dim_names", None)
-    axes = dict(zip(names, mesh.shape, strict=True)) if names else mesh  # type: ignore[union-attr]
-    if (
-        not isinstance(axes, Mapping)
-        or not axes
-        or not all(isinstance(size, int) and size > 0 for size in axes.values())
-    ):
-        hint = f"name axes with their sizes, such as mesh={{'a': {count}}}; a DeviceMesh needs `mesh_dim_names`"
-        raise ConfigurationError(f"`mesh` is {mesh!r}", code="U0205", hint=hint)
-    ranks = math.prod(axes.values())
-    if ranks != count:
-        what = ", ".join(f"`{name}` of {size}" for name, size in axes.items())
-        raise ConfigurationError(
-            f"the mesh ({what}) has {ranks} ranks, but {count} {'process runs' if count == 1 else 'processes run'}",
-            code="U0205",
-            hint=f"start with `torchrun --nproc-per-node {ranks}`, or leave the mesh out",
-        )
-    return {str(name): int(size) for name, size in axes.items()}
-
-
-def _shared(captured: Capture) -> dict[str, Any]:
-    """What other ranks must know of a capture."""
-    constants = [i for i in captured.inputs.inputs if i.cls == "constant"]
-    return {
-        "graph": captured.message,
-        "inputs": _agreement.described(captured.inputs),
-        "returns": plain(captured.returns),
-        "leaves": captured.leaves,
-        "ways": [_way(way) for way in captured.ways],
-        "answers": [list(vars(answer).values()) for answer in captured.traced.answers],
-        "constants": [
-            [i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape), i.paths] for i in constants
-        ],
-        "kept": [*captured.kept.replaced, *captured.kept.written],
-        "replaced": captured.kept.replaced,
-        "left": captured.kept.left,
-        "gradients": captured.kept.gradients,
-        "dropped": captured.kept.dropped,
-        "accumulates": captured.kept.accumulates,
-    }
-
-
-def _way(way: Traced) -> dict[str, Any]:
-    for position, value in way.return_constants.items():
-        if value is not None and not isinstance(value, bool | int | float | str):
-            raise StepError(f"the step returns a {type(value).__name__} (leaf {position})", code="U0121")
-    return {
-        "numbers": [*way.numbers.items(), *((at, ["constant", value]) for at, value in way.return_constants.items())],
-        "reads": way.reads,
-        "answers": way.choices,
-        "schedules": [list(vars(call).values()) for call in way.schedules],
-    }
-
-
-def plain_pins(pins: Any) -> dict[str, dict[str, str]]:
-    """Pins as plain data; refuses what is no placement by axis by pattern."""
-    if pins is not None and not isinstance(pins, Mapping):
-        raise _bad_pins(f"`pins` is {pins!r}")
-    for pattern, axes in (pins or {}).items():
-        if not isinstance(axes, Mapping) or not axes:
-            raise _bad_pins(f"the pin of `{pattern}` is {axes!r}")
-        for axis, placement in axes.items():
-            if not isinstance(placement, str):
-                raise _bad_pins(f"the pin of `{pattern}` along `{axis}` is {placement!r}")
-    return {str(pattern): {str(axis): p for axis, p in axes.items()} for pattern, axes in (pins or {}).items()}
-
-
-def _bad_pins(what: str) -> ConfigurationError:
-    hint = 'pins map name patterns to placements per axis: {"params.*": {"ranks": "shard(0)"}}'
-    return ConfigurationError(what, code="U0202", hint=hint)
-
-
-def _text_of(source: str | Path) -> str:
-    """A text, or the content of the file that it is the path of."""
-    if isinstance(source, str) and "\n" in source:
-        return source
-    try:
-        return Path(source).read_text()
-    except OSError as error:
-        raise ConfigurationError(f"cannot read `{source}`: {error.strerror}", code="U0010") from None
-
-
-def _given_plan(plan: Plan | str | Path | None, graph: _native.Graph, mesh: dict[str, int]) -> Plan | None:
-    """The plan that the user gave, checked against the graph and the ranks."""
-    if plan is None:
-        return None
-    given = Plan(plan.native if isinstance(plan, Plan) else _text_of(plan), graph)
-    if list(given.mesh.items()) != list(mesh.items()):
-        raise ConfigurationError(
-            f"the plan is for mesh {given.mesh}, this run has {mesh}",
-            code="U0203",
-            hint="start as many ranks as the plan has, or plan again",
-        )
-    graph.rank_graph(given.native, 0)
-    return given
-
-
-_OTHER_MODE = 'change it back, or let the step be captured again (`on_change="capture"`)'
-_OTHER_BATCH = 'pad to the captured shape, or let the step be captured again (`on_change="capture"`)'
-
-_OTHER_VALUE = "change it back, or make it an argument of the step: a tensor if it is another one at each step"
-
-
-def _described(leaf: Any) -> str:
-    if not isinstance(leaf, torch.Tensor):
-        return f"a {type(leaf).__name__}"
-    return f"{leaf.dtype} of shape {list(leaf.shape)} on {leaf.device}"
-
-
-def _shown(value: Any) -> str:
-    is_tensor = isinstance(value, torch.Tensor)
-    return (
-        f"a tensor of shape {list(value.shape)}"
-        if is_tensor
-        else repr(value)
-        if isinstance(value, str | int | float)
-        else ("None" if value is None else f"a {type(value).__name__}")
-    )
-
-
-def _changed(what: str, before: str, hint: str = _OTHER_BATCH) -> StepError:
-    return StepError(what, code="U0122", cause=before, hint=hint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
 from unisono._capture.optimizer import create_state
 from unisono._capture.paths import Walk
-from unisono._capture.places import read_back, user_place
+from unisono._capture.places import read_back, user_line
 from unisono._capture.settings import guarded_settings
 from unisono._capture.side_effects import warned_of
 from unisono._capture.trace import Traced, trace
@@ -177,8 +176,7 @@ def _find_call(
     """Gives an error of one of the optimizers the place where the step calls it, if it does."""
 
     def called(*_arguments: Any, **_settings: Any) -> None:
-        file, line = user_place(sys._getframe(1))
-        error.place = f"{file}:{line}"
+        error.place = user_line()
         raise error
 
     # Gradients are not asked for: they may be what cannot be traced.

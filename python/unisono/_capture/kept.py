@@ -6,7 +6,6 @@ renewed at each step. Anything else is refused: a first step that is unlike the 
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture.known import follows_from_constants
 from unisono._capture.paths import Missing, Path, Walk, follow, put, shown
-from unisono._capture.places import read_back, user_place
+from unisono._capture.places import read_back, user_line
 from unisono._capture.readbacks import Number
 from unisono.errors import StepError
 
@@ -242,8 +241,7 @@ class Writes(TorchDispatchMode):
         if not isinstance(given, torch.Tensor) or isinstance(given, FakeTensor):
             return given
         if id(given) not in self._stand_ins:
-            file, line = user_place(sys._getframe(1))
-            self.found[id(given)] = given, f"{file}:{line}" if file else None
+            self.found[id(given)] = given, user_line()
             self._stand_ins[id(given)] = given.detach().clone()
         return self._stand_ins[id(given)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture import adafactor, settings
-from unisono._capture.places import user_place
+from unisono._capture.places import user_line
 from unisono.errors import ConfigurationError, StepError, UnsupportedError
 
 # What torch.optim calls those parts of a parameter's state that are numbers of the step and no tensors in the parameter's shape.
@@ -97,11 +96,10 @@ def refusing_others(twins: Iterable[torch.Tensor]) -> Iterator[None]:
     def refuse(optimizer: Optimizer, _arguments: Any, _settings: Any) -> None:
         if all(id(p) in known for group in optimizer.param_groups for p in group["params"]):
             return
-        file, line = user_place(sys._getframe(1))
         raise StepError(
             f"the step calls {type(optimizer).__name__}.step, and was made without this optimizer",
             code="U0126",
-            place=f"{file}:{line}" if file else None,
+            place=user_line(),
             cause="its update, and its state, would not be part of the captured step",
             hint="pass every optimizer that the step calls: `optimizer=[first, second]`",
         )

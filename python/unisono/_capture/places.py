@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,11 @@ class Origin:
     line: int
     module: str
     by: str
+
+    @property
+    def place(self) -> str | None:
+        """``file:line``, if it is known."""
+        return f"{self.file}:{self.line}" if self.file else None
 
 
 _NOWHERE = Origin("", 0, "", "")
@@ -91,6 +97,18 @@ def user_place(frame: FrameType | None) -> tuple[str, int]:
     return "", 0
 
 
+def user_line() -> str | None:
+    """``file:line`` of the user's code that is running; ``None`` where none is."""
+    file, line = user_place(sys._getframe(1))
+    return f"{file}:{line}" if file else None
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warns at the line of the user's code that is running."""
+    file, line = user_place(sys._getframe(1))
+    warnings.warn_explicit(message, category, file or "unisono", line)
+
+
 def _place_in_backward(frame: FrameType | None) -> tuple[str, int] | None:
     """The line of the user's own code that the backward pass runs: of a hook, or of a function's own gradient."""
     while frame is not None and not frame.f_code.co_filename.endswith(_ENGINE):
@@ -103,7 +121,7 @@ def _place_in_backward(frame: FrameType | None) -> tuple[str, int] | None:
 def place_of(node: torch.fx.Node) -> str | None:
     """``file:line`` of the user's code that a traced node comes from."""
     origin = (node.meta.get("custom") or {}).get("origin")
-    return f"{origin.file}:{origin.line}" if origin and origin.file else None
+    return origin.place if origin else None
 
 
 class OriginTracker(TorchDispatchMode):
@@ -211,7 +229,7 @@ def _sparse(func: Any, origin: Origin) -> UnsupportedError:
     return UnsupportedError(
         f"the step makes a sparse tensor (`{func}`)",
         code="U0113",
-        place=f"{origin.file}:{origin.line}" if origin.file else None,
+        place=origin.place,
         cause="how much a sparse tensor holds depends on data, and all sizes of a captured step are known beforehand",
         hint="use dense tensors; for gradients of an embedding, `nn.Embedding(.., sparse=False)`",
     )
@@ -225,12 +243,11 @@ def data_dependence(func: Any, origin: Origin, error: Exception) -> StepError:
         cause = "one graph must serve every batch, so all shapes must be known beforehand"
         hint = "use `torch.where`, a mask that is multiplied, or padding instead of selecting by a mask or by `nonzero`"
     else:
-        found = read_back(f"{origin.file}:{origin.line}" if origin.file else None)
+        found = read_back(origin.place)
         if _is_within(os.path.join("torch", "distributions")):
             found.hint = "make the distribution with `validate_args=False`: it reads its parameters to check them"
         return found
-    place = f"{origin.file}:{origin.line}" if origin.file else None
-    return StepError(message, code="U0101", place=place, cause=cause, hint=hint)
+    return StepError(message, code="U0101", place=origin.place, cause=cause, hint=hint)
 
 
 def _is_within(folder: str) -> bool:

@@ -18,7 +18,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from unisono._capture.places import user_place
+from unisono._capture.places import user_line
 from unisono.errors import StepError
 
 _aten = torch.ops.aten
@@ -103,7 +103,7 @@ class Draws(TorchDispatchMode):
 
     def restore(self, state: torch.Tensor) -> None:
         """Goes back to a state that was kept within the step."""
-        place = _place()
+        place = user_line()
         if id(state) not in self._kept:
             raise StepError(
                 "the step sets the state of PyTorch's generator to one that it has not read itself",
@@ -120,7 +120,7 @@ class Draws(TorchDispatchMode):
         return StepError(
             f"the step calls `{call}`",
             code="U0114",
-            place=_place(),
+            place=user_line(),
             cause="numbers drawn from there on would be the same at every step",
             hint="seed outside of the step; draw numbers that are to be the same at every step once, and pass them as an argument",
         )
@@ -130,7 +130,7 @@ class Draws(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._kept and any(id(leaf) in self._kept for leaf in pytree.tree_iter((args, kwargs))):
             raise StepError(
-                "the step computes with the state of a random number generator", code="U0114", place=_place()
+                "the step computes with the state of a random number generator", code="U0114", place=user_line()
             )
         if not _draws(func, args, kwargs):
             return func(*args, **kwargs)
@@ -142,7 +142,7 @@ class Draws(TorchDispatchMode):
             raise StepError(
                 f"`{func}` draws other numbers from a state of the generator that has been drawn from before",
                 code="U0114",
-                place=_place(),
+                place=user_line(),
                 cause="the same state of the generator serves two different draws, and a captured step draws once from each",
                 hint="draw with the same operation, shape and type both times, or draw once and use the numbers twice",
             )
@@ -162,7 +162,7 @@ class Draws(TorchDispatchMode):
             raise StepError(
                 f"`{func}` draws from a state of the generator for the second time",
                 code="U0114",
-                place=_place(),
+                place=user_line(),
                 cause="its numbers depend on an operand, which may be another one now",
                 hint="draw once and use the numbers twice",
             )
@@ -246,8 +246,3 @@ def _is_recomputing() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _place() -> str | None:
-    file, line = user_place(sys._getframe(1))
-    return f"{file}:{line}" if file else None

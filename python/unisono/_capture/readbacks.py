@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from unisono._capture.forks import Questions
 from unisono._capture.known import follows_from_constants
-from unisono._capture.places import is_the_users, read_back, user_place
+from unisono._capture.places import is_the_users, read_back, user_line
 from unisono._tree import flatten, unflatten
 
 #: What is computed after the step, as plain data: ``["value", n]`` for the number in the n-th tensor that is read, ``["tensor", n]`` for
@@ -73,7 +73,7 @@ class Number:
 
     def __init__(self, reads: Readbacks, expression: Expression) -> None:
         """Takes how it is computed."""
-        self.reads, self.expression, self.place = reads, expression, _place()
+        self.reads, self.expression, self.place = reads, expression, user_line()
 
     def _made(self, name: str, *operands: Any) -> Any:
         if any(isinstance(one, torch.Tensor) for one in operands):
@@ -96,7 +96,7 @@ class Number:
         return self.reads.token(self.expression, "r", "")
 
     def _leaves(self) -> Any:
-        raise read_back(_place())
+        raise read_back(user_line())
 
     __float__ = __int__ = __index__ = __complex__ = _leaves
     __hash__ = None  # type: ignore[assignment]
@@ -154,7 +154,7 @@ class Readbacks(TorchFunctionMode):
 
     def decide(self, value: torch.Tensor) -> bool:
         """The answer to a question about a value, in the way through the step that is traced."""
-        return self._questions.decide(value, _place())
+        return self._questions.decide(value, user_line())
 
     def tensor_of(self, expression: Expression) -> torch.Tensor:
         """What an expression gives, as a tensor."""
@@ -166,7 +166,7 @@ class Readbacks(TorchFunctionMode):
         if kind == "float":
             return self.tensor_of(rest[0])
         if not hasattr(operator, kind):
-            raise read_back(_place())
+            raise read_back(user_line())
         return getattr(operator, kind)(*(self.tensor_of(one) for one in rest))
 
     @staticmethod
@@ -185,7 +185,7 @@ class Readbacks(TorchFunctionMode):
 
     def token(self, expression: Expression, conversion: str, style: str) -> str:
         """A text that stands for a formatted value."""
-        self._texts.append((expression, conversion, style, _place()))
+        self._texts.append((expression, conversion, style, user_line()))
         return f"\ue000{len(self._texts) - 1}\ue001"
 
     def expression_of(self, leaf: Any) -> Expression | None:
@@ -320,7 +320,7 @@ def _format(reads: Readbacks, tensor: torch.Tensor, style: str = "") -> str:
 
 
 def _numpy(reads: Readbacks, tensor: torch.Tensor, *_unused: Any, **_named: Any) -> Any:
-    raise read_back(_place())
+    raise read_back(user_line())
 
 
 def _repr(reads: Readbacks, tensor: torch.Tensor, **_unused: Any) -> str:
@@ -336,8 +336,3 @@ _READS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__array__: _numpy,
     torch.Tensor.__bool__: lambda reads, tensor: reads.decide(tensor),
 }
-
-
-def _place() -> str | None:
-    file, line = user_place(sys._getframe(2))
-    return f"{file}:{line}" if file else None

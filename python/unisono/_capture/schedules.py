@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unisono._capture.paths import Path, Walk, follow
-from unisono._capture.places import user_place
+from unisono._capture.places import user_line
 from unisono._capture.readbacks import Expression, Readbacks, evaluate
 from unisono.errors import StepError
 
@@ -80,13 +79,10 @@ class Schedules:
         return found or self._reads.expression_of(argument) or ["constant", argument]
 
     def _refuse_reading(self) -> Any:
-        file, line = user_place(sys._getframe(1))
-        raise StepError(
-            "the step asks a scheduler for the learning rate",
-            code="U0103",
-            place=f"{file}:{line}" if file else None,
-            cause="the step's Python code runs once, when it is captured",
-            hint="ask for it outside of the step",
+        raise _refused(
+            "asks a scheduler for the learning rate",
+            "the step's Python code runs once, when it is captured",
+            "ask for it outside of the step",
         )
 
 
@@ -98,11 +94,12 @@ def run(root: Any, calls: Sequence[Scheduled], values: Sequence[torch.Tensor], *
 
 
 def _between() -> StepError:
-    file, line = user_place(sys._getframe(1))
-    return StepError(
-        "the step calls a scheduler between two steps of its optimizer",
-        code="U0103",
-        place=f"{file}:{line}" if file else None,
-        cause="the learning rate is read once for each step",
-        hint="call `scheduler.step()` at the end of the training step, or outside of it",
+    return _refused(
+        "calls a scheduler between two steps of its optimizer",
+        "the learning rate is read once for each step",
+        "call `scheduler.step()` at the end of the training step, or outside of it",
     )
+
+
+def _refused(what: str, cause: str, hint: str) -> StepError:
+    return StepError(f"the step {what}", code="U0103", place=user_line(), cause=cause, hint=hint)

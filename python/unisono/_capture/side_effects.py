@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from unisono._capture.outside import NOT_LOOKED_INTO, function_of, variables
-from unisono._capture.places import user_place
+from unisono._capture.places import warn_user
 
 #: A number, or how many entries a collection has, by the name that the user's code has for it.
 _Counts = dict[str, tuple[str, float]]
@@ -50,9 +49,7 @@ def warned_of(train_step: Callable[..., Any], model: nn.Module | None) -> Iterat
 
 def warn(what: str) -> None:
     """Warns, at the user's line, of what follows from this: the step's Python code runs once."""
-    file, line = user_place(sys._getframe(1))
-    message = f"the step's Python code runs once, while the step is captured; {what}"
-    warnings.warn_explicit(message, RuntimeWarning, file or "unisono", line)
+    warn_user(f"the step's Python code runs once, while the step is captured; {what}", RuntimeWarning)
 
 
 def _generators() -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +39,7 @@ from unisono._capture.optimizer import (
     traceable,
 )
 from unisono._capture.paths import Path, follow, put, shown
-from unisono._capture.places import OriginTracker, is_the_users, place_of, user_place
+from unisono._capture.places import OriginTracker, is_the_users, place_of, user_line
 from unisono._capture.randomness import Draws
 from unisono._capture.readbacks import Expression, Readbacks
 from unisono._capture.rewrites import LiveScalars, Rewrites
@@ -429,8 +428,7 @@ class _Twins(TorchFunctionMode):
         if self._marks:
             for leaf in pytree.tree_iter((args, kwargs)):
                 if id(leaf) in self._marks:
-                    file, line = user_place(sys._getframe(1))
-                    raise read_too_early(self._marks[id(leaf)][1], f"{file}:{line}" if file else None)
+                    raise read_too_early(self._marks[id(leaf)][1], user_line())
         twins: dict[int, Any] = self._twins
         if func == _SET_DATA:
             return self._set_data(*[twins.get(id(arg), arg) for arg in args])
@@ -461,6 +459,4 @@ _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _data_set(what: str, hint: str) -> StepError:
-    file, line = user_place(sys._getframe(1))
-    place = f"{file}:{line}" if file else None
-    return StepError(f"the step gives a tensor {what} (`t.data = ..`)", code="U0102", place=place, hint=hint)
+    return StepError(f"the step gives a tensor {what} (`t.data = ..`)", code="U0102", place=user_line(), hint=hint)

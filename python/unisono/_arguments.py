@@ -1,0 +1,94 @@
+"""What users give to ``parallelize``, checked, in the forms that sessions have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono import _native
+from unisono.errors import ConfigurationError
+from unisono.plans import Plan
+
+
+def mesh_of(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
+    """The axes of the mesh with their sizes, the outer one first, checked against the number of ranks."""
+    if mesh is None:
+        return {"ranks": count}
+    names = getattr(mesh, "mesh_dim_names", None)
+    axes = dict(zip(names, mesh.shape, strict=True)) if names else mesh  # type: ignore[union-attr]
+    if (
+        not isinstance(axes, Mapping)
+        or not axes
+        or not all(isinstance(size, int) and size > 0 for size in axes.values())
+    ):
+        hint = f"name axes with their sizes, such as mesh={{'a': {count}}}; a DeviceMesh needs `mesh_dim_names`"
+        raise ConfigurationError(f"`mesh` is {mesh!r}", code="U0205", hint=hint)
+    ranks = math.prod(axes.values())
+    if ranks != count:
+        what = ", ".join(f"`{name}` of {size}" for name, size in axes.items())
+        raise ConfigurationError(
+            f"the mesh ({what}) has {ranks} ranks, but {count} {'process runs' if count == 1 else 'processes run'}",
+            code="U0205",
+            hint=f"start with `torchrun --nproc-per-node {ranks}`, or leave the mesh out",
+        )
+    return {str(name): int(size) for name, size in axes.items()}
+
+
+def plain_pins(pins: Any) -> dict[str, dict[str, str]]:
+    """Pins as plain data; refuses what is no placement by axis by pattern."""
+    if pins is not None and not isinstance(pins, Mapping):
+        raise _bad_pins(f"`pins` is {pins!r}")
+    for pattern, axes in (pins or {}).items():
+        if not isinstance(axes, Mapping) or not axes:
+            raise _bad_pins(f"the pin of `{pattern}` is {axes!r}")
+        for axis, placement in axes.items():
+            if not isinstance(placement, str):
+                raise _bad_pins(f"the pin of `{pattern}` along `{axis}` is {placement!r}")
+    return {str(pattern): {str(axis): p for axis, p in axes.items()} for pattern, axes in (pins or {}).items()}
+
+
+def _bad_pins(what: str) -> ConfigurationError:
+    hint = 'pins map name patterns to placements per axis: {"params.*": {"ranks": "shard(0)"}}'
+    return ConfigurationError(what, code="U0202", hint=hint)
+
+
+def require_settings(compare_every: int, on_change: str, captures: int, batch: str) -> None:
+    """Refuses settings of a step that have no meaning."""
+    if compare_every < 0:
+        message = f"`compare_every` is {compare_every}"
+        raise ConfigurationError(message, code="U0012", hint="a number of steps, or 0 to compare never")
+    if on_change not in ("capture", "refuse"):
+        hint = '"capture" captures the step again when something changes, "refuse" raises an error'
+        raise ConfigurationError(f"`on_change` is {on_change!r}", code="U0012", hint=hint)
+    if batch not in ("global", "local"):
+        hint = '"global" where every rank is given the global batch, "local" where each is given its shard'
+        raise ConfigurationError(f"`batch` is {batch!r}", code="U0012", hint=hint)
+    if captures < 1:
+        raise ConfigurationError(f"`captures` is {captures}", code="U0012", hint="at least one captured step is kept")
+
+
+def text_of(source: str | Path) -> str:
+    """A text, or the content of the file that it is the path of."""
+    if isinstance(source, str) and "\n" in source:
+        return source
+    try:
+        return Path(source).read_text()
+    except OSError as error:
+        raise ConfigurationError(f"cannot read `{source}`: {error.strerror}", code="U0010") from None
+
+
+def given_plan(plan: Plan | str | Path | None, graph: _native.Graph, mesh: dict[str, int]) -> Plan | None:
+    """The plan that the user gave, checked against the graph and the ranks."""
+    if plan is None:
+        return None
+    given = Plan(plan.native if isinstance(plan, Plan) else text_of(plan), graph)
+    if list(given.mesh.items()) != list(mesh.items()):
+        raise ConfigurationError(
+            f"the plan is for mesh {given.mesh}, this run has {mesh}",
+            code="U0203",
+            hint="start as many ranks as the plan has, or plan again",
+        )
+    graph.rank_graph(given.native, 0)
+    return given

@@ -1,0 +1,84 @@
+"""What rank 0 tells the other ranks of a capture, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from unisono import _agreement
+from unisono._capture import Capture
+from unisono._capture.paths import paths_of
+from unisono._capture.readbacks import evaluate
+from unisono._capture.schedules import Scheduled
+from unisono._capture.trace import Traced
+from unisono._tree import plain
+from unisono.errors import StepError
+
+
+@dataclass
+class Way:
+    """One way through a step, as all ranks know it.
+
+    Attributes:
+        numbers: how leaves of what the step returns that are no tensors are computed, by position.
+        reads: how many tensors it reads.
+        answers: the answers to the questions that it asks.
+        schedules: the schedulers that it calls.
+        effects: what it prints and logs, on the rank that does.
+    """
+
+    numbers: dict[int, Any]
+    reads: int
+    answers: tuple[bool, ...]
+    schedules: list[Scheduled]
+    effects: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def from_plain(cls, data: dict[str, Any]) -> Way:
+        """The way that :func:`told` tells of."""
+        calls = [Scheduled(paths_of([path])[0], given, first) for path, given, first in data["schedules"]]
+        return cls(dict(data["numbers"]), data["reads"], tuple(data["answers"]), calls)
+
+    def has(self, position: int) -> bool:
+        """Whether a leaf of what the step returns is no tensor."""
+        return position in self.numbers
+
+    def leaf(self, position: int, read: list[torch.Tensor]) -> Any:
+        """A leaf that is no tensor, for the tensors that the step has read."""
+        return evaluate(self.numbers[position], read)
+
+
+def told(captured: Capture) -> dict[str, Any]:
+    """What other ranks must know of a capture beside what changed by itself."""
+    constants = [i for i in captured.inputs.inputs if i.cls == "constant"]
+    return {
+        "graph": captured.message,
+        "inputs": _agreement.described(captured.inputs),
+        "returns": plain(captured.returns),
+        "leaves": captured.leaves,
+        "ways": [_way(way) for way in captured.ways],
+        "answers": [list(vars(answer).values()) for answer in captured.traced.answers],
+        "constants": [
+            [i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape), i.paths] for i in constants
+        ],
+        "kept": [*captured.kept.replaced, *captured.kept.written],
+        "replaced": captured.kept.replaced,
+        "left": captured.kept.left,
+        "gradients": captured.kept.gradients,
+        "dropped": captured.kept.dropped,
+        "accumulates": captured.kept.accumulates,
+    }
+
+
+def _way(way: Traced) -> dict[str, Any]:
+    for position, value in way.return_constants.items():
+        if value is not None and not isinstance(value, bool | int | float | str):
+            raise StepError(f"the step returns a {type(value).__name__} (leaf {position})", code="U0121")
+    return {
+        "numbers": [*way.numbers.items(), *((at, ["constant", value]) for at, value in way.return_constants.items())],
+        "reads": way.reads,
+        "answers": way.choices,
+        "schedules": [list(vars(call).values()) for call in way.schedules],
+    }
