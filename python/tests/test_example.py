@@ -15,20 +15,20 @@ import torch
 from torch import nn
 
 import unisono
+from unisono import _native, _profile
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
 
 
 def losses(folder, ranks, *launcher):
     """The losses that the example prints within three steps, planned for a machine that stands where a measured one would be kept."""
-    kept = folder / ".cache" / "unisono" / f"cluster-cpu-{ranks}-threads-1.toml"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(steps.EAGER_TO_CUT)
+    kept, measured = folder / ".cache" / "unisono", (ranks, 1, _profile.identity())
+    _native.keep_machine(kept, measured, steps.EAGER_TO_CUT)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(folder)}
     command = [sys.executable, *launcher, str(EXAMPLE), "--steps", "3"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert kept.read_text() == steps.EAGER_TO_CUT
+    assert _native.kept_machine(kept, measured) == steps.EAGER_TO_CUT
     return [float(loss) for loss in re.findall(r"^step +\d+  loss ([\d.]+)$", done.stdout, re.MULTILINE)], done.stdout
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -135,10 +137,16 @@ def _links(ranks: Ranks) -> list[str]:
 
 def description(ranks: Ranks) -> str:
     """This machine's description: the kept one, or a new measurement, which is kept."""
-    machine = cache_folder(), ranks.count, torch.get_num_threads()
-    text = ranks.tell(_native.kept_machine(*machine) if ranks.rank == 0 else None)
+    measured = ranks.count, torch.get_num_threads(), identity()
+    text = ranks.tell(_native.kept_machine(cache_folder(), measured) if ranks.rank == 0 else None)
     if text is None:
         text = describe(ranks)
         if ranks.rank == 0:
-            _native.keep_machine(*machine, text)
+            _native.keep_machine(cache_folder(), measured, text)
     return text
+
+
+def identity() -> str:
+    """What makes measurements differ beside ranks and threads: a home folder may be that of several machines."""
+    processors = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")}
+    return "\n".join([platform.machine(), *sorted(processors), f"{os.cpu_count()} cores", f"torch {torch.__version__}"])

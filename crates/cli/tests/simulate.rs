@@ -65,6 +65,23 @@ fn a_plan_is_simulated_for_one_rank_and_for_all() {
 }
 
 #[test]
+fn the_memory_of_a_simulated_step_has_the_peak_of_its_plan() {
+    let files = files("memory");
+    succeed(&files, "simulate step.txt plan.toml --cluster cluster.toml -o rank0.json");
+    let found: Value = serde_json::from_str(&succeed(&files, "trace memory rank0.json --json")).unwrap();
+    let plan: toml::Table = std::fs::read_to_string(files.0.join("plan.toml")).unwrap().parse().unwrap();
+    let prediction = |name: &str| plan["prediction"][name].as_integer().unwrap();
+    let memory = &found["memory"][0];
+    assert_eq!(memory["peak_bytes"], prediction("peak_bytes"), "{memory}");
+    let standing = prediction("state_bytes") + prediction("batch_bytes") + prediction("kept_bytes");
+    assert_eq!(memory["before_bytes"], standing, "{memory}");
+    assert!(
+        memory["at_peak"].as_array().unwrap().iter().any(|row| row["operator"] == "aten::sum"),
+        "{memory}"
+    );
+}
+
+#[test]
 fn a_simulated_step_stands_beside_a_measured_one_by_operation_and_collective() {
     let files = files("beside");
     succeed(&files, "simulate step.txt plan.toml --cluster cluster.toml -o predicted.json");

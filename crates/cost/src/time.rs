@@ -4,7 +4,7 @@ use aten::{Call, Realise, Strategy, Work};
 use base::Bytes;
 use cluster::{Cluster, Link};
 use ir::{
-    Collective, CollectiveKind, Mesh, MeshAxis, Placement, Reshard, TensorType, local_shape, reshard_steps,
+    Collective, CollectiveKind, Mesh, MeshAxis, Placement, Reshard, TensorType, local_bytes, reshard_steps,
 };
 
 const PICOS: f64 = 1e12;
@@ -82,7 +82,8 @@ pub fn direct_limit(machine: Machine<'_>, kind: CollectiveKind, axis: &MeshAxis)
     match (lost(Bytes(0)), lost(ANY_SIZE)) {
         (Some(empty), Some(large)) if empty < 0 && large > 0 => {
             // Both times are straight lines over bytes.
-            Bytes((ANY_SIZE.0 as f64 * -empty as f64 / (large - empty) as f64) as u64)
+            let (large, empty) = (large as f64, empty as f64);
+            Bytes((ANY_SIZE.0 as f64 * -empty / (large - empty)) as u64)
         }
         (Some(empty), Some(large)) if empty <= 0 && large < 0 => ANY_SIZE,
         _ => Bytes(0),
@@ -180,12 +181,10 @@ fn of_part<'a>(collective: Collective<'a>, strategy: &Strategy, ranks: u32) -> C
 
 /// Bytes that an operation reads and writes on one rank.
 fn bytes(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> u64 {
-    let local = |ty: &TensorType, placement: Placement| {
-        let elements: i64 = local_shape(&ty.shape, placement, ranks).iter().product();
-        elements as u64 * ty.dtype.bytes()
-    };
-    let read = strategy.operands.iter().enumerate().map(|(i, p)| local(call.operand(i), *p));
-    let written = strategy.results.iter().enumerate().map(|(i, p)| local(call.result(i), *p));
+    let operands = strategy.operands.iter().enumerate();
+    let read = operands.map(|(i, placement)| local_bytes(call.operand(i), *placement, ranks));
+    let results = strategy.results.iter().enumerate();
+    let written = results.map(|(i, placement)| local_bytes(call.result(i), *placement, ranks));
     read.chain(written).sum()
 }
 

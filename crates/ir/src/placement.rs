@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use base::{Code, Diagnostic, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::Dims;
+use crate::{Dims, TensorType};
 
 /// How a partial value is reduced.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -95,6 +95,11 @@ pub fn local_shape(shape: &[i64], placement: Placement, ranks: u32) -> Dims {
         local[usize::from(dim)] /= i64::from(ranks);
     }
     local
+}
+
+/// The bytes of the local tensor, on each of `ranks` ranks along an axis, of a tensor of a global type.
+pub fn local_bytes(ty: &TensorType, placement: Placement, ranks: u32) -> u64 {
+    local_shape(&ty.shape, placement, ranks).iter().product::<i64>() as u64 * ty.dtype.bytes()
 }
 
 /// One named axis of a mesh.

@@ -16,6 +16,17 @@ use plan::{Plan, PlanSettings, plan_graph};
 /// Begins a kept plan; the fingerprint of the text below it follows.
 const HEADER: &str = "# kept with fingerprint ";
 
+/// What a description of a machine was measured with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Measured<'a> {
+    /// How many ranks.
+    pub ranks: u32,
+    /// Threads of each.
+    pub threads: u32,
+    /// All else that makes measurements differ: the processor, the version of PyTorch.
+    pub identity: &'a str,
+}
+
 /// The folder that an installation keeps things in.
 pub struct Kept {
     /// The folder; it is created when something is kept.
@@ -58,19 +69,20 @@ impl Kept {
         self.folder.join("plans").join(format!("{}.toml", key.finish()))
     }
 
-    /// The kept description of this machine for a number of ranks and threads per rank, if it can be read.
-    pub fn machine(&self, ranks: u32, threads: u32) -> Option<String> {
-        let text = fs::read_to_string(self.machine_file(ranks, threads)).ok()?;
+    /// The kept description of a machine, if it can be read.
+    pub fn machine(&self, measured: Measured<'_>) -> Option<String> {
+        let text = fs::read_to_string(self.machine_file(measured)).ok()?;
         Cluster::parse(&text, "the kept cluster description").is_ok().then_some(text)
     }
 
-    /// Keeps the description of this machine.
-    pub fn keep_machine(&self, ranks: u32, threads: u32, text: &str) {
-        keep(&self.machine_file(ranks, threads), text);
+    /// Keeps the description of a machine.
+    pub fn keep_machine(&self, measured: Measured<'_>, text: &str) {
+        keep(&self.machine_file(measured), text);
     }
 
-    fn machine_file(&self, ranks: u32, threads: u32) -> PathBuf {
-        self.folder.join(format!("cluster-cpu-{ranks}-threads-{threads}.toml"))
+    fn machine_file(&self, Measured { ranks, threads, identity }: Measured<'_>) -> PathBuf {
+        let identity = Fingerprint::of(identity.as_bytes());
+        self.folder.join("machines").join(format!("{identity}-ranks-{ranks}-threads-{threads}.toml"))
     }
 }
 
@@ -170,15 +182,24 @@ mod tests {
         fs::remove_dir_all(&kept.folder).unwrap();
     }
 
+    const MEASURED: Measured<'_> = Measured { ranks: 4, threads: 1, identity: "a processor" };
+
     #[test]
-    fn a_machine_is_kept_by_ranks_and_threads_and_only_where_it_can_be_read() {
+    fn a_machine_is_kept_for_what_it_was_measured_with_and_only_where_it_can_be_read() {
         let kept = kept("machine");
-        assert_eq!(kept.machine(4, 1), None);
+        assert_eq!(kept.machine(MEASURED), None);
         let text = machine().text();
-        kept.keep_machine(4, 1, &text);
-        assert_eq!((kept.machine(4, 1), kept.machine(2, 1)), (Some(text), None));
-        kept.keep_machine(4, 1, "version = 0");
-        assert_eq!(kept.machine(4, 1), None);
+        kept.keep_machine(MEASURED, &text);
+        assert_eq!(kept.machine(MEASURED), Some(text));
+        for other in [
+            Measured { ranks: 2, ..MEASURED },
+            Measured { threads: 2, ..MEASURED },
+            Measured { identity: "another", ..MEASURED },
+        ] {
+            assert_eq!(kept.machine(other), None, "{other:?}");
+        }
+        kept.keep_machine(MEASURED, "version = 0");
+        assert_eq!(kept.machine(MEASURED), None);
         fs::remove_dir_all(&kept.folder).unwrap();
     }
 
@@ -187,8 +208,8 @@ mod tests {
         let file = std::env::temp_dir().join(format!("unisono-kept-file-{}", std::process::id()));
         fs::write(&file, "").unwrap();
         let kept = Kept { folder: file.clone() };
-        kept.keep_machine(4, 1, &machine().text());
-        assert_eq!((kept.machine(4, 1), planned(&kept, &file, 2).mesh["a"]), (None, 2));
+        kept.keep_machine(MEASURED, &machine().text());
+        assert_eq!((kept.machine(MEASURED), planned(&kept, &file, 2).mesh["a"]), (None, 2));
         fs::remove_file(&file).unwrap();
     }
 }

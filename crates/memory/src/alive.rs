@@ -117,12 +117,12 @@ impl Steps {
 
 impl Curve {
     /// The bytes that stay from run to run beside state.
-    pub fn kept(&self) -> u64 {
-        self.buffers.0 + self.constants.0
+    pub fn kept(&self) -> Bytes {
+        Bytes(self.buffers.0 + self.constants.0)
     }
 
-    /// The bytes of spans alive while each step runs, workspaces included, and the step at which they are most.
-    pub fn most(&self) -> (u64, Option<usize>) {
+    /// The first step at which the bytes of spans alive, and of workspaces, are most; `None` where there are never any.
+    pub fn worst(&self) -> Option<usize> {
         let steps = self.workspaces.len();
         let mut change = vec![0_i64; steps + 1];
         for span in &self.spans {
@@ -132,14 +132,14 @@ impl Curve {
             }
         }
         let mut alive = 0;
-        let mut most = (0, None);
+        let (mut most, mut worst) = (0, None);
         for (index, workspace) in self.workspaces.iter().enumerate() {
             alive += change[index];
             let now = alive as u64 + workspace;
-            if now > most.0 {
-                most = (now, Some(index));
+            if now > most {
+                (most, worst) = (now, Some(index));
             }
         }
-        most
+        worst
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! [`Steps`] is a program as far as memory goes: what each step reads and makes, and whose memory that is. From it follow, in this
 //! order, which steps write [in place](in_place), which small results lie in [buffers](buffers) that stay from step to step, which results
-//! are the [same at every step](once), and how much is [alive](curve) after each step. [`peak`] and [`over_time`] say so of a graph.
+//! are the [same at every step](once), and how much is [alive](curve) after each step. [`peak`] and [`held`] say so of a graph.
 
 mod alive;
 mod buffers;
@@ -19,5 +19,5 @@ pub use graph::steps_of;
 pub use inplace::in_place;
 pub use lifetimes::Lifetimes;
 pub use once::{Once, once};
-pub use peak::{Category, Moment, Peak, over_time, peak};
+pub use peak::{ByCategory, Category, Held, Peak, held, peak};
 pub use steps::{Effect, Info, Step, Steps};

@@ -1,39 +1,11 @@
 //! The memory of one rank while it runs its graph.
 
+use std::ops::AddAssign;
+
 use base::Bytes;
-use ir::{DeviceKind, Graph, NodeId, PartKind};
+use ir::{DeviceKind, Graph, PartKind};
 
 use crate::{BUFFERS, Curve, Effect, Steps, curve, steps_of};
-
-/// The most memory that a graph holds at once.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Peak {
-    /// Inputs that live on: parameters, buffers, optimizer state.
-    pub state: Bytes,
-    /// State and everything else that is alive at the worst moment.
-    pub total: Bytes,
-    /// The same where no small results stay: what a limit must leave at least. With buffers of any size, `total` is at most this and them.
-    pub least: Bytes,
-    /// What of `total` stays from step to step for small results.
-    pub buffers: Bytes,
-    /// What of it stays because it is the same at every step.
-    pub constants: Bytes,
-    /// The node that runs at that moment.
-    pub at: Option<NodeId>,
-}
-
-impl Peak {
-    /// The peak under a limit, which buffers are made to keep, and what they may then take.
-    pub fn within(&self, limit: Option<Bytes>) -> (Bytes, Bytes) {
-        match limit {
-            Some(limit) if self.total > limit => {
-                let left = Bytes(limit.0.saturating_sub(self.least.0));
-                (Bytes(self.least.0 + left.0), left)
-            }
-            _ => (self.total, self.buffers),
-        }
-    }
-}
 
 /// What memory is held for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -50,12 +22,12 @@ pub enum Category {
     Gradient,
     /// Results of collectives.
     Collective,
-    /// Everything else.
+    /// Everything else: results that are read soon, and what kernels take for themselves.
     Temporary,
 }
 
 impl Category {
-    /// All categories, in the order of [`Moment::alive`].
+    /// All categories, in the order of [`ByCategory`].
     pub const ALL: [Self; 7] = [
         Self::State,
         Self::Batch,
@@ -80,19 +52,52 @@ impl Category {
     }
 }
 
-/// The memory that is alive while one node runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Moment {
-    /// The node.
-    pub node: NodeId,
-    /// The bytes of each category.
-    pub alive: [Bytes; Category::ALL.len()],
-}
+/// Bytes of each category.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct ByCategory([u64; Category::ALL.len()]);
 
-impl Moment {
+impl ByCategory {
+    /// The bytes of a category.
+    pub fn of(&self, category: Category) -> Bytes {
+        Bytes(self.0[category as usize])
+    }
+
     /// The bytes of all categories.
     pub fn total(&self) -> Bytes {
-        Bytes(self.alive.iter().map(|bytes| bytes.0).sum())
+        Bytes(self.0.iter().sum())
+    }
+}
+
+impl AddAssign<(Category, Bytes)> for ByCategory {
+    fn add_assign(&mut self, (category, bytes): (Category, Bytes)) {
+        self.0[category as usize] += bytes.0;
+    }
+}
+
+/// The most memory that a graph holds at once.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Peak {
+    /// What is alive at the worst moment.
+    pub alive: ByCategory,
+    /// The same where no small results stay: what a limit must leave at least. With buffers of any size, the total is at most this and
+    /// them.
+    pub least: ByCategory,
+    /// What stays from step to step for small results, at the worst moment as at any other.
+    pub buffers: Bytes,
+}
+
+impl Peak {
+    /// The peak under a limit, which buffers are made to keep, and what they may then take.
+    pub fn within(&self, limit: Option<Bytes>) -> (ByCategory, Bytes) {
+        match limit {
+            Some(limit) if self.alive.total() > limit => {
+                let left = Bytes(limit.0.saturating_sub(self.least.total().0));
+                let mut alive = self.least;
+                alive += (Category::Kept, left);
+                (alive, left)
+            }
+            _ => (self.alive, self.buffers),
+        }
     }
 }
 
@@ -100,55 +105,65 @@ impl Moment {
 /// operations in place where nobody can tell, small results in buffers.
 pub fn peak(graph: &Graph) -> Peak {
     let steps = steps_of(graph);
-    let (state, given) = given(&steps);
     let run = curve(&steps, limit(graph));
-    let (most, at) = run.most();
-    let least = if run.buffers.0 == 0 { run.clone() } else { curve(&steps, Bytes(0)) };
-    Peak {
-        state: Bytes(state),
-        total: Bytes(state + given + run.kept() + most),
-        least: Bytes(state + given + least.kept() + least.most().0),
-        buffers: run.buffers,
-        constants: run.constants,
-        at: at.map(|step| graph.order[step]),
-    }
+    let alive = worst(graph, &steps, &run);
+    let least = if run.buffers.0 == 0 { alive } else { worst(graph, &steps, &curve(&steps, Bytes(0))) };
+    Peak { alive, least, buffers: run.buffers }
 }
 
-/// The memory that is alive while each node of a verified rank's graph runs.
-pub fn over_time(graph: &Graph) -> Vec<Moment> {
+/// Memory that is held for a while.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// What for.
+    pub category: Category,
+    /// Its size.
+    pub bytes: Bytes,
+    /// The position in the program order of the operation that makes it; `None` where it is there from the start.
+    pub from: Option<usize>,
+    /// That of the last operation that reads it; `None` where it stays until the end.
+    pub to: Option<usize>,
+}
+
+/// All memory that a verified rank's graph holds in a step.
+pub fn held(graph: &Graph) -> Vec<Held> {
     let steps = steps_of(graph);
-    let (state, given) = given(&steps);
     let run = curve(&steps, limit(graph));
-    let categories = categories(graph, &steps, &run);
-    let mut alive = [0_i64; Category::ALL.len()];
-    (alive[Category::State as usize], alive[Category::Batch as usize]) = (state as i64, given as i64);
-    alive[Category::Kept as usize] = run.kept() as i64;
-    let mut ends: Vec<Vec<usize>> = vec![Vec::new(); graph.order.len()];
-    let mut begins = ends.clone();
-    for (number, span) in run.spans.iter().enumerate() {
-        begins[span.from].push(number);
-        if let Some(ending) = ends.get_mut(span.to) {
-            ending.push(number);
-        }
-    }
-    let moments = graph.order.iter().enumerate().map(|(index, node)| {
-        for number in &begins[index] {
-            alive[categories[*number] as usize] += run.spans[*number].bytes as i64;
-        }
-        let mut now = alive;
-        now[Category::Temporary as usize] += run.workspaces[index] as i64;
-        for number in &ends[index] {
-            alive[categories[*number] as usize] -= run.spans[*number].bytes as i64;
-        }
-        Moment { node: *node, alive: now.map(|bytes| Bytes(bytes as u64)) }
+    let standing = standing(&steps, &run);
+    let standing = Category::ALL.into_iter().map(|category| {
+        let bytes = standing.of(category);
+        Held { category, bytes, from: None, to: None }
     });
-    moments.collect()
+    let made = run.spans.iter().map(|span| {
+        let to = Some(span.to).filter(|to| *to < graph.order.len());
+        Held { category: category(graph, &steps, span), bytes: Bytes(span.bytes), from: Some(span.from), to }
+    });
+    let workspaces = run.workspaces.iter().enumerate().map(|(at, bytes)| {
+        let (category, bytes) = (Category::Temporary, Bytes(*bytes));
+        Held { category, bytes, from: Some(at), to: Some(at) }
+    });
+    standing.chain(made).chain(workspaces).filter(|held| held.bytes.0 > 0).collect()
 }
 
-/// The bytes of state, and of what is passed to each step.
-fn given(steps: &Steps) -> (u64, u64) {
-    let bytes = |values: &[u32]| values.iter().map(|value| steps.values[*value as usize].bytes).sum();
-    (bytes(&steps.state), bytes(&steps.inputs))
+/// What is alive at the moment at which that is most.
+fn worst(graph: &Graph, steps: &Steps, run: &Curve) -> ByCategory {
+    let mut alive = standing(steps, run);
+    if let Some(at) = run.worst() {
+        for span in run.spans.iter().filter(|span| span.from <= at && at <= span.to) {
+            alive += (category(graph, steps, span), Bytes(span.bytes));
+        }
+        alive += (Category::Temporary, Bytes(run.workspaces[at]));
+    }
+    alive
+}
+
+/// What is alive at all moments.
+fn standing(steps: &Steps, run: &Curve) -> ByCategory {
+    let bytes = |values: &[u32]| Bytes(values.iter().map(|value| steps.values[*value as usize].bytes).sum());
+    let mut standing = ByCategory::default();
+    standing += (Category::State, bytes(&steps.state));
+    standing += (Category::Batch, bytes(&steps.inputs));
+    standing += (Category::Kept, run.kept());
+    standing
 }
 
 /// What buffers may take: they are for the CPU, where an allocation costs as much as a small operation.
@@ -157,17 +172,13 @@ fn limit(graph: &Graph) -> Bytes {
     if on_cpu { BUFFERS } else { Bytes(0) }
 }
 
-/// The category of each span.
-fn categories(graph: &Graph, steps: &Steps, run: &Curve) -> Vec<Category> {
+fn category(graph: &Graph, steps: &Steps, span: &crate::Span) -> Category {
     let part = |step: usize| graph.order.get(step).map(|node| graph.part_kind(*node));
-    let of = |span: &crate::Span| {
-        let last = part(span.to).unwrap_or(PartKind::Update);
-        match part(span.from) {
-            _ if steps.steps[span.from].effect == Effect::Collective => Category::Collective,
-            Some(PartKind::Forward) if last == PartKind::Backward => Category::Activation,
-            Some(PartKind::Backward) if last == PartKind::Update => Category::Gradient,
-            _ => Category::Temporary,
-        }
-    };
-    run.spans.iter().map(of).collect()
+    let last = part(span.to).unwrap_or(PartKind::Update);
+    match part(span.from) {
+        _ if steps.steps[span.from].effect == Effect::Collective => Category::Collective,
+        Some(PartKind::Forward) if last == PartKind::Backward => Category::Activation,
+        Some(PartKind::Backward) if last == PartKind::Update => Category::Gradient,
+        _ => Category::Temporary,
+    }
 }

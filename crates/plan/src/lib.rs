@@ -6,6 +6,7 @@
 //! only to match the user's pins and to print.
 
 mod along;
+mod axis;
 mod copies;
 mod effort;
 mod explain;
@@ -16,8 +17,10 @@ mod moments;
 mod pins;
 mod plan;
 mod prices;
+mod run;
 mod runners_up;
 mod search;
+mod setting;
 mod simulate;
 mod step;
 mod tables;
@@ -27,6 +30,7 @@ pub use labels::label;
 pub use pins::{Pins, glob};
 pub use plan::{Decisions, Plan, Prediction, RunnerUp};
 pub use prices::Prices;
-pub use search::{Request, Searched, direct, search};
+pub use run::{Request, direct};
+pub use search::{Searched, search};
 pub use simulate::{Ranks, simulate_plan, simulate_rank};
 pub use step::{PlanSettings, explain_plan, plan_graph, program, rank_graph};

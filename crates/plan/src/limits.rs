@@ -6,7 +6,7 @@ use shard::Assignment;
 use solve::{Choices, Solver, weigh};
 
 use crate::{
-    along::{Along, Carried, Tries},
+    axis::{Along, Carried, Tries},
     moments::Alive,
     prices::Prices,
     tables::Tables,
@@ -16,11 +16,6 @@ use crate::{
 const ROUNDS: usize = 4;
 /// How many budgets are tried to get below the limit in each round.
 const FALLS: usize = 6;
-
-/// The smallest peak of what a solution became, in bytes.
-pub fn peak(carried: &Carried) -> u64 {
-    carried.found.iter().map(|found| found.prediction.peak_bytes).min().unwrap_or(u64::MAX)
-}
 
 /// A solution that was carried on.
 #[derive(Clone)]
@@ -34,7 +29,7 @@ struct Known {
 impl Known {
     /// Hands over what a solution became.
     fn new(carried: Carried, tries: &mut Tries<'_>) -> Self {
-        let peak = peak(&carried);
+        let peak = carried.peak();
         let Carried { choices, assignment, found } = carried;
         tries.found.extend(found);
         Self { choices, assignment, peak }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use base::define_id;
 use cost::{Company, reshard_time};
 use indexmap::IndexSet;
-use ir::{MeshAxis, PartId, PartKind, Placement, Reshard, TensorType, ValueId, local_shape, reshard_steps};
+use ir::{PartId, PartKind, Placement, Reshard, TensorType, ValueId, local_bytes, reshard_steps};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use shard::KindId;
 use smallvec::SmallVec;
@@ -18,7 +18,7 @@ use crate::{
     copies::{CopySet, copy_sets},
     moments::Charge,
     prices::{AWAITED, WINDOWED},
-    tables::Setting,
+    setting::Setting,
 };
 
 define_id!(
@@ -328,7 +328,7 @@ impl Maker<'_> {
     }
 
     fn bytes(&self, placement: Placement) -> u64 {
-        local_bytes(self.ty, placement, &self.setting.space.axis)
+        local_bytes(self.ty, placement, self.setting.space.axis.size)
     }
 }
 
@@ -367,9 +367,4 @@ fn inevitable(
         }
     }
     changes
-}
-
-/// The bytes of the local tensor.
-pub fn local_bytes(ty: &TensorType, placement: Placement, axis: &MeshAxis) -> u64 {
-    local_shape(&ty.shape, placement, axis.size).iter().product::<i64>() as u64 * ty.dtype.bytes()
 }

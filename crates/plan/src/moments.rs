@@ -5,13 +5,11 @@
 //! is held. Lifetimes are those of crate `memory` on the graph before partition.
 
 use base::{Bytes, Id};
-use ir::{Graph, MeshAxis, PartId, Placement, ValueDef, ValueId};
+use ir::{Graph, MeshAxis, PartId, Placement, ValueDef, ValueId, local_bytes};
 use memory::{Lifetimes, Steps, curve, in_place, steps_of};
 use rustc_hash::FxHashMap;
 use shard::Assignment;
 use smallvec::SmallVec;
-
-use crate::links::local_bytes;
 
 /// How much of a value's memory counts.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Debug)]
@@ -81,7 +79,8 @@ impl<'g> Alive<'g> {
     pub fn worst(&self, assignment: &Assignment, axis: &MeshAxis, excess: u64) -> Vec<usize> {
         let mut change = vec![0_i64; self.parts.len() + 1];
         for held in self.spans.iter().filter(|held| !held.is_state) {
-            let bytes = local_bytes(self.graph.ty(held.owner), self.placement(held.owner, assignment), axis);
+            let bytes =
+                local_bytes(self.graph.ty(held.owner), self.placement(held.owner, assignment), axis.size);
             change[held.from] += bytes as i64;
             change[held.to + 1] -= bytes as i64;
         }

@@ -2,7 +2,7 @@
 
 use base::{Code, Diagnostic, Result, unknown_name_hint};
 use indexmap::IndexMap;
-use ir::{Graph, InputId, Mesh, Placement};
+use ir::{Graph, InputClass, InputId, Mesh, Placement};
 use rustc_hash::FxHashMap;
 use shard::Space;
 
@@ -20,6 +20,12 @@ pub struct Demand {
 
 /// The demands on the inputs of a graph along an axis.
 pub type Demands = FxHashMap<InputId, Demand>;
+
+/// The placement that is demanded of (the first demanded part of) the batch.
+pub fn demand_on_batch(graph: &Graph, pins: &Demands) -> Option<Placement> {
+    let batch = graph.inputs.iter().filter(|(_, input)| input.class == InputClass::Batch);
+    batch.filter_map(|(id, _)| pins.get(&id)).map(|demand| demand.placement).next()
+}
 
 /// The placement that is demanded for each input along the axis of `space`. A pattern that matches nothing, one that no input it matches
 /// can keep, and an axis that the mesh does not have are errors.

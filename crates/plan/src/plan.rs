@@ -25,13 +25,24 @@ pub struct Prediction {
     pub communication_ns: i64,
     /// Waiting for collectives: communication that no operation hides.
     pub exposed_ns: i64,
-    /// Most memory of one rank, in bytes.
+    /// Most memory of one rank, in bytes: the sum of the seven that follow.
     pub peak_bytes: u64,
-    /// What of it stays from step to step for small results; the executor takes no more.
-    #[serde(default)]
-    pub buffer_bytes: u64,
-    /// State of one rank: parameters, buffers, optimizer state, in bytes.
+    /// State of one rank: parameters, buffers, optimizer state.
     pub state_bytes: u64,
+    /// What is passed to the step.
+    pub batch_bytes: u64,
+    /// Small results and constants that stay from step to step.
+    pub kept_bytes: u64,
+    /// Made in the forward part, alive at the peak, read in the backward part.
+    pub activation_bytes: u64,
+    /// Gradients, and what else the backward part makes for the update.
+    pub gradient_bytes: u64,
+    /// Results of collectives.
+    pub collective_bytes: u64,
+    /// Everything else at the peak: results that are read soon, and what kernels take for themselves.
+    pub temporary_bytes: u64,
+    /// What of `kept_bytes` is for small results; the executor takes no more.
+    pub buffer_bytes: u64,
     /// Collectives in a step.
     pub collectives: u32,
     /// What the search's own model says of this plan along the innermost axis, in nanoseconds: operations and collectives one after the

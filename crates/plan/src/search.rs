@@ -1,38 +1,18 @@
 //! The search: candidates from the solver under several prices, each partitioned, put through the passes and simulated; the best is kept.
 
-use base::{Bytes, Code, Diagnostic, Fingerprint, Result};
-use cluster::Cluster;
+use base::{Code, Diagnostic, Fingerprint, Result};
 use cost::Machine;
-use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
-use passes::{Direct, DirectAxes};
-use shard::{Assignment, Space, canonical, partition_mesh};
+use ir::{Graph, Mesh};
+use shard::{Assignment, Space, canonical};
 
 use crate::{
-    along::{Along, Model},
-    effort::{Effort, Extent},
+    along::explored,
+    effort::Extent,
     labels::label,
-    pins::{Pins, pinned},
     plan::{Plan, Prediction, RunnerUp},
+    run::{Found, Request, Run, direct},
     runners_up::pins_of,
 };
-
-/// What is asked for.
-pub struct Request<'a> {
-    /// The graph.
-    pub graph: &'a Graph,
-    /// The captured step that the graph comes from.
-    pub captured: &'a Graph,
-    /// The cluster.
-    pub cluster: &'a Cluster,
-    /// The ranks, the outer axis first.
-    pub mesh: &'a Mesh,
-    /// Most bytes of one rank.
-    pub memory_limit: Option<u64>,
-    /// Demands.
-    pub pins: &'a Pins,
-    /// How much is tried.
-    pub effort: Effort,
-}
 
 /// A plan with what it was made on.
 pub struct Searched {
@@ -64,7 +44,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
         direct: direct(request.cluster, request.mesh),
         extent: Extent::of(request.effort, canonical.order.len()),
     };
-    let mut found = run.explored(&canonical, 0)?;
+    let mut found = explored(&run, &canonical, 0)?;
     found.extend(run.replicated(&canonical)?);
     let found = run.tuned(&canonical, ranked(found, request.memory_limit))?;
     let mut found = ranked(found, request.memory_limit).into_iter();
@@ -107,152 +87,6 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     Ok(Searched { plan, assignments: best.assignments, canonical })
 }
 
-/// A candidate with what it is predicted to take.
-pub struct Found {
-    /// The decisions along each axis.
-    pub assignments: Vec<Assignment>,
-    /// What its passes do.
-    pub passes: passes::Settings,
-    /// What it takes.
-    pub prediction: Prediction,
-}
-
-impl Found {
-    /// Whether it keeps a memory limit.
-    pub fn fits(&self, limit: Option<u64>) -> bool {
-        limit.is_none_or(|limit| self.prediction.peak_bytes <= limit)
-    }
-
-    /// Less is better.
-    fn fitness(&self, limit: Option<u64>) -> (bool, i64, u64) {
-        let Prediction { step_ns, peak_bytes, .. } = self.prediction;
-        if self.fits(limit) {
-            (false, step_ns, peak_bytes)
-        } else {
-            (true, i64::try_from(peak_bytes).unwrap_or(i64::MAX), 0)
-        }
-    }
-}
-
-/// What a search is for and on.
-pub struct Run<'a> {
-    /// What is asked for.
-    pub request: &'a Request<'a>,
-    /// Costs.
-    pub machine: Machine<'a>,
-    direct: DirectAxes,
-    /// How much is tried.
-    pub extent: Extent,
-}
-
-impl Run<'_> {
-    fn axis(&self, number: usize) -> Option<&MeshAxis> {
-        self.request.mesh.axes.get(number)
-    }
-
-    /// The candidates along the axes from `number` on, on the graph that the axes outside it leave.
-    pub fn explored(&self, graph: &Graph, number: usize) -> Result<Vec<Found>> {
-        let Some(axis) = self.axis(number) else {
-            // One rank runs the graph as it was captured.
-            let alone = self.request.mesh.ranks() == 1;
-            return Ok(vec![self.predicted(if alone { self.request.captured } else { graph })?]);
-        };
-        let space = Space::new(graph, axis);
-        let demands = pinned(graph, &space, self.request.pins, self.request.mesh)?;
-        let along = Along { run: self, graph, number, axis, space: &space, demands: &demands };
-        // One rank that nothing is demanded of has no choice.
-        if axis.size == 1 && demands.is_empty() {
-            return along.continued(&Assignment::default(), Model::default());
-        }
-        along.candidates()
-    }
-
-    /// The plan in which every rank does everything; none where pins demand otherwise.
-    fn replicated(&self, graph: &Graph) -> Result<Option<Found>> {
-        let free = self.request.pins.values().flat_map(|axes| axes.values());
-        if free.clone().any(|placement| *placement != Placement::Replicate) || self.request.mesh.ranks() == 1
-        {
-            return Ok(None);
-        }
-        let mut found = self.predicted(graph)?;
-        found.assignments = vec![Assignment::default(); self.request.mesh.axes.len()];
-        Ok(Some(found))
-    }
-
-    /// What one rank's graph takes, with the largest buckets that fit.
-    fn predicted(&self, graph: &RankGraph) -> Result<Found> {
-        let mut last = None;
-        for rung in passes::Settings::ladder() {
-            let passes = passes::Settings { direct: self.direct.clone(), ..rung };
-            let prediction = self.simulated(graph, &passes)?;
-            let found = Found { assignments: Vec::new(), passes, prediction };
-            if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {
-                return Ok(found);
-            }
-            last = Some(found);
-        }
-        last.ok_or_else(|| Diagnostic::bug("there are no settings of passes"))
-    }
-
-    /// The same, the first few with those settings of the passes under which they are fastest.
-    fn tuned(&self, canonical: &Graph, mut found: Vec<Found>) -> Result<Vec<Found>> {
-        for one in found.iter_mut().take(self.extent.tuned) {
-            if one.prediction.collectives == 0 {
-                continue;
-            }
-            let mut decisions = one.assignments.iter();
-            let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
-            let graph = partition_mesh(canonical, self.request.mesh, 0, next)?;
-            for rung in passes::Settings::ladder() {
-                let passes = passes::Settings { direct: self.direct.clone(), ..rung };
-                if passes == one.passes {
-                    continue;
-                }
-                let Prediction { model_ns, bound_ns, .. } = one.prediction;
-                let prediction = Prediction { model_ns, bound_ns, ..self.simulated(&graph, &passes)? };
-                let other = Found { assignments: Vec::new(), passes, prediction };
-                if other.fitness(self.request.memory_limit) < one.fitness(self.request.memory_limit) {
-                    (one.passes, one.prediction) = (other.passes, other.prediction);
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    fn simulated(&self, graph: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
-        let graph = passes::run(&passes::pipeline(passes), graph, |_| {})?;
-        let sim::Prediction { time, memory } = sim::predict(&graph, self.machine)?;
-        let (most, buffers) = memory.within(self.request.memory_limit.map(Bytes));
-        Ok(Prediction {
-            step_ns: time.step.0,
-            compute_ns: time.compute.0,
-            communication_ns: time.communication.0,
-            exposed_ns: time.exposed.0,
-            peak_bytes: most.0,
-            buffer_bytes: buffers.0,
-            state_bytes: memory.state.0,
-            collectives: time.collectives,
-            ..Prediction::default()
-        })
-    }
-
-    /// The axes along which nothing that is mostly computation can be sharded.
-    fn undivided(&self, graph: &Graph) -> Vec<String> {
-        let divides = |axis: &&MeshAxis| {
-            let space = Space::new(graph, axis);
-            graph.order.iter().any(|id| {
-                let row = aten::row(graph.op_name(*id));
-                let computes = row.is_some_and(|row| matches!(row.work, aten::Work::Flops(_)));
-                let is_sharded = |placement: &Placement| matches!(placement, Placement::Shard { .. });
-                let mut strategies = space.strategies(*id).iter();
-                computes && strategies.any(|strategy| strategy.operands.iter().any(is_sharded))
-            })
-        };
-        let axes = self.request.mesh.axes.iter().filter(|axis| axis.size > 1 && !divides(axis));
-        axes.map(|axis| axis.name.clone()).collect()
-    }
-}
-
 /// The candidates from the best on: those that fit in the order of their time, then the others in that of their memory; of equals the
 /// first alone.
 fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
@@ -266,24 +100,6 @@ fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
 fn without_row(graph: &Graph, mesh: &Mesh) -> std::collections::BTreeMap<String, u32> {
     let axis = mesh.axes.iter().find(|axis| axis.size > 1);
     axis.map(|axis| Space::new(graph, axis).without_row.into_iter().collect()).unwrap_or_default()
-}
-
-/// Along which axes, and up to which size, collectives are faster from each rank to each.
-pub fn direct(cluster: &Cluster, mesh: &Mesh) -> DirectAxes {
-    let machine = Machine { cluster, mesh };
-    let of = |axis: &MeshAxis| {
-        let limit = |kind| cost::direct_limit(machine, kind, axis);
-        let direct = Direct {
-            ranks: axis.size,
-            all_reduce: limit(CollectiveKind::AllReduce),
-            all_gather: limit(CollectiveKind::AllGather),
-            reduce_scatter: limit(CollectiveKind::ReduceScatter),
-        };
-        let limits = [direct.all_reduce, direct.all_gather, direct.reduce_scatter];
-        let is_ever = axis.size > 1 && limits.iter().any(|limit| limit.0 > 0);
-        is_ever.then(|| (axis.name.clone(), direct))
-    };
-    mesh.axes.iter().filter_map(of).collect()
 }
 
 /// What limits a plan, in a sentence.

@@ -8,13 +8,7 @@ use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Outcome, P
 use serde::{Deserialize, Serialize};
 use shard::canonical;
 
-use crate::{
-    effort::Effort,
-    explain::explain,
-    pins::Pins,
-    plan::Plan,
-    search::{Request, search},
-};
+use crate::{effort::Effort, explain::explain, pins::Pins, plan::Plan, run::Request, search::search};
 
 /// What is asked of the planner, as settings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

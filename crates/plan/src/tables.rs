@@ -8,47 +8,23 @@ use std::rc::Rc;
 
 use aten::{Call, Strategy};
 use base::{Code, Diagnostic, PrimaryMap, Result, SecondaryMap, define_id};
-use cost::{Machine, operation_time};
-use ir::{Graph, InputClass, InputId, NodeId, PartId, Placement, ValueDef, ValueId};
+use cost::operation_time;
+use ir::{Graph, InputClass, InputId, NodeId, PartId, Placement, ValueDef, ValueId, local_bytes};
 use rustc_hash::FxHashMap;
-use shard::{Assignment, ClassId, Space};
+use shard::{Assignment, ClassId};
 use smallvec::SmallVec;
 use solve::{Cells, Choices, Cost, Problem, VariableId};
 
 use crate::{
-    links::{Link, Links, PartCopies, ProvidedId, RequiredId, Signature, Source, local_bytes},
-    moments::Charges,
-    pins::{Demand, Demands, can_be},
+    links::{Link, Links, PartCopies, ProvidedId, RequiredId, Signature, Source},
+    pins::{Demand, can_be},
+    setting::Setting,
 };
 
 define_id!(
     /// The strategies that are left to a node.
     MenuId, "menu"
 );
-
-/// What the tables are made from.
-pub struct Setting<'a> {
-    /// The graph, in canonical form.
-    pub graph: &'a Graph,
-    /// Its strategies.
-    pub space: &'a Space,
-    /// Costs.
-    pub machine: Machine<'a>,
-    /// What of memory is weighed.
-    pub charges: &'a Charges,
-    /// What is demanded of inputs.
-    pub pins: &'a Demands,
-    /// The placement that is demanded of the batch, if one is.
-    pub batch: Option<Placement>,
-    /// Whether changes of placement against that demand are forbidden or penalised.
-    pub strict: bool,
-}
-
-/// The placement that is demanded of (the first demanded part of) the batch.
-pub fn demand_on_batch(graph: &Graph, pins: &Demands) -> Option<Placement> {
-    let batch = graph.inputs.iter().filter(|(_, input)| input.class == InputClass::Batch);
-    batch.filter_map(|(id, _)| pins.get(&id)).map(|demand| demand.placement).next()
-}
 
 /// The problem and what its variables stand for.
 pub struct Tables<'a> {
@@ -142,7 +118,7 @@ impl<'a> Tables<'a> {
         let ty = setting.graph.ty(input.value);
         let bytes = |placement: &Placement| {
             let counted = if input.class.is_state() { setting.charges.moments } else { 0 };
-            counted * local_bytes(ty, *placement, &setting.space.axis)
+            counted * local_bytes(ty, *placement, setting.space.axis.size)
         };
         let weights: Vec<u64> = placements.iter().map(bytes).collect();
         let variable = self.problem.weighted_variable(&vec![Cost::ZERO; weights.len()], &weights);
@@ -321,7 +297,8 @@ fn own_weights(setting: &Setting<'_>, node: NodeId, strategies: &[Strategy]) -> 
         return Vec::new();
     }
     let weight = |strategy: &Strategy| {
-        let bytes = |position: &usize, ty| local_bytes(ty, strategy.results[*position], &setting.space.axis);
+        let bytes =
+            |position: &usize, ty| local_bytes(ty, strategy.results[*position], setting.space.axis.size);
         results.iter().map(|(position, ty, count)| count * bytes(position, ty)).sum()
     };
     strategies.iter().map(weight).collect()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use ir::Placement;
-use keep::Kept;
+use keep::{Kept, Measured};
 use passes::{Outcome, Settings, pipeline};
 use plan::PlanSettings;
 use pyo3::{prelude::*, types::PyBytes};
@@ -133,15 +133,6 @@ impl Graph {
         py.detach(|| exec::collective_at(&self.0, place))
     }
 
-    /// The memory that is alive while each node of a rank's graph runs: `(operator, bytes by category)`, beside the names of categories.
-    fn memory_over_time(&self, py: Python<'_>) -> Memory {
-        let moment = |moment: &memory::Moment| {
-            (self.0.op_name(moment.node).to_owned(), moment.alive.iter().map(|bytes| bytes.0).collect())
-        };
-        let moments = py.detach(|| memory::over_time(&self.0).iter().map(moment).collect());
-        (memory::Category::ALL.map(memory::Category::name).to_vec(), moments)
-    }
-
     /// Everything that the operation table claims about the operations of a graph: its canonical form, MessagePack of the questions, and
     /// each claim with whether it is among them.
     fn exam<'py>(&self, py: Python<'py>, ranks: u32) -> PyResult<(Self, Bound<'py, PyBytes>, Claims)> {
@@ -183,9 +174,6 @@ impl<'a> Question<'a> {
 /// Operator, claim, and whether it is asked.
 type Claims = Vec<(String, String, bool)>;
 
-/// Names of categories, and for each node its operator and the bytes of each.
-type Memory = (Vec<&'static str>, Vec<(String, Vec<u64>)>);
-
 /// A plan.
 #[pyclass(frozen, module = "unisono._native")]
 pub struct Plan(plan::Plan);
@@ -214,16 +202,20 @@ impl Plan {
     }
 }
 
-/// The description of this machine for so many ranks that is kept in a folder, or `None`.
+/// The description of a machine that is kept in a folder, or `None`; `measured` is with how many ranks, threads of each, and on what.
 #[pyfunction]
-fn kept_machine(py: Python<'_>, folder: PathBuf, ranks: u32, threads: u32) -> Option<String> {
-    py.detach(|| Kept { folder }.machine(ranks, threads))
+fn kept_machine(py: Python<'_>, folder: PathBuf, measured: (u32, u32, String)) -> Option<String> {
+    py.detach(|| Kept { folder }.machine(of(&measured)))
 }
 
-/// Keeps the description of this machine in a folder.
+/// Keeps the description of a machine in a folder.
 #[pyfunction]
-fn keep_machine(py: Python<'_>, folder: PathBuf, ranks: u32, threads: u32, description: &str) {
-    py.detach(|| Kept { folder }.keep_machine(ranks, threads, description));
+fn keep_machine(py: Python<'_>, folder: PathBuf, measured: (u32, u32, String), description: &str) {
+    py.detach(|| Kept { folder }.keep_machine(of(&measured), description));
+}
+
+fn of((ranks, threads, identity): &(u32, u32, String)) -> Measured<'_> {
+    Measured { ranks: *ranks, threads: *threads, identity }
 }
 
 /// Settings from MessagePack.

@@ -4,7 +4,7 @@ use base::{Code, Diagnostic, Nanos, Result};
 use ir::Graph;
 use timeline::{
     Timeline,
-    step::{self, Figures, Span, StepTimeline},
+    step::{self, Change, Figures, Span, StepTimeline},
 };
 
 use crate::{Factor, Group, Interval, Observer, Programs, Step, Stuck, run};
@@ -61,29 +61,54 @@ impl Observer for Counting<'_> {
 /// The timeline of ranks that are counted from `first`.
 pub fn timeline(graphs: &[&Graph], first: u32, programs: &Programs, factor: Factor) -> Result<Timeline> {
     let ranks = (first..).zip(graphs).map(|(rank, graph)| StepTimeline::new(graph, rank));
-    let mut drawing = Drawing { groups: &programs.groups, ranks: ranks.collect() };
+    let times = graphs.iter().map(|graph| vec![Span::default(); graph.order.len()]).collect();
+    let mut drawing = Drawing { groups: &programs.groups, ranks: ranks.collect(), times };
     run(programs, factor, &mut drawing).map_err(|stuck| stuck_at(graphs, &stuck))?;
     let mut timeline = Timeline::default();
-    for rank in drawing.ranks {
+    for ((mut rank, graph), times) in drawing.ranks.into_iter().zip(graphs).zip(drawing.times) {
+        let (before, changes) = memory_changes(graph, &times);
+        rank.memory(before, changes);
         let (names, rank) = rank.finish(true);
         timeline.add(names, rank);
     }
     Ok(timeline)
 }
 
+/// The bytes that are there before a step, and what comes and goes while its operations run at these times: what an operation makes is
+/// there from its begin, and what it is the last to read until its end.
+fn memory_changes(graph: &Graph, times: &[Span]) -> (u64, Vec<Change>) {
+    let held = memory::held(graph);
+    let before = held.iter().filter(|held| held.from.is_none()).map(|held| held.bytes.0).sum();
+    let mut changes: Vec<(usize, bool, Change)> = Vec::new();
+    for (owner, held) in held.iter().enumerate() {
+        let bytes = held.bytes.0 as i64;
+        if let Some(from) = held.from {
+            changes.push((from, false, Change { time: times[from].start, bytes, owner }));
+            if let Some(to) = held.to {
+                changes.push((to, true, Change { time: times[to].end, bytes: -bytes, owner }));
+            }
+        }
+    }
+    changes.sort_by_key(|(step, goes, _)| (*step, *goes));
+    (before, changes.into_iter().map(|(.., change)| change).collect())
+}
+
 struct Drawing<'g> {
     groups: &'g [Group],
     ranks: Vec<StepTimeline<'g>>,
+    /// When each operation of each rank has run.
+    times: Vec<Vec<Span>>,
 }
 
 impl Observer for Drawing<'_> {
     fn operation(&mut self, rank: usize, step: usize, interval: Interval) {
+        self.times[rank][step] = span(interval);
         self.ranks[rank].operation(step, span(interval));
     }
 
     fn wait(&mut self, rank: usize, step: Option<usize>, interval: Interval) {
         match step {
-            Some(step) => self.ranks[rank].operation(step, span(interval)),
+            Some(step) => self.operation(rank, step, interval),
             None => self.ranks[rank].other(ir::wait_operator(), span(interval)),
         }
     }

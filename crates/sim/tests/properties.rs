@@ -250,3 +250,25 @@ fn figures_without_a_timeline_are_those_read_off_the_timeline() {
         assert!(expected.collectives > 0 || seed > 0);
     }
 }
+
+#[test]
+fn memory_comes_and_goes_up_to_the_predicted_peak() {
+    for seed in 0..200 {
+        let mut random = Random::new(seed);
+        let lines = random_lines(&mut random, &["a", "b"], 30);
+        let (graph, mesh, cluster) = (graph(&lines), mesh(&[("a", 3), ("b", 7)]), cluster(1.15));
+        let machine = Machine { cluster: &cluster, mesh: &mesh };
+        let timeline = simulate(&[&graph], machine).unwrap();
+        let changes = &timeline.ranks[0].memory;
+        let most = changes.iter().map(|change| change.total_allocated).max().unwrap();
+        let predicted = predict(&graph, machine).unwrap().memory.alive.total();
+        assert_eq!(most as u64, predicted.0, "seed {seed}:\n{lines}");
+        assert!(changes.is_sorted_by_key(|change| change.time), "seed {seed}:\n{lines}");
+        let first = changes.first().unwrap();
+        let mut held = first.total_allocated - first.bytes;
+        for change in changes {
+            held += change.bytes;
+            assert_eq!(held, change.total_allocated, "seed {seed}:\n{lines}");
+        }
+    }
+}

@@ -13,7 +13,7 @@ use std::{
 use rustc_hash::FxHashSet;
 use serde_json::{Map, Value, json};
 
-use crate::{CollectiveArgs, Lane, NameId, Rank, Timeline, TrackId};
+use crate::{CollectiveArgs, Lane, MemoryEvent, NameId, Rank, Timeline, TrackId};
 pub use copy::copy;
 
 /// Which events to write.
@@ -183,7 +183,35 @@ fn table(list: &mut List<'_>, timeline: &Timeline, rank: &Rank, filter: &Filter,
             list.timed(&event(timeline, rank, row, apart), &format!(",\"ts\":{start},\"dur\":{duration}"))?;
         }
     }
+    for change in rank.memory.iter().filter(|change| filter.passes(MEMORY, change.time.0, change.time.0)) {
+        let time = format!(",\"ts\":{}", micros(change.time.0));
+        list.timed(&memory(timeline, rank, change, apart), &time)?;
+    }
     Ok(())
+}
+
+/// What the profiler calls what comes and goes of memory.
+const MEMORY: &str = "[memory]";
+
+/// What comes or goes of memory, under the profiler's names.
+fn memory(timeline: &Timeline, rank: &Rank, change: &MemoryEvent, apart: bool) -> Value {
+    let track = rank.tracks[change.track];
+    let (process, thread) = lanes(timeline, rank, track.process, track.thread, apart);
+    let mut args = Map::new();
+    args.insert("Bytes".to_owned(), json!(change.bytes));
+    args.insert("Addr".to_owned(), json!(change.address));
+    for (key, value) in
+        [("Total Allocated", change.total_allocated), ("Total Reserved", change.total_reserved)]
+    {
+        if value != -1 {
+            args.insert(key.to_owned(), json!(value));
+        }
+    }
+    args.insert("Device Type".to_owned(), json!(change.device_type));
+    args.insert("Device Id".to_owned(), json!(change.device));
+    json!({
+        "ph": "i", "s": "t", "cat": "cpu_instant_event", "name": MEMORY, "pid": process, "tid": thread, "args": args,
+    })
 }
 
 fn lanes(timeline: &Timeline, rank: &Rank, process: Lane, thread: Lane, apart: bool) -> (Value, Value) {

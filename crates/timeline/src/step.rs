@@ -4,10 +4,13 @@
 
 use base::Nanos;
 use indexmap::IndexMap;
-use ir::{Graph, NodeId};
+use ir::{DeviceKind, Graph, NodeId};
 pub use ir::{is_communication, is_wait};
 
-use crate::{Category, CollectiveArgs, Event, Lane, NameId, Names, NodeArgs, Rank, Timeline, Track, TrackId};
+use crate::{
+    Category, CollectiveArgs, Event, Lane, MemoryEvent, NameId, Names, NodeArgs, Rank, Timeline, Track,
+    TrackId,
+};
 
 /// What names on lanes of groups begin with.
 const COLLECTIVE: &str = "unisono:";
@@ -28,6 +31,17 @@ pub struct Span {
     pub start: Nanos,
     /// End.
     pub end: Nanos,
+}
+
+/// Memory that comes (positive bytes) or goes (negative bytes).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Change {
+    /// When.
+    pub time: Nanos,
+    /// How much.
+    pub bytes: i64,
+    /// Which of the memories of the step it is.
+    pub owner: usize,
 }
 
 /// Puts a rank's step together.
@@ -74,6 +88,27 @@ impl<'g> StepTimeline<'g> {
         let args = self.collective_args(self.graph.order[position], operation, group, sequence);
         self.rank.sides.collective.push(row, args);
         self.node(row, position);
+    }
+
+    /// Adds memory that was there `before` the step, in bytes, and what comes and goes in it, in the order of time.
+    pub fn memory(&mut self, before: u64, changes: impl IntoIterator<Item = Change>) {
+        let cuda = |value| self.graph.ty(value).device.kind == DeviceKind::Cuda;
+        let on_cuda = self.graph.inputs.values().any(|input| cuda(input.value));
+        let (device_type, device) = if on_cuda { (1, 0) } else { (0, -1) };
+        let mut total = before as i64;
+        for Change { time, bytes, owner } in changes {
+            total += bytes;
+            self.rank.memory.push(MemoryEvent {
+                time,
+                bytes,
+                address: owner as u64 + 1,
+                total_allocated: total,
+                total_reserved: -1,
+                device_type,
+                device,
+                track: self.operations,
+            });
+        }
     }
 
     /// The timeline, with the step around everything.

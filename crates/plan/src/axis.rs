@@ -1,0 +1,151 @@
+//! One axis of a search: what it is on, and what its solutions become with decisions along the axes within it.
+
+use base::Result;
+use ir::{Graph, MeshAxis};
+use shard::{Assignment, Space, partition};
+use solve::{Choices, Options, evaluate};
+
+use crate::{
+    moments::Charges,
+    pins::{Demands, demand_on_batch},
+    prices::Prices,
+    run::{Found, Run},
+    setting::Setting,
+    tables::Tables,
+};
+
+/// The most cells of a table in searches that propose candidates.
+const PROPOSED_TABLE_LIMIT: u64 = 1 << 18;
+const PICOS_PER_NANO: i64 = 1_000;
+
+/// What the tables say of a solution, in picoseconds: its time, and the least that they allow.
+#[derive(Clone, Copy, Default)]
+pub struct Model {
+    /// The time.
+    pub time: i64,
+    /// The bound.
+    pub bound: i64,
+}
+
+/// The search along one axis.
+pub struct Along<'a> {
+    /// The whole search.
+    pub run: &'a Run<'a>,
+    /// The graph that the axes outside this one leave.
+    pub graph: &'a Graph,
+    /// Which axis of the mesh this is.
+    pub number: usize,
+    /// The axis.
+    pub axis: &'a MeshAxis,
+    /// What each operation may do along it.
+    pub space: &'a Space,
+    /// Pins.
+    pub demands: &'a Demands,
+    /// The search along the axes within this one, on the graph that this one leaves.
+    pub within: &'a dyn Fn(&Graph) -> Result<Vec<Found>>,
+}
+
+/// What a solution became.
+pub struct Carried {
+    /// The decisions along this axis.
+    pub choices: Choices,
+    /// The same for each operation.
+    pub assignment: Assignment,
+    /// What they became with decisions along the axes within this one.
+    pub found: Vec<Found>,
+}
+
+impl Carried {
+    /// The smallest peak of what it became, in bytes.
+    pub fn peak(&self) -> u64 {
+        self.found.iter().map(|found| found.prediction.peak_bytes).min().unwrap_or(u64::MAX)
+    }
+}
+
+impl Along<'_> {
+    /// Whether one of these keeps the memory limit.
+    pub fn is_kept(&self, found: &[Found]) -> bool {
+        found.iter().any(|one| one.fits(self.run.request.memory_limit))
+    }
+
+    /// What the plain prices prove, the others need not prove again: they only propose.
+    pub fn options(&self, strict: bool, prices: Prices) -> Options {
+        let is_last_try = !strict || demand_on_batch(self.graph, self.demands).is_none();
+        let options = Options { blame: is_last_try, ..Options::default() };
+        if prices == Prices::PLAIN {
+            return options;
+        }
+        Options { table_limit: PROPOSED_TABLE_LIMIT, dual: false, ..options }
+    }
+
+    /// What becomes of a decision along this axis with the axes within it.
+    pub fn continued(&self, assignment: &Assignment, model: Model) -> Result<Vec<Found>> {
+        let local = if self.axis.size == 1 {
+            self.graph.clone()
+        } else {
+            partition(self.graph, assignment, self.axis, 0)?.into_renumbered()
+        };
+        let mut found = (self.within)(&local)?;
+        for one in &mut found {
+            one.assignments.insert(0, assignment.clone());
+            if one.prediction.model_ns == 0 {
+                one.prediction.model_ns = model.time / PICOS_PER_NANO;
+                one.prediction.bound_ns = model.bound / PICOS_PER_NANO;
+            }
+        }
+        Ok(found)
+    }
+
+    /// What tables are made from, with weights of what is alive at some moments.
+    pub fn setting<'s>(&'s self, strict: bool, charges: &'s Charges) -> Setting<'s> {
+        Setting {
+            graph: self.graph,
+            space: self.space,
+            machine: self.run.machine,
+            charges,
+            pins: self.demands,
+            batch: demand_on_batch(self.graph, self.demands),
+            strict,
+        }
+    }
+}
+
+/// The solutions met so far along an axis.
+pub struct Tries<'a> {
+    along: &'a Along<'a>,
+    tables: &'a Tables<'a>,
+    /// The least that the tables allow, in picoseconds.
+    pub bound: i64,
+    /// Each solution with the peak of what it became, in bytes.
+    known: Vec<(Choices, u64)>,
+    /// What they became.
+    pub found: Vec<Found>,
+}
+
+impl<'a> Tries<'a> {
+    /// None yet.
+    pub fn new(along: &'a Along<'a>, tables: &'a Tables<'a>) -> Self {
+        Self { along, tables, bound: 0, known: Vec::new(), found: Vec::new() }
+    }
+
+    /// Carries a solution on, unless it is known or there are enough.
+    pub fn carry(&mut self, choices: &Choices) -> Result<Option<Carried>> {
+        let run = self.along.run;
+        let is_last = self.along.number + 1 == run.request.mesh.axes.len();
+        let enough = !is_last && self.known.len() >= run.extent.beam;
+        if enough || self.peak_of(choices).is_some() {
+            return Ok(None);
+        }
+        let time = evaluate(&self.tables.problem, choices).primary();
+        let assignment = self.tables.assignment(choices);
+        let found = self.along.continued(&assignment, Model { time, bound: self.bound })?;
+        let carried = Carried { choices: choices.clone(), assignment, found };
+        self.known.push((choices.clone(), carried.peak()));
+        Ok(Some(carried))
+    }
+
+    /// The peak of what a known solution became, in bytes.
+    pub fn peak_of(&self, choices: &Choices) -> Option<u64> {
+        self.known.iter().find(|(known, _)| known == choices).map(|(_, peak)| *peak)
+    }
+}

@@ -1,0 +1,183 @@
+//! What a search is for and on, and what a candidate is predicted to take.
+
+use base::{Bytes, Diagnostic, Result};
+use cluster::Cluster;
+use cost::Machine;
+use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
+use memory::Category;
+use passes::{Direct, DirectAxes};
+use shard::{Assignment, Space, partition_mesh};
+
+use crate::{
+    effort::{Effort, Extent},
+    pins::Pins,
+    plan::Prediction,
+};
+
+/// What is asked for.
+pub struct Request<'a> {
+    /// The graph.
+    pub graph: &'a Graph,
+    /// The captured step that the graph comes from.
+    pub captured: &'a Graph,
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// The ranks, the outer axis first.
+    pub mesh: &'a Mesh,
+    /// Most bytes of one rank.
+    pub memory_limit: Option<u64>,
+    /// Demands.
+    pub pins: &'a Pins,
+    /// How much is tried.
+    pub effort: Effort,
+}
+
+/// A candidate with what it is predicted to take.
+pub struct Found {
+    /// The decisions along each axis.
+    pub assignments: Vec<Assignment>,
+    /// What its passes do.
+    pub passes: passes::Settings,
+    /// What it takes.
+    pub prediction: Prediction,
+}
+
+impl Found {
+    /// Whether it keeps a memory limit.
+    pub fn fits(&self, limit: Option<u64>) -> bool {
+        limit.is_none_or(|limit| self.prediction.peak_bytes <= limit)
+    }
+
+    /// Less is better.
+    pub fn fitness(&self, limit: Option<u64>) -> (bool, i64, u64) {
+        let Prediction { step_ns, peak_bytes, .. } = self.prediction;
+        if self.fits(limit) {
+            (false, step_ns, peak_bytes)
+        } else {
+            (true, i64::try_from(peak_bytes).unwrap_or(i64::MAX), 0)
+        }
+    }
+}
+
+/// What a search is for and on.
+pub struct Run<'a> {
+    /// What is asked for.
+    pub request: &'a Request<'a>,
+    /// Costs.
+    pub machine: Machine<'a>,
+    /// Up to which size collectives along each axis are faster from each rank to each.
+    pub direct: DirectAxes,
+    /// How much is tried.
+    pub extent: Extent,
+}
+
+impl Run<'_> {
+    /// The plan in which every rank does everything; none where pins demand otherwise.
+    pub fn replicated(&self, graph: &Graph) -> Result<Option<Found>> {
+        let free = self.request.pins.values().flat_map(|axes| axes.values());
+        if free.clone().any(|placement| *placement != Placement::Replicate) || self.request.mesh.ranks() == 1
+        {
+            return Ok(None);
+        }
+        let mut found = self.predicted(graph)?;
+        found.assignments = vec![Assignment::default(); self.request.mesh.axes.len()];
+        Ok(Some(found))
+    }
+
+    /// What one rank's graph takes, with the largest buckets that fit.
+    pub fn predicted(&self, graph: &RankGraph) -> Result<Found> {
+        let mut last = None;
+        for rung in passes::Settings::ladder() {
+            let passes = passes::Settings { direct: self.direct.clone(), ..rung };
+            let prediction = self.simulated(graph, &passes)?;
+            let found = Found { assignments: Vec::new(), passes, prediction };
+            if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {
+                return Ok(found);
+            }
+            last = Some(found);
+        }
+        last.ok_or_else(|| Diagnostic::bug("there are no settings of passes"))
+    }
+
+    /// The same, the first few with those settings of the passes under which they are fastest.
+    pub fn tuned(&self, canonical: &Graph, mut found: Vec<Found>) -> Result<Vec<Found>> {
+        for one in found.iter_mut().take(self.extent.tuned) {
+            if one.prediction.collectives == 0 {
+                continue;
+            }
+            let mut decisions = one.assignments.iter();
+            let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
+            let graph = partition_mesh(canonical, self.request.mesh, 0, next)?;
+            for rung in passes::Settings::ladder() {
+                let passes = passes::Settings { direct: self.direct.clone(), ..rung };
+                if passes == one.passes {
+                    continue;
+                }
+                let Prediction { model_ns, bound_ns, .. } = one.prediction;
+                let prediction = Prediction { model_ns, bound_ns, ..self.simulated(&graph, &passes)? };
+                let other = Found { assignments: Vec::new(), passes, prediction };
+                if other.fitness(self.request.memory_limit) < one.fitness(self.request.memory_limit) {
+                    (one.passes, one.prediction) = (other.passes, other.prediction);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn simulated(&self, graph: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
+        let graph = passes::run(&passes::pipeline(passes), graph, |_| {})?;
+        let sim::Prediction { time, memory } = sim::predict(&graph, self.machine)?;
+        let (alive, buffers) = memory.within(self.request.memory_limit.map(Bytes));
+        Ok(Prediction {
+            step_ns: time.step.0,
+            compute_ns: time.compute.0,
+            communication_ns: time.communication.0,
+            exposed_ns: time.exposed.0,
+            peak_bytes: alive.total().0,
+            state_bytes: alive.of(Category::State).0,
+            batch_bytes: alive.of(Category::Batch).0,
+            kept_bytes: alive.of(Category::Kept).0,
+            activation_bytes: alive.of(Category::Activation).0,
+            gradient_bytes: alive.of(Category::Gradient).0,
+            collective_bytes: alive.of(Category::Collective).0,
+            temporary_bytes: alive.of(Category::Temporary).0,
+            buffer_bytes: buffers.0,
+            collectives: time.collectives,
+            ..Prediction::default()
+        })
+    }
+
+    /// The axes along which nothing that is mostly computation can be sharded.
+    pub fn undivided(&self, graph: &Graph) -> Vec<String> {
+        let divides = |axis: &&MeshAxis| {
+            let space = Space::new(graph, axis);
+            graph.order.iter().any(|id| {
+                let row = aten::row(graph.op_name(*id));
+                let computes = row.is_some_and(|row| matches!(row.work, aten::Work::Flops(_)));
+                let is_sharded = |placement: &Placement| matches!(placement, Placement::Shard { .. });
+                let mut strategies = space.strategies(*id).iter();
+                computes && strategies.any(|strategy| strategy.operands.iter().any(is_sharded))
+            })
+        };
+        let axes = self.request.mesh.axes.iter().filter(|axis| axis.size > 1 && !divides(axis));
+        axes.map(|axis| axis.name.clone()).collect()
+    }
+}
+
+/// Along which axes, and up to which size, collectives are faster from each rank to each.
+pub fn direct(cluster: &Cluster, mesh: &Mesh) -> DirectAxes {
+    let machine = Machine { cluster, mesh };
+    let of = |axis: &MeshAxis| {
+        let limit = |kind| cost::direct_limit(machine, kind, axis);
+        let direct = Direct {
+            ranks: axis.size,
+            all_reduce: limit(CollectiveKind::AllReduce),
+            all_gather: limit(CollectiveKind::AllGather),
+            reduce_scatter: limit(CollectiveKind::ReduceScatter),
+        };
+        let limits = [direct.all_reduce, direct.all_gather, direct.reduce_scatter];
+        let is_ever = axis.size > 1 && limits.iter().any(|limit| limit.0 > 0);
+        is_ever.then(|| (axis.name.clone(), direct))
+    };
+    mesh.axes.iter().filter_map(of).collect()
+}
