@@ -62,7 +62,7 @@ def small():
     [
         ((torch.zeros(6, 4), 2.0), "`batch.x` is torch.float32 of shape [6, 4]", "shape [8, 4]"),
         ((torch.zeros(8, 4, dtype=torch.float64), 2.0), "`batch.x` is torch.float64", "torch.float32"),
-        (([[0.0]], 2.0), "put together differently", "before"),
+        (([[0.0]], 2.0), "the step is called as `step([[..]], ..)`", "it was `step(.., ..)`"),
         ((7, 2.0), "`batch.x` is a int", "torch.float32 of shape [8, 4]"),
         ((torch.zeros(8, 4), 3.0), "argument `scale` is 3.0", "it was 2.0"),
     ],

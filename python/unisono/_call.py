@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unisono._tree import Structure, flatten, named_leaves, unflatten
+from unisono._tree import Structure, flatten, named_leaves, shown, unflatten
 from unisono.errors import ConfigurationError
 
 
@@ -33,6 +33,16 @@ class Call:
     def is_like(self, other: Call) -> bool:
         """Whether one captured step can serve both calls."""
         return self.kinds == other.kinds and self.structure == other.structure
+
+    def shown(self) -> str:
+        """Its arguments and how they are put together, with dots for what is in them."""
+        assert self.structure is not None
+        given, named = self.structure[3]
+        assert given is not None
+        assert named is not None
+        arguments = [shown(part) for part in given[3]]
+        arguments += [f"{name}={shown(part)}" for name, part in zip(named[2], named[3], strict=True)]
+        return f"step({', '.join(arguments)})"
 
     def together(self, ranks: int) -> Call:
         """The call of all ranks together, each of which gives as much of every tensor's first dimension; its tensors hold no values."""

@@ -70,6 +70,22 @@ def from_plain(data: Any, classes: Mapping[str, type]) -> Structure:
     return kind, cls, tuple(keys), tuple(from_plain(part, classes) for part in parts)
 
 
+def shown(structure: Structure) -> str:
+    """A structure as people write it, with dots for leaves: ``(.., {'mask': ..})``."""
+    if structure is None:
+        return ".."
+    kind, cls, keys, parts = structure
+    entries = [shown(part) for part in parts]
+    if kind in ("named", "dataclass"):
+        named = ", ".join(f"{key}={entry}" for key, entry in zip(keys, entries, strict=True))
+        return f"{cls.__name__}({named})"
+    if kind in ("tuple", "list"):
+        inside = ", ".join(entries) + ("," if kind == "tuple" and len(entries) == 1 else "")
+        return f"({inside})" if kind == "tuple" else f"[{inside}]"
+    name = "" if kind == "dict" else (cls if kind == "mapping" else cls[0]).__name__
+    return name + "{" + ", ".join(f"{key!r}: {entry}" for key, entry in zip(keys, entries, strict=True)) + "}"
+
+
 def classes_of(structure: Structure) -> Iterator[type]:
     """The classes of all containers of a structure."""
     if structure is not None:

@@ -19,6 +19,7 @@ from unisono.errors import StepError
 
 _OTHER_STATE = 'load its state before `parallelize`, or let the step be captured again (`on_change="capture"`)'
 _OTHER_MODE = 'change it back, or let the step be captured again (`on_change="capture"`)'
+_OTHER_CALL = 'call it as before, or let the step be captured again (`on_change="capture"`)'
 _OTHER_BATCH = 'pad to the captured shape, or let the step be captured again (`on_change="capture"`)'
 _OTHER_VALUE = "change it back, or make it an argument of the step: a tensor if it is another one at each step"
 
@@ -114,8 +115,7 @@ class Unchanged:
 def other_call(call: Call, before: Call, paths: Sequence[str]) -> StepError:
     """The error for a call that is not like the captured one; ``paths`` are those of its leaves."""
     if call.structure != before.structure:
-        was = f"they are {call.structure} now, and were {before.structure}"
-        return _changed("the arguments are put together differently", was, _OTHER_BATCH)
+        return _changed(f"the step is called as `{call.shown()}`", f"it was `{before.shown()}`", _OTHER_CALL)
     at = next(index for index, kind in enumerate(call.kinds) if kind != before.kinds[index])
     path, now, was = paths[at], call.leaves[at], before.leaves[at]
     if not isinstance(was, torch.Tensor):
