@@ -1,6 +1,7 @@
 """What `unisono plan` takes for steps of real size: LLaMA-7B widths, captured on tensors without data.
 
-Usage: python benches/real_sizes.py capture FOLDER [LAYERS ...]     writes FOLDER/llama-LAYERS-{fused,written}.msg
+Usage: python benches/real_sizes.py capture FOLDER [LAYERS ...]     writes FOLDER/llama-LAYERS-{fused,written}.msg, says what that and
+                                                                     PyTorch's own `make_fx` of the step take
        python benches/real_sizes.py plan FOLDER [--unisono COMMAND]  plans each of them: CPU seconds, peak memory, predicted step
 """
 
@@ -12,7 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+from torch.nn.utils import stateless
 
 #: Eight devices of 600 TFLOP/s and 3 TB/s, joined at 300 GB/s and 10 us.
 LINK = "{ latency_ns = 1e4, bandwidth = 3e11 }"
@@ -30,13 +40,8 @@ WIDTH, HIDDEN, HEADS, VOCABULARY = 4096, 11008, 32, 32000
 BATCH, LENGTH = 8, 2048
 
 
-def capture(folder: Path, layers: int, attention: str) -> None:
-    """Captures one step with AdamW and clipping: bf16 with attention as one operation ("fused"), or f32 with attention written out."""
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-
-    import unisono
+def llama(layers: int, attention: str) -> tuple[nn.Module, torch.Tensor]:
+    """The model and a batch of tokens: bf16 with attention as one operation ("fused"), or f32 with attention written out."""
 
     class Norm(nn.Module):
         def __init__(self) -> None:
@@ -95,9 +100,15 @@ def capture(folder: Path, layers: int, attention: str) -> None:
     with torch.device("meta"):
         model = Llama().to(torch.bfloat16 if attention == "fused" else torch.float32)
         tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return model, tokens
 
-    def step(x, y):
+
+def make_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """One step with clipping."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x).float().flatten(0, 1), y.flatten())
         loss.backward()
@@ -105,11 +116,43 @@ def capture(folder: Path, layers: int, attention: str) -> None:
         optimizer.step()
         return loss
 
+    return step
+
+
+def capture(folder: Path, layers: int, attention: str) -> None:
+    """Captures one step with AdamW, and says what that takes."""
+    import unisono
+
+    model, tokens = llama(layers, attention)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     start = time.process_time()
-    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(tokens, tokens))
+    graph = unisono.capture(make_step(model, optimizer), model=model, optimizer=optimizer, example=(tokens, tokens))
+    took = time.process_time() - start
     path = folder / f"llama-{layers}-{attention}.msg"
     path.write_bytes(graph.message)
-    print(f"{path}: {len(graph.message):,} bytes, captured in {time.process_time() - start:.1f} CPU s", flush=True)
+    print(f"{path}: {len(graph.message):,} bytes, captured in {took:.1f} CPU s", flush=True)
+
+
+def trace(layers: int, attention: str) -> None:
+    """Traces the same step by PyTorch's ``make_fx``, and says what that takes."""
+    model, tokens = llama(layers, attention)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    mode = FakeTensorMode()
+
+    def run(tokens: torch.Tensor, *twins: torch.Tensor) -> torch.Tensor:
+        optimizer = torch.optim.AdamW(twins, lr=1e-4, foreach=False, capturable=True)
+        with stateless._reparametrize_module(model, dict(zip(names, twins, strict=True))):
+            return make_step(model, optimizer)(tokens, tokens).detach()
+
+    start = time.process_time()
+    twins = [mode.from_tensor(parameter) for parameter in parameters]
+    with mock.patch("torch.compiler.is_compiling", return_value=True), torch.autograd.set_multithreading_enabled(False):
+        graph = make_fx(run, tracing_mode="fake")(mode.from_tensor(tokens), *twins)
+    took = time.process_time() - start
+    print(
+        f"{layers} layers, {attention}: {len(graph.graph.nodes):,} nodes, traced by make_fx in {took:.1f} CPU s",
+        flush=True,
+    )
 
 
 def plan(command: str, message: Path, cluster: Path) -> str:
@@ -140,6 +183,7 @@ def main() -> None:
         for layers in options.layers:
             for attention in ("fused", "written"):
                 capture(options.folder, layers, attention)
+                trace(layers, attention)
         return
     cluster = options.folder / "fast.toml"
     cluster.write_text(CLUSTER)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -74,7 +75,7 @@ def capture_step(
             _find_call(error, optimizer, train_step, model, optimizers, call)
             raise
     settings = guarded_settings(optimizers, live)
-    with warned_of(train_step, model):
+    with warned_of(train_step, model), _without_collection():
         traced, encoder, inputs, kept, ways = _traced(train_step, model, optimizers, call, keep_gradients, live)
     for item in inputs.inputs:
         if item.cls == "constant":
@@ -82,6 +83,18 @@ def capture_step(
     return Capture(
         encoder.bytes(), inputs, traced.returns, traced.leaves, traced.return_constants, settings, kept, traced, ways
     )
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Leaves cycles alone: nearly all that a trace makes lives as long as itself, and would be looked at again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _traced(

@@ -235,6 +235,11 @@ class Writes(TorchDispatchMode):
                     kwargs = {**kwargs, argument.name: self._instead(kwargs[argument.name])}
         return func(*args, **(kwargs or {}))
 
+    @staticmethod
+    def wants(args: Any, written: tuple[int, ...]) -> bool:
+        """Whether an operation, which changes the arguments at some positions, is to run under this mode."""
+        return any(at >= len(args) or type(args[at]) is not FakeTensor for at in written)
+
     def _instead(self, given: Any) -> Any:
         if isinstance(given, list | tuple):
             return [self._instead(one) for one in given]

@@ -13,22 +13,22 @@ import torch
 import torch.fx
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
+
+from unisono._capture.record import Recorder
 
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
 def value_of(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """What ``func`` gives for tensors that are being traced, or ``None`` where that depends on an input of the step."""
-    mode = get_proxy_mode()
-    if mode is None:
+    recorder = Recorder.current
+    if recorder is None:
         return None
 
     def node_of(leaf: Any) -> Any:
-        slot = get_proxy_slot(leaf, mode.tracer, None) if isinstance(leaf, torch.Tensor) else None
-        return leaf if slot is None else slot.proxy.node
+        return recorder.node_of(leaf) or leaf if isinstance(leaf, torch.Tensor) else leaf
 
     args, kwargs = pytree.tree_map(node_of, (args, kwargs or {}))
     leaves = pytree.tree_leaves((args, kwargs))
@@ -36,26 +36,20 @@ def value_of(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     sources = _sources(wanted)
     if any(isinstance(leaf, torch.Tensor) for leaf in leaves) or sources is None or _changed_elsewhere(sources):
         return None
-    with _disable_current_modes(), disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
+    with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
         values: dict[torch.fx.Node, Any] = {}
-        for node in (node for node in mode.tracer.graph.nodes if node in sources):
-            values[node] = _computed(node, values, mode.tracer.root)
+        for node in (node for node in recorder.graph.nodes if node in sources):
+            values[node] = _computed(node, values, recorder.root)
         args, kwargs = map_arg((args, kwargs), values.__getitem__)
-        answer = func(*args, **kwargs)
-    # The question stays in the trace where it was asked before it was found to have no answer there.
-    asked = next(iter(reversed(mode.tracer.graph.nodes)))
-    if asked.target is func and not asked.users:
-        mode.tracer.graph.erase_node(asked)
-    return answer
+        return func(*args, **kwargs)
 
 
 def follows_from_constants(tensor: torch.Tensor) -> bool:
     """Whether a tensor that is being traced is the same at every step: it follows from constants of the step's code alone."""
-    mode = get_proxy_mode()
-    slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
-    if slot is None:
+    node = Recorder.current.node_of(tensor) if Recorder.current is not None else None
+    if node is None:
         return False
-    sources = _sources([slot.proxy.node])
+    sources = _sources([node])
     return sources is not None and not _changed_elsewhere(sources)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -13,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.fx.traceback as fx_traceback
 import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import (
@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from unisono._capture.known import value_of
 from unisono.errors import StepError, UnisonoError, UnsupportedError
@@ -82,6 +82,7 @@ def part_kinds(origins: Sequence[Origin | None]) -> list[str]:
 _KINDS = {ENGINE: "backward", OPTIMIZER: "update", "": None}
 
 
+@functools.lru_cache(maxsize=4096)
 def is_the_users(file: str) -> bool:
     """Whether a source file is neither PyTorch's nor Unisono's nor of Python's own library."""
     of_python = file.startswith(_LIBRARY) and "-packages" + os.sep not in file
@@ -90,11 +91,19 @@ def is_the_users(file: str) -> bool:
 
 def user_place(frame: FrameType | None) -> tuple[str, int]:
     """The file and line of the innermost frame outside PyTorch and Unisono."""
+    return _user_place(frame)[:2]
+
+
+def _user_place(frame: FrameType | None) -> tuple[str, int, bool]:
+    """The same, and whether it is there that PyTorch's own code makes the first gradient of a backward pass."""
+    begins_backward = False
     while frame is not None:
-        if is_the_users(frame.f_code.co_filename):
-            return frame.f_code.co_filename, frame.f_lineno
+        code = frame.f_code
+        if is_the_users(code.co_filename):
+            return code.co_filename, frame.f_lineno, begins_backward
+        begins_backward = begins_backward or code.co_name == "_make_grads"
         frame = frame.f_back
-    return "", 0
+    return "", 0, False
 
 
 def user_line() -> str | None:
@@ -124,15 +133,14 @@ def place_of(node: torch.fx.Node) -> str | None:
     return origin.place if origin else None
 
 
-class OriginTracker(TorchDispatchMode):
-    """Notes the origin of every operation as ``custom["origin"]`` in the meta of the node that is traced for it.
+class OriginTracker:
+    """Knows the origin of the operation that is made now.
 
     Backward operations get the origin of the forward operation whose autograd node runs them.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
         """Takes the model whose modules' names are to be noted."""
-        super().__init__()
         self._names = {id(module): name for name, module in model.named_modules()} if model is not None else {}
         self._modules: list[str] = []
         self._by_sequence: dict[int, Origin] = {}
@@ -145,19 +153,18 @@ class OriginTracker(TorchDispatchMode):
             made = self._by_sequence.get(node._sequence_nr(), _NOWHERE)
             file, line = _place_in_backward(sys._getframe(1)) or (made.file, made.line)
             return Origin(file, line, made.module, ENGINE)
-        file, line = user_place(sys._getframe(1))
+        file, line, begins_backward = _user_place(sys._getframe(1))
         module = self._modules[-1] if self._modules else ""
-        by = OPTIMIZER if self._optimizers else ENGINE if _begins_backward(sys._getframe(1)) else ""
+        by = OPTIMIZER if self._optimizers else ENGINE if begins_backward else ""
         origin = Origin(file, line, module, by)
         self._by_sequence[torch.autograd._get_sequence_nr() - 1] = origin  # type: ignore[attr-defined]
         return origin
 
-    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operation with its origin noted."""
+    def run(self, record: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+        """Records one operation with its origin, or raises an error that names it."""
         origin = self.current()
-        fx_traceback.current_meta["custom"] = {"origin": origin}
         try:
-            made = func(*args, **(kwargs or {}))
+            made = record(func, args, kwargs, {"origin": origin})
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             known = None
             if isinstance(error, DataDependentOutputException):
@@ -166,21 +173,20 @@ class OriginTracker(TorchDispatchMode):
                 raise data_dependence(func, origin, error) from None
             return known
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise _as_eager(error, func, args, kwargs or {}) from None
+            raise _as_eager(error, func, args, kwargs) from None
         if isinstance(made, torch.Tensor) and made.layout != torch.strided:
             raise _sparse(func, origin)
         return made
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
-        """Tracks modules and operations until it is left."""
+        """Tracks modules and optimizers until it is left."""
         entered = nn.modules.module.register_module_forward_pre_hook(self._enter)
         left = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
         stepping = register_optimizer_step_pre_hook(lambda *_: self._step(1))
         stepped = register_optimizer_step_post_hook(lambda *_: self._step(-1))
         try:
-            with fx_traceback.preserve_node_meta(), self:
-                yield
+            yield
         finally:
             for hook in (entered, left, stepping, stepped):
                 hook.remove()
@@ -213,15 +219,6 @@ def _as_eager(error: Exception, func: Any, args: Any, kwargs: Any) -> Exception:
         except Exception:
             return error
     return error
-
-
-def _begins_backward(frame: FrameType | None) -> bool:
-    """Whether PyTorch's own code makes the first gradient of a backward pass."""
-    while frame is not None and not is_the_users(frame.f_code.co_filename):
-        if frame.f_code.co_name == "_make_grads":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _sparse(func: Any, origin: Origin) -> UnsupportedError:

@@ -82,7 +82,6 @@ class Draws(TorchDispatchMode):
         with (
             mock.patch("torch.random.default_generator", generator),
             mock.patch("torch.default_generator", generator),
-            self,
         ):
             yield
         if self._point is not self._newest:
@@ -93,6 +92,12 @@ class Draws(TorchDispatchMode):
                 cause="each step would draw the numbers of the step before again",
                 hint="draw from such a state outside of the step, and pass what is drawn as an argument",
             )
+
+    def wants(self, func: Any, args: Any) -> bool:
+        """Whether an operation is to run under this mode: it is random, or an operand is a state of the generator."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return True
+        return bool(self._kept) and any(id(leaf) in self._kept for leaf in pytree.tree_iter(args))
 
     def kept_state(self) -> torch.Tensor:
         """A tensor that stands for the state of the generator."""

@@ -6,6 +6,7 @@ executor. Operations that change an operand without saying so in their schema be
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -37,8 +38,18 @@ _ROW_MAJOR = {
 }
 
 
+_OTHERS = {"_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "native_batch_norm"}
+
+
 class Rewrites(TorchDispatchMode):
     """Applies the rewrites to every operation that runs under it."""
+
+    @staticmethod
+    @functools.cache
+    def wants(func: Any) -> bool:
+        """Whether something may stand for an operation."""
+        name = func._schema.name.removeprefix("aten::")
+        return name in _FUSED or name in _ROW_MAJOR or name in _OTHERS or name.startswith("_foreach_")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation, or what stands for it."""

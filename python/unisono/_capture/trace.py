@@ -1,7 +1,8 @@
 """Tracing a step into a functional FX graph of ATen operations.
 
-Two passes: the first runs the user's step once on fake tensors, with the real autograd engine and the real optimizer; the second runs the
-graph of the first one again under functionalisation, which leaves no in-place operation and ends every input that changes in a ``copy_``.
+The step runs once on tensors without data, with the real autograd engine and the real optimizer, and each operation is recorded
+(:mod:`record`). What it records is then written without in-place operations, each input that changes ending in a ``copy_``
+(:mod:`functional`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from unisono._capture import hooks, kernels, scaling
 from unisono._capture.forks import Questions
+from unisono._capture.functional import Unknown, functionalised
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.kept import Kept, Writes, read_too_early
 from unisono._capture.optimizer import (
@@ -42,6 +44,7 @@ from unisono._capture.paths import Path, follow, put, shown
 from unisono._capture.places import OriginTracker, is_the_users, place_of, user_line
 from unisono._capture.randomness import Draws
 from unisono._capture.readbacks import Expression, Readbacks
+from unisono._capture.record import Recorder, Watch
 from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono._capture.schedules import Scheduled, Schedules
 from unisono._capture.settings import Answer, Comparisons, groups_of
@@ -126,7 +129,7 @@ def trace(
         quiet,
         run.explaining_errors(),
     ):
-        first = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
+        first = run.recorder.record(run, fakes, fake_mode)
     assert run.traced is not None
     written = [*run.writes.found.values(), *_written(first)]
     kept.note_written(written)
@@ -160,6 +163,10 @@ def _fake(mode: FakeTensorMode, item: StepInput) -> torch.Tensor:
 
 
 def _functionalise(first: torch.fx.GraphModule, fakes: list[torch.Tensor]) -> torch.fx.GraphModule:
+    """The graph without in-place operations; by PyTorch's functionalisation, which runs all of it again, where it must be."""
+    with contextlib.suppress(Unknown):
+        return functionalised(first)
+
     def again(*arguments: torch.Tensor) -> Any:
         return torch.fx.Interpreter(first).run(*arguments)
 
@@ -206,7 +213,7 @@ class _Run:
     ) -> None:
         self.train_step, self.model, self.optimizers, self.inputs = train_step, model, optimizers, inputs
         self.kept, self.found_more, self.writes = kept, False, Writes()
-        self.origins = OriginTracker(model)
+        self.origins, self.recorder = OriginTracker(model), Recorder()
         modules = dict(model.named_modules()) if model is not None else {}
         self._registered = {
             item.name: modules[item.name.removeprefix("params.").rpartition(".")[0]]
@@ -296,6 +303,7 @@ class _Run:
         arguments, named = unflatten(call.structure, iter(leaves), call.arguments)
         self.reads = Readbacks(self.questions)
         self.schedules = Schedules(self.kept.walk, self.optimizers, self.reads)
+        draws = Draws()
         modes = functools.partial(_modes, LiveScalars(self.comparisons), _Twins(twins, self.kept.marks))
         parameters = [
             (item.name, item.tensor, fake)
@@ -306,11 +314,10 @@ class _Run:
             torch.enable_grad(),
             torch.autograd.set_multithreading_enabled(False),
             self.origins.tracking(),
-            Rewrites(),
             hooks.on_twins(parameters, modes),
             modes(),
-            Draws().drawing(),
-            self.writes,
+            draws.drawing(),
+            self.recorder.watched(_Watch(self.origins, draws, self.writes)),
             self.schedules.noting(),
             self.reads.around(self.kept.functions()),
         ):
@@ -400,12 +407,26 @@ class _Run:
         return next((f"{file}:{line}" for file, line in reversed(places) if is_the_users(file)), None)
 
 
+class _Watch(Watch):
+    """Lets operations of the step run with their origins, and under the modes that want them."""
+
+    def __init__(self, origins: OriginTracker, draws: Draws, writes: Writes) -> None:
+        self._draws, self._writes, self._rewrites = draws, writes, Rewrites()
+        self.run = origins.run
+
+    def wants(self, func: Any, args: Any, kwargs: Any, written: tuple[int, ...]) -> bool:
+        return Rewrites.wants(func) or Writes.wants(args, written) or self._draws.wants(func, (args, kwargs))
+
+    def instead(self) -> contextlib.AbstractContextManager[None]:
+        return _modes(self._rewrites, self._draws, self._writes)
+
+
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
 @contextlib.contextmanager
-def _modes(*modes: TorchFunctionMode) -> Iterator[None]:
+def _modes(*modes: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
@@ -426,13 +447,13 @@ class _Twins(TorchFunctionMode):
         """Runs one function on twins."""
         kwargs = kwargs or {}
         if self._marks:
-            for leaf in pytree.tree_iter((args, kwargs)):
+            for leaf in _leaves(args, kwargs):
                 if id(leaf) in self._marks:
                     raise read_too_early(self._marks[id(leaf)][1], user_line())
         twins: dict[int, Any] = self._twins
         if func == _SET_DATA:
             return self._set_data(*[twins.get(id(arg), arg) for arg in args])
-        if any(id(leaf) in self._twins for leaf in pytree.tree_iter((args, kwargs))):
+        if any(id(leaf) in twins for leaf in _leaves(args, kwargs)):
             args, kwargs = pytree.tree_map(lambda leaf: self._twins.get(id(leaf), leaf), (args, kwargs))
         return func(*args, **kwargs)
 
@@ -446,6 +467,15 @@ class _Twins(TorchFunctionMode):
         with torch.no_grad():
             # Through `data`, so that autograd does not take it for a change of what it has saved.
             (tensor.data if isinstance(tensor, FakeTensor) else tensor).copy_(values)
+
+
+def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
+    """The leaves of arguments, most of which are no containers."""
+    for one in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(one, torch.Tensor | int | float | str | None):
+            yield one
+        else:
+            yield from pytree.tree_iter(one)
 
 
 def _is_new_value(now: Any, item: StepInput, before: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from typing import Any
@@ -13,6 +14,7 @@ from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.optimizer import rate_changed
 from unisono._capture.places import Origin, part_kinds, place_of
 from unisono._capture.trace import Traced
+from unisono._capture.types import TensorType
 from unisono._message import pack
 from unisono.errors import StepError, UnsupportedError
 
@@ -158,10 +160,10 @@ class Encoder:
             )
         number = len(self.nodes)
         returns, self._env[node] = self._returns(node, number)
-        self._append(node, target, self._arguments(node, target._schema), returns)
+        self._append(node, target, self._arguments(node, target), returns)
 
     def _view_in_place(self, node: torch.fx.Node, target: Any) -> None:
-        arguments = self._arguments(node, target._schema)
+        arguments = self._arguments(node, target)
         self._env[node] = self._value(node.meta["val"], {"result": [len(self.nodes), 0]})
         self._append(node, target, arguments, [{"value": self._env[node]}])
         self._env[node.args[0]] = self._env[node]  # type: ignore[index]
@@ -203,7 +205,7 @@ class Encoder:
         if node.target is not torch.ops.aten.copy.default:
             return node.target is torch.ops.aten.detach.default
         old, new = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
-        return isinstance(new, torch.Tensor) and _tensor_type(old) == _tensor_type(new)
+        return _tensor_type(old) == _tensor_type(new)
 
     def _update(self, node: torch.fx.Node) -> None:
         position = self._placeholders[node.args[0]]  # type: ignore[index]
@@ -232,7 +234,7 @@ class Encoder:
             return None
         return self.places.setdefault((origin.file, origin.line), len(self.places))
 
-    def _value(self, tensor: torch.Tensor, definition: dict[str, Any]) -> int:
+    def _value(self, tensor: torch.Tensor | TensorType, definition: dict[str, Any]) -> int:
         self.values.append({"type": _tensor_type(tensor), "def": definition})
         return len(self.values) - 1
 
@@ -241,13 +243,13 @@ class Encoder:
         made = node.meta.get("val")
         count = 0
 
-        def one(tensor: torch.Tensor) -> int:
+        def one(tensor: torch.Tensor | TensorType) -> int:
             nonlocal count
             count += 1
             return self._value(tensor, {"result": [number, count - 1]})
 
         def encode(value: Any) -> tuple[Any, Any]:
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor | TensorType):
                 made = one(value)
                 return {"value": made}, made
             if isinstance(value, list | tuple):
@@ -261,32 +263,34 @@ class Encoder:
         pairs = [encode(value) for value in made or ()]
         return [encoded for encoded, _ in pairs], [found for _, found in pairs]
 
-    def _arguments(self, node: torch.fx.Node, schema: Any) -> list[Any]:
+    def _arguments(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> list[Any]:
         arguments = []
-        for position, argument in enumerate(schema.arguments):
-            if position < len(node.args) and not argument.kwarg_only:
-                value = node.args[position]
-            elif argument.name in node.kwargs:
-                value = node.kwargs[argument.name]
-            else:
-                value = argument.default_value
-            arguments.append(self._argument(value, argument.real_type, node))
+        for position, (name, kwarg_only, default, kind) in enumerate(_parameters(target)):
+            given = position < len(node.args) and not kwarg_only
+            value = node.args[position] if given else node.kwargs.get(name, default)
+            arguments.append(self._argument(value, kind, node))
         return arguments
 
-    def _argument(self, value: Any, kind: Any, node: torch.fx.Node) -> Any:
+    def _argument(self, value: Any, kind: str, node: torch.fx.Node) -> Any:
         if isinstance(value, torch.fx.Node):
             value = self._env[value]
             # A return that is no tensor is known when the graph is made.
-            return {"value": value} if "Tensor" in str(kind) else _plain(value)
+            return {"value": value} if "Tensor" in kind else _plain(value)
         if isinstance(value, list | tuple):
-            if "Tensor" in str(kind):
+            if "Tensor" in kind:
                 return {"values": [None if item is None else self._env[item] for item in value]}
-            return _plain([self._env.get(i, i) if isinstance(i, torch.fx.Node) else i for i in value], str(kind))
-        encoded = _plain(value, str(kind))
+            return _plain([self._env.get(i, i) if isinstance(i, torch.fx.Node) else i for i in value], kind)
+        encoded = _plain(value, kind)
         if encoded is None:
             message = f"argument of `{node.target}` of type {type(value).__name__} is not supported"
             raise UnsupportedError(message, code="U0108", place=place_of(node))
         return encoded
+
+
+@functools.cache
+def _parameters(target: torch._ops.OpOverload) -> list[tuple[str, bool, Any, str]]:
+    """Name, whether it must be named, default value and kind of each argument of an operation."""
+    return [(one.name, one.kwarg_only, one.default_value, str(one.real_type)) for one in target._schema.arguments]
 
 
 def _plain(value: Any, kind: str = "") -> Any:
@@ -326,10 +330,11 @@ def _device(device: torch.device) -> dict[str, Any]:
     return {"kind": device.type, "index": device.index or 0}
 
 
-def _tensor_type(tensor: torch.Tensor) -> dict[str, Any]:
+def _tensor_type(tensor: torch.Tensor | TensorType) -> dict[str, Any]:
+    known = TensorType(tensor) if isinstance(tensor, torch.Tensor) else tensor
     return {
-        "dtype": _DTYPES[tensor.dtype],
-        "shape": [int(size) for size in tensor.shape],
-        "strides": [int(stride) for stride in tensor.stride()],
-        "device": _device(tensor.device),
+        "dtype": _DTYPES[known.dtype],
+        "shape": list(map(int, known.shape)),
+        "strides": list(map(int, known.strides)),
+        "device": _device(known.device),
     }

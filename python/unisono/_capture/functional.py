@@ -1,0 +1,276 @@
+"""A recorded graph without operations that change tensors in place.
+
+What PyTorch's functionalisation gives, without running each operation through it again: types are known from the recording. The kinds of
+changes that training steps consist of are known here; a graph with any other kind is left to PyTorch (:class:`Unknown`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+from unisono._capture.types import TensorType, type_of
+
+_aten = torch.ops.aten
+#: A view: the recorded operation that made it, and which of its results it is.
+_View = tuple[torch.fx.Node, int | None]
+
+
+class Unknown(Exception):  # noqa: N818
+    """A graph holds a kind of change that is not known here."""
+
+
+@dataclass(eq=False)
+class _Memory:
+    """What tensors share: the value of all of it, how often it was changed, and changes that this value lacks."""
+
+    value: torch.fx.Node
+    changes: int = 0
+    pending: list[tuple[torch.fx.Node, tuple[_View, ...]]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Tensor:
+    """A tensor of the recording: its memory, how it is a view of that, and its value after so many changes."""
+
+    memory: _Memory
+    views: tuple[_View, ...]
+    value: torch.fx.Node
+    changes: int
+
+
+def functionalised(first: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph as one without changes in place, each input that changes ending in a ``copy_``.
+
+    Raises:
+        Unknown: it changes a tensor in a way that is not known here.
+    """
+    made = _Functional(first).run()
+    return _LazyGraphModule(first, made)
+
+
+class _Functional:
+    def __init__(self, first: torch.fx.GraphModule) -> None:
+        self._first, self._graph = first, torch.fx.Graph()
+        self._tensors: dict[torch.fx.Node, _Tensor] = {}
+        self._inputs: list[tuple[torch.fx.Node, _Tensor]] = []
+        #: The results of operations with several, by the operation's recorded node.
+        self._parts: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._meta: Any = None
+
+    def run(self) -> torch.fx.Graph:
+        for node in self._first.graph.nodes:
+            if node.op == "placeholder":
+                made = self._graph.placeholder(str(node.target))
+                made.meta["val"] = node.meta["val"]
+                self._inputs.append((made, self._new(node, made)))
+            elif node.op == "get_attr":
+                made = self._graph.create_node("get_attr", node.target)
+                made.meta["val"] = node.meta.get("val")
+                self._new(node, made)
+            elif node.op == "output":
+                self._output(node)
+            elif node.target is operator.getitem:
+                self._part(node)
+            else:
+                self._call(node)
+        return self._graph
+
+    def _new(self, node: torch.fx.Node, made: torch.fx.Node) -> _Tensor:
+        self._tensors[node] = _Tensor(_Memory(made), (), made, 0)
+        return self._tensors[node]
+
+    def _output(self, node: torch.fx.Node) -> None:
+        self._meta = None
+        outputs = [self._now(one) for one in node.args[0]]  # type: ignore[union-attr]
+        for made, tensor in self._inputs:
+            new = self._current(tensor)
+            if new is not made:
+                self._add(_aten.copy_.default, (made, new), {}, made.meta["val"])
+        self._graph.output(outputs)
+
+    def _call(self, node: torch.fx.Node) -> None:
+        func, self._meta = node.target, node.meta.get("custom")
+        if not isinstance(func, torch._ops.OpOverload):
+            raise Unknown(func)
+        kind = _kind(func)
+        if kind == "changes":
+            self._change(node, func)
+            return
+        args, kwargs = self._operands(node.args, node.kwargs)
+        made = self._add(func, args, kwargs, node.meta["val"])
+        if isinstance(node.meta["val"], list):
+            self._parts[node] = made
+        elif kind == "view":
+            source = self._tensors[node.args[0]]  # type: ignore[index]
+            views = (*source.views, (node, None))
+            self._tensors[node] = _Tensor(source.memory, views, made, source.changes)
+        else:
+            self._new(node, made)
+
+    def _part(self, node: torch.fx.Node) -> None:
+        """One of several results."""
+        whole, number = node.args
+        made = self._add(operator.getitem, (self._parts[whole], number), {}, node.meta["val"])  # type: ignore[index]
+        if isinstance(node.meta["val"], list):
+            self._parts[node] = made
+        elif isinstance(whole.target, torch._ops.OpOverload) and _kind(whole.target) == "view":  # type: ignore[union-attr]
+            source = self._tensors[whole.args[0]]  # type: ignore[union-attr, index]
+            self._tensors[node] = _Tensor(source.memory, (*source.views, (whole, number)), made, source.changes)  # type: ignore[arg-type]
+        else:
+            self._new(node, made)
+
+    def _change(self, node: torch.fx.Node, func: torch._ops.OpOverload) -> None:
+        form = _functional_form(func)
+        changed = [node.args[at] for at in form.changed]
+        if not all(isinstance(one, torch.fx.Node) and one.op != "get_attr" for one in changed):
+            raise Unknown(func)
+        tensors = [self._tensors[one] for one in changed]  # type: ignore[index]
+        args, kwargs = self._operands(_with_defaults(func, node.args, node.kwargs), node.kwargs)
+        result = _result(form.func, args, kwargs)
+        news = result[-len(tensors) :] if isinstance(result, list) else [result]
+        if news != [tensor.value.meta["val"] for tensor in tensors]:
+            raise Unknown(func)
+        made = self._add(form.func, args, kwargs, result)
+        if not isinstance(result, list):
+            self._tensors[node] = tensors[0]
+            self._put(tensors[0], made)
+            return
+        self._parts[node] = made
+        for at, tensor in enumerate(tensors, len(result) - len(tensors)):
+            self._put(tensor, self._add(operator.getitem, (made, at), {}, result[at]))
+
+    @staticmethod
+    def _put(tensor: _Tensor, made: torch.fx.Node) -> None:
+        """Gives a tensor its new value."""
+        memory = tensor.memory
+        memory.changes += 1
+        memory.pending.append((made, tensor.views))
+        tensor.value, tensor.changes = made, memory.changes
+
+    def _operands(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return map_arg((args, kwargs), self._now)
+
+    def _now(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The value that a recorded tensor, or several, has at this point."""
+        return self._parts[node] if node in self._parts else self._current(self._tensors[node])
+
+    def _current(self, tensor: _Tensor) -> torch.fx.Node:
+        memory = tensor.memory
+        if tensor.changes != memory.changes:
+            for value, views in memory.pending:
+                if views:
+                    raise Unknown("a change through a view")
+                memory.value = value
+            memory.pending.clear()
+            value = memory.value
+            for view, number in tensor.views:
+                value = self._again(view, number, value)
+            tensor.value, tensor.changes = value, memory.changes
+        return tensor.value
+
+    def _again(self, view: torch.fx.Node, number: int | None, value: torch.fx.Node) -> torch.fx.Node:
+        """A view, made of its memory's new value."""
+        if any(isinstance(one, torch.fx.Node) for one in view.args[1:]):
+            raise Unknown(view.target)
+        made = self._add(view.target, (value, *view.args[1:]), view.kwargs, view.meta["val"])
+        if number is None:
+            return made
+        parts = [self._add(operator.getitem, (made, at), {}, val) for at, val in enumerate(view.meta["val"])]
+        return parts[number]
+
+    def _add(self, target: Any, args: Any, kwargs: Any, val: Any) -> torch.fx.Node:
+        node = self._graph.call_function(target, args, kwargs)
+        node.meta["val"] = val
+        if self._meta is not None:
+            node.meta["custom"] = self._meta
+        return node
+
+
+@functools.cache
+def _kind(func: torch._ops.OpOverload) -> str:
+    """Whether an operation ``changes`` an operand, makes a ``view`` of its first, or (``""``) makes new tensors."""
+    if func._schema.is_mutable:
+        return "changes"
+    aliased = [one for one in func._schema.returns if one.alias_info is not None]
+    if not aliased:
+        return "view" if func is _aten._unsafe_view.default else ""
+    if func._schema.arguments[0].alias_info is None or len(func._schema.returns) != 1:
+        raise Unknown(func)
+    return "view"
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What gives the new values of the operands that an operation changes, behind what it returns; and their positions."""
+
+    func: torch._ops.OpOverload
+    changed: tuple[int, ...]
+
+
+_NAMES = {
+    "normal_": "normal_functional",
+    "_native_batch_norm_legit": "_native_batch_norm_legit_functional",
+}
+_OVERLOADS = {"aten.bernoulli_.float": "p"}
+
+
+@functools.cache
+def _functional_form(func: torch._ops.OpOverload) -> _Form:
+    schema = func._schema
+    changed = tuple(at for at, one in enumerate(schema.arguments) if one.alias_info is not None)
+    name = schema.name.removeprefix("aten::")
+    only_first = name.endswith("_") and changed == (0,) and len(schema.returns) == 1
+    if schema.name == name or torch.Tag.inplace_view in func.tags or not (only_first or name in _NAMES):
+        raise Unknown(func)
+    packet = getattr(_aten, _NAMES.get(name, name[:-1]), None)
+    form = getattr(packet, _OVERLOADS.get(str(func), schema.overload_name or "default"), None)
+    if form is None or form._schema.is_mutable or form._can_decompose():
+        raise Unknown(func)
+    described = [[(one.name, str(one.type)) for one in other._schema.arguments] for other in (func, form)]
+    if described[0] != described[1] or len(form._schema.returns) != (
+        1 if only_first else len(schema.returns) + len(changed)
+    ):
+        raise Unknown(func)
+    return _Form(form, changed)
+
+
+def _with_defaults(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """All arguments that have a position; the form of an operation may have no default where this one has."""
+    left = itertools.takewhile(lambda one: not one.kwarg_only, func._schema.arguments[len(args) :])
+    return (*args, *(one.default_value for one in left if one.name not in kwargs))
+
+
+def _result(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+    """The types of what an operation gives."""
+
+    def described(one: Any) -> Any:
+        if isinstance(one, torch.fx.Node):
+            return one.meta["val"]
+        return tuple(map(described, one)) if isinstance(one, list | tuple) else (type(one), one)
+
+    try:
+        return _cached_result(func, described(args), tuple((key, described(one)) for key, one in kwargs.items()))
+    except TypeError as error:  # an argument that cannot be a key
+        raise Unknown(func) from error
+
+
+@functools.lru_cache(maxsize=4096)
+def _cached_result(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+    def stand_in(one: Any) -> Any:
+        if isinstance(one, TensorType):
+            return one.stand_in()
+        return one[1] if len(one) == 2 and isinstance(one[0], type) else [stand_in(part) for part in one]
+
+    with _disable_current_modes(), torch.no_grad(), FakeTensorMode():
+        return type_of(func(*map(stand_in, args), **{key: stand_in(one) for key, one in kwargs}))

@@ -1,0 +1,231 @@
+"""The recording of a step: each operation that runs on tensors without data becomes a node of a graph.
+
+Only what crosses from C++ to Python anyway is looked at, once for each operation. ``torch.fx``'s own tracers do the same with a proxy for
+every tensor, which takes several times as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.fx
+from torch._compile import _disable_dynamo
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
+from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
+
+from unisono._capture.types import TensorType, type_of
+
+_aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+#: The attribute of a tensor that is the node that made it.
+_NODE = "_unisono_node"
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the recorder asks of every operation.
+
+    Attributes:
+        decomposes: whether PyTorch may have it as other operations only.
+        reads: whether it gives a number out of a tensor.
+        written: the positions of the arguments that it changes.
+        in_place: whether it writes into its first operand and does nothing else.
+    """
+
+    decomposes: bool
+    reads: bool
+    written: tuple[int, ...]
+    in_place: bool
+
+
+@functools.cache
+def _facts(func: torch._ops.OpOverload) -> _Facts:
+    arguments = enumerate(func._schema.arguments)
+    written = tuple(at for at, one in arguments if one.alias_info is not None and one.alias_info.is_write)
+    reads = torch.Tag.data_dependent_output in func.tags
+    in_place = written == (0,) and func.namespace == "aten" and func._schema.name.endswith("_")
+    in_place = in_place and len(func._schema.returns) == 1 and torch.Tag.inplace_view not in func.tags
+    return _Facts(func._can_decompose(), reads, written, in_place)
+
+
+class Recorder(TorchDispatchMode):
+    """Records operations while it is entered.
+
+    Attributes:
+        graph: what was recorded.
+        root: holds the tensors that the graph reads from outside.
+    """
+
+    #: The one that records now.
+    current: Recorder | None = None
+
+    def __init__(self) -> None:
+        """Starts with an empty graph."""
+        super().__init__()
+        self.graph, self.root = torch.fx.Graph(), torch.nn.Module()
+        self._constants: dict[int, tuple[torch.Tensor, str]] = {}
+        self._known: set[Any] = set()
+        self._watch: Watch | None = None
+        self._within = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # all of a recording does, at once
+
+    def record(
+        self, function: Callable[..., Sequence[Any]], fakes: Sequence[torch.Tensor], mode: FakeTensorMode
+    ) -> torch.fx.GraphModule:
+        """The graph of what a function does with tensors that become its inputs."""
+        for number, fake in enumerate(fakes):
+            self._track(fake, self.graph.placeholder(f"input_{number}"))
+        recording = mock.patch.object(Recorder, "current", self)
+        tracing = mock.patch("torch.fx._symbolic_trace._is_fx_tracing_flag", new=True)
+        with mode, disable_autocast_cache(), recording, tracing, self:
+            made = _disable_dynamo(function)(*fakes)
+        self.graph.output([self._argument(one) for one in made])
+        return _LazyGraphModule(self.root, self.graph)
+
+    @contextlib.contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Lets another look at operations first, and at how they end."""
+        self._watch = watch
+        try:
+            yield
+        finally:
+            self._watch = None
+
+    def node_of(self, value: Any) -> torch.fx.Node | None:
+        """The node that made a tensor, if it is one that was recorded."""
+        node = getattr(value, _NODE, None)
+        return node if node is not None and node.graph is self.graph else None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs and records one operation, or what stands for it."""
+        kwargs = kwargs or {}
+        if func is _DEVICE or func.namespace == "profiler":
+            return func(*args, **kwargs)
+        watch = self._watch
+        if watch is None:
+            return self._run(func, args, kwargs)
+        if not self._within and watch.wants(func, args, kwargs, _facts(func).written):
+            self._within = True
+            try:
+                with self, watch.instead():
+                    return func(*args, **kwargs)
+            finally:
+                self._within = False
+        return watch.run(self._run, func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: Any, meta: dict[str, Any] | None = None) -> Any:
+        tensors = list(_tensors(args, kwargs))
+        if any(type(one) not in _PLAIN_TYPES and self.node_of(one) is None for one in tensors):
+            return NotImplemented
+        facts = _facts(func)
+        if facts.decomposes and func not in _SIZES and autograd_would_have_decomposed(func, tensors):
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        if func is _aten.is_nonzero.default:
+            with self:
+                return (args[0] != 0).item()
+        if facts.reads and not any(isinstance(one, FakeTensor) for one in tensors):
+            raise RuntimeError(f"the value of a tensor that is being traced is asked for by {func}")
+        if func is _aten.lift_fresh.default:
+            # What was lifted may be changed afterwards.
+            func = _aten.lift_fresh_copy.default
+        made = self._made(func, args, kwargs) if facts.in_place else func(*args, **kwargs)
+        node = self.graph.call_function(
+            func, tuple(map(self._argument, args)), {key: self._argument(value) for key, value in kwargs.items()}
+        )
+        if meta is not None:
+            node.meta["custom"] = meta
+        self._track(made, node)
+        return made
+
+    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operation in place gives: its operand, which is asked of PyTorch once for operands of the same types."""
+        key = _key(func, args, kwargs)
+        if key is None or key not in self._known:
+            made = func(*args, **kwargs)
+            if made is args[0] and key is not None:
+                self._known.add(key)
+            return made
+        return args[0]
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.node_of(value) or self._constant(value)
+        return [self._argument(one) for one in value] if isinstance(value, list | tuple) else value
+
+    def _constant(self, tensor: torch.Tensor) -> torch.fx.Node:
+        """A node for a tensor from outside, one for each use."""
+        if id(tensor) not in self._constants:
+            name = f"constant_{len(self._constants)}"
+            self._constants[id(tensor)] = tensor, name
+            # Not by `setattr`, for which a parameter is a parameter of the module.
+            object.__setattr__(self.root, name, tensor)
+        return self.graph.create_node("get_attr", self._constants[id(tensor)][1])
+
+    def _track(self, made: Any, node: torch.fx.Node) -> None:
+        node.meta["val"] = type_of(made)
+        if isinstance(made, torch.Tensor):
+            setattr(made, _NODE, node)
+        elif isinstance(made, list | tuple):
+            for number, part in enumerate(made):
+                if isinstance(part, torch.Tensor | list | tuple):
+                    self._track(part, self.graph.call_function(operator.getitem, (node, number)))
+
+
+class Watch:
+    """Looks at operations before they are recorded; this one lets all pass."""
+
+    def wants(self, func: Any, args: Any, kwargs: Any, written: tuple[int, ...]) -> bool:
+        """Whether an operation is to run under :meth:`instead`; ``written`` are the positions of the arguments that it changes."""
+        return False
+
+    def instead(self) -> AbstractContextManager[Any]:
+        """The modes that such an operation runs under."""
+        return contextlib.nullcontext()
+
+    def run(self, record: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs one operation by ``record(func, args, kwargs, meta)``, where ``meta`` is what its node is to know of it."""
+        return record(func, args, kwargs)
+
+
+_SIZES = (_aten.size.default, _aten.stride.default, _aten.storage_offset.default)
+
+
+def _key(func: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation gives depends on this, as far as it is known without data; ``None`` where that is more than types."""
+    key: list[Any] = [func]
+    for one in (*args, *kwargs, *kwargs.values()):
+        if isinstance(one, torch.Tensor):
+            if type(one) is not FakeTensor or one.constant is not None:
+                return None
+            key.append(TensorType(one))
+        elif isinstance(one, bool | int | float | str | torch.dtype | None):
+            key.append((type(one), one))
+        else:
+            return None
+    return tuple(key)
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors among arguments, in lists too."""
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from (part for part in one if isinstance(part, torch.Tensor))
