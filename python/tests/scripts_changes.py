@@ -251,3 +251,22 @@ def a_layer_is_replaced(parallelize):
     losses += [step(*batch), step(*batch)]
     step.sync()
     return losses, model.state_dict()
+
+
+@script
+def an_example_has_one_tensor_twice_and_later_calls_have_two(parallelize):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(batches):
+        optimizer.zero_grad()
+        losses = [F.mse_loss(model(x), y) for x, y in batches]
+        sum(losses).backward()
+        optimizer.step()
+        return losses
+
+    first, second = pair(), pair()
+    step = parallelize(train_step, model=model, optimizer=optimizer, example=([first, first],))
+    losses = [step([first, second]), step([second, second]), step([second, first])]
+    step.sync()
+    return losses, seen(model, optimizer)

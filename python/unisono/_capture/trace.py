@@ -112,7 +112,7 @@ def trace(
     """
     kernels.register()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [_fake(fake_mode, item) for item in inputs.inputs]
+    fakes = _fakes(fake_mode, inputs.inputs)
     kept = kept or Kept(train_step, model, optimizers)
     run = _Run(train_step, model, optimizers, inputs, kept)
     run.questions = Questions(answers)
@@ -153,6 +153,16 @@ def _without_onednn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+def _fakes(mode: FakeTensorMode, items: list[StepInput]) -> list[torch.Tensor]:
+    """A tensor without data for each input, a further one where two are one tensor: in the next call they may be two."""
+    found: dict[int, torch.Tensor] = {}
+    for item in items:
+        fake = _fake(mode, item)
+        fake = fake.clone() if id(fake) in found else fake
+        found[id(fake)] = fake
+    return list(found.values())
 
 
 def _fake(mode: FakeTensorMode, item: StepInput) -> torch.Tensor:
