@@ -270,3 +270,50 @@ def an_example_has_one_tensor_twice_and_later_calls_have_two(parallelize):
     losses = [step([first, second]), step([second, second]), step([second, first])]
     step.sync()
     return losses, seen(model, optimizer)
+
+
+class Trainer:
+    """A step of methods and properties, which read numbers of the trainer and of the model."""
+
+    def __init__(self) -> None:
+        self.model, self.weight, self.power = Scaled(), 1.0, 1
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    @property
+    def twice(self) -> float:
+        return 2 * self.weight
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return self.twice * self.model(x).abs().pow(self.power).mean()
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.loss(x)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scale = Net(), 1.0
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.net(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaled(x)
+
+
+@script
+def numbers_that_methods_and_properties_read_change(parallelize):
+    trainer = Trainer()
+    x, _ = pair()
+    step = parallelize(trainer.step, model=trainer.model, optimizer=trainer.optimizer, example=(x,))
+    losses = [step(x)]
+    for holder, name, value in ((trainer, "weight", 3.0), (trainer, "power", 2), (trainer.model, "scale", 0.5)):
+        setattr(holder, name, value)
+        losses += [step(x), step(x)]
+    step.sync()
+    return losses, seen(trainer.model, trainer.optimizer)

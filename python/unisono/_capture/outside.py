@@ -7,7 +7,7 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -34,15 +34,16 @@ _MOST_LEVELS = 3
 
 
 class Outside:
-    """What stands in the code of a step, of the functions of the user's that it names, and of modules' ``forward``, and is no tensor."""
+    """What stands in the code of a step, of the functions, methods and properties of the user's that it names, and of ``forward``."""
 
     def __init__(self, train_step: Callable[..., Any], model: nn.Module | None) -> None:
         """Takes all of it as it is at this moment, before the step is captured."""
-        reads = dict(_of_modules(model))
+        met: set[tuple[int, int]] = set()
+        reads = list(_of_modules(model, met))
         function, owner = function_of(train_step)
         if function is not None:
-            reads |= dict(_of_function(function, owner, set()))
-        self._places = {name: place for name, place in reads.items() if isinstance(value_at(*place), _PLAIN)}
+            reads += _of_function("self", function, owner, met)
+        self._places = _named_once((name, place) for name, place in reads if isinstance(value_at(*place), _PLAIN))
         self._captured = [value_at(*place) for place in self._places.values()]
 
     def changed_by_itself(self) -> list[str]:
@@ -69,6 +70,17 @@ class Outside:
                 if _differ(was, value):
                     return name, was, value
         return None
+
+
+def _named_once(places: Iterable[tuple[str, Place]]) -> dict[str, Place]:
+    """Each place once, by a name that no other one has."""
+    found: dict[str, Place] = {}
+    met: set[tuple[int, str]] = set()
+    for name, (holder, key) in places:
+        if (id(holder), key) not in met:
+            met.add((id(holder), key))
+            found[name if name not in found else f"{name} ({len(found)})"] = holder, key
+    return found
 
 
 def _differ(was: Any, now: Any) -> bool:
@@ -132,24 +144,45 @@ def _named(code: types.CodeType, *operations: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _of_function(function: types.FunctionType, owner: Any, met: set[int]) -> Iterator[tuple[str, Place]]:
-    met.add(id(function))
+def _of_function(
+    name: str, function: types.FunctionType, owner: Any, met: set[tuple[int, int]]
+) -> Iterator[tuple[str, Place]]:
+    """What the code of a function names, and of the functions that it names; ``owner`` is the object of a method, which has a name."""
+    if (id(function), id(owner)) in met:
+        return
+    met.add((id(function), id(owner)))
     if owner is not None:
-        yield from _of_object("self", owner, function.__code__, _MOST_LEVELS)
-    for name, place in _places(function):
+        yield from _of_object(name, owner, function.__code__, _MOST_LEVELS, met)
+    for variable, place in _places(function):
         value = value_at(*place)
-        yield name, place
+        yield variable, place
         if isinstance(value, types.FunctionType):
-            if id(value) not in met and is_the_users(value.__code__.co_filename):
-                yield from _of_function(value, None, met)
+            yield from _of_named_functions(name, [value], None, met)
         else:
-            yield from _of_object(name, value, function.__code__, _MOST_LEVELS)
+            yield from _of_object(variable, value, function.__code__, _MOST_LEVELS, met)
 
 
-def _of_object(name: str, value: Any, code: types.CodeType, levels: int) -> Iterator[tuple[str, Place]]:
-    """The entries of a dictionary, or the attributes of an object, that code names, and theirs."""
+def _of_named_functions(
+    name: str, functions: Iterable[Any], owner: Any, met: set[tuple[int, int]]
+) -> Iterator[tuple[str, Place]]:
+    """The same of functions that are the user's, and of what they wrap."""
+    for outermost in functions:
+        function = outermost
+        while isinstance(function, types.FunctionType):
+            if is_the_users(function.__code__.co_filename):
+                yield from _of_function(name, function, owner, met)
+            function = getattr(function, "__wrapped__", None)
+
+
+def _of_object(
+    name: str, value: Any, code: types.CodeType, levels: int, met: set[tuple[int, int]]
+) -> Iterator[tuple[str, Place]]:
+    """The entries of a dictionary, or the attributes of an object, that code names, and theirs; what its properties and methods name."""
     if isinstance(value, dict):
         found = [(f"{name}[{key!r}]", value, key) for key in code.co_consts if isinstance(key, str) and key in value]
+    elif isinstance(value, nn.Module):
+        own = vars(value)
+        found = [(f"{name}.{key}", own, key) for key in _named(code, "LOAD_ATTR") if key in own and key != "training"]
     elif not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
         own = vars(value)
         found = [(f"{name}.{key}", own, key) for key in _named(code, "LOAD_ATTR", "STORE_ATTR") if key in own]
@@ -158,15 +191,22 @@ def _of_object(name: str, value: Any, code: types.CodeType, levels: int) -> Iter
     for longer, holder, key in found:
         yield longer, (holder, key)
         if levels > 1 and holder[key] is not value:
-            yield from _of_object(longer, holder[key], code, levels - 1)
+            yield from _of_object(longer, holder[key], code, levels - 1, met)
+    if not isinstance(value, dict):
+        yield from _of_named_functions(name, _methods(type(value), code), value, met)
 
 
-def _of_modules(model: nn.Module | None) -> Iterator[tuple[str, Place]]:
+def _methods(kind: type, code: types.CodeType) -> Iterator[Any]:
+    """The methods and the getters of properties that code names, with those that they override."""
+    for key in _named(code, "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+        for base in kind.__mro__:
+            found = vars(base).get(key)
+            yield found.fget if isinstance(found, property) else found
+
+
+def _of_modules(model: nn.Module | None, met: set[tuple[int, int]]) -> Iterator[tuple[str, Place]]:
     for path, module in () if model is None else model.named_modules(prefix="model"):
-        code = getattr(type(module).forward, "__code__", None)
-        if code is None:
-            continue
-        for key in _named(code, "LOAD_ATTR"):
-            if key in vars(module) and key != "training":
-                yield f"{path}.{key}", (vars(module), key)
-                yield from _of_object(f"{path}.{key}", vars(module)[key], code, _MOST_LEVELS - 1)
+        forward = type(module).forward
+        if isinstance(forward, types.FunctionType):
+            yield from _of_object(path, module, forward.__code__, _MOST_LEVELS, met)
+            yield from _of_named_functions(path, [forward], module, met)
