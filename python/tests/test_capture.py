@@ -282,6 +282,23 @@ def test_an_example_that_does_not_fit_the_step_is_refused():
         captured(example=(torch.zeros(1),))
 
 
+def test_an_example_can_be_what_a_data_loader_gives():
+    pairs = torch.utils.data.TensorDataset(torch.randn(6, 3), torch.randn(6, 2))
+    batch = next(iter(torch.utils.data.DataLoader(pairs, batch_size=6)))
+    assert isinstance(batch, list)
+    model = nn.Linear(3, 2)
+
+    def step(x, y):
+        return F.mse_loss(model(x), y)
+
+    def step_of_one(pair):
+        return step(*pair)
+
+    for kind in (step, step_of_one):
+        inputs = unisono.capture(kind, model=model, example=batch).inputs
+        assert [shape for cls, shape in inputs if cls == "batch"] == [[6, 3], [6, 2]]
+
+
 def test_optimizer_state_is_created_as_the_first_step_would():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.NAdam(model.parameters())

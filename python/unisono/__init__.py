@@ -85,7 +85,8 @@ def parallelize(
         train_step: a function that does one training step with ``model`` and ``optimizer``.
         model: the module that it trains.
         optimizer: any optimizer of ``torch.optim`` that needs no closure, or several, each for parameters of its own.
-        example: the tuple of arguments that the step is called with, of the global batch, or a dictionary of them by their names.
+        example: the tuple of arguments that the step is called with, of the global batch, or a list, as a
+            ``DataLoader`` gives it, or a dictionary of them by their names.
         mesh: axes with their sizes, the outer one first, such as ``{"data": 2, "tensor": 4}``, or a ``DeviceMesh`` with named dimensions;
             by default one axis of all ranks.
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.

@@ -81,25 +81,20 @@ class Caller:
         return order
 
     def of_example(self, example: Any) -> Call:
-        """The call of which ``example`` has the arguments: a tuple of them, one alone, or a dictionary by their names."""
-        arguments = example if type(example) is tuple else (example,)
-        try:
-            self._signature.bind(*arguments)
-        except TypeError as error:
-            return self._of_named(example, error)
-        return self(arguments, {})
-
-    def _of_named(self, example: Any, error: TypeError) -> Call:
-        named = example if isinstance(example, dict) and all(isinstance(key, str) for key in example) else {}
-        try:
-            self._signature.bind(**named)
-        except TypeError:
-            raise ConfigurationError(
-                f"`example` does not fit the training step: {error}",
-                code="U0120",
-                hint="`example` is the tuple of arguments that the step is called with, or a dictionary of them by their names",
-            ) from None
-        return self((), named)
+        """The call of which ``example`` has the arguments: a tuple of them, one alone, a dictionary by their names, or a list."""
+        misfits = []
+        for arguments, named in _readings(example):
+            try:
+                self._signature.bind(*arguments, **named)
+            except TypeError as error:
+                misfits.append(error)
+            else:
+                return self(arguments, named)
+        raise ConfigurationError(
+            f"`example` does not fit the training step: {misfits[0]}",
+            code="U0120",
+            hint="`example` is the tuple of arguments that the step is called with, or a dictionary of them by their names",
+        )
 
     def names(self, call: Call) -> Iterator[tuple[str, Any]]:
         """Each leaf with its name, which begins with that of its argument."""
@@ -108,6 +103,15 @@ class Caller:
         for name, value in bound.arguments.items():
             kind = bound.signature.parameters[name].kind
             yield from named_leaves(value, "" if kind is inspect.Parameter.VAR_KEYWORD else name)
+
+
+def _readings(example: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments that an example can stand for, what it is most likely to mean first."""
+    yield example if type(example) is tuple else (example,), {}
+    if isinstance(example, dict) and all(isinstance(key, str) for key in example):
+        yield (), example
+    if isinstance(example, list | tuple):  # a `DataLoader` gives a list
+        yield tuple(example), {}
 
 
 def _kind(leaf: Any) -> Any:
