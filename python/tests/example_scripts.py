@@ -15,7 +15,12 @@ import torch
 from launch import Ended
 
 #: Imported once; each rank begins as a copy of the process that has done so.
-_LIBRARIES = ["unisono.parallel", "transformers.models.bert.modeling_bert"]
+_LIBRARIES = [
+    "unisono.parallel",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.llama.modeling_llama",
+    "peft",
+]
 
 _forked = multiprocessing.get_context("forkserver")
 _forked.set_forkserver_preload(_LIBRARIES)
