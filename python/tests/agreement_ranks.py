@@ -91,7 +91,7 @@ def own_numbers_that_nobody_needs() -> None:
     raise UnisonoError("all well")
 
 
-def own_part() -> None:
+def own_shard() -> None:
     """The last rank passes only its part of the batch as the example."""
     training = _training()
     x, y, scale = training.batches[0]
@@ -121,7 +121,7 @@ CASES: dict[str, Callable[[], None]] = {
         own_rate,
         own_numbers,
         own_numbers_that_nobody_needs,
-        own_part,
+        own_shard,
         own_constant,
         own_misfit,
     )

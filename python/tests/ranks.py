@@ -98,7 +98,9 @@ def train(
                 # As the executor writes it: into the memory of the state.
                 state[position] = torch.empty_like(state[position]).copy_(tensor)
     parameters = {item.name.removeprefix("params."): i for i, item in enumerate(items) if item.cls == "parameter"}
-    return returned, {name: whole_of([state[i] for state in held], placed[i], mesh) for name, i in parameters.items()}
+    return returned, {
+        name: full_tensor([state[i] for state in held], placed[i], mesh) for name, i in parameters.items()
+    }
 
 
 @torch.no_grad()
@@ -178,7 +180,7 @@ def whole(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
     return torch.cat([piece[b] for b in range(int(blocks or 1)) for piece in pieces], int(dim))
 
 
-def whole_of(parts: list[torch.Tensor], layout: dict[str, str], mesh: dict[str, int]) -> torch.Tensor:
+def full_tensor(parts: list[torch.Tensor], layout: dict[str, str], mesh: dict[str, int]) -> torch.Tensor:
     """The tensor that the parts of all ranks of a mesh make, the innermost axis first."""
     for axis, size in reversed(mesh.items()):
         placement = layout.get(axis, "replicate")

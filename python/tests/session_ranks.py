@@ -205,7 +205,7 @@ def _values_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _doors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str, module: str) -> dict[str, Any]:
-    """Ways to read or write a parameter that a step keeps in parts."""
+    """Ways to read or write a parameter that a step keeps sharded."""
     parameter, part = model.get_parameter(name), model.get_submodule(module)
     loaded = {key: torch.zeros(value.shape) for key, value in model.named_parameters()}
     averaged = copy.deepcopy(torch.nn.Linear(2, 2))
@@ -240,7 +240,7 @@ def _doors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str, 
 
 
 def doors() -> None:
-    """Every way to read what is kept in parts is tried between steps; what each came to is written as JSON."""
+    """Every way to read what is kept sharded is tried between steps; what each came to is written as JSON."""
     ranks = int(os.environ["WORLD_SIZE"])
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES["state cut"].items()}
     training = steps.gpt(count=2, batch=4 * ranks)

@@ -9,22 +9,22 @@ import torch
 
 from unisono._capture.inputs import StepInput
 from unisono._capture.paths import Path, follow, put, shown
-from unisono._placements import Layout, part_of
+from unisono._placements import Layout, to_local
 from unisono._user_tensors import elsewhere
 from unisono.errors import StepError
 
-#: What puts parts together again.
-Whole = Callable[[StepInput, Layout, torch.Tensor], torch.Tensor]
+#: What puts shards together again.
+Full = Callable[[StepInput, Layout, torch.Tensor], torch.Tensor]
 
 
 class Constant:
     """A tensor that the step only reads: its values are taken over when they change, and so is another tensor in its place."""
 
-    def __init__(self, root: Any, item: StepInput, part: torch.Tensor, layout: Layout) -> None:
-        """Takes the tensor as it is, and this rank's part of it."""
-        self._root, self.item, self._part, self._layout = root, item, part, layout
+    def __init__(self, root: Any, item: StepInput, shard: torch.Tensor, layout: Layout) -> None:
+        """Takes the tensor as it is, and this rank's shard of it."""
+        self._root, self.item, self._shard, self._layout = root, item, shard, layout
         self._tensor, self._version = item.tensor, item.tensor._version
-        self._shared = part.data_ptr() == item.tensor.data_ptr() and not layout
+        self._shared = shard.data_ptr() == item.tensor.data_ptr() and not layout
 
     def look(self) -> torch.Tensor:
         """The tensor that is there now; refuses what the step is not made for."""
@@ -37,15 +37,15 @@ class Constant:
         return found
 
     def take_over(self, found: torch.Tensor, mesh: Mapping[str, int], rank: int) -> torch.Tensor | None:
-        """Brings the part up to date; another one where the user's memory must not be written into."""
+        """Brings the shard up to date; another one where the user's memory must not be written into."""
         if found is self._tensor and self._tensor._version == self._version:
             return None
         fresh = None
         if found is not self._tensor and self._shared:
-            fresh = self._part = self._part.clone()
+            fresh = self._shard = self._shard.clone()
             self._shared = False
         if not self._shared:
-            self._part.copy_(part_of(found.detach(), self._layout, mesh, rank))
+            self._shard.copy_(to_local(found.detach(), self._layout, mesh, rank))
         self._tensor, self._version = found, found._version
         return fresh
 
@@ -53,9 +53,9 @@ class Constant:
 class Replaced:
     """State that the step puts anew where the user has it, at every step."""
 
-    def __init__(self, root: Any, item: StepInput, part: torch.Tensor, layout: Layout) -> None:
-        """Takes this rank's part of it, in memory of its own."""
-        self._root, self.item, self.part, self.layout = root, item, part, layout
+    def __init__(self, root: Any, item: StepInput, shard: torch.Tensor, layout: Layout) -> None:
+        """Takes this rank's shard of it, in memory of its own."""
+        self._root, self.item, self.shard, self.layout = root, item, shard, layout
         self.path, self._given, self._version = item.paths[0], item.tensor, item.tensor._version
         self.dropped = False
 
@@ -70,13 +70,13 @@ class Replaced:
         found = follow(self._root, self.path)
         if found is None or (found is self._given and found._version == self._version):
             return
-        self.part.copy_(part_of(found.detach(), self.layout, mesh, rank))
+        self.shard.copy_(to_local(found.detach(), self.layout, mesh, rank))
 
     def adopt(self, other: Replaced) -> bool:
-        """Goes on with the part of another captured step that had the same before, if it is placed alike."""
-        if other.layout != self.layout or not _is_like(other.part, self.part):
+        """Goes on with the shard of another captured step that had the same before, if it is placed alike."""
+        if other.layout != self.layout or not _is_like(other.shard, self.shard):
             return False
-        self.part, self._given, self._version = other.part, other._given, other._version
+        self.shard, self._given, self._version = other.shard, other._given, other._version
         return True
 
     def drop(self) -> None:
@@ -84,9 +84,9 @@ class Replaced:
         self.dropped = True
         put(self._root, self.path, None)
 
-    def give(self, whole: torch.Tensor | None) -> None:
-        """Puts a tensor where the user has it: its values, or what stands for them while each rank has its part only."""
-        self._given = elsewhere(self.item.tensor, shown(self.path)) if whole is None else whole
+    def give(self, full: torch.Tensor | None) -> None:
+        """Puts a tensor where the user has it: its values, or what stands for them while each rank has its shard only."""
+        self._given = elsewhere(self.item.tensor, shown(self.path)) if full is None else full
         self._version = self._given._version
         put(self._root, self.path, self._given)
 
@@ -107,7 +107,7 @@ class Between:
 
         Args:
             root: what paths start from.
-            state: inputs, their layouts, and this rank's parts.
+            state: inputs, their layouts, and this rank's shards.
             replaced: the paths to state that the step replaces.
             left: where what the step returns behind its own is to be put.
             gradients: the parameters that get gradients, which the step returns behind that.
@@ -117,13 +117,13 @@ class Between:
         self._gradients = [parameters[name] for name in gradients]
         self._root, self._left, self._dropped = root, list(left), list(dropped)
         self._constants = [
-            (position, Constant(root, item, part, layout))
-            for position, (item, layout, part) in enumerate(state)
+            (position, Constant(root, item, shard, layout))
+            for position, (item, layout, shard) in enumerate(state)
             if item.cls == "constant" and item.paths
         ]
         self._replaced = [
-            (position, Replaced(root, item, part, layout))
-            for position, (item, layout, part) in enumerate(state)
+            (position, Replaced(root, item, shard, layout))
+            for position, (item, layout, shard) in enumerate(state)
             if item.cls == "buffer" and item.paths and item.paths[0] in replaced
         ]
 
@@ -133,33 +133,33 @@ class Between:
             one.look()
         return [constant.look() for _, constant in self._constants]
 
-    def adopt(self, other: Between, whole: Whole) -> dict[int, torch.Tensor]:
-        """Goes on where another captured step is; parts that are to be bound anew, by their position in the state."""
+    def adopt(self, other: Between, full: Full) -> dict[int, torch.Tensor]:
+        """Goes on where another captured step is; shards that are to be bound anew, by their position in the state."""
         mine = {one.path: (position, one) for position, one in self._replaced}
         fresh = {}
         for _, theirs in other._replaced:
             position, one = mine.get(theirs.path, (0, None))
             if other._root == self._root and one is not None and one.adopt(theirs):
-                fresh[position] = one.part
+                fresh[position] = one.shard
             elif theirs.layout and not theirs.dropped:
-                theirs.give(whole(theirs.item, theirs.layout, theirs.part))
+                theirs.give(full(theirs.item, theirs.layout, theirs.shard))
         return fresh
 
     @torch.no_grad()
     def before_step(self, found: Sequence[torch.Tensor], mesh: Mapping[str, int], rank: int) -> dict[int, torch.Tensor]:
-        """Takes over what has changed; parts that are to be bound anew, by their position in the state."""
+        """Takes over what has changed; shards that are to be bound anew, by their position in the state."""
         for _, one in self._replaced:
             one.take_over(mesh, rank)
         pairs = zip(self._constants, found, strict=True)
         fresh = {position: constant.take_over(one, mesh, rank) for (position, constant), one in pairs}
-        return {position: part for position, part in fresh.items() if part is not None}
+        return {position: shard for position, shard in fresh.items() if shard is not None}
 
     @torch.no_grad()
     def after_step(self, returned: list[torch.Tensor], ranks: int) -> list[torch.Tensor]:
         """Puts what the step keeps and leaves where the user has it; what is left of what it returned."""
         for _, one in self._replaced:
             one.dropped = False
-            one.give(one.part.clone() if ranks == 1 or not one.layout else None)
+            one.give(one.shard.clone() if ranks == 1 or not one.layout else None)
         own = len(returned) - len(self._left) - len(self._gradients)
         gradients = own + len(self._left)
         for path, tensor in zip(self._left, returned[own:gradients], strict=True):
@@ -171,11 +171,11 @@ class Between:
                 one.drop()
         return returned[:own]
 
-    def sync(self, whole: Whole) -> None:
+    def sync(self, full: Full) -> None:
         """Gives the user the values of all that the step replaces."""
         for _, one in self._replaced:
             if not one.dropped:
-                one.give(whole(one.item, one.layout, one.part))
+                one.give(full(one.item, one.layout, one.shard))
 
 
 def _is_like(found: Any, expected: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Cutting tensors as placements say, and putting them together again."""
+"""Sharding tensors as placements say, and gathering them again."""
 
 from __future__ import annotations
 
@@ -35,36 +35,36 @@ def shard(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
     at = order.index(dim)
     opened = tensor.permute(order).unflatten(at, (blocks, ranks, tensor.shape[dim] // blocks // ranks))
-    part = opened.select(at + 1, rank).flatten(at, at + 1).contiguous()
-    return part.permute([order.index(dim) for dim in range(tensor.dim())])
+    local = opened.select(at + 1, rank).flatten(at, at + 1).contiguous()
+    return local.permute([order.index(dim) for dim in range(tensor.dim())])
 
 
-def part_of(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], rank: int) -> torch.Tensor:
+def to_local(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], rank: int) -> torch.Tensor:
     """One rank's local tensor, as :func:`shard` gives it along each axis of the mesh, the outer one first."""
     for axis, coordinate in coordinates(mesh, rank).items():
         tensor = shard(tensor, layout.get(axis, "replicate"), coordinate, mesh[axis])
     return tensor
 
 
-def own_part(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], rank: int) -> torch.Tensor:
-    """One rank's part of a tensor, as :func:`part_of` gives it, in memory of its own; the tensor itself where it is replicated."""
-    part = part_of(tensor, layout, mesh, rank)
-    shares = part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    return part.clone() if shares and part.numel() < tensor.numel() else part
+def own_local(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], rank: int) -> torch.Tensor:
+    """One rank's local tensor, as :func:`to_local` gives it, in memory of its own; the tensor itself where it is replicated."""
+    local = to_local(tensor, layout, mesh, rank)
+    shares = local.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    return local.clone() if shares and local.numel() < tensor.numel() else local
 
 
-def whole_of(parts: list[torch.Tensor], layout: Layout, mesh: Mapping[str, int]) -> torch.Tensor:
+def full_tensor(shards: list[torch.Tensor], layout: Layout, mesh: Mapping[str, int]) -> torch.Tensor:
     """The global tensor from the local ones of all ranks of the mesh, the innermost axis first."""
     for axis, size in reversed(list(mesh.items())):
         placement = layout.get(axis, "replicate")
-        parts = [put_together(parts[first : first + size], placement) for first in range(0, len(parts), size)]
-    return parts[0]
+        shards = [unshard(shards[first : first + size], placement) for first in range(0, len(shards), size)]
+    return shards[0]
 
 
-def put_together(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
+def unshard(shards: list[torch.Tensor], placement: str) -> torch.Tensor:
     """The global tensor from the local ones of all ranks."""
-    if placement == "replicate" or len(parts) == 1:
-        return parts[0]
+    if placement == "replicate" or len(shards) == 1:
+        return shards[0]
     dim, blocks = _parsed(placement)
-    opened = [part.unflatten(dim, (blocks, part.shape[dim] // blocks)) for part in parts]
+    opened = [local.unflatten(dim, (blocks, local.shape[dim] // blocks)) for local in shards]
     return torch.stack(opened, dim + 1).flatten(dim, dim + 2)

@@ -1,4 +1,4 @@
-"""The state of a session: the tensors that its captured steps share, this rank's parts of them, and where the user has them."""
+"""The state of a session: the tensors that its captured steps share, this rank's shards of them, and where the user has them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch.utils.hooks import RemovableHandle
 
 from unisono._capture.inputs import StepInput
 from unisono._capture.optimizer import state_of
-from unisono._placements import Layout, own_part, part_of, whole_of
+from unisono._placements import Layout, full_tensor, own_local, to_local
 from unisono._ranks import Ranks
 from unisono._user_tensors import UserTensor, close_doors
 
 
 @dataclass
 class Held:
-    """One tensor of state: where it is placed, this rank's part, and the user's own tensor while its values are in parts."""
+    """One tensor of state: where it is placed, this rank's shard, and the user's own tensor while its values are sharded."""
 
     item: StepInput
     layout: Layout
-    part: torch.Tensor
+    shard: torch.Tensor
     user: UserTensor | None
 
 
@@ -33,8 +33,8 @@ class State:
     """The state that captured steps share.
 
     Attributes:
-        version: another number whenever a part is another tensor than before.
-        whole: whether the user's own tensors have the values.
+        version: another number whenever a shard is another tensor than before.
+        synced: whether the user's own tensors have the values.
     """
 
     def __init__(
@@ -44,40 +44,42 @@ class State:
         self._ranks, self._mesh, self._model, self._optimizers = ranks, mesh, model, optimizers
         self._held: dict[Any, Held] = {}
         self._doors: list[RemovableHandle] = []
-        self.version, self.whole, self._lent = 0, True, False
+        self.version, self.synced, self._lent = 0, True, False
 
     def __contains__(self, item: StepInput) -> bool:
         """Whether a tensor is state already."""
         return _key(item) in self._held
 
     def place(self, item: StepInput, layout: Layout) -> torch.Tensor:
-        """This rank's part of a tensor as it is to be placed; a collective where it is placed otherwise."""
+        """This rank's shard of a tensor as it is to be placed; a collective where it is placed otherwise."""
         held = self._held.get(_key(item))
         if held is None:
             held = self._held[_key(item)] = self._taken(item, layout)
         elif held.layout != layout:
             self._move(held, layout)
-        elif held.user is None and held.part.data_ptr() != held.item.tensor.data_ptr() and not held.item.number:
-            held.part = item.tensor.detach()
+        elif held.user is None and held.shard.data_ptr() != held.item.tensor.data_ptr() and not held.item.number:
+            held.shard = item.tensor.detach()
             self.version += 1
-        return held.part
+        return held.shard
 
-    def part(self, item: StepInput, layout: Layout) -> torch.Tensor:
-        """A part of a tensor of state for a step that only reads it: the part that there is, or else a copy."""
+    def shard(self, item: StepInput, layout: Layout) -> torch.Tensor:
+        """A shard of a tensor of state for a step that only reads it: the shard that there is, or else a copy."""
         held = self._held[_key(item)]
-        return held.part if held.layout == layout else part_of(self._value(held), layout, self._mesh, self._ranks.rank)
+        return (
+            held.shard if held.layout == layout else to_local(self._value(held), layout, self._mesh, self._ranks.rank)
+        )
 
     def layouts(self) -> dict[str, Layout]:
         """How each tensor of state is placed, by its name."""
         return {held.item.name: held.layout for held in self._held.values()}
 
     def tensors(self) -> list[torch.Tensor]:
-        """This rank's parts of all tensors."""
-        return [held.part for held in self._held.values()]
+        """This rank's shards of all tensors."""
+        return [held.shard for held in self._held.values()]
 
-    def renew(self, item: StepInput, part: torch.Tensor) -> None:
-        """Takes another tensor for the part of one, where the user has replaced the memory."""
-        self._held[_key(item)].part = part
+    def renew(self, item: StepInput, shard: torch.Tensor) -> None:
+        """Takes another tensor for the shard of one, where the user has replaced the memory."""
+        self._held[_key(item)].shard = shard
         self.version += 1
 
     def keep_only(self, items: Sequence[StepInput]) -> None:
@@ -87,15 +89,15 @@ class State:
 
     def give_up(self) -> None:
         """Lets go of what the user's tensors hold; what was written into them since the last step is taken over."""
-        if not self.whole:
+        if not self.synced:
             return
         for held in self._held.values():
             if held.user is not None:
                 if held.user.was_written:
-                    held.part.copy_(part_of(held.item.tensor.detach(), held.layout, self._mesh, self._ranks.rank))
+                    held.shard.copy_(to_local(held.item.tensor.detach(), held.layout, self._mesh, self._ranks.rank))
                 held.user.give_up()
         self._close()
-        self.whole = False
+        self.synced = False
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -103,16 +105,16 @@ class State:
         for held in self._held.values():
             if held.user is not None:
                 held.user.restore(self._value(held))
-            elif held.part.data_ptr() != held.item.tensor.data_ptr():
-                held.item.tensor.copy_(held.part)
+            elif held.shard.data_ptr() != held.item.tensor.data_ptr():
+                held.item.tensor.copy_(held.shard)
             self._write_number(held.item)
         self._open()
-        self.whole = True
+        self.synced = True
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Lets the user's tensors be looked at as ordinary ones, without their values, while another step is captured."""
-        if self.whole:
+        if self.synced:
             yield
             return
         self._open()
@@ -131,37 +133,37 @@ class State:
         return [held.user for held in self._held.values() if held.user is not None]
 
     def _taken(self, item: StepInput, layout: Layout) -> Held:
-        part = own_part(item.tensor.detach(), layout, self._mesh, self._ranks.rank)
-        return Held(item, layout, part, self._user(item, layout))
+        shard = own_local(item.tensor.detach(), layout, self._mesh, self._ranks.rank)
+        return Held(item, layout, shard, self._user(item, layout))
 
     def _user(self, item: StepInput, layout: Layout) -> UserTensor | None:
         made = UserTensor(item.tensor, item.name) if layout and self._ranks.count > 1 else None
-        if made is not None and not self.whole and not self._lent:
+        if made is not None and not self.synced and not self._lent:
             made.give_up()
             self._close()
         return made
 
     @torch.no_grad()
     def _move(self, held: Held, layout: Layout) -> None:
-        value = self._value(held) if not self.whole or held.user is None else held.item.tensor.detach()
-        part = own_part(value, layout, self._mesh, self._ranks.rank)
-        if held.user is not None and not self.whole:
+        value = self._value(held) if not self.synced or held.user is None else held.item.tensor.detach()
+        shard = own_local(value, layout, self._mesh, self._ranks.rank)
+        if held.user is not None and not self.synced:
             held.user.restore(value)
         own = held.item.tensor.detach()
-        if not layout and own.dtype == part.dtype:
-            part = own
-        held.part, held.layout, held.user = part, layout, self._user(held.item, layout)
+        if not layout and own.dtype == shard.dtype:
+            shard = own
+        held.shard, held.layout, held.user = shard, layout, self._user(held.item, layout)
         self.version += 1
 
     def _value(self, held: Held) -> torch.Tensor:
         if held.user is None:
-            return held.part
-        return held.user.in_order(whole_of(self.gathered(held.item.name, held.part), held.layout, self._mesh))
+            return held.shard
+        return held.user.in_order(full_tensor(self.gathered(held.item.name, held.shard), held.layout, self._mesh))
 
-    def gathered(self, name: str, part: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of all ranks; a collective."""
+    def gathered(self, name: str, shard: torch.Tensor) -> list[torch.Tensor]:
+        """The shards of all ranks; a collective."""
         try:
-            return self._ranks.gathered(part)
+            return self._ranks.gathered(shard)
         except RuntimeError as error:
             raise self._ranks.blamed(f"all_gather of `{name}` failed", None, str(error)) from None
 

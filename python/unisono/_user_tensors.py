@@ -1,4 +1,4 @@
-"""The user's own tensors while a step keeps their values in parts: no memory, and whoever reads or writes them is told why."""
+"""The user's own tensors while a step keeps their values sharded: no memory, and whoever reads or writes them is told why."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ALLOWED = {
 
 
 class _Elsewhere:
-    """A tensor whose values a step keeps in parts."""
+    """A tensor whose values a step keeps sharded."""
 
     _unisono_name: str
 
@@ -52,7 +52,7 @@ class _Elsewhere:
             return func(*args, **(kwargs or {}))
 
     def __repr__(self, **_unused: Any) -> str:  # type: ignore[override]
-        return f"<{self._unisono_name}: a step keeps its values in parts until `sync()`>"
+        return f"<{self._unisono_name}: a step keeps its values sharded until `sync()`>"
 
 
 class _TensorElsewhere(_Elsewhere, torch.Tensor):
@@ -75,7 +75,7 @@ _CLASSES: dict[type, type] = {
 
 
 class UserTensor:
-    """A parameter, buffer or optimizer state of the user's whose values a step keeps in parts."""
+    """A parameter, buffer or optimizer state of the user's whose values a step keeps sharded."""
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         """Takes the tensor as it is; nothing happens to it yet."""
@@ -136,7 +136,7 @@ class UserTensor:
 
 
 def elsewhere(like: torch.Tensor, name: str) -> torch.Tensor:
-    """A tensor that stands for one of the same shape and type whose values a step keeps in parts."""
+    """A tensor that stands for one of the same shape and type whose values a step keeps sharded."""
     made = torch.full((), torch.nan if like.is_floating_point() else 0, dtype=like.dtype, device=like.device)
     made = made.expand(like.shape)
     made._unisono_name = name  # type: ignore[attr-defined]
@@ -159,10 +159,10 @@ def close_doors(model: nn.Module) -> list[RemovableHandle]:
 
 def _in_parts(what: str) -> StepError:
     return StepError(
-        f"{what} while a step keeps the values in parts",
+        f"{what} while a step keeps the values sharded",
         code="U0124",
         place=user_line(),
-        cause="each rank has the memory of its part only",
+        cause="each rank has the memory of its shard only",
         hint="call `sync()` of the step first, on every rank",
     )
 
@@ -175,7 +175,7 @@ def require_values(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> 
     for name, tensor in (*tensors, *kept):
         if isinstance(tensor, _Elsewhere):
             raise StepError(
-                f"the values of {name} are kept in parts by another step",
+                f"the values of {name} are kept sharded by another step",
                 code="U0124",
                 cause="`parallelize` was called before with the same model, and its step has run",
                 hint="call `sync()` of that step first, on every rank",

@@ -28,7 +28,7 @@ from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._holders import Holders
 from unisono._message import pack
-from unisono._placements import Layout, own_part, part_of, whole_of
+from unisono._placements import Layout, full_tensor, own_local, to_local
 from unisono._ranks import Ranks
 from unisono._state import State
 from unisono._told import Way, told
@@ -72,7 +72,7 @@ class Session:
         keep_grads: whether gradients are left to the user.
         active: the captured step that has run last.
         live: the settings of optimizers that are inputs of steps beside the learning rate.
-        batch: whether each rank is given the global batch, or its part (``local``).
+        batch: whether each rank is given the global batch, or its shard (``local``).
         steps: the captured steps of each function.
     """
 
@@ -91,11 +91,11 @@ class Session:
     batch: str = "global"
     steps: list[list[CapturedStep]] = field(default_factory=list)
 
-    def whole(self, item: StepInput, layout: Layout, part: torch.Tensor) -> torch.Tensor:
+    def full(self, item: StepInput, layout: Layout, shard: torch.Tensor) -> torch.Tensor:
         """The global tensor, gathered from the local ones of all ranks."""
         if self.ranks.count == 1:
-            return part.clone()
-        return whole_of(self.state.gathered(item.name, part), layout, self.mesh)
+            return shard.clone()
+        return full_tensor(self.state.gathered(item.name, shard), layout, self.mesh)
 
 
 class CapturedStep:
@@ -108,13 +108,13 @@ class CapturedStep:
         call: Call,
         plan: Plan | str | Path | None,
     ) -> None:
-        """Captures and plans on rank 0, and prepares this rank's part."""
+        """Captures and plans on rank 0, and prepares this rank's program."""
         self._session, self.ranks, self._mesh = session, session.ranks, session.mesh
         self._model, self._optimizers, self._call = session.model, session.optimizers, call
         self._live, outside = session.live, Outside(train_step, self._model)
         start = time.perf_counter()
-        whole = call.together(self.ranks.count) if session.batch == "local" else call
-        self._inputs, message = self._capture(train_step, whole, outside)
+        everyone = call.together(self.ranks.count) if session.batch == "local" else call
+        self._inputs, message = self._capture(train_step, everyone, outside)
         captured = time.perf_counter()
         self.cluster = text_of(session.cluster) if session.cluster is not None else _profile.description(self.ranks)
         described = time.perf_counter()
@@ -224,7 +224,7 @@ class CapturedStep:
     def _found_plan(self, graph: _native.Graph, settings: dict[str, Any]) -> Plan:
         return Plan(graph.plan(self.cluster, pack(settings), _profile.cache_folder()), graph)
 
-    # This rank's part.
+    # This rank's program.
 
     def _prepare(self, graph: _native.Graph) -> None:
         optimised, self.passes = graph.program(self.plan.native, self.ranks.rank)
@@ -245,7 +245,7 @@ class CapturedStep:
         layouts = self.plan.layouts
         self._placed = [layouts.get(item.name, {}) for item in self._inputs.inputs]
         self._state = [
-            (item, layout, self._part(item, layout))
+            (item, layout, self._shard(item, layout))
             for item, layout in zip(self._inputs.inputs, self._placed, strict=True)
             if item.cls in _STATE
         ]
@@ -263,13 +263,13 @@ class CapturedStep:
         """Whether a tensor is among the session's state."""
         return item.cls != "constant" and not self._renewed(item)
 
-    def _part(self, item: StepInput, layout: Mapping[str, str]) -> torch.Tensor:
+    def _shard(self, item: StepInput, layout: Mapping[str, str]) -> torch.Tensor:
         if self._shares(item):
             return self._session.state.place(item, layout)
         if item in self._session.state:
-            return self._session.state.part(item, layout)
-        part = own_part(item.tensor.detach(), layout, self._mesh, self.ranks.rank)
-        return part.clone() if self._renewed(item) else part
+            return self._session.state.shard(item, layout)
+        shard = own_local(item.tensor.detach(), layout, self._mesh, self.ranks.rank)
+        return shard.clone() if self._renewed(item) else shard
 
     def _bind(self) -> None:
         self.executor.bind([tensor for _, _, tensor in self._state])
@@ -283,23 +283,23 @@ class CapturedStep:
         session, last = self._session, self._session.active
         if last is self:
             return
-        fresh: dict[int, torch.Tensor] = {} if last is None else self.between.adopt(last.between, session.whole)
+        fresh: dict[int, torch.Tensor] = {} if last is None else self.between.adopt(last.between, session.full)
         if session.state.version != self._version:
-            fresh |= self._moved_parts(
+            fresh |= self._moved_shards(
                 [position for position, (item, *_) in enumerate(self._state) if self._shares(item)]
             )
         # What this step only reads may be what another one writes.
         read = [p for p in self._read_only if self._state[p][0] in session.state]
         session.active = self
-        self._rebind(fresh | self._moved_parts(read))
+        self._rebind(fresh | self._moved_shards(read))
 
-    def _moved_parts(self, positions: Sequence[int]) -> dict[int, torch.Tensor]:
-        parts = {position: self._part(*self._state[position][:2]) for position in positions}
-        return {position: part for position, part in parts.items() if part is not self._state[position][2]}
+    def _moved_shards(self, positions: Sequence[int]) -> dict[int, torch.Tensor]:
+        shards = {position: self._shard(*self._state[position][:2]) for position in positions}
+        return {position: shard for position, shard in shards.items() if shard is not self._state[position][2]}
 
     def _rebind(self, fresh: Mapping[int, torch.Tensor]) -> None:
-        for position, part in fresh.items():
-            self._state[position] = (*self._state[position][:2], part)
+        for position, shard in fresh.items():
+            self._state[position] = (*self._state[position][:2], shard)
         if fresh:
             self._bind()
         self._version = self._session.state.version
@@ -334,7 +334,7 @@ class CapturedStep:
 
     def flush(self) -> None:
         """Gives the user the values of what this step puts anew at each step."""
-        self.between.sync(self._session.whole)
+        self.between.sync(self._session.full)
 
     def run(self, call: Call, steps: int) -> Any:
         """Runs one step for a call that it can serve, and returns what the user's step returns."""
@@ -389,18 +389,18 @@ class CapturedStep:
         tensors = []
         for position, item in enumerate(self._inputs.inputs):
             if item.cls == "batch":
-                tensors.append(self._part_of_batch(batch[position], self._placed[position]))
+                tensors.append(self._shard_of_batch(batch[position], self._placed[position]))
             elif item.cls == "hyper" and item.owner is not None:
                 tensors.append(tensor_of(groups[item.owner[0]], item.owner[1]))
         return tensors
 
-    def _part_of_batch(self, given: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """This rank's part of a tensor of the batch."""
+    def _shard_of_batch(self, given: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """This rank's shard of a tensor of the batch."""
         if self._session.batch == "local" and given.dim() and self.ranks.count > 1:
             if all(layout.get(axis) == "shard(0)" for axis in self._mesh):
                 return given
             given = torch.cat(self._session.state.gathered("the batch", given.contiguous()))
-        return part_of(given, layout, self._mesh, self.ranks.rank)
+        return to_local(given, layout, self._mesh, self.ranks.rank)
 
     def look(self) -> None:
         """Looks at tensors that may have become others; refuses what the step is not made for."""
@@ -410,13 +410,13 @@ class CapturedStep:
     def take_over(self) -> None:
         """Takes over what has become of tensors that the step has from outside of the model, as :meth:`look` has found them."""
         found = self.between.before_step(self._constants, self._mesh, self.ranks.rank)
-        for position, part in self._moved.items():
+        for position, shard in self._moved.items():
             if self._shares(self._state[position][0]):
-                self._session.state.renew(self._state[position][0], part)
+                self._session.state.renew(self._state[position][0], shard)
         self._rebind(found | self._moved)
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """This rank's parts of all that the step has as state."""
+        """This rank's shards of all that the step has as state."""
         return [tensor for _, _, tensor in self._state]
 
     def _require_agreement(self, batch: dict[int, torch.Tensor]) -> None:

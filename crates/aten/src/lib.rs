@@ -12,6 +12,7 @@ mod einsum;
 mod factors;
 mod row;
 mod rules;
+mod strategies;
 mod strategy;
 mod table;
 
@@ -21,5 +22,6 @@ pub use claims::{Claim, claims};
 pub use effects::{memory, random};
 pub use factors::{Factor, FactorKind, Factors};
 pub use row::{Fill, Linear, ListForm, Memory, Random, Rewrite, Role, Row, Rule, Sizes, Strides, Work};
-pub use strategy::{Realise, Seed, Strategy, is_norm, replicated, seeded, strategies};
+pub use strategies::{is_norm, replicated, seeded, strategies};
+pub use strategy::{Realise, Seed, Strategy};
 pub use table::{ROWS, list_forms, row};

@@ -3,11 +3,11 @@
 use base::Result;
 
 use crate::{
+    batches::{even_out, pack_all},
     cost::phase_costs,
     order::falling,
     plan::{Layout, Plan, Unit},
     problem::{Objective, Problem},
-    solve::{even_out, pack_all},
 };
 
 /// A way to split samples that looks at their lengths little or not at all.

@@ -4,6 +4,7 @@
 //! lower bound.
 
 mod baseline;
+mod batches;
 mod bins;
 mod bound;
 mod complete;

@@ -4,6 +4,7 @@
 use base::Result;
 
 use crate::{
+    batches::even_out,
     bound::{Limit, lower_bound},
     cost::phase_costs,
     microbatch::pack_below,
@@ -11,7 +12,6 @@ use crate::{
     plan::{Layout, Plan, Unit},
     problem::Problem,
     redispatch::redispatch,
-    solve::even_out,
     vector::assign,
 };
 

@@ -5,6 +5,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 use base::{Code, Diagnostic, Result};
 
 use crate::{
+    batches::{Batches, Found, even_out},
     bound::Limit,
     cost::COST_LIMIT,
     machine::Machine,
@@ -12,7 +13,6 @@ use crate::{
     order::falling,
     partition::Partition,
     problem::Problem,
-    solve::{Batches, Found, even_out},
 };
 
 /// Refuses numbers of stages for which bubbles overflow.

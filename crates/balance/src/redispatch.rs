@@ -5,11 +5,11 @@ use std::cmp::Reverse;
 use base::{Code, Diagnostic, Result};
 
 use crate::{
+    batches::Batches,
     cost::COST_LIMIT,
     microbatch::pack,
     partition::{Counts, partition},
     problem::Problem,
-    solve::Batches,
 };
 
 /// Assignments by phase, and what moving between them costs.

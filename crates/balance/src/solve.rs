@@ -3,13 +3,14 @@
 use base::Result;
 
 use crate::{
+    batches::{Batches, Found, pack_all},
     bound::Limit,
     cost::Costs,
     fixed::Fixed,
     groups::{mixed, uniform},
     layout_bound,
     machine::{Machine, Place},
-    microbatch::{pack, pack_below, stretch},
+    microbatch::{pack, pack_below},
     nested::{Nested, nested},
     partition::{Counts, Tier, partition},
     phases, pipeline,
@@ -28,15 +29,6 @@ pub fn solve(problem: &Problem) -> Result<Plan> {
         Some(_) => solve_groups(problem),
         None => solve_ranks(problem),
     }
-}
-
-/// By rank: its micro-batches.
-pub(crate) type Batches = Vec<Vec<Vec<u32>>>;
-
-/// An assignment and what found it.
-pub(crate) struct Found {
-    pub batches: Batches,
-    pub algorithm: String,
 }
 
 fn solve_ranks(problem: &Problem) -> Result<Plan> {
@@ -68,26 +60,6 @@ fn solve_ranks(problem: &Problem) -> Result<Plan> {
     let times = |place: usize, sample: u32| if place < problem.ranks { values[sample as usize] } else { 0 };
     let facts = (bound, limit, found.algorithm);
     Ok(Plan::new(problem, layout, Unit::Whole(unit), times, facts))
-}
-
-/// Each rank's samples as one micro-batch, or as few as the cap allows.
-pub(crate) fn pack_all(problem: &Problem, samples: Vec<Vec<u32>>) -> Batches {
-    let mut batches: Batches = match problem.tokens_per_rank {
-        None => samples.into_iter().map(|samples| vec![samples]).collect(),
-        Some(cap) => samples.iter().map(|samples| pack(samples, &problem.lengths[0], cap)).collect(),
-    };
-    if problem.equal_micro_batches {
-        even_out(&mut batches);
-    }
-    batches
-}
-
-/// The same number of micro-batches on all ranks.
-pub(crate) fn even_out(batches: &mut Batches) {
-    let most = batches.iter().map(Vec::len).max().unwrap_or(0);
-    for rank in batches {
-        stretch(rank, most);
-    }
 }
 
 /// The sum over micro-steps of the slowest rank.

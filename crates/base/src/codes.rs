@@ -93,7 +93,7 @@ codes! {
     BAD_ARGUMENT = 121, Step, "an argument of the step that is no tensor, number or string";
     BATCH_CHANGED = 122, Step, "a batch that is not like the captured one";
     RANKS_DISAGREE = 123, Step, "ranks that are given different batches, settings or random numbers";
-    VALUES_IN_PARTS = 124, Step, "values are read or written that a step keeps in parts";
+    VALUES_SHARDED = 124, Step, "values are read or written that a step keeps sharded";
     SHARED_PARAMETER = 125, Step, "a parameter that belongs to two optimizers";
     FOREIGN_OPTIMIZER = 126, Step, "the step calls an optimizer that it was made without";
     DISTRIBUTED_ALREADY = 127, Step, "a model that is distributed already";

@@ -42,15 +42,15 @@ fn on_link(link: Link, bytes: f64) -> i64 {
 fn direct_time(machine: Machine<'_>, collective: Collective<'_>) -> Option<i64> {
     let cluster = machine.cluster;
     let ranks = machine.mesh.size_of(collective.axis);
-    let whole = collective.bytes.0;
-    let part = whole / u64::from(ranks);
+    let full = collective.bytes.0;
+    let shard = full / u64::from(ranks);
     let (sent, local) = match collective.kind {
         CollectiveKind::AllReduce => {
-            let copies = whole * u64::from(ranks);
-            (copies, traffic(cluster, 2 * copies) + traffic(cluster, copies + whole))
+            let copies = full * u64::from(ranks);
+            (copies, traffic(cluster, 2 * copies) + traffic(cluster, copies + full))
         }
-        CollectiveKind::AllGather => (whole, traffic(cluster, 2 * whole)),
-        CollectiveKind::ReduceScatter => (whole, traffic(cluster, whole + part)),
+        CollectiveKind::AllGather => (full, traffic(cluster, 2 * full)),
+        CollectiveKind::ReduceScatter => (full, traffic(cluster, full + shard)),
         CollectiveKind::AllToAll | CollectiveKind::Broadcast => return None,
     };
     let exchange = Collective { kind: CollectiveKind::AllToAll, bytes: Bytes(sent), ..collective };

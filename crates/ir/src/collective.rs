@@ -58,7 +58,7 @@ pub struct Collective<'a> {
     pub reduction: Option<Reduction>,
     /// The name of the mesh axis along which its ranks lie.
     pub axis: &'a str,
-    /// The bytes of the whole tensor for gathers and reductions, of one rank's tensor for an all-to-all.
+    /// The bytes of the full tensor for gathers and reductions, of one rank's tensor for an all-to-all.
     pub bytes: Bytes,
 }
 
@@ -138,11 +138,11 @@ impl Graph {
         let node = &self.nodes[id];
         let kind = CollectiveKind::of_operator(&self.ops[node.op].name)?;
         let group = self.group_name(id)?;
-        let whole = match kind {
+        let full = match kind {
             CollectiveKind::AllGather => node.results().next(),
             _ => node.operands().next(),
         };
-        let bytes = whole.map_or(Bytes(0), |value| self.ty(value).bytes());
+        let bytes = full.map_or(Bytes(0), |value| self.ty(value).bytes());
         let axis = group.strip_prefix(GROUP_PREFIX).unwrap_or(group);
         Some(Collective { kind, reduction: reduction(kind, node), axis, bytes })
     }
@@ -190,11 +190,11 @@ mod tests {
             vec![Arg::Value(x), Arg::Str("max".into()), group.clone()],
             ty.clone(),
         );
-        let whole = TensorType::contiguous(Dtype::F32, Dims::from_slice(&[12]));
+        let full = TensorType::contiguous(Dtype::F32, Dims::from_slice(&[12]));
         graph.push_value(
             CollectiveKind::AllGather.schema(),
             vec![Arg::Value(reduced), Arg::Int(3), group],
-            whole,
+            full,
         );
         graph.push_value(WAIT, vec![Arg::Value(x)], ty);
         let found: Vec<_> = graph.order.iter().map(|id| graph.collective(*id)).collect();

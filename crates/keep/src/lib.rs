@@ -17,14 +17,14 @@ use plan::{Plan, PlanSettings, plan_graph};
 const HEADER: &str = "# kept with fingerprint ";
 
 /// What a description of a machine was measured with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Measured<'a> {
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Measured {
     /// How many ranks.
     pub ranks: u32,
     /// Threads of each.
     pub threads: u32,
     /// All else that makes measurements differ: the processor, the version of PyTorch.
-    pub identity: &'a str,
+    pub identity: String,
 }
 
 /// The folder that an installation keeps things in.
@@ -70,17 +70,17 @@ impl Kept {
     }
 
     /// The kept description of a machine, if it can be read.
-    pub fn machine(&self, measured: Measured<'_>) -> Option<String> {
+    pub fn machine(&self, measured: &Measured) -> Option<String> {
         let text = fs::read_to_string(self.machine_file(measured)).ok()?;
         Cluster::parse(&text, "the kept cluster description").is_ok().then_some(text)
     }
 
     /// Keeps the description of a machine.
-    pub fn keep_machine(&self, measured: Measured<'_>, text: &str) {
+    pub fn keep_machine(&self, measured: &Measured, text: &str) {
         keep(&self.machine_file(measured), text);
     }
 
-    fn machine_file(&self, Measured { ranks, threads, identity }: Measured<'_>) -> PathBuf {
+    fn machine_file(&self, Measured { ranks, threads, identity }: &Measured) -> PathBuf {
         let identity = Fingerprint::of(identity.as_bytes());
         self.folder.join("machines").join(format!("{identity}-ranks-{ranks}-threads-{threads}.toml"))
     }
@@ -182,24 +182,26 @@ mod tests {
         fs::remove_dir_all(&kept.folder).unwrap();
     }
 
-    const MEASURED: Measured<'_> = Measured { ranks: 4, threads: 1, identity: "a processor" };
+    fn measured() -> Measured {
+        Measured { ranks: 4, threads: 1, identity: "a processor".to_owned() }
+    }
 
     #[test]
     fn a_machine_is_kept_for_what_it_was_measured_with_and_only_where_it_can_be_read() {
         let kept = kept("machine");
-        assert_eq!(kept.machine(MEASURED), None);
+        assert_eq!(kept.machine(&measured()), None);
         let text = machine().text();
-        kept.keep_machine(MEASURED, &text);
-        assert_eq!(kept.machine(MEASURED), Some(text));
+        kept.keep_machine(&measured(), &text);
+        assert_eq!(kept.machine(&measured()), Some(text));
         for other in [
-            Measured { ranks: 2, ..MEASURED },
-            Measured { threads: 2, ..MEASURED },
-            Measured { identity: "another", ..MEASURED },
+            Measured { ranks: 2, ..measured() },
+            Measured { threads: 2, ..measured() },
+            Measured { identity: "another".to_owned(), ..measured() },
         ] {
-            assert_eq!(kept.machine(other), None, "{other:?}");
+            assert_eq!(kept.machine(&other), None, "{other:?}");
         }
-        kept.keep_machine(MEASURED, "version = 0");
-        assert_eq!(kept.machine(MEASURED), None);
+        kept.keep_machine(&measured(), "version = 0");
+        assert_eq!(kept.machine(&measured()), None);
         fs::remove_dir_all(&kept.folder).unwrap();
     }
 
@@ -208,8 +210,8 @@ mod tests {
         let file = std::env::temp_dir().join(format!("unisono-kept-file-{}", std::process::id()));
         fs::write(&file, "").unwrap();
         let kept = Kept { folder: file.clone() };
-        kept.keep_machine(MEASURED, &machine().text());
-        assert_eq!((kept.machine(MEASURED), planned(&kept, &file, 2).mesh["a"]), (None, 2));
+        kept.keep_machine(&measured(), &machine().text());
+        assert_eq!((kept.machine(&measured()), planned(&kept, &file, 2).mesh["a"]), (None, 2));
         fs::remove_file(&file).unwrap();
     }
 }

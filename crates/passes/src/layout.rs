@@ -65,11 +65,11 @@ impl Layout<'_, '_> {
 
     /// The pieces of `value` along `dim`, as views.
     pub fn split(&mut self, value: ValueId, sizes: &[i64], dim: usize) -> Vec<ValueId> {
-        let whole = self.patch.ty(value).clone();
+        let full = self.patch.ty(value).clone();
         let types = sizes.iter().map(|size| {
-            let mut part = whole.clone();
-            part.shape[dim] = *size;
-            part
+            let mut shard = full.clone();
+            shard.shape[dim] = *size;
+            shard
         });
         let types = ReturnType::Tensors(types.collect());
         let args = vec![Arg::Value(value), Arg::Ints(sizes.to_vec()), Arg::Int(dim as i64)];

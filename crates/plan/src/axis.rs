@@ -29,7 +29,7 @@ pub struct Model {
 
 /// The search along one axis.
 pub struct Along<'a> {
-    /// The whole search.
+    /// The search along all axes.
     pub run: &'a Run<'a>,
     /// The graph that the axes outside this one leave.
     pub graph: &'a Graph,

@@ -130,9 +130,9 @@ impl<'a> Tables<'a> {
         let setting = self.setting;
         let node = &setting.graph.nodes[id];
         // What comes from constants alone (masks, positions, angles) is small and stays replicated: slicing it is free afterwards.
-        let whole = node.operands().next().is_some() && !node.operands().any(|value| depends[value]);
+        let replicated = node.operands().next().is_some() && !node.operands().any(|value| depends[value]);
         let demanded = node.operands().map(|value| demanded_batch(setting, value)).collect();
-        let menu = self.menus.of(setting, id, (setting.space.class(id), whole, demanded));
+        let menu = self.menus.of(setting, id, (setting.space.class(id), replicated, demanded));
         let (strategies, costs) = &self.menus.all[menu];
         let variable = self.problem.weighted_variable(costs, &own_weights(setting, id, strategies));
         self.nodes.insert(id, (variable, menu));
@@ -253,9 +253,9 @@ impl Menus {
         if let Some(known) = self.known.get(&key) {
             return *known;
         }
-        let (class, whole, demanded) = &key;
+        let (class, replicated, demanded) = &key;
         let all = &setting.space.classes[*class];
-        let all = if *whole { &all[..1] } else { &all[..] };
+        let all = if *replicated { &all[..1] } else { &all[..] };
         let as_demanded = |strategy: &&Strategy| {
             let mut operands = demanded.iter().zip(&strategy.operands);
             operands.all(|(demanded, placement)| demanded.is_none_or(|demanded| demanded == *placement))

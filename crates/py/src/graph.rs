@@ -205,15 +205,17 @@ impl Plan {
 /// The description of a machine that is kept in a folder, or `None`; `measured` is with how many ranks, threads of each, and on what.
 #[pyfunction]
 fn kept_machine(py: Python<'_>, folder: PathBuf, measured: (u32, u32, String)) -> Option<String> {
-    let (ranks, threads, identity) = measured;
-    py.detach(|| Kept { folder }.machine(Measured { ranks, threads, identity: &identity }))
+    py.detach(|| Kept { folder }.machine(&of(measured)))
 }
 
 /// Keeps the description of a machine in a folder.
 #[pyfunction]
 fn keep_machine(py: Python<'_>, folder: PathBuf, measured: (u32, u32, String), description: &str) {
-    let (ranks, threads, identity) = measured;
-    py.detach(|| Kept { folder }.keep_machine(Measured { ranks, threads, identity: &identity }, description));
+    py.detach(|| Kept { folder }.keep_machine(&of(measured), description));
+}
+
+fn of((ranks, threads, identity): (u32, u32, String)) -> Measured {
+    Measured { ranks, threads, identity }
 }
 
 /// Settings from MessagePack.

@@ -70,10 +70,11 @@ impl Realised<'_> {
     /// operands back in that order, so that the strides of results are those of their types.
     fn lay_out_as_whole(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
         for (slot, operand) in operands.iter_mut().enumerate() {
-            let whole = self.call.operand(slot);
-            let wanted = local_type(whole, self.strategy.operands[slot], self.ranks());
+            let global = self.call.operand(slot);
+            let wanted = local_type(global, self.strategy.operands[slot], self.ranks());
             let actual = out.graph.ty(*operand);
-            let repeated = whole.shape.iter().zip(&whole.strides).any(|(size, step)| *size > 1 && *step == 0);
+            let repeated =
+                global.shape.iter().zip(&global.strides).any(|(size, step)| *size > 1 && *step == 0);
             if !repeated && !same_order(&actual.shape, &actual.strides, &wanted.strides) {
                 *operand = out.laid_out(*operand, &ir::memory_order(&wanted.strides));
             }

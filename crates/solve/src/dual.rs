@@ -144,7 +144,7 @@ fn shift(shape: &[u32], cells: &mut [i64], axis: usize, by: &[i64], sign: i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::approximate::{scatter, value};
+    use crate::{approximate::value, scatter::scatter};
 
     #[test]
     fn every_sum_is_what_it_was() {

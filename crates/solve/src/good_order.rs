@@ -8,9 +8,9 @@ use std::hash::{Hash, Hasher};
 use rustc_hash::FxHasher;
 
 use crate::{
-    approximate::scatter,
     network::Network,
     order::{Order, min_weight, min_weight_within},
+    scatter::scatter,
 };
 
 /// Tables with fewer cells take no longer to compute than a few tries.

@@ -5,14 +5,10 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::{
-    Cost,
+    Cost, VariableId,
     array::{ArrayId, Shape, Store, permute, strides},
 };
 
-define_id!(
-    /// A variable: one decision.
-    VariableId, "x"
-);
 define_id!(
     /// A table of costs, and of weights where given. Equal tables have equal ids.
     TableId, "t"

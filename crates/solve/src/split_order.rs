@@ -87,9 +87,10 @@ mod tests {
     use super::*;
     use crate::{
         Failure, Statistics,
-        approximate::{scatter, value},
+        approximate::value,
         array::{INFINITE, Shape, Store},
         eliminate::{Cache, Resources, eliminate},
+        scatter::scatter,
     };
 
     const VARIABLES: u32 = 6;

@@ -16,7 +16,8 @@ use smallvec::SmallVec;
 use crate::{
     Library, Schema, Slot, Slots, Type,
     library::Word,
-    tensor::{Failure, RawTensor, device_word},
+    raw::{Failure, RawTensor},
+    tensor::device_word,
     value::{Arg, Output},
 };
 

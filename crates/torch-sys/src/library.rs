@@ -12,7 +12,7 @@ use base::{Code, Diagnostic, Result};
 use libloading::os::unix;
 
 use crate::{
-    tensor::{Failure, RawTensor},
+    raw::{Failure, RawTensor},
     value::{Dtype, Layout, MemoryFormat},
 };
 

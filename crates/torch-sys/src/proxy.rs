@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Schema, Slot, Slots, Type,
-    tensor::{Failure, RawTensor},
+    raw::{Failure, RawTensor},
     value::{Arg, Output},
 };
 

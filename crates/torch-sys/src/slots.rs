@@ -3,15 +3,10 @@
 use smallvec::SmallVec;
 
 use crate::{
-    Library, Tensor,
-    tensor::{self, Failure, Layout, RawTensor},
+    Library, Slot, Tensor,
+    raw::{Failure, RawTensor},
+    tensor::{self, Layout},
 };
-
-base::define_id!(
-    /// A tensor's place in [`Slots`].
-    Slot,
-    "%"
-);
 
 /// Tensors by slot; a slot is empty until something is put there, and empty again when it is released.
 pub struct Slots {

@@ -4,15 +4,9 @@ use std::{ffi::c_void, ptr::NonNull};
 
 use crate::{
     Library,
+    raw::{Failure, RawTensor},
     value::{Device, Dtype, Number},
 };
-
-/// A pointer to a heap-allocated `at::Tensor`.
-pub(crate) type RawTensor = *mut c_void;
-
-/// Why libtorch refused or failed, in its own words.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure(pub String);
 
 /// One reference to a tensor, given back when dropped.
 pub struct Tensor(NonNull<c_void>);

@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Slot;
+base::define_id!(
+    /// A tensor's place in [`Slots`](crate::Slots).
+    Slot,
+    "%"
+);
 
 macro_rules! codes {
     ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $serialized:literal, $text:literal;)* }) => {

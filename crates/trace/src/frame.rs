@@ -8,7 +8,7 @@ use timeline::{Class, NameId, Rank, Timeline};
 use crate::{
     Mode,
     kind::{Kind, Kinds},
-    stack::{Stacks, is_call},
+    stacks::Stacks,
     steps::Steps,
 };
 
@@ -69,7 +69,7 @@ pub struct Frame<'t> {
     pub kinds: Rc<Kinds>,
     /// Time 0 in the clock of the timeline, in nanoseconds.
     pub origin: i64,
-    calls: OnceCell<Stacks>,
+    pub(crate) calls: OnceCell<Stacks>,
     forward: OnceCell<FxHashMap<i64, u32>>,
 }
 
@@ -191,11 +191,6 @@ impl<'t> Frame<'t> {
     /// Whether the event of `row` communicates, in any library.
     pub fn communicates(&self, row: usize) -> bool {
         self.kinds.communicates(self.name(row))
-    }
-
-    /// Who encloses whom among all calls; found once.
-    pub fn calls(&self) -> &Stacks {
-        self.calls.get_or_init(|| Stacks::of(self, |row| is_call(self, row)))
     }
 
     /// The forward operator of each of autograd's sequence numbers; found once.

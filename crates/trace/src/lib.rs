@@ -34,6 +34,7 @@ pub mod queue;
 pub mod sequences;
 pub mod source;
 pub mod stack;
+mod stacks;
 pub mod stats;
 mod steps;
 pub mod straggler;

@@ -7,9 +7,7 @@ use serde::Serialize;
 use timeline::TrackId;
 
 use crate::Frame;
-
-/// No enclosing event, or no event at all.
-pub const NOTHING: u32 = u32::MAX;
+pub use crate::stacks::{NOTHING, Stacks};
 
 /// One step of a walk over a thread's events in the order of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,19 +62,6 @@ fn sort(frame: &Frame<'_>, rows: &mut [u32]) {
     rows.iter_mut().zip(keys).for_each(|(row, key)| *row = key.2);
 }
 
-/// The enclosing event of every event on a processor.
-#[derive(Clone, Debug)]
-pub struct Stacks {
-    /// Row of the innermost enclosing event of each row, or [`NOTHING`].
-    pub parent: Vec<u32>,
-    /// How many events enclose each row.
-    pub depth: Vec<u16>,
-    /// Rows of each thread in the order in which they begin, outer first.
-    pub threads: BTreeMap<TrackId, Vec<u32>>,
-    /// Rows that begin inside an event of their thread and end behind it.
-    pub overlapping: Vec<u32>,
-}
-
 impl Stacks {
     /// Of the rows that `wanted` accepts.
     pub fn of(frame: &Frame<'_>, wanted: impl Fn(usize) -> bool) -> Self {
@@ -97,15 +82,12 @@ impl Stacks {
         }
         Self { parent, depth, threads, overlapping }
     }
+}
 
-    /// The enclosing event of `row`.
-    pub fn parent(&self, row: usize) -> Option<usize> {
-        Some(self.parent[row]).filter(|&parent| parent != NOTHING).map(|parent| parent as usize)
-    }
-
-    /// `row` and all that enclose it, innermost first.
-    pub fn path(&self, row: usize) -> impl Iterator<Item = usize> + '_ {
-        std::iter::successors(Some(row), |&row| self.parent(row))
+impl Frame<'_> {
+    /// Who encloses whom among all calls; found once.
+    pub fn calls(&self) -> &Stacks {
+        self.calls.get_or_init(|| Stacks::of(self, |row| is_call(self, row)))
     }
 }
 

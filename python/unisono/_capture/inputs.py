@@ -101,7 +101,7 @@ def _refuse_distributed(model: nn.Module) -> None:
             raise StepError(
                 f"{f'`{name}` of the model' if name else 'the model'} is a {found}: it is distributed already",
                 code="U0127",
-                cause="what a step captures is the program of one device, which is then cut for all",
+                cause="what a step captures is the program of one device, which is then sharded over all",
                 hint="pass the plain module, as it was before it was wrapped, sharded or parallelized",
             )
 

@@ -1,0 +1,8 @@
+//! Variables.
+
+use base::define_id;
+
+define_id!(
+    /// A variable: one decision.
+    VariableId, "x"
+);
