@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Call, Linear, Row, Rule,
-    strategy::{Realise, Seed, Strategy},
+    strategy::{Realise, Seed, Strategy, divides},
 };
 
 /// The strategy that every operation has.
@@ -33,12 +33,29 @@ pub fn seeded(row: &Row, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Stra
 pub fn strategies(row: &Row, call: &Call<'_>, seeds: &[Seed], ranks: u32) -> Vec<Strategy> {
     let mut all = vec![replicated(call)];
     let from_seeds = seeds.iter().filter_map(|seed| seeded(row, call, *seed, ranks));
+    let from_seeds = from_seeds.filter(|strategy| suits(call, strategy, ranks));
     for strategy in from_seeds.chain(passing(row, call)) {
         if !all.contains(&strategy) {
             all.push(strategy);
         }
     }
     all
+}
+
+/// Whether every sharded dimension is there and can be sharded: a rule takes the shapes of a call for those that the operation makes, which
+/// a graph need not have that was not captured.
+fn suits(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> bool {
+    let suits = |shape: &[i64], placement: &Placement| match placement {
+        Placement::Shard { dim, blocks } => {
+            shape.get(usize::from(*dim)).is_some_and(|size| divides(*size, *blocks, ranks))
+        }
+        Placement::Replicate | Placement::Partial(_) => true,
+    };
+    let operands = strategy.operands.iter().enumerate();
+    let mut operands = operands.map(|(operand, placement)| suits(&call.operand(operand).shape, placement));
+    let results = strategy.results.iter().enumerate();
+    let mut results = results.map(|(result, placement)| suits(&call.result(result).shape, placement));
+    operands.all(|suits| suits) && results.all(|suits| suits)
 }
 
 /// The strategies in which a partial value passes through the operation.

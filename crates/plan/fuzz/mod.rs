@@ -1,5 +1,7 @@
 //! Mutated graphs, planned: every answer is a plan or a diagnostic, never a panic. Shared by the test and the example that runs longer.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use cluster::{
     Cluster,
     testing::{link, uniform},
@@ -20,6 +22,8 @@ pub struct Outcomes {
     pub refused: usize,
     /// Planned, and made into a rank's graph.
     pub planned: usize,
+    /// The seeds of those that ended in a panic.
+    pub panicked: Vec<u64>,
 }
 
 /// Plans `count` mutated graphs, from `seed` on.
@@ -29,7 +33,8 @@ pub fn run(seed: u64, count: usize) -> Outcomes {
         STEPS.map(|text| Graph::from_text("step", text).expect("a captured step is well formed").to_bytes());
     let mut outcomes = Outcomes::default();
     for case in 0..count as u64 {
-        let mut random = Random::new(seed.wrapping_add(case));
+        let seed = seed.wrapping_add(case);
+        let mut random = Random::new(seed);
         let which = random.below(STEPS.len());
         let graph = if random.once_in(4) {
             Graph::from_bytes(&mutated_bytes(&messages[which], &mut random))
@@ -47,9 +52,10 @@ pub fn run(seed: u64, count: usize) -> Outcomes {
             3 => &[("outer", 2), ("inner", 2)],
             _ => &[("ranks", 2)],
         };
-        match planned(&graph, &cluster, mesh) {
-            Ok(()) => outcomes.planned += 1,
-            Err(_) => outcomes.refused += 1,
+        match catch_unwind(AssertUnwindSafe(|| planned(&graph, &cluster, mesh))) {
+            Ok(Ok(())) => outcomes.planned += 1,
+            Ok(Err(_)) => outcomes.refused += 1,
+            Err(_) => outcomes.panicked.push(seed),
         }
     }
     outcomes
