@@ -115,7 +115,8 @@ fn what_cannot_be_is_a_diagnostic_with_its_place() {
     files.write("bad.txt", &GRAPH.replace("aten::sub.Tensor(v0", "aten::sub.Tensor(v9"));
     files.write("bad.toml", "\"params.w\" = { ranks = \"split\" }\n");
     files.write("axis.toml", "\"params.w\" = { rank = \"replicate\" }\n");
-    files.write("plan.toml", "version = 1\n");
+    files.write("plan.toml", "version = 3\n");
+    files.write("older.toml", "version = 1\nranks = 2\n");
     let with = "--ranks 2 --cluster cluster.toml";
     for (line, code, part) in [
         (format!("plan nowhere.txt {with}"), "U0010", "at nowhere.txt"),
@@ -126,6 +127,7 @@ fn what_cannot_be_is_a_diagnostic_with_its_place() {
         ("plan step.txt --ranks 0 --cluster cluster.toml".into(), "U0205", "0 ranks"),
         ("plan step.txt --ranks 2 --cluster step.txt".into(), "U0201", "unisono profile"),
         ("explain step.txt plan.toml".into(), "U0011", "at plan.toml:1"),
+        ("explain step.txt older.toml".into(), "U0015", "a plan of version 1, not 3"),
     ] {
         let (status, out, errors) = files.run(&line);
         assert_eq!((status, out.as_str()), (1, ""), "{line}");
