@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from script_parts import Net, adam, ended, pair, seen
+from torch import nn
 from user_scripts import script
 
 
@@ -68,3 +69,24 @@ def accumulation_across_steps(parallelize):
     step = parallelize(step, model=model, optimizer=optimizer, example=(*batches[0], False))
     losses = [step(*batch, number % 2 == 1) for number, batch in enumerate(batches)]
     return ended(step, losses, model, optimizer)
+
+
+@script
+def convolutions_of_what_has_its_channels_last_in_memory(parallelize):
+    before, after = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+    model = nn.ModuleList([before, nn.Linear(32, 32), after])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(images):
+        optimizer.zero_grad()
+        pixels = model[1](before(images).flatten(2).transpose(1, 2))  # as attention over pixels leaves them
+        loss = after(pixels.transpose(1, 2).view(-1, 32, 4, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    images = torch.randn(16, 3, 4, 4)
+    step = parallelize(train_step, model=model, optimizer=optimizer, example=(images,))
+    losses = [step(images), step(images)]
+    step.sync()
+    return losses, model.state_dict()

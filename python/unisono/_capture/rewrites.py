@@ -35,6 +35,8 @@ _ROW_MAJOR = {
     "elu_backward",
     "_log_softmax_backward_data",
     "log_sigmoid_forward",
+    "convolution",
+    "convolution_backward",
 }
 
 
