@@ -16,6 +16,8 @@ from unisono.errors import ResourceError, StepError
 #: After so long, the ranks that have not come are asked where they are.
 _PATIENCE = 2.0
 _POLL = 0.02
+#: So long the rank that may have the store stays at its end for others to read from it.
+_FAREWELL = 5.0
 _WATCH = 0.5
 
 
@@ -32,6 +34,7 @@ class Meeting:
         self._store = dist.PrefixStore("unisono", store)  # pyright: ignore[reportPrivateImportUsage]
         self._rank, self._count, self._number = dist.get_rank(), dist.get_world_size(), 0
         self.inside: int | None = None
+        self._past = 0
         self._stop = threading.Event()
         thread = threading.Thread(target=self._answer, daemon=True)
         thread.start()
@@ -57,6 +60,8 @@ class Meeting:
             their, _, reason = self._store.get(self._key("at", rank)).decode().partition("\n")
             if their != what:
                 raise _apart(self._rank, what, why, f"rank {rank} is to {their}{reason and f' ({reason})'}")
+        self._past = self._number
+        self._store.set(self._key("past", self._rank), "1")
 
     def _ask(self, what: str, why: str, missing: list[int], lost: Callable[[], list[int]]) -> None:
         self._store.set(self._key("asked", 0), "1")
@@ -88,6 +93,16 @@ class Meeting:
     def _end(self, thread: threading.Thread) -> None:
         self._stop.set()
         thread.join(2 * _WATCH)
+        if self._rank == 0 and self._past == self._number > 0:
+            self._wait_until_all_are_past()
+
+    def _wait_until_all_are_past(self) -> None:
+        """Waits until no rank reads of the last meeting any more: without ``torchrun``, the store ends with this process."""
+        end = time.monotonic() + _FAREWELL
+        keys = [self._key("past", rank) for rank in range(self._count)]
+        with contextlib.suppress(Exception):  # the store has ended
+            while not self._store.check(keys) and time.monotonic() < end:
+                time.sleep(_POLL)
 
 
 def _apart(rank: int, what: str, why: str, elsewhere: str) -> StepError:
