@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -19,6 +20,7 @@ _LIBRARIES = [
     "unisono.parallel",
     "transformers.models.bert.modeling_bert",
     "transformers.models.llama.modeling_llama",
+    "diffusers.models.unets.unet_2d",
     "peft",
 ]
 
@@ -64,3 +66,5 @@ def _main(script: str, arguments: list[str], settings: dict[str, str]) -> None:
         except BaseException:
             traceback.print_exc()
             raise
+        finally:
+            atexit._run_exitfuncs()  # as at the end of a process of its own

@@ -9,7 +9,7 @@ import pytest
 from steps import EAGER_TO_CUT
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ["finetune", "lora"]
+NAMES = ["finetune", "accelerated", "diffusion", "classify", "lora"]
 
 
 def printed(name: str, ranks: int, folder: Path, *arguments: str) -> list[str]:
