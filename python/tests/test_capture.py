@@ -295,8 +295,8 @@ def test_an_example_can_be_what_a_data_loader_gives():
         return step(*pair)
 
     for kind in (step, step_of_one):
-        inputs = unisono.capture(kind, model=model, example=batch).inputs
-        assert [shape for cls, shape in inputs if cls == "batch"] == [[6, 3], [6, 2]]
+        inputs = unisono.capture(kind, model=model, example=batch).capture.inputs.inputs
+        assert [list(one.tensor.shape) for one in inputs if one.cls == "batch"] == [[6, 3], [6, 2]]
 
 
 def test_optimizer_state_is_created_as_the_first_step_would():

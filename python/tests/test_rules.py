@@ -11,12 +11,14 @@ import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils._pytree as pytree
 from ranks import cut, run_ranks, whole
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 
 from unisono import _native
 from unisono._capture.inputs import StepInput, StepInputs
+from unisono._capture.record import Recorder
 from unisono._capture.trace import Traced
 from unisono._capture.trace import _functionalise as functionalised
 from unisono._capture.wire import Encoder
@@ -33,13 +35,15 @@ CLAIMS: dict[tuple[str, str], bool] = {}
 
 def message(function, tensors):
     """The graph of a function of tensors, traced as capture traces."""
-    first = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
-    graph = functionalised(first, tensors)
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    plain = [fakes.from_tensor(tensor, static_shapes=True) for tensor in tensors]
+
+    def returned(*given):
+        return [leaf for leaf in pytree.tree_leaves(function(*given)) if isinstance(leaf, torch.Tensor)]
+
+    graph = functionalised(Recorder().record(returned, plain, fakes), plain)
     inputs = StepInputs([StepInput("constant", f"constants.{i}", t) for i, t in enumerate(tensors)])
     graph.graph.eliminate_dead_code()
-    for node in graph.graph.nodes:
-        if node.op == "output" and not isinstance(node.args[0], list | tuple):
-            node.args = ([node.args[0]],)
     output = next(node for node in graph.graph.nodes if node.op == "output")
     output.args = ([n for n in output.args[0] if isinstance(n, torch.fx.Node)],)
     encoder = Encoder(Traced(graph=graph, leaves=len(output.args[0]), returns=None), inputs)  # type: ignore[arg-type]
