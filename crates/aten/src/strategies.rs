@@ -19,13 +19,14 @@ pub fn replicated(call: &Call<'_>) -> Strategy {
 
 /// The strategy that follows from `seed` on an axis of `ranks`, if the operation's rule has one.
 pub fn seeded(row: &Row, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
-    match row.rule {
+    let found = match row.rule {
         Rule::Unknown | Rule::Fixed => None,
         Rule::Each => crate::rules::pointwise::broadcast(call)?.seeded(call, seed, ranks),
         Rule::Einsum(text) => crate::einsum::factors(text, call)?.seeded(call, seed, ranks),
         Rule::Factors(factors) => factors(call)?.seeded(call, seed, ranks),
         Rule::Seeded(strategy) => strategy(call, seed, ranks),
-    }
+    };
+    found.filter(|strategy| suits(call, strategy, ranks))
 }
 
 /// All strategies of an operation along an axis of `ranks`: replicated, those that follow from `seeds`, and those in which a partial
@@ -33,7 +34,6 @@ pub fn seeded(row: &Row, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Stra
 pub fn strategies(row: &Row, call: &Call<'_>, seeds: &[Seed], ranks: u32) -> Vec<Strategy> {
     let mut all = vec![replicated(call)];
     let from_seeds = seeds.iter().filter_map(|seed| seeded(row, call, *seed, ranks));
-    let from_seeds = from_seeds.filter(|strategy| suits(call, strategy, ranks));
     for strategy in from_seeds.chain(passing(row, call)) {
         if !all.contains(&strategy) {
             all.push(strategy);

@@ -255,7 +255,7 @@ impl Rewriter<'_> {
             return self.copy(id);
         };
         let shape = self.out.ty(x).shape.clone();
-        if shape.len() < 2 {
+        if !self.are_channels(&shape, &[weight, bias, Some(running_mean), Some(running_var)]) {
             return self.copy(id);
         }
         let dims: Vec<usize> = (0..shape.len()).filter(|dim| *dim != 1).collect();
@@ -287,6 +287,12 @@ impl Rewriter<'_> {
         }
     }
 
+    /// Whether a tensor of `shape` has channels, and these values, where they are there, are one number for each.
+    fn are_channels(&self, shape: &[i64], values: &[Option<ValueId>]) -> bool {
+        let mut there = values.iter().flatten();
+        shape.len() >= 2 && there.all(|value| self.out.ty(*value).shape[..] == shape[1..2])
+    }
+
     /// With `y = (x - mean) * inverse`: bias `sum(g)`, weight `sum(g * y)`, input
     /// `weight * inverse * (g - sum(g) / n - y * sum(g * y) / n)`.
     fn batch_norm_backward(&mut self, id: NodeId) {
@@ -295,7 +301,7 @@ impl Rewriter<'_> {
             return self.copy(id);
         };
         let shape = self.out.ty(x).shape.clone();
-        if shape.len() < 2 {
+        if !self.are_channels(&shape, &[weight, Some(mean), Some(inverse)]) {
             return self.copy(id);
         }
         let dims: Vec<usize> = (0..shape.len()).filter(|dim| *dim != 1).collect();
