@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._prims_common import make_contiguous_strides_for
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -74,10 +75,17 @@ class Rewrites(TorchDispatchMode):
         if name.startswith("_foreach_"):
             return _one_at_a_time(func, name.removeprefix("_foreach_"), args, kwargs)
         if name in _ROW_MAJOR:
-            args = pytree.tree_map(lambda leaf: leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf, args)
+            args = pytree.tree_map(_row_major, args)
         if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
             return torch.ops.aten._native_batch_norm_legit.default(*args)
         return func(*args, **kwargs)
+
+
+def _row_major(leaf: Any) -> Any:
+    """A tensor with the strides of row-major memory, also where other strides mean the same (dimensions of size 1)."""
+    if not isinstance(leaf, torch.Tensor) or leaf.stride() == make_contiguous_strides_for(leaf.shape):
+        return leaf
+    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _returned(func: Any) -> list[int]:
