@@ -1,4 +1,4 @@
-"""What `unisono plan` takes for steps of real size: LLaMA-7B widths, captured on tensors without data.
+"""What `unisono plan` takes for steps of real size: LLaMA-7B widths, captured from parameters on `meta`.
 
 Usage: python benches/real_sizes.py capture FOLDER [LAYERS ...]     writes FOLDER/llama-LAYERS-{fused,written}.msg, says what that and
                                                                      PyTorch's own `make_fx` of the step take
@@ -8,6 +8,7 @@ Usage: python benches/real_sizes.py capture FOLDER [LAYERS ...]     writes FOLDE
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import stateless
 
 #: Eight devices of 600 TFLOP/s and 3 TB/s, joined at 300 GB/s and 10 us.
@@ -41,7 +43,7 @@ BATCH, LENGTH = 8, 2048
 
 
 def llama(layers: int, attention: str) -> tuple[nn.Module, torch.Tensor]:
-    """The model and a batch of tokens: bf16 with attention as one operation ("fused"), or f32 with attention written out."""
+    """The model and a batch of tokens: bf16 with attention by a kernel of its own ("fused"), or f32 with attention written out."""
 
     class Norm(nn.Module):
         def __init__(self) -> None:
@@ -58,9 +60,9 @@ def llama(layers: int, attention: str) -> tuple[nn.Module, torch.Tensor]:
         return torch.cat((-second, first), dim=-1)
 
     def mixed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if attention == "fused":
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)[0]
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        written = sdpa_kernel(SDPBackend.MATH) if attention == "written" else contextlib.nullcontext()
+        with written:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -120,13 +122,15 @@ def make_step(
 
 
 def capture(folder: Path, layers: int, attention: str) -> None:
-    """Captures one step with AdamW, and says what that takes."""
+    """Captures one step with AdamW for GPUs, and says what that takes."""
     import unisono
 
     model, tokens = llama(layers, attention)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     start = time.process_time()
-    graph = unisono.capture(make_step(model, optimizer), model=model, optimizer=optimizer, example=(tokens, tokens))
+    graph = unisono.capture(
+        make_step(model, optimizer), model=model, optimizer=optimizer, example=(tokens, tokens), device="cuda"
+    )
     took = time.process_time() - start
     path = folder / f"llama-{layers}-{attention}.msg"
     path.write_bytes(graph.message)
@@ -134,7 +138,7 @@ def capture(folder: Path, layers: int, attention: str) -> None:
 
 
 def trace(layers: int, attention: str) -> None:
-    """Traces the same step by PyTorch's ``make_fx``, and says what that takes."""
+    """Traces the same step, for processors, by PyTorch's ``make_fx``, and says what that takes."""
     model, tokens = llama(layers, attention)
     names, parameters = zip(*model.named_parameters(), strict=True)
     mode = FakeTensorMode()
@@ -145,9 +149,11 @@ def trace(layers: int, attention: str) -> None:
             return make_step(model, optimizer)(tokens, tokens).detach()
 
     start = time.process_time()
-    twins = [mode.from_tensor(parameter) for parameter in parameters]
+    with mode:
+        tokens, *twins = (torch.empty(one.shape, dtype=one.dtype, device="cpu") for one in (tokens, *parameters))
+    twins = [twin.requires_grad_() for twin in twins]
     with mock.patch("torch.compiler.is_compiling", return_value=True), torch.autograd.set_multithreading_enabled(False):
-        graph = make_fx(run, tracing_mode="fake")(mode.from_tensor(tokens), *twins)
+        graph = make_fx(run, tracing_mode="fake")(tokens, *twins)
     took = time.process_time() - start
     print(
         f"{layers} layers, {attention}: {len(graph.graph.nodes):,} nodes, traced by make_fx in {took:.1f} CPU s",

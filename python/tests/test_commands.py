@@ -88,6 +88,22 @@ def test_a_function_that_makes_no_step_is_refused(tmp_path, function, code, part
     assert "hint: " in done.stderr
 
 
+def test_a_step_is_captured_and_planned_for_devices_that_are_not_here(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import steps\n\n"
+        "def make_step():\n"
+        "    training = steps.gpt(count=1)\n"
+        "    return {'train_step': training.step, 'model': training.model, 'optimizer': training.optimizer,"
+        " 'example': training.batches[0]}\n"
+    )
+    (tmp_path / "cluster.toml").write_text(steps.EAGER_TO_CUT)
+    captured = command(tmp_path, "capture", "train.py:make_step", "--device", "cuda", "-o", "step.txt")
+    assert captured.returncode == 0, captured.stderr
+    assert "aten::_scaled_dot_product_efficient_attention" in (tmp_path / "step.txt").read_text()
+    planned = command(tmp_path, "plan", "step.txt", "--ranks", "4", "--cluster", "cluster.toml")
+    assert planned.returncode == 0, planned.stderr
+
+
 def test_a_machine_is_profiled_and_planned_for(tmp_path):
     done = command(tmp_path, "profile", "--ranks", "2")
     assert done.returncode == 0, done.stderr

@@ -27,6 +27,7 @@ def capture(
     model: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     example: Any,
+    device: str | None = None,
 ) -> StepGraph:
     """Captures one training step (forward, loss, backward, clipping, optimizer) as a flat, functional graph.
 
@@ -41,6 +42,8 @@ def capture(
         model: the module that the step trains.
         optimizer: any optimizer of ``torch.optim`` that needs no closure, or several, each for parameters of its own.
         example: the tuple of arguments that the step is called with; only shapes, types and devices of its tensors matter.
+        device: the kind of device to capture the step for, ``"cpu"`` or ``"cuda"``, whose kernels become operations of the graph: that of
+            the parameters by default, and ``"cpu"`` where they are on ``meta``.
 
     Returns:
         The graph.
@@ -55,7 +58,7 @@ def capture(
     from unisono.graph import StepGraph
 
     call = Caller(train_step).of_example(example)
-    return StepGraph(capture_step(train_step, model=model, optimizers=together(optimizer), call=call))
+    return StepGraph(capture_step(train_step, model=model, optimizers=together(optimizer), call=call, device=device))
 
 
 def parallelize(

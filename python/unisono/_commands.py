@@ -50,13 +50,22 @@ def capture(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("function", metavar="FILE.py:FUNCTION", help="what makes the step")
     parser.add_argument("-o", "--output", type=Path, help="write the graph to this file instead of stdout")
+    parser.add_argument(
+        "--device",
+        metavar="KIND",
+        help="capture for this kind of device, cpu or cuda, instead of the parameters' own (cpu where they are on meta)",
+    )
     options = parser.parse_args(arguments)
     made = _made(options.function)
 
     import unisono
 
     text = unisono.capture(
-        made["train_step"], model=made.get("model"), optimizer=made.get("optimizer"), example=made["example"]
+        made["train_step"],
+        model=made.get("model"),
+        optimizer=made.get("optimizer"),
+        example=made["example"],
+        device=options.device,
     ).text()
     _write(options.output, text)
 

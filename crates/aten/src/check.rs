@@ -41,7 +41,11 @@ fn schema(row: &Row, op: &Op) -> Result<(), String> {
     let alike = |a: SchemaType<'_>, b: SchemaType<'_>| {
         base(a) == base(b) && a.list == b.list && a.optional == b.optional
     };
-    let parameter = |(a, b): (&Parameter<'_>, &Parameter<'_>)| a.name == b.name && alike(a.ty, b.ty);
+    let parameter = |(a, b): (&Parameter<'_>, &Parameter<'_>)| {
+        a.name == b.name
+            && (alike(a.ty, b.ty)
+                || (may_be_undefined(a.ty) && alike(a.ty, SchemaType { optional: true, ..b.ty })))
+    };
     let arguments = given.parameters.len() >= known.parameters.len()
         && known.parameters.iter().zip(&given.parameters).all(parameter);
     let returns = given.returns.len() == known.returns.len()
@@ -52,14 +56,25 @@ fn schema(row: &Row, op: &Op) -> Result<(), String> {
     Err(format!("its schema is {}, and what is known of it is for {}", op.schema, row.schema()))
 }
 
+/// Whether a parameter of a row may be a tensor that is undefined: `Tensor?`, also where PyTorch's schema says `Tensor`.
+fn may_be_undefined(ty: SchemaType<'_>) -> bool {
+    ty.optional && ty.is_tensor() && !ty.list
+}
+
 /// What is wrong with a call of an operation whose schema is right, in a few words.
 fn call(graph: &Graph, id: NodeId, row: &Row) -> Result<(), String> {
     let node = &graph.nodes[id];
     let schema = Schema::parse(&graph.ops[node.op].schema).ok_or("its schema cannot be parsed")?;
     let numbers = matches!(row.rule, Rule::Each | Rule::Unknown);
-    for (arg, parameter) in node.args.iter().zip(&schema.parameters) {
+    for (position, (arg, parameter)) in node.args.iter().zip(&schema.parameters).enumerate() {
         let ty = parameter.ty;
-        if !(fits(arg, ty) || (numbers && ty.is_tensor() && !ty.list && is_number(arg))) {
+        let undefined = || {
+            let known = row.schema();
+            let known = Schema::parse(&known).expect("the schemas of rows parse");
+            *arg == Arg::None
+                && known.parameters.get(position).is_some_and(|known| may_be_undefined(known.ty))
+        };
+        if !(fits(arg, ty) || (numbers && ty.is_tensor() && !ty.list && is_number(arg)) || undefined()) {
             let kind = format!("{}{}", ty.base, if ty.list { "[]" } else { "" });
             return Err(format!("argument `{}` is no {kind}", parameter.name));
         }

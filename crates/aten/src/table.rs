@@ -379,6 +379,42 @@ pub static ROWS: &[Row] = &[
         InEach(&[0]),
         Flops(attention::backward_flops),
     ).random(Unless0(6)),
+    op(
+        "aten::_scaled_dot_product_flash_attention(query, key, value, float dropout_p, bool is_causal, bool return_debug_mask, float? scale) -> (Tensor, Tensor, Tensor, Tensor, int, int, Tensor, Tensor, Tensor)",
+        Factors(attention::flash),
+        No,
+        Flops(attention::forward_flops),
+    ).random(Unless0(3)),
+    op(
+        "aten::_scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, logsumexp, Tensor? cum_seq_q, Tensor? cum_seq_k, int max_q, int max_k, float dropout_p, bool is_causal, philox_seed, philox_offset, float? scale) -> (Tensor, Tensor, Tensor)",
+        Factors(attention::flash_backward),
+        InEach(&[0]),
+        Flops(attention::backward_flops),
+    ),
+    op(
+        "aten::_scaled_dot_product_efficient_attention(query, key, value, Tensor? attn_bias, bool compute_log_sumexp, float dropout_p, bool is_causal, float? scale) -> (Tensor, Tensor, Tensor, Tensor)",
+        Factors(attention::masked),
+        No,
+        Flops(attention::forward_flops),
+    ).random(Unless0(5)),
+    op(
+        "aten::_scaled_dot_product_efficient_attention_backward(grad_out_, query, key, value, Tensor? attn_bias, out, logsumexp, philox_seed, philox_offset, float dropout_p, bool[] grad_input_mask, bool is_causal, float? scale) -> (Tensor, Tensor, Tensor, Tensor)",
+        Factors(attention::efficient_backward),
+        InEach(&[0]),
+        Flops(attention::backward_flops),
+    ).random(Unless0(9)),
+    op(
+        "aten::_scaled_dot_product_cudnn_attention(query, key, value, Tensor? attn_bias, bool compute_log_sumexp, float dropout_p, bool is_causal, bool return_debug_mask, float? scale) -> (Tensor, Tensor, Tensor, Tensor, int, int, Tensor, Tensor, Tensor)",
+        Factors(attention::masked),
+        No,
+        Flops(attention::forward_flops),
+    ).random(Unless0(5)),
+    op(
+        "aten::_scaled_dot_product_cudnn_attention_backward(grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, Tensor? attn_bias, Tensor? cum_seq_q, Tensor? cum_seq_k, int max_q, int max_k, float dropout_p, bool is_causal, float? scale) -> (Tensor, Tensor, Tensor)",
+        Factors(attention::cudnn_backward),
+        InEach(&[0]),
+        Flops(attention::backward_flops),
+    ).random(Unless0(13)),
     // Collectives along another axis
     op("_c10d_functional::all_reduce(input, str reduce_op)", Rule::Each, Sums, Traffic),
     op("_c10d_functional::all_gather_into_tensor(input, int group_size)", Seeded(collective::all_gather), Jointly, Traffic),

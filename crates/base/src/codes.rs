@@ -97,6 +97,7 @@ codes! {
     SHARED_PARAMETER = 125, Step, "a parameter that belongs to two optimizers";
     FOREIGN_OPTIMIZER = 126, Step, "the step calls an optimizer that it was made without";
     DISTRIBUTED_ALREADY = 127, Step, "a model that is distributed already";
+    CASTS_ELSEWHERE = 128, Unsupported, "automatic casts for a device that is not there";
 
     // 02xx: plans and configuration
     BAD_CLUSTER = 201, Configuration, "a cluster description that cannot be used";

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -17,6 +18,7 @@ from unisono._capture import scaling
 from unisono._capture.forks import Way, merged
 from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
+from unisono._capture.kernels import target_of
 from unisono._capture.optimizer import create_state
 from unisono._capture.paths import Walk
 from unisono._capture.places import read_back, user_line
@@ -66,6 +68,7 @@ def capture_step(
     call: Call,
     keep_gradients: bool = False,
     live: Sequence[str] = (),
+    device: str | None = None,
 ) -> Capture:
     """Captures one call of ``train_step``; see :func:`unisono.capture`."""
     for optimizer in optimizers:
@@ -76,7 +79,7 @@ def capture_step(
             raise
     settings = guarded_settings(optimizers, live)
     with warned_of(train_step, model), _without_collection():
-        traced, encoder, inputs, kept, ways = _traced(train_step, model, optimizers, call, keep_gradients, live)
+        traced, encoder, inputs, kept, ways = _traced(train_step, model, optimizers, call, keep_gradients, live, device)
     for item in inputs.inputs:
         if item.cls == "constant":
             item.paths = tuple(kept.paths_to(item.tensor))
@@ -104,6 +107,7 @@ def _traced(
     call: Call,
     keep_gradients: bool,
     live: Sequence[str],
+    device: str | None,
 ) -> tuple[Traced, Encoder, StepInputs, Kept, list[Traced]]:
     """Traces the step until all that it keeps is known."""
     scaling.prepare(Walk(train_step, model, optimizers))
@@ -112,6 +116,7 @@ def _traced(
     try:
         for _ in range(_MOST_TRACES):
             inputs = collect(train_step, model, optimizers, call, [*kept.replaced, *kept.written], live)
+            inputs.target = target_of(device, _placed(inputs))
             traced = trace(train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=may_be_there)
             kept.mark()
             if traced is None:
@@ -134,6 +139,11 @@ def _traced(
         cause=f"it was traced {_MOST_TRACES} times, and each time it replaced a tensor that it had not replaced before",
         hint="keep tensors that live from step to step as buffers of the model (`register_buffer`)",
     )
+
+
+def _placed(inputs: StepInputs) -> Iterator[torch.Tensor]:
+    """The tensors of a step that say which device it is on."""
+    return (item.tensor for item in inputs.inputs if item.cls in ("parameter", "buffer", "batch"))
 
 
 def _ways(

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from unisono._call import Call, Caller
 from unisono._capture.paths import Path, dotted, follow, shown
 from unisono._capture.settings import live_settings, tensor_of
+from unisono._capture.target import Target
 from unisono._tree import PLAIN
 from unisono.errors import StepError
 
@@ -51,6 +52,8 @@ class StepInputs:
     #: Position of each argument leaf among ``inputs``, or ``None`` for a constant.
     leaves: list[int | None] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    #: What the step is captured for.
+    target: Target = field(default_factory=Target)
 
     def add(self, item: StepInput) -> int:
         """Appends an input and returns its position."""

@@ -1,20 +1,116 @@
-"""Shape functions that PyTorch lacks for the optimizer kernels that take the learning rate as a tensor."""
+"""The kernels of devices, as far as it depends on them what a step is captured as."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 
 import torch
+
+from unisono._capture import attention
+from unisono._capture.places import user_line
+from unisono._capture.target import Target
+from unisono.errors import ConfigurationError, UnsupportedError
 
 _IN_PLACE = ("_fused_adamw_.tensor_lr", "_fused_adam_.tensor_lr", "_fused_sgd_.tensor_lr", "_fused_adagrad_.tensor_lr")
 
 
 @functools.cache
 def register() -> torch.library.Library:
-    """Registers them, once per process, where this PyTorch has none. The result keeps the registration alive."""
+    """Registers shape functions that PyTorch lacks: of the optimizer kernels that take the learning rate as a tensor.
+
+    Once per process, where this PyTorch has none. The result keeps the registration alive.
+    """
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name in _IN_PLACE:
         exists = torch._C._dispatch_has_kernel(f"aten::{name}")
         if exists and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
             library.impl(name, lambda *_args, **_kwargs: None)
     return library
+
+
+def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Dropout as one kernel, where it is one."""
+    if train and 0 < p < 1 and input.numel() > 0:
+        return torch.ops.aten.native_dropout(input, p, train)[0]
+    return torch.ops.aten.dropout.default.decompose(input, p, train)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What is particular to a kind of device.
+
+    Attributes:
+        fuses_optimizers: whether an optimizer's whole update is one kernel there.
+        instead: what operations that PyTorch makes of others are there, by name, unless it is what they are on processors.
+    """
+
+    fuses_optimizers: bool = False
+    instead: Mapping[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
+
+
+#: One row for each kind of device that a step can be captured for.
+KERNELS = {
+    "cpu": Kernels(fuses_optimizers=True),
+    "cuda": Kernels(
+        fuses_optimizers=True, instead={"scaled_dot_product_attention": attention.on_cuda, "dropout": _dropout}
+    ),
+}
+
+
+def fuses(target: Target, parameter: torch.Tensor) -> bool:
+    """Whether an optimizer's update of a parameter is one kernel."""
+    return KERNELS.get(target.kind if target.elsewhere else parameter.device.type, Kernels()).fuses_optimizers
+
+
+@contextlib.contextmanager
+def chosen(target: Target) -> Iterator[None]:
+    """Lets PyTorch take the target's kernels, and refuses what would be the processor's."""
+    if not target.elsewhere or target.kind == "cpu":
+        yield
+        return
+    if torch.is_autocast_enabled("cpu"):
+        raise _casting(target)
+    with torch.library._scoped_library("aten", "IMPL") as library, _without_casts(target):
+        for name, function in KERNELS[target.kind].instead.items():
+            library.impl(name, function, "AutogradCPU")
+        yield
+
+
+def _without_casts(target: Target) -> contextlib.AbstractContextManager[Any]:
+    made = torch.autocast.__init__
+
+    def init(autocast: Any, device_type: str, *arguments: Any, **settings: Any) -> None:
+        if settings.get("enabled", arguments[1] if len(arguments) > 1 else True):
+            raise _casting(target)
+        made(autocast, target.traced_on(torch.device(device_type)).type, *arguments, **settings)
+
+    return mock.patch.object(torch.autocast, "__init__", init)
+
+
+def _casting(target: Target) -> UnsupportedError:
+    return UnsupportedError(
+        f"automatic casts cannot be captured for {target.kind} from tensors that are not there",
+        code="U0128",
+        place=user_line(),
+        cause="which operations are cast depends on the device, and PyTorch asks the device that runs them",
+        hint="give the model its types (`model.to(torch.bfloat16)`), or capture where the device is",
+    )
+
+
+def target_of(device: str | None, tensors: Iterable[torch.Tensor]) -> Target:
+    """What a step on these tensors is captured for: ``device``, by default the tensors', and processors where they are nowhere."""
+    kinds = [tensor.device.type for tensor in tensors]
+    home = "meta" if "meta" in kinds else next(iter(kinds), "cpu")
+    kind = device or ("cpu" if home == "meta" else home)
+    if device is not None and device not in KERNELS:
+        raise ConfigurationError(
+            f"`device={device!r}`: nothing is known of the kernels of such devices",
+            code="U0012",
+            hint=f"it is one of {', '.join(map(repr, KERNELS))}",
+        )
+    return Target(kind, elsewhere=kind != home)

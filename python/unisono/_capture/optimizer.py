@@ -13,7 +13,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture import adafactor, settings
+from unisono._capture.kernels import fuses
 from unisono._capture.places import user_line
+from unisono._capture.target import Target
 from unisono.errors import ConfigurationError, StepError, UnsupportedError
 
 # What torch.optim calls those parts of a parameter's state that are numbers of the step and no tensors in the parameter's shape.
@@ -212,8 +214,8 @@ def rate_changed(which: str, place: str | None = None) -> StepError:
     )
 
 
-def can_be_fused(group: dict[str, Any]) -> bool:
-    """Whether PyTorch has one kernel for the whole update of this group, and the user has not declined it.
+def can_be_fused(group: dict[str, Any], target: Target) -> bool:
+    """Whether PyTorch has one kernel for the whole update of this group there, and the user has not declined it.
 
     In half precision the kernel gives what the operations one by one do not, which round in between: there the user must ask for it.
     """
@@ -222,7 +224,7 @@ def can_be_fused(group: dict[str, Any]) -> bool:
         if not group.get("fused")
         else (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     )
-    supported = all(p.dtype in types and p.device.type in ("cpu", "cuda") for p in group["params"])
+    supported = all(p.dtype in types and fuses(target, p) for p in group["params"])
     return "fused" in group and group["fused"] is not False and not group.get("differentiable") and supported
 
 
@@ -237,6 +239,7 @@ def traceable(
     twins: dict[int, torch.Tensor],
     state: dict[int, dict[str, Any]],
     live: dict[tuple[int, str], torch.Tensor],
+    target: Target,
 ) -> Iterator[None]:
     """Puts traced twins in the place of parameters, state and settings, and chooses traceable implementations.
 
@@ -245,6 +248,7 @@ def traceable(
         twins: the traced twin of each parameter, by the parameter's ``id``.
         state: the traced state of each parameter, by the parameter's ``id``.
         live: the traced settings, by the group's number and their keys.
+        target: what the step is captured for.
     """
     first = 0
     with ExitStack() as stack:
@@ -254,7 +258,7 @@ def traceable(
                 {key: tensor for (group, key), tensor in live.items() if group == first + index}
                 for index in range(len(optimizer.param_groups))
             ]
-            stack.enter_context(_on_twins(optimizer, twins, state, own))
+            stack.enter_context(_on_twins(optimizer, twins, state, own, target))
             first += len(optimizer.param_groups)
         yield
 
@@ -265,12 +269,13 @@ def _on_twins(
     twins: dict[int, torch.Tensor],
     state: dict[int, dict[str, Any]],
     live: list[dict[str, torch.Tensor]],
+    target: Target,
 ) -> Iterator[None]:
     real_state, real_groups = optimizer.state, [dict(group) for group in optimizer.param_groups]
     attributes = dict(optimizer.__dict__)
     optimizer.state = defaultdict(dict)
     for index, group in enumerate(optimizer.param_groups):
-        fused = can_be_fused(group) and set(live[index]) <= {"lr"}
+        fused = can_be_fused(group, target) and set(live[index]) <= {"lr"}
         optimizer.state.update({twins[id(p)]: state[id(p)] for p in group["params"] if id(p) in state})
         group["params"] = [twins[id(p)] for p in group["params"]]
         settings.put(group, live[index])

@@ -17,12 +17,18 @@ from unittest import mock
 
 import torch
 import torch.fx
+import torch.utils._pytree as pytree
 from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache
-from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    autograd_would_have_decomposed,
+)
 
+from unisono._capture.target import Target
 from unisono._capture.types import TensorType, type_of
 
 _aten = torch.ops.aten
@@ -70,9 +76,11 @@ class Recorder(TorchDispatchMode):
     #: The one that records now.
     current: Recorder | None = None
 
-    def __init__(self) -> None:
-        """Starts with an empty graph."""
+    def __init__(self, target: Target | None = None) -> None:
+        """Starts with an empty graph, of operations on ``target``."""
         super().__init__()
+        self._target = target or Target()
+        self._stand_ins: dict[int, torch.Tensor] = {}
         self.graph, self.root = torch.fx.Graph(), torch.nn.Module()
         self._constants: dict[int, tuple[torch.Tensor, str]] = {}
         self._known: set[Any] = set()
@@ -91,6 +99,7 @@ class Recorder(TorchDispatchMode):
             self._track(fake, self.graph.placeholder(f"input_{number}"))
         recording = mock.patch.object(Recorder, "current", self)
         tracing = mock.patch("torch.fx._symbolic_trace._is_fx_tracing_flag", new=True)
+        self._mode = mode
         with mode, disable_autocast_cache(), recording, tracing, self:
             made = _disable_dynamo(function)(*fakes)
         self.graph.output([self._argument(one) for one in made])
@@ -145,7 +154,8 @@ class Recorder(TorchDispatchMode):
         if func is _aten.lift_fresh.default:
             # What was lifted may be changed afterwards.
             func = _aten.lift_fresh_copy.default
-        made = self._made(func, args, kwargs) if facts.in_place else func(*args, **kwargs)
+        here, named = self._here(args, kwargs) if self._target.elsewhere else (args, kwargs)
+        made = self._made(func, here, named) if facts.in_place else func(*here, **named)
         node = self.graph.call_function(
             func, tuple(map(self._argument, args)), {key: self._argument(value) for key, value in kwargs.items()}
         )
@@ -153,6 +163,21 @@ class Recorder(TorchDispatchMode):
             node.meta["custom"] = meta
         self._track(made, node)
         return made
+
+    def _here(self, args: Any, kwargs: Any) -> Any:
+        """Arguments on the device on which the target is traced."""
+
+        def here(leaf: Any) -> Any:
+            if isinstance(leaf, torch.device):
+                return self._target.traced_on(leaf)
+            if not isinstance(leaf, torch.Tensor) or isinstance(leaf, FakeTensor):
+                return leaf
+            if id(leaf) not in self._stand_ins:
+                with _disable_current_modes():
+                    self._stand_ins[id(leaf)] = self._target.stand_in(self._mode, leaf)
+            return self._stand_ins[id(leaf)]
+
+        return pytree.tree_map(here, (args, kwargs))
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operation in place gives: its operand, which is asked of PyTorch once for operands of the same types."""
@@ -167,6 +192,8 @@ class Recorder(TorchDispatchMode):
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.node_of(value) or self._constant(value)
+        if isinstance(value, torch.device):
+            return self._target.traced_on(value)
         return [self._argument(one) for one in value] if isinstance(value, list | tuple) else value
 
     def _constant(self, tensor: torch.Tensor) -> torch.fx.Node:

@@ -48,6 +48,7 @@ from unisono._capture.record import Recorder, Watch
 from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono._capture.schedules import Scheduled, Schedules
 from unisono._capture.settings import Answer, Comparisons, groups_of
+from unisono._capture.target import Target
 from unisono._tree import Structure, flatten, unflatten
 from unisono.errors import StepError, UnisonoError, UnsupportedError
 
@@ -112,7 +113,7 @@ def trace(
     """
     kernels.register()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = _fakes(fake_mode, inputs.inputs)
+    fakes = _fakes(fake_mode, inputs)
     kept = kept or Kept(train_step, model, optimizers)
     run = _Run(train_step, model, optimizers, inputs, kept)
     run.questions = Questions(answers)
@@ -127,6 +128,7 @@ def trace(
         mock.patch("torch.compiler.is_compiling", return_value=True),
         _without_onednn(),
         quiet,
+        kernels.chosen(inputs.target),
         run.explaining_errors(),
     ):
         first = run.recorder.record(run, fakes, fake_mode)
@@ -155,19 +157,19 @@ def _without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def _fakes(mode: FakeTensorMode, items: list[StepInput]) -> list[torch.Tensor]:
+def _fakes(mode: FakeTensorMode, inputs: StepInputs) -> list[torch.Tensor]:
     """A tensor without data for each input, a further one where two are one tensor: in the next call they may be two."""
     found: dict[int, torch.Tensor] = {}
-    for item in items:
-        fake = _fake(mode, item)
+    for item in inputs.inputs:
+        fake = _fake(mode, item, inputs.target)
         fake = fake.clone() if id(fake) in found else fake
         found[id(fake)] = fake
     return list(found.values())
 
 
-def _fake(mode: FakeTensorMode, item: StepInput) -> torch.Tensor:
+def _fake(mode: FakeTensorMode, item: StepInput, target: Target) -> torch.Tensor:
     with torch.no_grad():
-        fake = mode.from_tensor(item.tensor, static_shapes=True)
+        fake = target.stand_in(mode, item.tensor)
     wants_gradient = item.cls == "parameter" and item.tensor.requires_grad
     return fake.detach().requires_grad_(wants_gradient) if fake.requires_grad != wants_gradient else fake
 
@@ -223,7 +225,7 @@ class _Run:
     ) -> None:
         self.train_step, self.model, self.optimizers, self.inputs = train_step, model, optimizers, inputs
         self.kept, self.found_more, self.writes = kept, False, Writes()
-        self.origins, self.recorder = OriginTracker(model), Recorder()
+        self.origins, self.recorder = OriginTracker(model), Recorder(inputs.target)
         modules = dict(model.named_modules()) if model is not None else {}
         self._registered = {
             item.name: modules[item.name.removeprefix("params.").rpartition(".")[0]]
@@ -253,7 +255,7 @@ class _Run:
             state = self._optimizer_state(items)
             live = {item.owner: fake for item, fake in items if item.cls == "hyper" and item.owner}
             self.comparisons = Comparisons(live, groups_of(self.optimizers))
-            stack.enter_context(traceable(self.optimizers, twins, state, live))
+            stack.enter_context(traceable(self.optimizers, twins, state, live, self.inputs.target))
             stack.enter_context(scaling.traceable(self.optimizers))
             stack.enter_context(refusing_others(twins.values()))
             for item, fake in items:
@@ -340,7 +342,8 @@ class _Run:
         with them as Python numbers when it is not traced.
         """
         state = {id(parameter): dict(values) for o in self.optimizers for parameter, values in o.state.items()}
-        fused = {id(p) for group in groups_of(self.optimizers) if can_be_fused(group) for p in group["params"]}
+        target = self.inputs.target
+        fused = {id(p) for group in groups_of(self.optimizers) if can_be_fused(group, target) for p in group["params"]}
         for item, fake in items:
             if item.cls == "optimizer" and item.owner is not None:
                 parameter, key = item.owner

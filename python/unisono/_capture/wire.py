@@ -194,7 +194,7 @@ class Encoder:
             _plain(0),
             _plain(tensor.dtype),
             "none",
-            _plain(tensor.device),
+            self._argument(tensor.device, "Device", node),
             "none",
         ]
         self._append(node, op, arguments, [{"value": self._env[node]}])
@@ -235,7 +235,8 @@ class Encoder:
         return self.places.setdefault((origin.file, origin.line), len(self.places))
 
     def _value(self, tensor: torch.Tensor | TensorType, definition: dict[str, Any]) -> int:
-        self.values.append({"type": _tensor_type(tensor), "def": definition})
+        known = {**_tensor_type(tensor), "device": _device(self.inputs.target.shown(tensor.device))}
+        self.values.append({"type": known, "def": definition})
         return len(self.values) - 1
 
     def _returns(self, node: torch.fx.Node, number: int) -> tuple[list[Any], Any]:
@@ -280,6 +281,7 @@ class Encoder:
             if "Tensor" in kind:
                 return {"values": [None if item is None else self._env[item] for item in value]}
             return _plain([self._env.get(i, i) if isinstance(i, torch.fx.Node) else i for i in value], kind)
+        value = self.inputs.target.shown(value) if isinstance(value, torch.device) else value
         encoded = _plain(value, kind)
         if encoded is None:
             message = f"argument of `{node.target}` of type {type(value).__name__} is not supported"

@@ -9,13 +9,14 @@ use crate::{Call, FactorKind, Factors};
 struct Layout {
     query: usize,
     dropout: usize,
-    causal: usize,
-    mask: usize,
+    /// `None` where positions are not sharded at all, because they are counted elsewhere: in arguments, or in padded results.
+    causal: Option<usize>,
+    mask: Option<usize>,
 }
 
 /// `_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, mask, scale) -> (out, logsumexp)`.
 pub fn forward(call: &Call<'_>) -> Option<Factors> {
-    let layout = Layout { query: 0, dropout: 3, causal: 4, mask: 5 };
+    let layout = Layout { query: 0, dropout: 3, causal: Some(4), mask: Some(5) };
     let mut space = Factors::none(call);
     let (batch, heads, queries) = index_space(call, &mut space, &layout, FactorKind::Parallel)?;
     space.all_results(0, batch)?;
@@ -29,7 +30,7 @@ pub fn forward(call: &Call<'_>) -> Option<Factors> {
 /// Its backward `(grad, q, k, v, out, logsumexp, dropout, causal, mask, scale) -> (dq, dk, dv)`: sharded by queries, the gradients of
 /// keys and values are partial.
 pub fn backward(call: &Call<'_>) -> Option<Factors> {
-    let layout = Layout { query: 1, dropout: 6, causal: 7, mask: 8 };
+    let layout = Layout { query: 1, dropout: 6, causal: Some(7), mask: Some(8) };
     let mut space = Factors::none(call);
     let (batch, heads, queries) = index_space(call, &mut space, &layout, FactorKind::Reduce(Reduce::Sum))?;
     for operand in [0, 4, 5] {
@@ -44,6 +45,55 @@ pub fn backward(call: &Call<'_>) -> Option<Factors> {
     if let Some(queries) = queries {
         space.result(0, 2, queries)?;
     }
+    Some(space)
+}
+
+/// `_scaled_dot_product_flash_attention(q, k, v, dropout, ..) -> (out, logsumexp, ..)`; what else it returns is of use with dropout only.
+pub fn flash(call: &Call<'_>) -> Option<Factors> {
+    by_heads(call, &Layout { query: 0, dropout: 3, causal: None, mask: None })
+}
+
+/// `_scaled_dot_product_efficient_attention(q, k, v, mask, compute_logsumexp, dropout, ..)` and `_scaled_dot_product_cudnn_attention`.
+pub fn masked(call: &Call<'_>) -> Option<Factors> {
+    by_heads(call, &Layout { query: 0, dropout: 5, causal: None, mask: Some(3) })
+}
+
+fn by_heads(call: &Call<'_>, layout: &Layout) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let (batch, heads, _) = index_space(call, &mut space, layout, FactorKind::Parallel)?;
+    for result in [0, 1] {
+        space.result(result, 0, batch)?;
+        space.result(result, 1, heads)?;
+    }
+    Some(space)
+}
+
+/// `_scaled_dot_product_flash_attention_backward(grad, q, k, v, out, logsumexp, .., dropout, ..) -> (dq, dk, dv)`.
+pub fn flash_backward(call: &Call<'_>) -> Option<Factors> {
+    by_heads_backward(call, &Layout { query: 1, dropout: 10, causal: None, mask: None }, [0, 4, 5])
+}
+
+/// `_scaled_dot_product_efficient_attention_backward(grad, q, k, v, mask, out, logsumexp, ..) -> (dq, dk, dv, dmask)`.
+pub fn efficient_backward(call: &Call<'_>) -> Option<Factors> {
+    by_heads_backward(call, &Layout { query: 1, dropout: 9, causal: None, mask: Some(4) }, [0, 5, 6])
+}
+
+/// `_scaled_dot_product_cudnn_attention_backward(grad, q, k, v, out, logsumexp, .., mask, ..) -> (dq, dk, dv)`.
+pub fn cudnn_backward(call: &Call<'_>) -> Option<Factors> {
+    by_heads_backward(call, &Layout { query: 1, dropout: 13, causal: None, mask: Some(8) }, [0, 4, 5])
+}
+
+/// A backward whose results are all in the shape of queries, keys, values and scores; `args` are the gradient, what came out, and
+/// its logarithms.
+fn by_heads_backward(call: &Call<'_>, layout: &Layout, args: [usize; 3]) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let (batch, heads, _) = index_space(call, &mut space, layout, FactorKind::Parallel)?;
+    for operand in args.into_iter().filter_map(|arg| call.operand_of_arg(arg)) {
+        space.operand(operand, 0, batch)?;
+        space.operand(operand, 1, heads)?;
+    }
+    space.all_results(0, batch)?;
+    space.all_results(1, heads)?;
     Some(space)
 }
 
@@ -64,8 +114,8 @@ fn index_space(
     // With grouped queries the smaller number of heads decides what divides; a contiguous part of the heads of both goes together.
     let heads = space.add(query_heads.min(key_heads), FactorKind::Parallel);
     space.factors[heads].blocks = query_heads == key_heads;
-    let whole_positions = call.flag(layout.causal) == Some(true);
-    let queries = (!whole_positions).then(|| space.add(queries, queries_kind));
+    let shards_positions = layout.causal.is_some_and(|causal| call.flag(causal) != Some(true));
+    let queries = shards_positions.then(|| space.add(queries, queries_kind));
     for operand in layout.query..layout.query + 3 {
         space.operand(operand, 0, batch)?;
         space.operand(operand, 1, heads)?;
@@ -73,7 +123,7 @@ fn index_space(
     if let Some(queries) = queries {
         space.operand(layout.query, 2, queries)?;
     }
-    if let Some(mask) = call.operand_of_arg(layout.mask) {
+    if let Some(mask) = layout.mask.and_then(|mask| call.operand_of_arg(mask)) {
         let ty = call.operand(mask);
         let offset = 4_usize.checked_sub(ty.rank())?;
         for (dim, factor) in [(0_usize, Some(batch)), (1, Some(heads)), (2, queries)] {

@@ -1,0 +1,204 @@
+"""Steps captured for a device from parameters that are not there."""
+
+from __future__ import annotations
+
+import re
+
+import msgpack
+import pytest
+import steps
+import torch
+import torch.nn.functional as F
+from machines import machine
+from torch import nn
+
+import unisono
+from unisono.errors import ConfigurationError, UnsupportedError
+
+
+def _encoder(device):
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True).to(device)
+    return nn.Sequential(layer, nn.Linear(32, 16)), lambda model, x, y: F.mse_loss(model(x), y)
+
+
+def _gpt(device):
+    return steps.GPT().to(device), lambda model, x, y: F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+
+def _llama(device):
+    return steps.llama(1).model.to(device), lambda model, x, y: model(input_ids=x, labels=y).loss
+
+
+MODELS = {"encoder": _encoder, "gpt": _gpt, "llama": _llama}
+
+
+def captured(make, device, dtype=torch.float32, for_device=None):
+    """A step with clipping and AdamW."""
+    model, loss_of = make(device)
+    model = model.to(device=device, dtype=dtype)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = loss_of(model, x, y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    x, y = torch.zeros(4, 16, dtype=torch.int64, device=device), torch.zeros(4, 16, dtype=torch.int64, device=device)
+    if make is _encoder:
+        x, y = torch.zeros(4, 16, 32, dtype=dtype, device=device), torch.zeros(4, 16, 16, dtype=dtype, device=device)
+    return unisono.capture(step, model=model, optimizer=optimizer, example=(x, y), device=for_device)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("name", MODELS)
+def test_without_parameters_the_graph_is_that_of_a_processor(name, device):
+    here, nowhere = captured(MODELS[name], "cpu"), captured(MODELS[name], "meta", for_device=device)
+    assert nowhere.text() == here.text()
+
+
+def test_in_half_precision_too():
+    here, nowhere = (captured(_gpt, device, torch.bfloat16) for device in ("cpu", "meta"))
+    assert nowhere.text() == here.text()
+
+
+def attention(query, key, value, mask=None, **settings):
+    """The operations of a step that is one attention, captured for CUDA, by their names."""
+    operands = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in (query, key, value)]
+    model = nn.Module()
+    model.q, model.k, model.v = map(nn.Parameter, operands)
+
+    def step(scale, mask):
+        loss = (F.scaled_dot_product_attention(model.q, model.k, model.v, mask, **settings) * scale).sum()
+        loss.backward()
+        return loss, model.q.grad, model.k.grad, model.v.grad
+
+    scale = torch.ones((), device="meta", dtype=query.dtype)
+    graph = unisono.capture(step, model=model, example=(scale, mask), device="cuda")
+    decoded = graph.decoded()
+    assert {value["type"]["device"]["kind"] for value in decoded["values"]} == {"cuda"}
+    names = [decoded["ops"][node["op"]]["name"].removeprefix("aten::") for node in decoded["nodes"]]
+    return graph, names
+
+
+def heads(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+FLASH, EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
+Q = (2, 4, 16, 32)
+MASK = torch.empty(16, 16, dtype=torch.bool, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("operands", "mask", "settings", "kernel"),
+    [
+        ([heads(*Q)] * 3, None, {"is_causal": True}, FLASH),
+        ([heads(*Q, dtype=torch.float16)] * 3, None, {"scale": 0.3}, FLASH),
+        ([heads(*Q), *[heads(2, 2, 16, 32)] * 2], None, {"enable_gqa": True}, FLASH),
+        ([heads(*Q), *[heads(2, 4, 12, 32)] * 2], None, {}, FLASH),
+        ([heads(*Q), *[heads(2, 4, 12, 32)] * 2], None, {"is_causal": True}, EFFICIENT),
+        ([heads(*Q)] * 3, MASK, {}, EFFICIENT),
+        ([heads(*Q, dtype=torch.float32)] * 3, None, {}, EFFICIENT),
+        ([heads(*Q)] * 2 + [heads(2, 4, 16, 64)], None, {}, EFFICIENT),
+        ([heads(2, 4, 16, 264)] * 3, None, {}, EFFICIENT),
+        ([heads(2, 4, 16, 6, dtype=torch.float32)] * 3, None, {}, None),
+        ([heads(*Q, dtype=torch.float64)] * 3, None, {}, None),
+        ([heads(4, 16, 32)] * 3, None, {}, None),
+        ([heads(*Q), *[heads(2, 2, 16, 32)] * 2], MASK, {"enable_gqa": True}, None),
+    ],
+)
+def test_cuda_takes_the_kernel_of_attention_that_fits(operands, mask, settings, kernel):
+    _, names = attention(*(tensor.clone() for tensor in operands), mask, **settings)
+    found = [name for name in names if "attention" in name]
+    assert found == ([] if kernel is None else [kernel, f"{kernel}_backward"])
+    assert ("bmm" in names) == (kernel is None)
+
+
+def test_what_flash_attention_pads_is_taken_off_again():
+    graph, names = attention(*[heads(2, 4, 16, 20)] * 3)
+    assert FLASH in names
+    values = graph.decoded()["values"]
+    flash = next(node for node in graph.decoded()["nodes"] if len(node["returns"]) == 9)
+    assert values[flash["returns"][0]["value"]]["type"]["shape"] == [2, 4, 16, 24]
+    assert values[graph.decoded()["returns"][1]]["type"]["shape"] == [2, 4, 16, 20]
+
+
+def test_the_results_of_flash_attention_have_its_types():
+    graph, _ = attention(*[heads(*Q)] * 3, is_causal=True)
+    line = next(line for line in graph.text().splitlines() if f"= aten::{FLASH}(" in line)
+    types = re.findall(r"v\d+: (\S+\[.*?\])", line.partition(" = ")[0])
+    assert types == ["bf16[2, 4, 16, 32]", "f32[2, 4, 16]", "u64[2]", "u64[]", "bf16[0]"]
+
+
+def test_kernels_that_are_switched_off_are_not_taken():
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+        _, names = attention(*[heads(*Q)] * 3)
+    assert EFFICIENT in names
+
+
+def test_on_cuda_dropout_is_one_operation():
+    names = captured(_encoder, "meta", for_device="cuda").native.operators()
+    assert "aten::native_dropout" in names
+    assert not any("bernoulli" in name for name in names)
+
+
+def test_optimizers_take_the_devices_form():
+    assert "aten::_fused_adamw.tensor_lr" in captured(_gpt, "meta", for_device="cuda").native.operators()
+    half = captured(_gpt, "meta", torch.bfloat16, for_device="cuda").native.operators()
+    assert not any("_fused" in name for name in half)
+
+
+def test_a_step_on_processors_can_be_captured_for_cuda():
+    from_here, from_nowhere = (captured(_gpt, device, for_device="cuda") for device in ("cpu", "meta"))
+    assert from_here.text() == from_nowhere.text()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_of_cuda_is_sharded_by_heads_or_batch(dtype):
+    graph = captured(_gpt, "meta", dtype, for_device="cuda")
+    cluster = machine(memory_bandwidth=1e9, flops=1e9, latency_ns=100.0, bandwidth=1e11, operation_ns=10.0)
+    plan = graph.native.plan(cluster, msgpack.packb({"mesh": {"a": 4}, "pins": {}, "memory_limit": None}))
+    rank = msgpack.unpackb(graph.native.rank_graph(plan, 0).message())["graph"]
+    elements = [
+        torch.Size(rank["values"][node["returns"][0]["value"]]["type"]["shape"]).numel()
+        for node in rank["nodes"]
+        if "attention" in rank["ops"][node["op"]]["name"]
+    ]
+    assert elements == [4 * 4 * 16 * 8 // 4] * 4
+
+
+def test_tensors_that_are_made_or_held_elsewhere_are_on_the_device():
+    model = nn.Linear(4, 4, device="meta")
+    offset = torch.zeros(4, device="meta")
+
+    def step(x):
+        return (model(x) + offset + torch.ones(4, device=x.device) + torch.zeros(4, device="meta")).sum()
+
+    graph = unisono.capture(step, model=model, example=(torch.zeros(2, 4, device="meta"),), device="cuda")
+    assert {value["type"]["device"]["kind"] for value in graph.decoded()["values"]} == {"cuda"}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu", "meta"])
+def test_automatic_casts_are_refused_where_another_device_does_them(device):
+    model = nn.Linear(4, 4, device="meta")
+
+    def step(x, casts):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=casts):
+            return model(x).sum()
+
+    x = torch.zeros(2, 4, device="meta")
+    unisono.capture(step, model=model, example=(x, False), device="cuda")
+    with pytest.raises(UnsupportedError) as caught:
+        unisono.capture(step, model=model, example=(x, True), device="cuda")
+    assert caught.value.code == "U0128"
+    assert "test_devices.py" in str(caught.value)
+
+
+def test_devices_that_nothing_is_known_of_are_refused():
+    with pytest.raises(ConfigurationError) as caught:
+        captured(_gpt, "meta", for_device="xpu")
+    assert caught.value.code == "U0012"
+    assert "'cuda'" in str(caught.value)

@@ -1,0 +1,40 @@
+"""The device that a step is captured for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+_PROCESSOR = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The kind of device that a step is captured for.
+
+    Attributes:
+        kind: what PyTorch calls it.
+        elsewhere: whether the step's own tensors are on another device, or on none (``meta``). Then tensors of the processor, without
+            data, stand for the target's, because PyTorch's autograd asks the drivers of all others.
+    """
+
+    kind: str = "cpu"
+    elsewhere: bool = False
+
+    def stand_in(self, mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor without data that a tensor is traced as."""
+        if not self.elsewhere or tensor.device == _PROCESSOR:
+            return mode.from_tensor(tensor, static_shapes=True)
+        with mode:
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_PROCESSOR)
+        return made.requires_grad_(tensor.requires_grad)
+
+    def traced_on(self, device: torch.device) -> torch.device:
+        """The device on which what is on ``device`` is traced."""
+        return _PROCESSOR if self.elsewhere and device.type in ("meta", self.kind) else device
+
+    def shown(self, device: torch.device) -> torch.device:
+        """The device that stands in the graph for one that was traced."""
+        return torch.device(self.kind) if self.elsewhere else device
