@@ -91,6 +91,17 @@ def own_numbers_that_nobody_needs() -> None:
     raise UnisonoError("all well")
 
 
+def own_generator() -> None:
+    """One rank has seeded the generator that the step draws from otherwise."""
+    training, generator = _training(), torch.Generator().manual_seed(RANK)
+
+    def step(x, y, scale):
+        return training.step(x + torch.rand(x.shape, generator=generator), y, scale)
+
+    given = {"model": training.model, "optimizer": training.optimizer, "example": training.batches[0]}
+    unisono.parallelize(step, **given, cluster=steps.EAGER_TO_CUT)(*training.batches[0])
+
+
 def own_shard() -> None:
     """The last rank passes only its part of the batch as the example."""
     training = _training()
@@ -121,6 +132,7 @@ CASES: dict[str, Callable[[], None]] = {
         own_rate,
         own_numbers,
         own_numbers_that_nobody_needs,
+        own_generator,
         own_shard,
         own_constant,
         own_misfit,

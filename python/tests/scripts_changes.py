@@ -317,3 +317,96 @@ def numbers_that_methods_and_properties_read_change(parallelize):
         losses += [step(x), step(x)]
     step.sync()
     return losses, seen(trainer.model, trainer.optimizer)
+
+
+class Block(nn.Module):
+    """A layer with a helper that reads numbers, beside ``forward``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale, self.kind = nn.Linear(8, 8), 1.0, None
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) if self.kind is None else x) * self.scale
+
+
+class Blocks(nn.Module):
+    """Calls the helpers of what is in its lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.named = nn.ModuleList(Block() for _ in range(2)), nn.ModuleDict({"last": Block()})
+        self.plain = [[self.blocks[0]], (self.named["last"],)]
+        self.first, self.head = Block(), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block.scaled(x)
+        for block in self.named.values():
+            x = block.scaled(x)
+        for (block,) in self.plain:
+            x = x + 0.5 * block.scaled(x)
+        return self.head(self.first.scaled(x))
+
+
+@script
+def numbers_of_helpers_of_modules_in_lists_change(parallelize):
+    model = Blocks()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    batch = pair()
+    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    losses = [step(*batch)]
+    model.blocks[1].scale = 0.5
+    losses += [step(*batch)]
+    model.named["last"].scale = 0.25
+    losses += [step(*batch)]
+    model.first.kind = "none"
+    losses += [step(*batch)]
+    return ended(step, losses, model, optimizer)
+
+
+@dataclass(frozen=True)
+class Weights:
+    first: float
+    powers: tuple[int, ...] = (1, 2)
+
+
+@script
+def numbers_in_lists_and_in_what_is_replaced_change(parallelize):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    weights, factors = [0.5, 0.5], {"l1": 0.1, "l2": 0.2}
+    terms = [types.SimpleNamespace(weight=0.1)]
+    of = Weights(0.5)
+
+    def train_step(x, y):
+        optimizer.zero_grad()
+        away = (model(x) - y).abs()
+        loss = sum(weight * away.pow(power).mean() for weight, power in zip(weights, of.powers, strict=True))
+        loss = loss * of.first + sum(term.weight for term in terms) * away.mean()
+        for power, (_name, factor) in enumerate(factors.items()):
+            loss = loss + factor * away.pow(power + 1).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    batch = pair()
+    step = parallelize(train_step, model=model, optimizer=optimizer, example=batch)
+    losses = [step(*batch)]
+    weights[0] = 0.25
+    losses += [step(*batch)]
+    weights = [0.75, 1]
+    losses += [step(*batch)]
+    factors["l2"] = 0.0
+    losses += [step(*batch)]
+    of = Weights(1.5)
+    losses += [step(*batch)]
+    of = Weights(1.5, (2, 3))
+    losses += [step(*batch)]
+    terms[0].weight = 0.3
+    losses += [step(*batch)]
+    terms.append(types.SimpleNamespace(weight=0.4))
+    losses += [step(*batch)]
+    terms[1] = types.SimpleNamespace(weight=0.5)
+    losses += [step(*batch)]
+    return ended(step, losses, model, optimizer)

@@ -31,6 +31,7 @@ def told(tmp_path_factory):
         ("own_batch_later", "`batch.x` on ranks 1, 2 is not that of rank 0", "same seed and the same sampler"),
         ("own_rate", "`hyper.0.lr` on ranks 1, 2 is not that of rank 0", "on every rank"),
         ("own_numbers", "random number generator is in another state on rank 1", "torch.Generator"),
+        ("own_generator", "generator `generator` is in another state on ranks 1, 2", "seed it alike"),
         ("own_shard", "`batch.x` is torch.float32 of shape [4, 4] on rank 2", "the example is the global batch"),
         ("own_constant", "`batch.scale` is 3.0 on rank 1", "alike on every rank"),
     ],

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import unisono
-from unisono.errors import StepError
+from unisono.errors import UnisonoError
 
 LINE = "# here"
 
@@ -146,11 +146,11 @@ def test_every_random_operation_gives_what_eager_gives_in_any_order_of_memory(dr
     compare(lambda: training(run, wide=True))
 
 
-def refused(run: Callable[..., torch.Tensor]) -> StepError:
+def refused(run: Callable[..., torch.Tensor], code: str = "U0114") -> UnisonoError:
     given = training(run)
-    with pytest.raises(StepError) as caught:
+    with pytest.raises(UnisonoError) as caught:
         unisono.capture(given.step, model=given.model, optimizer=given.optimizer, example=given.batches[0])
-    assert caught.value.code == "U0114"
+    assert caught.value.code == code
     assert caught.value.hint
     return caught.value
 
@@ -195,6 +195,25 @@ def test_a_step_that_ends_in_a_state_that_it_restored_is_refused():
         return m["first"](x).mean() + noise.mean()
 
     assert refused(run).place == line_of(run)
+
+
+@pytest.mark.parametrize(
+    ("draw", "code"),
+    [
+        (lambda g: torch.rand(8, generator=torch.Generator().manual_seed(1)), "U0108"),  # made in the step
+        (lambda g: torch.rand(8, generator=g) * g.seed(), "U0114"),
+        (lambda g: torch.rand(8, generator=g) * g.initial_seed(), "U0114"),
+    ],
+)
+def test_a_generator_without_a_path_or_with_a_seed_of_its_own_is_refused(draw, code):
+    generator = torch.Generator().manual_seed(1)
+    before = generator.get_state()
+
+    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m["last"](m["first"](x)) * draw(generator)
+
+    assert refused(run, code).place == f"{__file__}:{draw.__code__.co_firstlineno}"
+    assert torch.equal(generator.get_state(), before)
 
 
 def test_seeding_is_as_before_when_a_step_has_been_captured_or_refused():

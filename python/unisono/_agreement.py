@@ -88,6 +88,13 @@ def warn_of_the_same(ranks: Ranks, tensors: Sequence[torch.Tensor]) -> None:
 def _disagreement(names: list[str], others: list[int]) -> StepError:
     where = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
+    if names[0].startswith("generators."):
+        return StepError(
+            f"the generator `{names[0].removeprefix('generators.')}` is in another state on {where} than on rank 0",
+            code="U0123",
+            cause="every rank draws all random numbers of the step, which are those of one device only if all ranks draw the same",
+            hint="seed it alike on every rank, and draw the same numbers from it between steps",
+        )
     if names[0] == GENERATOR:
         return StepError(
             f"PyTorch's random number generator is in another state on {where} than on rank 0",

@@ -64,6 +64,7 @@ def told(captured: Capture) -> dict[str, Any]:
             [i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape), i.paths] for i in constants
         ],
         "kept": [*captured.kept.replaced, *captured.kept.written],
+        "generators": captured.kept.generators_with_paths(),
         "replaced": captured.kept.replaced,
         "left": captured.kept.left,
         "gradients": captured.kept.gradients,

@@ -19,6 +19,7 @@ from unisono._arguments import given_plan, text_of
 from unisono._between import Between
 from unisono._call import Call
 from unisono._capture import Capture, capture_step, scaling, schedules
+from unisono._capture.generators import generator_at
 from unisono._capture.inputs import StepInput, StepInputs, collect, constant
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside, classes_at
@@ -179,7 +180,9 @@ class CapturedStep:
         for optimizer in self._optimizers:
             create_state(optimizer)
         scaling.prepare(Walk(train_step, self._model, self._optimizers))
-        inputs = collect(train_step, self._model, self._optimizers, call, paths_of(message["kept"]), self._live)
+        generators = [paths_of(paths) for paths in message["generators"]]
+        kept = paths_of(message["kept"])
+        inputs = collect(train_step, self._model, self._optimizers, call, kept, self._live, generators)
         for name, dtype, shape, paths in message["constants"]:
             inputs.add(constant(self._root, name, getattr(torch, dtype), shape, paths_of(paths)))
         _agreement.require_alike(_agreement.described(inputs), self.ranks.rank, message["inputs"])
@@ -250,6 +253,7 @@ class CapturedStep:
             if item.cls in _STATE
         ]
         self.between = Between(self._root, self._state, self._replaced, self._left, self._gradients, self._dropped)
+        self._generators = [item for item in self._inputs.inputs if item.cls == "hyper" and item.paths]
         self._holders = Holders(self._model, self._optimizers, self._state)
         self._version = self._session.state.version
         self._read_only = [p for p, (item, *_) in enumerate(self._state) if item.cls == "constant"]
@@ -357,6 +361,9 @@ class CapturedStep:
             # schedulers ask whether the optimizer has taken a step
             optimizer._opt_called = True  # type: ignore[attr-defined]
         way, count, read = self._way_taken(returned)
+        count -= len(self._generators)
+        for item, state in zip(self._generators, returned[count:], strict=False):
+            generator_at(self._root, item.paths).set_state(state)
         values = iter(self.between.after_step(returned[:count], self.ranks.count))
         leaves = [way.leaf(position, read) if way.has(position) else next(values) for position in range(self._leaves)]
         perform(way.effects, read)
@@ -390,9 +397,15 @@ class CapturedStep:
         for position, item in enumerate(self._inputs.inputs):
             if item.cls == "batch":
                 tensors.append(self._shard_of_batch(batch[position], self._placed[position]))
-            elif item.cls == "hyper" and item.owner is not None:
-                tensors.append(tensor_of(groups[item.owner[0]], item.owner[1]))
+            elif item.cls == "hyper":
+                tensors.append(self._read(item, groups))
         return tensors
+
+    def _read(self, item: StepInput, groups: Sequence[dict[str, Any]]) -> torch.Tensor:
+        """A setting of an optimizer, or the state of a generator, as it is now."""
+        if item.owner is None:
+            return generator_at(self._root, item.paths).get_state()
+        return tensor_of(groups[item.owner[0]], item.owner[1])
 
     def _shard_of_batch(self, given: torch.Tensor, layout: Layout) -> torch.Tensor:
         """This rank's shard of a tensor of the batch."""
@@ -405,6 +418,8 @@ class CapturedStep:
     def look(self) -> None:
         """Looks at tensors that may have become others; refuses what the step is not made for."""
         self._constants = self.between.look()
+        for item in self._generators:
+            generator_at(self._root, item.paths)
         self._moved = self._holders.moved()
 
     def take_over(self) -> None:
@@ -426,8 +441,7 @@ class CapturedStep:
             _agreement.warn_of_the_same(self.ranks, [one for one in batch.values() if one.dim()])
             batch = {position: one for position, one in batch.items() if not one.dim()}
         given = {item.name: batch[position] for position, item in enumerate(self._inputs.inputs) if position in batch}
-        hyper = [item for item in self._inputs.inputs if item.cls == "hyper" and item.owner is not None]
-        given |= {item.name: tensor_of(groups[item.owner[0]], item.owner[1]) for item in hyper if item.owner}
+        given |= {item.name: self._read(item, groups) for item in self._inputs.inputs if item.cls == "hyper"}
         if self._draws:
             given[_agreement.GENERATOR] = torch.get_rng_state()
         _agreement.require(self.ranks, list(given), list(given.values()))

@@ -115,7 +115,8 @@ def _traced(
     may_be_there = True
     try:
         for _ in range(_MOST_TRACES):
-            inputs = collect(train_step, model, optimizers, call, [*kept.replaced, *kept.written], live)
+            state = [*kept.replaced, *kept.written]
+            inputs = collect(train_step, model, optimizers, call, state, live, kept.generators_with_paths())
             inputs.target = target_of(device, _placed(inputs))
             traced = trace(train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=may_be_there)
             kept.mark()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono._call import Call, Caller
+from unisono._capture.generators import generator_at
 from unisono._capture.paths import Path, dotted, follow, shown
 from unisono._capture.settings import live_settings, tensor_of
 from unisono._capture.target import Target
@@ -28,7 +29,8 @@ class StepInput:
         name: unique, as described at :func:`unisono.capture`.
         tensor: the user's own tensor; for a number, a 0-dim stand-in.
         owner: for optimizer state, the parameter and the key in its state; for a hyperparameter, the number of its group and the key.
-        paths: where the step has it from, if that is not the model, an optimizer or an argument.
+        paths: where the step has it from, if that is not the model, an optimizer or an argument. A ``hyper`` that has one is the state
+            of the random number generator that is there.
         number: whether the user has a number there, for which ``tensor`` is a stand-in.
     """
 
@@ -68,12 +70,15 @@ def collect(
     call: Call,
     kept: Sequence[Path] = (),
     live: Sequence[str] = (),
+    generators: Sequence[Sequence[Path]] = (),
 ) -> StepInputs:
-    """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, settings, kept tensors, batch."""
+    """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, settings, kept tensors, generators, batch."""
     found = StepInputs()
     names = _add_model(found, model)
     _add_optimizers(found, optimizers, names, live)
-    _add_kept(found, {"step": train_step, "model": model}, kept)
+    root = {"step": train_step, "model": model}
+    _add_kept(found, root, kept)
+    _add_generators(found, root, generators)
     _add_arguments(found, train_step, call)
     return found
 
@@ -138,8 +143,7 @@ def _add_kept(found: StepInputs, root: Any, paths: Sequence[Path]) -> None:
     """Adds tensors that the step keeps outside of the model."""
     taken: dict[str, int] = {}
     for path in paths:
-        name = f"kept.{dotted(path)}"
-        taken[name] = taken.get(name, 0) + 1
+        name = _another(f"kept.{dotted(path)}", taken)
         tensor = follow(root, path)
         if not isinstance(tensor, torch.Tensor):
             raise StepError(
@@ -148,8 +152,20 @@ def _add_kept(found: StepInputs, root: Any, paths: Sequence[Path]) -> None:
                 cause="the step keeps a tensor there",
                 hint="make all that the step uses alike on every rank",
             )
-        name = name if taken[name] == 1 else f"{name}.{taken[name]}"
         found.add(StepInput("buffer", name, tensor, paths=(path,)))
+
+
+def _add_generators(found: StepInputs, root: Any, generators: Sequence[Sequence[Path]]) -> None:
+    taken: dict[str, int] = {}
+    for paths in generators:
+        name = _another(f"generators.{dotted(paths[0])}", taken)
+        found.add(StepInput("hyper", name, generator_at(root, paths).get_state(), paths=tuple(paths)))
+
+
+def _another(name: str, taken: dict[str, int]) -> str:
+    """A name that none before it had."""
+    taken[name] = taken.get(name, 0) + 1
+    return name if taken[name] == 1 else f"{name}.{taken[name]}"
 
 
 def constant(root: Any, name: str, dtype: torch.dtype, shape: list[int], paths: list[Path]) -> StepInput:

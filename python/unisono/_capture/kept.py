@@ -36,6 +36,7 @@ class Kept:
         gradients: the names of parameters that have one then.
         accumulates: whether the step adds to gradients that it finds: those that are there are state, and what it leaves is left.
         dropped: paths to gradients that are state and that the step takes away.
+        generators: paths to random number generators that the step draws from.
     """
 
     train_step: Callable[..., Any]
@@ -48,6 +49,7 @@ class Kept:
     gradients: list[str] = field(default_factory=list)
     accumulates: bool = False
     dropped: list[Path] = field(default_factory=list)
+    generators: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Notes how everything is before the step is traced."""
@@ -78,6 +80,11 @@ class Kept:
             return found is tensor or (_kind(found) == _kind(tensor) and _memory(found) == _memory(tensor) is not None)
 
         return [path for path, found in self._before.tensors.items() if path not in self.replaced and is_it(found)]
+
+    def generators_with_paths(self) -> list[list[Path]]:
+        """All paths to each of the generators that the step draws from."""
+        found = self.walk.generators
+        return [[other for other, one in found.items() if one is found[path]] for path in self.generators]
 
     def note_gradients(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Makes state of the gradients that are there; whether a path leads to each of them."""

@@ -7,6 +7,7 @@ import dis
 import functools
 import inspect
 import types
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
@@ -28,9 +29,12 @@ NOT_LOOKED_INTO = (
     types.BuiltinFunctionType,
 )
 _PLAIN = (int, float, bool, str, type(None))
-#: A variable's cell, or a dictionary and a key.
-Place = tuple[Any, str]
+_SEQUENCES = (list, tuple, deque)
+_OF_MODULES = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+#: A variable's cell, or a dictionary, list or tuple and a key.
+Place = tuple[Any, Any]
 _MOST_LEVELS = 3
+_MOST_ENTRIES = 1000
 
 
 class Outside:
@@ -38,17 +42,25 @@ class Outside:
 
     def __init__(self, train_step: Callable[..., Any], model: nn.Module | None) -> None:
         """Takes all of it as it is at this moment, before the step is captured."""
-        met: set[tuple[int, int]] = set()
-        reads = list(_of_modules(model, met))
-        function, owner = function_of(train_step)
+        self._step, self._model, self._left_out = train_step, model, set[str]()
+        self._places, self._holders = self._read()
+        self._captured = [_seen_at(place) for place in self._places.values()]
+
+    def _read(self) -> tuple[dict[str, Place], list[tuple[Place, Any, int]]]:
+        """The places of numbers by their names, and what they are in, with its size: another may be put there."""
+        met: set[tuple[int, ...]] = set()
+        reads = list(_of_modules(self._model, met))
+        function, owner = function_of(self._step)
         if function is not None:
             reads += _of_function("self", function, owner, met)
-        self._places = _named_once((name, place) for name, place in reads if isinstance(value_at(*place), _PLAIN))
-        self._captured = [value_at(*place) for place in self._places.values()]
+        pairs = [(place, value_at(*place)) for _, place in reads]
+        holders = [(place, value, _size(value)) for place, value in pairs if _may_hold_numbers(value)]
+        found = _named_once((name, place) for name, place in reads if _seen_at(place) is not ...)
+        return {name: place for name, place in found.items() if name not in self._left_out}, holders
 
     def changed_by_itself(self) -> list[str]:
         """The names of what the capture has changed: it does so once, as a warning says."""
-        now = [value_at(*place) for place in self._places.values()]
+        now = [_seen_at(place) for place in self._places.values()]
         pairs = zip(self._places, self._captured, now, strict=True)
         return [name for name, was, value in pairs if _differ(was, value)]
 
@@ -59,17 +71,54 @@ class Outside:
             for (name, place), was in zip(self._places.items(), self._captured, strict=True)
             if name not in names and (id(place[0]), place[1]) not in renewed
         ]
+        self._left_out |= self._places.keys() - {name for name, *_ in kept}
         self._places = {name: place for name, place, _ in kept}
         self._captured = [was for *_, was in kept]
 
     def changed(self) -> tuple[str, Any, Any] | None:
         """Name, value when the step was captured, and value now of the first that has changed."""
-        now = [value_at(holder, key) for holder, key in self._places.values()]
+        if any(value_at(*place) is not was or _size(was) != size for place, was, size in self._holders):
+            new = self._renewed()
+            if new is not None:
+                return new
+        now = [_seen_at(place) for place in self._places.values()]
         if now != self._captured or any(type(a) is not type(b) for a, b in zip(now, self._captured, strict=True)):
             for name, was, value in zip(self._places, self._captured, now, strict=True):
                 if _differ(was, value):
                     return name, was, value
         return None
+
+    def _renewed(self) -> tuple[str, Any, Any] | None:
+        """Looks where the numbers are now; a number that is read, and was not there, is returned."""
+        found, holders = self._read()
+        for name, place in found.items():
+            if name not in self._places:
+                return name, None, _seen_at(place)
+        self._places, self._holders = {name: found.get(name, ({}, name)) for name in self._places}, holders
+        return None
+
+
+def _seen_at(place: Place) -> Any:
+    """What is compared of the value at a place: a number as it is, the numbers of a list; of anything else (``...``) nothing."""
+    value = value_at(*place)
+    return value if isinstance(value, _PLAIN) else _numbers_of(value)
+
+
+def _numbers_of(value: Any) -> Any:
+    if not isinstance(value, _SEQUENCES) or len(value) > _MOST_ENTRIES:
+        return ...
+    numbers = tuple(one if isinstance(one, int | float | str) else _numbers_of(one) for one in value)
+    return ... if ... in numbers else numbers
+
+
+def _may_hold_numbers(value: Any) -> bool:
+    if isinstance(value, (nn.Module, dict, *_SEQUENCES)):
+        return True
+    return not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__")
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, (dict, *_SEQUENCES)) else 0
 
 
 def _named_once(places: Iterable[tuple[str, Place]]) -> dict[str, Place]:
@@ -91,6 +140,8 @@ def value_at(holder: Any, key: str) -> Any:
     """What is at a place; ``None`` where nothing is."""
     if isinstance(holder, dict):
         return holder.get(key)
+    if isinstance(holder, _SEQUENCES):
+        return holder[key] if key < len(holder) else None
     try:
         return holder.cell_contents
     except ValueError:
@@ -139,13 +190,25 @@ def _places(function: types.FunctionType) -> Iterator[tuple[str, Place]]:
 
 @functools.lru_cache(maxsize=1024)  # many modules have one `forward`
 def _named(code: types.CodeType, *operations: str) -> list[str]:
-    """The names that code has for globals, or for attributes, in the order of their first use."""
-    found = (instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in operations)
-    return list(dict.fromkeys(found))
+    """The names that code has for globals, or for attributes, in the order of their first use; functions within it too."""
+    found = [instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in operations]
+    inner = (name for part in _within(code) for name in _named(part, *operations))
+    return list(dict.fromkeys([*found, *inner]))
+
+
+def _within(code: types.CodeType) -> list[types.CodeType]:
+    return [part for part in code.co_consts if isinstance(part, types.CodeType)]
+
+
+def _texts(code: types.CodeType) -> Iterator[str]:
+    """The strings that code has."""
+    yield from (one for one in code.co_consts if isinstance(one, str))
+    for part in _within(code):
+        yield from _texts(part)
 
 
 def _of_function(
-    name: str, function: types.FunctionType, owner: Any, met: set[tuple[int, int]]
+    name: str, function: types.FunctionType, owner: Any, met: set[tuple[int, ...]]
 ) -> Iterator[tuple[str, Place]]:
     """What the code of a function names, and of the functions that it names; ``owner`` is the object of a method, which has a name."""
     if (id(function), id(owner)) in met:
@@ -163,7 +226,7 @@ def _of_function(
 
 
 def _of_named_functions(
-    name: str, functions: Iterable[Any], owner: Any, met: set[tuple[int, int]]
+    name: str, functions: Iterable[Any], owner: Any, met: set[tuple[int, ...]]
 ) -> Iterator[tuple[str, Place]]:
     """The same of functions that are the user's, and of what they wrap."""
     for outermost in functions:
@@ -175,25 +238,50 @@ def _of_named_functions(
 
 
 def _of_object(
-    name: str, value: Any, code: types.CodeType, levels: int, met: set[tuple[int, int]]
+    name: str, value: Any, code: types.CodeType, levels: int, met: set[tuple[int, ...]]
 ) -> Iterator[tuple[str, Place]]:
-    """The entries of a dictionary, or the attributes of an object, that code names, and theirs; what its properties and methods name."""
-    if isinstance(value, dict):
-        found = [(f"{name}[{key!r}]", value, key) for key in code.co_consts if isinstance(key, str) and key in value]
+    """The entries of a container, or the attributes of an object, that code names, and theirs; what its properties and methods name."""
+    if (id(value), id(code), levels) in met:
+        return
+    met.add((id(value), id(code), levels))
+    for longer, holder, key, inside in _parts(name, value, code):
+        part = value_at(holder, key)
+        yield longer, (holder, key)
+        # What is in a list of objects is as far away as the list.
+        below = levels if inside and not isinstance(part, _SEQUENCES) else levels - 1
+        if below > 0 and part is not value:
+            yield from _of_object(longer, part, code, below, met)
+    if isinstance(value, nn.Module) or not isinstance(value, (dict, *_SEQUENCES, *NOT_LOOKED_INTO)):
+        yield from _of_named_functions(name, _methods(type(value), code), value, met)
+
+
+def _parts(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, Any, Any, bool]]:
+    """Name, holder, key of what code may reach by one name, and whether by none: as an entry of a list."""
+    if isinstance(value, _SEQUENCES):
+        if ... is _numbers_of(value) and len(value) <= _MOST_ENTRIES:
+            yield from ((f"{name}[{number}]", value, number, True) for number in range(len(value)))
+    elif isinstance(value, dict):
+        named = [key for key in dict.fromkeys(_texts(code)) if key in value]
+        for key in _all_keys(value) if not named or _goes_through_all(code) else named:
+            yield f"{name}[{key!r}]", value, key, key not in named
     elif isinstance(value, nn.Module):
-        own = vars(value)
-        found = [(f"{name}.{key}", own, key) for key in _named(code, "LOAD_ATTR") if key in own and key != "training"]
+        for holder in (vars(value), value._modules):
+            keys = (key for key in _named(code, "LOAD_ATTR") if key in holder and key != "training")
+            yield from ((f"{name}.{key}", holder, key, False) for key in keys)
+        if isinstance(value, _OF_MODULES):
+            yield from ((f"{name}.{key}", value._modules, key, True) for key in value._modules)
     elif not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
         own = vars(value)
-        found = [(f"{name}.{key}", own, key) for key in _named(code, "LOAD_ATTR", "STORE_ATTR") if key in own]
-    else:
-        return
-    for longer, holder, key in found:
-        yield longer, (holder, key)
-        if levels > 1 and holder[key] is not value:
-            yield from _of_object(longer, holder[key], code, levels - 1, met)
-    if not isinstance(value, dict):
-        yield from _of_named_functions(name, _methods(type(value), code), value, met)
+        keys = (key for key in _named(code, "LOAD_ATTR", "STORE_ATTR") if key in own)
+        yield from ((f"{name}.{key}", own, key, False) for key in keys)
+
+
+def _all_keys(value: dict[Any, Any]) -> list[Any]:
+    return [key for key in value if isinstance(key, str | int)] if len(value) <= _MOST_ENTRIES else []
+
+
+def _goes_through_all(code: types.CodeType) -> bool:
+    return any(name in ("items", "values") for name in _named(code, "LOAD_ATTR", "LOAD_METHOD"))
 
 
 def _methods(kind: type, code: types.CodeType) -> Iterator[Any]:
@@ -204,7 +292,7 @@ def _methods(kind: type, code: types.CodeType) -> Iterator[Any]:
             yield found.fget if isinstance(found, property) else found
 
 
-def _of_modules(model: nn.Module | None, met: set[tuple[int, int]]) -> Iterator[tuple[str, Place]]:
+def _of_modules(model: nn.Module | None, met: set[tuple[int, ...]]) -> Iterator[tuple[str, Place]]:
     for path, module in () if model is None else model.named_modules(prefix="model"):
         forward = type(module).forward
         if isinstance(forward, types.FunctionType):

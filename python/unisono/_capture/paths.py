@@ -86,6 +86,10 @@ def put(root: Any, path: Path, new: Any) -> None:
         _put_item(vars(holder), key, new)
     elif kind == "attr":
         setattr(holder, key, new)
+    elif kind == "default":
+        holder.__defaults__ = tuple(new if number == key else one for number, one in enumerate(holder.__defaults__))
+    elif kind == "named":
+        _put_item(holder.__kwdefaults__, key, new)
     elif kind in ("parameter", "buffer", "module"):
         _put_item(getattr(holder, f"_{kind}s"), key, new)
     elif isinstance(holder, tuple):
@@ -156,6 +160,7 @@ class Walk:
     Attributes:
         root: what paths start from.
         tensors: the tensors that were found, by each path to them.
+        generators: the same of random number generators, PyTorch's own aside.
         holders: what holds things on the way, with what it held, by its ``id``.
         paths: the shortest path to each of those.
     """
@@ -166,6 +171,7 @@ class Walk:
         """Walks from the step and from the model."""
         self.root = {"step": train_step, "model": model}
         self.tensors: dict[Path, torch.Tensor] = {}
+        self.generators: dict[Path, torch.Generator] = {}
         self.holders: dict[int, tuple[Any, dict[Step, Any]]] = {}
         self.paths: dict[int, Path] = {}
         skipped = {id(optimizer) for optimizer in optimizers}
@@ -175,12 +181,20 @@ class Walk:
             path, value = todo.popleft()
             if isinstance(value, torch.Tensor):
                 self.tensors[path] = value
-            elif id(value) not in self.holders and id(value) not in skipped and len(path) < _DEEPEST:
-                parts = dict(_parts(value))
+            elif isinstance(value, torch.Generator):
+                if value is not torch.default_generator:
+                    self.generators[path] = value
+            elif id(value) not in self.holders and len(path) < _DEEPEST:
+                parts = dict(_generators_of(value) if id(value) in skipped else _parts(value))
                 self.holders[id(value)], self.paths[id(value)] = (value, parts), path
                 for step, part in parts.items():
                     if part is not Missing and not isinstance(part, _UNINTERESTING):
                         todo.append(((*path, step), part))
+
+
+def _generators_of(optimizer: Optimizer) -> Iterator[tuple[Step, Any]]:
+    """What of an optimizer is looked at: its state has names of its own."""
+    yield from ((("attr", key), part) for key, part in vars(optimizer).items() if isinstance(part, torch.Generator))
 
 
 def _parts(value: Any) -> Iterator[tuple[Step, Any]]:

@@ -18,8 +18,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from unisono._capture.generators import Generators
 from unisono._capture.places import user_line
-from unisono.errors import StepError
+from unisono.errors import StepError, UnsupportedError
 
 _aten = torch.ops.aten
 _RANDOM_BETWEEN = getattr(_aten.random_, "from")
@@ -67,9 +68,10 @@ class _Generator(torch.Generator):
 class Draws(TorchDispatchMode):
     """Keeps account of random operations, and lets those that a restored state asks for again give what they gave."""
 
-    def __init__(self) -> None:
-        """Starts at the state that the generator has when the step begins."""
+    def __init__(self, generators: Generators) -> None:
+        """Starts at the state that the generator has when the step begins; ``generators`` are the user's."""
         super().__init__()
+        self._generators, self._own = generators, {torch.default_generator._cdata}
         self._point = self._newest = _Point()
         self._kept: dict[int, tuple[torch.Tensor, _Point]] = {}
         self._restored: str | None = None
@@ -79,6 +81,7 @@ class Draws(TorchDispatchMode):
         """Accounts for what is drawn until it is left."""
         generator = _Generator()
         generator.draws = self
+        self._own.add(generator._cdata)
         with (
             mock.patch("torch.random.default_generator", generator),
             mock.patch("torch.default_generator", generator),
@@ -137,6 +140,11 @@ class Draws(TorchDispatchMode):
             raise StepError(
                 "the step computes with the state of a random number generator", code="U0114", place=user_line()
             )
+        given = kwargs.get("generator")
+        if given is not None and given._cdata not in self._own:
+            return self._from_another(func, args, kwargs)
+        if given is not None:
+            kwargs = {**kwargs, "generator": None}
         if not _draws(func, args, kwargs):
             return func(*args, **kwargs)
         key, point = _key(func, args, kwargs), self._point
@@ -157,6 +165,15 @@ class Draws(TorchDispatchMode):
         if not _fills(func) and not self._kept:
             return result  # nothing can ask for it again
         return args[0].copy_(result) if _fills(func) else pytree.tree_map_only(torch.Tensor, torch.clone, result)
+
+    def _from_another(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a random operation gives that draws from a generator of the user's."""
+        stand_in = self._generators.of(kwargs["generator"])
+        if not func._schema.is_mutable:
+            return stand_in.draw(func, args, kwargs, None)
+        if not _fills(func):
+            raise UnsupportedError(f"`{func}` with a generator is not supported", code="U0108", place=user_line())
+        return args[0].copy_(stand_in.draw(func, args, kwargs, args[0]))
 
     @staticmethod
     def _again(func: Any, args: Any, result: Any) -> Any:

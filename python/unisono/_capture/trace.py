@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from unisono._capture import hooks, kernels, scaling
 from unisono._capture.forks import Questions
 from unisono._capture.functional import Unknown, functionalised
+from unisono._capture.generators import Generators
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.kept import Kept, Writes, read_too_early
 from unisono._capture.optimizer import (
@@ -267,6 +268,8 @@ class _Run:
             self.found_more = self.kept.look(
                 {id(fake): item.tensor for item, fake in items if not self._is_replaced(item)}
             )
+            self.found_more = bool(self.generators.new()) or self.found_more
+            self.kept.generators += self.generators.new()
             left = [] if self.found_more else self.kept.left_tensors()
             had = {id(follow(self.kept.root, path[:-1])) for path in self.kept.replaced if path[-1] == ("attr", "grad")}
             self.kept.gradients = [
@@ -275,6 +278,7 @@ class _Run:
                 if self.kept.keep_gradients and fake.grad is not None and id(fake) not in had
             ]
             left += [fake.grad for item, fake in items if item.name in self.kept.gradients]
+            left += self.generators.after()
         leaves, structure = flatten(result)
         numbers = {
             i: self.reads.expression_of(leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
@@ -315,12 +319,13 @@ class _Run:
         arguments, named = unflatten(call.structure, iter(leaves), call.arguments)
         self.reads = Readbacks(self.questions)
         self.schedules = Schedules(self.kept.walk, self.optimizers, self.reads)
-        draws = Draws()
+        items = list(zip(self.inputs.inputs, fakes, strict=True))
+        states = {item.paths[0]: fake for item, fake in items if item.cls == "hyper" and item.paths}
+        self.generators = Generators(self.kept.walk, states)
+        draws = Draws(self.generators)
         modes = functools.partial(_modes, LiveScalars(self.comparisons), _Twins(twins, self.kept.marks))
         parameters = [
-            (item.name, item.tensor, fake)
-            for item, fake in zip(self.inputs.inputs, fakes, strict=True)
-            if item.cls == "parameter" and fake.requires_grad
+            (item.name, item.tensor, fake) for item, fake in items if item.cls == "parameter" and fake.requires_grad
         ]
         with (
             torch.enable_grad(),
@@ -329,6 +334,7 @@ class _Run:
             hooks.on_twins(parameters, modes),
             modes(),
             draws.drawing(),
+            self.generators.standing_in(),
             self.recorder.watched(_Watch(self.origins, draws, self.writes)),
             self.schedules.noting(),
             self.reads.around(self.kept.functions()),
