@@ -339,6 +339,10 @@ BACKWARD = {
         [rand(12, 6)],
     ),
     "gated linear units": (lambda x: F.glu(x, 1), [rand(12, 8)]),
+    "turning by complex factors": (
+        lambda x, a: torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(a)),
+        [rand(12, 6, 2), rand(6, 2)],
+    ),
     "parametric relu": (lambda x, w: F.prelu(x, w), [rand(12, 6, 4), rand(6)]),
     "robust losses": (lambda x, y: F.smooth_l1_loss(x, y) + F.huber_loss(x, y), [rand(12, 6), rand(12, 6)]),
     "attention": (

@@ -107,6 +107,7 @@ def compare_all(names: list[str]) -> None:
 
 
 import scripts_changes  # noqa: E402, F401 - registers its scripts
+import scripts_complex  # noqa: E402, F401
 import scripts_conditions  # noqa: E402, F401
 import scripts_generators  # noqa: E402, F401
 import scripts_gradients  # noqa: E402, F401

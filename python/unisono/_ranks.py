@@ -107,7 +107,7 @@ class Ranks:
         """Gives the tensors the values that rank 0 has."""
         if self.count > 1:
             for tensor in tensors:
-                dist.broadcast(tensor, 0)
+                dist.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, 0)
 
     def agree(self, fingerprint: str) -> bool:
         """Whether all ranks pass the same, of the same length."""

@@ -486,6 +486,8 @@ pub static ROWS: &[Row] = &[
     known("aten::_nested_view_from_buffer(self, nested_size, nested_strides, offsets)").memory(Hidden),
     known("aten::_conj(self)").memory(Hidden),
     known("aten::_neg_view(self)").memory(Hidden),
+    op("aten::view_as_real(self)", Einsum("x* -> x* _"), Jointly, View).view(Strides::Dense),
+    op("aten::view_as_complex(self)", Einsum("x* _ -> x*"), Jointly, View).view(Strides::Dense),
     known("aten::conj(self)").memory(Hidden),
     known("aten::resolve_conj(self)").memory(Hidden),
     known("aten::resolve_neg(self)").memory(Hidden),

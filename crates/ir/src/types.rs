@@ -70,6 +70,11 @@ impl Dtype {
         matches!(self, F64 | F32 | F16 | Bf16 | F8e4m3 | F8e5m2 | C64 | C128)
     }
 
+    /// Whether values of this type are complex numbers.
+    pub const fn is_complex(self) -> bool {
+        matches!(self, Self::C64 | Self::C128)
+    }
+
     /// The element type of a short name.
     pub fn from_text(text: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|dtype| dtype.text() == text)
@@ -152,6 +157,16 @@ impl TensorType {
         let shape = shape.into();
         let strides = contiguous_strides(&shape);
         Self { dtype, shape, strides, device: Device::default() }
+    }
+
+    /// The type of the real and imaginary parts, in a last dimension, where this is one of complex numbers.
+    pub fn real_pairs(&self) -> Self {
+        let mut made = self.clone();
+        made.dtype = if self.dtype == Dtype::C128 { Dtype::F64 } else { Dtype::F32 };
+        made.strides.iter_mut().for_each(|stride| *stride *= 2);
+        made.shape.push(2);
+        made.strides.push(1);
+        made
     }
 
     /// How many dimensions.

@@ -7,6 +7,9 @@ use crate::local::{filled_strides, filled_type};
 /// The schema of a tensor filled with a number.
 pub const FULL: &str = "aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
 
+/// The schema of complex numbers of their real and imaginary parts.
+pub const VIEW_AS_COMPLEX: &str = "aten::view_as_complex(Tensor(a) self) -> Tensor(a)";
+
 /// Where new nodes come from.
 #[derive(Clone, Copy, Default)]
 pub struct Origin {
@@ -96,6 +99,15 @@ impl Emitter<'_> {
             vec![Arg::Value(value), format],
             ty,
         )
+    }
+
+    /// The real and imaginary parts of a contiguous complex value, in a last dimension.
+    pub fn real_pairs(&mut self, value: ValueId) -> ValueId {
+        let ty = self.ty(value);
+        let resolved =
+            self.op("aten::resolve_conj(Tensor(a) self) -> Tensor(a)", vec![Arg::Value(value)], ty.clone());
+        let schema = "aten::view_as_real(Tensor(a) self) -> Tensor(a)";
+        self.op(schema, vec![Arg::Value(resolved)], ty.real_pairs())
     }
 
     /// The same value copied so that its dimensions lie in memory in this order, outermost first.

@@ -4,7 +4,7 @@ use ir::{
     Arg, CollectiveKind, Dims, MeshAxis, Placement, Reduce, Reduction, Reshard, TensorType, ValueId, WAIT,
 };
 
-use crate::emit::Emitter;
+use crate::emit::{Emitter, VIEW_AS_COMPLEX};
 
 /// Writes the nodes of one rank for changes of placement along one axis.
 pub struct Resharder<'a> {
@@ -194,14 +194,19 @@ impl Resharder<'_> {
         self.collective(out, CollectiveKind::AllReduce, args, ty)
     }
 
-    /// Starts a collective and waits for it.
+    /// Starts a collective and waits for it; complex numbers, which not every network sends, go as pairs of real ones.
     fn collective(
         &self,
         out: &mut Emitter<'_>,
         kind: CollectiveKind,
-        args: Vec<Arg>,
+        mut args: Vec<Arg>,
         ty: TensorType,
     ) -> ValueId {
+        if let (Some(Arg::Value(value)), true) = (args.first(), ty.dtype.is_complex()) {
+            args[0] = Arg::Value(out.real_pairs(*value));
+            let pairs = self.collective(out, kind, args, ty.real_pairs());
+            return out.op(VIEW_AS_COMPLEX, vec![Arg::Value(pairs)], ty);
+        }
         let issued = out.op(kind.schema(), args, ty.clone());
         out.op(WAIT, vec![Arg::Value(issued)], ty)
     }
@@ -240,6 +245,31 @@ mod tests {
         let [first, second] = nodes(Placement::Replicate, Placement::Partial(Reduce::Sum));
         assert_eq!(first, ["aten::full [Ints([]), Bool(false)]", "aten::masked_fill.Scalar []"]);
         assert_eq!(second, ["aten::full [Ints([]), Bool(true)]", "aten::masked_fill.Scalar []"]);
+    }
+
+    #[test]
+    fn complex_numbers_are_sent_as_pairs_of_real_ones() {
+        let mut graph = Graph::default();
+        let ty = TensorType::contiguous(ir::Dtype::C64, Dims::from_slice(&[4, 6]));
+        let value = graph.input(InputClass::Constant, "constants.0", ty.clone());
+        let axis = MeshAxis { name: "a".into(), size: 2 };
+        let resharder = Resharder { axis: &axis, coordinate: 0, group: "axis:a" };
+        let mut emitter = Emitter { graph: &mut graph, origin: Origin::default() };
+        let sum = resharder.all_reduce(&mut emitter, value, Reduction::Sum);
+        assert_eq!(*graph.ty(sum), ty);
+        let lines: Vec<_> = graph.order.iter().map(|node| graph.op_name(*node).to_owned()).collect();
+        let wait = "_c10d_functional::wait_tensor";
+        let expected = [
+            "aten::resolve_conj",
+            "aten::view_as_real",
+            "_c10d_functional::all_reduce",
+            wait,
+            "aten::view_as_complex",
+        ];
+        assert_eq!(lines, expected);
+        let Some(node) = graph.order.get(2) else { unreachable!("five nodes") };
+        let sent = graph.ty(graph.nodes[*node].operands().next().expect("an operand"));
+        assert_eq!((sent.dtype, sent.shape.as_slice()), (ir::Dtype::F32, [4, 6, 2].as_slice()));
     }
 
     #[test]

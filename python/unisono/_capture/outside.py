@@ -136,7 +136,7 @@ def _differ(was: Any, now: Any) -> bool:
     return was is not now and (type(was) is not type(now) or was != now)
 
 
-def value_at(holder: Any, key: str) -> Any:
+def value_at(holder: Any, key: Any) -> Any:
     """What is at a place; ``None`` where nothing is."""
     if isinstance(holder, dict):
         return holder.get(key)

@@ -117,6 +117,9 @@ class Encoder:
     def _constant(self, node: torch.fx.Node, tensor: Any) -> int:
         if not isinstance(tensor, torch.Tensor):
             raise UnsupportedError(f"the step calls `{node.target}`, which is no operation on tensors", code="U0105")
+        return self._new_constant(tensor)
+
+    def _new_constant(self, tensor: torch.Tensor) -> int:
         count = sum(item.cls == "constant" for item in self.inputs.inputs)
         item = StepInput("constant", f"constants.{count}", tensor)
         self.inputs.add(item)
@@ -282,11 +285,19 @@ class Encoder:
                 return {"values": [None if item is None else self._env[item] for item in value]}
             return _plain([self._env.get(i, i) if isinstance(i, torch.fx.Node) else i for i in value], kind)
         value = self.inputs.target.shown(value) if isinstance(value, torch.device) else value
+        if isinstance(value, complex) and kind == "Tensor":
+            return {"value": self._new_constant(torch.tensor(value, dtype=_complex_type(node)))}
         encoded = _plain(value, kind)
         if encoded is None:
             message = f"argument of `{node.target}` of type {type(value).__name__} is not supported"
             raise UnsupportedError(message, code="U0108", place=place_of(node))
         return encoded
+
+
+def _complex_type(node: torch.fx.Node) -> torch.dtype:
+    """The type of a complex number that an operation is given beside tensors."""
+    types = [one.meta["val"].dtype for one in (node, *node.all_input_nodes)]
+    return torch.complex128 if torch.float64 in types or torch.complex128 in types else torch.complex64
 
 
 @functools.cache
