@@ -90,3 +90,42 @@ def convolutions_of_what_has_its_channels_last_in_memory(parallelize):
     losses = [step(images), step(images)]
     step.sync()
     return losses, model.state_dict()
+
+
+def _with_sparse_gradients(parallelize, make):
+    model = nn.ModuleDict(
+        {"words": nn.Embedding(10, 8, padding_idx=0, sparse=True), "kinds": nn.Embedding(4, 8, sparse=True)}
+    )
+    optimizer = make(model)
+
+    def step(tokens, kinds, y):
+        optimizer.zero_grad()
+        hidden = model["words"](tokens).mean(1) + F.embedding(kinds, model["kinds"].weight, sparse=True)
+        loss = F.mse_loss(hidden, y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    batches = [(torch.randint(0, 10, (6, 3)), torch.randint(0, 4, (6,)), torch.randn(6, 8)) for _ in range(3)]
+    step = parallelize(step, model=model, optimizer=optimizer, example=batches[0])
+    losses = [step(*batch) for batch in batches]
+    step.sync()
+    state = [one.to_dense() for values in optimizer.state.values() for one in values.values() if torch.is_tensor(one)]
+    return losses, model.state_dict(), state
+
+
+@script
+def gradients_of_embeddings_are_sparse_in_sgd(parallelize):
+    return _with_sparse_gradients(parallelize, lambda model: torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+@script
+def gradients_of_embeddings_are_sparse_in_sgd_with_momentum(parallelize):
+    return _with_sparse_gradients(
+        parallelize, lambda model: torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, nesterov=True)
+    )
+
+
+@script
+def gradients_of_embeddings_are_sparse_in_adagrad(parallelize):
+    return _with_sparse_gradients(parallelize, lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1))

@@ -398,11 +398,19 @@ def test_sparse_adam_is_refused_because_sizes_depend_on_data():
     assert "sparse=False" in error.hint
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
-def test_sparse_gradients_are_refused_with_the_line_that_makes_them(name):
-    error = refused(of(name, lr=0.1), sparse=True)
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (of("Adam", lr=0.1), "Adam does not do with a sparse gradient"),
+        (of("SGD", lr=0.1, weight_decay=0.1), "refuses weight decay"),
+        (of("Adagrad", lr=0.1, weight_decay=0.1), "refuses weight decay"),
+    ],
+)
+def test_sparse_gradients_are_refused_with_the_line_that_makes_them_where_dense_ones_are_not_the_same(make, why):
+    error = refused(make, sparse=True)
     assert (error.code, line(error)) == ("U0113", "the loss")
-    assert "sparse tensor" in error.message
+    assert "sparse gradient" in error.message
+    assert why in error.cause
     assert "sparse=False" in error.hint
 
 

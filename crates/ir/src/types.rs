@@ -160,6 +160,7 @@ impl TensorType {
     }
 
     /// The type of the real and imaginary parts, in a last dimension, where this is one of complex numbers.
+    #[must_use]
     pub fn real_pairs(&self) -> Self {
         let mut made = self.clone();
         made.dtype = if self.dtype == Dtype::C128 { Dtype::F64 } else { Dtype::F32 };

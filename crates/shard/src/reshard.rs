@@ -102,7 +102,7 @@ impl Resharder<'_> {
         gathered_ty.shape[0] *= ranks;
         gathered_ty.strides = ir::contiguous_strides(&gathered_ty.shape);
         let args = vec![Arg::Value(value), Arg::Int(ranks), Arg::Str(self.group.into())];
-        let gathered = self.collective(out, CollectiveKind::AllGather, args, gathered_ty);
+        let gathered = collective(out, CollectiveKind::AllGather, args, gathered_ty);
         if dim == 0 && blocks == 1 {
             return gathered;
         }
@@ -162,7 +162,7 @@ impl Resharder<'_> {
             Arg::Int(i64::from(self.axis.size)),
             Arg::Str(self.group.into()),
         ];
-        self.collective(out, CollectiveKind::ReduceScatter, args, ty)
+        collective(out, CollectiveKind::ReduceScatter, args, ty)
     }
 
     /// From shards of one dimension to shards of another.
@@ -182,7 +182,7 @@ impl Resharder<'_> {
             Arg::Ints(splits),
             Arg::Str(self.group.into()),
         ];
-        let received = self.collective(out, CollectiveKind::AllToAll, args, ty);
+        let received = collective(out, CollectiveKind::AllToAll, args, ty);
         self.interleave(out, received, &part, from.0, from.1)
     }
 
@@ -191,25 +191,19 @@ impl Resharder<'_> {
         let value = out.in_order(value);
         let ty = out.ty(value);
         let args = vec![Arg::Value(value), Arg::Str(reduction.text().into()), Arg::Str(self.group.into())];
-        self.collective(out, CollectiveKind::AllReduce, args, ty)
+        collective(out, CollectiveKind::AllReduce, args, ty)
     }
+}
 
-    /// Starts a collective and waits for it; complex numbers, which not every network sends, go as pairs of real ones.
-    fn collective(
-        &self,
-        out: &mut Emitter<'_>,
-        kind: CollectiveKind,
-        mut args: Vec<Arg>,
-        ty: TensorType,
-    ) -> ValueId {
-        if let (Some(Arg::Value(value)), true) = (args.first(), ty.dtype.is_complex()) {
-            args[0] = Arg::Value(out.real_pairs(*value));
-            let pairs = self.collective(out, kind, args, ty.real_pairs());
-            return out.op(VIEW_AS_COMPLEX, vec![Arg::Value(pairs)], ty);
-        }
-        let issued = out.op(kind.schema(), args, ty.clone());
-        out.op(WAIT, vec![Arg::Value(issued)], ty)
+/// Starts a collective and waits for it; complex numbers, which not every network sends, go as pairs of real ones.
+fn collective(out: &mut Emitter<'_>, kind: CollectiveKind, mut args: Vec<Arg>, ty: TensorType) -> ValueId {
+    if let (Some(Arg::Value(value)), true) = (args.first(), ty.dtype.is_complex()) {
+        args[0] = Arg::Value(out.real_pairs(*value));
+        let pairs = collective(out, kind, args, ty.real_pairs());
+        return out.op(VIEW_AS_COMPLEX, vec![Arg::Value(pairs)], ty);
     }
+    let issued = out.op(kind.schema(), args, ty.clone());
+    out.op(WAIT, vec![Arg::Value(issued)], ty)
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@ class Kept:
         accumulates: whether the step adds to gradients that it finds: those that are there are state, and what it leaves is left.
         dropped: paths to gradients that are state and that the step takes away.
         generators: paths to random number generators that the step draws from.
+        told: lines of the step of which the user has been told something.
     """
 
     train_step: Callable[..., Any]
@@ -50,6 +51,7 @@ class Kept:
     accumulates: bool = False
     dropped: list[Path] = field(default_factory=list)
     generators: list[Path] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Notes how everything is before the step is traced."""

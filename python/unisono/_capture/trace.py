@@ -49,6 +49,7 @@ from unisono._capture.record import Recorder, Watch
 from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono._capture.schedules import Scheduled, Schedules
 from unisono._capture.settings import Answer, Comparisons, groups_of
+from unisono._capture.sparse import DenseGradients
 from unisono._capture.target import Target
 from unisono._tree import Structure, flatten, unflatten
 from unisono.errors import StepError, UnisonoError, UnsupportedError
@@ -323,7 +324,8 @@ class _Run:
         states = {item.paths[0]: fake for item, fake in items if item.cls == "hyper" and item.paths}
         self.generators = Generators(self.kept.walk, states)
         draws = Draws(self.generators)
-        modes = functools.partial(_modes, LiveScalars(self.comparisons), _Twins(twins, self.kept.marks))
+        dense = DenseGradients(self.optimizers, self.kept.told)
+        modes = functools.partial(_modes, dense, LiveScalars(self.comparisons), _Twins(twins, self.kept.marks))
         parameters = [
             (item.name, item.tensor, fake) for item, fake in items if item.cls == "parameter" and fake.requires_grad
         ]

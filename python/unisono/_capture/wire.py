@@ -163,6 +163,7 @@ class Encoder:
             )
         number = len(self.nodes)
         returns, self._env[node] = self._returns(node, number)
+        target = _for_complex(target, node.args)
         self._append(node, target, self._arguments(node, target), returns)
 
     def _view_in_place(self, node: torch.fx.Node, target: Any) -> None:
@@ -292,6 +293,12 @@ class Encoder:
             message = f"argument of `{node.target}` of type {type(value).__name__} is not supported"
             raise UnsupportedError(message, code="U0108", place=place_of(node))
         return encoded
+
+
+def _for_complex(target: Any, args: Any) -> Any:
+    """The same operation with a tensor in the place of a complex number."""
+    scaled = target in (torch.ops.aten.mul.Scalar, torch.ops.aten.div.Scalar)
+    return target.overloadpacket.Tensor if scaled and any(isinstance(one, complex) for one in args) else target
 
 
 def _complex_type(node: torch.fx.Node) -> torch.dtype:
