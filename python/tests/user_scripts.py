@@ -106,6 +106,7 @@ def compare_all(names: list[str]) -> None:
     Path(f"scripts{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
+import scripts_averages  # noqa: E402, F401 - registers its scripts
 import scripts_changes  # noqa: E402, F401 - registers its scripts
 import scripts_complex  # noqa: E402, F401
 import scripts_conditions  # noqa: E402, F401

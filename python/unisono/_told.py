@@ -9,7 +9,7 @@ import torch
 
 from unisono import _agreement
 from unisono._capture import Capture
-from unisono._capture.paths import paths_of
+from unisono._capture.paths import Path, paths_of
 from unisono._capture.readbacks import evaluate
 from unisono._capture.schedules import Scheduled
 from unisono._capture.trace import Traced
@@ -26,6 +26,7 @@ class Way:
         reads: how many tensors it reads.
         answers: the answers to the questions that it asks.
         schedules: the schedulers that it calls.
+        counted: paths to averages that take a step.
         effects: what it prints and logs, on the rank that does.
     """
 
@@ -33,13 +34,14 @@ class Way:
     reads: int
     answers: tuple[bool, ...]
     schedules: list[Scheduled]
+    counted: list[Path]
     effects: list[Any] = field(default_factory=list)
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Way:
         """The way that :func:`told` tells of."""
         calls = [Scheduled(paths_of([path])[0], given, first) for path, given, first in data["schedules"]]
-        return cls(dict(data["numbers"]), data["reads"], tuple(data["answers"]), calls)
+        return cls(dict(data["numbers"]), data["reads"], tuple(data["answers"]), calls, paths_of(data["counted"]))
 
     def has(self, position: int) -> bool:
         """Whether a leaf of what the step returns is no tensor."""
@@ -64,7 +66,7 @@ def told(captured: Capture) -> dict[str, Any]:
             [i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape), i.paths] for i in constants
         ],
         "kept": [*captured.kept.replaced, *captured.kept.written],
-        "generators": captured.kept.generators_with_paths(),
+        "read": captured.kept.read(),
         "replaced": captured.kept.replaced,
         "left": captured.kept.left,
         "gradients": captured.kept.gradients,
@@ -81,5 +83,6 @@ def _way(way: Traced) -> dict[str, Any]:
         "numbers": [*way.numbers.items(), *((at, ["constant", value]) for at, value in way.return_constants.items())],
         "reads": way.reads,
         "answers": way.choices,
+        "counted": way.counted,
         "schedules": [list(vars(call).values()) for call in way.schedules],
     }

@@ -18,12 +18,12 @@ from unisono import _agreement, _native, _profile
 from unisono._arguments import given_plan, text_of
 from unisono._between import Between
 from unisono._call import Call
-from unisono._capture import Capture, capture_step, scaling, schedules
+from unisono._capture import Capture, averages, capture_step, scaling, schedules
 from unisono._capture.generators import generator_at
-from unisono._capture.inputs import StepInput, StepInputs, collect, constant
+from unisono._capture.inputs import StepInput, StepInputs, collect, constant, is_decay, read_at
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside, classes_at
-from unisono._capture.paths import Walk, paths_of, place_at
+from unisono._capture.paths import Walk, follow, paths_of, place_at
 from unisono._capture.readbacks import perform
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._executor import Executor, draws_numbers, lower_graph
@@ -162,7 +162,8 @@ class CapturedStep:
         self._ways = [Way.from_plain(way) for way in message["ways"]]
         for way, traced in zip(self._ways, captured.ways if captured is not None else (), strict=False):
             way.effects = traced.effects
-        outside.leave_out(message["volatile"], {place_at(self._root, path) for path in self._left})
+        counts = [(*path, step) for way in self._ways for path in way.counted for step in averages.CHANGES]
+        outside.leave_out(message["volatile"], {place_at(self._root, path) for path in (*self._left, *counts)})
         self._unchanged = Unchanged(
             self._model,
             self._optimizers,
@@ -180,9 +181,9 @@ class CapturedStep:
         for optimizer in self._optimizers:
             create_state(optimizer)
         scaling.prepare(Walk(train_step, self._model, self._optimizers))
-        generators = [paths_of(paths) for paths in message["generators"]]
+        read = [paths_of(paths) for paths in message["read"]]
         kept = paths_of(message["kept"])
-        inputs = collect(train_step, self._model, self._optimizers, call, kept, self._live, generators)
+        inputs = collect(train_step, self._model, self._optimizers, call, kept, self._live, read)
         for name, dtype, shape, paths in message["constants"]:
             inputs.add(constant(self._root, name, getattr(torch, dtype), shape, paths_of(paths)))
         _agreement.require_alike(_agreement.described(inputs), self.ranks.rank, message["inputs"])
@@ -253,7 +254,8 @@ class CapturedStep:
             if item.cls in _STATE
         ]
         self.between = Between(self._root, self._state, self._replaced, self._left, self._gradients, self._dropped)
-        self._generators = [item for item in self._inputs.inputs if item.cls == "hyper" and item.paths]
+        read = [item for item in self._inputs.inputs if item.cls == "hyper" and item.paths]
+        self._generators = [item for item in read if not is_decay(item.paths)]
         self._holders = Holders(self._model, self._optimizers, self._state)
         self._version = self._session.state.version
         self._read_only = [p for p, (item, *_) in enumerate(self._state) if item.cls == "constant"]
@@ -368,6 +370,8 @@ class CapturedStep:
         leaves = [way.leaf(position, read) if way.has(position) else next(values) for position in range(self._leaves)]
         perform(way.effects, read)
         schedules.run(self._root, way.schedules, read, first=False)
+        for path in way.counted:
+            averages.count(follow(self._root, path))
         return unflatten(self._returns, iter(leaves))
 
     def _way_taken(self, returned: list[torch.Tensor]) -> tuple[Way, int, list[torch.Tensor]]:
@@ -402,9 +406,9 @@ class CapturedStep:
         return tensors
 
     def _read(self, item: StepInput, groups: Sequence[dict[str, Any]]) -> torch.Tensor:
-        """A setting of an optimizer, or the state of a generator, as it is now."""
+        """A setting of an optimizer, the state of a generator or the decay of an average, as it is now."""
         if item.owner is None:
-            return generator_at(self._root, item.paths).get_state()
+            return read_at(self._root, item.paths)
         return tensor_of(groups[item.owner[0]], item.owner[1])
 
     def _shard_of_batch(self, given: torch.Tensor, layout: Layout) -> torch.Tensor:

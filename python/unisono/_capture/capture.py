@@ -116,7 +116,7 @@ def _traced(
     try:
         for _ in range(_MOST_TRACES):
             state = [*kept.replaced, *kept.written]
-            inputs = collect(train_step, model, optimizers, call, state, live, kept.generators_with_paths())
+            inputs = collect(train_step, model, optimizers, call, state, live, kept.read())
             inputs.target = target_of(device, _placed(inputs))
             traced = trace(train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=may_be_there)
             kept.mark()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono._call import Call, Caller
+from unisono._capture import averages
 from unisono._capture.generators import generator_at
 from unisono._capture.paths import Path, dotted, follow, shown
 from unisono._capture.settings import live_settings, tensor_of
@@ -30,7 +31,7 @@ class StepInput:
         tensor: the user's own tensor; for a number, a 0-dim stand-in.
         owner: for optimizer state, the parameter and the key in its state; for a hyperparameter, the number of its group and the key.
         paths: where the step has it from, if that is not the model, an optimizer or an argument. A ``hyper`` that has one is the state
-            of the random number generator that is there.
+            of the random number generator that is there, or the decay of an average.
         number: whether the user has a number there, for which ``tensor`` is a stand-in.
     """
 
@@ -70,15 +71,19 @@ def collect(
     call: Call,
     kept: Sequence[Path] = (),
     live: Sequence[str] = (),
-    generators: Sequence[Sequence[Path]] = (),
+    read: Sequence[Sequence[Path]] = (),
 ) -> StepInputs:
-    """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, settings, kept tensors, generators, batch."""
+    """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, settings, kept tensors, what is read, batch.
+
+    ``kept`` are paths to tensors that are state, ``live`` settings of optimizers that are inputs, ``read`` for each generator and decay of
+    an average that the step reads all paths to it.
+    """
     found = StepInputs()
     names = _add_model(found, model)
     _add_optimizers(found, optimizers, names, live)
     root = {"step": train_step, "model": model}
     _add_kept(found, root, kept)
-    _add_generators(found, root, generators)
+    _add_read(found, root, read)
     _add_arguments(found, train_step, call)
     return found
 
@@ -155,11 +160,24 @@ def _add_kept(found: StepInputs, root: Any, paths: Sequence[Path]) -> None:
         found.add(StepInput("buffer", name, tensor, paths=(path,)))
 
 
-def _add_generators(found: StepInputs, root: Any, generators: Sequence[Sequence[Path]]) -> None:
+def _add_read(found: StepInputs, root: Any, read: Sequence[Sequence[Path]]) -> None:
     taken: dict[str, int] = {}
-    for paths in generators:
-        name = _another(f"generators.{dotted(paths[0])}", taken)
-        found.add(StepInput("hyper", name, generator_at(root, paths).get_state(), paths=tuple(paths)))
+    for paths in read:
+        kind = "averages" if is_decay(paths) else "generators"
+        name = _another(f"{kind}.{dotted(paths[0])}", taken)
+        found.add(StepInput("hyper", name, read_at(root, paths), paths=tuple(paths)))
+
+
+def is_decay(paths: Sequence[Path]) -> bool:
+    """Whether what is read at each step is the decay of an average, and not the state of a generator."""
+    return paths[0][-1] == averages.DECAY
+
+
+def read_at(root: Any, paths: Sequence[Path]) -> torch.Tensor:
+    """The decay of an average, or the state of a generator, as it is now."""
+    if is_decay(paths):
+        return averages.decay_of(follow(root, paths[0][:-1]))
+    return generator_at(root, paths).get_state()
 
 
 def _another(name: str, taken: dict[str, int]) -> str:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unisono._capture.averages import decays
 from unisono._capture.known import follows_from_constants
 from unisono._capture.paths import Missing, Path, Walk, follow, put, shown
 from unisono._capture.places import read_back, user_line
@@ -83,10 +84,11 @@ class Kept:
 
         return [path for path, found in self._before.tensors.items() if path not in self.replaced and is_it(found)]
 
-    def generators_with_paths(self) -> list[list[Path]]:
-        """All paths to each of the generators that the step draws from."""
+    def read(self) -> list[list[Path]]:
+        """All paths to each of the generators that the step draws from, and to the decay of each average."""
         found = self.walk.generators
-        return [[other for other, one in found.items() if one is found[path]] for path in self.generators]
+        generators = [[other for other, one in found.items() if one is found[path]] for path in self.generators]
+        return [*generators, *([path] for path in decays(self.walk))]
 
     def note_gradients(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Makes state of the gradients that are there; whether a path leads to each of them."""

@@ -27,10 +27,11 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from unisono._capture import hooks, kernels, scaling
+from unisono._capture.averages import Averages
 from unisono._capture.forks import Questions
 from unisono._capture.functional import Unknown, functionalised
 from unisono._capture.generators import Generators
-from unisono._capture.inputs import StepInput, StepInputs
+from unisono._capture.inputs import StepInput, StepInputs, is_decay
 from unisono._capture.kept import Kept, Writes, read_too_early
 from unisono._capture.optimizer import (
     can_be_fused,
@@ -74,6 +75,7 @@ class Traced:
         effects: what is printed and logged.
         answers: what was asked of settings.
         schedules: the schedulers that the step calls.
+        counted: paths to the averages that take a step.
         places: where the step chooses by values; what decided are the outputs behind those that are read.
         choices: how it chooses there.
         tensors: how many outputs are what the step returns and leaves.
@@ -93,6 +95,7 @@ class Traced:
     effects: list[Any] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     schedules: list[Scheduled] = field(default_factory=list)
+    counted: list[Path] = field(default_factory=list)
     places: list[str | None] = field(default_factory=list)
     choices: tuple[bool, ...] = ()
     tensors: int = 0
@@ -295,6 +298,7 @@ class _Run:
             effects=self.reads.effects,
             answers=self.comparisons.answers,
             schedules=self.schedules.calls,
+            counted=self.averages.counted,
             places=[place for _, place in self.questions.asked],
             replaced=list(replaced),
             stale_gradients=len(stale),
@@ -321,8 +325,9 @@ class _Run:
         self.reads = Readbacks(self.questions)
         self.schedules = Schedules(self.kept.walk, self.optimizers, self.reads)
         items = list(zip(self.inputs.inputs, fakes, strict=True))
-        states = {item.paths[0]: fake for item, fake in items if item.cls == "hyper" and item.paths}
-        self.generators = Generators(self.kept.walk, states)
+        read = [(item.paths, fake) for item, fake in items if item.cls == "hyper" and item.paths]
+        self.generators = Generators(self.kept.walk, {p[0]: fake for p, fake in read if not is_decay(p)})
+        self.averages = Averages(self.kept.walk, {p[0]: fake for p, fake in read if is_decay(p)})
         draws = Draws(self.generators)
         dense = DenseGradients(self.optimizers, self.kept.told)
         modes = functools.partial(_modes, dense, LiveScalars(self.comparisons), _Twins(twins, self.kept.marks))
@@ -337,6 +342,7 @@ class _Run:
             modes(),
             draws.drawing(),
             self.generators.standing_in(),
+            self.averages.noting(),
             self.recorder.watched(_Watch(self.origins, draws, self.writes)),
             self.schedules.noting(),
             self.reads.around(self.kept.functions()),
