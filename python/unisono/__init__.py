@@ -28,6 +28,7 @@ def capture(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     example: Any,
     device: str | None = None,
+    cache: str | Path | None = None,
 ) -> StepGraph:
     """Captures one training step (forward, loss, backward, clipping, optimizer) as a flat, functional graph.
 
@@ -44,6 +45,8 @@ def capture(
         example: the tuple of arguments that the step is called with; only shapes, types and devices of its tensors matter.
         device: the kind of device to capture the step for, ``"cpu"`` or ``"cuda"``, whose kernels become operations of the graph: that of
             the parameters by default, and ``"cpu"`` where they are on ``meta``.
+        cache: a folder in which captures are kept: one of a step that is the same in all that it reaches (code, objects, settings) is read
+            from there. What cannot be known so is captured anew.
 
     Returns:
         The graph.
@@ -55,10 +58,17 @@ def capture(
     from unisono._call import Caller
     from unisono._capture import capture_step
     from unisono._capture.optimizer import together
+    from unisono._captures import Captures, found_or_captured
     from unisono.graph import StepGraph
 
     call = Caller(train_step).of_example(example)
-    return StepGraph(capture_step(train_step, model=model, optimizers=together(optimizer), call=call, device=device))
+    if cache is None:
+        captured = capture_step(train_step, model=model, optimizers=together(optimizer), call=call, device=device)
+        return StepGraph(captured.message, captured)
+    message, found = found_or_captured(
+        Captures(cache), train_step, model=model, optimizers=together(optimizer), call=call, device=device
+    )
+    return StepGraph(message["graph"], found)
 
 
 def parallelize(
@@ -78,6 +88,7 @@ def parallelize(
     on_change: str = "capture",
     captures: int = 8,
     batch: str = "global",
+    cache: str | Path | None = None,
 ) -> ParallelStep:
     """Makes a distributed training step of an ordinary one.
 
@@ -108,6 +119,7 @@ def parallelize(
         batch: whether every rank is called with the ``"global"`` batch, or each with its shard of it (``"local"``), as a
             ``DistributedSampler`` gives it: shards of one size, concatenated along the first dimension in the order of the ranks. What the
             step computes and returns is of the global batch all the same.
+        cache: a folder in which rank 0 keeps the capture, as for :func:`unisono.capture`, for the next start of the same program.
         captures: how many captured steps are kept, at most; the one that has not run for the longest time goes first.
 
     Returns:
@@ -136,4 +148,5 @@ def parallelize(
         on_change=on_change,
         captures=captures,
         batch=batch,
+        cache=cache,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from unisono import _native
+from unisono.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from unisono._capture import Capture
@@ -16,14 +17,22 @@ if TYPE_CHECKING:
 class StepGraph:
     """A captured training step: one flat, functional graph of ATen operations with global shapes."""
 
-    def __init__(self, capture: Capture) -> None:
-        """Wraps what :func:`unisono.capture` found."""
-        self.capture = capture
+    def __init__(self, message: bytes, capture: Capture | None = None) -> None:
+        """Wraps what :func:`unisono.capture` found: the graph as MessagePack and, where it is new, how to talk to it."""
+        self.message, self._capture = message, capture
 
     @property
-    def message(self) -> bytes:
-        """The graph as MessagePack."""
-        return self.capture.message
+    def capture(self) -> Capture:
+        """How to talk to the graph.
+
+        Raises:
+            ConfigurationError: it comes from the folder of an earlier capture, and stands for itself.
+        """
+        if self._capture is None:
+            raise ConfigurationError(
+                "a graph that was kept has no capture", code="U0120", hint="capture without `cache`"
+            )
+        return self._capture
 
     @functools.cached_property
     def native(self) -> _native.Graph:

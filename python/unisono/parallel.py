@@ -20,6 +20,7 @@ from unisono._call import Call, Caller
 from unisono._capture.optimizer import together
 from unisono._capture.places import warn_user
 from unisono._capture.settings import cycled
+from unisono._captures import Captures
 from unisono._native import Graph
 from unisono._ranks import Ranks
 from unisono._state import State
@@ -56,6 +57,7 @@ class ParallelStep:
         on_change: str = "capture",
         captures: int = 8,
         batch: str = "global",
+        cache: str | Path | None = None,
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
         require_settings(compare_every, on_change, captures, batch)
@@ -71,6 +73,7 @@ class ParallelStep:
         self._train_step, self._caller, self._steps = train_step, Caller(train_step), 0
         self._on_change, self._captures = on_change, captures
         self._session.live, self._session.batch = cycled(optimizers), batch
+        self._session.captures = None if cache is None else Captures(cache)
         self._start()
         self._capture(self._call_of(example), plan)
         # Last, because a capture or a measurement draws numbers, and not on every rank.

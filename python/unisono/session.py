@@ -18,7 +18,7 @@ from unisono import _agreement, _native, _profile
 from unisono._arguments import given_plan, text_of
 from unisono._between import Between
 from unisono._call import Call
-from unisono._capture import Capture, averages, capture_step, scaling, schedules
+from unisono._capture import Capture, averages, scaling, schedules
 from unisono._capture.generators import generator_at
 from unisono._capture.inputs import StepInput, StepInputs, collect, constant, is_decay, read_at
 from unisono._capture.optimizer import create_state
@@ -26,13 +26,14 @@ from unisono._capture.outside import Outside, classes_at
 from unisono._capture.paths import Walk, follow, paths_of, place_at
 from unisono._capture.readbacks import perform
 from unisono._capture.settings import Answer, groups_of, tensor_of
+from unisono._captures import Captures, found_or_captured
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._holders import Holders
 from unisono._message import pack
 from unisono._placements import Layout, full_tensor, own_local, to_local
 from unisono._ranks import Ranks
 from unisono._state import State
-from unisono._told import Way, told
+from unisono._told import Way
 from unisono._tree import from_plain, unflatten
 from unisono._unchanged import Unchanged, other_call
 from unisono._users_errors import UsersError
@@ -75,6 +76,7 @@ class Session:
         live: the settings of optimizers that are inputs of steps beside the learning rate.
         batch: whether each rank is given the global batch, or its shard (``local``).
         steps: the captured steps of each function.
+        captures: where the first of them is kept for other processes, if anywhere.
     """
 
     ranks: Ranks
@@ -91,6 +93,7 @@ class Session:
     live: tuple[str, ...] = ()
     batch: str = "global"
     steps: list[list[CapturedStep]] = field(default_factory=list)
+    captures: Captures | None = None
 
     def full(self, item: StepInput, layout: Layout, shard: torch.Tensor) -> torch.Tensor:
         """The global tensor, gathered from the local ones of all ranks."""
@@ -132,15 +135,17 @@ class CapturedStep:
         message: Any = None
         if self.ranks.rank == 0:
             try:
-                captured = capture_step(
+                message, captured = found_or_captured(
+                    # The user's tensors are there as long as no step has shards of them.
+                    self._session.captures if not self._session.state.layouts() else None,
                     train_step,
                     model=self._model,
                     optimizers=self._optimizers,
                     call=call,
+                    outside=outside,
                     keep_gradients=self._session.keep_grads,
                     live=self._live,
                 )
-                message = told(captured) | {"volatile": outside.changed_by_itself()}
             except UnisonoError as error:
                 message = error
             except Exception as error:

@@ -1,0 +1,160 @@
+"""Captures of earlier runs, kept as files in a folder that the user names."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono._call import Call
+from unisono._capture import Capture, capture_step, digest
+from unisono._capture.optimizer import create_state
+from unisono._capture.outside import Outside
+from unisono._capture.places import user_line
+from unisono._capture.surroundings import surroundings
+from unisono._message import pack, unpack
+from unisono._told import told
+from unisono.errors import UnisonoError
+
+_LOG = logging.getLogger("unisono")
+_HEADER = b"unisono capture 1\n"
+_MOST_BYTES, _MOST_FILES = 1 << 28, 64
+_FINGERPRINT = 16
+
+
+@dataclass(frozen=True)
+class Roots:
+    """What a capture is made of; the optimizers have their states."""
+
+    train_step: Callable[..., Any]
+    model: nn.Module | None
+    optimizers: tuple[Optimizer, ...]
+    call: Call
+    settings: dict[str, Any]
+    place: str | None
+
+    def reached(self) -> str:
+        """The number of all that they reach; see :func:`unisono._capture.digest.reached`."""
+        inputs = [leaf for leaf in self.call.leaves if isinstance(leaf, torch.Tensor)]
+        if self.model is not None:
+            inputs += [*self.model.parameters(), *self.model.buffers()]
+        for optimizer in self.optimizers:
+            inputs += [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            held = (value for state in optimizer.state.values() for value in state.values())
+            inputs += [value for value in held if isinstance(value, torch.Tensor)]
+        called = (self.call.arguments, self.call.leaves, self.call.structure, self.place)
+        return digest.reached([self.train_step, self.model, self.optimizers, self.settings, called], inputs)
+
+
+class Captures:
+    """The captures of one folder.
+
+    A capture is kept where another process can use it in place of its own: of a step without choices by values, prints, schedulers and
+    tensors kept outside of the model, whose code has changed nothing of what it reaches.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """Takes a folder, which is made when something is kept."""
+        self._folder = Path(folder)
+
+    def key(self, roots: Roots) -> str | None:
+        """What identifies the capture of a call, or ``None``, with a message to the log ``unisono``, where that is not known."""
+        try:
+            return f"{roots.reached()}-{surroundings()}"
+        except digest.Unknowable as error:
+            _LOG.debug("the step is captured anew at each start: it reaches %s", error)
+            return None
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """What was told of the capture with this key, if there is one as it was written."""
+        with contextlib.suppress(OSError, ValueError):
+            file = self._folder / key
+            if file.stat().st_size <= _MOST_BYTES:
+                data = file.read_bytes()
+                start = len(_HEADER) + _FINGERPRINT
+                if data[:start] == _HEADER + _fingerprint(data[start:]):
+                    return unpack(data[start:])
+        return None
+
+    def keep(self, key: str, roots: Roots, message: dict[str, Any]) -> None:
+        """Keeps what was told of a capture, if that is all that the capture did; a folder that cannot be written keeps nothing."""
+        with contextlib.suppress(OSError, digest.Unknowable):
+            if not _is_plain(message) or not key.startswith(roots.reached()):
+                return
+            data = pack(message)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+                file.write(_HEADER + _fingerprint(data) + data)
+            os.replace(file.name, self._folder / key)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        files = sorted(self._folder.iterdir(), key=lambda file: file.stat().st_mtime)
+        for file in files[:-_MOST_FILES]:
+            file.unlink()
+
+
+def found_or_captured(
+    captures: Captures | None,
+    train_step: Callable[..., Any],
+    *,
+    model: nn.Module | None,
+    optimizers: tuple[Optimizer, ...],
+    call: Call,
+    outside: Outside | None = None,
+    **settings: Any,
+) -> tuple[dict[str, Any], Capture | None]:
+    """What is to be told of a capture, and the capture itself where it is none that was kept.
+
+    Args:
+        captures: where captures are kept, if anywhere.
+        train_step: the step; the further arguments are those of :func:`unisono._capture.capture_step`.
+        model: the module that it trains.
+        optimizers: its optimizers.
+        call: the call to capture.
+        outside: what the step reads from outside, looked at before and afterwards.
+        settings: the further arguments.
+    """
+    key, roots = None, Roots(train_step, model, optimizers, call, settings, user_line())
+    if captures is not None:
+        with contextlib.suppress(UnisonoError):  # which capturing will say with its place
+            for optimizer in optimizers:
+                create_state(optimizer)
+        key = captures.key(roots)
+        found = captures.find(key) if key is not None else None
+        if found is not None:
+            return found, None
+    captured = capture_step(train_step, model=model, optimizers=optimizers, call=call, **settings)
+    message = told(captured) | {
+        "volatile": outside.changed_by_itself() if outside is not None else [],
+        "effects": any(way.effects for way in captured.ways),
+    }
+    if captures is not None and key is not None:
+        captures.keep(key, roots, message)
+    return message, captured
+
+
+def _is_plain(message: dict[str, Any]) -> bool:
+    """Whether no more than the graph is needed, with tensors that other processes find where this one has."""
+    nothing = ("kept", "read", "replaced", "left", "gradients", "dropped", "accumulates", "volatile", "effects")
+    return (
+        not any(message[key] for key in nothing)
+        and len(message["ways"]) == 1
+        and not message["ways"][0]["schedules"]
+        and not message["ways"][0]["counted"]
+        and all(paths for _, _, _, paths in message["constants"])
+    )
+
+
+def _fingerprint(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_FINGERPRINT).digest()
