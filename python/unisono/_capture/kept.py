@@ -22,6 +22,7 @@ from unisono._capture.known import follows_from_constants
 from unisono._capture.paths import Missing, Path, Walk, follow, put, shown
 from unisono._capture.places import read_back, user_line
 from unisono._capture.readbacks import Number
+from unisono._capture.selection import Selection
 from unisono.errors import StepError
 
 
@@ -75,6 +76,8 @@ class Kept:
             for part in parts.values():
                 if isinstance(part, Number):
                     raise read_back(part.place)
+                if isinstance(part, Selection):
+                    raise part.refused("keeping")
 
     def paths_to(self, tensor: torch.Tensor) -> list[Path]:
         """All paths to a tensor of the user's, or to the one of which it is the ``data``."""

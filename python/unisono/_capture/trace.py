@@ -49,6 +49,7 @@ from unisono._capture.readbacks import Expression, Readbacks
 from unisono._capture.record import Recorder, Watch
 from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono._capture.schedules import Scheduled, Schedules
+from unisono._capture.selection import Selection, Selections
 from unisono._capture.settings import Answer, Comparisons, groups_of
 from unisono._capture.sparse import DenseGradients
 from unisono._capture.target import Target
@@ -284,6 +285,9 @@ class _Run:
             left += [fake.grad for item, fake in items if item.name in self.kept.gradients]
             left += self.generators.after()
         leaves, structure = flatten(result)
+        for leaf in leaves:
+            if isinstance(leaf, Selection):
+                raise leaf.refused("returning")
         numbers = {
             i: self.reads.expression_of(leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
         }
@@ -330,7 +334,8 @@ class _Run:
         self.averages = Averages(self.kept.walk, {p[0]: fake for p, fake in read if is_decay(p)})
         draws = Draws(self.generators)
         dense = DenseGradients(self.optimizers, self.kept.told)
-        modes = functools.partial(_modes, dense, LiveScalars(self.comparisons), _Twins(twins, self.kept.marks))
+        live, own = LiveScalars(self.comparisons), _Twins(twins, self.kept.marks)
+        modes = functools.partial(_modes, Selections(), dense, live, own)
         parameters = [
             (item.name, item.tensor, fake) for item, fake in items if item.cls == "parameter" and fake.requires_grad
         ]
