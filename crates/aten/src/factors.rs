@@ -119,16 +119,6 @@ impl Factors {
             FactorKind::Reduce(reduce) => Placement::Partial(reduce),
         };
         debug_assert_eq!(self.operands.len(), call.operands.len(), "{}", call.name());
-        let divides = |map: &DimMap, size: &dyn Fn(usize) -> Option<i64>| {
-            dim_of(map).is_none_or(|dim| size(dim).is_some_and(|size| divides(size, seed.blocks, ranks)))
-        };
-        let operands =
-            self.operands.iter().enumerate().all(|(i, map)| divides(map, &|dim| call.size(i, dim)));
-        let results =
-            self.results.iter().enumerate().all(|(i, map)| divides(map, &|dim| call.result_size(i, dim)));
-        if !operands || !results {
-            return None;
-        }
         Some(Strategy {
             operands: self.operands.iter().map(|m| dim_of(m).map_or(Placement::Replicate, shard)).collect(),
             results: self.results.iter().map(|m| dim_of(m).map_or(without, shard)).collect(),

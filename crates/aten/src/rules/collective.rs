@@ -4,31 +4,29 @@
 use ir::{Arg, Placement};
 use smallvec::SmallVec;
 
-use crate::{
-    Call, Realise, Seed, Strategy,
-    strategy::{Slot, divides},
-};
+use crate::{Call, Realise, Seed, Strategy, strategy::Slot};
 
 /// `all_gather_into_tensor(x, n, group)`: dimension 0 of the result is made of `n` blocks, each an operand.
-pub fn all_gather(call: &Call<'_>, seed: Seed, size: u32) -> Option<Strategy> {
-    joined(call, seed, size, (1, u32::try_from(call.int(1)?).ok()?))
+pub fn all_gather(call: &Call<'_>, seed: Seed, _ranks: u32) -> Option<Strategy> {
+    joined(seed, (1, u32::try_from(call.int(1)?).ok()?))
 }
 
 /// `reduce_scatter_tensor(x, op, n, group)`: dimension 0 of the operand is made of `n` blocks, each a result.
-pub fn reduce_scatter(call: &Call<'_>, seed: Seed, size: u32) -> Option<Strategy> {
-    joined(call, seed, size, (u32::try_from(call.int(2)?).ok()?, 1))
+pub fn reduce_scatter(call: &Call<'_>, seed: Seed, _ranks: u32) -> Option<Strategy> {
+    joined(seed, (u32::try_from(call.int(2)?).ok()?, 1))
 }
 
 /// `all_to_all_single(x, sizes, sizes, group)`: dimension 0 is made of as many parts, all equal, on both sides.
-pub fn all_to_all(call: &Call<'_>, seed: Seed, size: u32) -> Option<Strategy> {
+pub fn all_to_all(call: &Call<'_>, seed: Seed, _ranks: u32) -> Option<Strategy> {
     let (received, sent) = (call.ints(1)?, call.ints(2)?);
-    let equal = received.iter().chain(sent).all(|part| *part == received[0]);
+    let first = received.first()?;
+    let equal = received.iter().chain(sent).all(|part| part == first);
     let parts = u32::try_from(received.len()).ok()?;
-    if equal { joined(call, seed, size, (parts, parts)) } else { None }
+    if equal { joined(seed, (parts, parts)) } else { None }
 }
 
 /// Every dimension as it is, but dimension 0, which is made of the given numbers of blocks in the operand and in the result.
-fn joined(call: &Call<'_>, seed: Seed, size: u32, (operand, result): (u32, u32)) -> Option<Strategy> {
+fn joined(seed: Seed, (operand, result): (u32, u32)) -> Option<Strategy> {
     let (here, there) = match seed.slot {
         Slot::Operand(_) => (operand, result),
         Slot::Result(_) => (result, operand),
@@ -45,11 +43,6 @@ fn joined(call: &Call<'_>, seed: Seed, size: u32, (operand, result): (u32, u32))
         Slot::Operand(_) => (seed.blocks, other),
         Slot::Result(_) => (other, seed.blocks),
     };
-    let fits =
-        |shape: &[i64], blocks| shape.get(seed.dim).is_some_and(|size_of| divides(*size_of, blocks, size));
-    if !fits(&call.operand(0).shape, operand) || !fits(&call.result(0).shape, result) {
-        return None;
-    }
     let shard = |blocks| Placement::Shard { dim: seed.dim as u8, blocks };
     Some(Strategy {
         operands: SmallVec::from_elem(shard(operand), 1),

@@ -3,10 +3,7 @@
 use base::{Bytes, Flops};
 use ir::{DeviceKind, Placement, Reduce, TensorType};
 
-use crate::{
-    Call, FactorKind, Factors, Realise, Seed, Strategy,
-    strategy::{Slot, divides},
-};
+use crate::{Call, FactorKind, Factors, Realise, Seed, Strategy, strategy::Slot};
 
 /// The factors of `bias + a @ b` that the result has: batch dimensions, rows and columns.
 fn product(call: &Call<'_>, batch: usize) -> Option<Factors> {
@@ -45,7 +42,7 @@ pub fn with_bias(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
         return product(call, batch)?.seeded(call, seed, ranks);
     }
     let shard = |dim: usize| Placement::Shard { dim: dim as u8, blocks: seed.blocks };
-    divides(call.size(1, batch + 1)?, seed.blocks, ranks).then(|| Strategy {
+    Some(Strategy {
         operands: [Placement::Partial(Reduce::Sum), shard(batch + 1), shard(batch)].into_iter().collect(),
         results: std::iter::once(Placement::Partial(Reduce::Sum)).collect(),
         realise: Realise::Plain,
