@@ -37,19 +37,6 @@ impl Category {
         Self::Collective,
         Self::Temporary,
     ];
-
-    /// Its name in text.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::State => "state",
-            Self::Batch => "batch",
-            Self::Kept => "kept",
-            Self::Activation => "activation",
-            Self::Gradient => "gradient",
-            Self::Collective => "collective",
-            Self::Temporary => "temporary",
-        }
-    }
 }
 
 /// Bytes of each category.

@@ -87,8 +87,7 @@ impl Run<'_> {
     /// What one rank's graph takes, with the largest buckets that fit.
     pub fn predicted(&self, graph: &RankGraph) -> Result<Found> {
         let mut last = None;
-        for rung in passes::Settings::ladder() {
-            let passes = passes::Settings { direct: self.direct.clone(), ..rung };
+        for passes in self.ladder() {
             let prediction = self.simulated(graph, &passes)?;
             let found = Found { assignments: Vec::new(), passes, prediction };
             if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {
@@ -108,8 +107,7 @@ impl Run<'_> {
             let mut decisions = one.assignments.iter();
             let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
             let graph = partition_mesh(canonical, self.request.mesh, 0, next)?;
-            for rung in passes::Settings::ladder() {
-                let passes = passes::Settings { direct: self.direct.clone(), ..rung };
+            for passes in self.ladder() {
                 if passes == one.passes {
                     continue;
                 }
@@ -122,6 +120,11 @@ impl Run<'_> {
             }
         }
         Ok(found)
+    }
+
+    /// Settings of the passes, those of the largest buckets first.
+    fn ladder(&self) -> impl Iterator<Item = passes::Settings> {
+        passes::Settings::ladder().map(|rung| passes::Settings { direct: self.direct.clone(), ..rung })
     }
 
     fn simulated(&self, graph: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
