@@ -1,7 +1,7 @@
 """What `unisono plan` takes for steps of real size: LLaMA-7B widths, captured from parameters on `meta`.
 
 Usage: python benches/real_sizes.py capture FOLDER [LAYERS ...]     writes FOLDER/llama-LAYERS-{fused,written}.msg, says what that and
-                                                                     PyTorch's own `make_fx` of the step take
+                                                                     PyTorch's own `make_fx` of the step take, and the demo's step
        python benches/real_sizes.py plan FOLDER [--unisono COMMAND]  plans each of them: CPU seconds, peak memory, predicted step
 """
 
@@ -161,6 +161,21 @@ def trace(layers: int, attention: str) -> None:
     )
 
 
+def capture_demo() -> None:
+    """Captures the step of ``make demo`` three times, and says what each took: the first pays for what PyTorch makes once in a process."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    import gpt
+
+    import unisono
+
+    example = next(gpt.batches(gpt.read_text()))
+    for number in range(1, 4):
+        model, optimizer, step = gpt.make()
+        start = time.process_time()
+        unisono.capture(step, model=model, optimizer=optimizer, example=example)
+        print(f"GPT of `make demo`, capture {number}: {time.process_time() - start:.2f} CPU s", flush=True)
+
+
 def plan(command: str, message: Path, cluster: Path) -> str:
     """One line of what a plan took and what it predicts."""
     arguments = [command, "plan", str(message), "--ranks", "8", "--cluster", str(cluster)]
@@ -186,6 +201,7 @@ def main() -> None:
     parser.add_argument("--unisono", default=str(Path(sys.executable).parent / "unisono"))
     options = parser.parse_args()
     if options.action == "capture":
+        capture_demo()
         for layers in options.layers:
             for attention in ("fused", "written"):
                 capture(options.folder, layers, attention)
