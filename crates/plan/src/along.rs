@@ -1,14 +1,17 @@
 //! The search along the axes of a mesh, from the outer one on: solutions under several prices, each carried on through the axes within.
 
+use std::collections::BTreeSet;
+
 use base::{Code, Diagnostic, Result};
-use ir::Graph;
+use ir::{Graph, InputClass, Placement};
 use shard::{Assignment, Space};
 use solve::{Failure, Solver};
 
 use crate::{
     axis::{Along, Model, Tries},
+    effort::Effort,
     moments::Charges,
-    pins::{demand_on_batch, pinned},
+    pins::{Demand, can_be, demand_on_batch, pinned},
     prices::Prices,
     run::{Found, Run},
     tables::Tables,
@@ -44,10 +47,36 @@ impl Along<'_> {
             Ok(found) if self.is_kept(&found) => return Ok(found),
             other => other,
         };
-        if demand_on_batch(self.graph, self.demands).is_none() {
-            return found;
+        if demand_on_batch(self.graph, self.demands).is_some() {
+            return self.solutions(false);
         }
-        self.solutions(false)
+        let mut found = found?;
+        if self.number == 0 && self.run.request.effort == Effort::Full {
+            found.extend(self.branched());
+        }
+        Ok(found)
+    }
+
+    /// Solutions under a limit that none of the free ones keeps: for each dimension along which the batch can be sharded, those that shard
+    /// it there. What collectives hold is in no weight, and free solutions of little weight gather much.
+    fn branched(&self) -> Vec<Found> {
+        let batch = || self.graph.inputs.iter().filter(|(_, input)| input.class == InputClass::Batch);
+        let offers = batch().flat_map(|(_, input)| &self.space.offers[input.value]);
+        let offers: BTreeSet<(u8, u32)> = offers.copied().collect();
+        let mut found = Vec::new();
+        for (dim, blocks) in offers {
+            let placement = Placement::Shard { dim, blocks };
+            let sharded = batch().filter(|(id, _)| can_be(self.graph, self.space, *id, placement));
+            let mut demands = self.demands.clone();
+            demands.extend(sharded.map(|(id, _)| (id, Demand { placement, soft: true })));
+            let branch = Along { demands: &demands, ..*self };
+            match branch.solutions(true) {
+                Ok(kept) if self.is_kept(&kept) => found.extend(kept),
+                // An error says that nothing shards it so.
+                Ok(_) | Err(_) => found.extend(branch.solutions(false).unwrap_or_default()),
+            }
+        }
+        found
     }
 
     fn solutions(&self, strict: bool) -> Result<Vec<Found>> {
