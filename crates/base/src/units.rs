@@ -8,6 +8,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Code, Diagnostic, Result};
+
 macro_rules! unit {
     ($(#[$meta:meta])* $name:ident, $repr:ty) => {
         $(#[$meta])*
@@ -56,6 +58,36 @@ unit!(
     u64
 );
 
+impl Bytes {
+    /// An amount as people write it: `4GiB`, `500 MB`, `1e9`. Units of 1000 and, with an `i`, of 1024; upper or lower case.
+    pub fn parse(text: &str) -> Result<Self> {
+        let trimmed = text.trim();
+        let digits = |at: char| at.is_ascii_digit() || at == '.' || at == '_';
+        // An `e` is an exponent where a digit follows it.
+        let end = |from: usize| trimmed[from..].find(|at| !digits(at)).map_or(trimmed.len(), |at| from + at);
+        let mantissa = end(0);
+        let exponent =
+            trimmed[mantissa..].strip_prefix(['e', 'E']).is_some_and(|rest| rest.starts_with(digits));
+        let (number, unit) = trimmed.split_at(if exponent { end(mantissa + 1) } else { mantissa });
+        let scale = scale_of(unit.trim());
+        let number = number.replace('_', "").parse::<f64>().ok().filter(|number| *number > 0.0);
+        let bytes = number.zip(scale).map(|(number, scale)| (number * scale).round());
+        bytes.filter(|bytes| *bytes < u64::MAX as f64).map(|bytes| Self(bytes as u64)).ok_or_else(|| {
+            Diagnostic::new(Code::UNKNOWN_KEY, format!("`{text}` is no amount of memory"))
+                .hint("a number of bytes above 0, or a text such as `4GiB` or `500MB`")
+        })
+    }
+}
+
+/// How many bytes a unit has.
+fn scale_of(unit: &str) -> Option<f64> {
+    let unit = unit.to_ascii_uppercase();
+    let Some(prefix) = unit.strip_suffix('B') else { return unit.is_empty().then_some(1.0) };
+    let (prefix, step) = prefix.strip_suffix('I').map_or((prefix, 1000_u32), |prefix| (prefix, 1024));
+    let power = ["", "K", "M", "G", "T"].iter().position(|known| *known == prefix)?;
+    (power > 0 || step == 1000).then(|| f64::from(step).powi(power as i32))
+}
+
 /// Writes `value` with three significant digits and the largest fitting step of `steps`.
 fn scaled(f: &mut fmt::Formatter<'_>, value: f64, steps: &[(f64, &str)]) -> fmt::Result {
     let (scale, suffix) =
@@ -101,5 +133,30 @@ mod tests {
         assert_eq!(Bytes(15 << 30).to_string(), "15 GiB");
         assert_eq!(Nanos(-1_234_567).to_string(), "-1.23 ms");
         assert_eq!(Flops(123_456).to_string(), "123 kFLOP");
+    }
+
+    #[test]
+    fn amounts_of_memory_are_read_as_people_write_them() {
+        let amounts = [
+            ("1000", 1000),
+            ("1e9", 1_000_000_000),
+            ("4GiB", 4 << 30),
+            ("4 gib", 4 << 30),
+            (" 1.5MiB ", 3 << 19),
+            ("500MB", 500_000_000),
+            ("1e3 kB", 1_000_000),
+            ("1_000 B", 1000),
+            ("1TiB", 1 << 40),
+        ];
+        for (text, bytes) in amounts {
+            assert_eq!(Bytes::parse(text).ok(), Some(Bytes(bytes)), "{text}");
+        }
+        for text in [
+            "", "0", "-1", "GiB", "-4GiB", "4 4", "4 GiBi", "80%", "1e", "1E+3", "e9", "1..2", "iB", "4iB",
+            "1e99", "²",
+        ] {
+            let error = Bytes::parse(text).expect_err(text);
+            assert_eq!(error.code, Code::UNKNOWN_KEY, "{text}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{io::Write, path::PathBuf};
 
-use base::{Code, Diagnostic, Result};
+use base::{Bytes, Code, Diagnostic, Result};
 use clap::Args;
 use cluster::Cluster;
 use indexmap::IndexMap;
@@ -24,9 +24,9 @@ pub struct Plan {
     /// The cluster description, as `unisono profile` measures it
     #[arg(long)]
     cluster: Option<PathBuf>,
-    /// Most bytes of one rank
+    /// Most memory of one rank: bytes, or an amount such as `4GiB`
     #[arg(long)]
-    memory_limit: Option<u64>,
+    memory_limit: Option<String>,
     /// A TOML file with placements by name pattern of inputs and axis, such as `"batch.*".ranks = "shard(0)"`
     #[arg(long)]
     pins: Option<PathBuf>,
@@ -46,7 +46,7 @@ impl Plan {
         let settings = PlanSettings {
             pins: self.pins()?,
             mesh: self.mesh()?,
-            memory_limit: self.memory_limit,
+            memory_limit: self.memory_limit()?,
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };
         let plan = plan::plan_graph(&graph, &cluster, &settings)?;
@@ -65,6 +65,10 @@ impl Plan {
             return Err(Diagnostic::new(Code::BAD_CLUSTER, message).hint(hint));
         };
         Cluster::parse(&files::text(path)?, &path.to_string_lossy())
+    }
+
+    fn memory_limit(&self) -> Result<Option<u64>> {
+        Ok(self.memory_limit.as_deref().map(Bytes::parse).transpose()?.map(|limit| limit.0))
     }
 
     fn mesh(&self) -> Result<IndexMap<String, u32>> {

@@ -123,6 +123,7 @@ fn what_cannot_be_is_a_diagnostic_with_its_place() {
         (format!("plan bad.txt {with}"), "U0011", "at bad.txt:15"),
         (format!("plan step.txt {with} --pins bad.toml"), "U0202", "at bad.toml:1"),
         (format!("plan step.txt {with} --pins axis.toml"), "U0202", "did you mean `ranks`?"),
+        (format!("plan step.txt {with} --memory-limit 7GiBi"), "U0012", "`7GiBi` is no amount of memory"),
         (format!("plan step.txt {with} --memory-limit 7"), "U0204", "the smallest plan found needs"),
         ("plan step.txt --ranks 0 --cluster cluster.toml".into(), "U0205", "0 ranks"),
         ("plan step.txt --ranks 2 --cluster step.txt".into(), "U0201", "unisono profile"),

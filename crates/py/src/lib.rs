@@ -19,10 +19,17 @@ fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| cli::run(arguments))
 }
 
+/// The number of bytes that a text such as `4GiB` says.
+#[pyfunction]
+fn parse_bytes(py: Python<'_>, text: &str) -> PyResult<u64> {
+    base::Bytes::parse(text).map(|bytes| bytes.0).map_err(|diagnostic| error::to_python(py, &diagnostic))
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
+    module.add_function(wrap_pyfunction!(parse_bytes, module)?)?;
     balance::register(module)?;
     error::register(module)?;
     exec::register(module)?;
