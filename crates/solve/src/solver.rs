@@ -96,7 +96,7 @@ impl<'a> Solver<'a> {
         let mut pruned = self.pruner.prune(network, kept, &mut self.store)?;
         let network = std::mem::take(&mut pruned.network);
         statistics.states_pruned += states - total(&network.sizes);
-        let order = good_order(&network);
+        let order = good_order(&network, self.options.table_limit);
         let (choices, minimum) = if order.largest <= self.options.table_limit {
             let (store, cache, limit) = (&mut self.store, &mut self.cache, u64::MAX);
             let done = eliminate(network, order.variables, Resources { store, cache, statistics, limit })?;
