@@ -79,6 +79,11 @@ class _StandIn(torch.Generator):
         return made
 
 
+def memory_of(generator: torch.Generator) -> int:
+    """Where PyTorch keeps a generator: the same for all Python objects of it."""
+    return generator._cdata  # type: ignore[attr-defined]
+
+
 class Generators:
     """The generators that a step can reach, while it is traced."""
 
@@ -87,13 +92,13 @@ class Generators:
         self._root, self._walk, self._states = walk.root, walk, states
         self._stand_ins: dict[int, _StandIn] = {}
         for path, generator in walk.generators.items():
-            self._stand_ins.setdefault(generator._cdata, _stand_in(generator, path, states.get(path)))
-        self._by_memory = {one._cdata: one for one in self._stand_ins.values()}
+            self._stand_ins.setdefault(memory_of(generator), _stand_in(generator, path, states.get(path)))
+        self._by_memory = {memory_of(one): one for one in self._stand_ins.values()}
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """Lets stand-ins be where the user has the generators."""
-        places = {path: self._stand_ins[generator._cdata] for path, generator in self._walk.generators.items()}
+        places = {path: self._stand_ins[memory_of(generator)] for path, generator in self._walk.generators.items()}
         for path, stand_in in places.items():
             put(self._root, path, stand_in)
         try:
@@ -105,7 +110,7 @@ class Generators:
 
     def of(self, given: torch.Generator) -> _StandIn:
         """What stands for a generator that an operation is given; refuses one that no path leads to."""
-        found = self._by_memory.get(given._cdata)
+        found = self._by_memory.get(memory_of(given))
         if found is None:
             raise UnsupportedError(
                 "the step draws from a `torch.Generator` that nothing outside of the step holds",

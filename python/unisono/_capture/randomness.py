@@ -18,7 +18,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from unisono._capture.generators import Generators
+from unisono._capture.generators import Generators, memory_of
 from unisono._capture.places import user_line
 from unisono.errors import StepError, UnsupportedError
 
@@ -71,7 +71,7 @@ class Draws(TorchDispatchMode):
     def __init__(self, generators: Generators) -> None:
         """Starts at the state that the generator has when the step begins; ``generators`` are the user's."""
         super().__init__()
-        self._generators, self._own = generators, {torch.default_generator._cdata}
+        self._generators, self._own = generators, {memory_of(torch.default_generator)}
         self._point = self._newest = _Point()
         self._kept: dict[int, tuple[torch.Tensor, _Point]] = {}
         self._restored: str | None = None
@@ -81,7 +81,7 @@ class Draws(TorchDispatchMode):
         """Accounts for what is drawn until it is left."""
         generator = _Generator()
         generator.draws = self
-        self._own.add(generator._cdata)
+        self._own.add(memory_of(generator))
         with (
             mock.patch("torch.random.default_generator", generator),
             mock.patch("torch.default_generator", generator),
@@ -141,7 +141,7 @@ class Draws(TorchDispatchMode):
                 "the step computes with the state of a random number generator", code="U0114", place=user_line()
             )
         given = kwargs.get("generator")
-        if given is not None and given._cdata not in self._own:
+        if given is not None and memory_of(given) not in self._own:
             return self._from_another(func, args, kwargs)
         if given is not None:
             kwargs = {**kwargs, "generator": None}
