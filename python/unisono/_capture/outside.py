@@ -46,17 +46,17 @@ class Outside:
         self._places, self._holders = self._read()
         self._captured = [_seen_at(place) for place in self._places.values()]
 
-    def _read(self) -> tuple[dict[str, Place], list[tuple[Place, Any, int]]]:
-        """The places of numbers by their names, and what they are in, with its size: another may be put there."""
+    def _read(self) -> tuple[dict[str, Place], _Holders]:
+        """The places of numbers by their names, and what they are in."""
         met: set[tuple[int, ...]] = set()
         reads = list(_of_modules(self._model, met))
         function, owner = function_of(self._step)
         if function is not None:
             reads += _of_function("self", function, owner, met)
-        pairs = [(place, value_at(*place)) for _, place in reads]
-        holders = [(place, value, _size(value)) for place, value in pairs if _may_hold_numbers(value)]
         found = _named_once((name, place) for name, place in reads if _seen_at(place) is not ...)
-        return {name: place for name, place in found.items() if name not in self._left_out}, holders
+        return {name: place for name, place in found.items() if name not in self._left_out}, _Holders(
+            place for _, place in reads
+        )
 
     def changed_by_itself(self) -> list[str]:
         """The names of what the capture has changed: it does so once, as a warning says."""
@@ -77,7 +77,7 @@ class Outside:
 
     def changed(self) -> tuple[str, Any, Any] | None:
         """Name, value when the step was captured, and value now of the first that has changed."""
-        if any(value_at(*place) is not was or _size(was) != size for place, was, size in self._holders):
+        if self._holders.have_changed():
             new = self._renewed()
             if new is not None:
                 return new
@@ -98,6 +98,27 @@ class Outside:
         return None
 
 
+class _Holders:
+    """What numbers are in: containers and objects, at their places. Another may be put there, or another number of entries be in one."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        """Takes them as they are."""
+        values = ((holder, key, value_at(holder, key)) for holder, key in places)
+        held = [one for one in values if _may_hold_numbers(one[2])]
+        # Most are entries of dictionaries, and all are looked at before each step.
+        self._entries = [one for one in held if isinstance(one[0], dict)]
+        self._others = [one for one in held if not isinstance(one[0], dict)]
+        self._sizes = [(value, len(value)) for *_, value in held if isinstance(value, (dict, *_SEQUENCES))]
+
+    def have_changed(self) -> bool:
+        """Whether one is not as it was."""
+        return (
+            any(holder.get(key) is not value for holder, key, value in self._entries)
+            or any(value_at(holder, key) is not value for holder, key, value in self._others)
+            or any(len(value) != size for value, size in self._sizes)
+        )
+
+
 def _seen_at(place: Place) -> Any:
     """What is compared of the value at a place: a number as it is, the numbers of a list; of anything else (``...``) nothing."""
     value = value_at(*place)
@@ -115,10 +136,6 @@ def _may_hold_numbers(value: Any) -> bool:
     if isinstance(value, (nn.Module, dict, *_SEQUENCES)):
         return True
     return not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__")
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, (dict, *_SEQUENCES)) else 0
 
 
 def _named_once(places: Iterable[tuple[str, Place]]) -> dict[str, Place]:
