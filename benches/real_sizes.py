@@ -2,6 +2,8 @@
 
 Usage: python benches/real_sizes.py capture FOLDER [LAYERS ...]     writes FOLDER/llama-LAYERS-{fused,written}.msg, says what that and
                                                                      PyTorch's own `make_fx` of the step take, and the demo's step
+       python benches/real_sizes.py kept FOLDER [LAYERS ...]        captures with a cache in FOLDER: what that takes, from the second
+                                                                     start on from the cache
        python benches/real_sizes.py plan FOLDER [--unisono COMMAND]  plans each of them: CPU seconds, peak memory, predicted step
 """
 
@@ -136,6 +138,18 @@ def capture(folder: Path, layers: int, attention: str) -> None:
     print(f"{path}: {len(graph.message):,} bytes, captured in {took:.1f} CPU s", flush=True)
 
 
+def capture_kept(folder: Path, layers: int) -> None:
+    """Captures one step with a cache, and says what that takes."""
+    import unisono
+
+    model, tokens = llama(layers, "fused")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    step, example = make_step(model, optimizer), (tokens, tokens)
+    start = time.process_time()
+    unisono.capture(step, model=model, optimizer=optimizer, example=example, device="cuda", cache=folder)
+    print(f"{layers} layers, fused, with a cache: {time.process_time() - start:.2f} CPU s", flush=True)
+
+
 def trace(layers: int, attention: str) -> None:
     """Traces the same step, for processors, by PyTorch's ``make_fx``, and says what that takes."""
     model, tokens = llama(layers, attention)
@@ -203,7 +217,7 @@ def plan(command: str, message: Path, cluster: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["capture", "plan"])
+    parser.add_argument("action", choices=["capture", "kept", "plan"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("layers", nargs="*", type=int, default=[8, 32])
     parser.add_argument("--unisono", default=str(Path(sys.executable).parent / "unisono"))
@@ -214,6 +228,10 @@ def main() -> None:
             for attention in ("fused", "written"):
                 capture(options.folder, layers, attention)
                 trace(layers, attention)
+        return
+    if options.action == "kept":
+        for layers in options.layers:
+            capture_kept(options.folder / "captures", layers)
         return
     cluster = options.folder / "fast.toml"
     cluster.write_text(CLUSTER)
