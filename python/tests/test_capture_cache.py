@@ -313,7 +313,7 @@ def test_a_kept_capture_gives_the_graph_and_is_captured_anew_where_it_is_damaged
     text = graph().text()
     assert graph().text() == text
     assert len(captures) == 1
-    (kept,) = (tmp_path / "kept").iterdir()
+    (kept,) = (tmp_path / "kept" / "captures").iterdir()
     kept.write_bytes(kept.read_bytes()[:-1] + b"x")
     assert graph().text() == text
     assert len(captures) == 2
@@ -337,7 +337,7 @@ def trained(folder):
 
 def test_a_session_from_a_kept_capture_computes_the_same(tmp_path, monkeypatch):
     first = trained(tmp_path / "kept")
-    assert len(list((tmp_path / "kept").iterdir())) == 1
+    assert len(list((tmp_path / "kept" / "captures").iterdir())) == 1
     monkeypatch.setattr(_captures, "capture_step", lambda *a, **k: pytest.fail("captured again"))
     second = trained(tmp_path / "kept")
     for one, other in zip(itertools.chain(*first), itertools.chain(*second), strict=True):

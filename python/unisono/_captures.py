@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono import _native
 from unisono._call import Call
 from unisono._capture import Capture, capture_step, digest
 from unisono._capture.optimizer import create_state
@@ -27,9 +25,6 @@ from unisono._told import told
 from unisono.errors import UnisonoError
 
 _LOG = logging.getLogger("unisono")
-_HEADER = b"unisono capture 1\n"
-_MOST_BYTES, _MOST_FILES = 1 << 28, 64
-_FINGERPRINT = 16
 
 
 @dataclass(frozen=True)
@@ -77,31 +72,14 @@ class Captures:
 
     def find(self, key: str) -> dict[str, Any] | None:
         """What was told of the capture with this key, if there is one as it was written."""
-        with contextlib.suppress(OSError, ValueError):
-            file = self._folder / key
-            if file.stat().st_size <= _MOST_BYTES:
-                data = file.read_bytes()
-                start = len(_HEADER) + _FINGERPRINT
-                if data[:start] == _HEADER + _fingerprint(data[start:]):
-                    return unpack(data[start:])
-        return None
+        message = _native.kept_capture(self._folder, key)
+        return None if message is None else unpack(message)
 
     def keep(self, key: str, roots: Roots, message: dict[str, Any]) -> None:
         """Keeps what was told of a capture, if that is all that the capture did; a folder that cannot be written keeps nothing."""
-        with contextlib.suppress(OSError, digest.Unknowable):
-            if not _is_plain(message) or not key.startswith(roots.reached()):
-                return
-            data = pack(message)
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-                file.write(_HEADER + _fingerprint(data) + data)
-            os.replace(file.name, self._folder / key)
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        files = sorted(self._folder.iterdir(), key=lambda file: file.stat().st_mtime)
-        for file in files[:-_MOST_FILES]:
-            file.unlink()
+        with contextlib.suppress(digest.Unknowable):
+            if _is_plain(message) and key.startswith(roots.reached()):
+                _native.keep_capture(self._folder, key, pack(message))
 
 
 def found_or_captured(
@@ -154,7 +132,3 @@ def _is_plain(message: dict[str, Any]) -> bool:
         and not message["ways"][0]["counted"]
         and all(paths for _, _, _, paths in message["constants"])
     )
-
-
-def _fingerprint(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_FINGERPRINT).digest()

@@ -1,7 +1,7 @@
-//! Plans and machine descriptions of earlier runs, kept as files in a folder that the caller names.
+//! Captures, plans and machine descriptions of earlier runs, kept as files in a folder that the caller names.
 //!
-//! A kept file is used only where it is as it was written: a plan begins with the fingerprint of its text. A folder that cannot be
-//! written keeps nothing, which costs time and is no error.
+//! A kept file is used only where it is as it was written: a capture and a plan begin with the fingerprint of what follows. A folder
+//! that cannot be written keeps nothing, which costs time and is no error.
 
 use std::{
     fs, io,
@@ -13,8 +13,14 @@ use cluster::Cluster;
 use ir::Graph;
 use plan::{Plan, PlanSettings, plan_graph};
 
-/// Begins a kept plan; the fingerprint of the text below it follows.
+/// Begins a file; the fingerprint of what is below the line follows.
 const HEADER: &str = "# kept with fingerprint ";
+
+/// The captures that a folder keeps: the oldest ones go.
+const MOST_CAPTURES: usize = 64;
+
+/// A larger capture is not kept.
+const MOST_CAPTURE_BYTES: usize = 1 << 28;
 
 /// What a description of a machine was measured with.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,8 +54,7 @@ impl Kept {
             return Ok(plan);
         }
         let plan = plan_graph(graph, cluster, settings)?;
-        let text = plan.text();
-        keep(&file, &format!("{HEADER}{}\n{text}", Fingerprint::of(text.as_bytes())));
+        keep(&file, &with_fingerprint(plan.text().as_bytes()));
         Ok(plan)
     }
 
@@ -69,6 +74,27 @@ impl Kept {
         self.folder.join("plans").join(format!("{}.toml", key.finish()))
     }
 
+    /// The kept message of the capture with this key, which is a file name, if it is as it was written.
+    pub fn capture(&self, key: &str) -> Option<Vec<u8>> {
+        as_written(&fs::read(self.capture_file(key)).ok()?).map(<[u8]>::to_vec)
+    }
+
+    /// Keeps the message of a capture, and lets the oldest ones go.
+    pub fn keep_capture(&self, key: &str, message: &[u8]) {
+        if message.len() <= MOST_CAPTURE_BYTES {
+            keep(&self.capture_file(key), &with_fingerprint(message));
+            drop(drop_oldest(&self.captures(), MOST_CAPTURES));
+        }
+    }
+
+    fn captures(&self) -> PathBuf {
+        self.folder.join("captures")
+    }
+
+    fn capture_file(&self, key: &str) -> PathBuf {
+        self.captures().join(key)
+    }
+
     /// The kept description of a machine, if it can be read.
     pub fn machine(&self, measured: &Measured) -> Option<String> {
         let text = fs::read_to_string(self.machine_file(measured)).ok()?;
@@ -77,7 +103,7 @@ impl Kept {
 
     /// Keeps the description of a machine.
     pub fn keep_machine(&self, measured: &Measured, text: &str) {
-        keep(&self.machine_file(measured), text);
+        keep(&self.machine_file(measured), text.as_bytes());
     }
 
     fn machine_file(&self, Measured { ranks, threads, identity }: &Measured) -> PathBuf {
@@ -88,21 +114,41 @@ impl Kept {
 
 /// The kept plan, if it is as it was written.
 fn read_plan(file: &Path) -> Option<Plan> {
-    let kept = fs::read_to_string(file).ok()?;
-    let (fingerprint, text) = kept.strip_prefix(HEADER)?.split_once('\n')?;
-    let is_as_written = fingerprint.parse() == Ok(Fingerprint::of(text.as_bytes()));
-    is_as_written.then(|| Plan::parse(text, "the kept plan").ok()).flatten()
+    let kept = fs::read(file).ok()?;
+    Plan::parse(std::str::from_utf8(as_written(&kept)?).ok()?, "the kept plan").ok()
+}
+
+/// A content below the line that says its fingerprint.
+fn with_fingerprint(content: &[u8]) -> Vec<u8> {
+    [format!("{HEADER}{}\n", Fingerprint::of(content)).as_bytes(), content].concat()
+}
+
+/// The content of a file that [`with_fingerprint`] made, if nothing has changed it.
+fn as_written(kept: &[u8]) -> Option<&[u8]> {
+    let kept = kept.strip_prefix(HEADER.as_bytes())?;
+    let (line, content) = kept.split_at(kept.iter().position(|&byte| byte == b'\n')?);
+    let fingerprint = std::str::from_utf8(line).ok()?.parse();
+    (fingerprint == Ok(Fingerprint::of(&content[1..]))).then_some(&content[1..])
 }
 
 /// Writes a file as one: who reads it meanwhile finds the old one or the new one.
-fn keep(file: &Path, text: &str) {
+fn keep(file: &Path, content: &[u8]) {
     let unfinished = file.with_extension(format!("{}.part", std::process::id()));
     let written: io::Result<()> = fs::create_dir_all(file.parent().unwrap_or(Path::new("")))
-        .and_then(|()| fs::write(&unfinished, text))
+        .and_then(|()| fs::write(&unfinished, content))
         .and_then(|()| fs::rename(&unfinished, file));
     if written.is_err() {
         drop(fs::remove_file(&unfinished));
     }
+}
+
+/// Removes the files of a folder that were written first, so that no more than `most` are left.
+fn drop_oldest(folder: &Path, most: usize) -> io::Result<()> {
+    let mut files = fs::read_dir(folder)?
+        .map(|file| file.and_then(|file| Ok((file.metadata()?.modified()?, file.path()))))
+        .collect::<io::Result<Vec<_>>>()?;
+    files.sort();
+    files.iter().take(files.len().saturating_sub(most)).try_for_each(|(_, file)| fs::remove_file(file))
 }
 
 #[cfg(test)]
@@ -177,8 +223,37 @@ mod tests {
         let mut plan = planned(&kept, &planner, 2);
         plan.label = "kept".to_owned();
         let (file, text) = (plans(&kept).pop().unwrap(), plan.text());
-        keep(&file, &format!("{HEADER}{}\n{text}", Fingerprint::of(text.as_bytes())));
+        keep(&file, &with_fingerprint(text.as_bytes()));
         assert_eq!(planned(&kept, &planner, 2).label, "kept");
+        fs::remove_dir_all(&kept.folder).unwrap();
+    }
+
+    #[test]
+    fn a_capture_is_read_only_as_it_was_written() {
+        let kept = kept("capture");
+        assert_eq!(kept.capture("one"), None);
+        kept.keep_capture("one", b"a\nmessage");
+        assert_eq!(kept.capture("one").as_deref(), Some(&b"a\nmessage"[..]));
+        let file = kept.capture_file("one");
+        let written = fs::read(&file).unwrap();
+        for end in 0..written.len() {
+            fs::write(&file, &written[..end]).unwrap();
+            assert_eq!(kept.capture("one"), None, "{end} bytes are left");
+        }
+        fs::remove_dir_all(&kept.folder).unwrap();
+    }
+
+    #[test]
+    fn the_oldest_captures_go() {
+        let kept = kept("oldest");
+        let name = |number: usize| format!("{number:03}");
+        for number in 0..MOST_CAPTURES + 2 {
+            kept.keep_capture(&name(number), b"");
+            let file = fs::File::options().append(true).open(kept.capture_file(&name(number))).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(number as u64)).unwrap();
+        }
+        let is_kept = |number| kept.capture(&name(number)).is_some();
+        assert_eq!((is_kept(0), is_kept(1), is_kept(2), is_kept(MOST_CAPTURES + 1)), (false, false, true, true));
         fs::remove_dir_all(&kept.folder).unwrap();
     }
 

@@ -202,6 +202,18 @@ impl Plan {
     }
 }
 
+/// The message of the capture with this key that is kept in a folder, or `None`.
+#[pyfunction]
+fn kept_capture<'py>(py: Python<'py>, folder: PathBuf, key: &str) -> Option<Bound<'py, PyBytes>> {
+    py.detach(|| Kept { folder }.capture(key)).map(|message| PyBytes::new(py, &message))
+}
+
+/// Keeps the message of a capture in a folder.
+#[pyfunction]
+fn keep_capture(py: Python<'_>, folder: PathBuf, key: &str, message: &[u8]) {
+    py.detach(|| Kept { folder }.keep_capture(key, message));
+}
+
 /// The description of a machine that is kept in a folder, or `None`; `measured` is with how many ranks, threads of each, and on what.
 #[pyfunction]
 fn kept_machine(py: Python<'_>, folder: PathBuf, measured: (u32, u32, String)) -> Option<String> {
@@ -230,6 +242,8 @@ fn packed(value: &impl serde::Serialize) -> Result<Vec<u8>> {
 
 /// Adds what belongs to graphs and plans to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(kept_capture, module)?)?;
+    module.add_function(wrap_pyfunction!(keep_capture, module)?)?;
     module.add_function(wrap_pyfunction!(kept_machine, module)?)?;
     module.add_function(wrap_pyfunction!(keep_machine, module)?)?;
     module.add_class::<Graph>()?;
