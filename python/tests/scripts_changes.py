@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections import UserDict, namedtuple
 from dataclasses import dataclass
@@ -410,3 +411,65 @@ def numbers_in_lists_and_in_what_is_replaced_change(parallelize):
     terms[1] = types.SimpleNamespace(weight=0.5)
     losses += [step(*batch)]
     return ended(step, losses, model, optimizer)
+
+
+@script
+def functions_and_what_they_read_change(parallelize):
+    """Functions in a list, a dictionary and an attribute, a method and a partial call: their numbers change, and they do."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    config, trainer = types.SimpleNamespace(power=1, factor=0.5), Trainer()
+    penalties = [lambda away: away.pow(config.power).mean(), functools.partial(torch.mul, 0.1)]
+    named = {"scaled": lambda away: config.factor * away, "method": trainer.loss}
+    act = types.SimpleNamespace(of=torch.tanh, through=lambda away: away.sqrt())
+
+    def train_step(x, y):
+        optimizer.zero_grad()
+        away = act.through((act.of(model(x)) - y).abs() + 0.1)
+        loss = sum(penalty(away).mean() for penalty in penalties) + named["scaled"](away).mean()
+        loss = loss + 0.1 * named["method"](x).detach()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    batch = pair()
+    step = parallelize(train_step, model=nn.ModuleList([model, trainer.model]), optimizer=optimizer, example=batch)
+    losses = [step(*batch)]
+
+    def again(change):
+        change()
+        losses.append(step(*batch))
+
+    again(lambda: setattr(config, "power", 2))
+    again(lambda: setattr(config, "factor", 0.25))
+    again(lambda: setattr(trainer, "weight", 2.0))
+    again(lambda: penalties.__setitem__(1, functools.partial(torch.mul, 0.2)))
+    again(lambda: penalties.append(lambda away: away.square().mean()))
+    again(lambda: setattr(act, "of", torch.sigmoid))
+    again(lambda: setattr(act, "through", lambda away: away.square()))
+    return ended(step, losses, model, optimizer)
+
+
+@script
+def state_is_set_where_something_else_changes_too(parallelize):
+    model = nn.ModuleDict({"first": nn.Linear(8, 8), "last": nn.Linear(8, 4)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    state = {"hidden": torch.zeros(8, 8)}
+
+    def train_step(x, y):
+        optimizer.zero_grad()
+        hidden = torch.tanh(model["first"](x) + state["hidden"])
+        state["hidden"] = hidden.detach()
+        loss = F.mse_loss(model["last"](hidden), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    batch = pair()
+    step = parallelize(train_step, model=model, optimizer=optimizer, example=batch)
+    losses = [step(*batch)]
+    for trained in (False, True, False):
+        state["hidden"] = torch.ones(8, 8) * len(losses)
+        model["first"].requires_grad_(trained)
+        losses += [step(*batch), step(*batch)]
+    return ended(step, losses, model, optimizer), state["hidden"]

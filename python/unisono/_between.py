@@ -68,9 +68,11 @@ class Replaced:
     def take_over(self, mesh: Mapping[str, int], rank: int) -> None:
         """Takes what the user has put in its place, or written into it, since the last step."""
         found = follow(self._root, self.path)
-        if found is None or (found is self._given and found._version == self._version):
-            return
-        self.shard.copy_(to_local(found.detach(), self.layout, mesh, rank))
+        if found is not None and not self._is_as_given(found):
+            self.shard.copy_(to_local(found.detach(), self.layout, mesh, rank))
+
+    def _is_as_given(self, found: Any) -> bool:
+        return found is self._given and found._version == self._version
 
     def adopt(self, other: Replaced) -> bool:
         """Goes on with the shard of another captured step that had the same before, if it is placed alike."""
@@ -83,6 +85,13 @@ class Replaced:
         """Takes away what the user has, as the step does."""
         self.dropped = True
         put(self._root, self.path, None)
+
+    def give_back(self, full: Full) -> None:
+        """Puts its values where the user has it, unless the user has put others there since the last step."""
+        if not self.dropped:
+            values = full(self.item, self.layout, self.shard)
+            if self._is_as_given(follow(self._root, self.path)):
+                self.give(values)
 
     def give(self, full: torch.Tensor | None) -> None:
         """Puts a tensor where the user has it: its values, or what stands for them while each rank has its shard only."""
@@ -141,8 +150,8 @@ class Between:
             position, one = mine.get(theirs.path, (0, None))
             if other._root == self._root and one is not None and one.adopt(theirs):
                 fresh[position] = one.shard
-            elif theirs.layout and not theirs.dropped:
-                theirs.give(full(theirs.item, theirs.layout, theirs.shard))
+            elif theirs.layout:
+                theirs.give_back(full)
         return fresh
 
     @torch.no_grad()
@@ -174,8 +183,7 @@ class Between:
     def sync(self, full: Full) -> None:
         """Gives the user the values of all that the step replaces."""
         for _, one in self._replaced:
-            if not one.dropped:
-                one.give(full(one.item, one.layout, one.shard))
+            one.give_back(full)
 
 
 def _is_like(found: Any, expected: torch.Tensor) -> bool:

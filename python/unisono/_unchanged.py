@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,6 +135,8 @@ def _shown(value: Any) -> str:
         return f"a tensor of shape {list(value.shape)}"
     if value is None or isinstance(value, str | int | float):
         return repr(value)
+    if isinstance(value, types.CodeType):
+        return f"the function `{value.co_name}` of line {value.co_firstlineno}"
     return f"a {type(value).__name__}"
 
 

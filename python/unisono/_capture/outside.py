@@ -1,4 +1,7 @@
-"""The numbers, strings and gaps (``None``) that a step's code reads from outside: constants of the captured step, as long as they stay."""
+"""What a step's code reads from outside beside tensors: numbers, strings, gaps (``None``), functions.
+
+They are constants of the captured step, as long as they stay.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,14 @@ NOT_LOOKED_INTO = (
     types.FunctionType,
     types.BuiltinFunctionType,
 )
-_PLAIN = (int, float, bool, str, type(None))
+_PLAIN = (int, float, bool, str, type(None), types.BuiltinFunctionType)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _SEQUENCES = (list, tuple, deque)
 _OF_MODULES = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 #: A variable's cell, or a dictionary, list or tuple and a key.
 Place = tuple[Any, Any]
+#: Instructions that read an attribute.
+_READ = ("LOAD_ATTR", "LOAD_METHOD")
 _MOST_LEVELS = 3
 _MOST_ENTRIES = 1000
 
@@ -120,8 +126,15 @@ class _Holders:
 
 
 def _seen_at(place: Place) -> Any:
-    """What is compared of the value at a place: a number as it is, the numbers of a list; of anything else (``...``) nothing."""
-    value = value_at(*place)
+    """What is compared of the value at a place: a number, the numbers of a list, a function's code; of anything else (``...``) nothing."""
+    return _seen(value_at(*place))
+
+
+def _seen(value: Any) -> Any:
+    if isinstance(value, types.FunctionType | types.MethodType):
+        return value.__code__ if isinstance(value, types.FunctionType) else _seen(value.__func__)
+    if isinstance(value, functools.partial):
+        return _seen(value.func), *map(_seen, value.args), *((key, _seen(one)) for key, one in value.keywords.items())
     return value if isinstance(value, _PLAIN) else _numbers_of(value)
 
 
@@ -133,7 +146,7 @@ def _numbers_of(value: Any) -> Any:
 
 
 def _may_hold_numbers(value: Any) -> bool:
-    if isinstance(value, (nn.Module, dict, *_SEQUENCES)):
+    if isinstance(value, (nn.Module, dict, *_SEQUENCES, *_FUNCTIONS)):
         return True
     return not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__")
 
@@ -234,12 +247,8 @@ def _of_function(
     if owner is not None:
         yield from _of_object(name, owner, function.__code__, _MOST_LEVELS, met)
     for variable, place in _places(function):
-        value = value_at(*place)
         yield variable, place
-        if isinstance(value, types.FunctionType):
-            yield from _of_named_functions(name, [value], None, met)
-        else:
-            yield from _of_object(variable, value, function.__code__, _MOST_LEVELS, met)
+        yield from _of_object(variable, value_at(*place), function.__code__, _MOST_LEVELS, met)
 
 
 def _of_named_functions(
@@ -254,13 +263,33 @@ def _of_named_functions(
             function = getattr(function, "__wrapped__", None)
 
 
+def _of_callable(
+    name: str, value: Any, code: types.CodeType, levels: int, met: set[tuple[int, ...]]
+) -> Iterator[tuple[str, Place]]:
+    """What a function, a method or a partial call names and is given."""
+    if isinstance(value, functools.partial):
+        for given in (value.args, value.keywords):
+            yield from _of_object(name, given, code, levels, met)
+        yield from _of_object(name, value.func, code, levels, met)
+    elif isinstance(value, types.MethodType):
+        yield from _of_named_functions(name, [value.__func__], value.__self__, met)
+    else:
+        yield from _of_named_functions(name, [value], None, met)
+
+
 def _of_object(
     name: str, value: Any, code: types.CodeType, levels: int, met: set[tuple[int, ...]]
 ) -> Iterator[tuple[str, Place]]:
-    """The entries of a container, or the attributes of an object, that code names, and theirs; what its properties and methods name."""
+    """The entries of a container, or the attributes of an object, that code names, and theirs; what its properties and methods name.
+
+    Of a function, what its own code names.
+    """
     if (id(value), id(code), levels) in met:
         return
     met.add((id(value), id(code), levels))
+    if isinstance(value, _FUNCTIONS):
+        yield from _of_callable(name, value, code, levels, met)
+        return
     for longer, holder, key, inside in _parts(name, value, code):
         part = value_at(holder, key)
         yield longer, (holder, key)
@@ -283,13 +312,13 @@ def _parts(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, A
             yield f"{name}[{key!r}]", value, key, key not in named
     elif isinstance(value, nn.Module):
         for holder in (vars(value), value._modules):
-            keys = (key for key in _named(code, "LOAD_ATTR") if key in holder and key != "training")
+            keys = (key for key in _named(code, *_READ) if key in holder and key != "training")
             yield from ((f"{name}.{key}", holder, key, False) for key in keys)
         if isinstance(value, _OF_MODULES):
             yield from ((f"{name}.{key}", value._modules, key, True) for key in value._modules)
     elif not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
         own = vars(value)
-        keys = (key for key in _named(code, "LOAD_ATTR", "STORE_ATTR") if key in own)
+        keys = (key for key in _named(code, *_READ, "STORE_ATTR") if key in own)
         yield from ((f"{name}.{key}", own, key, False) for key in keys)
 
 
@@ -298,12 +327,12 @@ def _all_keys(value: dict[Any, Any]) -> list[Any]:
 
 
 def _goes_through_all(code: types.CodeType) -> bool:
-    return any(name in ("items", "values") for name in _named(code, "LOAD_ATTR", "LOAD_METHOD"))
+    return any(name in ("items", "values") for name in _named(code, *_READ))
 
 
 def _methods(kind: type, code: types.CodeType) -> Iterator[Any]:
     """The methods and the getters of properties that code names, with those that they override."""
-    for key in _named(code, "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+    for key in _named(code, *_READ, "LOAD_SUPER_ATTR"):
         for base in kind.__mro__:
             found = vars(base).get(key)
             yield found.fget if isinstance(found, property) else found
