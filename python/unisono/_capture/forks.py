@@ -20,7 +20,7 @@ from unisono._capture.places import read_back
 
 _COPY = torch.ops.aten.copy_.default
 #: A step that asks more than this in a row is refused.
-MOST_QUESTIONS = 2
+MOST_QUESTIONS = 3
 
 
 @dataclass
@@ -84,7 +84,7 @@ def merged(ways: Sequence[Way], fakes: Sequence[torch.Tensor]) -> tuple[torch.fx
                 inputs[position].copy_(value)
         return [*chosen, *read, *(values[written.index(position)] for position in replaced)]
 
-    with torch.no_grad(), fx_traceback.preserve_node_meta():
+    with torch.no_grad(), torch._C._DisableAutocast(), fx_traceback.preserve_node_meta():
         plain = [fake.detach() for fake in fakes]
         graph = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*plain)
     return _simplified(graph), replaced

@@ -272,5 +272,5 @@ def _cached_result(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
             return one.stand_in()
         return one[1] if len(one) == 2 and isinstance(one[0], type) else [stand_in(part) for part in one]
 
-    with _disable_current_modes(), torch.no_grad(), FakeTensorMode():
+    with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), FakeTensorMode():
         return type_of(func(*map(stand_in, args), **{key: stand_in(one) for key, one in kwargs}))

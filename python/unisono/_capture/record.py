@@ -21,7 +21,6 @@ import torch.utils._pytree as pytree
 from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -100,7 +99,7 @@ class Recorder(TorchDispatchMode):
         recording = mock.patch.object(Recorder, "current", self)
         tracing = mock.patch("torch.fx._symbolic_trace._is_fx_tracing_flag", new=True)
         self._mode = mode
-        with mode, disable_autocast_cache(), recording, tracing, self:
+        with mode, _own_casts(), recording, tracing, self:
             made = _disable_dynamo(function)(*fakes)
         self.graph.output([self._argument(one) for one in made])
         return _LazyGraphModule(self.root, self.graph)
@@ -213,6 +212,16 @@ class Recorder(TorchDispatchMode):
             for number, part in enumerate(made):
                 if isinstance(part, torch.Tensor | list | tuple):
                     self._track(part, self.graph.call_function(operator.getitem, (node, number)))
+
+
+@contextlib.contextmanager
+def _own_casts() -> Iterator[None]:
+    """Keeps apart what ``torch.autocast`` has cast, within and without: as in eager PyTorch it casts a parameter once."""
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 class Watch:

@@ -189,7 +189,7 @@ def _functionalise(first: torch.fx.GraphModule, fakes: list[torch.Tensor]) -> to
         return torch.fx.Interpreter(first).run(*arguments)
 
     functional = torch.func.functionalize(again, remove="mutations")
-    with torch.no_grad(), fx_traceback.preserve_node_meta():
+    with torch.no_grad(), torch._C._DisableAutocast(), fx_traceback.preserve_node_meta():
         plain = [fake.detach() for fake in fakes]
         return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*plain)
 
