@@ -31,7 +31,9 @@ class Training:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf.detach().clone() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    """The tensors and numbers of a tree, as they are now."""
+    leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor | int | float))
+    return [torch.as_tensor(leaf).detach().clone() for leaf in leaves]
 
 
 def run(training: Training, step: Callable[..., Any]) -> tuple[list[list[torch.Tensor]], dict[Any, torch.Tensor]]:

@@ -35,3 +35,31 @@ def an_average_that_warms_up_takes_a_step_in_the_step(parallelize):
         found.append((average.cur_decay_value, average.optimization_step, plain.cur_decay_value))
     step.sync()
     return ended(step, (found, average.shadow_params, plain.shadow_params), model, optimizer)
+
+
+@script
+def averages_of_torch_are_updated_in_the_step(parallelize):
+    averaged, decay = torch.optim.swa_utils.AveragedModel, torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    model = Net()
+    optimizer = adam(model)
+    moving, equal = averaged(model, multi_avg_fn=decay), averaged(model, use_buffers=True)
+
+    def trained(average):
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            average.update_parameters(model)
+            return loss.detach()
+
+        return step
+
+    batch = pair()
+    first = parallelize(trained(moving), model=model, optimizer=optimizer, example=batch)
+    found = [first(*batch) for _ in range(3)]
+    first.sync()
+    second = parallelize(trained(equal), model=model, optimizer=optimizer, example=batch)
+    found += [second(*batch) for _ in range(3)]
+    second.sync()
+    return ended(second, (found, moving.state_dict(), equal.state_dict()), model, optimizer)

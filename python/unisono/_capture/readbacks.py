@@ -39,6 +39,8 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _TOKEN = re.compile("\ue000(\\d+)\ue001")
 #: PyTorch's own code between who asks and the mode that is asked.
 _ON_THE_WAY = (os.path.join("torch", "overrides.py"), os.path.join("torch", "_tensor.py"), "fake_tensor.py", __file__)
+#: PyTorch's own code that chooses by values as the user's does: averages of models.
+_CHOOSES = os.path.join("torch", "optim", "swa_utils.py")
 _LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 
 
@@ -175,7 +177,8 @@ class Readbacks(TorchFunctionMode):
         frame: types.FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename.endswith(_ON_THE_WAY):
             frame = frame.f_back
-        asks = frame is not None and is_the_users(frame.f_code.co_filename)
+        file = frame.f_code.co_filename if frame is not None else ""
+        asks = file.endswith(_CHOOSES) or is_the_users(file)
         return asks and isinstance(tensor, FakeTensor) and not follows_from_constants(tensor)
 
     def read(self, kind: str, tensor: torch.Tensor) -> Expression:
