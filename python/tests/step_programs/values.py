@@ -1,0 +1,135 @@
+"""Habits of values: generators of the step's own, masks, complex numbers, numbers that are read, that choose or that change."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+from step_programs.program import BATCH, WIDTH, Program, habit
+
+
+@habit
+def a_generator_of_its_own(p: Program) -> None:
+    owner = types.SimpleNamespace(random=torch.Generator().manual_seed(p.rng.randrange(100)))
+    draw = p.rng.choice([torch.rand, torch.randn])
+    p.layers.append(lambda h: h + 0.1 * draw(h.shape, generator=owner.random, dtype=h.dtype))
+    p.visible["generator"] = lambda: owner.random.get_state()
+    if p.rng.random() < 0.3:
+        p.between.append(lambda number: owner.random.manual_seed(number) if number == 2 else None)
+
+
+@habit
+def assigns_by_a_mask(p: Program) -> None:
+    choice = p.rng.randrange(3)
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        h = h.clone()
+        mask = h > 0.5
+        if choice == 0:
+            h[mask] = 0.5
+        elif choice == 1:
+            h[mask] *= 0.5
+        else:
+            h[mask[:, 0]] = h[mask[:, 0]].tanh()
+        return h
+
+    p.layers.append(change)
+
+
+@habit
+def a_penalty_on_some_rows(p: Program) -> None:
+    by_entry = p.rng.random() < 0.5
+    p.losses.append(lambda h: (h[h > 0] if by_entry else h[h[:, 0] > 0]).square().sum() * 0.01)
+
+
+@habit
+def complex_factors(p: Program) -> None:
+    dtype = torch.float32 if p.cast else torch.float64
+    factors = torch.polar(torch.ones(3, dtype=dtype), torch.arange(3, dtype=dtype))
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(h.to(dtype).reshape(-1, 3, 2))
+        return torch.view_as_real(pairs * factors).flatten(1).to(h.dtype)
+
+    p.layers.append(change)
+
+
+@habit
+def reads_numbers(p: Program) -> None:
+    p.after_update.append(lambda: [round(p.model.out.weight.sum().item(), 2), float(p.model.out.bias[0]) * 2])  # type: ignore[union-attr, index]
+
+
+@habit
+def numbers_that_change(p: Program) -> None:
+    config = types.SimpleNamespace(scale=1.0, more={"add": 0.5})
+    p.layers.append(lambda h: h * config.scale + config.more["add"])
+
+    def between(number: int) -> None:
+        if number == 1:
+            config.scale = 0.5
+        elif number == 3:
+            config.scale, config.more["add"] = 1.0, 0.25
+
+    p.between.append(between)
+
+
+@habit
+def an_update_by_choice(p: Program) -> None:
+    limit = p.rng.choice([0.8, 1.2, 2.0])
+    p.updates = lambda loss: bool(loss < limit)
+
+
+@habit
+def an_averaged_model(p: Program) -> None:
+    layer = p.add(nn.Linear(WIDTH, WIDTH))
+    decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    average = torch.optim.swa_utils.AveragedModel(layer, multi_avg_fn=decay if p.rng.random() < 0.5 else None)
+    average.to(torch.float32 if p.cast else torch.float64)
+    p.layers.append(lambda h: layer(h) - average(h).detach())
+    p.after_update.append(lambda: average.update_parameters(layer))
+    p.visible["averaged"] = average.state_dict
+
+
+@habit
+def other_sizes(p: Program) -> None:
+    p.sizes[3] = p.sizes[4] = BATCH + 2
+
+
+@habit
+def settings_that_change(p: Program) -> None:
+    def between(number: int) -> None:
+        for group in (group for optimizer in p.made for group in optimizer.param_groups):
+            group["lr"] *= 0.9
+            if number > 1 and group.get("momentum"):
+                group["momentum"] *= 0.9
+            if number > 1 and "betas" in group:
+                group["betas"] = (group["betas"][0] * 0.9, group["betas"][1])
+
+    p.between.append(between)
+
+
+@habit
+def modes_between(p: Program) -> None:
+    p.between.append(lambda number: p.model.train(number != 1))
+
+
+@habit
+def frozen_between(p: Program) -> None:
+    layer = p.add(nn.Linear(WIDTH, WIDTH))
+    p.layers.append(lambda h: h + layer(h))
+    p.between.append(lambda number: layer.requires_grad_(number != 2))
+
+
+@habit
+def an_evaluation_between(p: Program) -> None:
+    layer: Any = p.add(nn.Linear(WIDTH, WIDTH))
+    p.layers.append(lambda h: torch.relu(layer(h)))
+
+    @torch.no_grad()
+    def between(number: int) -> torch.Tensor:
+        return layer(torch.ones(2, WIDTH, dtype=layer.weight.dtype))
+
+    p.between.append(between)
