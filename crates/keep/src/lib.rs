@@ -253,7 +253,10 @@ mod tests {
             file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(number as u64)).unwrap();
         }
         let is_kept = |number| kept.capture(&name(number)).is_some();
-        assert_eq!((is_kept(0), is_kept(1), is_kept(2), is_kept(MOST_CAPTURES + 1)), (false, false, true, true));
+        assert_eq!(
+            (is_kept(0), is_kept(1), is_kept(2), is_kept(MOST_CAPTURES + 1)),
+            (false, false, true, true)
+        );
         fs::remove_dir_all(&kept.folder).unwrap();
     }
 
