@@ -129,3 +129,48 @@ def gradients_of_embeddings_are_sparse_in_sgd_with_momentum(parallelize):
 @script
 def gradients_of_embeddings_are_sparse_in_adagrad(parallelize):
     return _with_sparse_gradients(parallelize, lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1))
+
+
+def _used_by_turns(parallelize, uses, trained=()):
+    """Gradients are set to zero in place, so that a layer that is not used goes on by its momentum once it has one."""
+    model = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+    def step(x, y, use):
+        optimizer.zero_grad(set_to_none=False)
+        hidden = model[0](x)
+        if use:
+            hidden = model[1](hidden)
+        loss = F.mse_loss(model[2](hidden), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    batch = pair()
+    parallel = parallelize(step, model=model, optimizer=optimizer, example=(*batch, uses[0]))
+    losses = []
+    for number, use in enumerate(uses):
+        losses.append(parallel(*batch, use))
+        model[0].requires_grad_(number not in trained)
+    parallel.sync()
+    return losses, model.state_dict()
+
+
+@script
+def a_layer_that_is_never_used_has_no_gradient_to_set_to_zero(parallelize):
+    return _used_by_turns(parallelize, (False, False, False))
+
+
+@script
+def a_layer_is_used_from_the_second_step_on(parallelize):
+    return _used_by_turns(parallelize, (False, True, False, True, False))
+
+
+@script
+def a_layer_is_not_used_for_a_while(parallelize):
+    return _used_by_turns(parallelize, (True, False, False, True))
+
+
+@script
+def a_layer_is_frozen_whose_gradient_is_set_to_zero(parallelize):
+    return _used_by_turns(parallelize, (True, True, True, True, True), trained=(1, 2))

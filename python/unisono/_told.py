@@ -70,6 +70,7 @@ def told(captured: Capture) -> dict[str, Any]:
         "replaced": captured.kept.replaced,
         "left": captured.kept.left,
         "gradients": captured.kept.gradients,
+        "held": [captured.inputs.inputs[position].name for position in captured.traced.held],
         "dropped": captured.kept.dropped,
         "accumulates": captured.kept.accumulates,
     }

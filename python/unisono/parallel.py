@@ -193,6 +193,7 @@ class ParallelStep:
         """Captures the step; a setting that has changed, and so may change again, is an input of it if the optimizer allows it."""
         session, before = self._session, self._session.live
         session.live = tuple(dict.fromkeys([*before, *(self._last.changed_numbers() if self._last else ())]))
+        given = self._last.give_gradients() if self._last is not None else []
         with _same_random_numbers(), session.state.lent():
             try:
                 self._capture(call, None)
@@ -201,9 +202,14 @@ class ParallelStep:
                     raise
                 session.live = before
                 self._capture(call, None)
+            finally:
+                for parameter in given if not self._captured[0].accumulates else ():
+                    parameter.grad = None
 
     def _capture(self, call: Call, plan: Plan | str | Path | None) -> None:
-        self._captured.insert(0, CapturedStep(self._session, self._train_step, call, plan))
+        accumulates = any(step.accumulates for step in self._captured)
+        captured = CapturedStep(self._session, self._train_step, call, plan, accumulates=accumulates)
+        self._captured.insert(0, captured)
         self._last = self._captured[0]
 
     def sync(self) -> None:

@@ -111,14 +111,19 @@ class CapturedStep:
         train_step: Callable[..., Any],
         call: Call,
         plan: Plan | str | Path | None,
+        *,
+        accumulates: bool = False,
     ) -> None:
-        """Captures and plans on rank 0, and prepares this rank's program."""
+        """Captures and plans on rank 0, and prepares this rank's program.
+
+        With `accumulates` gradients that are there are state if the step goes on with them.
+        """
         self._session, self.ranks, self._mesh = session, session.ranks, session.mesh
         self._model, self._optimizers, self._call = session.model, session.optimizers, call
         self._live, outside = session.live, Outside(train_step, self._model)
         start = time.perf_counter()
         everyone = call.together(self.ranks.count) if session.batch == "local" else call
-        self._inputs, message = self._capture(train_step, everyone, outside)
+        self._inputs, message = self._capture(train_step, everyone, outside, accumulates)
         captured = time.perf_counter()
         self.cluster = text_of(session.cluster) if session.cluster is not None else _profile.description(self.ranks)
         described = time.perf_counter()
@@ -129,7 +134,9 @@ class CapturedStep:
 
     # What rank 0 decides and tells.
 
-    def _capture(self, train_step: Callable[..., Any], call: Call, outside: Outside) -> tuple[StepInputs, bytes]:
+    def _capture(
+        self, train_step: Callable[..., Any], call: Call, outside: Outside, accumulates: bool
+    ) -> tuple[StepInputs, bytes]:
         """The inputs of the step, with this rank's tensors, and its graph."""
         captured: Capture | None = None
         message: Any = None
@@ -144,6 +151,7 @@ class CapturedStep:
                     call=call,
                     outside=outside,
                     keep_gradients=self._session.keep_grads,
+                    accumulates=accumulates,
                     live=self._live,
                 )
             except UnisonoError as error:
@@ -152,7 +160,8 @@ class CapturedStep:
                 message = UsersError.of(error)
         message = self.ranks.tell(message)
         self._root = {"step": train_step, "model": self._model}
-        self._left, self._gradients = paths_of(message["left"]), message["gradients"]
+        self._left, self._gradients, self._held = paths_of(message["left"]), message["gradients"], message["held"]
+        self._accumulates = message["accumulates"]
         self._replaced, self._dropped = set(paths_of(message["replaced"])), paths_of(message["dropped"])
         inputs = captured.inputs if captured is not None else StepInputs()
         met: UnisonoError | None = None
@@ -174,7 +183,7 @@ class CapturedStep:
             self._optimizers,
             live=self._live,
             answers=[Answer(*answer) for answer in message["answers"]],
-            accumulated=[item for item in inputs.inputs if item.cls == "parameter" and message["accumulates"]],
+            accumulated=[item for item in inputs.inputs if item.cls == "parameter" and self._accumulates],
             outside=outside,
         )
         new = [item for item in inputs.inputs if item.cls in _STATE and item not in self._session.state]
@@ -338,6 +347,24 @@ class CapturedStep:
     def changed_numbers(self) -> tuple[str, ...]:
         """The settings of optimizers, numbers all of them, that are not as they were."""
         return self._unchanged.changed_numbers()
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients that are there when it begins are its state."""
+        return self._accumulates
+
+    def give_gradients(self) -> list[torch.Tensor]:
+        """Gives parameters the gradients that the step goes on with in place, as the zeros that it makes of them.
+
+        Returns:
+            Those that had none.
+        """
+        held = [item.tensor for item, *_ in self._state if item.name in self._held]
+        given = [parameter for parameter in held if parameter.grad is None]
+        with torch._C.DisableTorchFunctionSubclass():
+            for one in given:
+                one.grad = torch.zeros(one.shape, dtype=one.dtype, device=one.device)
+        return given
 
     def has_its_tensors(self) -> bool:
         """Whether the user's model and optimizers still have the tensors that it was captured with."""

@@ -69,8 +69,12 @@ def capture_step(
     keep_gradients: bool = False,
     live: Sequence[str] = (),
     device: str | None = None,
+    accumulates: bool = False,
 ) -> Capture:
-    """Captures one call of ``train_step``; see :func:`unisono.capture`."""
+    """Captures one call of ``train_step``; see :func:`unisono.capture`.
+
+    With `accumulates` gradients that are there are state where the step goes on with them, even if it sets them to zero first.
+    """
     for optimizer in optimizers:
         try:
             create_state(optimizer)
@@ -79,7 +83,9 @@ def capture_step(
             raise
     settings = guarded_settings(optimizers, live)
     with warned_of(train_step, model), _without_collection():
-        traced, encoder, inputs, kept, ways = _traced(train_step, model, optimizers, call, keep_gradients, live, device)
+        traced, encoder, inputs, kept, ways = _traced(
+            train_step, model, optimizers, call, keep_gradients, live, device, accumulates
+        )
     for item in inputs.inputs:
         if item.cls == "constant":
             item.paths = tuple(kept.paths_to(item.tensor))
@@ -108,6 +114,7 @@ def _traced(
     keep_gradients: bool,
     live: Sequence[str],
     device: str | None,
+    accumulates: bool,
 ) -> tuple[Traced, Encoder, StepInputs, Kept, list[Traced]]:
     """Traces the step until all that it keeps is known."""
     scaling.prepare(Walk(train_step, model, optimizers))
@@ -126,7 +133,7 @@ def _traced(
             if ways is None:
                 continue
             encoder = Encoder(traced, inputs)
-            if not encoder.reads_stale_gradients:
+            if not encoder.reads_stale_gradients and not (accumulates and may_be_there and traced.held):
                 return traced, encoder, inputs, kept, ways
             parameters = [item.tensor for item in inputs.inputs if item.cls == "parameter"]
             if not kept.note_gradients(parameters):
@@ -178,6 +185,7 @@ def _ways(
         _require_alike(ways)
         plain = [Way(w.graph, w.tensors, w.reads, w.places, w.replaced, w.choices) for w in ways]
         traced.graph, traced.replaced = merged(plain, traced.fakes)
+        traced.untouched = set().union(*(way.untouched for way in ways))
     return ways
 
 

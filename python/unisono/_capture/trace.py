@@ -69,7 +69,8 @@ class Traced:
         replaced: for each further output of the graph, the position of the input that it replaces.
         stale_gradients: how many placeholders follow those of the inputs: gradients that parameters may have when the step begins; a
             graph that reads one depends on earlier steps.
-        ends_without_gradients: whether no parameter has a gradient when the step is over.
+        untouched: which of those stay what they are but for their values: the optimizer sees them only if they are there.
+        held: the parameters, by position, whose gradients the step goes on with in place.
         left: how many outputs, after the step's own, are tensors that the step leaves somewhere.
         numbers: how leaves of the return value that are read from tensors are computed, by position.
         reads: how many outputs, behind all that, are tensors that are read.
@@ -89,7 +90,8 @@ class Traced:
     return_constants: dict[int, Any] = field(default_factory=dict)
     replaced: list[int] = field(default_factory=list)
     stale_gradients: int = 0
-    ends_without_gradients: bool = False
+    untouched: set[int] = field(default_factory=set)
+    held: list[int] = field(default_factory=list)
     left: int = 0
     numbers: dict[int, Expression] = field(default_factory=dict)
     reads: int = 0
@@ -124,7 +126,11 @@ def trace(
     run = _Run(train_step, model, optimizers, inputs, kept)
     run.questions = Questions(answers)
     if gradients_may_be_there:
-        run.stale = [position for position, fake in enumerate(fakes) if fake.requires_grad]
+        run.stale = [
+            position
+            for position, (fake, item) in enumerate(zip(fakes, inputs.inputs, strict=True))
+            if fake.requires_grad or (item.cls == "parameter" and item.tensor.grad is not None)
+        ]
         with fake_mode:
             fakes += [torch.empty_like(fakes[position], requires_grad=False) for position in run.stale]
     # oneDNN's recurrent layers keep what backward needs only where gradients are recorded, which they are not when the graph runs; without
@@ -253,7 +259,12 @@ class _Run:
         }
         for position, gradient in zip(self.stale, stale, strict=True):
             fakes[position].grad = gradient
+        accumulated: set[int] = set()
         with contextlib.ExitStack() as stack:
+            for position in self.stale:
+                if fakes[position].requires_grad:
+                    note = fakes[position].register_post_accumulate_grad_hook(lambda _, p=position: accumulated.add(p))
+                    stack.callback(note.remove)
             if self.model is not None:
                 named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
                 swapped = {name: twins[id(tensor)] for name, tensor in named.items()}
@@ -292,6 +303,7 @@ class _Run:
             i: self.reads.expression_of(leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
         }
         self.reads.require_all_used()
+        held = [p for p, gradient in zip(self.stale, stale, strict=True) if fakes[p].grad is gradient]
         self.traced = Traced(
             graph=torch.fx.GraphModule({}, torch.fx.Graph()),
             returns=structure,
@@ -306,7 +318,8 @@ class _Run:
             places=[place for _, place in self.questions.asked],
             replaced=list(replaced),
             stale_gradients=len(stale),
-            ends_without_gradients=all(fake.grad is None for fake in fakes),
+            untouched={n for n, p in enumerate(self.stale) if p in held and p not in accumulated},
+            held=held,
             left=len(left),
         )
         for fake in fakes:

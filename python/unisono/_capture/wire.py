@@ -104,14 +104,19 @@ class Encoder:
         return number
 
     def _placeholder(self, node: torch.fx.Node, item: StepInput | None) -> None:
-        """An input, or (``None``) a gradient of an earlier step, which must not be read; overwriting it with zeros is well."""
+        """An input, or (``None``) a gradient of an earlier step, which must not be read.
+
+        Overwriting it with zeros is well, unless nothing is added to them: an optimizer then goes by whether it is there.
+        """
+        number = len(self._placeholders) - len(self.inputs.inputs)
         self._placeholders[node] = len(self._numbered_inputs)
         overwrites = (torch.ops.aten.zero.default, torch.ops.aten.copy_.default, torch.ops.aten.zeros_like.default)
         if item is not None:
             self._env[node] = self._input(item, node.meta["val"])
-        elif any(user.target not in overwrites or user.args[0] is not node for user in node.users):
-            self.reads_stale_gradients = True
         else:
+            read = any(user.target not in overwrites or user.args[0] is not node for user in node.users)
+            alone = number in self.traced.untouched and any(user.users for user in node.users)
+            self.reads_stale_gradients = read or alone
             self._stale.add(node)
 
     def _constant(self, node: torch.fx.Node, tensor: Any) -> int:
