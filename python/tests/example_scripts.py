@@ -6,14 +6,13 @@ import atexit
 import multiprocessing
 import os
 import runpy
-import socket
 import sys
 import time
 import traceback
 from pathlib import Path
 
 import torch
-from launch import Ended
+from launch import Ended, free_port
 
 #: Imported once; each rank begins as a copy of the process that has done so.
 _LIBRARIES = [
@@ -31,10 +30,8 @@ _forked.set_forkserver_preload(_LIBRARIES)
 def run(script: Path, ranks: int, folder: Path, seconds: float, *arguments: str) -> list[Ended]:
     """Runs a script on each of `ranks` processes and returns how they ended; one that runs on after `seconds` is killed."""
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "HOME": str(folder)}
+    port = str(free_port())
+    settings = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "HOME": str(folder)}
     processes = [
         _forked.Process(
             target=_main, args=(str(script), list(arguments), settings | {"RANK": str(rank), "LOCAL_RANK": str(rank)})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -24,6 +26,19 @@ class Ended:
     err: str
 
 
+#: Below those that outgoing connections are given, which a rank may have before rank 0 listens.
+_PORTS = (20_000 + (os.getpid() + number) % 10_000 for number in itertools.count())
+
+
+def free_port() -> int:
+    """A port that nobody listens at, another one each time."""
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            break
+    return port
+
+
 class Processes:
     """Processes of one run; leaving the context ends those that are left."""
 
@@ -31,9 +46,7 @@ class Processes:
         """Starts `ranks` processes that call `function` (``module:name``) with keyword arguments that JSON can say."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.processes = [self._start(function, rank, ranks, port, arguments) for rank in range(ranks)]
 
     def _start(self, function: str, rank: int, ranks: int, port: int, arguments: dict[str, Any]) -> subprocess.Popen:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -170,18 +169,24 @@ if ranks.rank == 0:
 
 def _measured(ranks: int) -> str:
     """What rank 0 measured with a number of processes. No process is left behind."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    import torch
+
+    # The ranks meet at a store of this process, as they do under `torchrun`, so that no other process can be given its port.
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
         processes = []
         try:
             for rank in range(ranks):
-                place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port}
+                place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+                meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
                 # cores are shared by the ranks, as `torchrun` has it
-                shared = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "profile", "OMP_NUM_THREADS": "1"}
+                shared = {
+                    "TORCHELASTIC_RUN_ID": "profile",
+                    "TORCHELASTIC_USE_AGENT_STORE": "True",
+                    "OMP_NUM_THREADS": "1",
+                }
                 command = [sys.executable, "-c", _RANK, f"{folder}/cluster.toml"]
-                processes.append(subprocess.Popen(command, env=os.environ | place | shared))
+                processes.append(subprocess.Popen(command, env=os.environ | place | meeting | shared))
             _wait(processes)
         finally:
             for process in processes:
