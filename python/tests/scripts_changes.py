@@ -473,3 +473,27 @@ def state_is_set_where_something_else_changes_too(parallelize):
         model["first"].requires_grad_(trained)
         losses += [step(*batch), step(*batch)]
     return ended(step, losses, model, optimizer), state["hidden"]
+
+
+@script
+def hooks_come_and_go_and_read_numbers(parallelize):
+    config = types.SimpleNamespace(scale=1.0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[0].register_forward_hook(lambda module, given, out: out * config.scale)
+    batch = pair()
+    step = parallelize(simple(model, optimizer), model=model, optimizer=optimizer, example=batch)
+    losses = [step(*batch)]
+    config.scale = 2.0
+    losses += [step(*batch), step(*batch)]
+    added = model[2].register_forward_hook(lambda module, given, out: out + 1)
+    losses += [step(*batch), step(*batch)]
+    added.remove()
+    losses += [step(*batch)]
+    step.sync()
+    added = model[0].weight.register_hook(lambda gradient: gradient * 0)
+    losses += [step(*batch), step(*batch)]
+    step.sync()
+    added.remove()
+    losses += [step(*batch)]
+    return ended(step, losses, model, optimizer)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from unisono._capture.places import is_the_users
 from unisono._tree import Structure, classes_of
@@ -34,6 +35,9 @@ NOT_LOOKED_INTO = (
 _PLAIN = (int, float, bool, str, type(None), types.BuiltinFunctionType)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _SEQUENCES = (list, tuple, deque)
+_HOOKS_OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_NO_CODE = compile("", __file__, "exec")
 _OF_MODULES = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 #: A variable's cell, or a dictionary, list or tuple and a key.
 Place = tuple[Any, Any]
@@ -77,6 +81,7 @@ class Outside:
             for (name, place), was in zip(self._places.items(), self._captured, strict=True)
             if name not in names and (id(place[0]), place[1]) not in renewed
         ]
+        self._holders.note_hooks()  # the capture has hooks of its own
         self._left_out |= self._places.keys() - {name for name, *_ in kept}
         self._places = {name: place for name, place, _ in kept}
         self._captured = [was for *_, was in kept]
@@ -115,11 +120,17 @@ class _Holders:
         self._entries = [one for one in held if isinstance(one[0], dict)]
         self._others = [one for one in held if not isinstance(one[0], dict)]
         self._sizes = [(value, len(value)) for *_, value in held if isinstance(value, (dict, *_SEQUENCES))]
+        self.note_hooks()
+
+    def note_hooks(self) -> None:
+        """Takes the hooks that there are now as those that are known: each that is registered has a number of its own."""
+        self._next_hook = RemovableHandle.next_id
 
     def have_changed(self) -> bool:
         """Whether one is not as it was."""
         return (
-            any(holder.get(key) is not value for holder, key, value in self._entries)
+            RemovableHandle.next_id != self._next_hook
+            or any(holder.get(key) is not value for holder, key, value in self._entries)
             or any(value_at(holder, key) is not value for holder, key, value in self._others)
             or any(len(value) != size for value, size in self._sizes)
         )
@@ -269,7 +280,7 @@ def _of_callable(
     """What a function, a method or a partial call names and is given."""
     if isinstance(value, functools.partial):
         for given in (value.args, value.keywords):
-            yield from _of_object(name, given, code, levels, met)
+            yield from _of_object(name, given, _code_of(value) or code, levels, met)
         yield from _of_object(name, value.func, code, levels, met)
     elif isinstance(value, types.MethodType):
         yield from _of_named_functions(name, [value.__func__], value.__self__, met)
@@ -344,3 +355,33 @@ def _of_modules(model: nn.Module | None, met: set[tuple[int, ...]]) -> Iterator[
         if isinstance(forward, types.FunctionType):
             yield from _of_object(path, module, forward.__code__, _MOST_LEVELS, met)
             yield from _of_named_functions(path, [forward], module, met)
+        for kind in _HOOKS_OF_MODULES:
+            yield from _of_hooks(f"{path}.{kind}", vars(module).get(kind), met)
+        for name, parameter in module.named_parameters(recurse=False):
+            with torch._C.DisableTorchFunctionSubclass():
+                hooks = [(kind, getattr(parameter, kind)) for kind in _HOOKS_OF_TENSORS]
+            for kind, found in hooks:
+                yield from _of_hooks(f"{path}.{name}.{kind}", found, met)
+
+
+def _of_hooks(name: str, hooks: dict[int, Any] | None, met: set[tuple[int, ...]]) -> Iterator[tuple[str, Place]]:
+    """Which hooks there are, and what they name."""
+    own = {number: hook for number, hook in (hooks or {}).items() if _is_the_users_hook(hook)}
+    if own:
+        yield name, ({"": tuple(own)}, "")
+        yield name, ({"": hooks}, "")
+    for hook in own.values():
+        if isinstance(hook, _FUNCTIONS):
+            yield from _of_callable(name, hook, _code_of(hook) or _NO_CODE, _MOST_LEVELS, met)
+
+
+def _is_the_users_hook(hook: Any) -> bool:
+    code = _code_of(hook)
+    return code is None or is_the_users(code.co_filename)
+
+
+def _code_of(function: Any) -> types.CodeType | None:
+    """The code that a function, a method or a partial call runs; ``None`` of what has none."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__code__", None)
