@@ -53,17 +53,18 @@ class Outside:
     def __init__(self, train_step: Callable[..., Any], model: nn.Module | None) -> None:
         """Takes all of it as it is at this moment, before the step is captured."""
         self._step, self._model, self._left_out = train_step, model, set[str]()
-        self._places, self._holders = self._read()
+        found, self._holders = self._read()
+        self._places = {name: place for name, place in found.items() if _seen_at(place) is not ...}
         self._captured = [_seen_at(place) for place in self._places.values()]
 
     def _read(self) -> tuple[dict[str, Place], _Holders]:
-        """The places of numbers by their names, and what they are in."""
+        """All places that are read by their names, and what may hold numbers."""
         met: set[tuple[int, ...]] = set()
         reads = list(_of_modules(self._model, met))
         function, owner = function_of(self._step)
         if function is not None:
             reads += _of_function("self", function, owner, met)
-        found = _named_once((name, place) for name, place in reads if _seen_at(place) is not ...)
+        found = _named_once(reads)
         return {name: place for name, place in found.items() if name not in self._left_out}, _Holders(
             place for _, place in reads
         )
@@ -103,7 +104,7 @@ class Outside:
         """Looks where the numbers are now; a number that is read, and was not there, is returned."""
         found, holders = self._read()
         for name, place in found.items():
-            if name not in self._places:
+            if name not in self._places and _seen_at(place) is not ...:
                 return name, None, _seen_at(place)
         self._places, self._holders = {name: found.get(name, ({}, name)) for name in self._places}, holders
         return None
