@@ -70,7 +70,7 @@ def test_what_is_cast_is_as_in_eager_pytorch(loss_of, outside, chooses):
     compare(lambda: training(loss_of, outside=outside, chooses=chooses, parts=2), exactly=True)
 
 
-def test_a_parameter_that_is_used_twice_is_cast_once(recwarn):
+def test_a_parameter_that_is_used_twice_is_cast_once():
     step = compare(lambda: training(used_twice))
     casts = [line for line in step.rank_graph.text().splitlines() if "aten::_to_copy(v0, bf16" in line]
     assert len(casts) == 1

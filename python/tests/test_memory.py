@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import launch
 import memory_ranks
 import pytest
+import torch
+
+from unisono import _measure
 
 #: The most that a prediction may be off: a part of what is measured, or so many bytes.
 SHARE, BYTES = 0.05, 1 << 20
@@ -43,3 +47,30 @@ def test_a_limit_just_above_what_a_step_takes_is_accepted_and_kept(found, name):
     for case, memory in cases.items():
         assert memory["limited"]["predicted"] <= memory["limit"], case
         assert memory["limited"]["measured"] <= memory["limit"], case
+
+
+def test_what_another_thread_gives_back_counts_as_given_back_when_one_of_the_calls_did_so_itself():
+    elsewhere = iter(range(4))
+
+    def call():
+        given_back_elsewhere = next(elsewhere)
+        for piece in range(4):
+            tensors = [torch.empty(1000)]
+            if piece == given_back_elsewhere:
+                thread = threading.Thread(target=tensors.clear)
+                thread.start()
+                thread.join()
+            del tensors
+
+    assert _measure.peak_growth(call, repeats=4) == 4000
+
+
+def test_what_a_call_keeps_in_the_place_of_what_an_earlier_one_kept_is_no_growth():
+    kept = [torch.empty(2000)]
+
+    def call():
+        kept.append(torch.empty(2000))
+        del kept[0]
+        torch.empty(3000)
+
+    assert _measure.peak_growth(call, repeats=2) == 12000

@@ -119,6 +119,28 @@ def test_a_state_that_the_optimizer_loads_between_steps_is_refused():
     assert "before `parallelize`" in (caught.value.hint or "")
 
 
+def test_a_second_capture_that_fails_says_why_and_leaves_gradients_as_they_were():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        optimizer.zero_grad(set_to_none=False)
+        loss = (model(x) @ torch.ones(4, len(x))).sum()
+        assert len(x) == 3, "three rows"
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    parallel = unisono.parallelize(
+        step, model=model, optimizer=optimizer, example=(torch.ones(3, 4),), cluster=steps.EAGER_TO_CUT
+    )
+    parallel(torch.ones(3, 4))
+    optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(AssertionError, match="three rows"):
+        parallel(torch.ones(2, 4))
+    assert model.weight.grad is None
+
+
 def other_modes(model: nn.Sequential) -> dict[str, tuple[contextlib.AbstractContextManager[Any], str]]:
     """What changes a mode, and what is said of it."""
     return {

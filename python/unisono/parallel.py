@@ -178,7 +178,8 @@ class ParallelStep:
         self._pause()
         for captured in session.steps:
             captured[:] = [step for step in captured if step.has_its_tensors()]
-        self._capture_with_live_settings(call)
+        with self._with_gradients():
+            self._capture_with_live_settings(call)
         for _ in range(len(self._captured) - self._captures):
             self._captured.pop()
         session.state.keep_only([item for steps in session.steps for step in steps for item in step.shared()])
@@ -193,7 +194,6 @@ class ParallelStep:
         """Captures the step; a setting that has changed, and so may change again, is an input of it if the optimizer allows it."""
         session, before = self._session, self._session.live
         session.live = tuple(dict.fromkeys([*before, *(self._last.changed_numbers() if self._last else ())]))
-        given = self._last.give_gradients() if self._last is not None else []
         with _same_random_numbers(), session.state.lent():
             try:
                 self._capture(call, None)
@@ -202,15 +202,23 @@ class ParallelStep:
                     raise
                 session.live = before
                 self._capture(call, None)
-            finally:
-                for parameter in given if not self._captured[0].accumulates else ():
-                    parameter.grad = None
+
+    @contextlib.contextmanager
+    def _with_gradients(self) -> Iterator[None]:
+        """Within, gradients are there that the last step goes on with in place; afterwards too, if they are state of the new one."""
+        given = self._last.give_gradients() if self._last is not None else []
+        are_state = False
+        try:
+            yield
+            are_state = self._captured[0].accumulates
+        finally:
+            for parameter in given if not are_state else ():
+                parameter.grad = None
 
     def _capture(self, call: Call, plan: Plan | str | Path | None) -> None:
         accumulates = any(step.accumulates for step in self._captured)
-        captured = CapturedStep(self._session, self._train_step, call, plan, accumulates=accumulates)
-        self._captured.insert(0, captured)
-        self._last = self._captured[0]
+        self._last = CapturedStep(self._session, self._train_step, call, plan, accumulates=accumulates)
+        self._captured.insert(0, self._last)
 
     def sync(self) -> None:
         """Writes the current values of parameters, buffers and optimizer state into the user's model and optimizer, on every rank.
@@ -265,8 +273,7 @@ class ParallelStep:
         tensors = step.tensors(self._caller(arguments, {}))
         state = _measure.tensor_bytes(step.state_tensors())
         buffers = step.executor.program.buffer_bytes()
-        # What a thread of the network frees last is not always seen to be freed: more than once, and the least counts.
-        growth = min(_measure.peak_growth(lambda: step.executor(tensors)) for _ in range(5))
+        growth = _measure.peak_growth(lambda: step.executor(tensors))
         constants = step.executor.program.constant_bytes()
         peak = state + _measure.tensor_bytes(tensors) + buffers + constants + growth
         mine = torch.tensor([statistics.median_low(times), state, buffers, peak])

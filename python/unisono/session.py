@@ -161,7 +161,8 @@ class CapturedStep:
         message = self.ranks.tell(message)
         self._root = {"step": train_step, "model": self._model}
         self._left, self._gradients, self._held = paths_of(message["left"]), message["gradients"], message["held"]
-        self._accumulates = message["accumulates"]
+        #: Whether gradients that are there when it begins are its state.
+        self.accumulates = message["accumulates"]
         self._replaced, self._dropped = set(paths_of(message["replaced"])), paths_of(message["dropped"])
         inputs = captured.inputs if captured is not None else StepInputs()
         met: UnisonoError | None = None
@@ -183,7 +184,7 @@ class CapturedStep:
             self._optimizers,
             live=self._live,
             answers=[Answer(*answer) for answer in message["answers"]],
-            accumulated=[item for item in inputs.inputs if item.cls == "parameter" and self._accumulates],
+            accumulated=[item for item in inputs.inputs if item.cls == "parameter" and self.accumulates],
             outside=outside,
         )
         new = [item for item in inputs.inputs if item.cls in _STATE and item not in self._session.state]
@@ -347,11 +348,6 @@ class CapturedStep:
     def changed_numbers(self) -> tuple[str, ...]:
         """The settings of optimizers, numbers all of them, that are not as they were."""
         return self._unchanged.changed_numbers()
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether gradients that are there when it begins are its state."""
-        return self._accumulates
 
     def give_gradients(self) -> list[torch.Tensor]:
         """Gives parameters the gradients that the step goes on with in place, as the zeros that it makes of them.

@@ -372,8 +372,7 @@ def _of_hooks(name: str, hooks: dict[int, Any] | None, met: set[tuple[int, ...]]
         yield name, ({"": tuple(own)}, "")
         yield name, ({"": hooks}, "")
     for hook in own.values():
-        if isinstance(hook, _FUNCTIONS):
-            yield from _of_callable(name, hook, _code_of(hook) or _NO_CODE, _MOST_LEVELS, met)
+        yield from _of_object(name, hook, _NO_CODE, _MOST_LEVELS, met)
 
 
 def _is_the_users_hook(hook: Any) -> bool:
