@@ -180,6 +180,10 @@ class Between:
                 one.drop()
         return returned[:own]
 
+    def replaced(self) -> list[tuple[str, torch.Tensor]]:
+        """What the step replaces, as the user has it now, by its name."""
+        return [(one.item.name, follow(self._root, one.path)) for _, one in self._replaced if not one.dropped]
+
     def sync(self, full: Full) -> None:
         """Gives the user the values of all that the step replaces."""
         for _, one in self._replaced:

@@ -23,6 +23,16 @@ def _parsed(placement: str) -> tuple[int, int]:
     return int(dim), int(blocks or 1)
 
 
+def is_plain(layout: Layout) -> bool:
+    """Whether every shard is one piece of the global tensor, and not several blocks."""
+    return all(placement == "replicate" or _parsed(placement)[1] == 1 for placement in layout.values())
+
+
+def plain(layout: Layout) -> Layout:
+    """The layout with one piece of the same dimension for each shard."""
+    return {axis: p if p == "replicate" else f"shard({_parsed(p)[0]})" for axis, p in layout.items()}
+
+
 def shard(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
     """One rank's local tensor of a global one.
 

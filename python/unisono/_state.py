@@ -28,6 +28,17 @@ class Held:
     shard: torch.Tensor
     user: UserTensor | None
 
+    def shape_and_stride(self) -> tuple[torch.Size, tuple[int, ...]]:
+        """Those of the whole tensor."""
+        if self.user is not None:
+            return self.user.size, self.user.stride
+        return self.item.tensor.size(), self.item.tensor.stride()
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether the user's tensor has memory of its own for values."""
+        return self.user is not None or self.shard.data_ptr() != self.item.tensor.data_ptr()
+
 
 class State:
     """The state that captured steps share.
@@ -73,6 +84,46 @@ class State:
         """How each tensor of state is placed, by its name."""
         return {held.item.name: held.layout for held in self._held.values()}
 
+    def held(self) -> list[Held]:
+        """All tensors of state."""
+        return list(self._held.values())
+
+    def find(self, tensor: torch.Tensor) -> Held | None:
+        """The state that a tensor of the user's is, if it is any."""
+        return self._held.get(id(tensor))
+
+    def number(self, parameter: torch.Tensor, key: str) -> Held | None:
+        """The state that an optimizer keeps as a Python number, if it is any."""
+        return self._held.get((id(parameter), key))
+
+    def value(self, held: Held) -> torch.Tensor:
+        """The whole tensor; a collective where it is sharded."""
+        return self._value(held)
+
+    def take_written(self) -> None:
+        """Takes over what was written into the user's tensors while they had the values."""
+        if self.synced:
+            for held in self._held.values():
+                if held.user is not None and held.user.was_written:
+                    held.shard.copy_(to_local(held.item.tensor.detach(), held.layout, self._mesh, self._ranks.rank))
+
+    def needs_all(self, held: Held) -> bool:
+        """Whether the user's tensor has the whole values now, so that new ones are to be whole."""
+        return self.synced and held.user is not None
+
+    def write(self, held: Held, local: torch.Tensor) -> None:
+        """Writes new values of this rank's shard."""
+        if held.shard.data_ptr() != local.data_ptr():
+            held.shard.copy_(local)
+        if self.synced and held.user is None and held.has_own_memory:
+            held.item.tensor.copy_(held.shard)
+            self._write_number(held.item)
+
+    def write_all(self, held: Held, value: torch.Tensor) -> None:
+        """Writes new values of a whole tensor that the user has too."""
+        held.item.tensor.detach().copy_(value)
+        held.shard.copy_(to_local(value, held.layout, self._mesh, self._ranks.rank))
+
     def tensors(self) -> list[torch.Tensor]:
         """This rank's shards of all tensors."""
         return [held.shard for held in self._held.values()]
@@ -91,11 +142,9 @@ class State:
         """Lets go of what the user's tensors hold; what was written into them since the last step is taken over."""
         if not self.synced:
             return
-        for held in self._held.values():
-            if held.user is not None:
-                if held.user.was_written:
-                    held.shard.copy_(to_local(held.item.tensor.detach(), held.layout, self._mesh, self._ranks.rank))
-                held.user.give_up()
+        self.take_written()
+        for user in self._users():
+            user.give_up()
         self._close()
         self.synced = False
 

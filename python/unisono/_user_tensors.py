@@ -80,7 +80,7 @@ class UserTensor:
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         """Takes the tensor as it is; nothing happens to it yet."""
         self.tensor, self._name, self._class = tensor, name, type(tensor)
-        self._size, self._stride, self._offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        self.size, self.stride, self._offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         self._storage: StorageWeakRef | None = None
         self._lent = False
         self._version, self._pointer = tensor._version, tensor.data_ptr()
@@ -100,22 +100,22 @@ class UserTensor:
             self._storage = self._storage or StorageWeakRef(self.tensor.untyped_storage())
             self._lent = False
             nothing = torch.full((), torch.nan, dtype=self.tensor.dtype, device=self.tensor.device)
-            self.tensor.data = nothing.expand(self._size)
+            self.tensor.data = nothing.expand(self.size)
         if self._class in _CLASSES:
             self.tensor._unisono_name = self._name  # type: ignore[attr-defined]
             self.tensor.__class__ = _CLASSES[self._class]
 
     def in_order(self, values: torch.Tensor) -> torch.Tensor:
         """Values of its shape, in memory in the order that it has."""
-        made = torch.empty_strided(self._size, self._stride, dtype=values.dtype, device=values.device)
-        return values if values.stride() == self._stride else made.copy_(values)
+        made = torch.empty_strided(self.size, self.stride, dtype=values.dtype, device=values.device)
+        return values if values.stride() == self.stride else made.copy_(values)
 
     def lend(self) -> None:
         """Makes it an ordinary tensor of its sizes and strides again, whatever its memory holds, until it is given up again."""
         self.tensor.__class__ = self._class
         if self._storage is not None:
             self.tensor.data = torch.empty_strided(
-                self._size, self._stride, dtype=self.tensor.dtype, device=self.tensor.device
+                self.size, self.stride, dtype=self.tensor.dtype, device=self.tensor.device
             )
             self._lent = True
 
@@ -126,9 +126,9 @@ class UserTensor:
             kept = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
             empty = torch.empty(0, dtype=self.tensor.dtype, device=self.tensor.device)
             self.tensor.data = (
-                torch.empty_strided(self._size, self._stride, dtype=empty.dtype, device=empty.device)
+                torch.empty_strided(self.size, self.stride, dtype=empty.dtype, device=empty.device)
                 if kept is None
-                else empty.set_(kept, self._offset, self._size, self._stride)
+                else empty.set_(kept, self._offset, self.size, self.stride)
             )
             self._storage = None
         self.tensor.copy_(values)
@@ -163,7 +163,7 @@ def _in_parts(what: str) -> StepError:
         code="U0124",
         place=user_line(),
         cause="each rank has the memory of its shard only",
-        hint="call `sync()` of the step first, on every rank",
+        hint="call `sync()` of the step first, on every rank; `step.save` and `step.state_dict` need none",
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono import _measure
+from unisono import _measure, _state_dict
 from unisono._amounts import bytes_of
 from unisono._arguments import mesh_of, plain_pins, require_settings
 from unisono._call import Call, Caller
@@ -227,11 +227,83 @@ class ParallelStep:
         The next step takes them away again, with what was written into them until then.
         """
         self.ranks.come_together("call `sync`")
+        self._settle()
+        self._session.state.sync()
+
+    def _settle(self) -> None:
+        """Takes over what the user has changed since the last step, and gives the user what the step puts anew at each step."""
         if self._session.active is not None:
             self._session.active.look()
             self._session.active.take_over()
             self._session.active.flush()
-        self._session.state.sync()
+
+    @as_the_users
+    def state_dict(self) -> dict[str, Any]:
+        """The state under fully qualified names, each rank's shards where they are: what a checkpoint is made of. Called on every rank.
+
+        Returns:
+            ``model``: parameters, persistent buffers and extra state by their names in the model. ``optimizer``: ``state`` by the
+            parameter's name and the key, and ``param_groups``, with names instead of parameters, as
+            ``torch.distributed.checkpoint.state_dict`` gives them. ``kept``, where there is any: tensors that the step keeps elsewhere.
+            On several ranks state is a :class:`torch.distributed.tensor.DTensor` on the mesh of the step, on one rank a tensor. They share
+            memory with the state: the next step changes them. What is sharded in several blocks is a copy in plain shards.
+        """
+        self.ranks.come_together("call `state_dict`")
+        self._settle()
+        self._session.state.take_written()
+        return _state_dict.state_dict(self._session)
+
+    @as_the_users
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Takes over a state that :meth:`state_dict` gave, of this or another mesh and plan. Called on every rank.
+
+        Args:
+            state: ``model``, ``optimizer`` and ``kept``; tensors are ``DTensor`` of any placement, or whole, the same on every rank.
+            strict: whether names have to be the same here and there.
+
+        Raises:
+            ConfigurationError: names or shapes differ. Nothing is changed then.
+        """
+        self.ranks.come_together("call `load_state_dict`")
+        self._settle()
+        self._session.state.take_written()
+        _state_dict.load_state_dict(self._session, state, strict=strict)
+
+    @as_the_users
+    def save(self, folder: str | Path, **more: Any) -> None:
+        """Writes a checkpoint that :meth:`load` reads on any mesh, under any plan. Called on every rank.
+
+        It is written beside the folder and renamed when it is complete; until then the folder has the checkpoint that was there before.
+        Its format is that of ``torch.distributed.checkpoint``.
+
+        Args:
+            folder: a folder that all ranks see; a checkpoint in it is replaced.
+            more: objects with ``state_dict`` and ``load_state_dict``, such as a scheduler or a sampler, the same on every rank.
+
+        Raises:
+            ConfigurationError: the folder cannot be written.
+        """
+        from unisono import _checkpoint  # takes PyTorch's checkpoints with it, which are slow to import
+
+        state = self.state_dict()
+        _checkpoint.save(self._session, state, Path(folder), more)
+
+    @as_the_users
+    def load(self, folder: str | Path, *, strict: bool = True, **more: Any) -> None:
+        """Goes on from a checkpoint that :meth:`save` has written. Called on every rank.
+
+        Args:
+            folder: the folder.
+            strict: whether names have to be the same here and there.
+            more: objects with ``load_state_dict`` that were saved with it.
+
+        Raises:
+            ConfigurationError: there is no complete checkpoint, or it is damaged, or it is of another model, optimizer or step.
+        """
+        from unisono import _checkpoint  # takes PyTorch's checkpoints with it, which are slow to import
+
+        state = self.state_dict()
+        _checkpoint.load(self._session, state, Path(folder), more, strict=strict)
 
     def timeline(self, *arguments: Any) -> list[tuple[str, str | None, int, int]]:
         """Runs one step and returns for each instruction what it is, its place, its start and its duration in nanoseconds."""

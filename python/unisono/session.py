@@ -77,6 +77,7 @@ class Session:
         batch: whether each rank is given the global batch, or its shard (``local``).
         steps: the captured steps of each function.
         captures: where the first of them is kept for other processes, if anywhere.
+        device_mesh: the mesh as PyTorch has it, made when it is first needed.
     """
 
     ranks: Ranks
@@ -94,6 +95,7 @@ class Session:
     batch: str = "global"
     steps: list[list[CapturedStep]] = field(default_factory=list)
     captures: Captures | None = None
+    device_mesh: Any = None
 
     def full(self, item: StepInput, layout: Layout, shard: torch.Tensor) -> torch.Tensor:
         """The global tensor, gathered from the local ones of all ranks."""

@@ -105,6 +105,7 @@ codes! {
     FOREIGN_PLAN = 203, Configuration, "a plan for another graph, mesh or version";
     NO_PLAN = 204, Resources, "no plan fits the memory limit";
     BAD_MESH = 205, Configuration, "a mesh that does not fit the ranks";
+    BAD_CHECKPOINT = 206, Configuration, "a checkpoint that is damaged, or of another model, optimizer or step";
 
     // 03xx: the executor and PyTorch
     TORCH_NOT_LOADED = 300, Hardware, "PyTorch's library is not loaded";
