@@ -89,6 +89,7 @@ def parallelize(
     captures: int = 8,
     batch: str = "global",
     cache: str | Path | None = None,
+    config: str | Path | None = None,
 ) -> ParallelStep:
     """Makes a distributed training step of an ordinary one.
 
@@ -121,32 +122,34 @@ def parallelize(
             step computes and returns is of the global batch all the same.
         cache: a folder in which rank 0 keeps the capture, as for :func:`unisono.capture`, for the next start of the same program.
         captures: how many captured steps are kept, at most; the one that has not run for the longest time goes first.
+        config: a TOML file with any of the settings from ``mesh`` on, under the same names; a setting that is given here and is not the
+            default goes before it. Paths in it are relative to its folder.
 
     Returns:
         The step: called with the global batch on every rank, it returns what ``train_step`` returns.
 
     Raises:
         StepError: the step cannot be captured; when it is called, that it is given another batch on another rank.
-        ConfigurationError: the mesh, a pin, the plan or the cluster description cannot be used.
+        ConfigurationError: the mesh, a pin, the plan, the cluster description or the file of settings cannot be used.
         ResourceError: no plan fits the memory limit.
     """
+    from unisono import _config
     from unisono.parallel import ParallelStep
 
-    return ParallelStep(
-        train_step,
-        model=model,
-        optimizer=optimizer,
-        example=example,
-        mesh=mesh,
-        memory_limit=memory_limit,
-        pins=pins,
-        plan=plan,
-        cluster=cluster,
-        seed=seed,
-        compare_every=compare_every,
-        keep_grads=keep_grads,
-        on_change=on_change,
-        captures=captures,
-        batch=batch,
-        cache=cache,
-    )
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        "memory_limit": memory_limit,
+        "pins": pins,
+        "plan": plan,
+        "cluster": cluster,
+        "seed": seed,
+        "compare_every": compare_every,
+        "keep_grads": keep_grads,
+        "on_change": on_change,
+        "captures": captures,
+        "batch": batch,
+        "cache": cache,
+    }
+    if config is not None:
+        settings = _config.with_file(settings, config, parallelize.__kwdefaults__ or {})
+    return ParallelStep(train_step, model=model, optimizer=optimizer, example=example, **settings)
