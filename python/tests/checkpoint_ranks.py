@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,7 @@ def _save(kept: str) -> None:
 
 def _load(kept: str) -> None:
     """Loads what was saved under each way to place it, into steps that were begun otherwise."""
+    warnings.simplefilter("error", unisono.errors.CaptureNotice)  # settings that are loaded are those that there were
     wrong = []
     for placed in ways():
         trained = Trained(1, placed)
