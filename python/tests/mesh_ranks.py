@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from machines import machine
-from steps import EPSILON
+from steps import EAGER_TO_CUT, EPSILON
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -53,11 +53,41 @@ def train() -> None:
     torch.distributed.destroy_process_group()
 
 
-def _step(model):
+def choose() -> None:
+    """The planner chooses the mesh where four divides nothing and two does, also for a step that goes on with gradients in place.
+
+    What it chose is a plan to give.
+    """
+    torch.manual_seed(0)
+    torch.distributed.init_process_group("gloo")
+    start = nn.Sequential(nn.Linear(18, 30), nn.GELU(), nn.Linear(30, 18))
+    batch = tuple(torch.randn(2, 6, 18))
+    found, text = {}, None
+    for name in ("searched", "given", "gradients stay"):
+        one, many = copy.deepcopy(start), copy.deepcopy(start)
+        to_none = name != "gradients stay"
+        (alone, _), (together, optimizer) = _step(one, to_none), _step(many, to_none)
+        step = unisono.parallelize(
+            together, model=many, optimizer=optimizer, example=batch, mesh="auto", plan=text, cluster=EAGER_TO_CUT
+        )
+        losses = [abs(step(*batch).item() - alone(*batch).item()) for _ in range(3)]
+        whole = {key: value.full_tensor() for key, value in step.state_dict()["model"].items()}
+        step.sync()
+        pairs = [
+            *zip(many.parameters(), one.parameters(), strict=True),
+            *zip(whole.values(), one.parameters(), strict=True),
+        ]
+        found[name] = {"off": max(*losses, *((a - b).abs().max().item() for a, b in pairs)), "mesh": step.plan.mesh}
+        text = step.plan.text if name == "searched" else None
+    Path(f"mesh{os.environ['RANK']}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+def _step(model, to_none=True):
     optimizer = torch.optim.AdamW(model.parameters(), eps=EPSILON)
 
     def step(x, y):
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=to_none)
         loss = F.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()

@@ -77,7 +77,7 @@ def parallelize(
     model: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     example: Any,
-    mesh: Mapping[str, int] | None = None,
+    mesh: Mapping[str, int] | str | None = None,
     memory_limit: float | str | None = None,
     pins: Mapping[str, Mapping[str, str]] | None = None,
     plan: Plan | str | Path | None = None,
@@ -103,7 +103,8 @@ def parallelize(
         example: the tuple of arguments that the step is called with, of the global batch, or a list, as a
             ``DataLoader`` gives it, or a dictionary of them by their names.
         mesh: axes with their sizes, the outer one first, such as ``{"data": 2, "tensor": 4}``, or a ``DeviceMesh`` with named dimensions;
-            by default one axis of all ranks.
+            by default one axis of all ranks. With ``"auto"`` the planner chooses among all ways to make one or two axes, ``ranks``, or
+            ``outer`` and ``inner``, which takes it several times as long.
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.
         pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.

@@ -11,10 +11,16 @@ from unisono import _native
 from unisono.errors import ConfigurationError
 from unisono.plans import Plan
 
+#: The mesh that the planner chooses.
+SEARCHED = "auto"
+
 
 def mesh_of(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
-    """The axes of the mesh with their sizes, the outer one first, checked against the number of ranks."""
-    if mesh is None:
+    """The axes of the mesh with their sizes, the outer one first, checked against the number of ranks.
+
+    Where the planner is to choose (``"auto"``), one axis until it has.
+    """
+    if mesh is None or mesh == SEARCHED:
         return {"ranks": count}
     names = getattr(mesh, "mesh_dim_names", None)
     axes = dict(zip(names, mesh.shape, strict=True)) if names else mesh  # type: ignore[union-attr]
@@ -23,7 +29,7 @@ def mesh_of(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
         or not axes
         or not all(isinstance(size, int) and size > 0 for size in axes.values())
     ):
-        hint = f"name axes with their sizes, such as mesh={{'a': {count}}}; a DeviceMesh needs `mesh_dim_names`"
+        hint = f"name axes with their sizes, such as mesh={{'a': {count}}}, or {SEARCHED!r}; a DeviceMesh needs `mesh_dim_names`"
         raise ConfigurationError(f"`mesh` is {mesh!r}", code="U0205", hint=hint)
     ranks = math.prod(axes.values())
     if ranks != count:
@@ -79,12 +85,15 @@ def text_of(source: str | Path) -> str:
         raise ConfigurationError(f"cannot read `{source}`: {error.strerror}", code="U0010") from None
 
 
-def given_plan(plan: Plan | str | Path | None, graph: _native.Graph, mesh: dict[str, int]) -> Plan | None:
+def given_plan(
+    plan: Plan | str | Path | None, graph: _native.Graph, mesh: dict[str, int], *, any_mesh: bool
+) -> Plan | None:
     """The plan that the user gave, checked against the graph and the ranks."""
     if plan is None:
         return None
     given = Plan(plan.native if isinstance(plan, Plan) else text_of(plan), graph)
-    if list(given.mesh.items()) != list(mesh.items()):
+    as_many = math.prod(given.mesh.values()) == math.prod(mesh.values())
+    if not (any_mesh and as_many) and list(given.mesh.items()) != list(mesh.items()):
         raise ConfigurationError(
             f"the plan is for mesh {given.mesh}, this run has {mesh}",
             code="U0203",

@@ -21,7 +21,7 @@ _FILES = ("plan", "cluster", "cache")
 
 #: What a setting is in a file, if its default does not say so.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "mesh": ((dict,), "a table of axes with their sizes"),
+    "mesh": ((dict, str), "a table of axes with their sizes, or 'auto'"),
     "pins": ((dict,), "a table of placements per axis for each name"),
     "memory_limit": ((int, float, str), "a number of bytes, or a text such as '4 GiB'"),
     **dict.fromkeys(_FILES, ((str,), "the path of a file or folder")),

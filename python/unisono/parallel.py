@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from unisono import _measure, _state_dict
 from unisono._amounts import bytes_of
-from unisono._arguments import mesh_of, plain_pins, require_settings
+from unisono._arguments import SEARCHED, mesh_of, plain_pins, require_settings
 from unisono._call import Call, Caller
 from unisono._capture.optimizer import together
 from unisono._capture.places import warn_user
@@ -46,7 +46,7 @@ class ParallelStep:
         model: nn.Module | None,
         optimizer: Optimizer | Sequence[Optimizer] | None,
         example: Any,
-        mesh: Mapping[str, int] | None,
+        mesh: Mapping[str, int] | str | None,
         memory_limit: float | str | None,
         pins: Mapping[str, Mapping[str, str]] | None,
         plan: Plan | str | Path | None,
@@ -72,6 +72,7 @@ class ParallelStep:
         )
         self._train_step, self._caller, self._steps = train_step, Caller(train_step), 0
         self._on_change, self._captures = on_change, captures
+        self._session.searches_mesh = mesh == SEARCHED
         self._session.live, self._session.batch = cycled(optimizers), batch
         self._session.captures = None if cache is None else Captures(cache)
         self._start()

@@ -78,6 +78,7 @@ class Session:
         steps: the captured steps of each function.
         captures: where the first of them is kept for other processes, if anywhere.
         device_mesh: the mesh as PyTorch has it, made when it is first needed.
+        searches_mesh: whether the first plan decides which axes the ranks make.
     """
 
     ranks: Ranks
@@ -96,6 +97,13 @@ class Session:
     steps: list[list[CapturedStep]] = field(default_factory=list)
     captures: Captures | None = None
     device_mesh: Any = None
+    searches_mesh: bool = False
+
+    def take_mesh(self, mesh: Mapping[str, int]) -> None:
+        """Takes the axes that the first plan has found, for all that has the mesh of the session."""
+        self.mesh.clear()
+        self.mesh.update(mesh)
+        self.searches_mesh = False
 
     def full(self, item: StepInput, layout: Layout, shard: torch.Tensor) -> torch.Tensor:
         """The global tensor, gathered from the local ones of all ranks."""
@@ -218,16 +226,24 @@ class CapturedStep:
         answer: Any = None
         if self.ranks.rank == 0:
             settings = {"mesh": self._mesh, "memory_limit": memory_limit, "pins": pins}
+            any_mesh = self._session.searches_mesh
             try:
-                found = given_plan(plan, graph, self._mesh) or self._new_plan(graph, settings)
+                found = given_plan(plan, graph, self._mesh, any_mesh=any_mesh) or self._new_plan(graph, settings)
                 answer = found.text
             except UnisonoError as error:
                 answer = error
         text = self.ranks.tell(answer)
-        return found or Plan(text, graph)
+        found = found or Plan(text, graph)
+        if self._session.searches_mesh:
+            self._session.take_mesh(found.mesh)
+        return found
 
     def _new_plan(self, graph: _native.Graph, settings: dict[str, Any]) -> Plan:
         """A plan under which state stays where it is, if there is one that the user's settings allow."""
+        found = None
+        if self._session.searches_mesh:
+            found = self._found_plan(graph, {**settings, "mesh": {}, "ranks": self.ranks.count})
+            self._session.take_mesh(found.mesh)
         here = self._session.state.layouts()
         kept = {
             item.name: {axis: here[item.name].get(axis, "replicate") for axis in self._mesh}
@@ -240,7 +256,7 @@ class CapturedStep:
         if kept and self.ranks.count > 1:
             with contextlib.suppress(UnisonoError):
                 return self._found_plan(graph, settings | {"pins": {**settings["pins"], **kept}})
-        return self._found_plan(graph, settings)
+        return found or self._found_plan(graph, settings)
 
     def _found_plan(self, graph: _native.Graph, settings: dict[str, Any]) -> Plan:
         return Plan(graph.plan(self.cluster, pack(settings), _profile.cache_folder()), graph)

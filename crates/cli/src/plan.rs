@@ -2,11 +2,11 @@
 
 use std::{io::Write, path::PathBuf};
 
-use base::{Bytes, Code, Diagnostic, Result};
+use base::{Bytes, Code, Diagnostic, Nanos, Result};
 use clap::Args;
 use cluster::Cluster;
 use indexmap::IndexMap;
-use plan::{Effort, Pins, PlanSettings};
+use plan::{Candidate, Effort, Pins, PlanSettings};
 
 use crate::files;
 
@@ -15,10 +15,10 @@ use crate::files;
 pub struct Plan {
     /// The captured step, as `unisono capture` prints it or as a message (`-` reads stdin)
     graph: PathBuf,
-    /// How many ranks there are, along one mesh axis called `ranks`
-    #[arg(long, required_unless_present = "mesh", conflicts_with = "mesh")]
+    /// How many ranks there are: along one mesh axis called `ranks`, or with `--mesh auto` along the axes that suit best
+    #[arg(long, required_unless_present = "mesh")]
     ranks: Option<u32>,
-    /// The mesh: axes with their sizes, the outer one first, such as `data=2,tensor=4`
+    /// The mesh: axes with their sizes, the outer one first, such as `data=2,tensor=4`, or `auto` for all ways to make one or two axes
     #[arg(long)]
     mesh: Option<String>,
     /// The cluster description, as `unisono profile` measures it
@@ -46,10 +46,14 @@ impl Plan {
         let settings = PlanSettings {
             pins: self.pins()?,
             mesh: self.mesh()?,
+            ranks: self.ranks,
             memory_limit: self.memory_limit()?,
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };
-        let plan = plan::plan_graph(&graph, &cluster, &settings)?;
+        let plan = match self.ranks.filter(|_| settings.mesh.is_empty()) {
+            Some(ranks) => plan::plan_ranks(&graph, &cluster, ranks, &settings, tell)?,
+            None => plan::plan_graph(&graph, &cluster, &settings)?,
+        };
         let Some(path) = &self.output else { return print(out, &plan.text()) };
         files::write(path, &plan.text())?;
         print(out, &plan::explain_plan(&graph, &plan)?)
@@ -72,8 +76,15 @@ impl Plan {
     }
 
     fn mesh(&self) -> Result<IndexMap<String, u32>> {
-        let Some(text) = &self.mesh else {
-            return Ok(std::iter::once(("ranks".to_owned(), self.ranks.unwrap_or(1))).collect());
+        let ranks = self.ranks.unwrap_or(1);
+        let text = match self.mesh.as_deref() {
+            None => return Ok(std::iter::once(("ranks".to_owned(), ranks)).collect()),
+            Some("auto") if self.ranks.is_none() => {
+                let message = "`--mesh auto` needs to know how many ranks there are";
+                return Err(Diagnostic::new(Code::BAD_MESH, message).hint("add `--ranks 64`"));
+            }
+            Some("auto") => return Ok(IndexMap::new()),
+            Some(text) => text,
         };
         let mut mesh = IndexMap::new();
         for part in text.split(',') {
@@ -88,7 +99,13 @@ impl Plan {
                 return Err(Diagnostic::new(Code::BAD_MESH, message).hint("give each axis a name of its own"));
             }
         }
-        Ok(mesh)
+        match self.ranks {
+            Some(ranks) if count(&mesh) != u64::from(ranks) => {
+                let message = format!("the mesh `{text}` has {} ranks, not {ranks}", count(&mesh));
+                Err(Diagnostic::new(Code::BAD_MESH, message).hint("leave `--ranks` out"))
+            }
+            _ => Ok(mesh),
+        }
     }
 
     fn pins(&self) -> Result<Pins> {
@@ -101,6 +118,23 @@ impl Plan {
                 .at_line(path.to_string_lossy(), line, 0)
                 .hint("pins map name patterns to placements by axis: \"params.*\" = { ranks = \"shard(0)\" }")
         })
+    }
+}
+
+/// How many ranks a mesh has.
+fn count(mesh: &IndexMap<String, u32>) -> u64 {
+    mesh.values().fold(1, |ranks: u64, &size| ranks.saturating_mul(size.into()))
+}
+
+/// Says what a quick search predicts for each mesh.
+fn tell(candidates: &[Candidate]) {
+    for Candidate { mesh, prediction } in candidates {
+        let axes: Vec<String> = mesh.axes.iter().map(|axis| format!("{}={}", axis.name, axis.size)).collect();
+        let took = prediction.as_ref().map_or_else(
+            || "nothing within the memory limit".into(),
+            |found| format!("{} and {} by a quick search", Nanos(found.step_ns), Bytes(found.peak_bytes)),
+        );
+        drop(writeln!(std::io::stderr(), "mesh {}: {took}", axes.join(",")));
     }
 }
 

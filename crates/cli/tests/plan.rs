@@ -126,6 +126,19 @@ fn what_cannot_be_is_a_diagnostic_with_its_place() {
         (format!("plan step.txt {with} --memory-limit 7GiBi"), "U0012", "`7GiBi` is no amount of memory"),
         (format!("plan step.txt {with} --memory-limit 7"), "U0204", "the smallest plan found needs"),
         ("plan step.txt --ranks 0 --cluster cluster.toml".into(), "U0205", "0 ranks"),
+        ("plan step.txt --ranks 0 --mesh auto --cluster cluster.toml".into(), "U0205", "0 ranks"),
+        ("plan step.txt --mesh auto --cluster cluster.toml".into(), "U0205", "how many ranks"),
+        (
+            "plan step.txt --ranks 3 --mesh a=2,b=2 --cluster cluster.toml".into(),
+            "U0205",
+            "has 4 ranks, not 3",
+        ),
+        (format!("plan step.txt {with} --mesh auto --pins axis.toml"), "U0202", "pins name axes"),
+        (
+            format!("plan step.txt {with} --mesh auto --memory-limit 7"),
+            "U0204",
+            "the smallest plan found needs",
+        ),
         ("plan step.txt --ranks 2 --cluster step.txt".into(), "U0201", "unisono profile"),
         ("explain step.txt plan.toml".into(), "U0011", "at plan.toml:1"),
         ("explain step.txt older.toml".into(), "U0015", "a plan of version 1, not 3"),
@@ -134,6 +147,27 @@ fn what_cannot_be_is_a_diagnostic_with_its_place() {
         assert_eq!((status, out.as_str()), (1, ""), "{line}");
         assert!(errors.contains(&format!("error[{code}]")) && errors.contains(part), "{line}: {errors}");
     }
+}
+
+#[test]
+fn the_best_mesh_is_found_and_every_other_one_is_named() {
+    let files = files("meshes");
+    let planned = |mesh: &str| {
+        let (status, plan, errors) = files.run(&format!("plan step.txt {mesh} --cluster cluster.toml"));
+        assert_eq!(status, 0, "{errors}");
+        let table: toml::Table = toml::from_str(&plan).unwrap();
+        (table["prediction"]["step_ns"].as_integer().unwrap(), plan, errors)
+    };
+    let (best, plan, errors) = planned("--ranks 8 --mesh auto");
+    let each = ["ranks=8", "outer=2,inner=4", "outer=4,inner=2"];
+    for mesh in each {
+        assert!(errors.contains(&format!("mesh {mesh}: ")), "{errors}");
+        assert!(best <= planned(&format!("--mesh {mesh}")).0, "{mesh}");
+    }
+    assert!(errors.lines().count() == each.len() && errors.contains("by a quick search"), "{errors}");
+    assert_eq!(planned("--ranks 8 --mesh auto").1, plan);
+    files.write("plan.toml", &plan);
+    assert_eq!(files.run("explain step.txt plan.toml").0, 0);
 }
 
 #[test]

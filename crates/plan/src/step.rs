@@ -1,6 +1,6 @@
 //! The way of a step: from a captured graph to its plan, and from a plan to the program of a rank.
 
-use base::Result;
+use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use indexmap::IndexMap;
 use ir::{Graph, Mesh, MeshAxis, RankGraph};
@@ -8,14 +8,26 @@ use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Outcome, P
 use serde::{Deserialize, Serialize};
 use shard::canonical;
 
-use crate::{effort::Effort, explain::explain, pins::Pins, plan::Plan, run::Request, search::search};
+use crate::{
+    effort::Effort,
+    explain::explain,
+    meshes::{Candidate, search_meshes},
+    pins::Pins,
+    plan::Plan,
+    run::Request,
+    search::search,
+};
 
 /// What is asked of the planner, as settings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanSettings {
-    /// The mesh: names of its axes with their sizes, the outer axis first.
+    /// The mesh: names of its axes with their sizes, the outer axis first. Without any, it is searched for.
+    #[serde(default)]
     pub mesh: IndexMap<String, u32>,
+    /// How many ranks there are, where the mesh is searched for.
+    #[serde(default)]
+    pub ranks: Option<u32>,
     /// Most bytes of one rank.
     #[serde(default)]
     pub memory_limit: Option<u64>,
@@ -44,11 +56,40 @@ fn cleaned(graph: &Graph) -> Result<Graph> {
 
 /// Plans a captured graph for a cluster.
 pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> Result<Plan> {
+    match settings.ranks.filter(|_| settings.mesh.is_empty()) {
+        Some(ranks) => plan_ranks(graph, cluster, ranks, settings, |_| {}),
+        None => with_request(graph, cluster, settings, |request| Ok(search(request)?.plan)),
+    }
+}
+
+/// Plans a captured graph for so many ranks, on the mesh that suits it best; `told` hears what a quick search predicts for each mesh.
+pub fn plan_ranks(
+    graph: &Graph,
+    cluster: &Cluster,
+    ranks: u32,
+    settings: &PlanSettings,
+    told: impl FnOnce(&[Candidate]),
+) -> Result<Plan> {
+    if !settings.pins.is_empty() {
+        let message = "pins name axes, and the mesh is to be searched for";
+        return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
+    }
+    let mesh = [("ranks".to_owned(), ranks)].into_iter().collect();
+    let settings = PlanSettings { mesh, ..settings.clone() };
+    with_request(graph, cluster, &settings, |request| search_meshes(request, ranks, told))
+}
+
+fn with_request<T>(
+    graph: &Graph,
+    cluster: &Cluster,
+    settings: &PlanSettings,
+    search: impl FnOnce(&Request<'_>) -> Result<T>,
+) -> Result<T> {
     let mesh = settings.mesh();
     mesh.check()?;
     aten::check(graph)?;
     let cleaned = cleaned(graph)?;
-    let request = Request {
+    search(&Request {
         graph: &cleaned,
         captured: graph,
         cluster,
@@ -56,8 +97,7 @@ pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> 
         memory_limit: settings.memory_limit,
         pins: &settings.pins,
         effort: settings.effort,
-    };
-    Ok(search(&request)?.plan)
+    })
 }
 
 /// The graph that `rank` runs under a plan for `graph`. On one rank it is the captured graph itself.

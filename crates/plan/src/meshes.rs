@@ -1,0 +1,108 @@
+//! Which factors of the ranks make the axes of the mesh, where none is given: every choice is searched with little effort, and the best few
+//! with all.
+
+use std::thread;
+
+use base::{Diagnostic, Result};
+use ir::{Mesh, MeshAxis};
+
+use crate::{
+    effort::Effort,
+    plan::{Plan, Prediction},
+    run::Request,
+    search::search,
+};
+
+/// How many meshes are searched with all effort.
+const FINALISTS: usize = 2;
+
+/// How many are searched at once, each in memory of its own.
+const AT_ONCE: usize = 2;
+
+/// A mesh with what a quick search predicts for it.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The mesh.
+    pub mesh: Mesh,
+    /// What a step takes; nothing where no plan was found within the memory limit.
+    pub prediction: Option<Prediction>,
+}
+
+/// The meshes of one and of two axes that a number of ranks makes.
+fn meshes(ranks: u32) -> Vec<Mesh> {
+    let axis = |name: &str, size| MeshAxis { name: name.into(), size };
+    let pairs = (2..ranks).filter(|&outer| ranks.is_multiple_of(outer));
+    std::iter::once(Mesh { axes: vec![axis("ranks", ranks)] })
+        .chain(pairs.map(|outer| Mesh { axes: vec![axis("outer", outer), axis("inner", ranks / outer)] }))
+        .collect()
+}
+
+/// The best plan on any mesh of so many ranks; `told` hears what the quick searches predict, from the best mesh on.
+pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
+    let meshes = meshes(ranks);
+    if let [only] = &meshes[..] {
+        return Ok(search(&Request { mesh: only, ..*request })?.plan);
+    }
+    let mut quick: Vec<(Mesh, Result<Plan>)> = plans(request, Effort::Quick, &meshes);
+    quick.sort_by_key(|(_, plan)| time(plan));
+    let candidate = |(mesh, plan): &(Mesh, Result<Plan>)| Candidate {
+        mesh: mesh.clone(),
+        prediction: plan.as_ref().ok().map(|plan| plan.prediction),
+    };
+    told(&quick.iter().map(candidate).collect::<Vec<_>>());
+    if request.effort == Effort::Quick {
+        return first(quick);
+    }
+    let found = quick.iter().filter(|(_, plan)| plan.is_ok()).count();
+    // Where a quick search keeps the limit on no mesh, another one may.
+    let finalists = if found == 0 { quick.len() } else { found.min(FINALISTS) };
+    let finalists: Vec<Mesh> = quick.into_iter().take(finalists).map(|(mesh, _)| mesh).collect();
+    let mut plans = plans(request, request.effort, &finalists);
+    plans.sort_by_key(|(_, plan)| time(plan));
+    first(plans)
+}
+
+/// A plan on each mesh, in their order.
+fn plans(request: &Request<'_>, effort: Effort, meshes: &[Mesh]) -> Vec<(Mesh, Result<Plan>)> {
+    let mut found = Vec::with_capacity(meshes.len());
+    for some in meshes.chunks(AT_ONCE) {
+        thread::scope(|scope| {
+            let searches: Vec<_> = some
+                .iter()
+                .map(|mesh| scope.spawn(move || search(&Request { mesh, effort, ..*request })))
+                .collect();
+            for (mesh, search) in some.iter().zip(searches) {
+                let plan =
+                    search.join().unwrap_or_else(|_| Err(Diagnostic::bug("a search ended in a panic")));
+                found.push((mesh.clone(), plan.map(|searched| searched.plan)));
+            }
+        });
+    }
+    found
+}
+
+/// What plans are ordered by: those that there are first.
+fn time(plan: &Result<Plan>) -> (bool, i64) {
+    plan.as_ref().map_or((true, 0), |plan| (false, plan.prediction.step_ns))
+}
+
+fn first(plans: Vec<(Mesh, Result<Plan>)>) -> Result<Plan> {
+    plans.into_iter().next().map_or_else(|| Err(Diagnostic::bug("no mesh was tried")), |(_, plan)| plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::meshes;
+
+    fn shapes(ranks: u32) -> Vec<Vec<u32>> {
+        meshes(ranks).iter().map(|mesh| mesh.axes.iter().map(|axis| axis.size).collect()).collect()
+    }
+
+    #[test]
+    fn every_ordered_pair_of_factors_is_a_mesh() {
+        assert_eq!(shapes(1), [[1]]);
+        assert_eq!(shapes(7), [[7]]);
+        assert_eq!(shapes(12), [vec![12], vec![2, 6], vec![3, 4], vec![4, 3], vec![6, 2]]);
+        assert_eq!(shapes(1000).len(), 15);
+    }
+}
