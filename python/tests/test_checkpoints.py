@@ -259,3 +259,49 @@ def test_a_checkpoint_is_read_by_pytorch_alone(tmp_path):
     )
     batch = training.batches[1]
     assert torch.allclose(step(*batch)["loss"], eager.step(*batch)["loss"], rtol=1e-6)
+
+
+class Counting(torch.nn.Linear):
+    """A layer with extra state."""
+
+    count = 0
+
+    def get_extra_state(self):
+        return {"count": self.count}
+
+    def set_extra_state(self, state):
+        self.count = state["count"]
+
+
+def with_gradients():
+    """A step that sets gradients to zero in place, called with two shapes, so that it is captured again with gradients as state."""
+    torch.manual_seed(0)
+    model = Counting(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    example = (torch.ones(2, 4),)
+    return model, unisono.parallelize(
+        step, model=model, optimizer=optimizer, example=example, cluster=steps.EAGER_TO_CUT
+    )
+
+
+def test_gradients_are_in_no_checkpoint_and_extra_state_is(tmp_path):
+    model, step = with_gradients()
+    step(torch.ones(2, 4))
+    with pytest.warns(unisono.errors.CaptureNotice):
+        step(torch.ones(3, 4))
+    model.count = 7
+    assert step.state_dict().keys() == {"model", "optimizer"}
+    step.save(tmp_path / "saved")
+    expected = step(torch.ones(2, 4))
+    other, again = with_gradients()
+    again.load(tmp_path / "saved")
+    assert other.count == 7
+    assert torch.equal(again(torch.ones(2, 4)), expected)

@@ -181,8 +181,9 @@ class Between:
         return returned[:own]
 
     def replaced(self) -> list[tuple[str, torch.Tensor]]:
-        """What the step replaces, as the user has it now, by its name."""
-        return [(one.item.name, follow(self._root, one.path)) for _, one in self._replaced if not one.dropped]
+        """What the step replaces, but for gradients, as the user has it now, by its name."""
+        kept = [one for _, one in self._replaced if not one.dropped and not one.item.is_gradient]
+        return [(one.item.name, follow(self._root, one.path)) for one in kept]
 
     def sync(self, full: Full) -> None:
         """Gives the user the values of all that the step replaces."""

@@ -135,8 +135,10 @@ def _require_whole(folder: Path, entries_here: list[Entry], more: Mapping[str, S
             raise _damaged(folder, f"`{info.relative_path}` is {'not there' if size < 0 else 'too short'}")
     saved = metadata.state_dict_metadata
     mine = {entry.name: entry for entry in entries_here}
-    missing = [name for name in mine if name not in saved]
-    own = [name for name in saved if name.split(".")[0] in _OWN and not name.startswith(_GROUPS)]
+    # What is no tensor may be a dictionary, of which each value is saved under a name of its own.
+    inside = tuple(f"{entry.name}." for entry in entries_here if entry.put is not None)
+    missing = [name for name, entry in mine.items() if name not in saved and entry.put is None]
+    own = [name for name in saved if name.split(".")[0] in _OWN and not name.startswith((_GROUPS, *inside))]
     if strict:
         require_names_alike(f"the checkpoint `{folder}`", missing, [name for name in own if name not in mine])
     for name, one in more.items():
@@ -151,8 +153,8 @@ def _require_whole(folder: Path, entries_here: list[Entry], more: Mapping[str, S
 
 def _leave_only(given: dict[str, Any], saved: Collection[str]) -> None:
     """Leaves in a state dict what a checkpoint has, and makes place for the settings of optimizers that it has."""
-    for path, _ in list(leaves(given)):
-        if ".".join(path) not in saved:
+    for path, value in list(leaves(given)):
+        if not isinstance(value, Mapping) and ".".join(path) not in saved:
             place = given
             for key in path[:-1]:
                 place = place[key]

@@ -93,7 +93,7 @@ def load_state_dict(session: Session, given: Mapping[str, Any], *, strict: bool)
 
 
 def entries(session: Session) -> Iterator[Entry]:
-    """Every value of the state dict, in the order that PyTorch has."""
+    """Every value of the state dict, in the order that PyTorch has. Gradients are in none, as in PyTorch's own."""
     met: set[int] = set()
     for entry in (*_of_model(session), *_of_optimizers(session)):
         if entry.held is not None:
@@ -101,7 +101,7 @@ def entries(session: Session) -> Iterator[Entry]:
         yield entry
     not_saved = {id(buffer) for buffer in session.model.buffers()} if session.model is not None else set[int]()
     for held in session.state.held():
-        if id(held) not in met and id(held.item.tensor) not in not_saved:
+        if id(held) not in met and id(held.item.tensor) not in not_saved and not held.item.is_gradient:
             yield Entry(("kept", held.item.name), held)
     replaced = {name: tensor for steps in session.steps for step in steps for name, tensor in step.between.replaced()}
     for name, tensor in replaced.items():
@@ -117,9 +117,9 @@ def _of_model(session: Session) -> Iterator[Entry]:
         }
         for key, tensor in tensors.items():
             if tensor is not None:
-                yield _of_tensor(session.state, ("model", f"{prefix}.{key}".lstrip(".")), tensor)
+                yield _of_tensor(session.state, ("model", f"{prefix}.{key}" if prefix else key), tensor)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            key = f"{prefix}._extra_state".lstrip(".")
+            key = f"{prefix}._extra_state" if prefix else "_extra_state"
             yield Entry(("model", key), value=module.get_extra_state(), put=module.set_extra_state)
 
 
@@ -245,6 +245,7 @@ def _paired(mine: list[Entry], given: Mapping[str, Any], *, strict: bool) -> lis
 
 
 def leaves(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values of a state dict but for settings, with the keys that lead to them."""
     for section in ("model", "kept"):
         yield from (((section, name), value) for name, value in given.get(section, {}).items())
     for name, values in given.get("optimizer", {}).get("state", {}).items():
@@ -252,6 +253,7 @@ def leaves(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def groups_in(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings of optimizers in a state dict."""
     return given.get("optimizer", {}).get("param_groups", [])
 
 

@@ -251,7 +251,7 @@ class CapturedStep:
             if item.name in here and item.cls in _STATE
         }
         # Gradients are set to zero in place by whoever has them.
-        gradients = [item.name for item in self._inputs.inputs if item.paths and item.paths[0][-1] == ("attr", "grad")]
+        gradients = [item.name for item in self._inputs.inputs if item.is_gradient]
         kept |= {name: dict.fromkeys(self._mesh, "replicate") for name in gradients}
         if kept and self.ranks.count > 1:
             with contextlib.suppress(UnisonoError):

@@ -42,6 +42,11 @@ class StepInput:
     paths: tuple[Path, ...] = ()
     number: bool = False
 
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is the gradient of a parameter, where the step goes on with gradients that are there."""
+        return bool(self.paths) and self.paths[0][-1] == ("attr", "grad")
+
 
 @dataclass
 class StepInputs:
