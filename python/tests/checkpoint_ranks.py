@@ -68,16 +68,8 @@ class Trained:
             self.average["loss"] = 0.9 * self.average["loss"] + 0.1 * loss.detach()
             return loss.detach()
 
-        mesh, pins = PLACED[placed]
-        self.step = unisono.parallelize(
-            step,
-            model=self.model,
-            optimizer=self.optimizer,
-            example=batch(0),
-            mesh=mesh,
-            pins=pins,
-            cluster=steps.EAGER_TO_CUT,
-        )
+        training = steps.Training(self.model, self.optimizer, step, [batch(0)])
+        self.step = steps.parallelize(training, *PLACED[placed])
 
     def values(self) -> dict[str, Any]:
         """All values, whole, as the user has them after `sync`."""

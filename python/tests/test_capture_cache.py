@@ -322,14 +322,7 @@ def test_a_kept_capture_gives_the_graph_and_is_captured_anew_where_it_is_damaged
 def trained(folder):
     """What three steps of a session return."""
     training = steps.gpt(count=3, adamw=True)
-    step = unisono.parallelize(
-        training.step,
-        model=training.model,
-        optimizer=training.optimizer,
-        example=training.batches[0],
-        cluster=steps.EAGER_TO_CUT,
-        cache=folder,
-    )
+    step = steps.parallelize(training, cache=folder)
     results = [step(*batch) for batch in training.batches]
     step.sync()
     return results, [parameter.detach().clone() for parameter in training.model.parameters()]

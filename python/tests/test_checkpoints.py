@@ -52,13 +52,7 @@ def test_shards_are_dtensors_on_the_mesh_of_the_step(saved):
 def made(step_of=steps.mlp):
     """A step on one rank, after one step."""
     training = step_of(count=2)
-    step = unisono.parallelize(
-        training.step,
-        model=training.model,
-        optimizer=training.optimizer,
-        example=training.batches[0],
-        cluster=steps.EAGER_TO_CUT,
-    )
+    step = steps.parallelize(training)
     step(*training.batches[0])
     return training, step
 
@@ -95,16 +89,7 @@ def test_settings_and_numbers_are_loaded():
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.ASGD(model.parameters(), lr=0.1)
 
-    def step(x):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    parallel = unisono.parallelize(
-        step, model=model, optimizer=optimizer, example=(torch.ones(2, 4),), cluster=steps.EAGER_TO_CUT
-    )
+    parallel = steps.parallelize(steps.squares(model, optimizer))
     parallel(torch.ones(2, 4))
     state = {
         "optimizer": parallel.state_dict()["optimizer"],
@@ -279,17 +264,7 @@ def with_gradients():
     model = Counting(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    def step(x):
-        optimizer.zero_grad(set_to_none=False)
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    example = (torch.ones(2, 4),)
-    return model, unisono.parallelize(
-        step, model=model, optimizer=optimizer, example=example, cluster=steps.EAGER_TO_CUT
-    )
+    return model, steps.parallelize(steps.squares(model, optimizer, set_to_none=False))
 
 
 def test_gradients_are_in_no_checkpoint_and_extra_state_is(tmp_path):

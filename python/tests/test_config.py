@@ -13,15 +13,9 @@ def parallel(config, **settings):
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(x):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
+    training = steps.squares(model, optimizer)
     return unisono.parallelize(
-        step, model=model, optimizer=optimizer, example=(torch.ones(2, 4),), config=config, **settings
+        training.step, model=model, optimizer=optimizer, example=training.batches[0], config=config, **settings
     )
 
 

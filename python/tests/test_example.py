@@ -78,14 +78,7 @@ def test_a_measured_step_has_the_predicted_memory(step_and_batch):
 def test_memory_that_stays_for_small_results_is_measured_and_keeps_the_limit():
     def parallelized(memory_limit):
         training = steps.mlp(count=1)
-        step = unisono.parallelize(
-            training.step,
-            model=training.model,
-            optimizer=training.optimizer,
-            example=training.batches[0],
-            cluster=steps.EAGER_TO_CUT,
-            memory_limit=memory_limit,
-        )
+        step = steps.parallelize(training, memory_limit=memory_limit)
         return step, training.batches[0]
 
     free, batch = parallelized(None)

@@ -31,7 +31,7 @@ _GROUPS = "optimizer.param_groups."
 def save(session: Session, state: dict[str, Any], folder: Path, more: Mapping[str, Any]) -> None:
     """See :meth:`unisono.parallel.ParallelStep.save`."""
     _require_stateful(more)
-    folder, first = folder.absolute(), session.ranks.rank == 0
+    folder = folder.absolute()
     partial, before = _beside(folder, "partial"), _beside(folder, "before")
 
     def make_room() -> None:
@@ -47,13 +47,13 @@ def save(session: Session, state: dict[str, Any], folder: Path, more: Mapping[st
         partial.rename(folder)
         shutil.rmtree(before, ignore_errors=True)
 
-    _alone(session, first, folder, make_room)
+    _alone(session, folder, make_room)
     try:
         with _without_ranks(session) as settings:
             write({**state, **more}, checkpoint_id=partial, **settings)
     except CheckpointException as error:
         raise _unwritten(folder, _told(error)) from None
-    _alone(session, first, folder, put_in_place)
+    _alone(session, folder, put_in_place)
 
 
 def load(session: Session, given: dict[str, Any], folder: Path, more: Mapping[str, Any], *, strict: bool) -> None:
@@ -66,7 +66,7 @@ def load(session: Session, given: dict[str, Any], folder: Path, more: Mapping[st
         _bring_back(folder)
         saved.update(_require_whole(folder, list(entries(session)), more, strict=strict))
 
-    _alone(session, session.ranks.rank == 0, folder, check)
+    _alone(session, folder, check)
     _leave_only(given, session.ranks.tell(sorted(saved)))
     try:
         both = {**given, **more}
@@ -182,10 +182,10 @@ def _bring_back(folder: Path) -> None:
         before.rename(folder)
 
 
-def _alone(session: Session, is_first: bool, folder: Path, work: Callable[[], None]) -> None:
+def _alone(session: Session, folder: Path, work: Callable[[], None]) -> None:
     """Has rank 0 do something with files; what fails there is raised everywhere."""
     error: UnisonoError | None = None
-    if is_first:
+    if session.ranks.rank == 0:
         try:
             work()
         except OSError as met:

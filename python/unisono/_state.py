@@ -34,11 +34,6 @@ class Held:
             return self.user.size, self.user.stride
         return self.item.tensor.size(), self.item.tensor.stride()
 
-    @property
-    def has_own_memory(self) -> bool:
-        """Whether the user's tensor has memory of its own for values."""
-        return self.user is not None or self.shard.data_ptr() != self.item.tensor.data_ptr()
-
 
 class State:
     """The state that captured steps share.
@@ -76,9 +71,7 @@ class State:
     def shard(self, item: StepInput, layout: Layout) -> torch.Tensor:
         """A shard of a tensor of state for a step that only reads it: the shard that there is, or else a copy."""
         held = self._held[_key(item)]
-        return (
-            held.shard if held.layout == layout else to_local(self._value(held), layout, self._mesh, self._ranks.rank)
-        )
+        return held.shard if held.layout == layout else to_local(self.value(held), layout, self._mesh, self._ranks.rank)
 
     def layouts(self) -> dict[str, Layout]:
         """How each tensor of state is placed, by its name."""
@@ -98,7 +91,9 @@ class State:
 
     def value(self, held: Held) -> torch.Tensor:
         """The whole tensor; a collective where it is sharded."""
-        return self._value(held)
+        if held.user is None:
+            return held.shard
+        return held.user.in_order(full_tensor(self.gathered(held.item.name, held.shard), held.layout, self._mesh))
 
     def take_written(self) -> None:
         """Takes over what was written into the user's tensors while they had the values."""
@@ -115,9 +110,8 @@ class State:
         """Writes new values of this rank's shard."""
         if held.shard.data_ptr() != local.data_ptr():
             held.shard.copy_(local)
-        if self.synced and held.user is None and held.has_own_memory:
-            held.item.tensor.copy_(held.shard)
-            self._write_number(held.item)
+        if self.synced and held.user is None:
+            self._give(held)
 
     def write_all(self, held: Held, value: torch.Tensor) -> None:
         """Writes new values of a whole tensor that the user has too."""
@@ -153,10 +147,9 @@ class State:
         """Puts the values into the user's tensors."""
         for held in self._held.values():
             if held.user is not None:
-                held.user.restore(self._value(held))
-            elif held.shard.data_ptr() != held.item.tensor.data_ptr():
-                held.item.tensor.copy_(held.shard)
-            self._write_number(held.item)
+                held.user.restore(self.value(held))
+            else:
+                self._give(held)
         self._open()
         self.synced = True
 
@@ -194,7 +187,7 @@ class State:
 
     @torch.no_grad()
     def _move(self, held: Held, layout: Layout) -> None:
-        value = self._value(held) if not self.synced or held.user is None else held.item.tensor.detach()
+        value = self.value(held) if not self.synced or held.user is None else held.item.tensor.detach()
         shard = own_local(value, layout, self._mesh, self._ranks.rank)
         if held.user is not None and not self.synced:
             held.user.restore(value)
@@ -204,17 +197,18 @@ class State:
         held.shard, held.layout, held.user = shard, layout, self._user(held.item, layout)
         self.version += 1
 
-    def _value(self, held: Held) -> torch.Tensor:
-        if held.user is None:
-            return held.shard
-        return held.user.in_order(full_tensor(self.gathered(held.item.name, held.shard), held.layout, self._mesh))
-
     def gathered(self, name: str, shard: torch.Tensor) -> list[torch.Tensor]:
         """The shards of all ranks; a collective."""
         try:
             return self._ranks.gathered(shard)
         except RuntimeError as error:
             raise self._ranks.blamed(f"all_gather of `{name}` failed", None, str(error)) from None
+
+    def _give(self, held: Held) -> None:
+        """Puts the values of what is replicated where the user has it."""
+        if held.shard.data_ptr() != held.item.tensor.data_ptr():
+            held.item.tensor.copy_(held.shard)
+        self._write_number(held.item)
 
     def _write_number(self, item: StepInput) -> None:
         """State that the optimizer keeps as a Python number is written as one."""

@@ -50,10 +50,7 @@ impl Plan {
             memory_limit: self.memory_limit()?,
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };
-        let plan = match self.ranks.filter(|_| settings.mesh.is_empty()) {
-            Some(ranks) => plan::plan_ranks(&graph, &cluster, ranks, &settings, tell)?,
-            None => plan::plan_graph(&graph, &cluster, &settings)?,
-        };
+        let plan = plan::plan_telling(&graph, &cluster, &settings, tell)?;
         let Some(path) = &self.output else { return print(out, &plan.text()) };
         files::write(path, &plan.text())?;
         print(out, &plan::explain_plan(&graph, &plan)?)
@@ -99,13 +96,7 @@ impl Plan {
                 return Err(Diagnostic::new(Code::BAD_MESH, message).hint("give each axis a name of its own"));
             }
         }
-        match self.ranks {
-            Some(ranks) if count(&mesh) != u64::from(ranks) => {
-                let message = format!("the mesh `{text}` has {} ranks, not {ranks}", count(&mesh));
-                Err(Diagnostic::new(Code::BAD_MESH, message).hint("leave `--ranks` out"))
-            }
-            _ => Ok(mesh),
-        }
+        Ok(mesh)
     }
 
     fn pins(&self) -> Result<Pins> {
@@ -119,11 +110,6 @@ impl Plan {
                 .hint("pins map name patterns to placements by axis: \"params.*\" = { ranks = \"shard(0)\" }")
         })
     }
-}
-
-/// How many ranks a mesh has.
-fn count(mesh: &IndexMap<String, u32>) -> u64 {
-    mesh.values().fold(1, |ranks: u64, &size| ranks.saturating_mul(size.into()))
 }
 
 /// Says what a quick search predicts for each mesh.

@@ -35,4 +35,4 @@ pub use prices::Prices;
 pub use run::{Request, direct};
 pub use search::{Searched, search};
 pub use simulate::{Ranks, simulate_plan, simulate_rank};
-pub use step::{PlanSettings, explain_plan, plan_graph, plan_ranks, program, rank_graph};
+pub use step::{PlanSettings, explain_plan, plan_graph, plan_telling, program, rank_graph};

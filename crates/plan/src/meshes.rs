@@ -32,7 +32,7 @@ pub struct Candidate {
 fn meshes(ranks: u32) -> Vec<Mesh> {
     let axis = |name: &str, size| MeshAxis { name: name.into(), size };
     let pairs = (2..ranks).filter(|&outer| ranks.is_multiple_of(outer));
-    std::iter::once(Mesh { axes: vec![axis("ranks", ranks)] })
+    std::iter::once(Mesh::along("ranks", ranks))
         .chain(pairs.map(|outer| Mesh { axes: vec![axis("outer", outer), axis("inner", ranks / outer)] }))
         .collect()
 }

@@ -56,40 +56,30 @@ fn cleaned(graph: &Graph) -> Result<Graph> {
 
 /// Plans a captured graph for a cluster.
 pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> Result<Plan> {
-    match settings.ranks.filter(|_| settings.mesh.is_empty()) {
-        Some(ranks) => plan_ranks(graph, cluster, ranks, settings, |_| {}),
-        None => with_request(graph, cluster, settings, |request| Ok(search(request)?.plan)),
-    }
+    plan_telling(graph, cluster, settings, |_| {})
 }
 
-/// Plans a captured graph for so many ranks, on the mesh that suits it best; `told` hears what a quick search predicts for each mesh.
-pub fn plan_ranks(
+/// Plans a captured graph for a cluster; where the mesh is searched for, `told` hears what a quick search predicts for each.
+pub fn plan_telling(
     graph: &Graph,
     cluster: &Cluster,
-    ranks: u32,
     settings: &PlanSettings,
     told: impl FnOnce(&[Candidate]),
 ) -> Result<Plan> {
-    if !settings.pins.is_empty() {
+    let searched = settings.ranks.filter(|_| settings.mesh.is_empty());
+    let mesh = searched.map_or_else(|| settings.mesh(), |ranks| Mesh::along("ranks", ranks));
+    mesh.check()?;
+    if let Some(ranks) = settings.ranks.filter(|&ranks| ranks != mesh.ranks()) {
+        let message = format!("the mesh has {} ranks, not {ranks}", mesh.ranks());
+        return Err(Diagnostic::new(Code::BAD_MESH, message).hint("say one of them"));
+    }
+    if searched.is_some() && !settings.pins.is_empty() {
         let message = "pins name axes, and the mesh is to be searched for";
         return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
     }
-    let mesh = [("ranks".to_owned(), ranks)].into_iter().collect();
-    let settings = PlanSettings { mesh, ..settings.clone() };
-    with_request(graph, cluster, &settings, |request| search_meshes(request, ranks, told))
-}
-
-fn with_request<T>(
-    graph: &Graph,
-    cluster: &Cluster,
-    settings: &PlanSettings,
-    search: impl FnOnce(&Request<'_>) -> Result<T>,
-) -> Result<T> {
-    let mesh = settings.mesh();
-    mesh.check()?;
     aten::check(graph)?;
     let cleaned = cleaned(graph)?;
-    search(&Request {
+    let request = Request {
         graph: &cleaned,
         captured: graph,
         cluster,
@@ -97,7 +87,11 @@ fn with_request<T>(
         memory_limit: settings.memory_limit,
         pins: &settings.pins,
         effort: settings.effort,
-    })
+    };
+    match searched {
+        Some(ranks) => search_meshes(&request, ranks, told),
+        None => Ok(search(&request)?.plan),
+    }
 }
 
 /// The graph that `rank` runs under a plan for `graph`. On one rank it is the captured graph itself.
