@@ -71,6 +71,10 @@ class Trained:
         training = steps.Training(self.model, self.optimizer, step, [batch(0)])
         self.step = steps.parallelize(training, *PLACED[placed])
 
+    def written(self, found: dict[str, torch.Tensor]) -> list[str]:
+        """The names of parameters that are not all one half."""
+        return [name for name, _ in self.model.named_parameters() if not found[name].eq(0.5).all()]
+
     def values(self) -> dict[str, Any]:
         """All values, whole, as the user has them after `sync`."""
         self.step.sync()
@@ -152,6 +156,11 @@ def _load(kept: str) -> None:
             wrong += [
                 f"{name} under {placed}: {one}" for one, value in whole.items() if not torch.equal(value, found[one])
             ]
+        trained.step.sync()
+        for parameter in trained.model.parameters():
+            parameter.detach().fill_(0.5)
+        written = trained.values()["model"]  # what is written between two calls of `sync` is kept
+        wrong += [f"{name} under {placed} is not as it was written" for name in trained.written(written)]
     Path(f"wrong-{os.environ['RANK']}.json").write_text(json.dumps(wrong))
 
 

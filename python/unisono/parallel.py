@@ -237,6 +237,7 @@ class ParallelStep:
             self._session.active.look()
             self._session.active.take_over()
             self._session.active.flush()
+        self._session.state.take_written()
 
     @as_the_users
     def state_dict(self) -> dict[str, Any]:
@@ -251,7 +252,6 @@ class ParallelStep:
         """
         self.ranks.come_together("call `state_dict`")
         self._settle()
-        self._session.state.take_written()
         return _state_dict.state_dict(self._session)
 
     @as_the_users
@@ -267,7 +267,6 @@ class ParallelStep:
         """
         self.ranks.come_together("call `load_state_dict`")
         self._settle()
-        self._session.state.take_written()
         _state_dict.load_state_dict(self._session, state, strict=strict)
 
     @as_the_users
