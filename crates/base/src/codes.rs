@@ -115,6 +115,7 @@ codes! {
     BAD_BINDING = 311, Step, "a tensor is not what the program was made for";
     BAD_PROGRAM = 312, Bug, "a program that cannot be run";
     UNKNOWN_OPERATION = 313, Hardware, "an operation that this PyTorch does not have";
+    BAD_KERNEL = 314, Bug, "a kernel that breaks one of its invariants, or memory that does not fit it";
     RANK_GONE = 320, Resources, "another rank is gone";
     MEASUREMENT_FAILED = 321, Hardware, "a measurement of the machine that failed";
 

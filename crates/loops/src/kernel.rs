@@ -1,0 +1,318 @@
+//! The loop IR: values over an iteration domain, operands with affine index maps.
+
+use base::{PrimaryMap, define_id};
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+
+define_id!(/** A value of a kernel: one number for each point of the domain. */ Value, "%");
+define_id!(/** A tensor in memory that a kernel reads or writes. */ OperandId, "a");
+
+/// The element type of an operand. Values are always `f32`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Element {
+    /// `torch.float32`
+    F32,
+    /// `torch.bfloat16`
+    Bf16,
+}
+
+impl Element {
+    /// All element types, with their names in the text form.
+    pub const NAMES: [(Self, &str); 2] = [(Self::F32, "f32"), (Self::Bf16, "bf16")];
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// Whether an operand is read or written.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Only loads name it.
+    Read,
+    /// One store names it.
+    Write,
+}
+
+impl Access {
+    /// Both, with their names in the text form.
+    pub const NAMES: [(Self, &str); 2] = [(Self::Read, "read"), (Self::Write, "write")];
+}
+
+/// A tensor in memory, addressed from its first element by a stride for each dimension of the domain: 0 where it is broadcast.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Operand {
+    /// Whether it is read or written.
+    pub access: Access,
+    /// Its element type.
+    pub element: Element,
+    /// Elements between neighbours along each dimension of the domain.
+    pub strides: Vec<i64>,
+}
+
+/// A function of one number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unary {
+    /// The negative.
+    Neg,
+    /// The absolute value.
+    Abs,
+    /// The square root.
+    Sqrt,
+    /// The exponential.
+    Exp,
+    /// The natural logarithm.
+    Log,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// `1 / (1 + exp(-x))`
+    Sigmoid,
+    /// The error function.
+    Erf,
+    /// Rounded to the nearest `bf16`, ties to even.
+    RoundBf16,
+}
+
+impl Unary {
+    /// All functions, with their names in the text form.
+    pub const NAMES: [(Self, &str); 9] = [
+        (Self::Neg, "neg"),
+        (Self::Abs, "abs"),
+        (Self::Sqrt, "sqrt"),
+        (Self::Exp, "exp"),
+        (Self::Log, "log"),
+        (Self::Tanh, "tanh"),
+        (Self::Sigmoid, "sigmoid"),
+        (Self::Erf, "erf"),
+        (Self::RoundBf16, "round_bf16"),
+    ];
+}
+
+/// A function of two numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Binary {
+    /// The sum.
+    Add,
+    /// The difference.
+    Sub,
+    /// The product.
+    Mul,
+    /// The quotient.
+    Div,
+    /// The larger one; NaN where one is NaN.
+    Max,
+    /// The smaller one; NaN where one is NaN.
+    Min,
+    /// A mask: whether the first is less.
+    Less,
+    /// A mask: whether the first is less or equal.
+    LessEqual,
+    /// A mask: whether both are equal.
+    Equal,
+}
+
+impl Binary {
+    /// All functions, with their names in the text form.
+    pub const NAMES: [(Self, &str); 9] = [
+        (Self::Add, "add"),
+        (Self::Sub, "sub"),
+        (Self::Mul, "mul"),
+        (Self::Div, "div"),
+        (Self::Max, "max"),
+        (Self::Min, "min"),
+        (Self::Less, "lt"),
+        (Self::LessEqual, "le"),
+        (Self::Equal, "eq"),
+    ];
+
+    /// Whether it gives a mask, which only `select` takes.
+    pub const fn is_mask(self) -> bool {
+        matches!(self, Self::Less | Self::LessEqual | Self::Equal)
+    }
+
+    /// Whether its operands may change places: then equal values are found in either order.
+    const fn commutes(self) -> bool {
+        matches!(self, Self::Add | Self::Mul | Self::Equal)
+    }
+}
+
+/// How a value comes to be.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// The element of an operand.
+    Load(OperandId),
+    /// A number, by its bits.
+    Const(u32),
+    /// A function of one value.
+    Unary(Unary, Value),
+    /// A function of two values.
+    Binary(Binary, Value, Value),
+    /// `a * b + c`, rounded once.
+    Fma(Value, Value, Value),
+    /// The second value where the mask holds, else the third.
+    Select(Value, Value, Value),
+}
+
+impl Op {
+    /// The values that it takes.
+    pub fn operands(&self) -> impl Iterator<Item = Value> + use<> {
+        let three = match *self {
+            Self::Load(_) | Self::Const(_) => [None; 3],
+            Self::Unary(_, a) => [Some(a), None, None],
+            Self::Binary(_, a, b) => [Some(a), Some(b), None],
+            Self::Fma(a, b, c) | Self::Select(a, b, c) => [Some(a), Some(b), Some(c)],
+        };
+        three.into_iter().flatten()
+    }
+
+    /// Whether it gives a mask.
+    pub const fn is_mask(&self) -> bool {
+        matches!(self, Self::Binary(binary, ..) if binary.is_mask())
+    }
+}
+
+/// Writes a value to an operand.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Store {
+    /// Where to.
+    pub operand: OperandId,
+    /// What.
+    pub value: Value,
+}
+
+/// A pointwise kernel. At each point of the domain all loads come before all stores, so that a written operand may lie exactly where a
+/// read one does.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Kernel {
+    /// The sizes of the iteration domain, the outermost dimension first.
+    pub domain: Vec<i64>,
+    /// Tensors in memory.
+    pub operands: Vec<Operand>,
+    /// Values, definitions before uses.
+    pub body: Vec<Op>,
+    /// What is written.
+    pub stores: Vec<Store>,
+}
+
+impl Kernel {
+    /// How many points the domain has.
+    pub fn points(&self) -> u64 {
+        self.domain.iter().map(|size| *size as u64).product()
+    }
+
+    /// How a value comes to be.
+    pub fn op(&self, value: Value) -> Op {
+        self.body[value.0 as usize]
+    }
+
+    /// The same kernel over operands that lie differently: `strides` has those of each operand, by dimension of the domain.
+    #[must_use]
+    pub fn with_strides(&self, strides: &[Vec<i64>]) -> Self {
+        let mut kernel = self.clone();
+        for (operand, strides) in kernel.operands.iter_mut().zip(strides) {
+            operand.strides.clone_from(strides);
+        }
+        kernel
+    }
+}
+
+/// Makes a kernel; equal values are made once.
+#[derive(Default)]
+pub struct Builder {
+    operands: PrimaryMap<OperandId, Operand>,
+    body: PrimaryMap<Value, Op>,
+    known: FxHashMap<Op, Value>,
+    stores: Vec<Store>,
+}
+
+impl Builder {
+    /// A further operand.
+    pub fn operand(&mut self, access: Access, element: Element, strides: Vec<i64>) -> OperandId {
+        self.operands.push(Operand { access, element, strides })
+    }
+
+    /// The element of an operand.
+    pub fn load(&mut self, operand: OperandId) -> Value {
+        self.value(Op::Load(operand))
+    }
+
+    /// A number.
+    pub fn constant(&mut self, number: f32) -> Value {
+        let number = if number.is_nan() { f32::NAN } else { number };
+        self.value(Op::Const(number.to_bits()))
+    }
+
+    /// A function of one value.
+    pub fn unary(&mut self, unary: Unary, a: Value) -> Value {
+        self.value(Op::Unary(unary, a))
+    }
+
+    /// A function of two values; a product with one is the other.
+    pub fn binary(&mut self, binary: Binary, a: Value, b: Value) -> Value {
+        if binary == Binary::Mul {
+            match (self.number(a), self.number(b)) {
+                (_, Some(1.0)) => return a,
+                (Some(1.0), _) => return b,
+                _ => {}
+            }
+        }
+        let (a, b) = if binary.commutes() { (a.min(b), a.max(b)) } else { (a, b) };
+        self.value(Op::Binary(binary, a, b))
+    }
+
+    /// `a * b + c`, rounded once.
+    pub fn fma(&mut self, a: Value, b: Value, c: Value) -> Value {
+        self.value(Op::Fma(a, b, c))
+    }
+
+    /// `yes` where the mask holds, else `no`.
+    pub fn select(&mut self, mask: Value, yes: Value, no: Value) -> Value {
+        self.value(Op::Select(mask, yes, no))
+    }
+
+    /// Writes a value to an operand.
+    pub fn store(&mut self, operand: OperandId, value: Value) {
+        self.stores.push(Store { operand, value });
+    }
+
+    /// How many values there are.
+    pub fn len(&self) -> usize {
+        self.body.len()
+    }
+
+    /// Whether there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.body.is_empty()
+    }
+
+    /// The kernel over `domain`.
+    pub fn finish(self, domain: Vec<i64>) -> Kernel {
+        let operands = self.operands.values().cloned().collect();
+        Kernel { domain, operands, body: self.body.values().copied().collect(), stores: self.stores }
+    }
+
+    fn number(&self, value: Value) -> Option<f32> {
+        match self.body[value] {
+            Op::Const(bits) => Some(f32::from_bits(bits)),
+            _ => None,
+        }
+    }
+
+    fn value(&mut self, op: Op) -> Value {
+        if let Some(value) = self.known.get(&op) {
+            return *value;
+        }
+        let value = self.body.push(op);
+        self.known.insert(op, value);
+        value
+    }
+}

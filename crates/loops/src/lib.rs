@@ -1,0 +1,30 @@
+//! Kernels as loops: many pointwise operations of a graph as one pass over memory.
+//!
+//! A [`Kernel`] is a list of SSA values over one iteration domain, with operands in memory that are addressed by strides. It computes in
+//! `f32`, reads and writes `f32` and `bf16`, has a text form that is read back, and is [verified](verify) before anything runs: every
+//! index is proved to lie within its operand. [`math`] defines each function once, for every way of running; the
+//! [`Interpreter`] is the portable one.
+
+#![allow(
+    clippy::inline_always,
+    reason = "the loops around these functions must be compiled for the instruction set of their caller"
+)]
+
+mod element;
+mod interpret;
+mod kernel;
+pub mod math;
+mod memory;
+mod nest;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod text;
+mod tile;
+mod verify;
+
+pub use element::{bf16_of, f32_of};
+pub use interpret::Interpreter;
+pub use kernel::{Access, Binary, Builder, Element, Kernel, Op, Operand, OperandId, Store, Unary, Value};
+pub use memory::{Memory, check};
+pub use nest::Nest;
+pub use verify::verify;

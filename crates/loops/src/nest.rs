@@ -1,0 +1,69 @@
+//! The loops of a kernel: its domain with as few dimensions as possible.
+
+use crate::{Access, Kernel};
+
+/// The loops around the innermost one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Nest {
+    /// Sizes of the outer loops, the outermost first.
+    pub outer: Vec<usize>,
+    /// How many points the innermost loop has.
+    pub inner: usize,
+    /// For each operand its strides along the outer loops, in elements.
+    pub outer_strides: Vec<Vec<usize>>,
+    /// For each operand its stride along the innermost loop, in elements.
+    pub inner_strides: Vec<usize>,
+}
+
+impl Nest {
+    /// The loops of a verified kernel: dimensions of one point vanish, the order is that of the first operand that is written, and
+    /// neighbours that every operand walks through as one are one.
+    pub fn of(kernel: &Kernel) -> Self {
+        let strides = |dim: usize| kernel.operands.iter().map(move |operand| operand.strides[dim] as usize);
+        let mut dims: Vec<usize> = (0..kernel.domain.len()).filter(|dim| kernel.domain[*dim] != 1).collect();
+        if let Some(first) = kernel.operands.iter().find(|operand| operand.access == Access::Write) {
+            dims.sort_by_key(|dim| std::cmp::Reverse(first.strides[*dim]));
+        }
+        // From the innermost loop outwards: its size, and its stride for each operand.
+        let mut loops: Vec<(usize, Vec<usize>)> = Vec::new();
+        for dim in dims.into_iter().rev() {
+            let size = kernel.domain[dim] as usize;
+            let strides: Vec<usize> = strides(dim).collect();
+            match loops.last_mut() {
+                Some((inner, steps))
+                    if steps.iter().zip(&strides).all(|(step, stride)| step * *inner == *stride) =>
+                {
+                    *inner *= size;
+                }
+                _ => loops.push((size, strides)),
+            }
+        }
+        let mut loops = loops.into_iter();
+        let (inner, inner_strides) = loops.next().unwrap_or_else(|| (1, vec![1; kernel.operands.len()]));
+        let outer: Vec<(usize, Vec<usize>)> = loops.rev().collect();
+        let along = |operand: usize| outer.iter().map(|(_, strides)| strides[operand]).collect();
+        Self {
+            outer_strides: (0..kernel.operands.len()).map(along).collect(),
+            outer: outer.into_iter().map(|(size, _)| size).collect(),
+            inner,
+            inner_strides,
+        }
+    }
+
+    /// How many times the innermost loop runs.
+    pub fn rows(&self) -> usize {
+        self.outer.iter().product()
+    }
+
+    /// The index of the first element that `operand` has in a row.
+    #[inline]
+    pub fn start(&self, operand: usize, row: usize) -> usize {
+        let mut left = row;
+        let mut index = 0;
+        for (size, stride) in self.outer.iter().zip(&self.outer_strides[operand]).rev() {
+            index += left % size * stride;
+            left /= size;
+        }
+        index
+    }
+}

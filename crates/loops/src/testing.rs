@@ -1,0 +1,220 @@
+//! Random kernels and an oracle, for property tests and fuzzing, here and in crates that use this one (feature `testing`).
+
+use std::cell::Cell;
+
+use ir::contiguous_strides;
+
+use crate::{Access, Binary, Builder, Element, Kernel, Memory, Op, OperandId, Unary, Value, bf16_of, f32_of};
+
+/// A small deterministic generator (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next 64 bits.
+    pub const fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `limit`, which is not 0.
+    pub const fn below(&mut self, limit: usize) -> usize {
+        (self.bits() % limit as u64) as usize
+    }
+
+    /// One of `choices`.
+    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    /// A number as kernels meet them: mostly ordinary ones, some at the edges.
+    pub fn number(&mut self) -> f32 {
+        const EDGES: [f32; 12] = [
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::NAN,
+            f32::MAX,
+            f32::MIN_POSITIVE,
+            1e-42,
+            -88.5,
+            89.5,
+        ];
+        let unit = (self.bits() >> 40) as f32 / (1_u32 << 24) as f32 * 2.0 - 1.0;
+        match self.below(16) {
+            0 => self.pick(&EDGES),
+            1 => f32::from_bits(self.bits() as u32),
+            2..6 => unit * 100.0,
+            _ => unit * 3.0,
+        }
+    }
+}
+
+/// A valid kernel on a small random domain, with broadcast, transposed and spread operands.
+pub fn random_kernel(random: &mut Random) -> Kernel {
+    let rank = random.below(4);
+    let domain: Vec<i64> = (0..rank).map(|_| size(random)).collect();
+    let mut builder = Builder::default();
+    let reads: Vec<OperandId> =
+        (0..=random.below(5)).map(|_| operand(random, &mut builder, &domain, Access::Read)).collect();
+    let mut numbers: Vec<Value> = reads.into_iter().map(|operand| builder.load(operand)).collect();
+    let mut masks = Vec::new();
+    for _ in 0..random.below(24) {
+        value(random, &mut builder, &mut numbers, &mut masks);
+    }
+    for _ in 0..=random.below(3) {
+        let to = operand(random, &mut builder, &domain, Access::Write);
+        let value = random.pick(&numbers);
+        builder.store(to, value);
+    }
+    builder.finish(domain)
+}
+
+fn size(random: &mut Random) -> i64 {
+    match random.below(8) {
+        0 => 1,
+        1 => random.below(200) as i64,
+        2 => 16 * random.below(8) as i64,
+        _ => random.below(24) as i64,
+    }
+}
+
+fn operand(random: &mut Random, builder: &mut Builder, domain: &[i64], access: Access) -> OperandId {
+    let mut strides = contiguous_strides(domain).to_vec();
+    let kind = random.below(6);
+    if kind == 0 && domain.len() >= 2 {
+        // Transposed: the first two dimensions in the other order.
+        let rest: i64 = domain[2..].iter().map(|size| (*size).max(1)).product();
+        (strides[0], strides[1]) = (rest, rest * domain[0].max(1));
+    } else if kind == 1 {
+        let gap = 1 + random.below(3) as i64;
+        for stride in &mut strides {
+            *stride *= gap;
+        }
+    } else if kind <= 3 && access == Access::Read {
+        for stride in &mut strides {
+            *stride *= random.below(2) as i64;
+        }
+    }
+    let element = random.pick(&[Element::F32, Element::F32, Element::Bf16]);
+    builder.operand(access, element, strides)
+}
+
+fn value(random: &mut Random, builder: &mut Builder, numbers: &mut Vec<Value>, masks: &mut Vec<Value>) {
+    let (a, b, c) = (random.pick(numbers), random.pick(numbers), random.pick(numbers));
+    let made = match random.below(10) {
+        0 => {
+            let number = random.number();
+            builder.constant(number)
+        }
+        1..4 => builder.unary(random.pick(&Unary::NAMES).0, a),
+        4..8 => {
+            let binary = random.pick(&Binary::NAMES).0;
+            let made = builder.binary(binary, a, b);
+            if binary.is_mask() {
+                return masks.push(made);
+            }
+            made
+        }
+        8 => builder.fma(a, b, c),
+        _ if masks.is_empty() => return,
+        _ => builder.select(random.pick(masks), a, b),
+    };
+    numbers.push(made);
+}
+
+/// Memory of an operand's own.
+pub enum Owned {
+    /// `f32`
+    F32(Vec<Cell<f32>>),
+    /// `bf16`, by its bits.
+    Bf16(Vec<Cell<u16>>),
+}
+
+impl Owned {
+    /// As a kernel takes it.
+    pub fn memory(&self) -> Memory<'_> {
+        match self {
+            Self::F32(cells) => Memory::F32(cells),
+            Self::Bf16(cells) => Memory::Bf16(cells),
+        }
+    }
+
+    /// The bits of all elements; those of all NaNs are equal.
+    pub fn bits(&self) -> Vec<u32> {
+        let same = |number: f32| if number.is_nan() { f32::NAN.to_bits() } else { number.to_bits() };
+        match self {
+            Self::F32(cells) => cells.iter().map(|cell| same(cell.get())).collect(),
+            Self::Bf16(cells) => cells.iter().map(|cell| same(f32_of(cell.get()))).collect(),
+        }
+    }
+}
+
+/// Memory for the operands of a kernel, with random numbers.
+pub fn memory_for(kernel: &Kernel, random: &mut Random) -> Vec<Owned> {
+    let owned = kernel.operands.iter().map(|operand| {
+        let extent = crate::verify::extent(&kernel.domain, operand).unwrap_or(0) as usize;
+        let numbers = (0..extent).map(|_| random.number());
+        match operand.element {
+            Element::F32 => Owned::F32(numbers.map(Cell::new).collect()),
+            Element::Bf16 => Owned::Bf16(numbers.map(|number| Cell::new(bf16_of(number))).collect()),
+        }
+    });
+    owned.collect()
+}
+
+/// What a kernel writes, point by point: for each store the indices of elements with the numbers that `function` gives for each value
+/// from those of its operands.
+pub fn by_point<N: Copy>(
+    kernel: &Kernel,
+    memory: &[Owned],
+    number: impl Fn(f32) -> N,
+    function: impl Fn(Op, &[N]) -> N,
+) -> Vec<Vec<(usize, N)>> {
+    let points = usize::try_from(kernel.points()).unwrap_or(0);
+    let mut written = vec![Vec::with_capacity(points); kernel.stores.len()];
+    for point in 0..points {
+        let index = |operand: OperandId| index_at(kernel, operand, point);
+        let mut values: Vec<N> = Vec::with_capacity(kernel.body.len());
+        for op in &kernel.body {
+            let made = match op {
+                Op::Load(operand) => number(element(&memory[operand.0 as usize], index(*operand))),
+                Op::Const(bits) => number(f32::from_bits(*bits)),
+                _ => {
+                    let taken: Vec<N> = op.operands().map(|value| values[value.0 as usize]).collect();
+                    function(*op, &taken)
+                }
+            };
+            values.push(made);
+        }
+        for (store, written) in kernel.stores.iter().zip(&mut written) {
+            written.push((index(store.operand), values[store.value.0 as usize]));
+        }
+    }
+    written
+}
+
+fn index_at(kernel: &Kernel, operand: OperandId, point: usize) -> usize {
+    let mut left = point;
+    let strides = &kernel.operands[operand.0 as usize].strides;
+    let dims = kernel.domain.iter().zip(strides).rev();
+    dims.map(|(size, stride)| {
+        let at = left % *size as usize;
+        left /= *size as usize;
+        at * *stride as usize
+    })
+    .sum()
+}
+
+fn element(memory: &Owned, index: usize) -> f32 {
+    match memory {
+        Owned::F32(cells) => cells[index].get(),
+        Owned::Bf16(cells) => f32_of(cells[index].get()),
+    }
+}

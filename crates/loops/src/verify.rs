@@ -1,0 +1,116 @@
+//! The verifier: what holds of a kernel before anything runs or is compiled.
+
+use base::{Code, Diagnostic, Result};
+
+use crate::{Access, Kernel, Op, Operand, Value};
+
+/// The most dimensions of a domain.
+const MAX_DIMS: usize = 64;
+/// The most points of a domain, and elements of an operand.
+const MAX_POINTS: i64 = 1 << 48;
+
+/// Checks every invariant of `kernel`:
+/// - the domain has no negative size, and a size of it that fits;
+/// - each operand has a stride for each dimension, none negative, and its last index fits;
+/// - a written operand has one store, and no two points of the domain are written to the same element;
+/// - values come before their uses, masks only select, and loads name operands that are read.
+///
+/// Fails with [`Code::BAD_KERNEL`].
+pub fn verify(kernel: &Kernel) -> Result<()> {
+    domain(&kernel.domain)?;
+    for (index, operand) in kernel.operands.iter().enumerate() {
+        map(&kernel.domain, operand).map_err(|fault| bad(format!("operand a{index}: {fault}")))?;
+    }
+    for (index, op) in kernel.body.iter().enumerate() {
+        body(kernel, index, op).map_err(|fault| bad(format!("value %{index}: {fault}")))?;
+    }
+    stores(kernel)
+}
+
+/// How many elements an operand has at least: one more than the largest index that a point of the domain has.
+pub(crate) fn extent(domain: &[i64], operand: &Operand) -> Option<i64> {
+    let last = domain
+        .iter()
+        .zip(&operand.strides)
+        .try_fold(0_i64, |last, (size, stride)| last.checked_add((size - 1).max(0).checked_mul(*stride)?));
+    last.filter(|last| *last < MAX_POINTS).map(|last| last + 1)
+}
+
+pub(crate) fn bad(fault: impl Into<String>) -> Box<Diagnostic> {
+    Diagnostic::new(Code::BAD_KERNEL, fault)
+}
+
+fn domain(domain: &[i64]) -> Result<()> {
+    let points = domain.iter().try_fold(1_i64, |points, size| {
+        points.checked_mul((*size).max(1)).filter(|points| *size >= 0 && *points <= MAX_POINTS)
+    });
+    match points {
+        Some(_) if domain.len() <= MAX_DIMS => Ok(()),
+        _ => Err(bad(format!("the domain {domain:?} is negative or too large"))),
+    }
+}
+
+fn map(domain: &[i64], operand: &Operand) -> Result<(), String> {
+    if operand.strides.len() != domain.len() {
+        return Err(format!("{} strides for {} dimensions", operand.strides.len(), domain.len()));
+    }
+    if operand.strides.iter().any(|stride| *stride < 0) || extent(domain, operand).is_none() {
+        return Err(format!("strides {:?} are negative or too large", operand.strides));
+    }
+    if operand.access == Access::Write && !is_injective(domain, &operand.strides) {
+        return Err(format!("strides {:?} write two points to the same element", operand.strides));
+    }
+    Ok(())
+}
+
+/// Whether no two points have the same index, as far as strides that nest can show it.
+fn is_injective(domain: &[i64], strides: &[i64]) -> bool {
+    let mut dims: Vec<(i64, i64)> =
+        strides.iter().copied().zip(domain.iter().copied()).filter(|(_, size)| *size > 1).collect();
+    dims.sort_unstable();
+    let mut reach = 0;
+    dims.iter().all(|(stride, size)| {
+        let apart = *stride > reach;
+        reach += (size - 1) * stride;
+        apart
+    })
+}
+
+fn body(kernel: &Kernel, index: usize, op: &Op) -> Result<(), String> {
+    if let Some(later) = op.operands().find(|value| value.0 as usize >= index) {
+        return Err(format!("{later} is used before it is defined"));
+    }
+    let masks: Vec<bool> = op.operands().map(|value| kernel.op(value).is_mask()).collect();
+    let wanted = [matches!(op, Op::Select(..)), false, false];
+    if masks.iter().zip(wanted).any(|(is, wanted)| *is != wanted) {
+        return Err("a mask stands where a number must, or the other way round".to_owned());
+    }
+    match op {
+        Op::Load(operand) => match kernel.operands.get(operand.0 as usize).map(|operand| operand.access) {
+            Some(Access::Read) => Ok(()),
+            _ => Err(format!("{operand} is not read")),
+        },
+        _ => Ok(()),
+    }
+}
+
+fn stores(kernel: &Kernel) -> Result<()> {
+    let mut written = vec![0_usize; kernel.operands.len()];
+    for store in &kernel.stores {
+        let count = written.get_mut(store.operand.0 as usize);
+        let count = count.ok_or_else(|| bad(format!("{} is stored to, but is not there", store.operand)))?;
+        *count += 1;
+        if !is_number(kernel, store.value) {
+            return Err(bad(format!("{} is stored, but is no number", store.value)));
+        }
+    }
+    let wanted = |operand: &Operand| usize::from(operand.access == Access::Write);
+    match kernel.operands.iter().zip(&written).position(|(operand, count)| *count != wanted(operand)) {
+        Some(index) => Err(bad(format!("a{index} is stored to {} times", written[index]))),
+        None => Ok(()),
+    }
+}
+
+fn is_number(kernel: &Kernel, value: Value) -> bool {
+    kernel.body.get(value.0 as usize).is_some_and(|op| !op.is_mask())
+}

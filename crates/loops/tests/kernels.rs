@@ -1,0 +1,219 @@
+//! Kernels: their text form, what the verifier refuses, and what the interpreter computes.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::float_cmp, reason = "limits are exact")]
+
+use std::cell::Cell;
+use unisono_loops::{
+    Access, Binary, Element, Interpreter, Kernel, Memory, Op, Operand, Unary, bf16_of,
+    math::{self, Math, Scalar},
+    testing::{Owned, Random, by_point, memory_for, random_kernel},
+    verify,
+};
+
+const SWIGLU: &str = "\
+kernel [4, 6]
+read a0: f32 {6, 1}
+read a1: bf16 {0, 1}
+write a2: f32 {6, 1}
+%0 = load a0
+%1 = load a1
+%2 = sigmoid %0
+%3 = mul %0 %2
+%4 = mul %1 %3
+%5 = const 0.5
+%6 = lt %4 %5
+%7 = select %6 %5 %4
+store a2 %7
+";
+
+#[test]
+fn a_kernel_is_read_back_from_its_text() {
+    let kernel: Kernel = SWIGLU.parse().unwrap();
+    assert_eq!(kernel.to_string(), SWIGLU);
+    for seed in 0..200 {
+        let kernel = random_kernel(&mut Random(seed));
+        assert_eq!(kernel.to_string().parse::<Kernel>().unwrap().to_string(), kernel.to_string());
+    }
+}
+
+#[test]
+fn mistakes_in_a_text_are_named_with_their_line() {
+    let wrong = |from: &str, to: &str| SWIGLU.replace(from, to).parse::<Kernel>().unwrap_err().to_string();
+    assert!(wrong("sigmoid", "sigmod").contains("kernel:7"), "{}", wrong("sigmoid", "sigmod"));
+    assert!(wrong("sigmoid", "sigmod").contains("`sigmod`"));
+    assert!(wrong("%3 = mul %0", "%3 = mul %9").contains("used before it is defined"));
+    assert!(wrong("select %6", "select %5").contains("a mask"));
+    assert!(wrong("store a2", "store a1").contains("a1 is stored to"));
+    assert!(wrong("load a1", "load a2").contains("not read"));
+}
+
+#[test]
+fn the_verifier_refuses_what_could_leave_an_operand() {
+    let kernel: Kernel = SWIGLU.parse().unwrap();
+    let with = |operand: usize, strides: [i64; 2]| {
+        let mut changed = kernel.clone();
+        changed.operands[operand].strides = strides.to_vec();
+        verify(&changed)
+    };
+    assert!(with(0, [100, 7]).is_ok());
+    assert!(with(0, [-6, 1]).is_err());
+    assert!(with(0, [i64::MAX, 1]).is_err());
+    assert!(with(2, [5, 1]).unwrap_err().message.contains("two points to the same element"));
+    assert!(with(2, [0, 1]).is_err());
+    assert!(with(2, [1, 4]).is_ok());
+    let mut huge = kernel;
+    huge.domain = vec![1 << 40, 1 << 40];
+    assert!(verify(&huge).is_err());
+}
+
+#[test]
+fn memory_that_is_too_short_or_shared_is_refused() {
+    let kernel: Kernel = SWIGLU.parse().unwrap();
+    let interpreter = Interpreter::new(&kernel).unwrap();
+    let floats = |count: usize| vec![Cell::new(1.0_f32); count];
+    let (x, y, z) = (floats(48), vec![Cell::new(bf16_of(2.0)); 6], floats(24));
+    let run = |a: &[Cell<f32>], b: &[Cell<u16>], c: &[Cell<f32>]| {
+        interpreter.run(&[Memory::F32(a), Memory::Bf16(b), Memory::F32(c)])
+    };
+    assert!(run(&x[..24], &y, &z).is_ok());
+    assert!(run(&x[..23], &y, &z).unwrap_err().message.contains("a0"));
+    assert!(run(&x[..24], &y[..5], &z).is_err());
+    assert!(run(&x, &y, &x[1..]).unwrap_err().message.contains("is written where"));
+    assert!(run(&x, &y, &x).is_ok(), "a written operand may lie exactly where a read one does");
+}
+
+/// A value from those that it takes, by the functions that everything runs on, one number at a time.
+fn scalar(op: Op, taken: &[f32]) -> f32 {
+    let m = &mut Scalar;
+    match (op, taken) {
+        (Op::Unary(unary, _), &[x]) => match unary {
+            Unary::Neg => math::neg(m, x),
+            Unary::Abs => math::abs(m, x),
+            Unary::Sqrt => m.sqrt(x),
+            Unary::Exp => math::exp(m, x),
+            Unary::Log => math::log(m, x),
+            Unary::Tanh => math::tanh(m, x),
+            Unary::Sigmoid => math::sigmoid(m, x),
+            Unary::Erf => math::erf(m, x),
+            Unary::RoundBf16 => math::round_bf16(m, x),
+        },
+        (Op::Binary(binary, ..), &[a, b]) => match binary {
+            Binary::Add => a + b,
+            Binary::Sub => a - b,
+            Binary::Mul => a * b,
+            Binary::Div => a / b,
+            Binary::Max => math::maximum(m, a, b),
+            Binary::Min => math::minimum(m, a, b),
+            Binary::Less => m.less(a, b),
+            Binary::LessEqual => m.less_equal(a, b),
+            Binary::Equal => m.equal(a, b),
+        },
+        (Op::Fma(..), &[a, b, c]) => a.mul_add(b, c),
+        (Op::Select(..), &[mask, yes, no]) => m.select(mask, yes, no),
+        _ => unreachable!(),
+    }
+}
+
+#[test]
+fn the_interpreter_computes_every_point_as_one_number_at_a_time_does() {
+    for seed in 0..500 {
+        let mut random = Random(seed);
+        let kernel = random_kernel(&mut random);
+        verify(&kernel).unwrap();
+        let memory = memory_for(&kernel, &mut random);
+        let expected = by_point(&kernel, &memory, |number| number, scalar);
+        let views: Vec<Memory<'_>> = memory.iter().map(Owned::memory).collect();
+        Interpreter::new(&kernel).unwrap().run(&views).unwrap();
+        for (store, expected) in kernel.stores.iter().zip(expected) {
+            let found = memory[store.operand.0 as usize].bits();
+            for (index, number) in expected {
+                let number = match kernel.operands[store.operand.0 as usize].element {
+                    Element::F32 => number,
+                    Element::Bf16 => math::round_bf16(&mut Scalar, number),
+                };
+                let bits = if number.is_nan() { f32::NAN.to_bits() } else { number.to_bits() };
+                assert_eq!(found[index], bits, "seed {seed}, {} at {index}\n{kernel}", store.operand);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_domain_without_points_writes_nothing() {
+    let operand = |access| Operand { access, element: Element::F32, strides: vec![1] };
+    let kernel = Kernel {
+        domain: vec![0],
+        operands: vec![operand(Access::Read), operand(Access::Write)],
+        body: vec![Op::Load(unisono_loops::OperandId(0))],
+        stores: vec![unisono_loops::Store {
+            operand: unisono_loops::OperandId(1),
+            value: unisono_loops::Value(0),
+        }],
+    };
+    Interpreter::new(&kernel).unwrap().run(&[Memory::F32(&[]), Memory::F32(&[])]).unwrap();
+}
+
+/// The error function in `f64`: its series near 0, the continued fraction of its complement elsewhere.
+fn erf64(x: f64) -> f64 {
+    let magnitude = x.abs();
+    let result = if magnitude < 3.0 {
+        let (mut term, mut sum) = (magnitude, magnitude);
+        for n in 1..200 {
+            term *= -magnitude * magnitude / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * std::f64::consts::FRAC_2_SQRT_PI
+    } else {
+        let tail = (1..60).rev().fold(0.0, |tail, k| f64::from(k) / 2.0 / (magnitude + tail));
+        1.0 - (-magnitude * magnitude).exp() / (magnitude + tail) / std::f64::consts::PI.sqrt()
+    };
+    result.copysign(x)
+}
+
+/// The largest error of `function` against `exact`, in units of the last place of the exact result, over `range`.
+fn error(range: (f32, f32), function: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64) -> f64 {
+    const POINTS: u32 = 20_000;
+    let at = |index: u32| range.0 + (range.1 - range.0) * (index as f32 / POINTS as f32);
+    let errors = (0..=POINTS).map(at).map(|x| {
+        let exact = exact(f64::from(x));
+        let near = (exact as f32).abs().max(f32::MIN_POSITIVE);
+        let unit = f64::from(f32::from_bits(near.to_bits() + 1)) - f64::from(near);
+        (f64::from(function(x)) - exact).abs() / unit
+    });
+    errors.fold(0.0, f64::max)
+}
+
+#[test]
+fn functions_keep_their_error() {
+    let m = || Scalar;
+    let found = [
+        ("exp", error((-87.0, 88.0), |x| math::exp(&mut m(), x), f64::exp), 1.0),
+        ("tanh", error((-10.0, 10.0), |x| math::tanh(&mut m(), x), f64::tanh), 1.5),
+        ("sigmoid", error((-80.0, 80.0), |x| math::sigmoid(&mut m(), x), |x| 1.0 / (1.0 + (-x).exp())), 2.5),
+        ("log", error((1e-6, 4.0), |x| math::log(&mut m(), x), f64::ln), 1.0),
+        ("log of large numbers", error((4.0, 3e38), |x| math::log(&mut m(), x), f64::ln), 1.0),
+        ("erf", error((-5.0, 5.0), |x| math::erf(&mut m(), x), erf64), 1.5),
+    ];
+    for (name, error, limit) in found {
+        assert!(error <= limit, "{name}: {error} units in the last place");
+    }
+}
+
+#[test]
+fn functions_pass_nan_and_keep_their_limits() {
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let m = &mut Scalar;
+    assert_eq!([math::exp(m, inf), math::exp(m, -inf), math::exp(m, -103.0)], [inf, 0.0, 1e-45]);
+    assert_eq!([math::tanh(m, inf), math::tanh(m, -inf)], [1.0, -1.0]);
+    assert_eq!(math::tanh(m, -0.0).to_bits(), (-0.0_f32).to_bits());
+    assert_eq!([math::sigmoid(m, inf), math::sigmoid(m, -inf)], [1.0, 0.0]);
+    assert_eq!([math::erf(m, inf), math::erf(m, -inf)], [1.0, -1.0]);
+    assert_eq!([math::log(m, inf), math::log(m, 0.0), math::log(m, -0.0)], [inf, -inf, -inf]);
+    assert!(math::log(m, -1.0).is_nan());
+    let denormal = 1e-42_f32;
+    assert!((f64::from(math::log(m, denormal)) - f64::from(denormal).ln()).abs() < 1e-5);
+    let functions = [math::exp::<Scalar>, math::tanh, math::sigmoid, math::erf, math::log, math::round_bf16];
+    assert!(functions.iter().all(|function| function(m, nan).is_nan()));
+    assert!(math::maximum(m, nan, 1.0).is_nan() && math::maximum(m, 1.0, nan).is_nan());
+    assert!(math::minimum(m, nan, 1.0).is_nan() && math::minimum(m, 1.0, nan).is_nan());
+}
