@@ -5,7 +5,7 @@ use std::cell::Cell;
 use base::Result;
 
 use crate::{
-    Binary, Kernel, Memory, Nest, Op, Unary, bf16_of, check, f32_of,
+    Binary, Bounds, Kernel, Memory, Nest, Op, Unary, bf16_of, f32_of,
     math::{self, Math, Scalar},
     tile::{Step, Tiles},
     verify,
@@ -19,6 +19,7 @@ const PIECE: usize = 16;
 /// A kernel, ready to be interpreted.
 pub struct Interpreter {
     kernel: Kernel,
+    bounds: Bounds,
     nest: Nest,
     tiles: Tiles,
 }
@@ -27,7 +28,12 @@ impl Interpreter {
     /// Prepares a kernel; fails where it is not [valid](verify).
     pub fn new(kernel: &Kernel) -> Result<Self> {
         verify(kernel)?;
-        Ok(Self { kernel: kernel.clone(), nest: Nest::of(kernel), tiles: Tiles::of(kernel) })
+        Ok(Self {
+            kernel: kernel.clone(),
+            bounds: Bounds::of(kernel),
+            nest: Nest::of(kernel),
+            tiles: Tiles::of(kernel),
+        })
     }
 
     /// The kernel.
@@ -35,9 +41,19 @@ impl Interpreter {
         &self.kernel
     }
 
-    /// Runs it over `memory`, which has that of each operand. Fails where memory does not fit ([`check`]).
+    /// Its loops.
+    pub const fn nest(&self) -> &Nest {
+        &self.nest
+    }
+
+    /// Fails where memory does not fit ([`Bounds`]).
+    pub fn check(&self, memory: &[Memory<'_>]) -> Result<()> {
+        self.bounds.check(memory)
+    }
+
+    /// Runs it over `memory`, which has that of each operand. Fails where memory does not fit ([`Bounds`]).
     pub fn run(&self, memory: &[Memory<'_>]) -> Result<()> {
-        check(&self.kernel, memory)?;
+        self.check(memory)?;
         run(self, memory);
         Ok(())
     }
@@ -49,7 +65,7 @@ impl Interpreter {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
     pub fn run_avx2(&self, memory: &[Memory<'_>]) -> Result<()> {
-        check(&self.kernel, memory)?;
+        self.check(memory)?;
         run(self, memory);
         Ok(())
     }

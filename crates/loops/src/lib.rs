@@ -4,6 +4,7 @@
 //! `f32`, reads and writes `f32` and `bf16`, has a text form that is read back, and is [verified](verify) before anything runs: every
 //! index is proved to lie within its operand. [`math`] defines each function once, for every way of running; the
 //! [`Interpreter`] is the portable one.
+//! [`partition`] says which operations of a graph become kernels.
 
 #![allow(
     clippy::inline_always,
@@ -11,6 +12,7 @@
 )]
 
 mod element;
+mod fuse;
 mod interpret;
 mod kernel;
 pub mod math;
@@ -23,8 +25,9 @@ mod tile;
 mod verify;
 
 pub use element::{bf16_of, f32_of};
+pub use fuse::{Group, Item, Left, Partition, partition};
 pub use interpret::Interpreter;
 pub use kernel::{Access, Binary, Builder, Element, Kernel, Op, Operand, OperandId, Store, Unary, Value};
-pub use memory::{Memory, check};
+pub use memory::{Bounds, Memory};
 pub use nest::Nest;
 pub use verify::verify;

@@ -49,42 +49,69 @@ impl Memory<'_> {
     }
 }
 
-/// Checks that `memory` holds every index of a verified kernel, and that a written operand shares memory with no other one, unless both
-/// lie exactly alike.
-pub fn check(kernel: &Kernel, memory: &[Memory<'_>]) -> Result<()> {
-    if memory.len() != kernel.operands.len() {
-        return Err(bad(format!("{} operands are given, of {}", memory.len(), kernel.operands.len())));
-    }
-    for (index, (operand, memory)) in kernel.operands.iter().zip(memory).enumerate() {
-        let needed = extent(&kernel.domain, operand).unwrap_or(i64::MAX);
-        if operand.element != memory.element() || (memory.len() as i64) < needed && kernel.points() > 0 {
-            let element = operand.element;
-            return Err(bad(format!(
-                "operand a{index} has not the {needed} elements of {element:?} it must have"
-            )));
-        }
-    }
-    let written = (0..memory.len()).filter(|index| kernel.operands[*index].access == Access::Write);
-    for index in written {
-        if let Some(other) =
-            (0..memory.len()).find(|other| *other != index && clash(kernel, memory, index, *other))
-        {
-            return Err(bad(format!("operand a{index} is written where a{other} lies")));
-        }
-    }
-    Ok(())
+/// What memory must hold so that a kernel can run over it.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    operands: Vec<Bound>,
+    /// Pairs of a written operand and another one, and whether both may lie at the same place.
+    pairs: Vec<(usize, usize, bool)>,
 }
 
-/// Whether writing operand `index` could change what another one's later points read or hold.
-fn clash(kernel: &Kernel, memory: &[Memory<'_>], index: usize, other: usize) -> bool {
-    let range = |index: usize| {
-        let operand = &kernel.operands[index];
-        let bytes = extent(&kernel.domain, operand).unwrap_or(0) as usize * operand.element.bytes();
-        (memory[index].address(), memory[index].address() + bytes)
-    };
-    let ((a, a_end), (b, b_end)) = (range(index), range(other));
-    let (one, two) = (&kernel.operands[index], &kernel.operands[other]);
-    let alike =
-        a == b && one.element == two.element && one.strides == two.strides && two.access == Access::Read;
-    a < b_end && b < a_end && !alike
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    element: Element,
+    elements: usize,
+}
+
+impl Bounds {
+    /// What a verified kernel needs: for every operand as many elements as it has indices. A written operand may share memory with no other one,
+    /// unless that is read and both lie exactly alike.
+    pub fn of(kernel: &Kernel) -> Self {
+        let operands = kernel.operands.iter().map(|operand| {
+            let elements = extent(&kernel.domain, operand).filter(|_| kernel.points() > 0).unwrap_or(0);
+            Bound { element: operand.element, elements: elements as usize }
+        });
+        let count = kernel.operands.len();
+        let is_written = |index: &usize| kernel.operands[*index].access == Access::Write;
+        let others = |index| (0..count).filter(move |other| index != *other).map(move |other| (index, other));
+        let pairs = (0..count).filter(is_written).flat_map(others).map(|(index, other)| {
+            let (one, two) = (&kernel.operands[index], &kernel.operands[other]);
+            let alike = one.element == two.element && one.strides == two.strides;
+            (index, other, alike && two.access == Access::Read)
+        });
+        Self { operands: operands.collect(), pairs: pairs.collect() }
+    }
+
+    /// Fails where `memory` does not fit.
+    #[inline]
+    pub fn check(&self, memory: &[Memory<'_>]) -> Result<()> {
+        if memory.len() != self.operands.len() {
+            return Err(bad(format!("{} operands are given, of {}", memory.len(), self.operands.len())));
+        }
+        let short =
+            self.operands.iter().zip(memory).position(|(bound, memory)| {
+                bound.element != memory.element() || memory.len() < bound.elements
+            });
+        if let Some(index) = short {
+            let Bound { element, elements } = self.operands[index];
+            return Err(bad(format!(
+                "operand a{index} has not the {elements} elements of {element:?} it must have"
+            )));
+        }
+        match self.pairs.iter().find(|pair| self.clash(memory, **pair)) {
+            Some((index, other, _)) => Err(bad(format!("operand a{index} is written where a{other} lies"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether writing operand `index` could change what another one's later points read or hold.
+    fn clash(&self, memory: &[Memory<'_>], (index, other, alike): (usize, usize, bool)) -> bool {
+        let range = |index: usize| {
+            let Bound { element, elements } = self.operands[index];
+            let start = memory[index].address();
+            (start, start + elements * element.bytes())
+        };
+        let ((a, a_end), (b, b_end)) = (range(index), range(other));
+        a < b_end && b < a_end && !(alike && a == b)
+    }
 }

@@ -1,0 +1,141 @@
+//! Steps with registers: a value has a register from its step to its last use, or lies in memory where there are too many at once.
+
+use crate::steps::{Code, Step, Steps, V};
+
+/// Where a value is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// A vector register.
+    Register(u8),
+    /// The constants of the kernel, by position.
+    Constant(u32),
+    /// The stack, by position.
+    Stack(u32),
+}
+
+impl Place {
+    /// Whether it is no register.
+    pub(crate) const fn is_memory(self) -> bool {
+        !matches!(self, Self::Register(_))
+    }
+}
+
+/// What the machine does.
+#[derive(Clone, Debug)]
+pub(crate) enum Action {
+    /// A step into a register.
+    Step { code: Code, to: u8, from: Vec<Place> },
+    /// A register's vector goes to the stack.
+    Spill { register: u8, slot: u32 },
+    /// A value goes to an operand.
+    Store { operand: loops::OperandId, from: Place },
+}
+
+/// The actions of a kernel.
+pub(crate) struct Actions {
+    pub(crate) list: Vec<Action>,
+    pub(crate) constants: Vec<u32>,
+    /// Vectors on the stack.
+    pub(crate) slots: u32,
+}
+
+impl Actions {
+    /// The actions for `steps` on a processor with `count` registers to use.
+    pub(crate) fn of(steps: &Steps, count: u8) -> Self {
+        let mut allocation = Allocation::new(steps, count);
+        for (index, step) in steps.steps.iter().enumerate() {
+            allocation.step(index, step);
+        }
+        for (operand, value) in &steps.stores {
+            let from = allocation.place(*value);
+            allocation.made.list.push(Action::Store { operand: *operand, from });
+        }
+        allocation.made
+    }
+}
+
+struct Allocation {
+    made: Actions,
+    /// For each value the steps that take it, the last one first; a store counts as a step behind all.
+    uses: Vec<Vec<usize>>,
+    places: Vec<Option<Place>>,
+    /// The value in each register.
+    holds: Vec<Option<V>>,
+    free_slots: Vec<u32>,
+}
+
+impl Allocation {
+    fn new(steps: &Steps, count: u8) -> Self {
+        let mut uses = vec![Vec::new(); steps.steps.len()];
+        for (_, value) in &steps.stores {
+            uses[*value as usize].push(usize::MAX);
+        }
+        for (index, step) in steps.steps.iter().enumerate().rev() {
+            step.args().iter().for_each(|arg| uses[*arg as usize].push(index));
+        }
+        Self {
+            made: Actions { list: Vec::new(), constants: Vec::new(), slots: 0 },
+            uses,
+            places: vec![None; steps.steps.len()],
+            holds: vec![None; usize::from(count)],
+            free_slots: Vec::new(),
+        }
+    }
+
+    fn place(&self, value: V) -> Place {
+        self.places[value as usize].expect("a value has a place from its step on")
+    }
+
+    fn step(&mut self, index: usize, step: &Step) {
+        if let Code::Bits(bits) = step.code {
+            self.places[index] = Some(Place::Constant(self.made.constants.len() as u32));
+            self.made.constants.push(bits);
+            return;
+        }
+        let from: Vec<Place> = step.args().iter().map(|arg| self.place(*arg)).collect();
+        let mut ended = Vec::new();
+        for arg in step.args() {
+            ended.extend(self.used(*arg, index));
+        }
+        let to = self.register(step.args());
+        ended.sort_unstable();
+        ended.dedup();
+        self.free_slots.extend(ended);
+        self.holds[usize::from(to)] = Some(index as V);
+        self.places[index] = Some(Place::Register(to));
+        self.made.list.push(Action::Step { code: step.code, to, from });
+    }
+
+    /// Notes a use, and frees the register of a value without further ones; gives its place on the stack, if that is where it is.
+    fn used(&mut self, value: V, index: usize) -> Option<u32> {
+        let uses = &mut self.uses[value as usize];
+        while uses.last() == Some(&index) {
+            uses.pop();
+        }
+        match self.places[value as usize] {
+            Some(Place::Register(register)) if uses.is_empty() => self.holds[usize::from(register)] = None,
+            Some(Place::Stack(slot)) if uses.is_empty() => return Some(slot),
+            _ => {}
+        }
+        None
+    }
+
+    /// A register for a step's result: one that is free, or that of the value whose next use is furthest away. What the step takes stays.
+    fn register(&mut self, taken: &[V]) -> u8 {
+        if let Some(free) = self.holds.iter().position(Option::is_none) {
+            return free as u8;
+        }
+        let held = self.holds.iter().enumerate().filter_map(|(register, value)| Some((register, (*value)?)));
+        let others = held.filter(|(_, value)| !taken.contains(value));
+        let (register, value) = others
+            .max_by_key(|(_, value)| self.uses[*value as usize].last().copied())
+            .expect("there are more registers than a step takes");
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.made.slots += 1;
+            self.made.slots - 1
+        });
+        self.places[value as usize] = Some(Place::Stack(slot));
+        self.made.list.push(Action::Spill { register: register as u8, slot });
+        register as u8
+    }
+}

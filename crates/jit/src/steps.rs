@@ -1,0 +1,273 @@
+//! A kernel as simple operations over vectors: each is one instruction, or a few, of the processor.
+
+use loops::{
+    Binary, Element, Kernel, Op, OperandId, Unary,
+    math::{self, Math, ROUNDER},
+};
+use rustc_hash::FxHashMap;
+
+/// The result of a step.
+pub(crate) type V = u32;
+
+/// A comparison.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Compare {
+    Less,
+    LessEqual,
+    Equal,
+    Unordered,
+}
+
+/// What a step does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Code {
+    Load(OperandId),
+    Bits(u32),
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Max,
+    Min,
+    And,
+    Or,
+    Xor,
+    AddWords,
+    SubWords,
+    Scale,
+    Sqrt,
+    NumberOfWord,
+    ShiftRight(u8),
+    /// Copies of the sign move in.
+    ShiftRightSigned(u8),
+    ShiftLeft(u8),
+    Fma,
+    /// A comparison; only [`Select`](Self::Select) takes it, and so no step is made for it.
+    Compare(Compare),
+    /// Of four: where the first two compare so the third, else the fourth.
+    Select(Compare),
+}
+
+/// A step with what it takes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Step {
+    pub(crate) code: Code,
+    args: [V; 4],
+    count: u8,
+}
+
+impl Step {
+    fn new(code: Code, given: &[V]) -> Self {
+        let mut args = [0; 4];
+        args[..given.len()].copy_from_slice(given);
+        Self { code, args, count: given.len() as u8 }
+    }
+
+    /// What it takes.
+    pub(crate) fn args(&self) -> &[V] {
+        &self.args[..usize::from(self.count)]
+    }
+}
+
+/// The steps of a kernel.
+pub(crate) struct Steps {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) stores: Vec<(OperandId, V)>,
+}
+
+impl Steps {
+    /// The steps of a verified kernel; `scales` says whether the processor multiplies by powers of two in one instruction.
+    pub(crate) fn of(kernel: &Kernel, scales: bool) -> Self {
+        let mut made = Maker { steps: Vec::new(), known: FxHashMap::default(), scales };
+        let mut values = Vec::with_capacity(kernel.body.len());
+        for op in &kernel.body {
+            let value = made.op(*op, &values);
+            values.push(value);
+        }
+        let mut stores = Vec::new();
+        for store in &kernel.stores {
+            let mut value = values[store.value.0 as usize];
+            if kernel.operands[store.operand.0 as usize].element == Element::Bf16 {
+                value = math::round_bf16(&mut made, value);
+            }
+            stores.push((store.operand, value));
+        }
+        Self { steps: made.steps, stores }.without_dead()
+    }
+
+    /// The steps that a store needs.
+    fn without_dead(self) -> Self {
+        let mut needed = vec![false; self.steps.len()];
+        self.stores.iter().for_each(|(_, value)| needed[*value as usize] = true);
+        for (index, step) in self.steps.iter().enumerate().rev() {
+            if needed[index] {
+                step.args().iter().for_each(|arg| needed[*arg as usize] = true);
+            }
+        }
+        let mut now = vec![0; self.steps.len()];
+        let mut steps: Vec<Step> = Vec::new();
+        for (index, mut step) in self.steps.into_iter().enumerate().filter(|(index, _)| needed[*index]) {
+            now[index] = steps.len() as V;
+            step.args.iter_mut().take(usize::from(step.count)).for_each(|arg| *arg = now[*arg as usize]);
+            steps.push(step);
+        }
+        let stores = self.stores.into_iter().map(|(operand, value)| (operand, now[value as usize]));
+        Self { steps, stores: stores.collect() }
+    }
+}
+
+/// Makes steps, equal ones once.
+struct Maker {
+    steps: Vec<Step>,
+    known: FxHashMap<Step, V>,
+    scales: bool,
+}
+
+impl Maker {
+    fn step(&mut self, code: Code, args: &[V]) -> V {
+        let step = Step::new(code, args);
+        if let Some(value) = self.known.get(&step) {
+            return *value;
+        }
+        let value = self.steps.len() as V;
+        self.steps.push(step);
+        self.known.insert(step, value);
+        value
+    }
+
+    fn op(&mut self, op: Op, values: &[V]) -> V {
+        let at = |value: loops::Value| values[value.0 as usize];
+        match op {
+            Op::Load(operand) => self.step(Code::Load(operand), &[]),
+            Op::Const(bits) => self.bits(bits),
+            Op::Unary(unary, a) => self.unary(unary, at(a)),
+            Op::Binary(binary, a, b) => self.binary(binary, at(a), at(b)),
+            Op::Fma(a, b, c) => self.fma(at(a), at(b), at(c)),
+            Op::Select(mask, yes, no) => self.select(at(mask), at(yes), at(no)),
+        }
+    }
+
+    fn unary(&mut self, unary: Unary, a: V) -> V {
+        match unary {
+            Unary::Neg => math::neg(self, a),
+            Unary::Abs => math::abs(self, a),
+            Unary::Sqrt => self.sqrt(a),
+            Unary::Exp => math::exp(self, a),
+            Unary::Log => math::log(self, a),
+            Unary::Tanh => math::tanh(self, a),
+            Unary::Sigmoid => math::sigmoid(self, a),
+            Unary::Erf => math::erf(self, a),
+            Unary::RoundBf16 => math::round_bf16(self, a),
+        }
+    }
+
+    fn binary(&mut self, binary: Binary, a: V, b: V) -> V {
+        match binary {
+            Binary::Add => self.add(a, b),
+            Binary::Sub => self.sub(a, b),
+            Binary::Mul => self.mul(a, b),
+            Binary::Div => self.div(a, b),
+            Binary::Max => math::maximum(self, a, b),
+            Binary::Min => math::minimum(self, a, b),
+            Binary::Less => self.less(a, b),
+            Binary::LessEqual => self.less_equal(a, b),
+            Binary::Equal => self.equal(a, b),
+        }
+    }
+
+    /// Two to the power of each word.
+    fn power(&mut self, word: V) -> V {
+        let bias = self.bits(127);
+        let biased = self.add_words(word, bias);
+        self.step(Code::ShiftLeft(23), &[biased])
+    }
+}
+
+impl Math for Maker {
+    type V = V;
+
+    fn bits(&mut self, bits: u32) -> V {
+        self.step(Code::Bits(bits), &[])
+    }
+    fn add(&mut self, a: V, b: V) -> V {
+        self.step(Code::Add, &[a, b])
+    }
+    fn sub(&mut self, a: V, b: V) -> V {
+        self.step(Code::Sub, &[a, b])
+    }
+    fn mul(&mut self, a: V, b: V) -> V {
+        self.step(Code::Mul, &[a, b])
+    }
+    fn div(&mut self, a: V, b: V) -> V {
+        self.step(Code::Div, &[a, b])
+    }
+    fn fma(&mut self, a: V, b: V, c: V) -> V {
+        self.step(Code::Fma, &[a, b, c])
+    }
+    fn sqrt(&mut self, a: V) -> V {
+        self.step(Code::Sqrt, &[a])
+    }
+    fn max(&mut self, a: V, b: V) -> V {
+        self.step(Code::Max, &[a, b])
+    }
+    fn min(&mut self, a: V, b: V) -> V {
+        self.step(Code::Min, &[a, b])
+    }
+    fn and(&mut self, a: V, b: V) -> V {
+        self.step(Code::And, &[a, b])
+    }
+    fn or(&mut self, a: V, b: V) -> V {
+        self.step(Code::Or, &[a, b])
+    }
+    fn xor(&mut self, a: V, b: V) -> V {
+        self.step(Code::Xor, &[a, b])
+    }
+    fn add_words(&mut self, a: V, b: V) -> V {
+        self.step(Code::AddWords, &[a, b])
+    }
+    fn sub_words(&mut self, a: V, b: V) -> V {
+        self.step(Code::SubWords, &[a, b])
+    }
+    fn shift_right(&mut self, a: V, bits: u8) -> V {
+        self.step(Code::ShiftRight(bits), &[a])
+    }
+    fn number_of_word(&mut self, a: V) -> V {
+        self.step(Code::NumberOfWord, &[a])
+    }
+
+    /// Without an instruction for it: two products, of which the first one is exact.
+    fn scale(&mut self, a: V, n: V) -> V {
+        if self.scales {
+            return self.step(Code::Scale, &[a, n]);
+        }
+        let rounder = self.bits(ROUNDER.to_bits());
+        let shifted = self.add(n, rounder);
+        let word = self.sub_words(shifted, rounder);
+        let half = self.step(Code::ShiftRightSigned(1), &[word]);
+        let rest = self.sub_words(word, half);
+        let (first, second) = (self.power(half), self.power(rest));
+        let product = self.mul(a, first);
+        self.mul(product, second)
+    }
+
+    fn less(&mut self, a: V, b: V) -> V {
+        self.step(Code::Compare(Compare::Less), &[a, b])
+    }
+    fn less_equal(&mut self, a: V, b: V) -> V {
+        self.step(Code::Compare(Compare::LessEqual), &[a, b])
+    }
+    fn equal(&mut self, a: V, b: V) -> V {
+        self.step(Code::Compare(Compare::Equal), &[a, b])
+    }
+    fn unordered(&mut self, a: V, b: V) -> V {
+        self.step(Code::Compare(Compare::Unordered), &[a, b])
+    }
+
+    fn select(&mut self, mask: V, yes: V, no: V) -> V {
+        let compare = self.steps[mask as usize];
+        let Code::Compare(how) = compare.code else {
+            unreachable!("masks are comparisons, as the verifier checks");
+        };
+        self.step(Code::Select(how), &[compare.args[0], compare.args[1], yes, no])
+    }
+}

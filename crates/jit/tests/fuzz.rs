@@ -1,0 +1,170 @@
+//! Random kernels: machine code gives the interpreter's bits on every instruction set, and touches nothing outside of its operands.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(unsafe_code, reason = "memory between pages that fault")]
+#![allow(clippy::cast_ptr_alignment, reason = "elements end where a page does")]
+
+use std::cell::Cell;
+
+use loops::{
+    Element, Interpreter, Kernel, Memory,
+    testing::{Owned, Random, memory_for, random_kernel},
+};
+use unisono_jit::{Module, Tier};
+
+/// Memory whose end lies against a page that faults.
+struct Guarded {
+    pages: *mut libc::c_void,
+    length: usize,
+    start: *mut u8,
+}
+
+impl Guarded {
+    fn new(bytes: usize) -> Self {
+        const PAGE: usize = 4096;
+        let room = bytes.next_multiple_of(PAGE);
+        let length = room + 2 * PAGE;
+        // SAFETY: new pages, of which only those in the middle are made accessible.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let pages = libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0);
+            assert_ne!(pages, libc::MAP_FAILED);
+            let first = pages.cast::<u8>().add(PAGE);
+            if room > 0 {
+                assert_eq!(libc::mprotect(first.cast(), room, libc::PROT_READ | libc::PROT_WRITE), 0);
+            }
+            Self { pages, length, start: first.add(room - bytes) }
+        }
+    }
+
+    /// A copy of an operand's elements.
+    fn of(owned: &Owned) -> Self {
+        match owned {
+            Owned::F32(cells) => {
+                let guarded = Self::new(4 * cells.len());
+                // SAFETY: there is room for all elements, aligned because the pages' end is.
+                let to =
+                    unsafe { std::slice::from_raw_parts(guarded.start.cast::<Cell<f32>>(), cells.len()) };
+                to.iter().zip(cells).for_each(|(to, from)| to.set(from.get()));
+                guarded
+            }
+            Owned::Bf16(cells) => {
+                let guarded = Self::new(2 * cells.len());
+                // SAFETY: as above.
+                let to =
+                    unsafe { std::slice::from_raw_parts(guarded.start.cast::<Cell<u16>>(), cells.len()) };
+                to.iter().zip(cells).for_each(|(to, from)| to.set(from.get()));
+                guarded
+            }
+        }
+    }
+
+    fn memory(&self, element: Element, count: usize) -> Memory<'_> {
+        // SAFETY: as above; the slice lives as long as the pages.
+        unsafe {
+            match element {
+                Element::F32 => Memory::F32(std::slice::from_raw_parts(self.start.cast(), count)),
+                Element::Bf16 => Memory::Bf16(std::slice::from_raw_parts(self.start.cast(), count)),
+            }
+        }
+    }
+
+    fn bits(&self, element: Element, count: usize) -> Vec<u32> {
+        match self.memory(element, count) {
+            Memory::F32(cells) => Owned::F32(cells.to_vec()).bits(),
+            Memory::Bf16(cells) => Owned::Bf16(cells.to_vec()).bits(),
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the pages are this one's own.
+        unsafe { libc::munmap(self.pages, self.length) };
+    }
+}
+
+/// Runs a kernel on every tier and compares; says how many tiers had machine code.
+fn compare(kernel: &Kernel, random: &mut Random, what: &str) -> usize {
+    let memory = memory_for(kernel, random);
+    let guarded: Vec<Vec<Guarded>> =
+        Tier::all().iter().map(|_| memory.iter().map(Guarded::of).collect()).collect();
+    let views: Vec<Memory<'_>> = memory.iter().map(Owned::memory).collect();
+    Interpreter::new(kernel).unwrap().run(&views).unwrap();
+    let mut compiled = 0;
+    for (tier, guarded) in Tier::all().into_iter().zip(&guarded) {
+        let module = Module::with_tier(std::slice::from_ref(kernel), tier).unwrap();
+        let sizes = || kernel.operands.iter().zip(&memory);
+        let views: Vec<Memory<'_>> = sizes()
+            .zip(guarded)
+            .map(|((operand, owned), guarded)| guarded.memory(operand.element, owned.memory().len()))
+            .collect();
+        module.run(0, &views).unwrap();
+        compiled += usize::from(module.tier(0) != Tier::Interpreter);
+        for (index, ((operand, owned), guarded)) in sizes().zip(guarded).enumerate() {
+            let found = guarded.bits(operand.element, owned.memory().len());
+            assert_eq!(found, owned.bits(), "{what}: a{index} by {:?}\n{kernel}", module.tier(0));
+        }
+    }
+    compiled
+}
+
+/// How many random kernels are compared; `UNISONO_FUZZ` in the environment of the test gives another number.
+fn rounds() -> u64 {
+    std::env::var("UNISONO_FUZZ").ok().and_then(|count| count.parse().ok()).unwrap_or(2000)
+}
+
+#[test]
+fn machine_code_gives_the_bits_of_the_interpreter() {
+    let mut compiled = 0;
+    for seed in 0..rounds() {
+        let mut random = Random(seed);
+        let kernel = random_kernel(&mut random);
+        compiled += compare(&kernel, &mut random, &format!("seed {seed}"));
+    }
+    assert!(Tier::best() == Tier::Interpreter || compiled > 100, "only {compiled} kernels were compiled");
+}
+
+#[test]
+fn a_kernel_with_more_values_than_registers_keeps_them_on_the_stack() {
+    use loops::{Access, Binary, Builder, Unary};
+    let mut builder = Builder::default();
+    let read = builder.operand(Access::Read, Element::F32, vec![1]);
+    let x = builder.load(read);
+    let mut values = vec![x];
+    for index in 0..48 {
+        let number = builder.constant(index as f32 * 0.25 - 3.0);
+        let sum = builder.binary(Binary::Add, x, number);
+        values.push(builder.unary(Unary::Tanh, sum));
+    }
+    // Each value is used late and in another order than it was made.
+    let mut total = x;
+    for index in 0..values.len() {
+        let value = values[index * 29 % values.len()];
+        total = builder.fma(total, value, values[index * 31 % values.len()]);
+    }
+    let write = builder.operand(Access::Write, Element::Bf16, vec![1]);
+    builder.store(write, total);
+    let kernel = builder.finish(vec![77]);
+    let compiled = compare(&kernel, &mut Random(7), "many values");
+    assert_eq!(compiled, Tier::all().len() - 1);
+}
+
+#[test]
+fn what_is_written_over_what_is_read_is_right() {
+    let kernel: Kernel = "\
+        kernel [100]\nread a0: f32 {1}\nread a1: f32 {1}\nwrite a2: f32 {1}\nwrite a3: f32 {1}\n\
+        %0 = load a0\n%1 = load a1\n%2 = mul %0 %1\n%3 = add %0 %1\nstore a2 %2\nstore a3 %3\n"
+        .parse()
+        .unwrap();
+    for tier in Tier::all() {
+        let numbers = |first: f32| (0..100).map(|index| Cell::new(first + index as f32)).collect::<Vec<_>>();
+        let (a, b) = (numbers(1.0), numbers(-50.0));
+        let memory = [Memory::F32(&a), Memory::F32(&b), Memory::F32(&b), Memory::F32(&a)];
+        Module::with_tier(std::slice::from_ref(&kernel), tier).unwrap().run(0, &memory).unwrap();
+        for index in 0..100 {
+            let (x, y) = (1.0 + index as f32, -50.0 + index as f32);
+            assert_eq!((b[index].get(), a[index].get()), (x * y, x + y), "{tier:?} at {index}");
+        }
+    }
+}

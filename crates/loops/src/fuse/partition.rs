@@ -1,0 +1,131 @@
+//! The partition of a graph into kernels and what stays as it is.
+
+use base::Bytes;
+use ir::{Graph, NodeId, Schema, ValueId};
+
+use super::{convex::Positions, groups::Groups, node::KernelMaker, schedule::schedule};
+use crate::{Builder, Kernel, verify};
+
+/// Operations that run as one kernel.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// The operations in program order.
+    pub nodes: Vec<NodeId>,
+    /// The kernel: its operands are `reads` and then `writes`.
+    pub kernel: Kernel,
+    /// The tensors that it reads.
+    pub reads: Vec<ValueId>,
+    /// The tensors that it makes.
+    pub writes: Vec<ValueId>,
+    /// How much less it moves than its operations one by one.
+    pub saved: Bytes,
+}
+
+/// What runs next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Item {
+    /// An operation, by its position in the program of the graph.
+    Node(usize),
+    /// A group, by its number.
+    Group(usize),
+}
+
+/// Operations that stay as they are.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Left {
+    /// The operator.
+    pub op: String,
+    /// Why, in a few words.
+    pub reason: String,
+    /// How many.
+    pub count: usize,
+}
+
+/// A graph's groups, and its program with them in it.
+#[derive(Clone, Debug)]
+pub struct Partition {
+    /// The groups.
+    pub groups: Vec<Group>,
+    /// All operations and groups in an order in which they can run.
+    pub order: Vec<Item>,
+    /// What stays as it is, for each operator and reason.
+    pub left: Vec<Left>,
+}
+
+impl Partition {
+    /// How much less all groups move than their operations.
+    pub fn saved(&self) -> Bytes {
+        Bytes(self.groups.iter().map(|group| group.saved.0).sum())
+    }
+}
+
+/// The kernels of a verified graph: groups of pointwise operations of one shape that move less as one, and single ones that PyTorch is slow
+/// at. No group spans a collective or an operation that writes into its arguments, and nothing passes one.
+pub fn partition(graph: &Graph) -> Partition {
+    let positions = Positions::new(graph);
+    let fixed = graph.order.iter().map(|id| is_fixed(graph, *id)).collect();
+    let groups = Groups::of(&positions, fixed);
+    let worth = groups.members.iter().filter(|members| is_worth(&groups, members));
+    // A result whose elements share memory cannot be written by a loop.
+    let valid = worth
+        .map(|members| (members, group(&groups, members)))
+        .filter(|(_, group)| verify(&group.kernel).is_ok());
+    let (kept, made): (Vec<Vec<usize>>, _) = valid.map(|(members, group)| (members.clone(), group)).unzip();
+    Partition { order: schedule(&positions, &kept, &groups.fixed), left: left(&groups, &kept), groups: made }
+}
+
+fn is_fixed(graph: &Graph, id: NodeId) -> bool {
+    let op = &graph.ops[graph.nodes[id].op];
+    ir::is_communication(&op.name) || Schema::parse(&op.schema).is_none_or(|schema| schema.writes())
+}
+
+fn is_worth(groups: &Groups<'_>, members: &[usize]) -> bool {
+    let slow = |position: &usize| groups.rows[*position].as_ref().is_ok_and(|row| row.slow);
+    let points = |position: &usize| groups.positions.graph.ty(groups.result(*position)).elements();
+    members.first().is_some_and(|first| points(first) > 0)
+        && (groups.saved(members) > 0 || members.iter().any(slow))
+        && !groups.writes(members).is_empty()
+}
+
+fn group(groups: &Groups<'_>, members: &[usize]) -> Group {
+    let graph = groups.positions.graph;
+    let mut builder = Builder::default();
+    let mut maker = KernelMaker::new(&mut builder, graph);
+    for member in members {
+        let row = groups.rows[*member].as_ref().expect("members can be lowered");
+        maker.node(graph.order[*member], row).expect("what can be lowered alone can be lowered together");
+    }
+    let writes = groups.writes(members);
+    for value in &writes {
+        maker.write(*value);
+    }
+    let reads = maker.reads;
+    Group {
+        nodes: members.iter().map(|member| graph.order[*member]).collect(),
+        kernel: builder.finish(graph.ty(writes[0]).shape.to_vec()),
+        reads,
+        saved: Bytes(groups.saved(members)),
+        writes,
+    }
+}
+
+/// What is in no group, for each operator and reason.
+fn left(groups: &Groups<'_>, kept: &[Vec<usize>]) -> Vec<Left> {
+    let graph = groups.positions.graph;
+    let mut grouped = vec![false; graph.order.len()];
+    kept.iter().flatten().for_each(|member| grouped[*member] = true);
+    let mut found = std::collections::BTreeMap::new();
+    for (position, id) in graph.order.iter().enumerate().filter(|(position, _)| !grouped[*position]) {
+        let reason = match &groups.rows[position] {
+            Ok(_) => "nothing beside it to save memory traffic with",
+            Err(reason) => reason,
+        };
+        *found.entry((graph.op_name(*id), reason)).or_insert(0) += 1;
+    }
+    let left = |((op, reason), count): ((&str, &str), usize)| Left {
+        op: op.to_owned(),
+        reason: reason.to_owned(),
+        count,
+    };
+    found.into_iter().map(left).collect()
+}

@@ -1,0 +1,203 @@
+//! Partitions as text: which operations of a graph become kernels.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fmt::Write;
+
+use expect_test::{Expect, expect};
+use ir::Graph;
+use unisono_loops::{Item, partition, verify};
+
+const OPS: &str = r#"unisono graph 2
+
+op aten::silu(Tensor self) -> Tensor
+op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
+op aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+op aten::gelu(Tensor self, *, str approximate='none') -> Tensor
+op aten::mm(Tensor self, Tensor mat2) -> Tensor
+op aten::exp(Tensor self) -> Tensor
+op aten::pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor
+op aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor
+op _c10d_functional::all_reduce(Tensor input, str reduce_op, Any group_name) -> Tensor
+op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
+
+"#;
+
+fn check(body: &str, expected: &Expect) {
+    let graph: Graph = Graph::from_text("test", &format!("{OPS}{body}")).unwrap();
+    let found = partition(&graph);
+    let mut text = String::new();
+    for item in &found.order {
+        match item {
+            Item::Node(position) => writeln!(text, "{}", graph.op_name(graph.order[*position])).unwrap(),
+            Item::Group(number) => {
+                let group = &found.groups[*number];
+                verify(&group.kernel).unwrap();
+                writeln!(text, "group {:?} -> {:?} saves {}", group.reads, group.writes, group.saved.0)
+                    .unwrap();
+                group.kernel.to_string().lines().for_each(|line| writeln!(text, "  {line}").unwrap());
+            }
+        }
+    }
+    for left in &found.left {
+        writeln!(text, "left {} of {}: {}", left.count, left.op, left.reason).unwrap();
+    }
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn operations_with_a_value_between_them_are_one_kernel() {
+    check(
+        r#"
+input v0: f32[4, 8] = batch "x"
+input v1: f32[8] = batch "y"
+
+v2: f32[4, 8] = aten::silu(v0)
+v3: f32[4, 8] = aten::mul.Tensor(v2, v1)
+
+return v3
+"#,
+        &expect![[r#"
+            group [v0, v1] -> [v3] saves 256
+              kernel [4, 8]
+              read a0: f32 {8, 1}
+              read a1: f32 {0, 1}
+              write a2: f32 {8, 1}
+              %0 = load a0
+              %1 = sigmoid %0
+              %2 = mul %0 %1
+              %3 = load a1
+              %4 = mul %2 %3
+              store a2 %4
+        "#]],
+    );
+}
+
+#[test]
+fn a_group_does_not_pass_what_needs_it_and_is_needed_by_it() {
+    check(
+        r#"
+input v0: f32[4, 4] = batch "x"
+
+v1: f32[4, 4] = aten::silu(v0)
+v2: f32[4, 4] = aten::mm(v1, v1)
+v3: f32[4, 4] = aten::mul.Tensor(v1, v2)
+v4: f32[4, 4] = aten::exp(v3)
+
+return v4
+"#,
+        &expect![[r#"
+            aten::silu
+            aten::mm
+            group [v1, v2] -> [v4] saves 128
+              kernel [4, 4]
+              read a0: f32 {4, 1}
+              read a1: f32 {4, 1}
+              write a2: f32 {4, 1}
+              %0 = load a0
+              %1 = load a1
+              %2 = mul %0 %1
+              %3 = exp %2
+              store a2 %3
+            left 1 of aten::mm: no lowering
+            left 1 of aten::silu: nothing beside it to save memory traffic with
+        "#]],
+    );
+}
+
+#[test]
+fn nothing_passes_a_collective() {
+    check(
+        r#"
+input v0: f32[4] = batch "x"
+
+v1: f32[4] = aten::silu(v0)
+v2: f32[4] = _c10d_functional::all_reduce(v0, "sum", "axis:a")
+v3: f32[4] = aten::exp(v1)
+v4: f32[4] = _c10d_functional::wait_tensor(v2)
+v5: f32[4] = aten::add.Tensor(v3, v4, 1)
+
+return v5
+"#,
+        &expect![[r#"
+            aten::silu
+            _c10d_functional::all_reduce
+            aten::exp
+            _c10d_functional::wait_tensor
+            aten::add.Tensor
+            left 1 of _c10d_functional::all_reduce: no lowering
+            left 1 of _c10d_functional::wait_tensor: no lowering
+            left 1 of aten::add.Tensor: nothing beside it to save memory traffic with
+            left 1 of aten::exp: nothing beside it to save memory traffic with
+            left 1 of aten::silu: nothing beside it to save memory traffic with
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_returned_is_written_and_operations_alone_stay() {
+    check(
+        r#"
+input v0: f32[4] = batch "x"
+input v1: i64[4] = batch "y"
+input v2: bf16[4] = batch "z"
+
+v3: f32[4] = aten::exp(v0)
+v4: f32[4] = aten::pow.Tensor_Scalar(v3, 2)
+v5: i64[4] = aten::mul.Tensor(v1, v1)
+v6: f32[4] = aten::pow.Tensor_Scalar(v0, 0.3)
+v7: f32[4] = aten::_to_copy(v2, f32, none, none, none, false, none)
+v8: bf16[4] = aten::_to_copy(v4, bf16, none, none, none, false, none)
+
+return v3, v5, v6, v7, v8
+"#,
+        &expect![[r#"
+            aten::mul.Tensor
+            aten::pow.Tensor_Scalar
+            aten::_to_copy
+            group [v0] -> [v3, v8] saves 48
+              kernel [4]
+              read a0: f32 {1}
+              write a1: f32 {1}
+              write a2: bf16 {1}
+              %0 = load a0
+              %1 = exp %0
+              %2 = mul %1 %1
+              %3 = round_bf16 %2
+              store a1 %1
+              store a2 %3
+            left 1 of aten::_to_copy: nothing beside it to save memory traffic with
+            left 1 of aten::mul.Tensor: a tensor of i64
+            left 1 of aten::pow.Tensor_Scalar: the exponent 0.3
+        "#]],
+    );
+}
+
+#[test]
+fn an_operation_that_pytorch_is_slow_at_is_a_kernel_of_its_own() {
+    check(
+        r#"
+input v0: f32[4] = batch "x"
+
+v1: f32[4] = aten::gelu(v0, "tanh")
+
+return v1
+"#,
+        &expect![[r#"
+            group [v0] -> [v1] saves 0
+              kernel [4]
+              read a0: f32 {1}
+              write a1: f32 {1}
+              %0 = load a0
+              %1 = mul %0 %0
+              %2 = const 0.044715
+              %3 = const 1.0
+              %4 = const 1.5957692
+              %5 = fma %1 %2 %3
+              %6 = mul %0 %4
+              %7 = mul %5 %6
+              %8 = sigmoid %7
+              %9 = mul %0 %8
+              store a1 %9
+        "#]],
+    );
+}
