@@ -33,6 +33,9 @@ FAMILIES: dict[str, dict[str, str]] = {
 #: Ends the name of a family whose collectives are exchanges.
 DIRECTLY = ", directly"
 
+#: Ends the name of a family whose operations run as kernels where they can.
+FUSED = ", fused"
+
 #: The part of the memory that the best plan takes of which a limited one must make do.
 MEMORY_SHARE = 0.6
 
@@ -41,6 +44,7 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
     """The models and families that a number of ranks runs."""
     if ranks == 1:
         yield from ((model, "free") for model in ("gpt", "gpt_adamw", "mlp", "llama"))
+        yield from ((model, f"free{FUSED}") for model in ("gpt", "gpt_adamw", "llama"))
         return
     for model in ("gpt", "mlp", "llama"):
         pinned = ("batch cut", "state cut", "tensors cut") if ranks == 2 or model == "mlp" else ("state cut",)
@@ -48,6 +52,9 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
     if ranks == 2:
         yield "gpt_adamw", "state cut"
         yield "gpt_adamw", "memory limited"
+        yield from (
+            (model, f"{family}{FUSED}") for model in ("gpt_adamw", "llama") for family in ("batch cut", "state cut")
+        )
         yield from (("gpt_adamw", f"{family}{DIRECTLY}") for family in ("batch cut", "state cut", "tensors cut"))
 
 
@@ -64,7 +71,10 @@ def compare_all() -> None:
 
 
 def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
-    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family.removesuffix(DIRECTLY)].items()}
+    pins = {
+        pattern: {"a": placement}
+        for pattern, placement in FAMILIES[family.removesuffix(DIRECTLY).removesuffix(FUSED)].items()
+    }
     alone, together = getattr(steps, model)(), getattr(steps, model)()
     settings: dict[str, Any] = {
         "model": together.model,
@@ -74,6 +84,7 @@ def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "pins": pins,
         "cluster": steps.SLOW_LINKS if family == "memory limited" else steps.EAGER_TO_CUT,
     }
+    settings["fuse"] = family.endswith(FUSED)
     free, limit = None, None
     if family == "memory limited":
         free = unisono.parallelize(together.step, **settings).plan
@@ -100,6 +111,7 @@ def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "collectives": step.plan.prediction["collectives"],
         "exchanges": step.rank_graph.text().count("= _c10d_functional::all_to_all_single"),
         "explained": step.plan.explain(),
+        "kernels": str(step._captured[0].executor.program).count("= kernel "),
         "peak": step.plan.prediction["peak_bytes"],
         "free peak": free and free.prediction["peak_bytes"],
         "free plan": free and free.layouts,

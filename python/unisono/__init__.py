@@ -89,6 +89,7 @@ def parallelize(
     captures: int = 8,
     batch: str = "global",
     cache: str | Path | None = None,
+    fuse: bool = False,
     config: str | Path | None = None,
 ) -> ParallelStep:
     """Makes a distributed training step of an ordinary one.
@@ -122,6 +123,8 @@ def parallelize(
             ``DistributedSampler`` gives it: shards of one size, concatenated along the first dimension in the order of the ranks. What the
             step computes and returns is of the global batch all the same.
         cache: a folder in which rank 0 keeps the capture, as for :func:`unisono.capture`, for the next start of the same program.
+        fuse: whether groups of pointwise operations run as one loop each, compiled for this processor (on CPU), which moves less memory and
+            rounds differently than PyTorch; :meth:`ParallelStep.kernels` lists them.
         captures: how many captured steps are kept, at most; the one that has not run for the longest time goes first.
         config: a TOML file with any of the settings from ``mesh`` on, under the same names; a setting that is given here and is not the
             default goes before it. Paths in it are relative to its folder.
@@ -150,6 +153,7 @@ def parallelize(
         "captures": captures,
         "batch": batch,
         "cache": cache,
+        "fuse": fuse,
     }
     if config is not None:
         settings = _config.with_file(settings, config, parallelize.__kwdefaults__ or {})

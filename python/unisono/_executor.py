@@ -79,6 +79,7 @@ def lower_graph(
     device: str = "cpu",
     *,
     buffer_bytes: int | None = None,
+    fuse: bool = False,
 ) -> Any:
     """Lowers a graph, global or of one rank.
 
@@ -90,9 +91,10 @@ def lower_graph(
         groups: the names of process groups by the graph's symbolic ones, such as ``axis:a``.
         device: the kind of device that the program runs on.
         buffer_bytes: the most that memory for small results, which stays from step to step, takes, where that is less than 16 MiB.
+        fuse: whether groups of pointwise operations run as kernels (on CPU).
     """
     _ready()
-    return _native.Program.from_graph(graph, dict(groups or {}), device, _schema_of, buffer_bytes)
+    return _native.Program.from_graph(graph, dict(groups or {}), device, _schema_of, buffer_bytes, fuse)
 
 
 def _schema_of(name: str) -> str | None:

@@ -58,6 +58,7 @@ class ParallelStep:
         captures: int = 8,
         batch: str = "global",
         cache: str | Path | None = None,
+        fuse: bool = False,
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
         require_settings(compare_every, on_change, captures, batch)
@@ -74,6 +75,7 @@ class ParallelStep:
         self._on_change, self._captures = on_change, captures
         self._session.searches_mesh = mesh == SEARCHED
         self._session.live, self._session.batch = cycled(optimizers), batch
+        self._session.fuse = fuse
         self._session.captures = None if cache is None else Captures(cache)
         self._start()
         self._capture(self._call_of(example), plan)
@@ -304,6 +306,10 @@ class ParallelStep:
 
         state = self.state_dict()
         _checkpoint.load(self._session, state, Path(folder), more, strict=strict)
+
+    def kernels(self) -> str:
+        """Which operations become kernels where ``fuse`` is set, what that saves, and why all others stay as they are."""
+        return self.rank_graph.kernels()
 
     def timeline(self, *arguments: Any) -> list[tuple[str, str | None, int, int]]:
         """Runs one step and returns for each instruction what it is, its place, its start and its duration in nanoseconds."""

@@ -79,6 +79,7 @@ class Session:
         captures: where the first of them is kept for other processes, if anywhere.
         device_mesh: the mesh as PyTorch has it, made when it is first needed.
         searches_mesh: whether the first plan decides which axes the ranks make.
+        fuse: whether groups of operations run as kernels.
     """
 
     ranks: Ranks
@@ -98,6 +99,7 @@ class Session:
     captures: Captures | None = None
     device_mesh: Any = None
     searches_mesh: bool = False
+    fuse: bool = False
 
     def take_mesh(self, mesh: Mapping[str, int]) -> None:
         """Takes the axes that the first plan has found, for all that has the mesh of the session."""
@@ -278,7 +280,7 @@ class CapturedStep:
         self.rank_graph = optimised
         # The predicted peak counts what stays for small results, and with a limit it is not to be more.
         left = None if self._session.memory_limit is None else self.plan.prediction["buffer_bytes"]
-        self.executor = Executor(lower_graph(optimised, groups, buffer_bytes=left))
+        self.executor = Executor(lower_graph(optimised, groups, buffer_bytes=left, fuse=self._session.fuse))
         layouts = self.plan.layouts
         self._placed = [layouts.get(item.name, {}) for item in self._inputs.inputs]
         self._state = [

@@ -21,7 +21,9 @@ pub use check::check;
 pub use claims::{Claim, claims};
 pub use effects::{memory, random};
 pub use factors::{Factor, FactorKind, Factors};
-pub use row::{Fill, Linear, ListForm, Memory, Random, Rewrite, Role, Row, Rule, Sizes, Strides, Work};
+pub use row::{
+    Fill, Formula, Linear, ListForm, Memory, Random, Rewrite, Role, Row, Rule, Sizes, Strides, Work,
+};
 pub use strategies::{is_norm, replicated, seeded, strategies};
 pub use strategy::{Realise, Seed, Strategy};
 pub use table::{ROWS, list_forms, row};

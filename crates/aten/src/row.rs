@@ -60,6 +60,17 @@ pub struct Row {
     pub scaled: Option<(usize, usize)>,
     /// The operator that takes a tensor where this one takes a `Scalar`, and the integers that it takes beyond that.
     pub with_tensor: Option<(&'static str, &'static [i64])>,
+    /// What each element of its result is, so that it can be part of a kernel.
+    pub formula: Option<Formula>,
+}
+
+/// What each element of a result is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Formula {
+    /// An expression of the arguments by their names, as `loops` evaluates it: numbers, `+ - * /`, functions, and definitions before it.
+    pub text: &'static str,
+    /// Whether PyTorch takes longer for it than memory does, so that it is worth a kernel of its own.
+    pub slow: bool,
 }
 
 /// The argument that repeats a size and so must be localised.
@@ -289,6 +300,7 @@ impl Row {
             entrywise: false,
             scaled: None,
             with_tensor: None,
+            formula: None,
         }
     }
 
@@ -428,6 +440,18 @@ impl Row {
 
     pub(crate) const fn scaled(mut self, argument: usize, scale: usize) -> Self {
         self.scaled = Some((argument, scale));
+        self
+    }
+
+    /// What each element of its result is.
+    pub(crate) const fn computes(mut self, text: &'static str) -> Self {
+        self.formula = Some(Formula { text, slow: false });
+        self
+    }
+
+    /// The same for what PyTorch takes longer for than memory does.
+    pub(crate) const fn computes_slowly(mut self, text: &'static str) -> Self {
+        self.formula = Some(Formula { text, slow: true });
         self
     }
 

@@ -34,6 +34,7 @@ pub fn spec_of(graph: &Graph, groups: &Groups) -> Result<ProgramSpec> {
         state: slots(state),
         inputs: slots(inputs),
         buffers: Vec::new(),
+        kernels: Vec::new(),
         calls: calls.collect::<Result<_>>()?,
         updates: graph.updates.iter().map(update).collect(),
         returns: graph.returns.iter().map(|value| slot(*value)).collect(),

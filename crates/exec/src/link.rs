@@ -1,6 +1,9 @@
 //! Linking: instructions become calls that are ready to run.
 
+use std::sync::Arc;
+
 use base::{Code, Diagnostic, Result};
+use jit::Module;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 use serde_json::Value;
@@ -9,7 +12,7 @@ use torch_sys::{
     proxy,
 };
 
-use crate::{Action, Instruction, Program, Role, Route, Shape};
+use crate::{Action, Instruction, Program, Role, Route, Shape, Write, kernels::KernelCall};
 
 /// What runs.
 pub(crate) enum Step {
@@ -21,6 +24,7 @@ pub(crate) enum Step {
         source: Slot,
         targets: Vec<Slot>,
     },
+    Kernel(KernelCall),
     View(View),
     Views(Box<[View]>),
     Number {
@@ -88,13 +92,15 @@ pub(crate) struct Linker<'a> {
     library: &'static Library,
     program: &'a Program,
     prefix: &'a str,
+    module: Arc<Module>,
     proxies: usize,
     pythons: usize,
 }
 
 impl<'a> Linker<'a> {
-    pub(crate) const fn new(library: &'static Library, program: &'a Program, prefix: &'a str) -> Self {
-        Self { library, program, prefix, proxies: 0, pythons: 0 }
+    pub(crate) fn new(library: &'static Library, program: &'a Program, prefix: &'a str) -> Result<Self> {
+        let module = Arc::new(Module::new(&program.kernels)?);
+        Ok(Self { library, program, prefix, module, proxies: 0, pythons: 0 })
     }
 
     pub(crate) fn link(&mut self, instructions: &[Instruction]) -> Result<Vec<Linked>> {
@@ -105,6 +111,10 @@ impl<'a> Linker<'a> {
         let (step, release) = match &instruction.action {
             Action::Number { value, dtype, target } => {
                 (Step::Number { value: *value, dtype: *dtype, target: *target }, instruction.release.clone())
+            }
+            Action::Kernel { kernel, reads, writes } => {
+                let call = self.kernel(*kernel as usize, reads, writes)?;
+                (Step::Kernel(call), instruction.release.clone())
             }
             Action::Buffer { shape, device, target } => {
                 let step = Step::Buffer { shape: shape.clone(), device: device.clone(), target: *target };
@@ -130,6 +140,18 @@ impl<'a> Linker<'a> {
             }
         };
         Ok(Linked { step, release: release.into() })
+    }
+
+    fn kernel(&self, kernel: usize, reads: &[Slot], writes: &[Write]) -> Result<KernelCall> {
+        let shape = |slot: &Slot| self.program.shapes.get(slot.0 as usize).and_then(Clone::clone);
+        let reads = reads.iter().map(|slot| Some((*slot, shape(slot)?))).collect::<Option<Vec<_>>>();
+        let reads = reads.ok_or_else(|| Diagnostic::bug("a kernel reads a tensor of unknown shape"))?;
+        if kernel >= self.program.kernels.len() {
+            return Err(Diagnostic::bug(format!("there is no kernel {kernel}")));
+        }
+        let cpu = Device { kind: "cpu".to_owned(), index: None };
+        let device = self.library.device_numbers(&cpu).map_err(|failure| Diagnostic::bug(failure.0))?;
+        Ok(KernelCall::new(self.module.clone(), kernel, reads, writes.to_vec(), device))
     }
 
     /// A dispatcher call that gives away the slots that end there, each with its last use.

@@ -10,8 +10,9 @@ use rustc_hash::FxHashMap;
 use torch_sys::{Arg, Device, Dtype, Number, Output, Schema, Slot, Type};
 
 use crate::{
-    Abilities, Action, Instruction, OpCall, Program, ProgramSpec, Role, Route, Shape, Update,
+    Abilities, Action, Instruction, OpCall, Program, ProgramSpec, Role, Route, Shape, Update, Write,
     effects::role,
+    kernels::{Ends, is_kernel},
     steps::{Forms, steps_of},
 };
 
@@ -24,8 +25,14 @@ pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
     let mut lowering = Lowering::new(spec, &schemas, abilities, Lifetimes::of(&steps));
     lowering.buffers()?;
     let once = memory::once(&steps, &buffers);
-    for (call, once) in spec.calls.iter().zip(once) {
-        lowering.call(call, once)?;
+    for (index, call) in spec.calls.iter().enumerate() {
+        if is_kernel(&schemas[call.op as usize]) {
+            let ends = Ends { steps: &steps, lifetimes: &lowering.lifetimes, once: &once };
+            let taken = ends.taken(index);
+            lowering.kernel(call, &taken)?;
+        } else {
+            lowering.call(call, once[index])?;
+        }
     }
     lowering.keep_overwritten_values();
     lowering.finish()
@@ -166,6 +173,26 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
+    /// A call of a kernel, whose results may take the memory of what it reads.
+    fn kernel(&mut self, call: &OpCall, taken: &[Option<usize>]) -> Result<()> {
+        let ([Arg::Tensors(reads), Arg::Int(kernel)], [Output::Tensors(writes)]) =
+            (call.args.as_slice(), call.outputs.as_slice())
+        else {
+            return Err(Diagnostic::bug("a kernel is called with other arguments than its schema has"));
+        };
+        let strided = |slot: Slot| self.spec.shape(slot).filter(|shape| shape.strides.is_some());
+        let writes = writes.iter().flatten().zip(taken).map(|(slot, over)| {
+            let shape =
+                strided(*slot).cloned().ok_or_else(|| Diagnostic::bug("a kernel's result has no strides"))?;
+            Ok(Write { slot: *slot, shape, over: *over })
+        });
+        let writes = writes.collect::<Result<_>>()?;
+        let reads = reads.iter().map(|slot| self.same[slot.0 as usize]).collect();
+        let action = Action::Kernel { kernel: *kernel as u32, reads, writes };
+        self.body.push(Instruction { action, release: Vec::new(), place: call.place, node: call.node });
+        Ok(())
+    }
+
     /// Arguments with aliases replaced and numbers made tensors.
     fn arguments(&mut self, call: &OpCall, schema: &Schema) -> Result<Vec<Arg>> {
         let dense = call.args.iter().zip(&schema.arguments).map(|(arg, argument)| {
@@ -276,6 +303,7 @@ impl<'a> Lowering<'a> {
         Ok(Program {
             slots: self.slots,
             schemas,
+            kernels: self.spec.kernels.clone(),
             state: self.spec.state.clone(),
             inputs: self.spec.inputs.clone(),
             prologue: self.prologue,
@@ -295,6 +323,11 @@ impl<'a> Lowering<'a> {
         let ends = self.updates.iter().map(|update| update.value).chain(self.returns.iter().copied());
         live.extend(ends.map(|slot| slot.0 as usize));
         for instruction in self.body.iter_mut().rev() {
+            if let Action::Kernel { reads, .. } = &instruction.action {
+                let ended = reads.iter().filter(|slot| !live.put(slot.0 as usize));
+                instruction.release.extend(ended);
+                continue;
+            }
             let Action::Call { args, outputs, .. } = &mut instruction.action else { continue };
             for output in outputs.iter_mut() {
                 match output {

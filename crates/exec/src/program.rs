@@ -6,7 +6,7 @@ use base::{Bytes, Place};
 use fixedbitset::FixedBitSet;
 use torch_sys::{Arg, Device, Dtype, Number, Output, Schema, Slot};
 
-use crate::{Role, Shape, Update};
+use crate::{Role, Shape, Update, Write};
 
 /// The route by which an operation is called.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -44,6 +44,15 @@ pub enum Action {
         /// Where it goes.
         target: Slot,
     },
+    /// Runs a kernel.
+    Kernel {
+        /// Its number.
+        kernel: u32,
+        /// What it reads.
+        reads: Vec<Slot>,
+        /// What it makes.
+        writes: Vec<Write>,
+    },
     /// Allocates an uninitialised tensor.
     Buffer {
         /// The tensor's element type, sizes and strides.
@@ -75,6 +84,8 @@ pub struct Program {
     pub slots: u32,
     /// Schemas that calls refer to.
     pub schemas: Vec<Schema>,
+    /// Kernels that instructions refer to.
+    pub kernels: Vec<loops::Kernel>,
     /// Slots of state.
     pub state: Vec<Slot>,
     /// Slots of what is passed at each step.
@@ -116,6 +127,7 @@ impl Program {
         match &instruction.action {
             Action::Call { op, .. } => self.schemas[*op as usize].full_name(),
             Action::Number { .. } => "number".to_owned(),
+            Action::Kernel { kernel, .. } => format!("kernel {kernel}"),
             Action::Buffer { .. } => "buffer".to_owned(),
         }
     }
@@ -124,7 +136,7 @@ impl Program {
     pub fn calls_by(&self, route: Route) -> usize {
         let by = |instruction: &&Instruction| match &instruction.action {
             Action::Call { route: by, role, .. } => *by == route && *role != Role::View,
-            Action::Number { .. } | Action::Buffer { .. } => false,
+            Action::Number { .. } | Action::Buffer { .. } | Action::Kernel { .. } => false,
         };
         self.body.iter().filter(by).count()
     }
@@ -184,6 +196,12 @@ impl Program {
         match &instruction.action {
             Action::Number { value, dtype, target } => {
                 write!(f, "  {target} = {value:?} as {}", dtype.name())?;
+            }
+            Action::Kernel { kernel, reads, writes } => {
+                let targets: Vec<Slot> = writes.iter().map(|write| write.slot).collect();
+                let over = writes.iter().filter_map(|write| Some(reads[write.over?])).collect::<Vec<_>>();
+                let how = if over.is_empty() { String::new() } else { format!(" over {}", list(&over)) };
+                write!(f, "  {} = kernel {kernel}({}){how}", list(&targets), list(reads))?;
             }
             Action::Buffer { shape, target, .. } => {
                 write!(f, "  {target} = buffer of {} {:?}", shape.dtype.name(), shape.sizes)?;

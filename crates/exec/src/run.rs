@@ -32,7 +32,7 @@ impl Executor {
         proxy: Option<Proxy>,
         prefix: &str,
     ) -> Result<Self> {
-        let mut linker = Linker::new(library, &program, prefix);
+        let mut linker = Linker::new(library, &program, prefix)?;
         let prologue = linker.link(&program.prologue)?;
         let body = linker.link(&program.body)?;
         let slots = Slots::new(library, program.slots as usize);
@@ -252,6 +252,7 @@ fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>) -> Result<(), Failu
     match step {
         Step::View(view) => slots.view(view),
         Step::Views(views) => views.iter().try_for_each(|view| slots.view(view)),
+        Step::Kernel(call) => call.run(slots),
         Step::Dispatcher(call) | Step::UnseenView { call, .. } => call.run(slots),
         Step::Proxy(call) => match proxy {
             Some(proxy) => call.run(proxy, slots),

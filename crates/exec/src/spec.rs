@@ -20,6 +20,9 @@ pub struct ProgramSpec {
     /// Slots whose memory the executor makes once, uninitialised, by their shapes; operations write into them.
     #[serde(default)]
     pub buffers: Vec<Slot>,
+    /// Kernels that calls refer to.
+    #[serde(default)]
+    pub kernels: Vec<loops::Kernel>,
     /// The operations in order.
     pub calls: Vec<OpCall>,
     /// New values of state, written after all operations.

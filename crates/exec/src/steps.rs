@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use torch_sys::{Arg, Output, Schema, Slot};
 
-use crate::{OpCall, ProgramSpec, Role, Shape, effects::shows_once, is_pure, role};
+use crate::{OpCall, ProgramSpec, Role, Shape, effects::shows_once, is_pure, kernels::is_kernel, role};
 
 /// The steps of a program, one for each call; values are slots. `forms` are the operators that rewrites may use.
 pub(crate) fn steps_of(spec: &ProgramSpec, schemas: &[Schema], forms: &Forms<'_>) -> Steps {
@@ -109,7 +109,9 @@ fn step(call: &OpCall, schema: &Schema, forms: &Forms<'_>) -> Step {
         into: effect == Effect::Compute && call.outputs.len() == 1 && forms.out(schema).is_some(),
         writes_state: call.writes_state,
         pure: is_pure(schema),
-        holds: !schema.name.starts_with("aten::") && !ir::is_communication(&schema.name),
+        holds: !schema.name.starts_with("aten::")
+            && !ir::is_communication(&schema.name)
+            && !is_kernel(schema),
         workspace: 0,
     }
 }

@@ -174,6 +174,17 @@ impl Op {
         three.into_iter().flatten()
     }
 
+    /// The same with other values.
+    fn map(self, value: impl Fn(Value) -> Value) -> Self {
+        match self {
+            Self::Load(_) | Self::Const(_) => self,
+            Self::Unary(unary, a) => Self::Unary(unary, value(a)),
+            Self::Binary(binary, a, b) => Self::Binary(binary, value(a), value(b)),
+            Self::Fma(a, b, c) => Self::Fma(value(a), value(b), value(c)),
+            Self::Select(a, b, c) => Self::Select(value(a), value(b), value(c)),
+        }
+    }
+
     /// Whether it gives a mask.
     pub const fn is_mask(&self) -> bool {
         matches!(self, Self::Binary(binary, ..) if binary.is_mask())
@@ -212,6 +223,29 @@ impl Kernel {
     /// How a value comes to be.
     pub fn op(&self, value: Value) -> Op {
         self.body[value.0 as usize]
+    }
+
+    fn without_dead(mut self) -> Self {
+        let mut now: Vec<Option<Value>> = vec![None; self.body.len()];
+        for store in &self.stores {
+            now[store.value.0 as usize] = Some(store.value);
+        }
+        for index in (0..self.body.len()).rev() {
+            if now[index].is_some() {
+                self.body[index].operands().for_each(|value| now[value.0 as usize] = Some(value));
+            }
+        }
+        let mut kept = Vec::new();
+        for (index, op) in self.body.iter().enumerate() {
+            if now[index].is_some() {
+                now[index] = Some(Value(kept.len() as u32));
+                kept.push(op.map(|value| now[value.0 as usize].unwrap_or(value)));
+            }
+        }
+        for store in &mut self.stores {
+            store.value = now[store.value.0 as usize].unwrap_or(store.value);
+        }
+        Self { body: kept, ..self }
     }
 
     /// The same kernel over operands that lie differently: `strides` has those of each operand, by dimension of the domain.
@@ -253,6 +287,9 @@ impl Builder {
 
     /// A function of one value.
     pub fn unary(&mut self, unary: Unary, a: Value) -> Value {
+        if let (Unary::Neg, Some(number)) = (unary, self.number(a)) {
+            return self.constant(-number);
+        }
         self.value(Op::Unary(unary, a))
     }
 
@@ -294,10 +331,11 @@ impl Builder {
         self.body.is_empty()
     }
 
-    /// The kernel over `domain`.
+    /// The kernel over `domain`, without values that nothing takes.
     pub fn finish(self, domain: Vec<i64>) -> Kernel {
         let operands = self.operands.values().cloned().collect();
-        Kernel { domain, operands, body: self.body.values().copied().collect(), stores: self.stores }
+        let body: Vec<Op> = self.body.values().copied().collect();
+        Kernel { domain, operands, body, stores: self.stores }.without_dead()
     }
 
     fn number(&self, value: Value) -> Option<f32> {

@@ -98,7 +98,7 @@ return v4
               %2 = mul %0 %1
               %3 = exp %2
               store a2 %3
-            left 1 of aten::mm: no lowering
+            left 1 of aten::mm: no formula
             left 1 of aten::silu: nothing beside it to save memory traffic with
         "#]],
     );
@@ -124,8 +124,8 @@ return v5
             aten::exp
             _c10d_functional::wait_tensor
             aten::add.Tensor
-            left 1 of _c10d_functional::all_reduce: no lowering
-            left 1 of _c10d_functional::wait_tensor: no lowering
+            left 1 of _c10d_functional::all_reduce: no formula
+            left 1 of _c10d_functional::wait_tensor: no formula
             left 1 of aten::add.Tensor: nothing beside it to save memory traffic with
             left 1 of aten::exp: nothing beside it to save memory traffic with
             left 1 of aten::silu: nothing beside it to save memory traffic with
@@ -187,16 +187,16 @@ return v1
               kernel [4]
               read a0: f32 {1}
               write a1: f32 {1}
-              %0 = load a0
-              %1 = mul %0 %0
-              %2 = const 0.044715
-              %3 = const 1.0
-              %4 = const 1.5957692
-              %5 = fma %1 %2 %3
-              %6 = mul %0 %4
-              %7 = mul %5 %6
+              %0 = const 1.5957692
+              %1 = load a0
+              %2 = mul %0 %1
+              %3 = mul %1 %1
+              %4 = const 0.044715
+              %5 = const 1.0
+              %6 = fma %3 %4 %5
+              %7 = mul %2 %6
               %8 = sigmoid %7
-              %9 = mul %0 %8
+              %9 = mul %1 %8
               store a1 %9
         "#]],
     );

@@ -67,7 +67,7 @@ impl Program {
 
     /// Lowers a graph. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
     /// schema of an operator, so that calls are made for the operators as they are. `buffer_bytes` may limit what
-    /// buffers take further than the executor does.
+    /// buffers take further than the executor does. With `fuse`, groups of operations are kernels.
     #[staticmethod]
     fn from_graph(
         py: Python<'_>,
@@ -76,9 +76,13 @@ impl Program {
         device: &str,
         schema_of: &Bound<'_, PyAny>,
         buffer_bytes: Option<u64>,
+        fuse: bool,
     ) -> PyResult<Self> {
         let abilities = Abilities::of(library(py)?.version(), device);
         let mut spec = py.detach(|| exec::spec_of(&graph.0, &groups)).map_err(|d| to_python(py, &d))?;
+        if fuse {
+            spec = py.detach(|| exec::fuse(&spec, &graph.0, &loops::partition(&graph.0)));
+        }
         for (schema, op) in spec.schemas.iter_mut().zip(graph.0.ops.values()) {
             let found: Option<String> = schema_of.call1((&op.name,))?.extract()?;
             *schema = found.ok_or_else(|| {

@@ -112,6 +112,11 @@ impl Graph {
         Ok((Self(graph), done))
     }
 
+    /// Which operations become kernels, what that saves, and why all others stay as they are, for people.
+    fn kernels(&self, py: Python<'_>) -> String {
+        py.detach(|| loops::partition(&self.0).describe(&self.0))
+    }
+
     /// What is equal for ranks that issue the same collectives in the same order, as 32 hexadecimal digits.
     fn issue_order(&self) -> String {
         passes::issue_order(&self.0).to_string()

@@ -17,6 +17,7 @@ struct Facts {
     memory: String,
     random: String,
     entrywise: bool,
+    formula: Option<&'static str>,
 }
 
 impl Facts {
@@ -47,6 +48,7 @@ impl Facts {
                 Random::Unless0(position) => format!("unless {position}"),
             },
             entrywise: row.entrywise,
+            formula: row.formula.map(|formula| formula.text),
         }
     }
 }

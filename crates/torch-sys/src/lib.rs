@@ -14,6 +14,7 @@
 
 mod container;
 pub mod dispatcher;
+mod elements;
 mod library;
 pub mod proxy;
 mod raw;
@@ -24,6 +25,7 @@ mod value;
 
 pub use container::captured_proxy;
 pub use dispatcher::DispatcherCall;
+pub use elements::{Cells, Elements};
 pub use library::{GradModeOff, Library, Version};
 pub use proxy::{Proxy, ProxyCall};
 pub use raw::Failure;

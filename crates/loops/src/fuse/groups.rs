@@ -1,10 +1,10 @@
 //! Groups while they are made: operations in program order join the groups of what they read.
 
+use aten::Formula;
 use ir::{NodeId, PartId, ValueId};
 
 use super::{
     convex::Positions,
-    lowerings::Row,
     node::{lowerable, result},
 };
 
@@ -20,7 +20,7 @@ const RECENT: usize = 4;
 /// Groups of operations, by position in the program.
 pub(super) struct Groups<'a> {
     pub(super) positions: &'a Positions<'a>,
-    pub(super) rows: Vec<Result<&'static Row, String>>,
+    pub(super) formulas: Vec<Result<Formula, String>>,
     pub(super) fixed: Vec<bool>,
     /// How many fixed operations stand before each.
     segment: Vec<usize>,
@@ -37,7 +37,7 @@ impl<'a> Groups<'a> {
     pub(super) fn of(positions: &'a Positions<'a>, fixed: Vec<bool>) -> Self {
         let mut groups = Self::empty(positions, fixed);
         for position in 0..positions.graph.order.len() {
-            if groups.rows[position].is_ok() {
+            if groups.formulas[position].is_ok() {
                 groups.place(position);
             }
         }
@@ -60,7 +60,7 @@ impl<'a> Groups<'a> {
         });
         Self {
             positions,
-            rows: graph.order.iter().map(|id| lowerable(graph, *id)).collect(),
+            formulas: graph.order.iter().map(|id| lowerable(graph, *id)).collect(),
             segment: segment.collect(),
             fixed,
             users,

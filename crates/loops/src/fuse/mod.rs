@@ -1,8 +1,9 @@
-//! Which operations of a graph become kernels: [`partition`] makes groups of them, [`lowerings`] has what each operation is as loops.
+//! Which operations of a graph become kernels: [`partition`] makes groups of them, `aten` says what each operation computes.
 
 mod convex;
+mod describe;
+mod formula;
 mod groups;
-mod lowerings;
 mod node;
 mod partition;
 mod schedule;

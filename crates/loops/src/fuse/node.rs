@@ -1,13 +1,14 @@
 //! One operation of a graph on its way into a kernel.
 
-use ir::{Arg, DeviceKind, Dtype, Graph, Node, NodeId, Return, TensorType, ValueId};
+use aten::Formula;
+use ir::{Arg, DeviceKind, Dtype, Graph, Node, NodeId, Return, Schema, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 
-use super::lowerings::{Row, row};
-use crate::{Access, Binary, Builder, Element, OperandId, Value};
+use super::formula;
+use crate::{Access, Builder, Element, Unary, Value};
 
 /// The element type of a kernel's operand.
-pub(super) fn element(dtype: Dtype) -> Option<Element> {
+fn element(dtype: Dtype) -> Option<Element> {
     match dtype {
         Dtype::F32 => Some(Element::F32),
         Dtype::Bf16 => Some(Element::Bf16),
@@ -24,7 +25,7 @@ pub(super) fn result(node: &Node) -> Option<ValueId> {
 }
 
 /// The strides of a tensor by dimension of a domain that it is broadcast to; none where it does not fit.
-pub(super) fn strides_in(ty: &TensorType, domain: &[i64]) -> Option<Vec<i64>> {
+fn strides_in(ty: &TensorType, domain: &[i64]) -> Option<Vec<i64>> {
     let ahead = domain.len().checked_sub(ty.rank())?;
     let dims = (0..domain.len()).map(|dim| {
         let Some(own) = dim.checked_sub(ahead) else { return Some(0) };
@@ -37,12 +38,11 @@ pub(super) fn strides_in(ty: &TensorType, domain: &[i64]) -> Option<Vec<i64>> {
     dims.collect()
 }
 
-/// The row of an operation that can be part of a kernel, or why it cannot.
-pub(super) fn lowerable(graph: &Graph, id: NodeId) -> Result<&'static Row, String> {
-    let row = row(graph.op_name(id)).ok_or("no lowering")?;
+/// The formula of an operation that can be part of a kernel, or why it cannot.
+pub(super) fn lowerable(graph: &Graph, id: NodeId) -> Result<Formula, String> {
+    let formula = aten::row(graph.op_name(id)).and_then(|row| row.formula).ok_or("no formula")?;
     let mut builder = Builder::default();
-    let mut kernel = KernelMaker::new(&mut builder, graph);
-    kernel.node(id, row).map(|()| row)
+    KernelMaker::new(&mut builder, graph).node(id, formula).map(|()| formula)
 }
 
 /// Puts operations into a kernel.
@@ -60,16 +60,27 @@ impl<'a> KernelMaker<'a> {
     }
 
     /// Adds an operation; fails with the reason.
-    pub(super) fn node(&mut self, id: NodeId, row: &Row) -> Result<(), String> {
+    pub(super) fn node(&mut self, id: NodeId, formula: Formula) -> Result<(), String> {
         let node = &self.graph.nodes[id];
         let result = result(node).ok_or("several results")?;
-        supported(self.graph.ty(result))?;
-        let value = (row.lower)(&mut Body {
+        let ty = self.graph.ty(result);
+        let schema = Schema::parse(&self.graph.ops[node.op].schema).ok_or("no schema")?;
+        let element = supported(ty)?;
+        let mut body = Body {
             node,
-            result,
+            schema,
+            domain: &ty.shape,
+            graph: self.graph,
             builder: self.builder,
-            kernel: Operands { graph: self.graph, values: &mut self.values, reads: &mut self.reads },
-        })?;
+            values: &mut self.values,
+            reads: &mut self.reads,
+        };
+        let mut value = formula::value(formula.text, &mut body)?;
+        // A cast that is asked for rounds; what lies between operations of one kernel does not.
+        let casts = aten::row(self.graph.op_name(id)).is_some_and(|row| row.copies);
+        if casts && element == Element::Bf16 {
+            value = self.builder.unary(Unary::RoundBf16, value);
+        }
         self.values.insert(result, value);
         Ok(())
     }
@@ -90,83 +101,61 @@ fn supported(ty: &TensorType) -> Result<Element, String> {
     element(ty.dtype).ok_or_else(|| format!("a tensor of {}", ty.dtype))
 }
 
-struct Operands<'a> {
+/// One operation while it is added to a kernel: its arguments by their names, and what values are made with.
+pub(super) struct Body<'a> {
+    node: &'a Node,
+    schema: Schema<'a>,
+    domain: &'a [i64],
     graph: &'a Graph,
+    pub(super) builder: &'a mut Builder,
     values: &'a mut FxHashMap<ValueId, Value>,
     reads: &'a mut Vec<ValueId>,
 }
 
-/// One operation while it is added to a kernel: its arguments as values, and what they are made with.
-pub(super) struct Body<'a> {
-    node: &'a Node,
-    result: ValueId,
-    pub(super) builder: &'a mut Builder,
-    kernel: Operands<'a>,
-}
-
-impl Body<'_> {
-    /// An argument as it stands.
-    pub(super) fn arg(&self, position: usize) -> Option<&Arg> {
-        self.node.args.get(position)
-    }
-
-    /// The type of the result.
-    pub(super) fn result(&self) -> &TensorType {
-        self.kernel.graph.ty(self.result)
+impl<'a> Body<'a> {
+    fn arg(&self, name: &str) -> Result<&'a Arg, String> {
+        let position = self.schema.parameters.iter().position(|parameter| parameter.name == name);
+        position.map(|position| &self.node.args[position]).ok_or_else(|| format!("no argument `{name}`"))
     }
 
     /// An argument that is a tensor or a number.
-    pub(super) fn number(&mut self, position: usize) -> Result<Value, String> {
-        if let Arg::Value(value) = self.node.args[position] {
-            return self.tensor(value);
+    pub(super) fn argument(&mut self, name: &str) -> Result<Value, String> {
+        if let Arg::Value(value) = self.arg(name)? {
+            return self.tensor(*value);
         }
-        let number = self.scalar(position)?;
-        Ok(self.constant(number as f32))
+        let number = self.scalar(name)?;
+        Ok(self.builder.constant(number as f32))
     }
 
     /// An argument that is a number.
-    pub(super) fn scalar(&self, position: usize) -> Result<f64, String> {
-        match self.node.args[position] {
-            Arg::Int(number) => Ok(number as f64),
-            Arg::Float(number) => Ok(number),
-            Arg::Bool(holds) => Ok(f64::from(u8::from(holds))),
-            _ => Err(format!("argument {position} is no number")),
+    pub(super) fn scalar(&self, name: &str) -> Result<f64, String> {
+        match self.arg(name)? {
+            Arg::Int(number) => Ok(*number as f64),
+            Arg::Float(number) => Ok(*number),
+            Arg::Bool(holds) => Ok(f64::from(u8::from(*holds))),
+            _ => Err(format!("`{name}` is no number")),
+        }
+    }
+
+    /// An argument that is a string.
+    pub(super) fn text(&self, name: &str) -> Result<&'a str, String> {
+        match self.arg(name)? {
+            Arg::Str(text) => Ok(text),
+            _ => Err(format!("`{name}` is no string")),
         }
     }
 
     fn tensor(&mut self, value: ValueId) -> Result<Value, String> {
-        if let Some(known) = self.kernel.values.get(&value) {
+        if let Some(known) = self.values.get(&value) {
             return Ok(*known);
         }
-        let ty = self.kernel.graph.ty(value);
+        let ty = self.graph.ty(value);
         let element = supported(ty)?;
-        let domain = &self.kernel.graph.ty(self.result).shape;
-        let strides = strides_in(ty, domain).ok_or("a tensor that is not broadcast to the result")?;
-        let operand: OperandId = self.builder.operand(Access::Read, element, strides);
-        self.kernel.reads.push(value);
+        let strides = strides_in(ty, self.domain).ok_or("a tensor that is not broadcast to the result")?;
+        let operand = self.builder.operand(Access::Read, element, strides);
+        self.reads.push(value);
         let loaded = self.builder.load(operand);
-        self.kernel.values.insert(value, loaded);
+        self.values.insert(value, loaded);
         Ok(loaded)
-    }
-
-    /// A number.
-    pub(super) fn constant(&mut self, number: f32) -> Value {
-        self.builder.constant(number)
-    }
-
-    /// `a * b`
-    pub(super) fn mul(&mut self, a: Value, b: Value) -> Value {
-        self.builder.binary(Binary::Mul, a, b)
-    }
-
-    /// `a + b`
-    pub(super) fn add(&mut self, a: Value, b: Value) -> Value {
-        self.builder.binary(Binary::Add, a, b)
-    }
-
-    /// `1 - a`
-    pub(super) fn one_less(&mut self, a: Value) -> Value {
-        let one = self.constant(1.0);
-        self.builder.binary(Binary::Sub, one, a)
     }
 }

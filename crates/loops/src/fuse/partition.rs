@@ -80,7 +80,7 @@ fn is_fixed(graph: &Graph, id: NodeId) -> bool {
 }
 
 fn is_worth(groups: &Groups<'_>, members: &[usize]) -> bool {
-    let slow = |position: &usize| groups.rows[*position].as_ref().is_ok_and(|row| row.slow);
+    let slow = |position: &usize| groups.formulas[*position].as_ref().is_ok_and(|formula| formula.slow);
     let points = |position: &usize| groups.positions.graph.ty(groups.result(*position)).elements();
     members.first().is_some_and(|first| points(first) > 0)
         && (groups.saved(members) > 0 || members.iter().any(slow))
@@ -92,8 +92,10 @@ fn group(groups: &Groups<'_>, members: &[usize]) -> Group {
     let mut builder = Builder::default();
     let mut maker = KernelMaker::new(&mut builder, graph);
     for member in members {
-        let row = groups.rows[*member].as_ref().expect("members can be lowered");
-        maker.node(graph.order[*member], row).expect("what can be lowered alone can be lowered together");
+        let formula = groups.formulas[*member].as_ref().expect("members can be lowered");
+        maker
+            .node(graph.order[*member], *formula)
+            .expect("what can be lowered alone can be lowered together");
     }
     let writes = groups.writes(members);
     for value in &writes {
@@ -116,7 +118,7 @@ fn left(groups: &Groups<'_>, kept: &[Vec<usize>]) -> Vec<Left> {
     kept.iter().flatten().for_each(|member| grouped[*member] = true);
     let mut found = std::collections::BTreeMap::new();
     for (position, id) in graph.order.iter().enumerate().filter(|(position, _)| !grouped[*position]) {
-        let reason = match &groups.rows[position] {
+        let reason = match &groups.formulas[position] {
             Ok(_) => "nothing beside it to save memory traffic with",
             Err(reason) => reason,
         };

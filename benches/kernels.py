@@ -1,0 +1,176 @@
+"""Groups of pointwise operations as kernels beside eager PyTorch, and Inductor: nanoseconds of CPU per element, one thread.
+
+python benches/kernels.py             # 64 KB, 1 MB and 64 MB, with memory as PyTorch allocates it and with memory that is kept
+python benches/kernels.py --inductor  # with Inductor, which needs a C++ compiler and minutes
+
+"call" is a call from Python as a user makes it; "kernel" is the time of the kernel alone, as the executor records it. Figures are the least
+of many calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+import unisono
+from unisono._executor import Executor, lower_graph
+
+SIZES = {"64 KB": 1 << 14, "1 MB": 1 << 18, "64 MB": 1 << 24}
+COLUMNS = 1024
+#: glibc gives large blocks back to the system at once; with these it keeps them.
+KEPT = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 40),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+SECONDS = 0.4
+
+
+def swiglu(gate, up):
+    return F.silu(gate) * up
+
+
+def swiglu_backward(grad, gate, up):
+    return torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+
+
+def gelu_tanh(x):
+    return F.gelu(x, approximate="tanh")
+
+
+def gelu_tanh_backward(grad, x):
+    return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
+
+
+def gelu(x):
+    return F.gelu(x)
+
+
+def gated_residual(x, y, gate_C):
+    return x + y * gate_C
+
+
+BETAS, LR, DECAY, EPS, STEP = (0.9, 0.999), 1e-3, 0.01, 1e-8, 10
+
+
+def adamw(p, grad, m, v):
+    m = torch.lerp(m, grad, 1 - BETAS[0])
+    v = (v * BETAS[1]).addcmul(grad, grad, value=1 - BETAS[1])
+    scale = math.sqrt(1 - BETAS[1] ** STEP)
+    rate = LR / (1 - BETAS[0] ** STEP)
+    return (p * (1 - LR * DECAY)).addcdiv(m, v.sqrt() / scale + EPS, value=-rate), m, v
+
+
+def fused_adamw(p, grad, m, v):
+    step = torch.tensor(float(STEP))
+    torch._fused_adamw_(
+        [p], [grad], [m], [v], [], [step],
+        lr=LR, beta1=BETAS[0], beta2=BETAS[1], weight_decay=DECAY, eps=EPS, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+#: Each group with what it is called with: a tensor, positive numbers, or a row.
+GROUPS: dict[str, tuple[Callable, str]] = {
+    "SwiGLU": (swiglu, "tt"),
+    "SwiGLU backward": (swiglu_backward, "ttt"),
+    "GELU (tanh)": (gelu_tanh, "t"),
+    "GELU (tanh) backward": (gelu_tanh_backward, "tt"),
+    "GELU (erf)": (gelu, "t"),
+    "gated residual": (gated_residual, "ttr"),
+    "AdamW": (adamw, "tttp"),
+}
+
+
+def tensors(kinds: str, elements: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    shape = (elements // COLUMNS, COLUMNS)
+    make = {"t": lambda: torch.randn(shape), "p": lambda: torch.rand(shape), "r": lambda: torch.randn(COLUMNS)}
+    return [make[kind]().to(dtype) for kind in kinds]
+
+
+def least(call: Callable[[], object]) -> float:
+    """The least CPU seconds of a call."""
+    for _ in range(3):
+        call()
+    best, end = math.inf, time.process_time() + SECONDS
+    while time.process_time() < end:
+        start = time.process_time_ns()
+        call()
+        best = min(best, time.process_time_ns() - start)
+    return best / 1e9
+
+
+def kernel_seconds(run: Executor, inputs: list[torch.Tensor]) -> float:
+    """The least seconds of all instructions of a program."""
+    return min(sum(duration for *_, duration in run.record(inputs)[1]) for _ in range(30)) / 1e9
+
+
+def measure(name: str, elements: int, dtype: torch.dtype, inductor: bool) -> dict[str, float]:
+    function, kinds = GROUPS[name]
+    inputs = tensors(kinds, elements, dtype)
+    graph = unisono.capture(function, example=tuple(inputs))
+    run = Executor(lower_graph(graph.native, fuse=True))
+    run.bind([])
+    for found, expected in zip(
+        run(inputs), (lambda x: x if isinstance(x, tuple) else (x,))(function(*inputs)), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-2)
+    rivals = {"eager": function}
+    if name == "AdamW":
+        rivals["fused AdamW"] = fused_adamw
+    if inductor:
+        rivals["Inductor"] = torch.compile(function)
+    times = {rival: least(lambda rival=rival: rivals[rival](*inputs)) for rival in rivals}
+    times |= {"call": least(lambda: run(inputs)), "kernel": kernel_seconds(run, inputs)}
+    return {what: seconds / elements * 1e9 for what, seconds in times.items()}
+
+
+def child(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    dtype = getattr(torch, arguments.dtype)
+    with torch.no_grad():
+        found = {
+            name: {size: measure(name, count, dtype, arguments.inductor) for size, count in SIZES.items()}
+            for name in GROUPS
+        }
+    print(json.dumps(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        return child(arguments)
+    found = {}
+    for memory, variables in (("default", {}), ("kept", KEPT)):
+        command = [sys.executable, *sys.argv, "--child"]
+        ended = subprocess.run(command, env=os.environ | variables, stdout=subprocess.PIPE, check=True, text=True)
+        found[memory] = json.loads(ended.stdout)
+    print(
+        "| group | size | memory | "
+        + " | ".join(columns := ["eager", "fused AdamW", "Inductor", "call", "kernel"])
+        + " |"
+    )
+    print("|---" * (3 + len(columns)) + "|")
+    for name in GROUPS:
+        for size in SIZES:
+            for memory in found:
+                row = found[memory][name][size]
+                cells = [f"{row[column]:.2f}" if column in row else "" for column in columns]
+                print(f"| {name} | {size} | {memory} | " + " | ".join(cells) + " |")
+    return None
+
+
+if __name__ == "__main__":
+    main()

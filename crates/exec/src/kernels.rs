@@ -1,0 +1,217 @@
+//! Groups of operations as one instruction each: how they stand in a program, and how they run.
+
+use std::{cell::OnceCell, sync::Arc};
+
+use base::Result;
+use ir::{Graph, PartKind};
+use jit::Module;
+use loops::{Item, Kernel, Partition};
+use memory::{Lifetimes, Once, Steps};
+use smallvec::SmallVec;
+use torch_sys::{Arg, Cells, Failure, Output, Schema, Slot, Slots, Tensor};
+
+use crate::{OpCall, ProgramSpec, Shape};
+
+/// The operator that stands for a kernel in a program.
+const SCHEMA: &str = "unisono::kernel(Tensor[] reads, int kernel) -> Tensor[]";
+
+/// Whether a call is one of a kernel.
+pub(crate) fn is_kernel(schema: &Schema) -> bool {
+    schema.name == "unisono::kernel"
+}
+
+/// The same program with groups of operations as kernels. `spec` is that of `graph`, call by call, and `partition` too.
+pub fn fuse(spec: &ProgramSpec, graph: &Graph, partition: &Partition) -> ProgramSpec {
+    let mut spec = spec.clone();
+    let calls = std::mem::take(&mut spec.calls);
+    let op = spec.schemas.len() as u32;
+    spec.schemas.push(SCHEMA.to_owned());
+    let mut positions = base::SecondaryMap::with_default(0);
+    graph.order.iter().enumerate().for_each(|(position, id)| positions[*id] = position);
+    for item in &partition.order {
+        spec.calls.push(match item {
+            Item::Node(position) => calls[*position].clone(),
+            Item::Group(number) => {
+                let group = &partition.groups[*number];
+                let last = *group.nodes.last().expect("a group has operations");
+                let slots =
+                    |values: &[ir::ValueId]| values.iter().map(|value| Slot(value.0)).collect::<Vec<_>>();
+                OpCall {
+                    op,
+                    args: vec![
+                        Arg::Tensors(slots(&group.reads)),
+                        Arg::Int(number_of(&mut spec.kernels, &group.kernel)),
+                    ],
+                    outputs: vec![Output::Tensors(slots(&group.writes).into_iter().map(Some).collect())],
+                    place: calls[positions[last]].place,
+                    node: Some(positions[last] as u32),
+                    writes_state: graph.part_kind(last) == PartKind::Update,
+                }
+            }
+        });
+    }
+    spec
+}
+
+/// The number of a kernel; equal ones are one.
+fn number_of(kernels: &mut Vec<Kernel>, kernel: &Kernel) -> i64 {
+    let known = kernels.iter().position(|known| known == kernel);
+    known.unwrap_or_else(|| {
+        kernels.push(kernel.clone());
+        kernels.len() - 1
+    }) as i64
+}
+
+/// A result of a kernel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Write {
+    /// Where it goes.
+    pub slot: Slot,
+    /// Its element type, sizes and strides.
+    pub shape: Shape,
+    /// Which of the tensors that the kernel reads gives its memory, being read by nothing afterwards.
+    pub over: Option<usize>,
+}
+
+/// What decides whether a kernel may write over what it reads.
+pub(crate) struct Ends<'a> {
+    pub(crate) steps: &'a Steps,
+    pub(crate) lifetimes: &'a Lifetimes,
+    pub(crate) once: &'a [Once],
+}
+
+impl Ends<'_> {
+    /// For each result of the kernel at `index` the operand whose memory it takes: one of its type whose elements lie side by side, that ends
+    /// here and that this run has made.
+    pub(crate) fn taken(&self, index: usize) -> Vec<Option<usize>> {
+        let step = &self.steps.steps[index];
+        let mut free: Vec<bool> = step.reads.iter().map(|read| self.ends(index, *read)).collect();
+        let taken = step.makes.iter().map(|made| {
+            let made = self.steps.values[*made as usize];
+            let fits = |read: u32| {
+                let read = self.steps.values[read as usize];
+                read.dense && made.dense && read.alike.is_some() && read.alike == made.alike
+            };
+            let found = (0..free.len()).find(|read| free[*read] && fits(step.reads[*read]))?;
+            free[found] = false;
+            Some(found)
+        });
+        taken.collect()
+    }
+
+    fn ends(&self, index: usize, read: u32) -> bool {
+        let root = self.lifetimes.root(read);
+        let alone =
+            self.steps.steps[index].reads.iter().filter(|other| self.lifetimes.root(**other) == root).count()
+                == 1;
+        let made = self.steps.steps[..index].iter().position(|step| step.makes.contains(&root));
+        let made_each_time = made.is_some_and(|made| self.once[made] == Once::No);
+        alone && made_each_time && self.lifetimes.last_read(root).is_none_or(|last| last <= index)
+    }
+}
+
+type Done = std::result::Result<(), Failure>;
+
+#[allow(clippy::boxed_local, clippy::needless_pass_by_value, reason = "for `map_err`")]
+fn failed(diagnostic: Box<base::Diagnostic>) -> Failure {
+    Failure(diagnostic.message)
+}
+
+/// A kernel, ready to run.
+pub(crate) struct KernelCall {
+    module: Arc<Module>,
+    kernel: usize,
+    reads: Vec<(Slot, Shape)>,
+    writes: Vec<Write>,
+    device: (i32, i32),
+    /// The kernel for operands that lie otherwise than the graph says.
+    other: OnceCell<(Vec<Vec<i64>>, Module)>,
+}
+
+impl KernelCall {
+    pub(crate) fn new(
+        module: Arc<Module>,
+        kernel: usize,
+        reads: Vec<(Slot, Shape)>,
+        writes: Vec<Write>,
+        device: (i32, i32),
+    ) -> Self {
+        Self { module, kernel, reads, writes, device, other: OnceCell::new() }
+    }
+
+    /// Allocates the results and runs the kernel.
+    pub(crate) fn run(&self, slots: &mut Slots) -> Done {
+        let expected = self.lies_as_expected(slots)?;
+        for write in &self.writes {
+            let tensor = self.result(slots, write, expected)?;
+            slots.put(write.slot, tensor);
+        }
+        let memory = self.memory(slots)?;
+        if expected {
+            return self.module.run(self.kernel, &memory).map_err(failed);
+        }
+        let strides = self.strides(slots)?;
+        if self.other.get().is_none() {
+            let module = self.module_for(&strides).map_err(failed)?;
+            let _ = self.other.set((strides.clone(), module));
+        }
+        match self.other.get() {
+            Some((known, module)) if *known == strides => module.run(0, &memory).map_err(failed),
+            _ => self.module_for(&strides).and_then(|module| module.run(0, &memory)).map_err(failed),
+        }
+    }
+
+    /// The tensor of a result: over what the kernel reads where that may be, and `expected` says that it lies as the graph says.
+    fn result(&self, slots: &Slots, write: &Write, expected: bool) -> std::result::Result<Tensor, Failure> {
+        if let Some(read) = write.over.filter(|_| expected) {
+            return slots.share(self.reads[read].0);
+        }
+        let Shape { dtype, sizes, strides } = &write.shape;
+        Tensor::empty(slots.library(), *dtype, sizes, strides.as_deref().unwrap_or_default(), self.device)
+    }
+
+    fn lies_as_expected(&self, slots: &Slots) -> std::result::Result<bool, Failure> {
+        for (slot, shape) in &self.reads {
+            let elements = slots.elements(*slot)?;
+            if elements.sizes != shape.sizes {
+                return Err(Failure(format!("{slot} has sizes {:?}, not {:?}", elements.sizes, shape.sizes)));
+            }
+            if Some(elements.strides) != shape.strides.as_deref() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn memory<'a>(
+        &self,
+        slots: &'a Slots,
+    ) -> std::result::Result<SmallVec<[loops::Memory<'a>; 12]>, Failure> {
+        let all = self.reads.iter().map(|(slot, _)| *slot).chain(self.writes.iter().map(|write| write.slot));
+        all.map(|slot| match slots.elements(slot)?.cells {
+            Cells::Float32(cells) => Ok(loops::Memory::F32(cells)),
+            Cells::Bfloat16(cells) => Ok(loops::Memory::Bf16(cells)),
+        })
+        .collect()
+    }
+
+    /// The strides of all operands by dimension of the domain.
+    fn strides(&self, slots: &Slots) -> std::result::Result<Vec<Vec<i64>>, Failure> {
+        let kernel = self.module.kernel(self.kernel);
+        let reads = self.reads.iter().map(|(slot, shape)| {
+            let found = slots.elements(*slot)?.strides;
+            let ahead = kernel.domain.len() - shape.sizes.len();
+            let along = |dim: usize| match dim.checked_sub(ahead) {
+                Some(own) if shape.sizes[own] == kernel.domain[dim] => found[own],
+                _ => 0,
+            };
+            Ok((0..kernel.domain.len()).map(along).collect())
+        });
+        let writes = kernel.operands[self.reads.len()..].iter().map(|operand| Ok(operand.strides.clone()));
+        reads.chain(writes).collect()
+    }
+
+    fn module_for(&self, strides: &[Vec<i64>]) -> Result<Module> {
+        Module::new(&[self.module.kernel(self.kernel).with_strides(strides)])
+    }
+}

@@ -1,0 +1,199 @@
+//! Formulas of operations, as their rows have them, evaluated into a kernel.
+//!
+//! A formula is an expression of the operation's arguments, by their names, perhaps behind definitions of names of its own:
+//! `s = sigmoid(self); grad_output * s * (1 + self * (1 - s))`.
+
+use crate::{Binary, Unary, Value, fuse::node::Body};
+
+/// The value of a formula for one operation; fails with the reason, in a few words.
+pub(super) fn value(formula: &str, body: &mut Body<'_>) -> Result<Value, String> {
+    let mut names = Vec::new();
+    let mut parts = formula.split(';').peekable();
+    while let Some(part) = parts.next() {
+        let (name, expression) = match part.split_once(" = ") {
+            Some((name, expression)) if parts.peek().is_some() => (name.trim(), expression),
+            _ => ("", part),
+        };
+        let mut reader = Reader { rest: expression.trim(), names: &names, body };
+        let value = reader.sum()?;
+        reader.end()?;
+        if name.is_empty() {
+            return Ok(value);
+        }
+        names.push((name, value));
+    }
+    Err("a formula without an end".to_owned())
+}
+
+struct Reader<'a, 'b, 'c> {
+    rest: &'a str,
+    names: &'a [(&'a str, Value)],
+    body: &'c mut Body<'b>,
+}
+
+impl<'a> Reader<'a, '_, '_> {
+    fn eat(&mut self, token: &str) -> bool {
+        let rest = self.rest.trim_start();
+        match rest.strip_prefix(token) {
+            Some(after) => self.rest = after,
+            None => return false,
+        }
+        true
+    }
+
+    fn expect(&mut self, token: &str) -> Result<(), String> {
+        if self.eat(token) {
+            Ok(())
+        } else {
+            Err(format!("the formula lacks `{token}` before `{}`", self.rest))
+        }
+    }
+
+    fn end(&self) -> Result<(), String> {
+        if self.rest.trim().is_empty() { Ok(()) } else { Err(format!("`{}` ends the formula", self.rest)) }
+    }
+
+    /// The longest run of letters, digits, points and underscores.
+    fn word(&mut self) -> &'a str {
+        let rest = self.rest.trim_start();
+        let end =
+            rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.')).unwrap_or(rest.len());
+        self.rest = &rest[end..];
+        &rest[..end]
+    }
+
+    fn sum(&mut self) -> Result<Value, String> {
+        let mut sum = self.product()?;
+        loop {
+            let binary = if self.eat("+") {
+                Binary::Add
+            } else if self.eat("-") {
+                Binary::Sub
+            } else {
+                return Ok(sum);
+            };
+            let next = self.product()?;
+            sum = self.body.builder.binary(binary, sum, next);
+        }
+    }
+
+    fn product(&mut self) -> Result<Value, String> {
+        let mut product = self.factor()?;
+        loop {
+            let binary = if self.eat("*") {
+                Binary::Mul
+            } else if self.eat("/") {
+                Binary::Div
+            } else {
+                return Ok(product);
+            };
+            let next = self.factor()?;
+            product = self.body.builder.binary(binary, product, next);
+        }
+    }
+
+    fn factor(&mut self) -> Result<Value, String> {
+        if self.eat("(") {
+            let value = self.sum()?;
+            return self.expect(")").map(|()| value);
+        }
+        if self.eat("-") {
+            let value = self.factor()?;
+            return Ok(self.body.builder.unary(Unary::Neg, value));
+        }
+        let word = self.word();
+        if let Ok(number) = word.parse::<f32>() {
+            return Ok(self.body.builder.constant(number));
+        }
+        if self.eat("(") {
+            let value = self.call(word)?;
+            return self.expect(")").map(|()| value);
+        }
+        match self.names.iter().find(|(name, _)| *name == word) {
+            Some((_, value)) => Ok(*value),
+            None => self.body.argument(word),
+        }
+    }
+
+    fn call(&mut self, name: &str) -> Result<Value, String> {
+        match name {
+            "pow" => self.power(),
+            "case" => self.case(),
+            "where" => self.choice(),
+            "fma" | "max" | "min" => self.several(name),
+            _ => {
+                let unary = Unary::NAMES.iter().find(|(_, known)| *known == name);
+                let (unary, _) = unary.ok_or_else(|| format!("the formula's function `{name}`"))?;
+                let value = self.sum()?;
+                Ok(self.body.builder.unary(*unary, value))
+            }
+        }
+    }
+
+    /// `fma(a, b, c)`, `max(a, b)`, `min(a, b)`
+    fn several(&mut self, name: &str) -> Result<Value, String> {
+        let a = self.sum()?;
+        self.expect(",")?;
+        let b = self.sum()?;
+        if name != "fma" {
+            let binary = if name == "max" { Binary::Max } else { Binary::Min };
+            return Ok(self.body.builder.binary(binary, a, b));
+        }
+        self.expect(",")?;
+        let c = self.sum()?;
+        Ok(self.body.builder.fma(a, b, c))
+    }
+
+    /// `where(a <= b, yes, no)`
+    fn choice(&mut self) -> Result<Value, String> {
+        let a = self.sum()?;
+        let binary = if self.eat("<=") { Binary::LessEqual } else { Binary::Less };
+        if binary == Binary::Less {
+            self.expect("<")?;
+        }
+        let b = self.sum()?;
+        let mask = self.body.builder.binary(binary, a, b);
+        self.expect(",")?;
+        let yes = self.sum()?;
+        self.expect(",")?;
+        let no = self.sum()?;
+        Ok(self.body.builder.select(mask, yes, no))
+    }
+
+    /// `case(argument, text, yes, no)`: by an argument that is a string.
+    fn case(&mut self) -> Result<Value, String> {
+        let argument = self.word();
+        self.expect(",")?;
+        let text = self.word();
+        self.expect(",")?;
+        let holds = self.body.text(argument)? == text;
+        let yes = self.sum()?;
+        self.expect(",")?;
+        let no = self.sum()?;
+        Ok(if holds { yes } else { no })
+    }
+
+    /// `pow(a, argument)` for exponents that take few products and roots.
+    fn power(&mut self) -> Result<Value, String> {
+        let x = self.sum()?;
+        self.expect(",")?;
+        let argument = self.word();
+        let exponent = self.body.scalar(argument)?;
+        let builder = &mut *self.body.builder;
+        let magnitude = match exponent.abs() {
+            0.5 => builder.unary(Unary::Sqrt, x),
+            1.0 => x,
+            2.0 => builder.binary(Binary::Mul, x, x),
+            3.0 => {
+                let square = builder.binary(Binary::Mul, x, x);
+                builder.binary(Binary::Mul, square, x)
+            }
+            _ => return Err(format!("the exponent {exponent}")),
+        };
+        if exponent > 0.0 {
+            return Ok(magnitude);
+        }
+        let one = builder.constant(1.0);
+        Ok(builder.binary(Binary::Div, one, magnitude))
+    }
+}

@@ -1,0 +1,101 @@
+//! The elements of tensors in the CPU's memory.
+
+use std::cell::Cell;
+
+use crate::{
+    Slot, Slots,
+    raw::Failure,
+    value::{Dtype, Layout},
+};
+
+/// Elements in memory. Other tensors may share them, so that they are cells.
+#[derive(Clone, Copy, Debug)]
+pub enum Cells<'a> {
+    /// `torch.float32`
+    Float32(&'a [Cell<f32>]),
+    /// `torch.bfloat16`, by its bits.
+    Bfloat16(&'a [Cell<u16>]),
+}
+
+/// A tensor's elements and how it lies in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Elements<'a> {
+    /// From its first element to its last one, with what lies between.
+    pub cells: Cells<'a>,
+    /// Sizes of the dimensions.
+    pub sizes: &'a [i64],
+    /// Strides of the dimensions, in elements.
+    pub strides: &'a [i64],
+}
+
+impl Slots {
+    /// The elements of the tensor in `slot`. Fails for tensors that are not on the CPU, not strided or of other element types.
+    #[inline]
+    pub fn elements(&self, slot: Slot) -> Result<Elements<'_>, Failure> {
+        let (library, raw) = (self.library(), self.raw(slot)?);
+        let s = &library.symbols;
+        let (mut dim, mut dtype, mut kind, mut device) = (0, 0, 0, 0);
+        let (mut sizes, mut strides, mut address) =
+            (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the handle is alive, and each call writes one value.
+        unsafe {
+            library.check((s.layout)(raw, &raw mut kind))?;
+            library.check((s.device_type)(raw, &raw mut device))?;
+            if kind != library.codes.layout(Layout::Strided) || device != CPU {
+                return Err(Failure(format!("{slot} has no elements in the CPU's memory")));
+            }
+            library.check((s.dtype)(raw, &raw mut dtype))?;
+            library.check((s.dim)(raw, &raw mut dim))?;
+            library.check((s.sizes)(raw, &raw mut sizes))?;
+            library.check((s.strides)(raw, &raw mut strides))?;
+            library.check((s.data_ptr)(raw, &raw mut address))?;
+        }
+        // SAFETY: both arrays have `dim` numbers, and live as long as the tensor's metadata, which nobody changes while this table holds it.
+        let (sizes, strides) = unsafe { (numbers(sizes, dim), numbers(strides, dim)) };
+        let count = extent(sizes, strides).ok_or_else(|| Failure(format!("{slot} has negative strides")))?;
+        // SAFETY: a tensor's elements lie within its storage, which it keeps alive, and this table the tensor; all access is by cells,
+        // in the thread that runs the program.
+        let cells = unsafe {
+            match library.codes.dtype_of(dtype) {
+                Some(Dtype::Float32) => Cells::Float32(elements(address.cast(), count)),
+                Some(Dtype::Bfloat16) => Cells::Bfloat16(elements(address.cast(), count)),
+                other => return Err(Failure(format!("{slot} has elements of {other:?}"))),
+            }
+        };
+        Ok(Elements { cells, sizes, strides })
+    }
+}
+
+/// PyTorch's number of the CPU.
+const CPU: i32 = 0;
+
+/// How many elements lie from the first to the last one.
+fn extent(sizes: &[i64], strides: &[i64]) -> Option<usize> {
+    if sizes.contains(&0) {
+        return Some(0);
+    }
+    let last = sizes.iter().zip(strides).try_fold(0_i64, |last, (size, stride)| {
+        last.checked_add((size - 1).checked_mul(*stride)?).filter(|_| *stride >= 0)
+    });
+    last.map(|last| last as usize + 1)
+}
+
+/// # Safety
+/// `from` has `count` numbers that live as long as `'a`, or `count` is 0.
+unsafe fn numbers<'a>(from: *const i64, count: i64) -> &'a [i64] {
+    match usize::try_from(count) {
+        // SAFETY: as the caller says.
+        Ok(count) if count > 0 => unsafe { std::slice::from_raw_parts(from, count) },
+        _ => &[],
+    }
+}
+
+/// # Safety
+/// `from` has `count` elements that live as long as `'a` and are accessed by cells only, or `count` is 0.
+unsafe fn elements<'a, E>(from: *const Cell<E>, count: usize) -> &'a [Cell<E>] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: as the caller says.
+    unsafe { std::slice::from_raw_parts(from, count) }
+}

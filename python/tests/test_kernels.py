@@ -1,0 +1,166 @@
+"""Operations that run as one kernel give what PyTorch gives for them one by one."""
+
+from __future__ import annotations
+
+import math
+
+import msgpack
+import pytest
+import torch
+import torch.nn.functional as F
+
+import unisono
+from unisono import _native
+from unisono._executor import Executor, lower_graph
+
+aten = torch.ops.aten
+ROWS = {row["name"]: row["formula"] for row in msgpack.unpackb(_native.operation_rows()) if row["formula"]}
+EDGES = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-40, 3e38, -90.0]
+
+
+def numbers(seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A few ordinary numbers, with all the edges behind them in another order for each seed."""
+    generator = torch.Generator().manual_seed(seed)
+    edges = torch.tensor(EDGES)[torch.randperm(len(EDGES), generator=generator)]
+    return torch.cat([torch.randn(64 - len(EDGES), generator=generator) * 3, edges]).reshape(8, 8).to(dtype)
+
+
+#: For each operation with a formula how it is called, on tensors of numbers.
+SAMPLES = {
+    "aten::add.Tensor": [lambda x, y: aten.add(x, y), lambda x, y: aten.add(x, y, alpha=0.5)],
+    "aten::sub.Tensor": [lambda x, y: aten.sub(x, y), lambda x, y: aten.sub(x, y[:1], alpha=2)],
+    "aten::add.Scalar": [lambda x: aten.add.Scalar(x, 0.3)],
+    "aten::sub.Scalar": [lambda x: aten.sub.Scalar(x, 0.3, 2)],
+    "aten::rsub.Scalar": [lambda x: aten.rsub.Scalar(x, 1)],
+    "aten::mul.Tensor": [lambda x, y: aten.mul(x, y), lambda x, y: aten.mul(x, y[:, :1])],
+    "aten::mul.Scalar": [lambda x: aten.mul.Scalar(x, 0.3)],
+    "aten::div.Tensor": [lambda x, y: aten.div(x, y)],
+    "aten::div.Scalar": [lambda x: aten.div.Scalar(x, 3.0)],
+    "aten::neg": [aten.neg],
+    "aten::reciprocal": [aten.reciprocal],
+    "aten::pow.Tensor_Scalar": [lambda x, p=p: aten.pow(x, p) for p in (2, 3, 0.5, -1, -2)],
+    "aten::sqrt": [aten.sqrt],
+    "aten::rsqrt": [aten.rsqrt],
+    "aten::square": [aten.square],
+    "aten::exp": [aten.exp],
+    "aten::log": [aten.log],
+    "aten::erf": [aten.erf],
+    "aten::abs": [aten.abs],
+    "aten::clamp_min": [lambda x: aten.clamp_min(x, 0.25)],
+    "aten::clamp_max": [lambda x: aten.clamp_max(x, 0.25)],
+    "aten::maximum": [lambda x, y: aten.maximum(x, y)],
+    "aten::minimum": [lambda x, y: aten.minimum(x, y)],
+    "aten::addcmul": [lambda x, y, z: aten.addcmul(x, y, z, value=0.5)],
+    "aten::addcdiv": [lambda x, y, z: aten.addcdiv(x, y, z, value=0.5)],
+    "aten::lerp.Scalar": [lambda x, y: aten.lerp(x, y, 0.1)],
+    "aten::relu": [aten.relu],
+    "aten::silu": [aten.silu],
+    "aten::sigmoid": [aten.sigmoid],
+    "aten::tanh": [aten.tanh],
+    "aten::gelu": [lambda x: aten.gelu(x), lambda x: aten.gelu(x, approximate="tanh")],
+    "aten::threshold_backward": [lambda g, x: aten.threshold_backward(g, x, 0.5)],
+    "aten::silu_backward": [lambda g, x: aten.silu_backward(g, x)],
+    "aten::tanh_backward": [lambda g, y: aten.tanh_backward(g, y)],
+    "aten::sigmoid_backward": [lambda g, y: aten.sigmoid_backward(g, y)],
+    "aten::gelu_backward": [
+        lambda g, x: aten.gelu_backward(g, x),
+        lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+    ],
+    "aten::_to_copy": [lambda x: aten._to_copy(x, dtype=torch.bfloat16).float()],
+    "aten::clone": [aten.clone],
+}
+CASES = [(name, index) for name, calls in SAMPLES.items() for index in range(len(calls))]
+
+
+def executed(function, inputs, *, fuse: bool = True) -> tuple[list[torch.Tensor], Executor]:
+    """What a captured function gives in the executor, and the program."""
+    graph = unisono.capture(function, example=inputs)
+    run = Executor(lower_graph(graph.native, fuse=fuse))
+    run.bind([])
+    return run(list(inputs)), run
+
+
+def kernels(run: Executor) -> int:
+    return sum(name.startswith("kernel") for name, _ in run.program.instructions())
+
+
+def operands(call) -> int:
+    code = getattr(call, "__code__", None)
+    return 1 if code is None else code.co_argcount - len(call.__defaults__ or ())
+
+
+def test_every_formula_has_a_sample():
+    assert set(ROWS) == set(SAMPLES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_a_formula_is_what_pytorch_computes(name, index, dtype):
+    call = SAMPLES[name][index]
+    inputs = tuple(numbers(seed, dtype) for seed in range(operands(call)))
+    # Behind another operation, so that there is something to save.
+    (found,), run = executed(lambda *x: aten.neg(call(*x)), inputs)
+    assert kernels(run) == 1
+    exact = aten.neg(call(*(x.double() if name != "aten::_to_copy" else x for x in inputs)))
+    expected = aten.neg(call(*inputs))
+    assert found.dtype == expected.dtype
+    assert torch.equal(found.isnan(), expected.isnan())
+    # As near to the exact result as PyTorch's, or to within a few units of the last place of the gradient that is passed on.
+    unit = 2.0 ** (-21 if dtype == torch.float32 else -7)
+    ordinary = expected.isfinite() & exact.isfinite()
+    error = (found.double() - exact).abs()[ordinary]
+    allowed = (expected.double() - exact).abs()[ordinary] * 1.5 + unit * exact.abs()[ordinary] + 1e-37
+    assert (error <= allowed + (2e-6 if "gelu" in name else 0)).all(), (error - allowed).max()
+    infinite = expected.isinf()
+    assert torch.equal(found[infinite], expected[infinite]) or dtype == torch.bfloat16
+
+
+def swiglu(x, y, b):
+    return F.silu(x) * (y + b), x.exp()
+
+
+def test_broadcast_and_transposed_operands_are_read_where_they_lie():
+    x, y, b = torch.randn(6, 40).t(), torch.randn(40, 6), torch.randn(6)
+    (first, second), run = executed(swiglu, (x, y, b))
+    assert kernels(run) >= 1
+    torch.testing.assert_close(first, F.silu(x) * (y + b))
+    torch.testing.assert_close(second, x.exp())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (3, 0), (5,), (7, 1), (3, 129), (2, 3, 4, 5)])
+def test_shapes_of_any_size_are_computed(shape):
+    x, y = torch.randn(shape), torch.randn(shape)
+    for dtype in (torch.float32, torch.bfloat16):
+        (found,), _ = executed(lambda x, y: torch.tanh(x * y) + 1, (x.to(dtype), y.to(dtype)))
+        torch.testing.assert_close(found, (torch.tanh(x.to(dtype) * y.to(dtype)) + 1), rtol=2e-2, atol=1e-2)
+
+
+def test_an_input_is_not_written_over_and_what_ends_is():
+    def step(x):
+        made = x @ x
+        return torch.tanh(made * 2) + x
+
+    x = torch.randn(300, 300)
+    before = x.clone()
+    (found,), run = executed(step, (x,))
+    assert " over " in str(run.program)
+    torch.testing.assert_close(found, torch.tanh((x @ x) * 2) + x)
+    for _ in range(3):
+        assert torch.equal(run([x])[0], found)
+    assert torch.equal(x, before)
+
+
+def test_what_stays_as_it_is_has_a_reason():
+    graph = unisono.capture(
+        lambda x, y: (x.cos() * 2, (x @ y).exp() + 1, y.long() + 1), example=(torch.ones(4, 4),) * 2
+    )
+    text = graph.native.kernels()
+    assert text.startswith("1 kernels for 2 operations")
+    assert "1 of aten::cos: no formula" in text
+    assert "a tensor of i64" in text
+    assert "nothing beside it to save memory traffic with" in text
+
+
+def test_a_kernel_without_fusing_is_not_there():
+    _, run = executed(lambda x: (x * 2).exp(), (torch.ones(4),), fuse=False)
+    assert kernels(run) == 0
