@@ -87,14 +87,44 @@ def _cudnn_backward(
     return _backward(gradient, q, k, v, bias, out, logsumexp[..., 0], is_causal, scale)[:3]
 
 
+def _overrideable(q, k, v, attn_bias=None, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    out, logsumexp = _forward(q, k, v, attn_bias, is_causal, scale)
+    return out, logsumexp, None, None, q.shape[2], k.shape[2], *_random_state(), None
+
+
+def _overrideable_backward(
+    gradient,
+    q,
+    k,
+    v,
+    bias,
+    wanted,
+    out,
+    logsumexp,
+    _,
+    __,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    seed,
+    offset,
+    *,
+    scale=None,
+):
+    made = _backward(gradient, q, k, v, bias, out, logsumexp, is_causal, scale)
+    return tuple(one if is_wanted else None for one, is_wanted in zip(made, wanted, strict=True))
+
+
 def register() -> torch.library.Library:
     """Registers them for processors; the result keeps them."""
     library = torch.library.Library("aten", "IMPL")
     for kind, forward, backward in (
-        ("flash", _flash, _flash_backward),
-        ("efficient", _efficient, _efficient_backward),
-        ("cudnn", _cudnn, _cudnn_backward),
+        ("flash_attention", _flash, _flash_backward),
+        ("efficient_attention", _efficient, _efficient_backward),
+        ("cudnn_attention", _cudnn, _cudnn_backward),
+        ("fused_attention_overrideable", _overrideable, _overrideable_backward),
     ):
-        library.impl(f"_scaled_dot_product_{kind}_attention", forward, "CPU")
-        library.impl(f"_scaled_dot_product_{kind}_attention_backward", backward, "CPU")
+        library.impl(f"_scaled_dot_product_{kind}", forward, "CPU")
+        library.impl(f"_scaled_dot_product_{kind}_backward", backward, "CPU")
     return library

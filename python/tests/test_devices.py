@@ -133,6 +133,20 @@ def test_the_results_of_flash_attention_have_its_types():
     assert types == ["bf16[2, 4, 16, 32]", "f32[2, 4, 16]", "u64[2]", "u64[]", "bf16[0]"]
 
 
+@pytest.mark.parametrize(("device", "statistics"), [("cuda", "f32"), ("cpu", "bf16")])
+def test_statistics_have_the_types_of_the_device(device, statistics):
+    norm = nn.LayerNorm(8, device="meta", dtype=torch.bfloat16)
+
+    def step(x):
+        norm(x).sum().backward()
+        return norm.weight.grad
+
+    x = torch.empty(4, 8, device="meta", dtype=torch.bfloat16)
+    graph = unisono.capture(step, model=norm, example=(x,), device=device)
+    line = next(line for line in graph.text().splitlines() if "= aten::native_layer_norm(" in line)
+    assert re.findall(r"v\d+: (\w+)\[", line.partition(" = ")[0]) == ["bf16", statistics, statistics]
+
+
 def test_kernels_that_are_switched_off_are_not_taken():
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
         _, names = attention(*[heads(*Q)] * 3)
@@ -197,7 +211,7 @@ def test_automatic_casts_are_refused_where_another_device_does_them(device):
     assert "test_devices.py" in str(caught.value)
 
 
-def test_devices_that_nothing_is_known_of_are_refused():
+def test_devices_that_nothing_is_known_of_and_that_are_not_here_are_refused():
     with pytest.raises(ConfigurationError) as caught:
         captured(_gpt, "meta", for_device="xpu")
     assert caught.value.code == "U0012"

@@ -383,6 +383,10 @@ BACKWARD = {
         )[0],
         [rand(4, 12, 6, 8), rand(4, 12, 5, 8) + 1, rand(4, 12, 5, 8) - 1, rand(4, 1, 6, 5)],
     ),
+    "attention of another backend": (
+        lambda q, k, v, m: torch.ops.aten._scaled_dot_product_fused_attention_overrideable(q, k, v, m)[0],
+        [rand(4, 12, 6, 8), rand(4, 12, 5, 8) + 1, rand(4, 12, 5, 8) - 1, rand(4, 12, 6, 5)],
+    ),
     "slices, selects, stacks": (
         lambda x: torch.stack([x[:, 1:3].sum(), x[:, 0].sum(), x.cumsum(1).select(0, 1).sum()]),
         [rand(4, 6)],
@@ -499,6 +503,39 @@ DIRECT = {
 }
 
 
+def narrow(*shape):
+    """Whole numbers in 8 bits, whose sums of products are exact."""
+    return integers(5, *shape).to(torch.float8_e4m3fn)
+
+
+def whole_numbers(*shape):
+    """Whole numbers in 16 bits, of which that is true up to 64 of them."""
+    return integers(3, *shape).bfloat16()
+
+
+_SCALES = 2.0 ** integers(3, 12, 1).float(), 2.0 ** integers(3, 1, 96).float()
+_SCALED = narrow(12, 32), narrow(96, 32).t()
+_OFFSETS = torch.tensor([16, 48, 96], dtype=torch.int32)
+DIRECT |= {
+    "_scaled_mm": (*_SCALED, *_SCALES, None, None, torch.float32),
+    "_grouped_mm": (whole_numbers(6, 96, 32), whole_numbers(6, 32, 96)),
+}
+#: Further calls of operators.
+MORE = {
+    "one scale for a whole operand": (
+        "_scaled_mm",
+        (*_SCALED, torch.tensor(0.5), torch.tensor(2.0), None, None, torch.float32),
+    ),
+    "columns that do not stay aligned": (
+        "_scaled_mm",
+        (narrow(12, 32), narrow(24, 32).t(), torch.tensor(0.5), torch.tensor(2.0), None, None, torch.float32),
+    ),
+    "groups of rows": ("_grouped_mm", (whole_numbers(96, 32), whole_numbers(3, 32, 96), _OFFSETS)),
+    "groups of columns": ("_grouped_mm", (whole_numbers(3, 96, 32), whole_numbers(32, 96), _OFFSETS)),
+    "groups of inner elements": ("_grouped_mm", (whole_numbers(96, 96), whole_numbers(96, 96), _OFFSETS)),
+}
+
+
 def overload(name):
     """PyTorch's operator of a name such as `add.Tensor` or `aten::mm`."""
     namespace, _, rest = ("aten::" + name if "::" not in name else name).partition("::")
@@ -510,6 +547,14 @@ def overload(name):
 @pytest.mark.parametrize("name", DIRECT)
 def test_every_strategy_of_a_call_gives_the_whole_result(name, ranks):
     bytes_, tensors = call_message(overload(name), DIRECT[name])
+    assert f"aten::{name}" in ask(bytes_, tensors, ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("case", MORE)
+def test_every_strategy_of_further_calls_gives_the_whole_result(case, ranks):
+    name, args = MORE[case]
+    bytes_, tensors = call_message(overload(name), args)
     assert f"aten::{name}" in ask(bytes_, tensors, ranks)
 
 

@@ -18,8 +18,12 @@ from unisono.errors import StepError
 SAMPLED_BYTES = 1 << 20
 _BLOCKS = 256
 
-#: The name that the state of PyTorch's random number generator has among the inputs.
-GENERATOR = "rng"
+_GENERATOR = "rng."
+
+
+def generator(kind: str) -> str:
+    """The name that the state of PyTorch's random number generator of a kind of device has among the inputs."""
+    return f"{_GENERATOR}{kind}"
 
 
 def described(inputs: StepInputs) -> dict[str, str]:
@@ -95,9 +99,11 @@ def _disagreement(names: list[str], others: list[int]) -> StepError:
             cause="every rank draws all random numbers of the step, which are those of one device only if all ranks draw the same",
             hint="seed it alike on every rank, and draw the same numbers from it between steps",
         )
-    if names[0] == GENERATOR:
+    if names[0].startswith(_GENERATOR):
+        kind = names[0].removeprefix(_GENERATOR)
+        of = "" if kind == "cpu" else f" of {kind}"
         return StepError(
-            f"PyTorch's random number generator is in another state on {where} than on rank 0",
+            f"PyTorch's random number generator{of} is in another state on {where} than on rank 0",
             code="U0123",
             cause="every rank draws all random numbers of the step, which are those of one device only if all ranks draw the same",
             hint="draw the same numbers on every rank between steps, or draw yours from a `torch.Generator` of your own",

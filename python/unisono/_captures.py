@@ -130,5 +130,5 @@ def _is_plain(message: dict[str, Any]) -> bool:
         and len(message["ways"]) == 1
         and not message["ways"][0]["schedules"]
         and not message["ways"][0]["counted"]
-        and all(paths for _, _, _, paths in message["constants"])
+        and all(paths for *_, paths in message["constants"])
     )

@@ -134,10 +134,10 @@ def _function(file: Path, function: str, usage: str) -> Callable[[], Any]:
 
 @_reporting
 def profile(arguments: Sequence[str]) -> None:
-    """Measures this machine with a number of gloo ranks and prints the cluster description."""
+    """Measures this machine with a number of ranks and prints the cluster description."""
     parser = argparse.ArgumentParser(
         prog="unisono profile",
-        description="Measure this machine and print the cluster description that plans are made for.",
+        description="Measure this machine, its accelerators if it has any, and print the cluster description that plans are made for.",
     )
     parser.add_argument("--ranks", type=_positive, default=1, help="how many local ranks take part (default: 1)")
     parser.add_argument("-o", "--output", type=Path, help="write the description to this file instead of stdout")
@@ -158,10 +158,11 @@ def _positive(text: str) -> int:
 _RANK = """
 import sys
 from pathlib import Path
+from unisono import _devices
 from unisono._profile import describe
 from unisono._ranks import Ranks
 ranks = Ranks()
-text = describe(ranks)
+text = describe(ranks, _devices.current())
 if ranks.rank == 0:
     Path(sys.argv[1]).write_text(text)
 """

@@ -6,13 +6,13 @@ import functools
 import itertools
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unisono import _native, _reference
+from unisono import _devices, _native, _reference
 from unisono._message import pack, unpack
 from unisono._program import ProgramBuilder, Slot
 from unisono.errors import HardwareError
@@ -30,18 +30,17 @@ class Executor:
     user's code that they come from.
     """
 
-    def __init__(self, program: Any, *, objects: Mapping[str, Any] | None = None, device: str = "cpu") -> None:
+    def __init__(self, program: Any, *, objects: Mapping[str, Any] | None = None) -> None:
         """Links a lowered program.
 
         Args:
             program: what :func:`lower` or :func:`lower_graph` gives.
             objects: arguments that only Python can pass, by name.
-            device: the kind of device that the program runs on.
         """
         self.program = program
         prefix = f"p{os.getpid()}_{next(_serial)}"
         self._fallbacks = _register_python_calls(program.python_calls(prefix), objects)
-        runner = _proxy_runner(program.proxy_document(), device)
+        runner = _proxy_runner(program.proxy_document())
         self._native = _native.Executor(program, prefix, runner)
 
     def bind(self, state: Sequence[torch.Tensor]) -> None:
@@ -56,27 +55,45 @@ class Executor:
         with torch._C._AutoDispatchBelowAutograd():
             return _from_capsules(self._native.run(_to_capsules(list(inputs))))
 
-    def record(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[tuple[int, int, int]]]:
-        """Runs one step and also returns, for each instruction, its index, start and duration in nanoseconds."""
+    def record(
+        self, inputs: Sequence[torch.Tensor], device: torch.device = _devices.HOST
+    ) -> tuple[list[torch.Tensor], list[tuple[int, int, int]]]:
+        """Runs one step and also returns, for each instruction, its index, start and duration in nanoseconds by a device's clock."""
+        if device != _devices.HOST:
+            return self._recorded_on(device, inputs)
         with _neutral(), torch._C._AutoDispatchBelowAutograd():
             returns, records = self._native.run_recorded(_to_capsules(list(inputs)))
         return _from_capsules(returns), records
+
+    def _recorded_on(
+        self, device: torch.device, inputs: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[tuple[int, int, int]]]:
+        marks = [_devices.mark(device)]
+        returns = self.watch(inputs, lambda _: marks.append(_devices.mark(device)))
+        _devices.synchronise(device)
+        ends = [_devices.nanoseconds_between(marks[0], mark) for mark in marks]
+        return returns, [(index, start, end - start) for index, (start, end) in enumerate(itertools.pairwise(ends))]
+
+    def watch(self, inputs: Sequence[torch.Tensor], after: Callable[[int], object]) -> list[torch.Tensor]:
+        """Runs one step and calls ``after`` with the index of each issued instruction; what it raises is that instruction's error."""
+        with _neutral(), torch._C._AutoDispatchBelowAutograd():
+            return _from_capsules(self._native.run_watched(_to_capsules(list(inputs)), after))
 
     def state(self) -> list[torch.Tensor]:
         """The tensors of state as they are bound."""
         return _from_capsules(self._native.state())
 
 
-def lower(spec: Mapping[str, Any], device: str = "cpu", *, rewrite: bool = False) -> Any:
+def lower(spec: Mapping[str, Any], device: str | torch.device = _devices.HOST, *, rewrite: bool = False) -> Any:
     """Lowers a program's data, as :meth:`ProgramBuilder.spec` gives it; graphs are always rewritten first."""
     _ready()
-    return _native.Program(pack(spec), device, _schema_of if rewrite else None)
+    return _native.Program(pack(spec), _place(device), _schema_of if rewrite else None)
 
 
 def lower_graph(
     graph: _native.Graph,
     groups: Mapping[str, str] | None = None,
-    device: str = "cpu",
+    device: str | torch.device = _devices.HOST,
     *,
     buffer_bytes: int | None = None,
     fuse: bool = False,
@@ -89,12 +106,17 @@ def lower_graph(
     Args:
         graph: the graph.
         groups: the names of process groups by the graph's symbolic ones, such as ``axis:a``.
-        device: the kind of device that the program runs on.
+        device: the device that the program runs on, which all device arguments but those of the host become.
         buffer_bytes: the most that memory for small results, which stays from step to step, takes, where that is less than 16 MiB.
         fuse: whether groups of pointwise operations run as kernels (on CPU).
     """
     _ready()
-    return _native.Program.from_graph(graph, dict(groups or {}), device, _schema_of, buffer_bytes, fuse)
+    return _native.Program.from_graph(graph, dict(groups or {}), _place(device), _schema_of, buffer_bytes, fuse)
+
+
+def _place(device: str | torch.device) -> tuple[str, int | None]:
+    place = torch.device(device)
+    return place.type, place.index
 
 
 def _schema_of(name: str) -> str | None:
@@ -111,7 +133,7 @@ def draws_numbers(graph: _native.Graph) -> bool:
 
 def _is_disturbed() -> bool:
     """Whether a mode of this thread would change what operations do."""
-    return torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0
+    return torch._C._is_any_autocast_enabled() or torch._C._len_torch_dispatch_stack() > 0
 
 
 class _neutral:  # noqa: N801 - a context, used like torch.no_grad
@@ -130,16 +152,18 @@ class _neutral:  # noqa: N801 - a context, used like torch.no_grad
         self._modes.__exit__(*error)
 
 
-def _proxy_runner(document: str | None, device: str) -> Any:
-    """torch's runner of a model that is this extension module itself, with ``document`` as its external calls."""
+def _proxy_runner(document: str | None) -> Any:
+    """torch's runner of a model that is this extension module itself, with ``document`` as its external calls.
+
+    It is the processor's for all devices: it hands tensors on as they are, and others there are for a few kinds of devices only.
+    """
     if document is None:
         return None
-    kinds = {"cpu": "AOTIModelContainerRunnerCpu", "cuda": "AOTIModelContainerRunnerCuda"}
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
         model = Path(folder, "g.so")
         model.symlink_to(Path(_native.__file__).resolve())
         Path(folder, "g.json").write_text(document)
-        runner = getattr(_aoti, kinds[device])(str(model), 1)
+        runner = _aoti.AOTIModelContainerRunnerCpu(str(model), 1)
     runner.run([])
     return runner
 
@@ -165,7 +189,8 @@ def _call_by_python(
     if isinstance(result, torch.Tensor):
         return [result]
     flat = [one for part in result or () for one in (part if isinstance(part, (list, tuple)) else [part])]
-    return [torch.empty(0) if one is None else one for one in flat]
+    # Nobody takes a return that is no tensor, but each has its place.
+    return [one if isinstance(one, torch.Tensor) else torch.empty(0) for one in flat]
 
 
 @functools.cache
@@ -206,7 +231,7 @@ def _problem(operation: Any, args: list[Any], settings: dict[str, Any]) -> str |
     builder.returns.append(made)
     expected = operation(*[x if isinstance(arg, Slot) else arg for arg in args], **settings)
     try:
-        (found,) = Executor(_native.Program(pack(builder.spec()), "cpu"))([x])
+        (found,) = Executor(_native.Program(pack(builder.spec()), _place(_devices.HOST)))([x])
     except RuntimeError as error:
         return f"{operation} fails: {error}"
     same = found.dtype == expected.dtype and torch.equal(found, expected)

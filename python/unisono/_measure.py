@@ -11,11 +11,15 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from unisono import _devices
 
-def nanoseconds(run: Callable[[], object]) -> int:
-    """The wall time of a call."""
+
+def nanoseconds(run: Callable[[], object], device: torch.device = _devices.HOST) -> int:
+    """The wall time of a call, until a device has done what the call issues to it."""
+    _devices.synchronise(device)
     start = time.perf_counter_ns()
     run()
+    _devices.synchronise(device)
     return time.perf_counter_ns() - start
 
 
@@ -25,13 +29,16 @@ def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def peak_growth(run: Callable[[], object], repeats: int = 5) -> int:
+def peak_growth(run: Callable[[], object], device: torch.device = _devices.HOST, repeats: int = 5) -> int:
     """The most bytes that PyTorch's allocator had given out during a call beyond those of its beginning.
 
     The profiler sees what this thread gives back, and not what a thread of the network gives back that was late to let go of a
     tensor. A call that is repeated asks for the same memory in the same order, so each piece is counted until the earliest time at which
-    one of the calls gave it back. Calls that ask for other sizes are not compared, and the least counts.
+    one of the calls gave it back. Calls that ask for other sizes are not compared, and the least counts. The allocator of a device counts
+    its peak itself.
     """
+    if device != _devices.HOST:
+        return min(_devices.peak_growth(device, run) for _ in range(repeats))
     alike: dict[tuple[int, ...], list[_Asked]] = {}
     for _ in range(repeats):
         asked = _asked_in(run)

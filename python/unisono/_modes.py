@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-_DEVICES = ("cpu", "cuda")
+from unisono import _devices
 
 
 class Modes:
@@ -32,12 +32,14 @@ class Modes:
             now, before = ("trained", "frozen") if trained[at] else ("frozen", "trained")
             return f"`params.{self._parameters[at][0]}` is {now}", f"it was {before}"
         casts = _casts()
-        for device, was, now in zip(_DEVICES, self._casts, casts, strict=True):
+        for device, now in casts.items():
+            was = self._casts.get(device)
             if was != now:
                 return f"autocast for {device} is {now or 'off'}", f"it was {was or 'off'}"
         return None
 
 
-def _casts() -> list[torch.dtype | None]:
-    """The element type that each device casts to automatically."""
-    return [torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in _DEVICES]
+def _casts() -> dict[str, torch.dtype | None]:
+    """The element type that each kind of device casts to automatically."""
+    kinds = _devices.casting()
+    return {kind: torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in kinds}

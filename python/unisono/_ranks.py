@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono import errors
+from unisono import _devices, errors
 from unisono._meeting import meeting
 from unisono._message import pack, unpack
 from unisono._placements import coordinates
@@ -36,12 +36,14 @@ class Ranks:
     def __init__(self) -> None:
         """Joins the process group: the user's, or a new one where the process was started by ``torchrun``."""
         if dist.is_available() and not dist.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ:
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            dist.init_process_group(_devices.networks(_devices.take_own()))
             atexit.register(_leave)
         self.joined = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if self.joined else 0
         self.count = dist.get_world_size() if self.joined else 1
-        self._groups: dict[tuple[tuple[str, int], ...], dict[str, str]] = {}
+        self._groups: dict[Any, dict[str, str]] = {}
+        self._networks = _networks() if self.joined else {}
+        self._host = dist.new_group(backend="gloo") if self.joined and "cpu" not in self._networks else None
         self.meeting = meeting() if self.count > 1 else None
         self._processes = self._introduce()
 
@@ -50,30 +52,49 @@ class Ranks:
         if self.meeting is not None:
             self.meeting.come(what, why, self.lost)
 
-    @property
-    def group_name(self) -> str:
-        """The name of the process group of all ranks."""
-        return dist.group.WORLD.group_name if self.joined else ""  # type: ignore[union-attr]
+    def group(self, kind: str) -> Any:
+        """The process group of all ranks for tensors on a kind of device; of one's own for the host's where the user's has none.
 
-    def groups(self, mesh: Mapping[str, int]) -> dict[str, str]:
-        """The name of this rank's process group along each axis of a mesh. Every rank must ask for the same meshes in the same order."""
+        Raises:
+            HardwareError: the user's group has no network for such devices.
+        """
+        if self._host is not None and kind == "cpu":
+            return self._host
+        if self._networks and kind not in self._networks:
+            has = ",".join(f"{device}:{network}" for device, network in self._networks.items())
+            raise errors.HardwareError(
+                f"the process group has no network for tensors on {kind}: it has `{has}`",
+                code="U0323",
+                hint=f"begin it with one, as in `torch.distributed.init_process_group('cpu:gloo,{kind}:BACKEND')`, or not at all",
+            )
+        return dist.group.WORLD
+
+    def groups(self, mesh: Mapping[str, int], kind: str = "cpu") -> dict[str, str]:
+        """The name of this rank's process group along each axis of a mesh, for tensors on a kind of device.
+
+        Every rank must ask for the same meshes in the same order.
+        """
+        if not self.joined:
+            return dict.fromkeys(mesh, "")
+        everyone = self.group(kind)
         if len(mesh) == 1 or self.count == 1:
-            return dict.fromkeys(mesh, self.group_name)
-        key = tuple(mesh.items())
+            name: str = everyone.group_name
+            return dict.fromkeys(mesh, name)
+        key = (tuple(mesh.items()), everyone is self._host)
         if key not in self._groups:
-            self._groups[key] = {axis: self._group_along(mesh, axis) for axis in mesh}
+            self._groups[key] = {axis: self._group_along(mesh, axis, everyone) for axis in mesh}
         return self._groups[key]
 
-    def _group_along(self, mesh: Mapping[str, int], axis: str) -> str:
+    def _group_along(self, mesh: Mapping[str, int], axis: str, everyone: Any) -> str:
         if mesh[axis] == self.count:
-            return self.group_name
+            return everyone.group_name
         mine = ""
         members: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.count):
             others = tuple(place for name, place in coordinates(mesh, rank).items() if name != axis)
             members.setdefault(others, []).append(rank)
         for ranks in members.values():
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, backend="gloo" if everyone is self._host else None)
             if self.rank in ranks:
                 mine = group.group_name  # type: ignore[union-attr]
         return mine
@@ -83,11 +104,11 @@ class Ranks:
         if self.count > 1:
             packed = pack(_plain(message)) if self.rank == source else b""
             size = torch.tensor([len(packed)])
-            dist.broadcast(size, source)
+            dist.broadcast(size, source, self.group("cpu"))
             data = torch.empty(int(size), dtype=torch.uint8)
             if self.rank == source:
                 data.copy_(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
-            dist.broadcast(data, source)
+            dist.broadcast(data, source, self.group("cpu"))
             if self.rank != source:
                 message = _restored(unpack(data.numpy().tobytes()))
         if isinstance(message, errors.UnisonoError | UsersError):
@@ -107,7 +128,8 @@ class Ranks:
         """Gives the tensors the values that rank 0 has."""
         if self.count > 1:
             for tensor in tensors:
-                dist.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, 0)
+                values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+                dist.broadcast(values, 0, self.group(tensor.device.type))
 
     def agree(self, fingerprint: str) -> bool:
         """Whether all ranks pass the same, of the same length."""
@@ -117,7 +139,7 @@ class Ranks:
     def gathered(self, part: torch.Tensor) -> list[torch.Tensor]:
         """The tensors that the ranks pass, in their order; all of one shape."""
         parts = [torch.empty_like(part) for _ in range(self.count)]
-        dist.all_gather(parts, part.contiguous())
+        dist.all_gather(parts, part.contiguous(), self.group(part.device.type))
         return parts
 
     def lost(self) -> list[int]:
@@ -169,11 +191,17 @@ def _is_alive(pid: int) -> bool:
 def _leave() -> None:
     """Ends the process group that was begun here: its threads must not outlive the interpreter, which would abort the process.
 
-    After an error NCCL's is left alone, since ending it waits for collectives that may never end.
+    After an error those of devices are left alone, since ending them waits for collectives that may never end.
     """
     failed = hasattr(sys, "last_value")
-    if dist.is_initialized() and not (failed and dist.get_backend() == "nccl"):
+    if dist.is_initialized() and not (failed and set(_networks()) != {"cpu"}):
         dist.destroy_process_group()
+
+
+def _networks() -> dict[str, str]:
+    """The networks of the process group of all ranks, by kind of device."""
+    pairs = (pair.partition(":") for pair in dist.get_backend_config().split(","))
+    return {kind: network for kind, _, network in pairs}
 
 
 _FIELDS = ("code", "message", "place", "cause", "hint")

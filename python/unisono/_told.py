@@ -63,7 +63,8 @@ def told(captured: Capture) -> dict[str, Any]:
         "ways": [_way(way) for way in captured.ways],
         "answers": [list(vars(answer).values()) for answer in captured.traced.answers],
         "constants": [
-            [i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape), i.paths] for i in constants
+            [i.name, str(i.tensor.dtype).removeprefix("torch."), list(i.tensor.shape), i.tensor.device.type, i.paths]
+            for i in constants
         ],
         "kept": [*captured.kept.replaced, *captured.kept.written],
         "read": captured.kept.read(),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono import _measure, _state_dict
+from unisono import _devices, _measure, _state_dict
 from unisono._amounts import bytes_of
 from unisono._arguments import SEARCHED, mesh_of, plain_pins, require_settings
 from unisono._call import Call, Caller
@@ -65,6 +65,7 @@ class ParallelStep:
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
+        _devices.require_data(model)
         self.ranks = Ranks()
         axes = mesh_of(mesh, self.ranks.count)
         state = State(self.ranks, axes, model, optimizers)
@@ -104,9 +105,14 @@ class ParallelStep:
         other._train_step, other._caller, other._steps = step, Caller(step), 0
         other._start()
         self._pause()
-        with _same_random_numbers(), self._session.state.lent():
+        with _same_random_numbers(self._device), self._session.state.lent():
             other._capture(other._call_of(example), plan)
         return other
+
+    @property
+    def _device(self) -> torch.device:
+        steps = [step for steps in self._session.steps for step in steps]
+        return steps[0].device if steps else _devices.HOST
 
     def _pause(self) -> None:
         """Gives the user what the last step puts anew at each step, so that another one can be captured."""
@@ -197,7 +203,7 @@ class ParallelStep:
         """Captures the step; a setting that has changed, and so may change again, is an input of it if the optimizer allows it."""
         session, before = self._session, self._session.live
         session.live = tuple(dict.fromkeys([*before, *(self._last.changed_numbers() if self._last else ())]))
-        with _same_random_numbers(), session.state.lent():
+        with _same_random_numbers(self._device), session.state.lent():
             try:
                 self._capture(call, None)
             except (StepError, UnsupportedError):
@@ -311,6 +317,13 @@ class ParallelStep:
         """Which operations become kernels where ``fuse`` is set, what that saves, and why all others stay as they are."""
         return self.rank_graph.kernels()
 
+    def synchronous(self, yes: bool = True) -> None:
+        """Has each instruction of further steps waited for, so that what fails on a device is named with its line; with ``False`` no more.
+
+        Steps take longer then. On processors operations are done when they return, and nothing changes.
+        """
+        self._session.synchronous = yes
+
     def timeline(self, *arguments: Any) -> list[tuple[str, str | None, int, int]]:
         """Runs one step and returns for each instruction what it is, its place, its start and its duration in nanoseconds."""
         returned, records = self._record(arguments)
@@ -346,12 +359,12 @@ class ParallelStep:
         step, the step's inputs, and what PyTorch's allocator gave out on top of them, as its profiler saw it. Memory that no tensor owns
         (code, buffers of the network) is not in it.
         """
-        times = [_measure.nanoseconds(lambda: self(*arguments)) for _ in range(repeats)]
+        times = [_measure.nanoseconds(lambda: self(*arguments), self._device) for _ in range(repeats)]
         step = self._captured[0]
         tensors = step.tensors(self._caller(arguments, {}))
         state = _measure.tensor_bytes(step.state_tensors())
         buffers = step.executor.program.buffer_bytes()
-        growth = _measure.peak_growth(lambda: step.executor(tensors))
+        growth = _measure.peak_growth(lambda: step.executor(tensors), step.device)
         constants = step.executor.program.constant_bytes()
         peak = state + _measure.tensor_bytes(tensors) + buffers + constants + growth
         mine = torch.tensor([statistics.median_low(times), state, buffers, peak])
@@ -365,10 +378,10 @@ class ParallelStep:
 
 
 @contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Leaves PyTorch's generator as it is: a capture draws numbers, and not on every rank."""
-    state = torch.get_rng_state()
+def _same_random_numbers(device: torch.device) -> Iterator[None]:
+    """Leaves PyTorch's generators as they are: a capture draws numbers, and not on every rank."""
+    states = _devices.generator_states(device)
     try:
         yield
     finally:
-        torch.set_rng_state(state)
+        _devices.set_generator_states(device, states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono import _agreement, _native, _profile
+from unisono import _agreement, _devices, _native, _profile
 from unisono._arguments import given_plan, text_of
 from unisono._between import Between
 from unisono._call import Call
@@ -37,7 +38,7 @@ from unisono._told import Way
 from unisono._tree import from_plain, unflatten
 from unisono._unchanged import Unchanged, other_call
 from unisono._users_errors import UsersError
-from unisono.errors import InternalError, StepError, UnisonoError
+from unisono.errors import HardwareError, InternalError, StepError, UnisonoError
 from unisono.plans import Plan
 
 _STATE = ("parameter", "buffer", "optimizer", "constant")
@@ -80,6 +81,7 @@ class Session:
         device_mesh: the mesh as PyTorch has it, made when it is first needed.
         searches_mesh: whether the first plan decides which axes the ranks make.
         fuse: whether groups of operations run as kernels.
+        synchronous: whether each instruction is waited for.
     """
 
     ranks: Ranks
@@ -100,6 +102,7 @@ class Session:
     device_mesh: Any = None
     searches_mesh: bool = False
     fuse: bool = False
+    synchronous: bool = False
 
     def take_mesh(self, mesh: Mapping[str, int]) -> None:
         """Takes the axes that the first plan has found, for all that has the mesh of the session."""
@@ -137,7 +140,9 @@ class CapturedStep:
         everyone = call.together(self.ranks.count) if session.batch == "local" else call
         self._inputs, message = self._capture(train_step, everyone, outside, accumulates)
         captured = time.perf_counter()
-        self.cluster = text_of(session.cluster) if session.cluster is not None else _profile.description(self.ranks)
+        self.device = _devices.device_of((i.name, i.tensor) for i in self._inputs.inputs if i.cls in _STATE)
+        given = session.cluster
+        self.cluster = _profile.description(self.ranks, self.device) if given is None else text_of(given)
         described = time.perf_counter()
         graph = _native.Graph(message)
         self.plan = self._planned(graph, session.memory_limit, session.pins, plan)
@@ -211,8 +216,10 @@ class CapturedStep:
         read = [paths_of(paths) for paths in message["read"]]
         kept = paths_of(message["kept"])
         inputs = collect(train_step, self._model, self._optimizers, call, kept, self._live, read)
-        for name, dtype, shape, paths in message["constants"]:
-            inputs.add(constant(self._root, name, getattr(torch, dtype), shape, paths_of(paths)))
+        own = _devices.device_of((i.name, i.tensor) for i in inputs.inputs if i.cls in _STATE)
+        for name, dtype, shape, kind, paths in message["constants"]:
+            device = own if own.type == kind else torch.device(kind)
+            inputs.add(constant(self._root, name, getattr(torch, dtype), shape, device, paths_of(paths)))
         _agreement.require_alike(_agreement.described(inputs), self.ranks.rank, message["inputs"])
         return inputs
 
@@ -276,11 +283,14 @@ class CapturedStep:
             )
             optimised, self.passes = graph.rank_graph(self.plan.native, self.ranks.rank), []
         self._draws = draws_numbers(optimised)
-        groups = {f"axis:{axis}": name for axis, name in self.ranks.groups(self._mesh).items()}
+        self._require_devices_alike()
+        groups = {f"axis:{axis}": name for axis, name in self.ranks.groups(self._mesh, self.device.type).items()}
         self.rank_graph = optimised
         # The predicted peak counts what stays for small results, and with a limit it is not to be more.
         left = None if self._session.memory_limit is None else self.plan.prediction["buffer_bytes"]
-        self.executor = Executor(lower_graph(optimised, groups, buffer_bytes=left, fuse=self._session.fuse))
+        self.executor = Executor(
+            lower_graph(optimised, groups, self.device, buffer_bytes=left, fuse=self._session.fuse)
+        )
         layouts = self.plan.layouts
         self._placed = [layouts.get(item.name, {}) for item in self._inputs.inputs]
         self._state = [
@@ -295,6 +305,20 @@ class CapturedStep:
         self._version = self._session.state.version
         self._read_only = [p for p, (item, *_) in enumerate(self._state) if item.cls == "constant"]
         self._bind()
+
+    def _require_devices_alike(self) -> None:
+        """Refuses to draw random numbers on devices of several models: each draws others from the same seed."""
+        if not self._draws or self.device == _devices.HOST:
+            return
+        mine = _devices.model_of(self.device)
+        if self.ranks.agree(hashlib.blake2b(mine.encode(), digest_size=8).hexdigest()):
+            return
+        raise HardwareError(
+            f"the step draws random numbers on {mine}, and other ranks run on other models",
+            code="U0324",
+            cause="how many numbers a thread draws depends on the model, so that the same seed gives other masks",
+            hint="use ranks with the same devices, or a step without random numbers",
+        )
 
     def _renewed(self, item: StepInput) -> bool:
         """Whether the step puts another tensor in the place of one that the user has, instead of writing into it."""
@@ -396,14 +420,19 @@ class CapturedStep:
         tensors = self.tensors(call, steps)
         self._session.state.give_up()
         try:
-            returned = self.executor(tensors)
+            returned = self._issued(tensors)
         except UnisonoError as error:
             raise self._blamed(error) from None
         return self.finish(returned)
 
+    def _issued(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if not self._session.synchronous:
+            return self.executor(tensors)
+        return self.executor.watch(tensors, lambda _: _devices.synchronise(self.device))
+
     def record(self, call: Call) -> tuple[list[torch.Tensor], Any]:
         """Runs one step and returns what its program returns, and when each instruction ran."""
-        return self.executor.record(self.tensors(call))
+        return self.executor.record(self.tensors(call), self.device)
 
     def finish(self, returned: list[torch.Tensor]) -> Any:
         """What the user's step returns, when a step is over."""
@@ -495,12 +524,13 @@ class CapturedStep:
         given = {item.name: batch[position] for position, item in enumerate(self._inputs.inputs) if position in batch}
         given |= {item.name: self._read(item, groups) for item in self._inputs.inputs if item.cls == "hyper"}
         if self._draws:
-            given[_agreement.GENERATOR] = torch.get_rng_state()
+            states = _devices.generator_states(self.device)
+            given |= {_agreement.generator(kind): state for kind, state in states.items()}
         _agreement.require(self.ranks, list(given), list(given.values()))
 
     def _blamed(self, error: UnisonoError) -> UnisonoError:
         """The error of a failed step; for a failed collective, it names the collective and the ranks that are gone."""
         if self.ranks.count == 1 or "_c10d_functional" not in error.message:
-            return error
+            return error if self._session.synchronous else _devices.at_or_before(error, self.device)
         collective, issued = self.rank_graph.collective_at(error.place) or (error.message.split("`")[1], None)
         return self.ranks.blamed(f"{collective} failed", error.place or issued, error.cause)

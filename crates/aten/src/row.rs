@@ -161,6 +161,8 @@ pub enum Rewrite {
     BatchNorm(usize),
     /// The backward of it.
     BatchNormBackward(usize),
+    /// Dropout as one kernel, while training by this argument: a mask, and a product with it.
+    Dropout(usize),
 }
 
 /// How an operation may be sharded.

@@ -82,6 +82,9 @@ pub static ROWS: &[Row] = &[
         No,
         Flops(matmul::convolution_backward_flops),
     ).workspace(matmul::convolution_backward_workspace),
+    // Products of scaled 8-bit numbers, and of groups of matrices
+    op("aten::_scaled_mm(self, mat2, scale_a, scale_b, Tensor? bias, Tensor? scale_result, ScalarType? out_dtype, bool use_fast_accum)", Factors(matmul::scaled), No, Flops(matmul::mm_flops)).strides(Strides::RowMajor),
+    op("aten::_grouped_mm(self, mat2, Tensor? offs, Tensor? bias, ScalarType? out_dtype)", Factors(matmul::grouped), No, Flops(matmul::grouped_flops)).strides(Strides::RowMajor),
     // Arithmetic
     each("aten::add.Tensor(self, other, Scalar alpha)", Together(&[0, 1])).in_place().out("aten::add.out").computes("self + alpha * other"),
     each("aten::sub.Tensor(self, other, Scalar alpha)", Together(&[0, 1])).in_place().out("aten::sub.out").computes("self - alpha * other"),
@@ -415,6 +418,18 @@ pub static ROWS: &[Row] = &[
         InEach(&[0]),
         Flops(attention::backward_flops),
     ).random(Unless0(13)),
+    op(
+        "aten::_scaled_dot_product_fused_attention_overrideable(query, key, value, Tensor? attn_bias, float dropout_p, bool is_causal, bool return_debug_mask, float? scale) -> (Tensor, Tensor, Tensor, Tensor, int, int, Tensor, Tensor, Tensor)",
+        Factors(attention::overrideable),
+        No,
+        Flops(attention::forward_flops),
+    ).random(Unless0(4)),
+    op(
+        "aten::_scaled_dot_product_fused_attention_overrideable_backward(grad_out, query, key, value, Tensor? attn_bias, bool[] grad_input_mask, out, logsumexp, Tensor? cum_seq_q, Tensor? cum_seq_k, int max_q, int max_k, float dropout_p, bool is_causal, philox_seed, philox_offset, float? scale) -> (Tensor, Tensor, Tensor, Tensor)",
+        Factors(attention::overrideable_backward),
+        InEach(&[0]),
+        Flops(attention::backward_flops),
+    ),
     // Collectives along another axis
     op("_c10d_functional::all_reduce(input, str reduce_op)", Rule::Each, Sums, Traffic),
     op("_c10d_functional::all_gather_into_tensor(input, int group_size)", Seeded(collective::all_gather), Jointly, Traffic),
@@ -472,7 +487,7 @@ pub static ROWS: &[Row] = &[
     known("aten::rand(int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)").random(Yes),
     known("aten::randn(int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)").random(Yes),
     known("aten::randperm(int n, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)").random(Yes),
-    known("aten::native_dropout(input, float p, bool? train) -> (Tensor, Tensor)").random(Yes),
+    known("aten::native_dropout(input, float p, bool? train) -> (Tensor, Tensor)").random(Yes).rewrite(Rewrite::Dropout(2)),
     known("aten::detach(self)").memory(Alias).identity(),
     known("aten::lift(self)").memory(Alias).identity(),
     known("aten::lift_fresh(self)").memory(Alias).identity(),

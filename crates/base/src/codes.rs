@@ -98,6 +98,8 @@ codes! {
     FOREIGN_OPTIMIZER = 126, Step, "the step calls an optimizer that it was made without";
     DISTRIBUTED_ALREADY = 127, Step, "a model that is distributed already";
     CASTS_ELSEWHERE = 128, Unsupported, "automatic casts for a device that is not there";
+    TWO_DEVICES = 129, Step, "state on two devices";
+    NO_DATA = 130, Step, "state that has no values";
 
     // 02xx: plans and configuration
     BAD_CLUSTER = 201, Configuration, "a cluster description that cannot be used";
@@ -118,6 +120,9 @@ codes! {
     BAD_KERNEL = 314, Bug, "a kernel that breaks one of its invariants, or memory that does not fit it";
     RANK_GONE = 320, Resources, "another rank is gone";
     MEASUREMENT_FAILED = 321, Hardware, "a measurement of the machine that failed";
+    TOO_FEW_DEVICES = 322, Hardware, "fewer devices than ranks";
+    NO_NETWORK = 323, Hardware, "a process group without a network for a kind of device";
+    UNLIKE_DEVICES = 324, Hardware, "ranks whose devices draw other random numbers";
 
     // 04xx: balance
     BAD_PROBLEM = 401, Configuration, "a balancing problem that makes no sense";

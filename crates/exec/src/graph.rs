@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{Code, Diagnostic, Result};
-use ir::{DeviceKind, Graph, Node, PartKind, Return, TensorType, ValueId};
+use ir::{Graph, Node, PartKind, Return, TensorType, ValueId};
 use torch_sys::{Arg, Device, Dtype, Layout, MemoryFormat, Output, Slot};
 
 use crate::{OpCall, ProgramSpec, Shape, Update};
@@ -13,13 +13,14 @@ pub type Groups = BTreeMap<String, String>;
 
 /// What the executor has to run for `graph`: state are its inputs that live on from step to step, in their order, and inputs all
 /// others; slots are numbered as values are. Schemas are the graph's own; whoever runs the program replaces them by PyTorch's.
-pub fn spec_of(graph: &Graph, groups: &Groups) -> Result<ProgramSpec> {
+/// Device arguments name the capturing process's device: here they are `device`, but for those that name the host.
+pub fn spec_of(graph: &Graph, groups: &Groups, device: &Device) -> Result<ProgramSpec> {
     let (state, inputs): (Vec<_>, Vec<_>) = graph.inputs.values().partition(|input| input.class.is_state());
     let slots = |inputs: Vec<&ir::Input>| inputs.into_iter().map(|input| slot(input.value)).collect();
     let calls = (0..).zip(&graph.order).map(|(position, id)| {
         let node = &graph.nodes[*id];
         let writes_state = graph.part_kind(*id) == PartKind::Update;
-        call(node, position, writes_state, groups).map_err(|diagnostic| match graph.place(*id) {
+        call(node, position, writes_state, groups, device).map_err(|diagnostic| match graph.place(*id) {
             Some(place) => diagnostic.at(place.clone()),
             None => diagnostic,
         })
@@ -52,7 +53,7 @@ fn shape(ty: &TensorType) -> Option<Shape> {
     Some(Shape { dtype, sizes: ty.shape.to_vec(), strides: Some(ty.strides.to_vec()) })
 }
 
-fn call(node: &Node, position: u32, writes_state: bool, groups: &Groups) -> Result<OpCall> {
+fn call(node: &Node, position: u32, writes_state: bool, groups: &Groups, device: &Device) -> Result<OpCall> {
     let output = |returned: &Return| match returned {
         Return::None => Output::Ignored,
         Return::Value(value) => Output::Tensor(slot(*value)),
@@ -60,7 +61,7 @@ fn call(node: &Node, position: u32, writes_state: bool, groups: &Groups) -> Resu
     };
     Ok(OpCall {
         op: node.op.0,
-        args: node.args.iter().map(|arg| argument(arg, groups)).collect::<Result<_>>()?,
+        args: node.args.iter().map(|arg| argument(arg, groups, device)).collect::<Result<_>>()?,
         outputs: node.returns.iter().map(output).collect(),
         place: node.place.map(|place| place.0),
         node: Some(position),
@@ -68,7 +69,7 @@ fn call(node: &Node, position: u32, writes_state: bool, groups: &Groups) -> Resu
     })
 }
 
-fn argument(arg: &ir::Arg, groups: &Groups) -> Result<Arg> {
+fn argument(arg: &ir::Arg, groups: &Groups, here: &Device) -> Result<Arg> {
     let unknown =
         |what: &str, name: &str| Diagnostic::new(Code::BAD_PROGRAM, format!("unknown {what} `{name}`"));
     Ok(match arg {
@@ -97,11 +98,8 @@ fn argument(arg: &ir::Arg, groups: &Groups) -> Result<Arg> {
         ir::Arg::MemoryFormat(name) => {
             Arg::MemoryFormat(format(name).ok_or_else(|| unknown("memory format", name))?)
         }
-        ir::Arg::Device(device) => Arg::Device(match device.kind {
-            DeviceKind::Cpu => Device { kind: "cpu".to_owned(), index: None },
-            DeviceKind::Cuda => Device { kind: "cuda".to_owned(), index: Some(i32::from(device.index)) },
-            DeviceKind::Meta => Device { kind: "meta".to_owned(), index: None },
-        }),
+        ir::Arg::Device(device) if device.kind.is_cpu() => Arg::Device(Device::host()),
+        ir::Arg::Device(_) => Arg::Device(here.clone()),
     })
 }
 
@@ -134,12 +132,28 @@ place p0 "train.py":12:5
     fn values_become_slots_and_symbolic_groups_real_ones() {
         let graph: Graph = Graph::from_text("test", GRAPH).unwrap();
         let groups = Groups::from([("axis:a".to_owned(), "group 7".to_owned())]);
-        let spec = spec_of(&graph, &groups).unwrap();
+        let spec = spec_of(&graph, &groups, &Device::host()).unwrap();
         assert_eq!((spec.state, spec.inputs, spec.returns), (vec![Slot(0)], vec![Slot(1)], vec![Slot(3)]));
         assert_eq!(spec.schemas[0], "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor");
         assert_eq!(spec.calls[1].args[2], Arg::Str("group 7".to_owned()));
         assert_eq!(spec.updates, [Update { state: Slot(0), value: Slot(2) }]);
         assert_eq!(spec.places[spec.calls[0].place.unwrap() as usize].line, 12);
         assert_eq!(spec.shapes[2].as_ref().unwrap().sizes, [4]);
+    }
+
+    #[test]
+    fn device_arguments_are_the_rank_s_own_but_for_the_host_s() {
+        let rest = "f32, none, DEVICE, none";
+        let line = |value: &str, device: &str| {
+            format!("{value}: f32[2] = aten::full([2], 0, {})\n", rest.replace("DEVICE", device))
+        };
+        let op = "op aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
+        let body = line("v0", "device(npu:0)") + &line("v1", "device(cpu)");
+        let graph =
+            Graph::from_text("test", &format!("unisono graph 2\n{op}\n{body}return v0, v1\n")).unwrap();
+        let here = Device { kind: "npu".to_owned(), index: Some(3) };
+        let spec = spec_of(&graph, &Groups::new(), &here).unwrap();
+        assert_eq!(spec.calls[0].args[4], Arg::Device(here));
+        assert_eq!(spec.calls[1].args[4], Arg::Device(Device::host()));
     }
 }

@@ -7,7 +7,7 @@ use base::{Code, Diagnostic, Result};
 use fixedbitset::FixedBitSet;
 use memory::{Lifetimes, Once};
 use rustc_hash::FxHashMap;
-use torch_sys::{Arg, Device, Dtype, Number, Output, Schema, Slot, Type};
+use torch_sys::{Arg, Dtype, Number, Output, Schema, Slot, Type};
 
 use crate::{
     Abilities, Action, Instruction, OpCall, Program, ProgramSpec, Role, Route, Shape, Update, Write,
@@ -139,7 +139,7 @@ impl<'a> Lowering<'a> {
                     format!("buffer {target} has no size and stride by dimension"),
                 )
             })?;
-            let device = Device { kind: self.abilities.proxy_device.clone(), index: None };
+            let device = self.abilities.device.clone();
             self.pin(target, false);
             let action = Action::Buffer { shape: shape.clone(), device, target };
             self.prologue.push(Instruction { action, release: Vec::new(), place: None, node: None });

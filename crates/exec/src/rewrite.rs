@@ -28,7 +28,7 @@ pub fn wanted_schemas(spec: &ProgramSpec) -> Vec<String> {
 pub fn rewrite(spec: &ProgramSpec, abilities: &Abilities, buffers: Bytes) -> Result<ProgramSpec> {
     let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>()?;
     crate::lower::check(spec, &schemas)?;
-    let on_cpu = abilities.proxy_device == "cpu";
+    let on_cpu = abilities.device.is_host();
     let spec = if on_cpu { numbers_as_tensors(spec, &schemas) } else { spec.clone() };
     if spec.calls.iter().any(|call| schemas[call.op as usize].mutates()) {
         // The caller has already decided what is written in place.

@@ -1,6 +1,6 @@
 //! The choice of a call's route.
 
-use torch_sys::{Arg, Output, Schema, Version, dispatcher, proxy};
+use torch_sys::{Arg, Device, Output, Schema, Version, dispatcher, proxy};
 
 use crate::{Role, Route, role};
 
@@ -12,17 +12,17 @@ pub struct Abilities {
     /// Whether the proxy executor reads element types, layouts and memory formats as they are written (PyTorch 2.12 and newer; 2.11
     /// takes the numbers of exported programs for its own, which are others).
     pub enumerations_by_proxy: bool,
-    /// The kind of device that the proxy executor puts every device argument to.
-    pub proxy_device: String,
+    /// The device that programs run on.
+    pub device: Device,
 }
 
 impl Abilities {
-    /// The abilities of a PyTorch release with a proxy executor for devices of the kind `device`.
-    pub fn of(version: Version, device: &str) -> Self {
+    /// The abilities of a PyTorch release for programs on `device`.
+    pub fn of(version: Version, device: Device) -> Self {
         Self {
             strings_by_dispatcher: version >= Version { major: 2, minor: 14 },
             enumerations_by_proxy: version >= Version { major: 2, minor: 12 },
-            proxy_device: device.to_owned(),
+            device,
         }
     }
 
@@ -37,7 +37,9 @@ impl Abilities {
         if !self.enumerations_by_proxy && args.iter().any(enumeration) {
             return Route::Python;
         }
-        let elsewhere = |arg: &Arg| matches!(arg, Arg::Device(device) if device.kind != self.proxy_device);
+        // torch has proxy executors for a few kinds of devices only, and each replaces every device argument by its own device. The
+        // processor's is always there, and takes tensors of all devices.
+        let elsewhere = |arg: &Arg| matches!(arg, Arg::Device(device) if !device.is_host());
         if !args.iter().any(elsewhere) && proxy::node(schema, args, outputs).is_ok() {
             return Route::Proxy;
         }
@@ -59,14 +61,14 @@ fn may_refuse_symbols(schema: &Schema, args: &[Arg]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use torch_sys::{Device, Slot};
+    use torch_sys::Slot;
 
     fn route(schema: &str, args: &[Arg]) -> Route {
         route_of(13, schema, args)
     }
 
     fn route_of(minor: u8, schema: &str, args: &[Arg]) -> Route {
-        let abilities = Abilities::of(Version { major: 2, minor }, "cpu");
+        let abilities = Abilities::of(Version { major: 2, minor }, Device::host());
         abilities.route(&Schema::parse(schema).unwrap(), args, &[Output::Tensor(Slot(9))])
     }
 
@@ -99,6 +101,47 @@ mod tests {
         assert_eq!(route_of(12, full, &args(float.clone())), Route::Proxy);
         assert_eq!(route_of(11, full, &args(float)), Route::Python);
         assert_eq!(route_of(11, full, &args(Arg::None)), Route::Proxy);
+    }
+
+    #[test]
+    fn returns_whose_types_do_not_read_alike_backwards_do_not_go_by_dispatcher() {
+        let x = || Arg::Tensor(Slot(0));
+        let returning = |types: &str| {
+            let schema = Schema::parse(&format!("aten::f(Tensor self) -> ({types})")).unwrap();
+            let outputs = vec![Output::Ignored; schema.returns.len()];
+            let abilities = Abilities::of(Version { major: 2, minor: 13 }, Device::host());
+            abilities.route(&schema, &[x()], &outputs)
+        };
+        assert_eq!(returning("Tensor, Tensor, Tensor"), Route::Dispatcher);
+        assert_eq!(returning("Tensor, int, Tensor"), Route::Dispatcher);
+        assert_eq!(returning("Tensor, Tensor, int, Tensor"), Route::Python);
+        // Flash attention's.
+        assert_eq!(
+            returning("Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tensor"),
+            Route::Python
+        );
+    }
+
+    #[test]
+    fn a_tensor_that_is_not_there_goes_by_dispatcher() {
+        assert_eq!(
+            route("aten::f(Tensor self, Tensor seed) -> Tensor", &[Arg::Tensor(Slot(0)), Arg::None]),
+            Route::Dispatcher
+        );
+    }
+
+    #[test]
+    fn the_proxy_takes_calls_on_every_device_unless_they_name_one() {
+        let add = Schema::parse(
+            "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1, Device? d) -> Tensor",
+        );
+        let here = Device { kind: "npu".to_owned(), index: Some(1) };
+        let abilities = Abilities::of(Version { major: 2, minor: 13 }, here.clone());
+        let args = |device| [Arg::Tensor(Slot(0)), Arg::Tensor(Slot(0)), Arg::Int(1), device];
+        let route = |device| abilities.route(add.as_ref().unwrap(), &args(device), &[Output::Ignored]);
+        assert_eq!(route(Arg::None), Route::Proxy);
+        assert_eq!(route(Arg::Device(Device::host())), Route::Proxy);
+        assert_eq!(route(Arg::Device(here)), Route::Python);
     }
 
     #[test]

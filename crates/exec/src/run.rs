@@ -85,6 +85,16 @@ impl Executor {
         self.step(inputs, |executor, start| executor.run_body_recorded(start, records))
     }
 
+    /// Runs one step as [`run`](Self::run) does, and calls `after` with the position of each instruction that has been issued; what it fails
+    /// with is the failure of that instruction.
+    pub fn run_watched(
+        &mut self,
+        inputs: Vec<Tensor>,
+        after: &mut dyn FnMut(usize) -> std::result::Result<(), Failure>,
+    ) -> Result<Vec<Tensor>> {
+        self.step(inputs, |executor, _| executor.run_body_watched(after))
+    }
+
     fn step(
         &mut self,
         inputs: Vec<Tensor>,
@@ -134,6 +144,17 @@ impl Executor {
                 start: nanos(before),
                 duration: nanos(duration),
             });
+        }
+        self.write_updates()
+    }
+
+    fn run_body_watched(
+        &mut self,
+        after: &mut dyn FnMut(usize) -> std::result::Result<(), Failure>,
+    ) -> Result<()> {
+        for index in 0..self.body.len() {
+            self.run_one(index)?;
+            after(index).map_err(|failure| failed(&self.program, &self.program.body[index], &failure))?;
         }
         self.write_updates()
     }

@@ -4,6 +4,7 @@
 use base::Bytes;
 use expect_test::{Expect, expect};
 use ir::Graph;
+use torch_sys::Device;
 use unisono_exec::{Abilities, BUFFERS, Groups, ProgramSpec, lower, rewrite, spec_of, wanted_schemas};
 
 const OPS: &str = r#"unisono graph 2
@@ -48,14 +49,18 @@ fn out_form(name: &str) -> Option<&'static str> {
 
 fn spec(body: &str, known: impl Fn(&str) -> Option<&'static str>) -> ProgramSpec {
     let graph = Graph::from_text("test", &format!("{OPS}{body}")).unwrap();
-    let mut spec = spec_of(&graph, &Groups::new()).unwrap();
+    let mut spec = spec_of(&graph, &Groups::new(), &Device::host()).unwrap();
     let wanted = wanted_schemas(&spec);
     spec.schemas.extend(wanted.iter().filter_map(|name| known(name)).map(str::to_owned));
     spec
 }
 
+fn here(kind: &str) -> Device {
+    Device { kind: kind.to_owned(), index: None }
+}
+
 fn program(spec: &ProgramSpec, device: &str) -> String {
-    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, device);
+    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, here(device));
     lower(&rewrite(spec, &abilities, BUFFERS).unwrap(), &abilities).unwrap().to_string()
 }
 
@@ -400,15 +405,16 @@ fn a_program_that_reads_an_empty_slot_is_refused() {
         extra,
     );
     spec.inputs.clear();
-    let error = rewrite(&spec, &Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu"), BUFFERS)
-        .err()
-        .unwrap();
+    let error =
+        rewrite(&spec, &Abilities::of(torch_sys::Version { major: 2, minor: 13 }, Device::host()), BUFFERS)
+            .err()
+            .unwrap();
     assert!(error.message.contains("`aten::mul.Tensor` reads slot %0 before anything is there"), "{error}");
 }
 
 #[test]
 fn a_buffer_without_strides_or_in_a_slot_that_is_taken_is_refused() {
-    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu");
+    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, Device::host());
     let body = "input v0: f32[4] = batch \"batch.0\"\nreturn v0\n";
     let refused = |change: fn(&mut ProgramSpec)| {
         let mut spec = spec(body, extra);
@@ -425,7 +431,7 @@ fn a_buffer_without_strides_or_in_a_slot_that_is_taken_is_refused() {
 fn buffers_take_no_more_than_they_may() {
     let body = "input v0: f32[4, 4] = batch \"batch.0\"\nv1: f32[4, 4] = aten::mm(v0, v0)\nv2: f32[4, 4] = aten::mm(v1, v0)\nv3: f32[4, 4] = aten::mm(v2, v1)\nreturn v3\n";
     let spec = spec(body, out_form);
-    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, "cpu");
+    let abilities = Abilities::of(torch_sys::Version { major: 2, minor: 13 }, Device::host());
     let taken =
         |limit| lower(&rewrite(&spec, &abilities, Bytes(limit)).unwrap(), &abilities).unwrap().buffer_bytes();
     assert_eq!([0, 63, 64, 127, 128, 1 << 20].map(taken), [0, 0, 64, 64, 128, 128].map(Bytes));

@@ -115,7 +115,7 @@ impl Maker {
             ty.strides = Dims::from_slice(&[1, rows]);
         }
         if self.random.once_in(8) {
-            ty.device = Device { kind: DeviceKind::Cuda, index: 1 };
+            ty.device = Device { kind: DeviceKind::named("cuda").expect("a name"), index: 1 };
         }
         ty
     }
@@ -228,8 +228,9 @@ impl Maker {
     fn full(&mut self) {
         let [rows, columns] = [*self.random.pick(&SIZES), *self.random.pick(&SIZES)];
         let number = Arg::Float(*self.random.pick(&SCALARS));
-        let place =
-            Arg::Device(Device { kind: *self.random.pick(&[DeviceKind::Cpu, DeviceKind::Cuda]), index: 0 });
+        let place = Arg::Device(
+            *self.random.pick(&["cpu", "cuda:0", "npu:3"].map(|device| device.parse().expect("a device"))),
+        );
         let options = [Arg::Dtype(Dtype::F32), Arg::Layout("strided".into()), place, Arg::Bool(false)];
         let args = [Arg::Ints(vec![rows, columns]), number].into_iter().chain(options);
         self.push(FULL, args.collect(), [rows, columns]);

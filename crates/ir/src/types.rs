@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use base::Bytes;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use smallvec::SmallVec;
 
 /// Sizes or strides, one per dimension.
@@ -87,34 +87,90 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// The kind of device that holds a tensor.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DeviceKind {
-    /// Host memory.
-    #[default]
-    Cpu,
-    /// An NVIDIA GPU, or an AMD GPU under ROCm.
-    Cuda,
-    /// No memory at all: shapes only.
-    Meta,
+/// The most letters that the name of a kind of device has.
+const KIND_LETTERS: usize = 23;
+
+/// The kind of device that holds a tensor, by PyTorch's name: `cpu`, `cuda`, or whatever a backend calls itself.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceKind {
+    /// The name, filled up with zeros.
+    name: [u8; KIND_LETTERS],
 }
 
-/// A device. The index is the capturing process's and is replaced by the rank's own when a program is bound.
+impl DeviceKind {
+    /// Host memory.
+    pub const CPU: Self = Self::of("cpu");
+    /// No memory at all: shapes only.
+    pub const META: Self = Self::of("meta");
+
+    /// The kind of a name: small letters, digits and underlines, a letter first, at most 23 of them.
+    pub fn named(name: &str) -> Option<Self> {
+        let known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let first = name.starts_with(|c: char| c.is_ascii_lowercase());
+        (first && name.len() <= KIND_LETTERS && name.chars().all(known)).then(|| Self::of(name))
+    }
+
+    const fn of(name: &str) -> Self {
+        let (bytes, mut made) = (name.as_bytes(), [0; KIND_LETTERS]);
+        let mut at = 0;
+        while at < bytes.len() {
+            made[at] = bytes[at];
+            at += 1;
+        }
+        Self { name: made }
+    }
+
+    /// PyTorch's name.
+    pub fn name(&self) -> &str {
+        let length = self.name.iter().position(|byte| *byte == 0).unwrap_or(KIND_LETTERS);
+        std::str::from_utf8(&self.name[..length]).expect("a name is ASCII")
+    }
+
+    /// Whether it is host memory.
+    pub fn is_cpu(self) -> bool {
+        self == Self::CPU
+    }
+}
+
+impl Default for DeviceKind {
+    fn default() -> Self {
+        Self::CPU
+    }
+}
+
+impl fmt::Debug for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for DeviceKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for DeviceKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Self::named(&name).ok_or_else(|| D::Error::custom(format!("`{name}` names no kind of device")))
+    }
+}
+
+/// A device. The index is the capturing process's and is replaced by the rank's own when a program is made.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Device {
     /// The kind.
     pub kind: DeviceKind,
-    /// Which of that kind; 0 for `Cpu`.
+    /// Which of that kind; 0 for `cpu` and `meta`.
     pub index: u16,
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            DeviceKind::Cpu => f.write_str("cpu"),
-            DeviceKind::Cuda => write!(f, "cuda:{}", self.index),
-            DeviceKind::Meta => f.write_str("meta"),
+            DeviceKind::CPU | DeviceKind::META => f.write_str(self.kind.name()),
+            kind => write!(f, "{}:{}", kind.name(), self.index),
         }
     }
 }
@@ -124,14 +180,14 @@ impl FromStr for Device {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is none of cpu, meta, cuda:INDEX");
-        let device = |kind, index| Self { kind, index };
-        match text.split_once(':') {
-            None if text == "cpu" => Ok(device(DeviceKind::Cpu, 0)),
-            None if text == "meta" => Ok(device(DeviceKind::Meta, 0)),
-            Some(("cuda", index)) => Ok(device(DeviceKind::Cuda, index.parse().map_err(|_| wrong())?)),
-            _ => Err(wrong()),
-        }
+        let wrong = || format!("`{text}` is none of cpu, meta, KIND:INDEX");
+        let (name, index) = match text.split_once(':') {
+            None if matches!(text, "cpu" | "meta") => (text, "0"),
+            Some((name, index)) if !matches!(name, "cpu" | "meta") => (name, index),
+            _ => return Err(wrong()),
+        };
+        let kind = DeviceKind::named(name).ok_or_else(wrong)?;
+        Ok(Self { kind, index: index.parse().map_err(|_| wrong())? })
     }
 }
 
@@ -234,4 +290,19 @@ pub fn contiguous_strides(shape: &[i64]) -> Dims {
         strides[dim] = strides[dim + 1] * shape[dim + 1].max(1);
     }
     strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_that_a_backend_may_have_is_a_kind_of_device() {
+        for text in ["cpu", "meta", "cuda:0", "xpu:3", "privateuseone:1", "my_chip2:0"] {
+            assert_eq!(text.parse::<Device>().unwrap().to_string(), text);
+        }
+        for text in ["", "cpu:1", "cuda", "Cuda:0", "7:0", "gpu:x", "a_name_of_more_than_23_letters:0"] {
+            assert!(text.parse::<Device>().is_err(), "{text}");
+        }
+    }
 }

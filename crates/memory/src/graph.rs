@@ -3,8 +3,8 @@
 use aten::{Call, Memory, Random};
 use base::{Id, PrimaryMap};
 use ir::{
-    Arg, CollectiveKind, DeviceKind, Graph, Node, NodeId, OpId, PartKind, Return, Schema, TensorType, Value,
-    ValueDef, ValueId,
+    Arg, CollectiveKind, Graph, Node, NodeId, OpId, PartKind, Return, Schema, TensorType, Value, ValueDef,
+    ValueId,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -52,8 +52,7 @@ fn storage(graph: &Graph, value: &Value, ops: &PrimaryMap<OpId, Operator>) -> u6
     let bytes = value.ty.bytes().0;
     let ValueDef::Result(id, _) = value.def else { return bytes };
     let node = &graph.nodes[id];
-    let full_size =
-        ops[node.op].row.is_some_and(|row| row.full_size) && value.ty.device.kind != DeviceKind::Cuda;
+    let full_size = ops[node.op].row.is_some_and(|row| row.full_size) && value.ty.device.kind.is_cpu();
     match node.operands().next() {
         Some(operand) if full_size => graph.ty(operand).bytes().0.max(bytes),
         _ => bytes,
@@ -128,7 +127,7 @@ fn workspace(graph: &Graph, id: NodeId, operator: &Operator) -> u64 {
 fn collective_workspace(graph: &Graph, id: NodeId) -> u64 {
     let node = &graph.nodes[id];
     let bytes = |values: &mut dyn Iterator<Item = ValueId>| -> u64 {
-        let types = values.map(|value| graph.ty(value)).filter(|ty| ty.device.kind != DeviceKind::Cuda);
+        let types = values.map(|value| graph.ty(value)).filter(|ty| ty.device.kind.is_cpu());
         types.map(|ty| ty.bytes().0).sum()
     };
     match graph.collective(id).map(|collective| collective.kind) {

@@ -3,7 +3,7 @@
 use std::ops::AddAssign;
 
 use base::Bytes;
-use ir::{DeviceKind, Graph, PartKind};
+use ir::{Graph, PartKind};
 
 use crate::{BUFFERS, Curve, Effect, Steps, curve, steps_of};
 
@@ -155,7 +155,7 @@ fn standing(steps: &Steps, run: &Curve) -> ByCategory {
 
 /// What buffers may take: they are for the CPU, where an allocation costs as much as a small operation.
 fn limit(graph: &Graph) -> Bytes {
-    let on_cpu = graph.inputs.values().all(|input| graph.ty(input.value).device.kind != DeviceKind::Cuda);
+    let on_cpu = graph.inputs.values().all(|input| graph.ty(input.value).device.kind.is_cpu());
     if on_cpu { BUFFERS } else { Bytes(0) }
 }
 

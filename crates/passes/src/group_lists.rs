@@ -187,9 +187,9 @@ impl Key<'_> {
         self.number(0);
         for value in values {
             let TensorType { dtype, device, .. } = self.graph.ty(value);
-            for part in [*dtype as u32, device.kind as u32, device.index.into()] {
-                self.number(part);
-            }
+            self.number(*dtype as u32);
+            self.bytes.extend(device.kind.name().as_bytes());
+            self.number(device.index.into());
             count += 1_u32;
         }
         self.bytes[start..start + 4].copy_from_slice(&count.to_le_bytes());

@@ -11,7 +11,7 @@ use base::{Bytes, Code, Diagnostic, Nanos};
 use exec::{Abilities, ProgramSpec, Route};
 use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
 use timeline::chrome;
-use torch_sys::{Library, Tensor};
+use torch_sys::{Device, Failure, Library, Tensor};
 
 use crate::{error::to_python, graph::Graph};
 
@@ -30,6 +30,10 @@ fn torch_functions(py: Python<'_>) -> PyResult<(usize, Vec<&'static str>)> {
     Ok(library(py)?.functions())
 }
 
+fn device_of((kind, index): (String, Option<i32>)) -> Device {
+    Device { kind, index }
+}
+
 fn library(py: Python<'_>) -> PyResult<&'static Library> {
     Library::get().ok_or_else(|| {
         let diagnostic = Diagnostic::new(Code::TORCH_NOT_LOADED, "libtorch has not been loaded");
@@ -43,17 +47,17 @@ struct Program(exec::Program);
 
 #[pymethods]
 impl Program {
-    /// Lowers a `ProgramSpec` in MessagePack for devices of the kind `device`. With `schema_of`, which gives PyTorch's schema of an
+    /// Lowers a `ProgramSpec` in MessagePack for `device`, which is a kind and perhaps an index. With `schema_of`, which gives PyTorch's schema of an
     /// operator or `None`, it is rewritten first, as graphs are.
     #[new]
     #[pyo3(signature = (spec, device, schema_of=None))]
     fn new(
         py: Python<'_>,
         spec: &[u8],
-        device: &str,
+        device: (String, Option<i32>),
         schema_of: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let abilities = Abilities::of(library(py)?.version(), device);
+        let abilities = Abilities::of(library(py)?.version(), device_of(device));
         let spec: ProgramSpec = rmp_serde::from_slice(spec).map_err(|error| {
             let diagnostic =
                 Diagnostic::new(Code::BAD_MESSAGE, "cannot decode a program").because(error.to_string());
@@ -73,14 +77,16 @@ impl Program {
         py: Python<'_>,
         graph: &Graph,
         groups: exec::Groups,
-        device: &str,
+        device: (String, Option<i32>),
         schema_of: &Bound<'_, PyAny>,
         buffer_bytes: Option<u64>,
         fuse: bool,
     ) -> PyResult<Self> {
-        let abilities = Abilities::of(library(py)?.version(), device);
-        let mut spec = py.detach(|| exec::spec_of(&graph.0, &groups)).map_err(|d| to_python(py, &d))?;
-        if fuse {
+        let abilities = Abilities::of(library(py)?.version(), device_of(device));
+        let mut spec = py
+            .detach(|| exec::spec_of(&graph.0, &groups, &abilities.device))
+            .map_err(|d| to_python(py, &d))?;
+        if fuse && abilities.device.is_host() {
             spec = py.detach(|| exec::fuse(&spec, &graph.0, &loops::partition(&graph.0)));
         }
         for (schema, op) in spec.schemas.iter_mut().zip(graph.0.ops.values()) {
@@ -237,6 +243,23 @@ impl Executor {
         let returns = self.with(py, |executor| executor.run_recorded(inputs, &mut records))?;
         let returns = returns.into_iter().map(|tensor| capsule(py, tensor)).collect::<PyResult<_>>()?;
         Ok((returns, records.iter().map(|r| (r.instruction, r.start.0, r.duration.0)).collect()))
+    }
+
+    /// Runs one step and calls `after` with the position of each instruction that has been issued. What it raises is that
+    /// instruction's failure.
+    fn run_watched<'py>(
+        &self,
+        py: Python<'py>,
+        capsules: Vec<Bound<'py, PyAny>>,
+        after: Py<PyAny>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let inputs = tensors(&capsules)?;
+        let mut call = |index: usize| {
+            Python::attach(|py| after.call1(py, (index,)).map(drop))
+                .map_err(|error| Failure(error.to_string()))
+        };
+        let returns = self.with(py, |executor| executor.run_watched(inputs, &mut call))?;
+        returns.into_iter().map(|tensor| capsule(py, tensor)).collect()
     }
 
     /// The tensors of state as capsules.

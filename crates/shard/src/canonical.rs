@@ -2,7 +2,8 @@
 //!
 //! Means over a batch with ignored elements become a sum and a count, which is taken from the targets alone, so that backward need not wait
 //! for the loss. A tensor filled in the shape of another becomes a constant of that shape, so that the other is not gathered for it. Batch
-//! norm becomes means, products and sums, so that its statistics are those of the global batch under any sharding. A transposition of a
+//! norm becomes means, products and sums, so that its statistics are those of the global batch under any sharding. Dropout as one kernel
+//! becomes a mask, which is drawn from an operand without values, and a product with it, so that only the mask is replicated. A transposition of a
 //! transposition goes away, so that gradients are reduced where they are made and not behind a view. A view of state is made in each part of
 //! the program that uses it, so that sharded state can be gathered in each part, and not only once for all.
 
@@ -18,6 +19,7 @@ use crate::{
 /// PyTorch's numbers for losses that are a mean and a sum.
 const MEAN: i64 = 1;
 const SUM: i64 = 2;
+const DROPPED: &str = "aten::native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor";
 const EMPTY: &str = "aten::empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor";
 
 /// `graph` with such operations rewritten. Inputs, returns and updates are the same.
@@ -66,6 +68,7 @@ impl Rewriter<'_> {
             Some(Rewrite::MeanLossBackward(arg)) if is(arg, &mean) => self.nll_loss_backward(id),
             Some(Rewrite::BatchNorm(arg)) if is(arg, &yes) => self.batch_norm(id),
             Some(Rewrite::BatchNormBackward(arg)) if is(arg, &yes) => self.batch_norm_backward(id),
+            Some(Rewrite::Dropout(arg)) if is(arg, &yes) => self.dropout(id),
             _ if row.strides == Strides::Reversed && self.turned_back(id) => {}
             _ if row.fills.is_some_and(|fill| self.constant(id, fill)) => {}
             _ => self.copy(id),
@@ -210,6 +213,25 @@ impl Rewriter<'_> {
         let constant = self.emitter(id).filled(&ty, fill);
         self.bind(id, 0, constant);
         true
+    }
+
+    /// The mask that the kernel draws for a tensor without values in this shape and order, and `x * mask / (1 - p)`, which is what it computes.
+    fn dropout(&mut self, id: NodeId) {
+        let (p, schema) = (self.number(id, 1), &self.graph.ops[self.graph.nodes[id].op].schema);
+        let (Some(x), true) = (self.operand(id, 0), p < 1.0) else { return self.copy(id) };
+        let [Return::Value(result), Return::Value(mask)] = &self.graph.nodes[id].returns[..] else {
+            return self.copy(id);
+        };
+        let [result, mask] = [result, mask].map(|value| self.graph.ty(*value).clone());
+        let (mut args, schema) = (self.args(id), format!("aten::native_dropout{schema}"));
+        let ty: TensorType = self.out.ty(x).clone();
+        let mut out = self.emitter(id);
+        args[0] = Arg::Value(out.filled(&ty, None));
+        let (_, mask) = out.pair(&schema, args, result, mask);
+        let args = vec![Arg::Value(x), Arg::Value(mask), Arg::Float(1.0 / (1.0 - p))];
+        let product = out.op(DROPPED, args, ty);
+        self.bind(id, 0, product);
+        self.bind(id, 1, mask);
     }
 
     /// The mean is the sum over the total weight: both sums may be partial, the mean may not.

@@ -100,3 +100,39 @@ return v3, v4, v5, v6
         "#]],
     );
 }
+
+#[test]
+fn dropout_as_one_kernel_is_a_mask_drawn_from_nothing_and_a_product() {
+    becomes(
+        r#"unisono graph 2
+op aten::native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)
+input v0: f32[6, 4] cuda:0 = batch "batch.0"
+(v1: f32[6, 4] cuda:0, v2: bool[6, 4] cuda:0) = aten::native_dropout(v0, 0.5, true)
+return v1, v2
+"#,
+        &expect![[r#"
+            v1: f32[6, 4] cuda:0 = aten::empty.memory_format([6, 4], f32, none, device(cuda:0), none, none)
+            (v2: f32[6, 4] cuda:0, v3: bool[6, 4] cuda:0) = aten::native_dropout(v1, 0.5, true)
+            v4: f32[6, 4] cuda:0 = aten::native_dropout_backward(v0, v3, 2.0)
+
+            return v4, v3
+        "#]],
+    );
+}
+
+#[test]
+fn dropout_of_everything_stays_one_operation() {
+    becomes(
+        r#"unisono graph 2
+op aten::native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)
+input v0: f32[6] cuda:0 = batch "batch.0"
+(v1: f32[6] cuda:0, v2: bool[6] cuda:0) = aten::native_dropout(v0, 1.0, true)
+return v1
+"#,
+        &expect![[r#"
+            (v1: f32[6] cuda:0, v2: bool[6] cuda:0) = aten::native_dropout(v0, 1.0, true)
+
+            return v1
+        "#]],
+    );
+}

@@ -4,7 +4,7 @@
 
 use base::Nanos;
 use indexmap::IndexMap;
-use ir::{DeviceKind, Graph, NodeId};
+use ir::{Graph, NodeId};
 pub use ir::{is_communication, is_wait};
 
 use crate::{
@@ -92,9 +92,9 @@ impl<'g> StepTimeline<'g> {
 
     /// Adds memory that was there `before` the step, in bytes, and what comes and goes in it, in the order of time.
     pub fn memory(&mut self, before: u64, changes: impl IntoIterator<Item = Change>) {
-        let cuda = |value| self.graph.ty(value).device.kind == DeviceKind::Cuda;
-        let on_cuda = self.graph.inputs.values().any(|input| cuda(input.value));
-        let (device_type, device) = if on_cuda { (1, 0) } else { (0, -1) };
+        let elsewhere = |value| !self.graph.ty(value).device.kind.is_cpu();
+        let on_device = self.graph.inputs.values().any(|input| elsewhere(input.value));
+        let (device_type, device) = if on_device { (1, 0) } else { (0, -1) };
         let mut total = before as i64;
         for Change { time, bytes, owner } in changes {
             total += bytes;

@@ -60,6 +60,8 @@ enum Made {
     List(Box<[Operand]>),
     /// A string.
     Str(Box<str>),
+    /// A tensor that is not there, where an operation has no optional one.
+    Undefined,
 }
 
 /// What a returned word owns.
@@ -98,8 +100,16 @@ pub fn refusal(schema: &Schema, args: &[Arg]) -> Option<String> {
     argument.or_else(|| {
         let unknown =
             schema.returns.iter().find(|returned| return_kind(&returned.ty, &Output::Ignored).is_none());
-        unknown.map(|returned| format!("a return of type {:?}", returned.ty))
+        unknown.map(|returned| format!("a return of type {:?}", returned.ty)).or_else(|| misread(schema))
     })
+}
+
+/// Why libtorch would misread what the operation returns, if so: it takes the last return by the type of the first, the one before it by
+/// the type of the second, and so on. All is well where the types read alike backwards.
+fn misread(schema: &Schema) -> Option<String> {
+    let types = || schema.returns.iter().map(|returned| &returned.ty);
+    let wrong = types().zip(types().rev()).find(|(one, other)| one != other);
+    wrong.map(|(one, other)| format!("libtorch would take a returned {other:?} for {one:?}"))
 }
 
 /// Whether a call's arguments include a string.
@@ -109,7 +119,7 @@ pub fn has_string(args: &[Arg]) -> bool {
 
 fn refused(ty: &Type, arg: &Arg) -> Option<String> {
     let fits = match (ty, arg) {
-        (Type::Optional(_), Arg::None)
+        (Type::Optional(_) | Type::Tensor, Arg::None)
         | (Type::Tensor, Arg::Tensor(_))
         | (Type::Int, Arg::Int(_) | Arg::Bool(_))
         | (Type::Float, Arg::Float(_) | Arg::Int(_))
@@ -171,6 +181,7 @@ impl Encoder<'_> {
         }
         let codes = &self.library.codes;
         Ok(match (ty, arg) {
+            (Type::Tensor, Arg::None) => Operand::Made(Made::Undefined),
             (_, Arg::None) => Operand::Plain(0),
             (Type::Optional(inner), arg) => Operand::some(self.operand(inner, arg)?),
             (Type::List(_), Arg::Tensors(slots)) if !is_optional_list(ty) => {
@@ -330,6 +341,12 @@ fn make(made: &Made, slots: &mut Slots) -> Result<Word, Failure> {
             // SAFETY: pointer and length are those of the text; one new string is written.
             library.check(unsafe { (s.new_string)(text.as_ptr().cast(), text.len(), &raw mut string) })?;
             string as Word
+        }
+        Made::Undefined => {
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: one new reference, to no tensor, is written.
+            library.check(unsafe { (s.new_empty_handle)(&raw mut handle) })?;
+            handle as Word
         }
     })
 }

@@ -116,6 +116,18 @@ pub struct Device {
     pub index: Option<i32>,
 }
 
+impl Device {
+    /// The processor, with the host's memory.
+    pub fn host() -> Self {
+        Self { kind: "cpu".to_owned(), index: None }
+    }
+
+    /// Whether it is the processor.
+    pub fn is_host(&self) -> bool {
+        self.kind == "cpu"
+    }
+}
+
 /// An argument, whose type its place in the schema tells.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

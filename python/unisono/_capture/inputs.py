@@ -191,12 +191,17 @@ def _another(name: str, taken: dict[str, int]) -> str:
     return name if taken[name] == 1 else f"{name}.{taken[name]}"
 
 
-def constant(root: Any, name: str, dtype: torch.dtype, shape: list[int], paths: list[Path]) -> StepInput:
+def constant(
+    root: Any, name: str, dtype: torch.dtype, shape: list[int], device: torch.device, paths: list[Path]
+) -> StepInput:
     """A constant that another rank has found, with this rank's own tensor where there is one."""
     found = [follow(root, path) for path in paths]
-    same = [one for one in found if isinstance(one, torch.Tensor) and (one.dtype, list(one.shape)) == (dtype, shape)]
+    known = dtype, shape, device.type
+    same = [
+        one for one in found if isinstance(one, torch.Tensor) and (one.dtype, list(one.shape), one.device.type) == known
+    ]
     if not found or len(same) < len(found) or any(one is not same[0] for one in same):
-        return StepInput("constant", name, torch.empty(shape, dtype=dtype))
+        return StepInput("constant", name, torch.empty(shape, dtype=dtype, device=device))
     return StepInput("constant", name, same[0], paths=tuple(paths))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from unisono._capture import attention
 from unisono._capture.places import user_line
@@ -53,7 +54,7 @@ class Kernels:
     instead: Mapping[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
 
 
-#: One row for each kind of device that a step can be captured for.
+#: One row for each kind of device that a step can be captured for where there is none.
 KERNELS = {
     "cpu": Kernels(fuses_optimizers=True),
     "cuda": Kernels(
@@ -63,8 +64,18 @@ KERNELS = {
 
 
 def fuses(target: Target, parameter: torch.Tensor) -> bool:
-    """Whether an optimizer's update of a parameter is one kernel."""
-    return KERNELS.get(target.kind if target.elsewhere else parameter.device.type, Kernels()).fuses_optimizers
+    """Whether an optimizer's update of a parameter is one kernel: where the device is, PyTorch says so itself."""
+    if target.elsewhere:
+        return KERNELS.get(target.kind, Kernels()).fuses_optimizers
+    return _has_fused_kernels(parameter.device.type)
+
+
+@functools.cache
+def _has_fused_kernels(kind: str) -> bool:
+    if kind not in _get_fused_kernels_supported_devices():
+        return False
+    key = torch._C._dispatch_key_for_device(kind)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_IN_PLACE[0]}", key)
 
 
 @contextlib.contextmanager
@@ -107,9 +118,9 @@ def target_of(device: str | None, tensors: Iterable[torch.Tensor]) -> Target:
     kinds = [tensor.device.type for tensor in tensors]
     home = "meta" if "meta" in kinds else next(iter(kinds), "cpu")
     kind = device or ("cpu" if home == "meta" else home)
-    if device is not None and device not in KERNELS:
+    if device is not None and device != home and device not in KERNELS:
         raise ConfigurationError(
-            f"`device={device!r}`: nothing is known of the kernels of such devices",
+            f"`device={device!r}`: nothing is known of the kernels of such devices, and none is here",
             code="U0012",
             hint=f"it is one of {', '.join(map(repr, KERNELS))}",
         )

@@ -124,6 +124,23 @@ def create_state(optimizer: Optimizer) -> None:
     The step is taken on stand-ins with zero gradients while every operation that changes a tensor is left out.
     """
     _refuse_by_nature(optimizer)
+    _make_state(optimizer)
+    _count_on_devices(optimizer)
+
+
+def _count_on_devices(optimizer: Optimizer) -> None:
+    """Puts step counts on the device of their parameters where one kernel does the update, which takes them by their address.
+
+    PyTorch makes them on the host unless the user asks for that kernel.
+    """
+    for group in optimizer.param_groups:
+        for p in group["params"] if can_be_fused(group, Target()) else ():
+            count = optimizer.state.get(p, {}).get("step")
+            if isinstance(count, torch.Tensor) and count.device != p.device:
+                optimizer.state[p]["step"] = count.to(p.device)
+
+
+def _make_state(optimizer: Optimizer) -> None:
     missing = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad and not optimizer.state.get(p)]
     if not missing:
         return

@@ -46,12 +46,14 @@ class _Facts:
         reads: whether it gives a number out of a tensor.
         written: the positions of the arguments that it changes.
         in_place: whether it writes into its first operand and does nothing else.
+        several: whether it returns several tensors and changes none.
     """
 
     decomposes: bool
     reads: bool
     written: tuple[int, ...]
     in_place: bool
+    several: bool
 
 
 @functools.cache
@@ -61,7 +63,8 @@ def _facts(func: torch._ops.OpOverload) -> _Facts:
     reads = torch.Tag.data_dependent_output in func.tags
     in_place = written == (0,) and func.namespace == "aten" and func._schema.name.endswith("_")
     in_place = in_place and len(func._schema.returns) == 1 and torch.Tag.inplace_view not in func.tags
-    return _Facts(func._can_decompose(), reads, written, in_place)
+    several = not written and sum(str(one.type) == "Tensor" for one in func._schema.returns) > 1
+    return _Facts(func._can_decompose(), reads, written, in_place, several)
 
 
 class Recorder(TorchDispatchMode):
@@ -155,6 +158,8 @@ class Recorder(TorchDispatchMode):
             func = _aten.lift_fresh_copy.default
         here, named = self._here(args, kwargs) if self._target.elsewhere else (args, kwargs)
         made = self._made(func, here, named) if facts.in_place else func(*here, **named)
+        if facts.several and self._target.elsewhere and self._target.kind != "cpu":
+            made = self._in_types_of_target(func, here, named, made)
         node = self.graph.call_function(
             func, tuple(map(self._argument, args)), {key: self._argument(value) for key, value in kwargs.items()}
         )
@@ -177,6 +182,22 @@ class Recorder(TorchDispatchMode):
             return self._stand_ins[id(leaf)]
 
         return pytree.tree_map(here, (args, kwargs))
+
+    def _in_types_of_target(self, func: Any, args: Any, kwargs: Any, made: Any) -> Any:
+        """The results of an operation with the element types that they have on the target: those of statistics differ between devices."""
+
+        def like(tensor: torch.Tensor, device: str, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
+
+        def there(leaf: Any) -> Any:
+            return like(leaf, self._target.kind, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+
+        found = func(*pytree.tree_map(there, args), **pytree.tree_map(there, kwargs))
+        pairs = zip(made, found, strict=True)
+        return type(made)(
+            like(one, "cpu", other.dtype) if isinstance(one, torch.Tensor) and one.dtype != other.dtype else one
+            for one, other in pairs
+        )
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operation in place gives: its operand, which is asked of PyTorch once for operands of the same types."""

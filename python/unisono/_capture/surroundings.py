@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 
+from unisono import _devices
 from unisono._capture.digest import Unknowable, Walk
 from unisono._capture.origins import PACKAGES, PURE, STDLIB, origin, origin_of_file
 
@@ -50,12 +51,12 @@ def _settings() -> list[Any]:
         if name.startswith("_global_")
     ]
     optimizers = [v for n, v in sorted(vars(sys.modules["torch.optim.optimizer"]).items()) if n.startswith("_global_")]
-    casts = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+    casts = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _devices.casting()]
     return [
         sys.version,
         platform.node(),
         [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)],
-        [torch.cuda.is_available(), dist.is_initialized() and dist.get_world_size()],
+        [_devices.accelerator(), dist.is_initialized() and dist.get_world_size()],
         sys.flags.optimize,
         torch.__version__ + str(torch.version.git_version),
         torch.get_default_dtype(),

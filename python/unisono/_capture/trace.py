@@ -133,12 +133,13 @@ def trace(
         ]
         with fake_mode:
             fakes += [torch.empty_like(fakes[position], requires_grad=False) for position in run.stale]
-    # oneDNN's recurrent layers keep what backward needs only where gradients are recorded, which they are not when the graph runs; without
-    # it they are traced as the operations that they consist of.
+    # oneDNN's recurrent layers keep what backward needs only where gradients are recorded, which they are not when the graph runs; cuDNN's
+    # batch norm writes statistics that its schema does not name. Without them both are traced as operations that say what they do.
+    # Convolutions choose when the graph runs.
     quiet = mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", new=True)
     with (
         mock.patch("torch.compiler.is_compiling", return_value=True),
-        _without_onednn(),
+        _without_libraries(),
         quiet,
         kernels.chosen(inputs.target),
         run.explaining_errors(),
@@ -159,14 +160,16 @@ def trace(
 
 
 @contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
+def _without_libraries() -> Iterator[None]:
     # Not `torch.backends.mkldnn.flags`, which sets other flags too and warns of them.
-    before = torch._C._get_mkldnn_enabled()
+    before = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(before)
+        torch._C._set_mkldnn_enabled(before[0])
+        torch._C._set_cudnn_enabled(before[1])
 
 
 def _fakes(mode: FakeTensorMode, inputs: StepInputs) -> list[torch.Tensor]:

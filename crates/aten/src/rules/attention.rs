@@ -58,6 +58,16 @@ pub fn masked(call: &Call<'_>) -> Option<Factors> {
     by_heads(call, &Layout { query: 0, dropout: 5, causal: None, mask: Some(3) })
 }
 
+/// `_scaled_dot_product_fused_attention_overrideable(q, k, v, mask, dropout, ..)`, for which other backends bring a kernel.
+pub fn overrideable(call: &Call<'_>) -> Option<Factors> {
+    by_heads(call, &Layout { query: 0, dropout: 4, causal: None, mask: Some(3) })
+}
+
+/// Its backward `(grad, q, k, v, mask, wanted, out, logsumexp, .., dropout, ..) -> (dq, dk, dv, dmask)`.
+pub fn overrideable_backward(call: &Call<'_>) -> Option<Factors> {
+    by_heads_backward(call, &Layout { query: 1, dropout: 12, causal: None, mask: Some(4) }, [0, 6, 7])
+}
+
 fn by_heads(call: &Call<'_>, layout: &Layout) -> Option<Factors> {
     let mut space = Factors::none(call);
     let (batch, heads, _) = index_space(call, &mut space, layout, FactorKind::Parallel)?;

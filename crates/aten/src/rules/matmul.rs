@@ -1,7 +1,7 @@
 //! Matrix products and convolutions.
 
 use base::{Bytes, Flops};
-use ir::{DeviceKind, Placement, Reduce, TensorType};
+use ir::{Placement, Reduce, TensorType};
 
 use crate::{Call, FactorKind, Factors, Realise, Seed, Strategy, strategy::Slot};
 
@@ -47,6 +47,83 @@ pub fn with_bias(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
         results: std::iter::once(Placement::Partial(Reduce::Sum)).collect(),
         realise: Realise::Plain,
     })
+}
+
+/// Elements to which kernels of narrow numbers keep the sizes of their operands aligned.
+const ALIGNED: i64 = 16;
+
+/// A parallel factor along `size` whose shards are aligned.
+fn aligned(space: &mut Factors, size: i64, kind: FactorKind) -> Option<usize> {
+    let factor = (size % ALIGNED == 0).then(|| space.add(size / ALIGNED, kind))?;
+    space.factors[factor].blocks = false;
+    Some(factor)
+}
+
+/// `_scaled_mm(a, b, scale_a, scale_b, bias, ..)` with one scale for a whole operand or for each of its rows or columns: rows and columns.
+pub fn scaled(call: &Call<'_>) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let (rows, columns) = (call.size(0, 0)?, call.size(1, 1)?);
+    let along = |operand: usize, whole: [i64; 2]| match call.operand(operand) {
+        scale if scale.elements() == 1 => Some(false),
+        scale => (scale.shape[..] == whole).then_some(true),
+    };
+    let (for_rows, for_columns) = (along(2, [rows, 1])?, along(3, [1, columns])?);
+    let factor = space.add(rows, FactorKind::Parallel);
+    space.operand(0, 0, factor)?;
+    space.result(0, 0, factor)?;
+    if for_rows {
+        space.operand(2, 0, factor)?;
+    }
+    if let Some(factor) = aligned(&mut space, columns, FactorKind::Parallel) {
+        space.operand(1, 1, factor)?;
+        space.result(0, 1, factor)?;
+        if for_columns {
+            space.operand(3, 1, factor)?;
+        }
+        if let Some(bias) = call.operand_of_arg(4) {
+            space.operand(bias, 0, factor)?;
+        }
+    }
+    Some(space)
+}
+
+/// `_grouped_mm(a, b, offsets, bias, ..)`: groups where both have a dimension of them, rows, columns. What offsets divide stays together.
+pub fn grouped(call: &Call<'_>) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let ranks = [call.operand(0).rank(), call.operand(1).rank()];
+    if call.operand_of_arg(3).is_some() || ranks.iter().any(|rank| !matches!(rank, 2 | 3)) {
+        return None;
+    }
+    let last = call.result(0).rank() - 1;
+    if ranks == [3, 3] {
+        let groups = space.add(call.size(0, 0)?, FactorKind::Parallel);
+        space.operand(0, 0, groups)?;
+        space.operand(1, 0, groups)?;
+        space.result(0, 0, groups)?;
+    }
+    if ranks != [2, 3] {
+        let rows = aligned(&mut space, call.size(0, ranks[0] - 2)?, FactorKind::Parallel);
+        if let Some(rows) = rows {
+            space.operand(0, ranks[0] - 2, rows)?;
+            space.result(0, last - 1, rows)?;
+        }
+    }
+    if ranks != [3, 2] {
+        let columns = aligned(&mut space, call.size(1, ranks[1] - 1)?, FactorKind::Parallel);
+        if let Some(columns) = columns {
+            space.operand(1, ranks[1] - 1, columns)?;
+            space.result(0, last, columns)?;
+        }
+    }
+    Some(space)
+}
+
+/// Two operations for each row, column and inner element; where offsets divide the inner dimension, each element is in one group.
+pub fn grouped_flops(call: &Call<'_>) -> Flops {
+    let per_group = call.operand(0).rank() == 2 && call.operand(1).rank() == 2;
+    let groups = call.result(0).shape.first().copied().unwrap_or(1).max(1) as u64;
+    let Flops(all) = inner_product(call, 0);
+    Flops(if per_group { all / groups } else { all })
 }
 
 /// `convolution(input, weight, bias, ..., groups)`: batch; output channels where there is one group; spatial dimensions cannot be sharded.
@@ -153,7 +230,7 @@ pub fn convolution_backward_workspace(call: &Call<'_>) -> Bytes {
 /// Whether a convolution runs by oneDNN on tensors that it puts into another order: not for windows of one element, nor channels last.
 fn is_reordered(input: &TensorType, weight: &TensorType) -> bool {
     let window = weight.shape.iter().skip(2).product::<i64>() > 1;
-    input.device.kind != DeviceKind::Cuda && window && input.is_contiguous()
+    input.device.kind.is_cpu() && window && input.is_contiguous()
 }
 
 /// The bytes of a tensor whose channels are padded.

@@ -1,7 +1,7 @@
 //! One operation of a graph on its way into a kernel.
 
 use aten::Formula;
-use ir::{Arg, DeviceKind, Dtype, Graph, Node, NodeId, Return, Schema, TensorType, ValueId};
+use ir::{Arg, Dtype, Graph, Node, NodeId, Return, Schema, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 
 use super::formula;
@@ -95,7 +95,7 @@ impl<'a> KernelMaker<'a> {
 }
 
 fn supported(ty: &TensorType) -> Result<Element, String> {
-    if ty.device.kind != DeviceKind::Cpu {
+    if !ty.device.kind.is_cpu() {
         return Err(format!("a tensor on {}", ty.device));
     }
     element(ty.dtype).ok_or_else(|| format!("a tensor of {}", ty.dtype))

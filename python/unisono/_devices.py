@@ -1,0 +1,175 @@
+"""The device that steps run on: the processor, or whatever accelerator PyTorch has, by PyTorch's own name for it.
+
+Nothing here knows the name of an accelerator: CUDA, ROCm, XPU, MPS, or a backend that calls itself what it likes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from unisono.errors import HardwareError, StepError, UnisonoError
+
+HOST = torch.device("cpu")
+
+
+def accelerator() -> str | None:
+    """The kind of accelerator that this process has, if it has any."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None else found.type
+
+
+def casting() -> tuple[str, ...]:
+    """The kinds of devices for which PyTorch may cast automatically here."""
+    own = accelerator()
+    return ("cpu",) if own is None else ("cpu", own)
+
+
+def device_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.device:
+    """The device of a step, from the tensors that it has as state, by name. Tensors of the host may be beside those of an accelerator.
+
+    Raises:
+        StepError: the tensors are on two accelerators, or on none because they have no data (``meta``).
+    """
+    device, first = HOST, ""
+    for name, tensor in tensors:
+        if tensor.device.type == "meta":
+            raise _without_data(name)
+        if device == HOST:
+            device, first = tensor.device, name
+        elif tensor.device not in (device, HOST):
+            raise StepError(
+                f"`{name}` is on {tensor.device}, and `{first}` on {device}",
+                code="U0129",
+                cause="a rank runs a step on one device",
+                hint="put model, optimizer and batch on one device, and start one rank for each device",
+            )
+    return device
+
+
+def require_data(model: nn.Module | None) -> None:
+    """Refuses a model whose parameters or buffers have no data: nothing could be trained."""
+    named = [] if model is None else [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in named:
+        if tensor.device.type == "meta":
+            raise _without_data(name)
+
+
+def _without_data(name: str) -> StepError:
+    return StepError(
+        f"`{name}` is on `meta`: it has a shape and no values",
+        code="U0130",
+        cause="a step runs on values; without them it can be captured and planned only",
+        hint="make the values (`model.to_empty(device=..)`, then initialise or load), or use `unisono.capture` and `unisono plan`",
+    )
+
+
+def take_own() -> str | None:
+    """Makes the device of this rank's number on its machine (``LOCAL_RANK``) the current one; its kind, if there are any.
+
+    Raises:
+        HardwareError: there are fewer devices than ranks.
+    """
+    kind = accelerator()
+    if kind is None:
+        return None
+    number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
+    if number >= count:
+        raise HardwareError(
+            f"rank {number} of this machine has no device: there {'is' if count == 1 else 'are'} {count} of kind {kind}",
+            code="U0322",
+            cause="each rank runs on a device of its own",
+            hint="start as many ranks on a machine as it has devices; where each process sees its own device only, call "
+            "`torch.distributed.init_process_group` before `parallelize`",
+        )
+    torch.accelerator.set_device_index(number)
+    return kind
+
+
+def current() -> torch.device:
+    """The accelerator that is current in this process, or the processor where there is none."""
+    kind = accelerator()
+    return HOST if kind is None else torch.device(kind, torch.accelerator.current_device_index())
+
+
+def networks(kind: str | None) -> str:
+    """What a process group is made with that connects hosts, and devices of a kind where PyTorch knows how."""
+    network = None if kind is None else dist.Backend.default_device_backend_map.get(kind)
+    return "gloo" if network is None else f"cpu:gloo,{kind}:{network}"
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits until everything that was issued to a device is done; what has failed there raises here."""
+    if device.type not in ("cpu", "meta"):
+        torch.accelerator.synchronize(device)
+
+
+def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """The states of PyTorch's own generators, of the processor and of a device, by the kind of device."""
+    found = {"cpu": torch.get_rng_state()}
+    if device.type not in ("cpu", "meta"):
+        found[device.type] = _module(device).get_rng_state(device)
+    return found
+
+
+def set_generator_states(device: torch.device, states: dict[str, torch.Tensor]) -> None:
+    """Sets what :func:`generator_states` gave."""
+    torch.set_rng_state(states["cpu"])
+    if device.type in states and device.type != "cpu":
+        _module(device).set_rng_state(states[device.type], device)
+
+
+def model_of(device: torch.device) -> str:
+    """What a device is called by its maker, as far as its module says; else its kind."""
+    name = getattr(_module(device), "get_device_name", None) if device.type not in ("cpu", "meta") else None
+    return device.type if name is None else str(name(device))
+
+
+def at_or_before(error: UnisonoError, device: torch.device) -> UnisonoError:
+    """The error of an operation, with a word on what a device has not said yet when the next operation is issued."""
+    if device == HOST or error.code != "U0310":
+        return error
+    return type(error)(
+        error.message,
+        code=error.code,
+        place=error.place,
+        cause=error.cause,
+        hint=f"what fails on {device.type} shows at a later line: it is at or before this one. `step.synchronous(True)` finds the line"
+        + (f"; {error.hint}" if error.hint else ""),
+    )
+
+
+def mark(device: torch.device) -> torch.Event:
+    """A point in what is issued to a device now."""
+    made = torch.Event(device, enable_timing=True)
+    made.record()
+    return made
+
+
+def nanoseconds_between(one: torch.Event, other: torch.Event) -> int:
+    """What lies between two points that the device has passed."""
+    return int(one.elapsed_time(other) * 1e6)
+
+
+def peak_growth(device: torch.device, run: Callable[[], object]) -> int:
+    """The most bytes that a device's allocator had given out during a call beyond those of its beginning."""
+    synchronise(device)
+    before = torch.accelerator.memory_allocated(device)
+    torch.accelerator.reset_peak_memory_stats(device)
+    run()
+    synchronise(device)
+    return torch.accelerator.max_memory_allocated(device) - before
+
+
+def memory_of(device: torch.device) -> int:
+    """The bytes of memory that a device has."""
+    return int(torch.accelerator.get_memory_info(device)[1])
+
+
+def _module(device: torch.device) -> Any:
+    return torch.get_device_module(device)
