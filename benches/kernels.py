@@ -51,10 +51,6 @@ def gelu_tanh_backward(grad, x):
     return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
 
 
-def gelu(x):
-    return F.gelu(x)
-
-
 def gated_residual(x, y, gate_C):
     return x + y * gate_C
 
@@ -84,7 +80,6 @@ GROUPS: dict[str, tuple[Callable, str]] = {
     "SwiGLU backward": (swiglu_backward, "ttt"),
     "GELU (tanh)": (gelu_tanh, "t"),
     "GELU (tanh) backward": (gelu_tanh_backward, "tt"),
-    "GELU (erf)": (gelu, "t"),
     "gated residual": (gated_residual, "ttr"),
     "AdamW": (adamw, "tttp"),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import msgpack
 import pytest
@@ -22,7 +24,7 @@ def numbers(seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A few ordinary numbers, with all the edges behind them in another order for each seed."""
     generator = torch.Generator().manual_seed(seed)
     edges = torch.tensor(EDGES)[torch.randperm(len(EDGES), generator=generator)]
-    return torch.cat([torch.randn(64 - len(EDGES), generator=generator) * 3, edges]).reshape(8, 8).to(dtype)
+    return torch.cat([torch.randn(1024 - len(EDGES), generator=generator) * 3, edges]).reshape(2, 512).to(dtype)
 
 
 #: For each operation with a formula how it is called, on tensors of numbers.
@@ -98,19 +100,23 @@ def test_every_formula_has_a_sample():
 def test_a_formula_is_what_pytorch_computes(name, index, dtype):
     call = SAMPLES[name][index]
     inputs = tuple(numbers(seed, dtype) for seed in range(operands(call)))
-    # Behind another operation, so that there is something to save.
-    (found,), run = executed(lambda *x: aten.neg(call(*x)), inputs)
+    # Before others, so that there is something to save.
+    (found,), run = executed(lambda *x: aten.neg(aten.neg(aten.neg(call(*x)))), inputs)
     assert kernels(run) == 1
     exact = aten.neg(call(*(x.double() if name != "aten::_to_copy" else x for x in inputs)))
     expected = aten.neg(call(*inputs))
     assert found.dtype == expected.dtype
     assert torch.equal(found.isnan(), expected.isnan())
-    # As near to the exact result as PyTorch's, or to within a few units of the last place of the gradient that is passed on.
-    unit = 2.0 ** (-21 if dtype == torch.float32 else -7)
+    # As near to the exact result as PyTorch's, or to within a few units of the last place: of the gradient that is passed on, where what is
+    # multiplied with it is 1 less a number near 1.
+    unit = 2.0 ** (-22 if dtype == torch.float32 else -7)
+    scale = exact.abs() + (16 * inputs[0].double().abs().nan_to_num() if "backward" in name else 0)
     ordinary = expected.isfinite() & exact.isfinite()
     error = (found.double() - exact).abs()[ordinary]
-    allowed = (expected.double() - exact).abs()[ordinary] * 1.5 + unit * exact.abs()[ordinary] + 1e-37
-    assert (error <= allowed + (2e-6 if "gelu" in name else 0)).all(), (error - allowed).max()
+    allowed = ((expected.double() - exact).abs() * 1.5 + unit * scale + (1e-7 if name == "aten::gelu" else 1e-37))[
+        ordinary
+    ]
+    assert (error <= allowed).all(), (error - allowed).max()
     infinite = expected.isinf()
     assert torch.equal(found[infinite], expected[infinite]) or dtype == torch.bfloat16
 
@@ -119,8 +125,8 @@ def swiglu(x, y, b):
     return F.silu(x) * (y + b), x.exp()
 
 
-def test_broadcast_and_transposed_operands_are_read_where_they_lie():
-    x, y, b = torch.randn(6, 40).t(), torch.randn(40, 6), torch.randn(6)
+def test_broadcast_operands_are_read_where_they_lie():
+    x, y, b = torch.randn(40, 600), torch.randn(40, 600), torch.randn(600)
     (first, second), run = executed(swiglu, (x, y, b))
     assert kernels(run) >= 1
     torch.testing.assert_close(first, F.silu(x) * (y + b))
@@ -158,9 +164,32 @@ def test_what_stays_as_it_is_has_a_reason():
     assert text.startswith("1 kernels for 2 operations")
     assert "1 of aten::cos: no formula" in text
     assert "a tensor of i64" in text
-    assert "nothing beside it to save memory traffic with" in text
+    assert "no kernel with it would pay" in text
 
 
 def test_a_kernel_without_fusing_is_not_there():
     _, run = executed(lambda x: (x * 2).exp(), (torch.ones(4),), fuse=False)
     assert kernels(run) == 0
+
+
+FORBIDDEN = """
+import ctypes, sys, warnings
+import torch, unisono
+from unisono._executor import Executor, lower_graph
+
+graph = unisono.capture(lambda x: (x * 2).exp(), example=(torch.ones(100),))
+sys.exit(77) if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) else None
+with warnings.catch_warnings(record=True) as caught:
+    run = Executor(lower_graph(graph.native, fuse=True))
+assert "forbids executable memory" in str(caught[0].message)
+run.bind([])
+torch.testing.assert_close(run([torch.ones(100)])[0], torch.full((100,), 2.0).exp())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of Linux")
+def test_a_host_that_forbids_executable_memory_interprets_and_says_so():
+    ended = subprocess.run([sys.executable, "-c", FORBIDDEN], check=False, timeout=120)
+    if ended.returncode == 77:
+        pytest.skip("Linux before 6.3")
+    assert ended.returncode == 0

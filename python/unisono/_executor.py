@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ class Executor:
         self._fallbacks = _register_python_calls(program.python_calls(prefix), objects)
         runner = _proxy_runner(program.proxy_document())
         self._native = _native.Executor(program, prefix, runner)
+        if self._native.refused():
+            message = "this host forbids executable memory: kernels are interpreted, which takes longer"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def bind(self, state: Sequence[torch.Tensor]) -> None:
         """Binds the tensors of state, in the program's order; each step writes into them."""

@@ -103,6 +103,11 @@ impl<'a> Linker<'a> {
         Ok(Self { library, program, prefix, module, proxies: 0, pythons: 0 })
     }
 
+    /// Whether the host forbids executable memory, so that kernels are interpreted.
+    pub(crate) fn refused(&self) -> bool {
+        self.module.refused()
+    }
+
     pub(crate) fn link(&mut self, instructions: &[Instruction]) -> Result<Vec<Linked>> {
         instructions.iter().map(|instruction| self.instruction(instruction)).collect()
     }

@@ -21,6 +21,7 @@ pub struct Executor {
     /// How the inputs of the first step lay in memory; empty before it.
     inputs: Vec<TensorLayout>,
     prepared: bool,
+    refused: bool,
 }
 
 impl Executor {
@@ -35,13 +36,29 @@ impl Executor {
         let mut linker = Linker::new(library, &program, prefix)?;
         let prologue = linker.link(&program.prologue)?;
         let body = linker.link(&program.body)?;
+        let refused = linker.refused();
         let slots = Slots::new(library, program.slots as usize);
-        Ok(Self { program, prologue, body, slots, library, proxy, inputs: Vec::new(), prepared: false })
+        Ok(Self {
+            program,
+            prologue,
+            body,
+            slots,
+            library,
+            proxy,
+            inputs: Vec::new(),
+            prepared: false,
+            refused,
+        })
     }
 
     /// The program.
     pub const fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// Whether the host forbids executable memory, so that kernels are interpreted.
+    pub const fn refused(&self) -> bool {
+        self.refused
     }
 
     /// Binds state, in the order of [`Program::state`]; the tensors are kept and written into by each step.

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use base::Result;
 use loops::{Access, Interpreter, Memory, Nest};
+use smallvec::SmallVec;
 
 use crate::{emit::Emitted, isa::Isa};
 
@@ -38,34 +39,37 @@ impl Compiled {
         let (full, rest) = (self.nest.inner / self.lanes * self.lanes, self.nest.inner % self.lanes);
         let mut table = [std::ptr::null(); TABLE];
         table[memory.len()] = self.constants.as_ptr().cast();
-        for row in 0..self.nest.rows() {
-            for (index, memory) in memory.iter().enumerate() {
-                table[index] = element(*memory, self.nest.start(index, row));
-            }
+        let mut rows = Rows::new(&self.nest);
+        for _ in 0..self.nest.rows() {
             if full > 0 {
+                for (entry, (memory, start)) in table.iter_mut().zip(memory.iter().zip(&rows.starts)) {
+                    *entry = element(*memory, *start);
+                }
                 // SAFETY: `check` has shown that every index of the domain lies within its operand, and that what is written is
                 // written where nothing else is read later; the code touches the first `full` points of this row, and constants.
                 unsafe { (self.function)(table.as_ptr(), full) };
             }
             if rest > 0 {
-                self.rest(interpreter, memory, row, full);
+                self.rest(interpreter, memory, &rows.starts, full);
             }
+            rows.next();
         }
         Ok(())
     }
 
     /// The points of a row that do not fill a vector, from `first` on: copied into vectors and back.
-    fn rest(&self, interpreter: &Interpreter, memory: &[Memory<'_>], row: usize, first: usize) {
+    fn rest(&self, interpreter: &Interpreter, memory: &[Memory<'_>], starts: &[usize], first: usize) {
         let mut vectors = [[0_u8; VECTOR]; TABLE];
         let mut table: [*const u8; TABLE] = [std::ptr::null(); TABLE];
         table[memory.len()] = self.constants.as_ptr().cast();
         let count = self.nest.inner - first;
         let operands = &interpreter.kernel().operands;
+        let place = |index: usize| starts[index] + first * self.nest.inner_strides[index];
         for (index, operand) in operands.iter().enumerate() {
             let vector = &mut vectors[index];
             if operand.access == Access::Read {
                 let points = if self.nest.inner_strides[index] == 0 { 1 } else { count };
-                read(memory[index], self.place(index, row, first), points, vector);
+                read(memory[index], place(index), points, vector);
             }
             table[index] = vector.as_mut_ptr().cast_const();
         }
@@ -73,13 +77,44 @@ impl Compiled {
         unsafe { (self.function)(table.as_ptr(), self.lanes) };
         let written = operands.iter().enumerate().filter(|(_, operand)| operand.access == Access::Write);
         for (index, _) in written {
-            write(memory[index], self.place(index, row, first), count, &vectors[index]);
+            write(memory[index], place(index), count, &vectors[index]);
         }
     }
+}
 
-    /// The index of an operand's element at a point of a row.
-    fn place(&self, operand: usize, row: usize, point: usize) -> usize {
-        self.nest.start(operand, row) + point * self.nest.inner_strides[operand]
+/// The rows of a nest one after the other.
+struct Rows<'a> {
+    nest: &'a Nest,
+    /// For each operand the index of the first element of this row.
+    starts: SmallVec<[usize; TABLE]>,
+    /// Where this row is along each outer loop.
+    at: SmallVec<[usize; 4]>,
+}
+
+impl<'a> Rows<'a> {
+    fn new(nest: &'a Nest) -> Self {
+        let starts = nest.outer_strides.iter().map(|_| 0).collect();
+        Self { nest, starts, at: nest.outer.iter().map(|_| 0).collect() }
+    }
+
+    /// Goes on to the next row, if there is one.
+    #[inline]
+    fn next(&mut self) {
+        for dim in (0..self.at.len()).rev() {
+            self.at[dim] += 1;
+            let size = self.nest.outer[dim];
+            let ends = self.at[dim] == size;
+            for (start, strides) in self.starts.iter_mut().zip(&self.nest.outer_strides) {
+                *start += strides[dim];
+                if ends {
+                    *start -= size * strides[dim];
+                }
+            }
+            if !ends {
+                return;
+            }
+            self.at[dim] = 0;
+        }
     }
 }
 

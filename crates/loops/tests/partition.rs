@@ -48,20 +48,20 @@ fn check(body: &str, expected: &Expect) {
 fn operations_with_a_value_between_them_are_one_kernel() {
     check(
         r#"
-input v0: f32[4, 8] = batch "x"
-input v1: f32[8] = batch "y"
+input v0: f32[4, 256] = batch "x"
+input v1: f32[256] = batch "y"
 
-v2: f32[4, 8] = aten::silu(v0)
-v3: f32[4, 8] = aten::mul.Tensor(v2, v1)
+v2: f32[4, 256] = aten::silu(v0)
+v3: f32[4, 256] = aten::mul.Tensor(v2, v1)
 
 return v3
 "#,
         &expect![[r#"
-            group [v0, v1] -> [v3] saves 256
-              kernel [4, 8]
-              read a0: f32 {8, 1}
+            group [v0, v1] -> [v3] saves 8192
+              kernel [4, 256]
+              read a0: f32 {256, 1}
               read a1: f32 {0, 1}
-              write a2: f32 {8, 1}
+              write a2: f32 {256, 1}
               %0 = load a0
               %1 = sigmoid %0
               %2 = mul %0 %1
@@ -99,7 +99,7 @@ return v4
               %3 = exp %2
               store a2 %3
             left 1 of aten::mm: no formula
-            left 1 of aten::silu: nothing beside it to save memory traffic with
+            left 1 of aten::silu: no kernel with it would pay
         "#]],
     );
 }
@@ -126,9 +126,9 @@ return v5
             aten::add.Tensor
             left 1 of _c10d_functional::all_reduce: no formula
             left 1 of _c10d_functional::wait_tensor: no formula
-            left 1 of aten::add.Tensor: nothing beside it to save memory traffic with
-            left 1 of aten::exp: nothing beside it to save memory traffic with
-            left 1 of aten::silu: nothing beside it to save memory traffic with
+            left 1 of aten::add.Tensor: no kernel with it would pay
+            left 1 of aten::exp: no kernel with it would pay
+            left 1 of aten::silu: no kernel with it would pay
         "#]],
     );
 }
@@ -165,7 +165,7 @@ return v3, v5, v6, v7, v8
               %3 = round_bf16 %2
               store a1 %1
               store a2 %3
-            left 1 of aten::_to_copy: nothing beside it to save memory traffic with
+            left 1 of aten::_to_copy: no kernel with it would pay
             left 1 of aten::mul.Tensor: a tensor of i64
             left 1 of aten::pow.Tensor_Scalar: the exponent 0.3
         "#]],
@@ -198,6 +198,56 @@ return v1
               %8 = sigmoid %7
               %9 = mul %1 %8
               store a1 %9
+        "#]],
+    );
+}
+
+#[test]
+fn an_error_function_is_left_to_pytorch_unless_much_is_saved() {
+    check(
+        r#"
+input v0: f32[4] = batch "x"
+input v1: f32[4] = batch "y"
+
+v2: f32[4] = aten::gelu(v0, "none")
+v3: f32[4] = aten::mul.Tensor(v2, v1)
+
+return v3
+"#,
+        &expect![[r#"
+            aten::gelu
+            aten::mul.Tensor
+            left 1 of aten::gelu: no kernel with it would pay
+            left 1 of aten::mul.Tensor: no kernel with it would pay
+        "#]],
+    );
+}
+
+#[test]
+fn rows_that_are_short_and_elements_that_lie_apart_do_not_pay() {
+    check(
+        r#"
+input v0: f32[4, 8] = batch "x"
+input v1: f32[8] = batch "y"
+input v2: f32[4, 8]{1, 4} = batch "z"
+
+v3: f32[4, 8] = aten::silu(v0)
+v4: f32[4, 8] = aten::mul.Tensor(v3, v1)
+v5: f32[4, 8] = aten::exp(v4)
+v6: f32[4, 8] = aten::exp(v0)
+v7: f32[4, 8] = aten::mul.Tensor(v6, v2)
+
+return v5, v7
+"#,
+        &expect![[r#"
+            aten::silu
+            aten::mul.Tensor
+            aten::exp
+            aten::exp
+            aten::mul.Tensor
+            left 2 of aten::exp: no kernel with it would pay
+            left 2 of aten::mul.Tensor: no kernel with it would pay
+            left 1 of aten::silu: no kernel with it would pay
         "#]],
     );
 }

@@ -268,6 +268,11 @@ impl Executor {
         state.into_iter().map(|tensor| capsule(py, tensor)).collect()
     }
 
+    /// Whether the host forbids executable memory, so that kernels are interpreted.
+    fn refused(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |executor| Ok(executor.refused()))
+    }
+
     /// How many tensors are held.
     fn live(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, |executor| Ok(executor.live()))

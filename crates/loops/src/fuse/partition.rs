@@ -4,7 +4,13 @@ use base::Bytes;
 use ir::{Graph, NodeId, Schema, ValueId};
 
 use super::{convex::Positions, groups::Groups, node::KernelMaker, schedule::schedule};
-use crate::{Builder, Kernel, verify};
+use crate::{Builder, Kernel, Nest, Op, Unary, verify};
+
+/// The bytes for each point that an error function must save.
+const ERROR_FUNCTION: u64 = 8;
+
+/// The fewest points of a row, where there are several.
+const SHORTEST: usize = 256;
 
 /// Operations that run as one kernel.
 #[derive(Clone, Debug)]
@@ -69,7 +75,7 @@ pub fn partition(graph: &Graph) -> Partition {
     // A result whose elements share memory cannot be written by a loop.
     let valid = worth
         .map(|members| (members, group(&groups, members)))
-        .filter(|(_, group)| verify(&group.kernel).is_ok());
+        .filter(|(_, group)| verify(&group.kernel).is_ok() && pays(group));
     let (kept, made): (Vec<Vec<usize>>, _) = valid.map(|(members, group)| (members.clone(), group)).unzip();
     Partition { order: schedule(&positions, &kept, &groups.fixed), left: left(&groups, &kept), groups: made }
 }
@@ -85,6 +91,17 @@ fn is_worth(groups: &Groups<'_>, members: &[usize]) -> bool {
     members.first().is_some_and(|first| points(first) > 0)
         && (groups.saved(members) > 0 || members.iter().any(slow))
         && !groups.writes(members).is_empty()
+}
+
+/// Whether a group saves more than it loses: rows that are short cost a call each, elements that lie apart are read one by one, and PyTorch's
+/// error function is faster than that of kernels.
+fn pays(group: &Group) -> bool {
+    let nest = Nest::of(&group.kernel);
+    if nest.rows() > 1 && nest.inner < SHORTEST || nest.inner_strides.iter().any(|stride| *stride > 1) {
+        return false;
+    }
+    let errors = group.kernel.body.iter().filter(|op| matches!(op, Op::Unary(Unary::Erf, _))).count();
+    errors == 0 || group.saved.0 > errors as u64 * ERROR_FUNCTION * group.kernel.points()
 }
 
 fn group(groups: &Groups<'_>, members: &[usize]) -> Group {
@@ -119,7 +136,7 @@ fn left(groups: &Groups<'_>, kept: &[Vec<usize>]) -> Vec<Left> {
     let mut found = std::collections::BTreeMap::new();
     for (position, id) in graph.order.iter().enumerate().filter(|(position, _)| !grouped[*position]) {
         let reason = match &groups.formulas[position] {
-            Ok(_) => "nothing beside it to save memory traffic with",
+            Ok(_) => "no kernel with it would pay",
             Err(reason) => reason,
         };
         *found.entry((graph.op_name(*id), reason)).or_insert(0) += 1;
