@@ -44,8 +44,9 @@ test: $(VENV)/.wheel $(VENV)/.test-tools ## set up and pass every test
 rust-test:
 	cargo $(CARGO_TEST) --workspace
 
+# Files side by side, one for each core; a file's tests share what they start.
 python-test:
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 16 --dist loadfile
 
 check: lint test ## format and lints as errors, then all tests
 

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import steps
 import torch
 import torch.nn.functional as F
@@ -170,8 +171,11 @@ def full(value: torch.Tensor) -> torch.Tensor:
 
 
 def otherwise(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The same state in other forms: whole, replicated, and sharded along the last dimension where it divides."""
+    """The same state in other forms: whole, from a file of safetensors, replicated, and sharded along the last dimension."""
     forms: dict[str, dict[str, Any]] = {"whole": {name: full(value) for name, value in state.items()}}
+    file = f"whole-{os.environ['RANK']}.safetensors"
+    safetensors.torch.save_file(forms["whole"], file)
+    forms["safetensors"] = safetensors.torch.load_file(file)
     if any(isinstance(value, DTensor) for value in state.values()):
         replicated, sharded = {}, {}
         for name, value in state.items():

@@ -26,8 +26,10 @@ class Ended:
     err: str
 
 
+#: Which of the processes that run tests side by side this is; no two of them try the same port.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 #: Below those that outgoing connections are given, which a rank may have before rank 0 listens.
-_PORTS = (20_000 + (os.getpid() + number) % 10_000 for number in itertools.count())
+_PORTS = (20_000 + (97 * os.getppid() + 16 * number + _WORKER) % 10_000 for number in itertools.count())
 
 
 def free_port() -> int:

@@ -37,7 +37,7 @@ DIRECTLY = ", directly"
 FUSED = ", fused"
 
 #: The part of the memory that the best plan takes of which a limited one must make do.
-MEMORY_SHARE = 0.6
+MEMORY_SHARE = 0.65
 
 
 def cases(ranks: int) -> Iterator[tuple[str, str]]:

@@ -98,9 +98,9 @@ def test_state_on_two_devices_is_refused_by_name():
     with FakeTensorMode():
         tensors = [("params.a", torch.empty(2)), *((f"params.{i}", torch.empty(2, device=f"cuda:{i}")) for i in (0, 1))]
     with pytest.raises(errors.StepError, match=r"`params.1` is on cuda:1, and `params.0` on cuda:0") as caught:
-        _devices.device_of(tensors)
+        _devices.device_of((name, tensor.device) for name, tensor in tensors)
     assert caught.value.code == "U0129"
-    assert _devices.device_of(tensors[:2]) == torch.device("cuda:0")
+    assert _devices.device_of((name, tensor.device) for name, tensor in tensors[:2]) == torch.device("cuda:0")
 
 
 def test_state_without_values_is_refused():

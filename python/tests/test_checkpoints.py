@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 
 import launch
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import unisono
+from unisono._placements import pieces, to_local
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,28 @@ def saved(tmp_path_factory):
         ended = [one for run in map(stack.enter_context, runs) for one in run.ended(seconds=400)]
     assert [one.status for one in ended] == [0] * 10, "\n".join(one.err[-2000:] for one in ended if one.status)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout"),
+    [
+        ({"a": 3}, {"a": "shard(0)"}),
+        ({"a": 2}, {"a": "shard(1, 3)"}),
+        ({"a": 2, "b": 3}, {"a": "shard(0, 2)", "b": "shard(1)"}),
+        ({"a": 2, "b": 2}, {"a": "shard(0, 3)", "b": "shard(0)"}),
+        ({"a": 3, "b": 2}, {"a": "shard(0)", "b": "shard(0, 2)"}),
+        ({"a": 2, "b": 2}, {"b": "shard(1, 3)"}),
+    ],
+)
+def test_the_pieces_of_a_rank_are_its_shard(mesh, layout):
+    whole = torch.arange(12 * 18).reshape(12, 18)
+    for rank in range(math.prod(mesh.values())):
+        local = to_local(whole, layout, mesh, rank)
+        found = torch.full_like(local, -1)
+        for piece in pieces(whole.shape, layout, mesh, rank):
+            there = [slice(start, start + size) for start, size in zip(piece.offsets, piece.sizes, strict=True)]
+            piece.of(found).copy_(whole[tuple(there)])
+        assert torch.equal(found, local)
 
 
 @pytest.mark.timeout(900)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,23 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from unisono._deferred.making import deferred_init
+    from unisono._deferred.models import materialize
     from unisono.graph import StepGraph
     from unisono.parallel import ParallelStep
     from unisono.plans import Plan
 
-__all__ = ["__version__", "capture", "errors", "parallelize"]
+__all__ = ["__version__", "capture", "deferred_init", "errors", "materialize", "parallelize"]
+
+#: What needs PyTorch is imported when it is first asked for.
+_LATER = {"deferred_init": "unisono._deferred.making", "materialize": "unisono._deferred.models"}
+
+
+def __getattr__(name: str) -> Any:
+    """What is imported when it is first asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'unisono' has no attribute '{name}'")
+    return getattr(importlib.import_module(_LATER[name]), name)
 
 
 def capture(

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from unisono.errors import HardwareError, StepError, UnisonoError
 
@@ -30,34 +29,26 @@ def casting() -> tuple[str, ...]:
     return ("cpu",) if own is None else ("cpu", own)
 
 
-def device_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.device:
-    """The device of a step, from the tensors that it has as state, by name. Tensors of the host may be beside those of an accelerator.
+def device_of(devices: Iterable[tuple[str, torch.device]]) -> torch.device:
+    """The device of a step, from those of the tensors that it has as state, by name; the host's may be beside an accelerator's.
 
     Raises:
         StepError: the tensors are on two accelerators, or on none because they have no data (``meta``).
     """
     device, first = HOST, ""
-    for name, tensor in tensors:
-        if tensor.device.type == "meta":
+    for name, own in devices:
+        if own.type == "meta":
             raise _without_data(name)
         if device == HOST:
-            device, first = tensor.device, name
-        elif tensor.device not in (device, HOST):
+            device, first = own, name
+        elif own not in (device, HOST):
             raise StepError(
-                f"`{name}` is on {tensor.device}, and `{first}` on {device}",
+                f"`{name}` is on {own}, and `{first}` on {device}",
                 code="U0129",
                 cause="a rank runs a step on one device",
                 hint="put model, optimizer and batch on one device, and start one rank for each device",
             )
     return device
-
-
-def require_data(model: nn.Module | None) -> None:
-    """Refuses a model whose parameters or buffers have no data: nothing could be trained."""
-    named = [] if model is None else [*model.named_parameters(), *model.named_buffers()]
-    for name, tensor in named:
-        if tensor.device.type == "meta":
-            raise _without_data(name)
 
 
 def _without_data(name: str) -> StepError:

@@ -35,11 +35,12 @@ class Holders:
             if isinstance(value, torch.Tensor | nn.Module)
         ]
         self._names = names
-        self._shared = [
-            (position, item)
-            for position, (item, _, part) in enumerate(state)
-            if item.cls != "constant" and part.data_ptr() == item.tensor.data_ptr()
-        ]
+        with torch._C.DisableTorchFunctionSubclass():  # what is given up already has no values, but an address
+            self._shared = [
+                (position, item)
+                for position, (item, _, part) in enumerate(state)
+                if item.cls != "constant" and part.data_ptr() == item.tensor.data_ptr()
+            ]
         self._tensors = [item.tensor for _, item in self._shared]
         self._pointers = [tensor.data_ptr() for tensor in self._tensors]
         self._kinds = [(tensor.shape, tensor.dtype) for tensor in self._tensors]

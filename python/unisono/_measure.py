@@ -34,8 +34,8 @@ def peak_growth(run: Callable[[], object], device: torch.device = _devices.HOST,
 
     The profiler sees what this thread gives back, and not what a thread of the network gives back that was late to let go of a
     tensor. A call that is repeated asks for the same memory in the same order, so each piece is counted until the earliest time at which
-    one of the calls gave it back. Calls that ask for other sizes are not compared, and the least counts. The allocator of a device counts
-    its peak itself.
+    one of the calls gave it back. What the network's threads ask for counts as it came in the call where that was most. Calls that ask for
+    other sizes, as a first one does, are not compared, and the least counts. The allocator of a device counts its peak itself.
     """
     if device != _devices.HOST:
         return min(_devices.peak_growth(device, run) for _ in range(repeats))
@@ -43,7 +43,7 @@ def peak_growth(run: Callable[[], object], device: torch.device = _devices.HOST,
     for _ in range(repeats):
         asked = _asked_in(run)
         alike.setdefault(tuple(asked.sizes), []).append(asked)
-    return min(_peak(asked, _ends(calls)) for calls in alike.values() for asked in calls)
+    return min(max(_peak(asked, _ends(calls)) for asked in calls) for calls in alike.values())
 
 
 @dataclasses.dataclass

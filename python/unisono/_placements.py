@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -78,3 +80,50 @@ def unshard(shards: list[torch.Tensor], placement: str) -> torch.Tensor:
     dim, blocks = _parsed(placement)
     opened = [local.unflatten(dim, (blocks, local.shape[dim] // blocks)) for local in shards]
     return torch.stack(opened, dim + 1).flatten(dim, dim + 2)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a global tensor: where it begins there and in this rank's local tensor, and how large it is."""
+
+    offsets: tuple[int, ...]
+    local_offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def of(self, local: torch.Tensor) -> torch.Tensor:
+        """The piece, a view of this rank's local tensor."""
+        for dim, (start, size) in enumerate(zip(self.local_offsets, self.sizes, strict=True)):
+            local = local.narrow(dim, start, size)
+        return local
+
+
+def pieces(shape: Sequence[int], layout: Layout, mesh: Mapping[str, int], rank: int) -> list[Piece]:
+    """The pieces of a global tensor that make one rank's local one."""
+    spans = [[(0, size)] for size in shape]
+    for axis, coordinate in coordinates(mesh, rank).items():
+        placement = layout.get(axis, "replicate")
+        if placement != "replicate":
+            dim, blocks = _parsed(placement)
+            length = sum(size for _, size in spans[dim]) // blocks
+            part = length // mesh[axis]
+            starts = [block * length + coordinate * part for block in range(blocks)]
+            spans[dim] = [span for start in starts for span in _within(spans[dim], start, part)]
+    ends = [[0, *itertools.accumulate(size for _, size in dim)] for dim in spans]
+    found = []
+    for chosen in itertools.product(*(range(len(dim)) for dim in spans)):
+        picked = [spans[dim][number] for dim, number in enumerate(chosen)]
+        local_offsets = tuple(ends[dim][number] for dim, number in enumerate(chosen))
+        found.append(Piece(tuple(start for start, _ in picked), local_offsets, tuple(size for _, size in picked)))
+    return found
+
+
+def _within(spans: Sequence[tuple[int, int]], start: int, length: int) -> list[tuple[int, int]]:
+    """What of spans, laid side by side, is between `start` and `start + length`: where each begins, and how long it is."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    for begin, size in spans:
+        low, high = max(start, at), min(start + length, at + size)
+        if low < high:
+            found.append((begin + low - at, high - low))
+        at += size
+    return found

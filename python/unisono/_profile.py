@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,7 +31,9 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "unisono"
 
 
-def _typical(ranks: Ranks, device: torch.device, runs: dict[Key, Callable[[], object]], calls: int) -> dict[Key, float]:
+def _typical(
+    ranks: Ranks, device: torch.device, runs: Mapping[Key, Callable[[], object]], calls: int
+) -> dict[Key, float]:
     """The mean time of a call of each function while all ranks make it, in seconds: the median of rounds in which all take turns.
 
     A mean up to where the last rank is done, because ranks that share cores get them in turns: one rank's calls alone would be as

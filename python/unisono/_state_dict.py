@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from unisono._capture.optimizer import state_of
-from unisono._placements import Layout, is_plain, plain, to_local
+from unisono._placements import Layout, is_plain, own_local, pieces, plain, to_local
 from unisono._state import Held, State
 from unisono.errors import ConfigurationError, UnisonoError
 
@@ -45,14 +45,14 @@ class Entry:
         return None if self.tensor is None else self.tensor.shape
 
 
-def state_dict(session: Session) -> dict[str, Any]:
-    """See :meth:`unisono.parallel.ParallelStep.state_dict`."""
+def state_dict(session: Session, *, for_files: bool = False) -> dict[str, Any]:
+    """See :meth:`unisono.parallel.ParallelStep.state_dict`; `for_files`, what is sharded in several blocks is no copy but ``Pieces``."""
     found: dict[str, Any] = {"model": {}}
     for entry in entries(session):
         place = found
         for key in entry.path[:-1]:
             place = place.setdefault(key, {})
-        place[entry.path[-1]] = _value(session, entry)
+        place[entry.path[-1]] = _value(session, entry, for_files)
     if session.optimizers:
         names = _names(session)
         groups = [
@@ -163,7 +163,7 @@ def _groups(session: Session) -> list[dict[str, Any]]:
 # Values, whole and of this rank.
 
 
-def _value(session: Session, entry: Entry) -> Any:
+def _value(session: Session, entry: Entry, for_files: bool) -> Any:
     held = entry.held
     if held is None:
         return entry.value if entry.tensor is None else entry.tensor.detach()
@@ -174,9 +174,13 @@ def _value(session: Session, entry: Entry) -> Any:
     from torch.distributed.tensor import DTensor
 
     local, layout = held.shard, plain(held.layout)
-    if not is_plain(held.layout):
-        local = to_local(session.state.value(held), layout, session.mesh, session.ranks.rank)
     shape, stride = held.shape_and_stride()
+    if not is_plain(held.layout):
+        if for_files:
+            from unisono._pieces import Pieces  # takes PyTorch's checkpoints with it, which are slow to import
+
+            return Pieces(shape, local, pieces(shape, held.layout, session.mesh, session.ranks.rank))
+        local = own_local(session.state.value(held), layout, session.mesh, session.ranks.rank)
     placements = _placements(session, layout)
     return DTensor.from_local(local, _device_mesh(session), placements, run_check=False, shape=shape, stride=stride)
 
@@ -210,6 +214,9 @@ def _full(value: torch.Tensor) -> torch.Tensor:
 def _write(session: Session, held: Held, value: Any) -> None:
     if held.item.number:
         session.state.write(held, torch.as_tensor(value))
+    elif hasattr(value, "_pieces"):  # read into the shard already
+        whole = session.state.needs_all(held)
+        session.state.write_all(held, session.state.value(held)) if whole else session.state.write(held, held.shard)
     elif session.state.needs_all(held):
         session.state.write_all(held, _full(value))
     elif _is_placed_so(session, held.layout, value):

@@ -21,6 +21,7 @@ from unisono._capture.optimizer import together
 from unisono._capture.places import warn_user
 from unisono._capture.settings import cycled
 from unisono._captures import Captures
+from unisono._deferred.models import Deferred
 from unisono._native import Graph
 from unisono._ranks import Ranks
 from unisono._state import State
@@ -65,7 +66,6 @@ class ParallelStep:
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
-        _devices.require_data(model)
         self.ranks = Ranks()
         axes = mesh_of(mesh, self.ranks.count)
         state = State(self.ranks, axes, model, optimizers)
@@ -75,6 +75,7 @@ class ParallelStep:
         self._train_step, self._caller, self._steps = train_step, Caller(train_step), 0
         self._on_change, self._captures = on_change, captures
         self._session.searches_mesh = mesh == SEARCHED
+        self._session.deferred = Deferred.of(model, optimizers)
         self._session.live, self._session.batch = cycled(optimizers), batch
         self._session.fuse = fuse
         self._session.captures = None if cache is None else Captures(cache)
@@ -293,7 +294,7 @@ class ParallelStep:
         """
         from unisono import _checkpoint  # takes PyTorch's checkpoints with it, which are slow to import
 
-        state = self.state_dict()
+        state = self._state_for_files("save")
         _checkpoint.save(self._session, state, Path(folder), more)
 
     @as_the_users
@@ -310,7 +311,7 @@ class ParallelStep:
         """
         from unisono import _checkpoint  # takes PyTorch's checkpoints with it, which are slow to import
 
-        state = self.state_dict()
+        state = self._state_for_files("load")
         _checkpoint.load(self._session, state, Path(folder), more, strict=strict)
 
     def kernels(self) -> str:
@@ -323,6 +324,11 @@ class ParallelStep:
         Steps take longer then. On processors operations are done when they return, and nothing changes.
         """
         self._session.synchronous = yes
+
+    def _state_for_files(self, call: str) -> dict[str, Any]:
+        self.ranks.come_together(f"call `{call}`")
+        self._settle()
+        return _state_dict.state_dict(self._session, for_files=True)
 
     def timeline(self, *arguments: Any) -> list[tuple[str, str | None, int, int]]:
         """Runs one step and returns for each instruction what it is, its place, its start and its duration in nanoseconds."""

@@ -28,6 +28,8 @@ from unisono._capture.paths import Walk, follow, paths_of, place_at
 from unisono._capture.readbacks import perform
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import Captures, found_or_captured
+from unisono._deferred.making import intended_device
+from unisono._deferred.models import Deferred, known
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._holders import Holders
 from unisono._message import pack
@@ -82,6 +84,7 @@ class Session:
         searches_mesh: whether the first plan decides which axes the ranks make.
         fuse: whether groups of operations run as kernels.
         synchronous: whether each instruction is waited for.
+        deferred: the tensors that have no memory before there is a plan.
     """
 
     ranks: Ranks
@@ -103,6 +106,7 @@ class Session:
     searches_mesh: bool = False
     fuse: bool = False
     synchronous: bool = False
+    deferred: Deferred | None = None
 
     def take_mesh(self, mesh: Mapping[str, int]) -> None:
         """Takes the axes that the first plan has found, for all that has the mesh of the session."""
@@ -140,7 +144,9 @@ class CapturedStep:
         everyone = call.together(self.ranks.count) if session.batch == "local" else call
         self._inputs, message = self._capture(train_step, everyone, outside, accumulates)
         captured = time.perf_counter()
-        self.device = _devices.device_of((i.name, i.tensor) for i in self._inputs.inputs if i.cls in _STATE)
+        self.device = _devices.device_of(
+            (i.name, intended_device(i.tensor)) for i in self._inputs.inputs if i.cls in _STATE
+        )
         given = session.cluster
         self.cluster = _profile.description(self.ranks, self.device) if given is None else text_of(given)
         described = time.perf_counter()
@@ -159,6 +165,7 @@ class CapturedStep:
         message: Any = None
         if self.ranks.rank == 0:
             try:
+                self._create_deferred_states()
                 message, captured = found_or_captured(
                     # The user's tensors are there as long as no step has shards of them.
                     self._session.captures if not self._session.state.layouts() else None,
@@ -185,6 +192,7 @@ class CapturedStep:
         met: UnisonoError | None = None
         if captured is None:
             try:
+                self._create_deferred_states()
                 inputs = self._collect(train_step, call, message)
             except UnisonoError as error:
                 met = error
@@ -205,8 +213,14 @@ class CapturedStep:
             outside=outside,
         )
         new = [item for item in inputs.inputs if item.cls in _STATE and item not in self._session.state]
-        self.ranks.same_everywhere([item.tensor.detach() for item in new])
+        self.ranks.same_everywhere([item.tensor.detach() for item in new if not item.tensor.is_meta])
+        if self._session.deferred is not None:
+            self._session.deferred.agree(self.ranks)
         return inputs, message["graph"]
+
+    def _create_deferred_states(self) -> None:
+        if self._session.deferred is not None:
+            self._session.deferred.create_states()
 
     def _collect(self, train_step: Callable[..., Any], call: Call, message: dict[str, Any]) -> StepInputs:
         """The inputs of the step on a rank that has not captured it."""
@@ -216,7 +230,7 @@ class CapturedStep:
         read = [paths_of(paths) for paths in message["read"]]
         kept = paths_of(message["kept"])
         inputs = collect(train_step, self._model, self._optimizers, call, kept, self._live, read)
-        own = _devices.device_of((i.name, i.tensor) for i in inputs.inputs if i.cls in _STATE)
+        own = _devices.device_of((i.name, intended_device(i.tensor)) for i in inputs.inputs if i.cls in _STATE)
         for name, dtype, shape, kind, paths in message["constants"]:
             device = own if own.type == kind else torch.device(kind)
             inputs.add(constant(self._root, name, getattr(torch, dtype), shape, device, paths_of(paths)))
@@ -293,6 +307,7 @@ class CapturedStep:
         )
         layouts = self.plan.layouts
         self._placed = [layouts.get(item.name, {}) for item in self._inputs.inputs]
+        self._make_deferred()
         self._state = [
             (item, layout, self._shard(item, layout))
             for item, layout in zip(self._inputs.inputs, self._placed, strict=True)
@@ -319,6 +334,27 @@ class CapturedStep:
             cause="how many numbers a thread draws depends on the model, so that the same seed gives other masks",
             hint="use ranks with the same devices, or a step without random numbers",
         )
+
+    def _make_deferred(self) -> None:
+        """Makes tensors that have no memory yet, one after another, and keeps this rank's shards of them."""
+        deferred, self._session.deferred = self._session.deferred, None
+        items = {
+            id(item.tensor): (item, layout) for item, layout in zip(self._inputs.inputs, self._placed, strict=True)
+        }
+        absent = [item for item, _ in items.values() if item.cls in _STATE and item.tensor.is_meta]
+        for item in absent:
+            known(item.name, item.tensor)
+        if deferred is None:
+            return
+        state = self._session.state
+        state.give_up()
+
+        def keep_shard(tensor: torch.Tensor) -> None:
+            item, layout = items.get(id(tensor), (None, {}))
+            if item is not None and item.cls in _STATE and self._shares(item):
+                state.place(item, layout)
+
+        deferred.make(keep_shard, [item.tensor for item in absent])
 
     def _renewed(self, item: StepInput) -> bool:
         """Whether the step puts another tensor in the place of one that the user has, instead of writing into it."""

@@ -16,6 +16,8 @@ op aten::expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor
 op _c10d_functional::all_gather_into_tensor(Tensor input, int group_size, Any group_name) -> Tensor
 op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
 op aten::detach(Tensor(a) self) -> Tensor(a)
+op aten::split_with_sizes(Tensor(a) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]
+op aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)
 op mine::f(Tensor x) -> Tensor
 op aten::_conj(Tensor(a) self) -> Tensor(a)
 op aten::_foreach_add.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]
@@ -141,6 +143,42 @@ return v0
             return %3
         "#]],
     );
+}
+
+/// A bucket of two gradients, `parts`, to which a list operation adds one.
+fn added_to_parts_of_a_bucket(parts: &str, second: &str) -> String {
+    let body = r#"input v0: f32[6] = batch "batch.0"
+v1: f32[6] = aten::mul.Tensor(v0, v0)
+[v2: f32[4], v3: f32[2]] = aten::split_with_sizes(v1, [4, 2], 0)
+v4: f32[2, 2] = aten::view(v2, [2, 2])
+part update
+[v5: f32[2, 2], v6: f32SECOND] = aten::_foreach_add.Scalar(PARTS, 1)
+return v5, v6
+"#;
+    program(&spec(&body.replace("PARTS", parts).replace("SECOND", second), extra), "cpu")
+}
+
+#[test]
+fn parts_of_one_bucket_are_written_in_place_by_one_list_operation() {
+    expect![[r#"
+        state 
+        inputs %0
+        prologue:
+          %7 = Int(1) as int64
+        body:
+          %1 = aten::mul.Tensor(%0, %0) by dispatcher; release %0
+          [%2 %3] = aten::split_with_sizes(%1, [4, 2], 0) by view; release %1
+          %4 = aten::view(%2, [2, 2]) by view; release %2
+           = aten::_foreach_add_.Tensor([%4 %3], %7, 1) by proxy
+        return %4 %3
+    "#]]
+    .assert_eq(&added_to_parts_of_a_bucket("[v4, v3]", "[2]"));
+}
+
+#[test]
+fn what_is_listed_twice_is_not_written_in_place() {
+    let twice = added_to_parts_of_a_bucket("[v4, v4]", "[2, 2]");
+    assert!(!twice.contains("_foreach_add_"), "{twice}");
 }
 
 #[test]

@@ -20,6 +20,8 @@ struct Decision<'a> {
     given: FixedBitSet,
     /// Values whose elements lie apart from each other: results of computations, and views that show no element twice.
     distinct: FixedBitSet,
+    /// The part of its root that a value is: which step has split the root, and which of its results it comes from.
+    parts: Vec<Option<(usize, usize)>>,
     returned: FixedBitSet,
     /// The state that a value is the new value of.
     state_of: FxHashMap<u32, u32>,
@@ -36,6 +38,7 @@ impl<'a> Decision<'a> {
         Self {
             lifetimes: Lifetimes::of(program),
             distinct: distinct(program, given.clone()),
+            parts: parts(program),
             given,
             returned: bits(&mut program.returns.iter().copied()),
             state_of: program.updates.iter().map(|(state, value)| (*value, *state)).collect(),
@@ -44,16 +47,28 @@ impl<'a> Decision<'a> {
     }
 
     fn is_free(&self, index: usize, step: &Step) -> bool {
-        let once = |value: u32| {
-            let root = self.lifetimes.root(value);
-            step.reads.iter().filter(|read| self.lifetimes.root(**read) == root).count() == 1
+        let alone = |value: u32| {
+            let mut others = step.reads.iter().filter(|read| !self.are_apart(value, **read));
+            others.next() == Some(&value) && others.next().is_none()
         };
         step.effect == Effect::Compute
             && !step.overwrites.is_empty()
             && step
                 .overwrites
                 .iter()
-                .all(|(from, to)| once(*from) && self.may_overwrite(index, step, *from, *to))
+                .all(|(from, to)| alone(*from) && self.may_overwrite(index, step, *from, *to))
+    }
+
+    /// Whether two values have no memory in common: other roots, or other parts of one.
+    fn are_apart(&self, one: u32, other: u32) -> bool {
+        let part = |value: u32| self.parts[value as usize];
+        let of_one_split = || match (part(one), part(other)) {
+            (Some((split, index)), Some((other_split, other_index))) => {
+                split == other_split && index != other_index
+            }
+            _ => false,
+        };
+        self.lifetimes.root(one) != self.lifetimes.root(other) || of_one_split()
     }
 
     /// Whether the step at `index` may write the value of `to` where that of `from` is.
@@ -81,6 +96,19 @@ fn distinct(program: &Steps, given: FixedBitSet) -> FixedBitSet {
         }
     }
     distinct
+}
+
+/// Which part of its root each value is, where the root has been split: the results of a view that has several share no element.
+fn parts(program: &Steps) -> Vec<Option<(usize, usize)>> {
+    let mut parts = vec![None; program.values.len()];
+    for (number, step) in program.steps.iter().enumerate().filter(|(_, step)| step.effect.is_shared()) {
+        let of = step.reads.first().and_then(|from| parts[*from as usize]);
+        let splits = step.effect == Effect::View && step.makes.len() > 1;
+        for (index, made) in step.makes.iter().enumerate() {
+            parts[*made as usize] = of.or_else(|| splits.then_some((number, index)));
+        }
+    }
+    parts
 }
 
 impl Steps {

@@ -284,7 +284,8 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.dtype, tensor.device
 
 
-def _memory(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:
+def _memory(tensor: torch.Tensor) -> tuple[Any, tuple[int, ...]] | None:
     if isinstance(tensor, FakeTensor) or tensor.layout != torch.strided or not tensor.numel():
         return None
-    return tensor.data_ptr(), tensor.stride()
+    without_address = tensor.untyped_storage()._cdata, tensor.storage_offset()  # as on `meta`
+    return tensor.data_ptr() or without_address, tensor.stride()
