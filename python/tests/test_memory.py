@@ -62,7 +62,7 @@ def test_what_another_thread_gives_back_counts_as_given_back_when_one_of_the_cal
                 thread.join()
             del tensors
 
-    assert _measure.peak_growth(call, repeats=4) == 4000
+    assert _measure.peak_growth(call, repeats=3) == 4000
 
 
 def test_what_a_call_keeps_in_the_place_of_what_an_earlier_one_kept_is_no_growth():
@@ -73,4 +73,4 @@ def test_what_a_call_keeps_in_the_place_of_what_an_earlier_one_kept_is_no_growth
         del kept[0]
         torch.empty(3000)
 
-    assert _measure.peak_growth(call, repeats=2) == 12000
+    assert _measure.peak_growth(call, repeats=1) == 12000
