@@ -11,9 +11,10 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unisono import _devices
 from unisono._capture.places import user_line
 from unisono._deferred.record import Given, Operation, Record, View
-from unisono._deferred.replay import generators, values_of
+from unisono._deferred.replay import values_of
 from unisono.errors import UnsupportedError
 
 _aten = torch.ops.aten
@@ -53,7 +54,7 @@ def deferred_init() -> Iterator[None]:
         UnsupportedError: the model's code needs a random value while it is built, or draws from a generator of its own.
     """
     _RECORDS[:] = [record for record in _RECORDS if record.is_in_use()]
-    record = Record(generators())
+    record = Record(_devices.generator_states(_devices.current()))
     _RECORDS.append(record)
     with recording(record):
         yield

@@ -54,7 +54,7 @@ class Deferred:
     def agree(self, ranks: Ranks) -> None:
         """Takes the random numbers of rank 0; an error on every rank if the models are not built alike on all."""
         mine = [record.fingerprint() for record in self._records]
-        told = [mine, [[state.tolist() for state in record.start] for record in self._records]]
+        told = [mine, [{kind: state.tolist() for kind, state in record.start.items()} for record in self._records]]
         theirs, starts = ranks.tell(told)
         error = None
         if mine != theirs:
@@ -66,7 +66,7 @@ class Deferred:
             )
         ranks.raise_together(error)
         for record, start in zip(self._records, starts, strict=True):
-            record.start = tuple(torch.tensor(state, dtype=torch.uint8) for state in start)
+            record.start = {kind: torch.tensor(state, dtype=torch.uint8) for kind, state in start.items()}
 
     def make(self, made: Callable[[torch.Tensor], None], others: Sequence[torch.Tensor] = ()) -> None:
         """Makes them, and other recorded ones, one after another; `made` hears of each, which is then where it is to be."""

@@ -75,16 +75,16 @@ class Record:
     """What has been done to the tensors of a model since PyTorch's generators were in a state.
 
     Attributes:
-        start: the states of its generators before the first operation.
+        start: the states of PyTorch's generators before the first operation, by the kind of device.
         operations: the operations, in order.
         drawn: a number of operations, and the states of the generators when these have drawn their random numbers.
     """
 
-    def __init__(self, start: tuple[torch.Tensor, ...]) -> None:
+    def __init__(self, start: dict[str, torch.Tensor]) -> None:
         """Starts without any operation."""
         self.start = start
         self.operations: list[Operation] = []
-        self.drawn: tuple[int, tuple[torch.Tensor, ...]] = (0, start)
+        self.drawn: tuple[int, dict[str, torch.Tensor]] = (0, start)
         self._numbers: dict[int, int] = {}
         #: A tensor of each memory, held so that no other one gets the same address.
         self._memory: list[torch.Tensor] = []

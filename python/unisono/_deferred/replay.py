@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
+from unisono import _devices
 from unisono._deferred.record import Given, Operation, Record, View
 from unisono.errors import StepError
 
@@ -24,29 +26,20 @@ def replay(record: Record, wanted: Collection[int], deliver: Callable[[int, torc
         wanted: the numbers of the memory.
         deliver: called with each number and what was made; nothing else holds it then.
     """
-    before = generators()
-    set_generators(record.start)
-    try:
+    with _generators(record.start):
         _run(record, _needed(record, wanted, draw_from=0), set(wanted), deliver)
+
+
+@contextmanager
+def _generators(states: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Sets the states of PyTorch's generators, and sets them back."""
+    device = _devices.current()
+    before = _devices.generator_states(device)
+    _devices.set_generator_states(device, states)
+    try:
+        yield
     finally:
-        set_generators(before)
-
-
-def generators() -> tuple[torch.Tensor, ...]:
-    """The states of PyTorch's generators: of the processor, and of the accelerator where there is one."""
-    own = (_accelerator().get_rng_state(),) if torch.accelerator.is_available() else ()
-    return (torch.get_rng_state(), *own)
-
-
-def set_generators(states: tuple[torch.Tensor, ...]) -> None:
-    """Sets the states that :func:`generators` has given."""
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        _accelerator().set_rng_state(state)
-
-
-def _accelerator() -> Any:
-    return torch.get_device_module(torch.accelerator.current_accelerator())
+        _devices.set_generator_states(device, before)
 
 
 @torch.no_grad()
@@ -58,20 +51,17 @@ def values_of(record: Record, tensor: torch.Tensor) -> torch.Tensor:
     view = record.view(tensor)
     count = len(record.operations)
     needed = _needed(record, {view.memory}, draw_from=count)
+    random = [index for index in needed if record.operations[index].is_random]
     drawn, states = record.drawn
-    if any(record.operations[index].is_random for index in needed):
-        if needed[0] < drawn:
+    if random:
+        if random[0] < drawn:
             drawn, states = 0, record.start
         needed = _needed(record, {view.memory}, draw_from=drawn)
     found: list[torch.Tensor] = []
-    before = generators()
-    set_generators(states)
-    try:
+    with _generators(states):
         _run(record, needed, {view.memory}, lambda _, storage: found.append(view.of(storage).clone()))
-        if any(record.operations[index].is_random for index in needed):
-            record.drawn = count, generators()
-    finally:
-        set_generators(before)
+        if random:
+            record.drawn = count, _devices.generator_states(_devices.current())
     return found[0]
 
 
