@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write};
 use base::{Bytes, Nanos};
 use ir::{Placement, RankGraph};
 
-use crate::{Plan, Prediction};
+use crate::Plan;
 
 /// What a plan does, what it is expected to cost and what it was chosen over; `graph` is one rank's graph.
 pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
@@ -30,7 +30,7 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
         p.collectives,
         Nanos(p.communication_ns)
     );
-    let _ = writeln!(text, "  memory    {} at the peak of a rank: {}", Bytes(p.peak_bytes), at_peak(p));
+    let _ = writeln!(text, "  memory    {} at the peak of a rank: {}", Bytes(p.peak_bytes), p.at_peak());
     let _ = writeln!(text, "  limited by {}", plan.limit);
     if p.model_ns > 0 {
         let _ = writeln!(
@@ -66,23 +66,6 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
         );
     }
     text
-}
-
-/// What is alive at the peak, most first.
-fn at_peak(p: &Prediction) -> String {
-    let mut parts = [
-        (p.state_bytes, "state"),
-        (p.batch_bytes, "batch"),
-        (p.kept_bytes, "kept for small results"),
-        (p.activation_bytes, "activations"),
-        (p.gradient_bytes, "gradients"),
-        (p.collective_bytes, "results of collectives"),
-        (p.temporary_bytes, "temporary"),
-    ];
-    parts.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-    let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
-    let said: Vec<String> = parts.map(|(bytes, what)| format!("{} {what}", Bytes(*bytes))).collect();
-    said.join(", ")
 }
 
 /// What names of the batch's tensors begin with.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use aten::Call;
-use base::{Code, Diagnostic, Fingerprint, Result};
+use base::{Bytes, Code, Diagnostic, Fingerprint, Result};
 use indexmap::IndexMap;
 use ir::{Graph, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, ValueId};
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,25 @@ pub struct Prediction {
     pub model_ns: i64,
     /// No choice along that axis takes less in the same model, in nanoseconds.
     pub bound_ns: i64,
+}
+
+impl Prediction {
+    /// What is alive at the peak, most first.
+    pub fn at_peak(&self) -> String {
+        let mut parts = [
+            (self.state_bytes, "state"),
+            (self.batch_bytes, "batch"),
+            (self.kept_bytes, "kept for small results"),
+            (self.activation_bytes, "activations"),
+            (self.gradient_bytes, "gradients"),
+            (self.collective_bytes, "results of collectives"),
+            (self.temporary_bytes, "temporary"),
+        ];
+        parts.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
+        let said: Vec<String> = parts.map(|(bytes, what)| format!("{} {what}", Bytes(*bytes))).collect();
+        said.join(", ")
+    }
 }
 
 /// Another plan that was considered.

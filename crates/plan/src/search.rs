@@ -51,7 +51,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     let best = found.next().ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
     let others = found;
     if !best.fits(request.memory_limit) {
-        return Err(too_small(request.memory_limit.unwrap_or(0), best.prediction.peak_bytes));
+        return Err(too_small(request.memory_limit.unwrap_or(0), &best.prediction));
     }
     let mut plan = Plan::new(
         &canonical,
@@ -113,8 +113,12 @@ fn limit(found: &Found, memory_limit: Option<u64>) -> String {
     }
 }
 
-fn too_small(limit: u64, smallest: u64) -> Box<Diagnostic> {
+fn too_small(limit: u64, smallest: &Prediction) -> Box<Diagnostic> {
     Diagnostic::new(Code::NO_PLAN, format!("no plan fits into {limit} bytes per rank"))
-        .because(format!("the smallest plan found needs {smallest} bytes"))
+        .because(format!(
+            "the smallest plan found needs {} bytes: {}",
+            smallest.peak_bytes,
+            smallest.at_peak()
+        ))
         .hint("use more ranks, a smaller batch, or a higher memory limit")
 }
