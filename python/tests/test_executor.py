@@ -397,8 +397,9 @@ def test_a_thousand_steps_leave_no_memory_behind():
     for _ in range(20):
         run([X, NUMBERS])
     before = _in_use()
-    kept = torch.ones(4096)
-    assert _in_use() - before >= 4 * kept.numel(), "the measurement sees what is kept"
+    kept = [torch.ones(4096) for _ in range(16)]
+    # Half of it, because other threads may give some back meanwhile.
+    assert _in_use() - before >= 2 * sum(one.numel() for one in kept), "the measurement sees what is kept"
     growth = []
     for _ in range(3):
         before = _in_use()

@@ -106,7 +106,8 @@ def test_a_formula_is_what_pytorch_computes(name, index, dtype):
     exact = aten.neg(call(*(x.double() if name != "aten::_to_copy" else x for x in inputs)))
     expected = aten.neg(call(*inputs))
     assert found.dtype == expected.dtype
-    assert torch.equal(found.isnan(), expected.isnan())
+    # Where PyTorch's own kernel overflows (its GELU does, on some processors), the exact result is as good.
+    assert ((found.isnan() == expected.isnan()) | (found.isnan() == exact.isnan())).all()
     # As near to the exact result as PyTorch's, or to within a few units of the last place: of the gradient that is passed on, where what is
     # multiplied with it is 1 less a number near 1.
     unit = 2.0 ** (-22 if dtype == torch.float32 else -7)
@@ -118,7 +119,8 @@ def test_a_formula_is_what_pytorch_computes(name, index, dtype):
     ]
     assert (error <= allowed).all(), (error - allowed).max()
     infinite = expected.isinf()
-    assert torch.equal(found[infinite], expected[infinite]) or dtype == torch.bfloat16
+    is_infinite = (found == expected) | (found == exact.to(dtype))
+    assert is_infinite[infinite].all() or dtype == torch.bfloat16
 
 
 def swiglu(x, y, b):
