@@ -35,12 +35,9 @@ class Model(nn.Module):
         return self.head(h * self.scale)
 
 
-def made(seed: int = 5, deferred: bool = True) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    if not deferred:
-        model = Model()
-        return model, torch.optim.AdamW(model.parameters(), eps=1e-4)
-    with unisono.deferred_init():
+def made(deferred: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(5)
+    with unisono.deferred_init() if deferred else contextlib.nullcontext():
         model = Model()
         optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4)
     return model, optimizer
@@ -94,7 +91,7 @@ def train(pins: dict) -> None:
     """Trains a model that was built as usual, and one that was built without memory, and prints whether they are equal."""
     found = []
     for deferred in (False, True):
-        model, optimizer = made(deferred=deferred)
+        model, optimizer = made(deferred)
         step, example = parallel(model, optimizer, pins=pins)
         if deferred and pins == SHARDED:
             state = [one for name in pins for one in _placed(model, optimizer, name)]
@@ -124,15 +121,18 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def differ(what: str) -> None:
-    """Builds the model otherwise on one rank, or after another seed."""
+    """Builds the model otherwise on one rank: by other code, from another number, from other data, or after another seed."""
     rank = int(os.environ["RANK"])
-    model, optimizer = made(seed=5 + rank if what == "seed" else 5)
-    if what == "code" and rank == 1:
-        torch.manual_seed(5)
-        with unisono.deferred_init():
-            model = Model()
+    torch.manual_seed(5 + rank if what == "seed" else 5)
+    with unisono.deferred_init():
+        model = Model()
+        if what == "code" and rank == 1:
             nn.init.zeros_(model.up.bias)
-        optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4)
+        if what == "number":
+            nn.init.constant_(model.up.bias, 0.1 + rank)
+        if what == "data":
+            model.up.bias.data.copy_(torch.tensor([0.1 + rank]))
+    optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4)
     try:
         step, example = parallel(model, optimizer)
         print(step(*example).item())

@@ -72,3 +72,11 @@ def test_of_a_large_tensor_the_sample_reaches_from_the_first_to_the_last_byte(at
     before = _agreement.fingerprint(tensor)
     tensor[at] = 1
     assert _agreement.fingerprint(tensor) != before
+
+
+def test_without_a_sample_every_byte_counts():
+    tensor = torch.zeros(3 * _agreement.SAMPLED_BYTES, dtype=torch.uint8)
+    other = tensor.clone()
+    other[6000] = 1  # between the first two blocks of a sample
+    assert _agreement.fingerprint(tensor) == _agreement.fingerprint(other)
+    assert _agreement.fingerprint(tensor, sampled=False) != _agreement.fingerprint(other, sampled=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Callable
@@ -184,15 +185,45 @@ def into_data() -> None:
     torch.tensor([1.0, 2.0]).normal_()
 
 
-def of_nowhere() -> None:
-    torch.ones(3) + torch.empty(3, device="meta").detach()
+def without_a_kernel_for_meta() -> None:
+    torch.binomial(torch.ones(3), torch.full((3,), 0.5))
 
 
-@pytest.mark.parametrize("code", [own_generator, into_data])
-def test_what_cannot_be_done_later_is_refused_by_its_line(code):
+NOWHERE = torch.empty(3, device="meta")
+
+
+def from_nowhere() -> None:
+    torch.ones(3) + NOWHERE
+
+
+def into_nowhere() -> None:
+    NOWHERE.normal_()
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (own_generator, "only PyTorch's own generator"),
+        (into_data, "it writes into a tensor that has values already"),
+        (without_a_kernel_for_meta, "PyTorch has no kernel of it"),
+        (from_nowhere, "neither its values nor what initialises it"),
+        (into_nowhere, "neither its values nor what initialises it"),
+    ],
+)
+def test_what_cannot_be_done_later_is_refused_by_its_line(code, cause):
     with pytest.raises(unisono.errors.UnsupportedError) as caught, unisono.deferred_init():
         code()
     assert caught.value.code == "U0130" and "test_deferred.py" in caught.value.place
+    assert cause in caught.value.cause
+
+
+def test_what_is_done_outside_is_refused_too_where_building_ended_with_an_error():
+    with contextlib.suppress(ZeroDivisionError), unisono.deferred_init():
+        model = nn.Linear(3, 3)
+        raise ZeroDivisionError
+    nn.init.zeros_(model.weight)
+    with pytest.raises(unisono.errors.StepError, match="`weight` was written outside"):
+        unisono.materialize(model)
 
 
 def test_data_that_is_changed_before_it_is_used_is_refused():
@@ -240,8 +271,18 @@ def test_a_tensor_that_a_step_keeps_elsewhere_is_refused_where_nobody_knows_its_
     assert caught.value.code == "U0130"
 
 
-def test_ranks_that_build_another_model_are_told(tmp_path):
-    assert set(printed("differ", 2, tmp_path, what="code")) == {"U0123 the model is not built as on rank 0"}
+@pytest.mark.parametrize("what", ["code", "number", "data"])
+def test_ranks_that_build_another_model_are_told(what, tmp_path):
+    assert set(printed("differ", 2, tmp_path, what=what)) == {"U0123 the model is not built as on rank 0"}
+
+
+def test_ranks_that_build_the_same_model_on_devices_of_their_own_agree():
+    def built_on(device: str) -> str:
+        with unisono.deferred_init():
+            made = torch.ops.aten.empty.memory_format([3], device=torch.device(device))
+        return record_of(made).fingerprint()
+
+    assert built_on("cuda:0") == built_on("cuda:1") != built_on("cpu")
 
 
 def test_the_random_numbers_are_those_of_rank_0(tmp_path):

@@ -44,10 +44,10 @@ def require_alike(mine: dict[str, str], rank: int, expected: dict[str, str]) -> 
             )
 
 
-def fingerprint(tensor: torch.Tensor) -> int:
-    """64 bits of a hash over the bytes of a tensor, or over a sample of them if there are more than :data:`SAMPLED_BYTES`."""
+def fingerprint(tensor: torch.Tensor, *, sampled: bool = True) -> int:
+    """64 bits of a hash over the bytes of a tensor, or if `sampled` over some of them where there are more than :data:`SAMPLED_BYTES`."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if flat.numel() > SAMPLED_BYTES:
+    if sampled and flat.numel() > SAMPLED_BYTES:
         block = SAMPLED_BYTES // _BLOCKS
         starts = [number * (flat.numel() - block) // (_BLOCKS - 1) for number in range(_BLOCKS)]
         flat = torch.cat([flat[start : start + block] for start in starts])

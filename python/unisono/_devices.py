@@ -33,12 +33,10 @@ def device_of(devices: Iterable[tuple[str, torch.device]]) -> torch.device:
     """The device of a step, from those of the tensors that it has as state, by name; the host's may be beside an accelerator's.
 
     Raises:
-        StepError: the tensors are on two accelerators, or on none because they have no data (``meta``).
+        StepError: the tensors are on two accelerators.
     """
     device, first = HOST, ""
     for name, own in devices:
-        if own.type == "meta":
-            raise _without_data(name)
         if device == HOST:
             device, first = own, name
         elif own not in (device, HOST):
@@ -49,15 +47,6 @@ def device_of(devices: Iterable[tuple[str, torch.device]]) -> torch.device:
                 hint="put model, optimizer and batch on one device, and start one rank for each device",
             )
     return device
-
-
-def _without_data(name: str) -> StepError:
-    return StepError(
-        f"`{name}` is on `meta`: it has a shape and no values",
-        code="U0130",
-        cause="a step runs on values; without them it can be captured and planned only",
-        hint="make the values (`model.to_empty(device=..)`, then initialise or load), or use `unisono.capture` and `unisono plan`",
-    )
 
 
 def take_own() -> str | None:

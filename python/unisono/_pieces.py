@@ -29,7 +29,7 @@ class Pieces(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Refuses everything."""
-        raise NotImplementedError(f"{func} on a tensor that is only read and written by checkpoints")
+        raise TypeError(f"{func} on a tensor that is only read and written by checkpoints")
 
     def __create_write_items__(self, name: str, _unused: object) -> list[WriteItem]:
         """What is to be written."""

@@ -236,17 +236,22 @@ class ParallelStep:
         Until then, from the first step on, those of them that the plan shards hold NaN: the rank has the memory of its shards only.
         The next step takes them away again, with what was written into them until then.
         """
-        self.ranks.come_together("call `sync`")
-        self._settle()
+        self._settle("sync")
         self._session.state.sync()
 
-    def _settle(self) -> None:
-        """Takes over what the user has changed since the last step, and gives the user what the step puts anew at each step."""
+    def _settle(self, call: str) -> None:
+        """Once all ranks make a call, takes over what the user has changed, and gives the user what the step puts anew at each step."""
+        self.ranks.come_together(f"call `{call}`")
         if self._session.active is not None:
             self._session.active.look()
             self._session.active.take_over()
             self._session.active.flush()
         self._session.state.take_written()
+
+    def _state(self, call: str, *, for_files: bool = False) -> dict[str, Any]:
+        """The state, in a call that all ranks make."""
+        self._settle(call)
+        return _state_dict.state_dict(self._session, for_files=for_files)
 
     @as_the_users
     def state_dict(self) -> dict[str, Any]:
@@ -259,9 +264,7 @@ class ParallelStep:
             On several ranks state is a :class:`torch.distributed.tensor.DTensor` on the mesh of the step, on one rank a tensor. They share
             memory with the state: the next step changes them. What is sharded in several blocks is a copy in plain shards.
         """
-        self.ranks.come_together("call `state_dict`")
-        self._settle()
-        return _state_dict.state_dict(self._session)
+        return self._state("state_dict")
 
     @as_the_users
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -274,8 +277,7 @@ class ParallelStep:
         Raises:
             ConfigurationError: names or shapes differ. Nothing is changed then.
         """
-        self.ranks.come_together("call `load_state_dict`")
-        self._settle()
+        self._settle("load_state_dict")
         _state_dict.load_state_dict(self._session, state, strict=strict)
 
     @as_the_users
@@ -294,8 +296,7 @@ class ParallelStep:
         """
         from unisono import _checkpoint  # takes PyTorch's checkpoints with it, which are slow to import
 
-        state = self._state_for_files("save")
-        _checkpoint.save(self._session, state, Path(folder), more)
+        _checkpoint.save(self._session, self._state("save", for_files=True), Path(folder), more)
 
     @as_the_users
     def load(self, folder: str | Path, *, strict: bool = True, **more: Any) -> None:
@@ -311,8 +312,7 @@ class ParallelStep:
         """
         from unisono import _checkpoint  # takes PyTorch's checkpoints with it, which are slow to import
 
-        state = self._state_for_files("load")
-        _checkpoint.load(self._session, state, Path(folder), more, strict=strict)
+        _checkpoint.load(self._session, self._state("load", for_files=True), Path(folder), more, strict=strict)
 
     def kernels(self) -> str:
         """Which operations become kernels where ``fuse`` is set, what that saves, and why all others stay as they are."""
@@ -324,11 +324,6 @@ class ParallelStep:
         Steps take longer then. On processors operations are done when they return, and nothing changes.
         """
         self._session.synchronous = yes
-
-    def _state_for_files(self, call: str) -> dict[str, Any]:
-        self.ranks.come_together(f"call `{call}`")
-        self._settle()
-        return _state_dict.state_dict(self._session, for_files=True)
 
     def timeline(self, *arguments: Any) -> list[tuple[str, str | None, int, int]]:
         """Runs one step and returns for each instruction what it is, its place, its start and its duration in nanoseconds."""

@@ -28,8 +28,7 @@ from unisono._capture.paths import Walk, follow, paths_of, place_at
 from unisono._capture.readbacks import perform
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import Captures, found_or_captured
-from unisono._deferred.making import intended_device
-from unisono._deferred.models import Deferred, known
+from unisono._deferred.models import Deferred, intended_device
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._holders import Holders
 from unisono._message import pack
@@ -144,9 +143,7 @@ class CapturedStep:
         everyone = call.together(self.ranks.count) if session.batch == "local" else call
         self._inputs, message = self._capture(train_step, everyone, outside, accumulates)
         captured = time.perf_counter()
-        self.device = _devices.device_of(
-            (i.name, intended_device(i.tensor)) for i in self._inputs.inputs if i.cls in _STATE
-        )
+        self.device = _device_of(self._inputs)
         given = session.cluster
         self.cluster = _profile.description(self.ranks, self.device) if given is None else text_of(given)
         described = time.perf_counter()
@@ -230,7 +227,7 @@ class CapturedStep:
         read = [paths_of(paths) for paths in message["read"]]
         kept = paths_of(message["kept"])
         inputs = collect(train_step, self._model, self._optimizers, call, kept, self._live, read)
-        own = _devices.device_of((i.name, intended_device(i.tensor)) for i in inputs.inputs if i.cls in _STATE)
+        own = _device_of(inputs)
         for name, dtype, shape, kind, paths in message["constants"]:
             device = own if own.type == kind else torch.device(kind)
             inputs.add(constant(self._root, name, getattr(torch, dtype), shape, device, paths_of(paths)))
@@ -338,23 +335,19 @@ class CapturedStep:
     def _make_deferred(self) -> None:
         """Makes tensors that have no memory yet, one after another, and keeps this rank's shards of them."""
         deferred, self._session.deferred = self._session.deferred, None
-        items = {
-            id(item.tensor): (item, layout) for item, layout in zip(self._inputs.inputs, self._placed, strict=True)
-        }
-        absent = [item for item, _ in items.values() if item.cls in _STATE and item.tensor.is_meta]
-        for item in absent:
-            known(item.name, item.tensor)
         if deferred is None:
             return
+        placed = zip(self._inputs.inputs, self._placed, strict=True)
+        items = {id(item.tensor): (item, layout) for item, layout in placed if item.cls in _STATE}
         state = self._session.state
         state.give_up()
 
         def keep_shard(tensor: torch.Tensor) -> None:
             item, layout = items.get(id(tensor), (None, {}))
-            if item is not None and item.cls in _STATE and self._shares(item):
+            if item is not None and self._shares(item):
                 state.place(item, layout)
 
-        deferred.make(keep_shard, [item.tensor for item in absent])
+        deferred.make(keep_shard, [item.tensor for item, _ in items.values() if item.tensor.is_meta])
 
     def _renewed(self, item: StepInput) -> bool:
         """Whether the step puts another tensor in the place of one that the user has, instead of writing into it."""
@@ -570,3 +563,9 @@ class CapturedStep:
             return error if self._session.synchronous else _devices.at_or_before(error, self.device)
         collective, issued = self.rank_graph.collective_at(error.place) or (error.message.split("`")[1], None)
         return self.ranks.blamed(f"{collective} failed", error.place or issued, error.cause)
+
+
+def _device_of(inputs: StepInputs) -> torch.device:
+    """The device that the state of a step is on, or is to be on."""
+    state = [item for item in inputs.inputs if item.cls in _STATE]
+    return _devices.device_of((item.name, intended_device(item.name, item.tensor)) for item in state)

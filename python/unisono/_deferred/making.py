@@ -47,11 +47,14 @@ def deferred_init() -> Iterator[None]:
 
     Within, they say that they are on the device where they are to be, so that what is left out on ``meta`` is done.
     :func:`unisono.parallelize` then makes on each rank the shards that it has, one tensor at a time, with the values that the model would
-    have had on one device if PyTorch's generator was as it is here; :func:`unisono.materialize` makes a whole model. The generator itself
-    does not go on while the model is built. Optimizers can be made within or afterwards.
+    have had on one device if PyTorch's generator was as it is here, on rank 0; :func:`unisono.materialize` makes a whole model. The
+    generator itself does not go on while the model is built. Optimizers can be made within or afterwards.
+
+    Code that looks at values gets them: what they depend on is done at once, and once more when the model is made.
 
     Raises:
-        UnsupportedError: the model's code needs a random value while it is built, or draws from a generator of its own.
+        UnsupportedError: the model's code draws random numbers from a generator of its own, or by an operation that cannot be done later,
+            such as one that writes into a tensor made of data; or it uses a tensor on ``meta`` that was made outside.
     """
     _RECORDS[:] = [record for record in _RECORDS if record.is_in_use()]
     record = Record(_devices.generator_states(_devices.current()))
@@ -63,21 +66,21 @@ def deferred_init() -> Iterator[None]:
 @contextmanager
 def recording(record: Record) -> Iterator[None]:
     """Goes on with a record."""
-    with _AsOnDevice(record), _Recording(record):
-        yield
-    record.close()
+    try:
+        with _AsOnDevice(record), _Recording(record):
+            yield
+    finally:
+        record.close()
+
+
+def are_any() -> bool:
+    """Whether there may be tensors that have a record."""
+    return bool(_RECORDS)
 
 
 def record_of(tensor: torch.Tensor) -> Record | None:
     """The record of a tensor that was made in :func:`deferred_init`, if it was."""
-    return next((record for record in _RECORDS if record.number(tensor) is not None), None)
-
-
-def intended_device(tensor: torch.Tensor) -> torch.device:
-    """Where a tensor is, or is to be."""
-    record = record_of(tensor)
-    number = None if record is None else record.number(tensor)
-    return tensor.device if record is None or number is None else record.device(number)
+    return next((record for record in _RECORDS if tensor in record), None)
 
 
 def forget(record: Record) -> None:
@@ -95,34 +98,52 @@ class _Recording(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation at once, or on `meta` if it makes or takes tensors without values."""
         kwargs = kwargs or {}
-        tensors = _tensors((args, kwargs))
-        is_random = torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("train") is not False
-        if not (is_random or func in _MAKERS or any(self._record.number(one) is not None for one in tensors)):
+        if not (_is_random(func) or func in _MAKERS or any(one in self._record for one in _tensors((args, kwargs)))):
             return func(*args, **kwargs)
         if kwargs.get("generator") is not None:
-            hint = "let it draw from PyTorch's own generator, which `torch.manual_seed` seeds"
-            raise _unsupported("a generator of the user's draws", hint)
+            raise _unsupported(
+                "a generator of the user's draws",
+                cause="random numbers are drawn when the model is made, and only PyTorch's own generator is then as it is here",
+                hint="let it draw from PyTorch's own generator, which `torch.manual_seed` seeds",
+            )
         written = _written(func, args, kwargs)
-        if _needs_values(func) or any(self._record.number(one) is None for one in written):
-            return self._at_once(func, args, kwargs, is_random)
-        return self._recorded(func, args, kwargs, written, is_random)
+        if not all(self._is_recorded(one) for one in written):
+            return self._at_once(func, args, kwargs, "it writes into a tensor that has values already")
+        if _needs_values(func):
+            return self._at_once(func, args, kwargs, "what it gives cannot be known without values")
+        return self._recorded(func, args, kwargs, written)
 
-    def _at_once(self, func: Any, args: Any, kwargs: Any, is_random: bool) -> Any:
-        """Runs an operation on values."""
+    def _is_recorded(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is recorded, and has no values; an error if it has neither."""
+        if tensor in self._record:
+            return True
+        if tensor.is_meta:
+            raise _unsupported(
+                "a tensor on `meta` from outside is used",
+                cause="neither its values nor what initialises it is known within",
+                hint="make it within the same `with unisono.deferred_init():`",
+            )
+        return False
+
+    def _at_once(self, func: Any, args: Any, kwargs: Any, why: str) -> Any:
+        """Runs an operation on values, for a reason that is told where it cannot be done."""
 
         def value(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor if self._record.number(tensor) is None else values_of(self._record, tensor)
+            return values_of(self._record, tensor) if self._is_recorded(tensor) else tensor
 
-        if is_random:
-            hint = "make the tensor in `deferred_init`, with `torch.empty` or `torch.zeros`"
-            raise _unsupported("random numbers are drawn into a tensor that has values already", hint)
+        if _is_random(func):
+            raise _unsupported(
+                f"`{func}` draws random numbers at once",
+                cause=f"{why}, and random numbers are drawn later, in the order of one device",
+                hint="draw into a tensor that is made within, with `torch.empty` or `torch.zeros`, by `normal_` or `uniform_`",
+            )
         args, kwargs = pytree.tree_map_only(torch.Tensor, value, (args, kwargs))
         return func(*args, **kwargs)
 
-    def _recorded(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor], is_random: bool) -> Any:
+    def _recorded(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any:
         record = self._record
         for one in _tensors((args, kwargs)):
-            if record.number(one) is not None:
+            if one in record:
                 record.see(one)
         device = self._device(args, kwargs)
         if "device" in kwargs:
@@ -135,30 +156,24 @@ class _Recording(TorchDispatchMode):
         try:
             made = func(*on_meta[0], **named)
         except NotImplementedError:  # there is none for `meta`
-            return self._at_once(func, args, kwargs, is_random)
-        new = {record.add(one, device) for one in _tensors(made) if record.number(one) is None}
+            return self._at_once(func, args, kwargs, "PyTorch has no kernel of it for `meta`")
+        new = {record.add(one, device) for one in _tensors(made) if one not in record}
         changed = {record.view(one).memory for one in written}
-        if not new and not changed and not is_random:
+        if not new and not changed and not _is_random(func):
             return made  # a view, which is known by its memory
         filled = new | (changed if _fills(func, args) else set())
         read = [*_tensors(args[1:] if _fills(func, args) else args), *_tensors(kwargs)]
-        reads = {record.view(one).memory for one in read if record.number(one) is not None}
+        reads = {record.view(one).memory for one in read if one in record}
         views = tuple(record.view(one) for one in _tensors(made))
         written_to = frozenset(new | changed)
         said = (func, said_args, said_kwargs, views)
         record.operations.append(
-            Operation(*said, frozenset(reads), written_to, frozenset(filled), is_random, user_line())
+            Operation(*said, frozenset(reads), written_to, frozenset(filled), _is_random(func), user_line())
         )
         return made
 
     def _named(self, tensor: torch.Tensor) -> View | Given:
-        if self._record.number(tensor) is not None:
-            return self._record.view(tensor)
-        if tensor.is_meta:
-            raise _unsupported(
-                "a tensor on `meta` is used, whose values are nowhere,", 'make it without `device="meta"`'
-            )
-        return Given(tensor, tensor._version)
+        return self._record.view(tensor) if self._is_recorded(tensor) else Given(tensor, tensor._version)
 
     def _device(self, args: Any, kwargs: Any) -> torch.device:
         """Where what an operation makes is to be."""
@@ -254,15 +269,19 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def _is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
 def _needs_values(func: Any) -> bool:
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
-def _unsupported(what: str, hint: str) -> UnsupportedError:
+def _unsupported(what: str, *, cause: str, hint: str) -> UnsupportedError:
     return UnsupportedError(
         f"{what} in `unisono.deferred_init`",
         code="U0130",
         place=user_line(),
-        cause="random numbers are drawn later, in the order of one device",
+        cause=cause,
         hint=hint,
     )

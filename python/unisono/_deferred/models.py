@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono._capture.optimizer import create_state
-from unisono._deferred.making import forget, record_of, recording
+from unisono._deferred.making import are_any, forget, record_of, recording
 from unisono._deferred.record import Record
 from unisono._deferred.replay import replay, values_of
 from unisono._ranks import Ranks
@@ -39,7 +39,7 @@ class Deferred:
     @classmethod
     def of(cls, model: nn.Module | None, optimizers: Sequence[Optimizer]) -> Deferred | None:
         """Those of a model and optimizers, if there are any."""
-        if model is not None:
+        if model is not None and are_any():
             _make_attributes(model)
         found = [known(name, tensor) for name, tensor in _on_meta(model, optimizers)]
         records = {id(record): record for record in found}
@@ -53,6 +53,8 @@ class Deferred:
 
     def agree(self, ranks: Ranks) -> None:
         """Takes the random numbers of rank 0; an error on every rank if the models are not built alike on all."""
+        if ranks.count == 1:
+            return
         mine = [record.fingerprint() for record in self._records]
         told = [mine, [{kind: state.tolist() for kind, state in record.start.items()} for record in self._records]]
         theirs, starts = ranks.tell(told)
@@ -61,7 +63,7 @@ class Deferred:
             error = StepError(
                 "the model is not built as on rank 0",
                 code="U0123",
-                cause="what initialises it in `unisono.deferred_init` is another sequence of operations",
+                cause="the operations that initialise it in `unisono.deferred_init`, or their arguments, are not the same",
                 hint="build the same model on every rank, after the same `torch.manual_seed` where its code looks at random values",
             )
         ranks.raise_together(error)
@@ -74,7 +76,7 @@ class Deferred:
         for tensor in (*(tensor for _, tensor in _on_meta(self._model, self._optimizers)), *others):
             held.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
         for record in self._records:
-            mine = {record.view(some[0]).memory: some for some in held.values() if record.number(some[0]) is not None}
+            mine = {record.view(some[0]).memory: some for some in held.values() if some[0] in record}
 
             def deliver(memory: int, storage: torch.UntypedStorage, record: Record = record, mine=mine) -> None:
                 tensors = list({id(tensor): tensor for tensor in mine[memory]}.values())
@@ -95,6 +97,14 @@ def known(name: str, tensor: torch.Tensor) -> Record:
     if record.was_written(tensor):
         raise _unknown(f"`{name}` was written outside of `unisono.deferred_init`")
     return record
+
+
+def intended_device(name: str, tensor: torch.Tensor) -> torch.device:
+    """Where a tensor is, or is to be; an error where its values are nowhere."""
+    if not tensor.is_meta:
+        return tensor.device
+    record = known(name, tensor)
+    return record.device(record.view(tensor).memory)
 
 
 def put(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -133,5 +143,6 @@ def _unknown(what: str) -> StepError:
         what,
         code="U0130",
         cause="a model without memory gets its values by what was recorded in `unisono.deferred_init`, done again",
-        hint="build and change it within one `with unisono.deferred_init():`, or call `unisono.materialize(model)` first",
+        hint="build and change the model within one `with unisono.deferred_init():`, or make its values first "
+        "(`unisono.materialize(model)`, or `model.to_empty(device=..)`, then initialise or load); `unisono.capture` needs none",
     )

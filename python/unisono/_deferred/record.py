@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from unisono._agreement import fingerprint
+
 
 @dataclass(frozen=True)
 class View:
@@ -66,9 +68,7 @@ class Operation:
 
     def text(self) -> str:
         """The same text on every rank that builds the same model."""
-        tensors = [one for one in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(one, View | Given)]
-        shown = [str(one) if isinstance(one, View) else _digest(one.tensor) for one in tensors]
-        return f"{self.func} {' '.join(shown)} -> {self.results}"
+        return f"{self.func} {pytree.tree_map(_shown, (self.args, self.kwargs))} -> {self.results}"
 
 
 class Record:
@@ -92,6 +92,10 @@ class Record:
         #: The user's own tensors, as far as operations were called with them.
         self._seen: dict[int, dict[int, torch.Tensor]] = {}
         self._counted: dict[int, list[tuple[torch.Tensor, int]]] = {}
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        """Whether the memory that a tensor has is recorded."""
+        return self.number(tensor) is not None
 
     def number(self, tensor: torch.Tensor) -> int | None:
         """The number of the memory that a tensor has, if it is recorded."""
@@ -149,6 +153,10 @@ class Record:
         return hashlib.blake2b("\n".join(one.text() for one in self.operations).encode(), digest_size=16).hexdigest()
 
 
-def _digest(tensor: torch.Tensor) -> str:
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(flat.numpy().data, digest_size=16).hexdigest()
+def _shown(argument: Any) -> str:
+    """An argument as a text that does not depend on the rank."""
+    if isinstance(argument, Given):
+        given = argument.tensor
+        return f"{given.dtype} {list(given.shape)} {fingerprint(given, sampled=False):x}"
+    # Each rank has a device of its own.
+    return argument.type if isinstance(argument, torch.device) else repr(argument)
