@@ -6,9 +6,10 @@
 
 use std::cell::Cell;
 
+use ir::testing::Random;
 use loops::{
     Element, Interpreter, Kernel, Memory,
-    testing::{Owned, Random, memory_for, random_kernel},
+    testing::{Owned, memory_for, random_kernel},
 };
 use unisono_jit::{Module, Tier};
 
@@ -118,7 +119,7 @@ fn rounds() -> u64 {
 fn machine_code_gives_the_bits_of_the_interpreter() {
     let mut compiled = 0;
     for seed in 0..rounds() {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let kernel = random_kernel(&mut random);
         compiled += compare(&kernel, &mut random, &format!("seed {seed}"));
     }
@@ -146,7 +147,7 @@ fn a_kernel_with_more_values_than_registers_keeps_them_on_the_stack() {
     let write = builder.operand(Access::Write, Element::Bf16, vec![1]);
     builder.store(write, total);
     let kernel = builder.finish(vec![77]);
-    let compiled = compare(&kernel, &mut Random(7), "many values");
+    let compiled = compare(&kernel, &mut Random::new(7), "many values");
     assert_eq!(compiled, Tier::all().len() - 1);
 }
 

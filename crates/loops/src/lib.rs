@@ -18,7 +18,7 @@ mod kernel;
 pub mod math;
 mod memory;
 mod nest;
-#[cfg(any(test, feature = "testing"))]
+#[cfg(feature = "testing")]
 pub mod testing;
 mod text;
 mod tile;

@@ -2,59 +2,9 @@
 
 use std::cell::Cell;
 
-use ir::contiguous_strides;
+use ir::{contiguous_strides, testing::Random};
 
 use crate::{Access, Binary, Builder, Element, Kernel, Memory, Op, OperandId, Unary, Value, bf16_of, f32_of};
-
-/// A small deterministic generator (SplitMix64).
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// The next 64 bits.
-    pub const fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `limit`, which is not 0.
-    pub const fn below(&mut self, limit: usize) -> usize {
-        (self.bits() % limit as u64) as usize
-    }
-
-    /// One of `choices`.
-    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len())]
-    }
-
-    /// A number as kernels meet them: mostly ordinary ones, some at the edges.
-    pub fn number(&mut self) -> f32 {
-        const EDGES: [f32; 12] = [
-            0.0,
-            -0.0,
-            1.0,
-            -1.0,
-            f32::INFINITY,
-            f32::NEG_INFINITY,
-            f32::NAN,
-            f32::MAX,
-            f32::MIN_POSITIVE,
-            1e-42,
-            -88.5,
-            89.5,
-        ];
-        let unit = (self.bits() >> 40) as f32 / (1_u32 << 24) as f32 * 2.0 - 1.0;
-        match self.below(16) {
-            0 => self.pick(&EDGES),
-            1 => f32::from_bits(self.bits() as u32),
-            2..6 => unit * 100.0,
-            _ => unit * 3.0,
-        }
-    }
-}
 
 /// A valid kernel on a small random domain, with broadcast, transposed and spread operands.
 pub fn random_kernel(random: &mut Random) -> Kernel {
@@ -70,7 +20,7 @@ pub fn random_kernel(random: &mut Random) -> Kernel {
     }
     for _ in 0..=random.below(3) {
         let to = operand(random, &mut builder, &domain, Access::Write);
-        let value = random.pick(&numbers);
+        let value = *random.pick(&numbers);
         builder.store(to, value);
     }
     builder.finish(domain)
@@ -102,15 +52,15 @@ fn operand(random: &mut Random, builder: &mut Builder, domain: &[i64], access: A
             *stride *= random.below(2) as i64;
         }
     }
-    let element = random.pick(&[Element::F32, Element::F32, Element::Bf16]);
+    let element = *random.pick(&[Element::F32, Element::F32, Element::Bf16]);
     builder.operand(access, element, strides)
 }
 
 fn value(random: &mut Random, builder: &mut Builder, numbers: &mut Vec<Value>, masks: &mut Vec<Value>) {
-    let (a, b, c) = (random.pick(numbers), random.pick(numbers), random.pick(numbers));
+    let (a, b, c) = (*random.pick(numbers), *random.pick(numbers), *random.pick(numbers));
     let made = match random.below(10) {
         0 => {
-            let number = random.number();
+            let number = number(random);
             builder.constant(number)
         }
         1..4 => builder.unary(random.pick(&Unary::NAMES).0, a),
@@ -124,9 +74,34 @@ fn value(random: &mut Random, builder: &mut Builder, numbers: &mut Vec<Value>, m
         }
         8 => builder.fma(a, b, c),
         _ if masks.is_empty() => return,
-        _ => builder.select(random.pick(masks), a, b),
+        _ => builder.select(*random.pick(masks), a, b),
     };
     numbers.push(made);
+}
+
+/// A number as kernels meet them: mostly ordinary ones, some at the edges.
+fn number(random: &mut Random) -> f32 {
+    const EDGES: [f32; 12] = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        f32::MAX,
+        f32::MIN_POSITIVE,
+        1e-42,
+        -88.5,
+        89.5,
+    ];
+    let unit = (random.bits() >> 40) as f32 / (1_u32 << 24) as f32 * 2.0 - 1.0;
+    match random.below(16) {
+        0 => *random.pick(&EDGES),
+        1 => f32::from_bits(random.bits() as u32),
+        2..6 => unit * 100.0,
+        _ => unit * 3.0,
+    }
 }
 
 /// Memory of an operand's own.
@@ -160,7 +135,7 @@ impl Owned {
 pub fn memory_for(kernel: &Kernel, random: &mut Random) -> Vec<Owned> {
     let owned = kernel.operands.iter().map(|operand| {
         let extent = crate::verify::extent(&kernel.domain, operand).unwrap_or(0) as usize;
-        let numbers = (0..extent).map(|_| random.number());
+        let numbers = (0..extent).map(|_| number(random));
         match operand.element {
             Element::F32 => Owned::F32(numbers.map(Cell::new).collect()),
             Element::Bf16 => Owned::Bf16(numbers.map(|number| Cell::new(bf16_of(number))).collect()),

@@ -3,10 +3,12 @@
 #![allow(clippy::float_cmp, reason = "limits are exact")]
 
 use std::cell::Cell;
+
+use ir::testing::Random;
 use unisono_loops::{
     Access, Binary, Element, Interpreter, Kernel, Memory, Op, Operand, Unary, bf16_of,
     math::{self, Math, Scalar},
-    testing::{Owned, Random, by_point, memory_for, random_kernel},
+    testing::{Owned, by_point, memory_for, random_kernel},
     verify,
 };
 
@@ -31,7 +33,7 @@ fn a_kernel_is_read_back_from_its_text() {
     let kernel: Kernel = SWIGLU.parse().unwrap();
     assert_eq!(kernel.to_string(), SWIGLU);
     for seed in 0..200 {
-        let kernel = random_kernel(&mut Random(seed));
+        let kernel = random_kernel(&mut Random::new(seed));
         assert_eq!(kernel.to_string().parse::<Kernel>().unwrap().to_string(), kernel.to_string());
     }
 }
@@ -117,7 +119,7 @@ fn scalar(op: Op, taken: &[f32]) -> f32 {
 #[test]
 fn the_interpreter_computes_every_point_as_one_number_at_a_time_does() {
     for seed in 0..500 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let kernel = random_kernel(&mut random);
         verify(&kernel).unwrap();
         let memory = memory_for(&kernel, &mut random);
