@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from unisono.parallel import ParallelStep
     from unisono.plans import Plan
 
-__all__ = ["__version__", "capture", "deferred_init", "errors", "materialize", "parallelize"]
+__all__ = ["__version__", "capture", "cluster", "deferred_init", "errors", "materialize", "parallelize"]
 
 #: What needs PyTorch is imported when it is first asked for.
 _LATER = {"deferred_init": "unisono._deferred.making", "materialize": "unisono._deferred.models"}
@@ -84,6 +84,26 @@ def capture(
     return StepGraph(message["graph"], found)
 
 
+def cluster(name: str, nodes: int = 1, ranks: int | None = None) -> str:
+    """The description of a cluster that need not be there, from published figures.
+
+    Args:
+        name: the kind of device: ``"h100"``, ``"mi300x"``, ...; ``unisono cluster`` lists them with their sources.
+        nodes: how many nodes there are.
+        ranks: how many devices of a node take part; all of them by default.
+
+    Returns:
+        The description (TOML), in which every value may be changed; ``cluster=`` of :func:`parallelize` and of
+        :meth:`StepGraph.plan <unisono.graph.StepGraph.plan>` take it.
+
+    Raises:
+        ConfigurationError: there is no such kind of device, or a node has fewer of them.
+    """
+    from unisono import _native
+
+    return _native.preset_text(f"{name}:{nodes}x{'' if ranks is None else ranks}")
+
+
 def parallelize(
     train_step: Callable[..., Any],
     *,
@@ -122,7 +142,7 @@ def parallelize(
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.
         pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
-        cluster: a cluster description, or a path to one; by default this machine is measured once.
+        cluster: a cluster description, a path to one, or a preset such as ``h100:8x8``; by default this machine is measured once.
         seed: the seed of random operations.
         compare_every: at the first step, and then every this many steps, the ranks compare hashes of the batch, the learning
             rates and, where the step draws random numbers, of PyTorch's generator; 0 to compare never. Of tensors beyond 1 MiB a sample of

@@ -42,6 +42,23 @@ def mesh_of(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
     return {str(name): int(size) for name, size in axes.items()}
 
 
+def planned_mesh(mesh: Mapping[str, int] | str | None, ranks: int | None) -> dict[str, Any]:
+    """The planner's settings for a mesh that need not be there: its axes, or how many ranks it is to have; by default all of a cluster.
+
+    Raises:
+        ConfigurationError: it is no mesh, or neither it nor the cluster says how many ranks there are.
+    """
+    if mesh is not None and mesh != SEARCHED:
+        if not isinstance(mesh, Mapping):
+            hint = f'name axes with their sizes, such as mesh={{"data": 2, "tensor": 4}}, or {SEARCHED!r}'
+            raise ConfigurationError(f"`mesh` is {mesh!r}", code="U0205", hint=hint)
+        return {"mesh": dict(mesh), "ranks": None}
+    if ranks is None:
+        hint = 'say it: `mesh={"data": 2, "tensor": 4}`'
+        raise ConfigurationError("the cluster does not say how many ranks there are", code="U0205", hint=hint)
+    return {"mesh": {} if mesh == SEARCHED else {"ranks": ranks}, "ranks": ranks}
+
+
 def plain_pins(pins: Any) -> dict[str, dict[str, str]]:
     """Pins as plain data; refuses what is no placement by axis by pattern."""
     if pins is not None and not isinstance(pins, Mapping):
@@ -83,6 +100,18 @@ def text_of(source: str | Path) -> str:
         return Path(source).read_text()
     except OSError as error:
         raise ConfigurationError(f"cannot read `{source}`: {error.strerror}", code="U0010") from None
+
+
+def cluster_text(source: str | Path) -> str:
+    """A cluster description: a text, the content of a file, or that of a preset such as ``h100:8x8``.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or there is no such preset.
+    """
+    is_name = isinstance(source, str) and "\n" not in source and not Path(source).suffix
+    if is_name and not Path(source).exists():
+        return _native.preset_text(str(source))
+    return text_of(source)
 
 
 def given_plan(

@@ -25,6 +25,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "pins": ((dict,), "a table of placements per axis for each name"),
     "memory_limit": ((int, float, str), "a number of bytes, or a text such as '4 GiB'"),
     **dict.fromkeys(_FILES, ((str,), "the path of a file or folder")),
+    "cluster": ((str,), "the path of a description, or a preset such as 'h100:8x8'"),
 }
 _PLAIN: dict[type, str] = {bool: "true or false", int: "a whole number", str: "a text"}
 
@@ -52,8 +53,14 @@ def with_file(settings: Mapping[str, Any], file: str | Path, defaults: Mapping[s
         kinds, what = _KINDS.get(name) or ((type(defaults[name]),), _PLAIN[type(defaults[name])])
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise ConfigurationError(f"`{name}` is {value!r}", code="U0012", place=place, hint=f"give {what}")
-    read |= {name: str(path.parent / read[name]) for name in _FILES if name in read}
+    read |= {
+        name: str(path.parent / read[name]) for name in _FILES if name in read and not _is_preset(name, read[name])
+    }
     return {name: read[name] if name in read and value is defaults[name] else value for name, value in settings.items()}
+
+
+def _is_preset(name: str, value: str) -> bool:
+    return name == "cluster" and not Path(value).suffix and "/" not in value
 
 
 def _line(text: str, name: str) -> int:

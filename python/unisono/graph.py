@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from unisono import _native
+from unisono._amounts import bytes_of
+from unisono._arguments import cluster_text, plain_pins, planned_mesh
+from unisono._message import pack
 from unisono.errors import ConfigurationError
+from unisono.plans import Plan
 
 if TYPE_CHECKING:
     from unisono._capture import Capture
@@ -46,6 +52,39 @@ class StepGraph:
     def fingerprint(self) -> str:
         """What identifies the graph: of what it computes, whatever the lines of the code are."""
         return self.native.fingerprint()
+
+    def plan(
+        self,
+        cluster: str | Path,
+        *,
+        mesh: Mapping[str, int] | str | None = None,
+        memory_limit: float | str | None = None,
+        pins: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> Plan:
+        """Plans the step for a cluster, which need not be there.
+
+        Args:
+            cluster: a preset with its size, such as ``"h100:8x8"`` for 8 nodes of 8 (``unisono cluster`` lists them), a path to a
+                description, or a description.
+            mesh: the axes with their sizes, the outer one first; ``"auto"`` has the planner choose one or two. By default one axis of
+                all ranks that the cluster has.
+            memory_limit: the most bytes of a rank, as a number or an amount such as ``"4GiB"``; that of a preset's device by default.
+            pins: placements by name pattern and axis, as in :func:`unisono.parallelize`.
+
+        Returns:
+            The plan, with its figures.
+
+        Raises:
+            ConfigurationError: the cluster, the mesh or a pin cannot be used.
+            ResourceError: no plan keeps the limit.
+        """
+        description = cluster_text(cluster)
+        settings = {
+            **planned_mesh(mesh, _native.cluster_ranks(description)),
+            "memory_limit": bytes_of(memory_limit),
+            "pins": plain_pins(pins),
+        }
+        return Plan(self.native.plan(description, pack(settings)), self.native, description)
 
     def decoded(self) -> dict[str, Any]:
         """The graph as plain Python data, with the field names of crate ``ir``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ class Plan:
         text: the text form (TOML).
         native: the plan as the core holds it.
         graph: the graph that it is for, if it is known.
+        cluster: the description of the cluster that it was made for, if it is known.
     """
 
-    def __init__(self, plan: str | _native.Plan, graph: _native.Graph | None = None) -> None:
+    def __init__(
+        self, plan: str | _native.Plan, graph: _native.Graph | None = None, cluster: str | None = None
+    ) -> None:
         """Reads the text form; raises :class:`~unisono.errors.ConfigurationError` where it is none."""
-        self.native, self.graph = _native.Plan(plan) if isinstance(plan, str) else plan, graph
+        self.native = _native.Plan(plan) if isinstance(plan, str) else plan
+        self.graph, self.cluster = graph, cluster
         self.text, self.fingerprint = self.native.text(), self.native.fingerprint()
         self._content: dict[str, Any] = unpack(self.native.content())
 
@@ -60,6 +65,16 @@ class Plan:
         if self.graph is None:
             raise ValueError("a plan that was read from a file is explained with its graph: `step.plan.explain()`")
         return self.graph.explain(self.native)
+
+    def figures(self) -> dict[str, Any]:
+        """The plan in figures: what it is, what it takes, where time and memory go, what it was chosen over.
+
+        Times (``..._ms``) are milliseconds of one step, bytes those of one rank. The fields are those of ``unisono plan --json``
+        (``docs/plan.md``).
+        """
+        if self.graph is None or self.cluster is None:
+            raise ValueError("a plan that was read from a file has no figures: ask `step.plan.figures()`")
+        return json.loads(self.graph.figures_json(self.native, self.cluster, None))
 
     def __repr__(self) -> str:
         """A line with what identifies the plan."""

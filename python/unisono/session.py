@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono import _agreement, _devices, _native, _profile
-from unisono._arguments import given_plan, text_of
+from unisono._arguments import cluster_text, given_plan
 from unisono._between import Between
 from unisono._call import Call
 from unisono._capture import Capture, averages, scaling, schedules
@@ -145,7 +145,7 @@ class CapturedStep:
         captured = time.perf_counter()
         self.device = _device_of(self._inputs)
         given = session.cluster
-        self.cluster = _profile.description(self.ranks, self.device) if given is None else text_of(given)
+        self.cluster = _profile.description(self.ranks, self.device) if given is None else cluster_text(given)
         described = time.perf_counter()
         graph = _native.Graph(message)
         self.plan = self._planned(graph, session.memory_limit, session.pins, plan)
@@ -254,6 +254,7 @@ class CapturedStep:
                 answer = error
         text = self.ranks.tell(answer)
         found = found or Plan(text, graph)
+        found.cluster = self.cluster
         if self._session.searches_mesh:
             self._session.take_mesh(found.mesh)
         return found

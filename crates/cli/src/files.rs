@@ -3,6 +3,7 @@
 use std::{io::Read, path::Path};
 
 use base::{Code, Diagnostic, Result};
+use cluster::Cluster;
 use ir::Graph;
 
 /// The bytes of a file.
@@ -38,6 +39,13 @@ pub fn graph(path: &Path) -> Result<Graph> {
         Ok(text) => Graph::from_text(&path.to_string_lossy(), text),
         Err(_) => Graph::from_bytes(&bytes),
     }
+}
+
+/// A cluster: the description in a file, or a preset such as `h100:8x8`.
+pub fn cluster(name: &str) -> Result<Cluster> {
+    let path = Path::new(name);
+    let is_file = name == "-" || path.extension().is_some() || path.exists();
+    if is_file { Cluster::parse(&text(path)?, name) } else { Cluster::preset(name) }
 }
 
 /// Writes a file.

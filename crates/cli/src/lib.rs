@@ -4,6 +4,7 @@
 //! taken the subcommands that need Python for itself.
 
 mod balance;
+mod cluster;
 mod doctor;
 mod explain;
 mod files;
@@ -32,6 +33,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Balance(balance::Balance),
+    Cluster(cluster::Cluster),
     Doctor(doctor::Doctor),
     Explain(explain::Explain),
     Plan(plan::Plan),
@@ -52,6 +54,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let result = match arguments.command {
         Command::Balance(command) => command.run(&mut out),
+        Command::Cluster(command) => command.run(&mut out),
         Command::Doctor(command) => command.run(&mut out),
         Command::Explain(command) => command.run(&mut out),
         Command::Plan(command) => command.run(&mut out),

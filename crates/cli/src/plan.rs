@@ -7,6 +7,7 @@ use clap::Args;
 use cluster::Cluster;
 use indexmap::IndexMap;
 use plan::{Candidate, Effort, Pins, PlanSettings};
+use serde::Serialize;
 
 use crate::files;
 
@@ -15,16 +16,17 @@ use crate::files;
 pub struct Plan {
     /// The captured step, as `unisono capture` prints it or as a message (`-` reads stdin)
     graph: PathBuf,
-    /// How many ranks there are: along one mesh axis called `ranks`, or with `--mesh auto` along the axes that suit best
-    #[arg(long, required_unless_present = "mesh")]
+    /// How many ranks there are: along one mesh axis called `ranks`, or with `--mesh auto` along the axes that suit best. All of the
+    /// cluster's, where neither this nor a mesh is given and it says how many it has
+    #[arg(long)]
     ranks: Option<u32>,
     /// The mesh: axes with their sizes, the outer one first, such as `data=2,tensor=4`, or `auto` for all ways to make one or two axes
     #[arg(long)]
     mesh: Option<String>,
-    /// The cluster description, as `unisono profile` measures it
+    /// The cluster description, as `unisono profile` measures it, or a preset such as `h100:8x8`, 8 nodes of 8 (`unisono cluster` lists them)
     #[arg(long)]
-    cluster: Option<PathBuf>,
-    /// Most memory of one rank: bytes, or an amount such as `4GiB`
+    cluster: Option<String>,
+    /// Most memory of one rank: bytes, or an amount such as `4GiB`; that of a preset's device unless given
     #[arg(long)]
     memory_limit: Option<String>,
     /// A TOML file with placements by name pattern of inputs and axis, such as `"batch.*".ranks = "shard(0)"`
@@ -36,6 +38,9 @@ pub struct Plan {
     /// Write the plan to this file and print what it does, instead of printing the plan
     #[arg(short, long)]
     output: Option<PathBuf>,
+    /// Print the plan's figures as JSON instead: what it is, what it takes, where time and memory go, what it was chosen over
+    #[arg(long)]
+    json: bool,
 }
 
 impl Plan {
@@ -43,43 +48,69 @@ impl Plan {
     pub fn run(self, out: &mut dyn Write) -> Result<()> {
         let cluster = self.cluster()?;
         let graph = files::graph(&self.graph)?;
+        let ranks = self.ranks(&cluster)?;
         let settings = PlanSettings {
             pins: self.pins()?,
-            mesh: self.mesh()?,
-            ranks: self.ranks,
+            mesh: self.mesh(ranks)?,
+            ranks,
             memory_limit: self.memory_limit()?,
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };
+        let before = cpu_seconds();
         let plan = plan::plan_telling(&graph, &cluster, &settings, tell)?;
-        let Some(path) = &self.output else { return print(out, &plan.text()) };
-        files::write(path, &plan.text())?;
+        let searched = before.zip(cpu_seconds()).map(|(before, after)| after - before);
+        if let Some(path) = &self.output {
+            files::write(path, &plan.text())?;
+        }
+        if self.json {
+            let limit = settings.memory_limit(&cluster);
+            let figures =
+                Figures { search_cpu_s: searched, summary: plan::summary(&graph, &plan, &cluster, limit)? };
+            let text =
+                serde_json::to_string_pretty(&figures).map_err(|error| Diagnostic::bug(error.to_string()))?;
+            return print(out, &format!("{text}\n"));
+        }
+        if self.output.is_none() {
+            return print(out, &plan.text());
+        }
         print(out, &plan::explain_plan(&graph, &plan)?)
     }
 
+    /// How many ranks there are, where no mesh says so.
+    fn ranks(&self, cluster: &Cluster) -> Result<Option<u32>> {
+        let is_open = self.mesh.as_deref().is_none_or(|mesh| mesh == "auto");
+        let ranks = self.ranks.or_else(|| cluster.ranks().filter(|_| is_open));
+        if is_open && ranks.is_none() {
+            let message =
+                "how many ranks a plan is for is not given, and the description of the cluster does not say";
+            return Err(
+                Diagnostic::new(Code::BAD_MESH, message).hint("add `--ranks 8` or `--mesh data=2,tensor=4`")
+            );
+        }
+        Ok(ranks)
+    }
+
     fn cluster(&self) -> Result<Cluster> {
-        let Some(path) = &self.cluster else {
+        let Some(name) = &self.cluster else {
             let message = "a plan needs a description of the cluster that it is for";
             let hint = format!(
-                "`unisono profile --ranks {} -o cluster.toml` measures this machine; then pass `--cluster cluster.toml`",
+                "`unisono profile --ranks {} -o cluster.toml` measures this machine; then pass `--cluster cluster.toml`; `unisono cluster` \
+                 lists machines that you do not have",
                 self.ranks.unwrap_or(1)
             );
             return Err(Diagnostic::new(Code::BAD_CLUSTER, message).hint(hint));
         };
-        Cluster::parse(&files::text(path)?, &path.to_string_lossy())
+        files::cluster(name)
     }
 
     fn memory_limit(&self) -> Result<Option<u64>> {
         Ok(self.memory_limit.as_deref().map(Bytes::parse).transpose()?.map(|limit| limit.0))
     }
 
-    fn mesh(&self) -> Result<IndexMap<String, u32>> {
-        let ranks = self.ranks.unwrap_or(1);
+    /// The axes of the mesh; none where they are searched for.
+    fn mesh(&self, ranks: Option<u32>) -> Result<IndexMap<String, u32>> {
         let text = match self.mesh.as_deref() {
-            None => return Ok(std::iter::once(("ranks".to_owned(), ranks)).collect()),
-            Some("auto") if self.ranks.is_none() => {
-                let message = "`--mesh auto` needs to know how many ranks there are";
-                return Err(Diagnostic::new(Code::BAD_MESH, message).hint("add `--ranks 64`"));
-            }
+            None => return Ok(ranks.map(|ranks| ("ranks".to_owned(), ranks)).into_iter().collect()),
             Some("auto") => return Ok(IndexMap::new()),
             Some(text) => text,
         };
@@ -110,6 +141,27 @@ impl Plan {
                 .hint("pins map name patterns to placements by axis: \"params.*\" = { ranks = \"shard(0)\" }")
         })
     }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Figures {
+    /// Processor time of the search, in seconds, where the system says it.
+    search_cpu_s: Option<f64>,
+    #[serde(flatten)]
+    summary: plan::Summary,
+}
+
+/// Ticks of the clock that Linux counts processor time in, per second.
+const TICKS: f64 = 100.0;
+
+/// Processor time of this process so far, in seconds, where Linux says it.
+fn cpu_seconds() -> Option<f64> {
+    let line = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // Behind the name, which may have spaces, user and system time are the 12th and 13th fields.
+    let fields = line.rsplit_once(')')?.1;
+    let ticks = fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<f64>().ok());
+    Some(ticks.sum::<Option<f64>>()? / TICKS)
 }
 
 /// Says what a quick search predicts for each mesh.

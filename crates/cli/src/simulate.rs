@@ -4,7 +4,6 @@ use std::{io::Write, path::PathBuf};
 
 use base::{Diagnostic, Result};
 use clap::Args;
-use cluster::Cluster;
 use plan::Ranks;
 use timeline::{Timeline, chrome, step::Figures};
 
@@ -17,9 +16,9 @@ pub struct Simulate {
     graph: PathBuf,
     /// The plan
     plan: PathBuf,
-    /// The cluster description, as `unisono profile` measures it
+    /// The cluster description, as `unisono profile` measures it, or a preset such as `h100:8x8`
     #[arg(long)]
-    cluster: PathBuf,
+    cluster: String,
     /// Simulate this rank, as if the others started each collective when it does
     #[arg(long, default_value_t = 0)]
     rank: u32,
@@ -34,7 +33,7 @@ pub struct Simulate {
 impl Simulate {
     /// Reads, simulates, prints.
     pub fn run(self, out: &mut dyn Write) -> Result<()> {
-        let cluster = Cluster::parse(&files::text(&self.cluster)?, &self.cluster.to_string_lossy())?;
+        let cluster = files::cluster(&self.cluster)?;
         let graph = files::graph(&self.graph)?;
         let plan = plan::Plan::parse(&files::text(&self.plan)?, &self.plan.to_string_lossy())?;
         let ranks = if self.all { Ranks::All } else { Ranks::One(self.rank) };

@@ -27,7 +27,7 @@ place p1 "train.py":4
 /// A step with its plan for two ranks.
 fn files(test: &str) -> Files {
     let mut cluster = slow(fast(2e6));
-    cluster.links.all_to_all = fast(3e6);
+    cluster.links_mut().all_to_all = fast(3e6);
     let files = Files::new(&format!("simulate-{test}"), GRAPH, &cluster);
     succeed(&files, "plan step.txt --ranks 2 --cluster cluster.toml -o plan.toml");
     files

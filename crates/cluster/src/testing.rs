@@ -1,6 +1,6 @@
 //! Made-up machines, for tests.
 
-use crate::{Cluster, Device, Link, Links, VERSION};
+use crate::{Cluster, Device, Interconnect, Link, Links};
 
 /// A machine with the same link for every collective. Rates are floating-point operations per second and bytes per second; starting an
 /// operation takes a microsecond.
@@ -14,10 +14,24 @@ pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster 
         overlap_factor: 1.0,
     };
     let links = Links { all_reduce: link, all_gather: link, reduce_scatter: link, all_to_all: link };
-    Cluster { version: VERSION, device, links }
+    Cluster { device, interconnect: Interconnect::Measured(links) }
 }
 
 /// A link of a latency in nanoseconds and a bandwidth in bytes per second.
 pub const fn link(latency_ns: f64, bandwidth: f64) -> Link {
     Link { latency_ns, bandwidth }
+}
+
+impl Cluster {
+    /// The links of a made-up machine, to be changed.
+    ///
+    /// # Panics
+    ///
+    /// Where the network has levels.
+    pub fn links_mut(&mut self) -> &mut Links {
+        match &mut self.interconnect {
+            Interconnect::Measured(links) => links,
+            Interconnect::Levels(_) => panic!("a made-up machine has links"),
+        }
+    }
 }

@@ -1,5 +1,10 @@
 //! Time of operations and changes of placement, in integer picoseconds.
 
+mod collectives;
+mod machine;
+mod network;
 mod time;
 
-pub use time::{Company, Machine, collective_time, direct_limit, local_time, operation_time, reshard_time};
+pub use collectives::{Company, collective_time, direct_limit};
+pub use machine::Machine;
+pub use time::{local_time, operation_time, reshard_time};

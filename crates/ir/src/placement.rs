@@ -163,6 +163,12 @@ impl Mesh {
         self.axis(name).map_or(1, |axis| axis.size)
     }
 
+    /// How far apart in number the neighbours along the axis called `name` are: the ranks of the axes inside it.
+    pub fn stride_of(&self, name: &str) -> u32 {
+        let inside = self.axes.iter().rev().take_while(|axis| axis.name != name);
+        inside.map(|axis| axis.size).product()
+    }
+
     /// The position of `rank` along the axis number `axis`.
     pub fn coordinate(&self, rank: u32, axis: usize) -> u32 {
         let inner: u32 = self.axes[axis + 1..].iter().map(|axis| axis.size).product();
@@ -189,5 +195,6 @@ mod tests {
         let axis = |name: &str, size| MeshAxis { name: name.into(), size };
         let mesh = Mesh { axes: vec![axis("a", 2), axis("b", 3)] };
         assert_eq!((mesh.ranks(), mesh.coordinate(4, 0), mesh.coordinate(4, 1)), (6, 1, 1));
+        assert_eq!((mesh.stride_of("a"), mesh.stride_of("b")), (3, 1));
     }
 }

@@ -94,7 +94,7 @@ fn shares(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Mach
 }
 
 /// The values that only updates need, views of them included: gradients of parameters.
-fn gradients(graph: &Graph) -> SecondaryMap<ValueId, bool> {
+pub fn gradients(graph: &Graph) -> SecondaryMap<ValueId, bool> {
     // Per value: whether anything uses it, and whether something other than an update does.
     let mut used = SecondaryMap::with_default(false);
     let mut elsewhere = SecondaryMap::with_default(false);
@@ -115,7 +115,7 @@ fn gradients(graph: &Graph) -> SecondaryMap<ValueId, bool> {
 }
 
 /// The values that come from state alone.
-fn of_state(graph: &Graph) -> SecondaryMap<ValueId, bool> {
+pub fn of_state(graph: &Graph) -> SecondaryMap<ValueId, bool> {
     let mut of_state = SecondaryMap::with_default(false);
     for input in graph.inputs.values() {
         of_state[input.value] = input.class.is_state();

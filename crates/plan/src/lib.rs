@@ -5,6 +5,7 @@
 //! solution becomes, and keeps the best within the memory limit. Nothing here knows the name of a model, a module or a parameter; names serve
 //! only to match the user's pins and to print.
 
+mod account;
 mod along;
 mod axis;
 mod copies;
@@ -24,8 +25,10 @@ mod search;
 mod setting;
 mod simulate;
 mod step;
+mod summary;
 mod tables;
 
+pub use account::{Account, CollectiveTime, ModuleTime};
 pub use effort::Effort;
 pub use labels::label;
 pub use meshes::Candidate;
@@ -36,3 +39,4 @@ pub use run::{Request, direct};
 pub use search::{Searched, search};
 pub use simulate::{Ranks, simulate_plan, simulate_rank};
 pub use step::{PlanSettings, explain_plan, plan_graph, plan_telling, program, rank_graph};
+pub use summary::{OtherPlan, StatePattern, Summary, summary};

@@ -40,6 +40,12 @@ pub struct PlanSettings {
 }
 
 impl PlanSettings {
+    /// The limit that plans keep: the given one, or all memory of a device that is known from a preset or a description with a network.
+    /// Where this machine was measured, other processes share its memory, and nothing is limited unless it is said.
+    pub fn memory_limit(&self, cluster: &Cluster) -> Option<u64> {
+        self.memory_limit.or_else(|| cluster.ranks().map(|_| cluster.device.memory_bytes))
+    }
+
     /// The mesh.
     pub fn mesh(&self) -> Mesh {
         let axis = |(name, size): (&String, &u32)| MeshAxis { name: name.clone(), size: *size };
@@ -69,6 +75,12 @@ pub fn plan_telling(
     let searched = settings.ranks.filter(|_| settings.mesh.is_empty());
     let mesh = searched.map_or_else(|| settings.mesh(), |ranks| Mesh::along("ranks", ranks));
     mesh.check()?;
+    if let Some(held) = cluster.ranks().filter(|&held| held < mesh.ranks()) {
+        let message = format!("a mesh of {} ranks on a cluster of {held}", mesh.ranks());
+        return Err(
+            Diagnostic::new(Code::BAD_MESH, message).hint("describe a larger cluster, or use fewer ranks")
+        );
+    }
     if let Some(ranks) = settings.ranks.filter(|&ranks| ranks != mesh.ranks()) {
         let message = format!("the mesh has {} ranks, not {ranks}", mesh.ranks());
         return Err(Diagnostic::new(Code::BAD_MESH, message).hint("say one of them"));
@@ -84,7 +96,7 @@ pub fn plan_telling(
         captured: graph,
         cluster,
         mesh: &mesh,
-        memory_limit: settings.memory_limit,
+        memory_limit: settings.memory_limit(cluster),
         pins: &settings.pins,
         effort: settings.effort,
     };

@@ -20,7 +20,7 @@ const KINDS: [CollectiveKind; 3] =
 fn cluster(usual: (f64, f64), exchange: (f64, f64)) -> Cluster {
     let mut cluster = uniform(1e10, 2e10, link(usual.0, usual.1));
     cluster.device.operation_ns = 2_000.0;
-    cluster.links.all_to_all = link(exchange.0, exchange.1);
+    cluster.links_mut().all_to_all = link(exchange.0, exchange.1);
     cluster
 }
 

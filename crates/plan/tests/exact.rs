@@ -22,9 +22,9 @@ use unisono_plan::{Effort, Pins, Request, direct, search};
 fn machine() -> Cluster {
     let mut cluster = uniform(1e6, 1e30, link(0.0, 1e6));
     cluster.device.operation_ns = 0.0;
-    cluster.links.all_gather.bandwidth = 2e6;
-    cluster.links.reduce_scatter.bandwidth = 3e6;
-    cluster.links.all_to_all.bandwidth = 5e6;
+    cluster.links_mut().all_gather.bandwidth = 2e6;
+    cluster.links_mut().reduce_scatter.bandwidth = 3e6;
+    cluster.links_mut().all_to_all.bandwidth = 5e6;
     cluster
 }
 

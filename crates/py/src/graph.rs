@@ -88,6 +88,21 @@ impl Graph {
         run(py, || plan::explain_plan(&self.0, &plan.0))
     }
 
+    /// The figures of a plan for the graph on a cluster, as JSON: the fields of `unisono plan --json`.
+    fn figures_json(
+        &self,
+        py: Python<'_>,
+        plan: &Plan,
+        cluster: &str,
+        memory_limit: Option<u64>,
+    ) -> PyResult<String> {
+        run(py, || {
+            let cluster = Cluster::parse(cluster, "the cluster description")?;
+            let summary = plan::summary(&self.0, &plan.0, &cluster, memory_limit)?;
+            serde_json::to_string(&summary).map_err(|error| Diagnostic::bug(error.to_string()))
+        })
+    }
+
     /// The graph of a rank under a plan, before the passes.
     fn rank_graph(&self, py: Python<'_>, plan: &Plan, rank: u32) -> PyResult<Self> {
         run(py, || plan::rank_graph(&self.0, &plan.0, rank)).map(Self)

@@ -19,6 +19,20 @@ fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| cli::run(arguments))
 }
 
+/// The description of a cluster of published figures, such as `h100:8x8`.
+#[pyfunction]
+fn preset_text(py: Python<'_>, name: &str) -> PyResult<String> {
+    let preset = cluster::Cluster::preset(name);
+    preset.map(|cluster| cluster.text()).map_err(|diagnostic| error::to_python(py, &diagnostic))
+}
+
+/// How many ranks a cluster has, if its description says so.
+#[pyfunction]
+fn cluster_ranks(py: Python<'_>, description: &str) -> PyResult<Option<u32>> {
+    let cluster = cluster::Cluster::parse(description, "the cluster description");
+    cluster.map(|cluster| cluster.ranks()).map_err(|diagnostic| error::to_python(py, &diagnostic))
+}
+
 /// The number of bytes that a text such as `4GiB` says.
 #[pyfunction]
 fn parse_bytes(py: Python<'_>, text: &str) -> PyResult<u64> {
@@ -30,6 +44,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     module.add_function(wrap_pyfunction!(parse_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(preset_text, module)?)?;
+    module.add_function(wrap_pyfunction!(cluster_ranks, module)?)?;
     balance::register(module)?;
     error::register(module)?;
     exec::register(module)?;

@@ -19,7 +19,7 @@ use timeline::{Timeline, step::Figures};
 
 pub use cost::Machine;
 pub use program::{Group, Program, Programs, Step};
-pub use record::figures;
+pub use record::{figures, observe};
 pub use streams::{Factor, Interval, Observer, Stuck, run};
 
 /// What one rank is expected to take.

@@ -21,11 +21,16 @@ fn duration(interval: Interval) -> Nanos {
     span.end - span.start
 }
 
+/// Runs the programs and tells `observer` of everything in the order of its end.
+pub fn observe(programs: &Programs, factor: Factor, observer: &mut impl Observer) -> Result<()> {
+    run(programs, factor, observer).map_err(|stuck| explain(&stuck))
+}
+
 /// The figures of each rank, without a timeline.
 pub fn figures(programs: &Programs, factor: Factor) -> Result<Vec<Figures>> {
     let figures = vec![Figures::default(); programs.ranks.len()];
     let mut counting = Counting { programs, figures };
-    run(programs, factor, &mut counting).map_err(|stuck| explain(&stuck))?;
+    observe(programs, factor, &mut counting)?;
     Ok(counting.figures)
 }
 

@@ -1,0 +1,160 @@
+//! The text form of a cluster.
+
+use base::{Code, Diagnostic, Result};
+use serde::{Deserialize, Serialize};
+use toml::Table;
+
+use crate::{Cluster, Device, Interconnect, Links, Network, presets};
+
+/// The version of the format that is written.
+const VERSION: u32 = 1;
+
+/// A cluster as it is written.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Description {
+    version: u32,
+    device: Device,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    links: Option<Links>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network: Option<Network>,
+}
+
+/// What a file may name for everything that it does not say itself.
+const PRESET: &str = "preset";
+
+impl Cluster {
+    /// Reads a description. `file` is what diagnostics call it.
+    pub fn parse(text: &str, file: &str) -> Result<Self> {
+        let source = Source { text, file };
+        let given: Table = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            source.malformed(error.message(), at)
+        })?;
+        let complete = match given.get(PRESET) {
+            None => given,
+            Some(name) => {
+                let name = name.as_str().unwrap_or_default();
+                let preset =
+                    presets::find(name).map_err(|error| error.at_line(file, source.line(PRESET), 0))?;
+                let mut base = Table::try_from(described(&preset)).expect("a cluster is a table");
+                base.insert("version".into(), i64::from(VERSION).into());
+                merge(&mut base, given.into_iter().filter(|(key, _)| key != PRESET).collect());
+                base
+            }
+        };
+        let description: Description = complete.try_into().map_err(|error: toml::de::Error| {
+            source.malformed(error.message(), source.of_message(error.message()))
+        })?;
+        source.checked(description)
+    }
+
+    /// What is meant by the name of a preset with its size, such as `h100:8x8`.
+    pub fn preset(name: &str) -> Result<Self> {
+        presets::find(name)
+    }
+
+    /// The description as text.
+    pub fn text(&self) -> String {
+        toml::to_string_pretty(&described(self)).expect("a cluster has no keys that TOML lacks")
+    }
+}
+
+fn described(cluster: &Cluster) -> Description {
+    let (links, network) = match &cluster.interconnect {
+        Interconnect::Measured(links) => (Some(*links), None),
+        Interconnect::Levels(network) => (None, Some(network.clone())),
+    };
+    Description { version: VERSION, device: cluster.device.clone(), links, network }
+}
+
+/// Puts values over those of the same name, tables into each other. Lists of tables that have names are tables by those names.
+fn merge(base: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(toml::Value::Table(within)), toml::Value::Table(value)) => merge(within, value),
+            (Some(toml::Value::Array(known)), toml::Value::Array(values)) => merge_named(known, values),
+            (_, value) => drop(base.insert(key, value)),
+        }
+    }
+}
+
+fn merge_named(known: &mut Vec<toml::Value>, values: Vec<toml::Value>) {
+    for value in values {
+        let same = known.iter_mut().find(|one| one.get("name") == value.get("name"));
+        match (same, value) {
+            (Some(toml::Value::Table(within)), toml::Value::Table(value)) => merge(within, value),
+            (_, value) => known.push(value),
+        }
+    }
+}
+
+/// The text that a description is read from.
+struct Source<'a> {
+    text: &'a str,
+    file: &'a str,
+}
+
+impl Source<'_> {
+    fn checked(&self, description: Description) -> Result<Cluster> {
+        let Description { version, device, links, network } = description;
+        if version != VERSION {
+            return self.wrong(("version", &format!("{version}, not {VERSION}")));
+        }
+        if let Some(wrong) = device.wrong() {
+            return self.wrong(wrong);
+        }
+        let interconnect = match (links, network) {
+            (Some(links), None) => Interconnect::Measured(links),
+            (None, Some(network)) => Interconnect::Levels(network),
+            (Some(_), Some(_)) => return self.wrong(("links", "beside a `network`, of which one is enough")),
+            (None, None) => return self.wrong(("links", "missing, and no `network` either")),
+        };
+        let wrong = match &interconnect {
+            Interconnect::Measured(links) => links.wrong(),
+            Interconnect::Levels(network) => network.wrong(),
+        };
+        match wrong {
+            Some(wrong) => self.wrong(wrong),
+            None => Ok(Cluster { device, interconnect }),
+        }
+    }
+
+    /// An impossible value of a key.
+    fn wrong<T>(&self, (key, what): (&str, &str)) -> Result<T> {
+        Err(Diagnostic::new(Code::BAD_CLUSTER, format!("`{key}` of a cluster description is {what}"))
+            .at_line(self.file, self.line(key), 0)
+            .hint("`unisono profile` measures a machine, `unisono cluster h100:8x8` prints a preset to begin with"))
+    }
+
+    fn malformed(&self, message: &str, at: usize) -> Box<Diagnostic> {
+        let what = "a cluster description";
+        // Of what follows, the table, the line says more.
+        let message = message.lines().next().unwrap_or_default();
+        let diagnostic = base::malformed(Code::BAD_CLUSTER, what, (self.text, self.file), message, at);
+        let hint =
+            "`unisono profile` measures a machine, `unisono cluster h100:8x8` prints a preset to begin with";
+        if diagnostic.hint.is_some() { diagnostic } else { diagnostic.hint(hint) }
+    }
+
+    /// Where the first name stands that a message of serde quotes.
+    fn of_message(&self, message: &str) -> usize {
+        message.split('`').nth(1).and_then(|key| self.position(key)).unwrap_or(0)
+    }
+
+    /// The line of the first key of that name; 0 where there is none.
+    fn line(&self, key: &str) -> u32 {
+        self.position(key).map_or(0, |at| 1 + self.text[..at].matches('\n').count() as u32)
+    }
+
+    fn position(&self, key: &str) -> Option<usize> {
+        let starts = self.text.match_indices(key).map(|(at, _)| at);
+        let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+        starts.into_iter().find(|at| {
+            let before = self.text[..*at].chars().next_back();
+            let after = self.text[at + key.len()..].chars().next();
+            !key.is_empty() && !is_word(before) && !is_word(after)
+        })
+    }
+}

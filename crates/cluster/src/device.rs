@@ -1,0 +1,55 @@
+//! What one rank computes with.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// One rank's device.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// What it is called.
+    pub name: String,
+    /// Memory of one rank, in bytes.
+    pub memory_bytes: u64,
+    /// Achieved matrix-product rate by element type, in floating-point operations per second.
+    pub matmul_flops: BTreeMap<String, f64>,
+    /// Achieved memory bandwidth, in bytes per second.
+    pub memory_bandwidth: f64,
+    /// Time to start one operation, in nanoseconds.
+    pub operation_ns: f64,
+    /// Slowdown of an operation and a collective while they run at the same time; 1 for none.
+    #[serde(default = "one")]
+    pub overlap_factor: f64,
+}
+
+const fn one() -> f64 {
+    1.0
+}
+
+/// Maximum overlap factor.
+const MOST_OVERLAP: f64 = 1000.0;
+
+impl Device {
+    /// The matrix-product rate for an element type: its own, or the slowest one known.
+    pub fn matmul_rate(&self, dtype: ir::Dtype) -> f64 {
+        let slowest = self.matmul_flops.values().copied().fold(f64::INFINITY, f64::min);
+        self.matmul_flops.get(dtype.text()).copied().unwrap_or(slowest)
+    }
+
+    /// The name of a value that is impossible, and what it is.
+    pub(crate) fn wrong(&self) -> Option<(&str, &str)> {
+        if self.matmul_flops.is_empty() {
+            return Some(("matmul_flops", "without a rate"));
+        }
+        let rates = self.matmul_flops.iter().map(|(name, rate)| (name.as_str(), *rate));
+        let rates = rates.chain([("memory_bandwidth", self.memory_bandwidth)]);
+        let rate = rates.into_iter().find(|(_, rate)| !crate::is_rate(*rate));
+        let rate = rate.map(|(name, _)| (name, "a rate that is not positive"));
+        let time = !crate::is_time(self.operation_ns);
+        let time = time.then_some(("operation_ns", "a time that is negative"));
+        let overlap = !(1.0..=MOST_OVERLAP).contains(&self.overlap_factor);
+        let overlap = overlap.then_some(("overlap_factor", "not between 1 and 1000"));
+        rate.or(time).or(overlap)
+    }
+}

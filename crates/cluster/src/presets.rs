@@ -1,0 +1,73 @@
+//! Presets: clusters of published figures, by a name and a size.
+
+use std::{collections::BTreeMap, sync::OnceLock};
+
+use base::{Code, Diagnostic, Result};
+use serde::Deserialize;
+
+use crate::{Cluster, Device, Interconnect, Network};
+
+/// A kind of device with its usual network.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Preset {
+    /// What it is, in a line.
+    pub title: String,
+    /// Where its figures come from.
+    pub source: String,
+    /// The device.
+    pub device: Device,
+    /// A network whose first level is a node, and whose second one lies between nodes.
+    network: Network,
+}
+
+/// The presets by name.
+pub fn presets() -> &'static BTreeMap<String, Preset> {
+    static PRESETS: OnceLock<BTreeMap<String, Preset>> = OnceLock::new();
+    PRESETS.get_or_init(|| toml::from_str(include_str!("presets.toml")).expect("our own presets can be read"))
+}
+
+/// The cluster that is meant by `NAME` (one node), `NAME:RANKS`, `NAME:NODESx` or `NAME:NODESxRANKS`.
+pub fn find(text: &str) -> Result<Cluster> {
+    let (name, size) = text.split_once(':').map_or((text, None), |(name, size)| (name, Some(size)));
+    let Some(preset) = presets().get(&name.trim().to_lowercase()) else {
+        let message = format!("there is no preset `{name}`");
+        let names = presets().keys().map(String::as_str);
+        return Err(Diagnostic::new(Code::BAD_CLUSTER, message).hint(base::unknown_name_hint(name, names)));
+    };
+    let most = preset.network.levels[0].ranks;
+    let (nodes, ranks) = match size {
+        None => (1, most),
+        Some(size) => sizes(size, most).filter(|(_, ranks)| *ranks <= most).ok_or_else(|| {
+            let message = format!("`{size}` is no size of a cluster of {name}");
+            let hint = format!("write nodes and ranks of each, at most {most}: `{name}:2x{most}`");
+            Diagnostic::new(Code::BAD_CLUSTER, message).hint(hint)
+        })?,
+    };
+    Ok(preset.of_size(nodes, ranks))
+}
+
+/// Nodes, and ranks of each: as many as a node holds, unless it is said.
+fn sizes(text: &str, most: u32) -> Option<(u32, u32)> {
+    let (nodes, ranks) = text.split_once('x').unwrap_or(("1", text));
+    let number = |text: &str| text.trim().parse().ok().filter(|number| *number > 0);
+    let (nodes, ranks): (u32, u32) = (number(nodes)?, if ranks.is_empty() { most } else { number(ranks)? });
+    nodes.checked_mul(ranks).map(|_| (nodes, ranks))
+}
+
+impl Preset {
+    fn of_size(&self, nodes: u32, ranks: u32) -> Cluster {
+        let mut network = self.network.clone();
+        let counts = [ranks, nodes * ranks];
+        for (level, count) in network.levels.iter_mut().zip(counts) {
+            level.ranks = count;
+        }
+        // A level that adds no ranks to the one within is none.
+        let mut within = 1;
+        network.levels.retain(|level| {
+            let adds = level.ranks > std::mem::replace(&mut within, level.ranks);
+            adds || nodes * ranks == 1 && level.name == self.network.levels[0].name
+        });
+        Cluster { device: self.device.clone(), interconnect: Interconnect::Levels(network) }
+    }
+}

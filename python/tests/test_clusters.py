@@ -1,0 +1,84 @@
+"""Plans for clusters that are not there: presets, their figures, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import steps
+import torch
+from test_config import parallel, written
+
+import unisono
+
+
+@pytest.fixture(scope="module")
+def graph():
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x_BF, y_BF):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x_BF), y_BF)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batch = torch.empty(512, 1024, device="meta")
+    return unisono.capture(step, model=model, optimizer=optimizer, example=(batch, batch), device="cuda")
+
+
+def test_a_preset_is_a_description_whose_size_is_given():
+    assert unisono.cluster("h100", nodes=2).count("ranks = 16") == 1
+    assert unisono.cluster("h100", ranks=4).count("ranks = 4\n") == 1
+    with pytest.raises(unisono.errors.ConfigurationError, match="no preset `h10`") as refused:
+        unisono.cluster("h10")
+    assert "did you mean `h100`?" in str(refused.value)
+    with pytest.raises(unisono.errors.ConfigurationError, match="`1x9` is no size of a cluster of h100"):
+        unisono.cluster("h100", ranks=9)
+
+
+def test_a_step_is_planned_for_a_cluster_without_a_device_or_a_process_group(graph):
+    plan = graph.plan("h100:2x8")
+    assert plan.mesh == {"ranks": 16}
+    figures = plan.figures()
+    assert figures["ranks"] == 16 and figures["device"] == "H100-SXM-80GB"
+    assert figures["peak_bytes"] == plan.prediction["peak_bytes"]
+    assert figures["step_ms"] == pytest.approx(plan.prediction["step_ns"] / 1e6)
+    assert figures["least_ms"] < figures["step_ms"]
+    assert {"params.*.weight", "params.*.bias"} <= {one["names"] for one in figures["state"]}
+    assert graph.plan(unisono.cluster("h100", nodes=2)).text == plan.text
+
+
+def test_a_mesh_lies_on_the_levels_in_its_order(graph):
+    def communication(mesh):
+        return graph.plan("h100:2x8", mesh=mesh, pins={"params.*": {"a": "shard(0)"}}).figures()["collectives"]
+
+    def gathered(mesh):
+        return sum(one["ms"] for one in communication(mesh) if one["axis"] == "a" and one["kind"] == "all_gather")
+
+    # Along the outer axis neighbours are in different nodes, along the inner one in the same.
+    assert gathered({"a": 2, "b": 8}) > 1.25 * gathered({"b": 8, "a": 2})
+
+
+def test_the_planner_chooses_a_mesh_of_all_ranks(graph):
+    plan = graph.plan("h100:2x2", mesh="auto")
+    assert torch.tensor(list(plan.mesh.values())).prod() == 4
+
+
+def test_what_cannot_be_planned_for_is_refused(graph, tmp_path):
+    with pytest.raises(unisono.errors.ConfigurationError, match="a mesh of 32 ranks on a cluster of 16"):
+        graph.plan("h100:2x8", mesh={"a": 32})
+    measured = tmp_path / "machine.toml"
+    measured.write_text(steps.EAGER_TO_CUT)
+    with pytest.raises(unisono.errors.ConfigurationError, match="does not say how many ranks"):
+        graph.plan(measured)
+    assert graph.plan(measured, mesh={"a": 2}).mesh == {"a": 2}
+    with pytest.raises(unisono.errors.ConfigurationError, match="cannot read"):
+        graph.plan(tmp_path / "absent.toml")
+    with pytest.raises(ValueError, match="no figures"):
+        type(graph.plan(measured, mesh={"a": 2}))(graph.plan(measured, mesh={"a": 2}).text).figures()
+
+
+def test_a_preset_is_named_in_a_file_of_settings(tmp_path):
+    step = parallel(written(tmp_path, 'cluster = "cpu:1"\n'))
+    assert step.plan.figures()["device"] == "CPU-32-cores"
