@@ -36,6 +36,9 @@ DIRECTLY = ", directly"
 #: Ends the name of a family whose operations run as kernels where they can.
 FUSED = ", fused"
 
+#: Ends the name of a family in which each rank computes its batch in two slices.
+SLICED = ", sliced"
+
 #: The part of the memory that the best plan takes of which a limited one must make do.
 MEMORY_SHARE = 0.65
 
@@ -45,11 +48,14 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
     if ranks == 1:
         yield from ((model, "free") for model in ("gpt", "gpt_adamw", "mlp", "llama"))
         yield from ((model, f"free{FUSED}") for model in ("gpt", "gpt_adamw", "llama"))
+        yield from ((model, f"free{SLICED}") for model in ("gpt_adamw", "mlp", "llama"))
         return
     for model in ("gpt", "mlp", "llama"):
         pinned = ("batch cut", "state cut", "tensors cut") if ranks == 2 or model == "mlp" else ("state cut",)
         yield from ((model, family) for family in ("free", *pinned))
     if ranks == 2:
+        for model in ("gpt_adamw", "mlp", "llama"):
+            yield from ((model, f"{family}{SLICED}") for family in ("batch cut", "state cut", "tensors cut"))
         yield "gpt_adamw", "state cut"
         yield "gpt_adamw", "memory limited"
         yield from (
@@ -71,10 +77,7 @@ def compare_all() -> None:
 
 
 def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
-    pins = {
-        pattern: {"a": placement}
-        for pattern, placement in FAMILIES[family.removesuffix(DIRECTLY).removesuffix(FUSED)].items()
-    }
+    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family.split(", ")[0]].items()}
     alone, together = getattr(steps, model)(), getattr(steps, model)()
     settings: dict[str, Any] = {
         "model": together.model,
@@ -84,7 +87,7 @@ def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "pins": pins,
         "cluster": steps.SLOW_LINKS if family == "memory limited" else steps.EAGER_TO_CUT,
     }
-    settings["fuse"] = family.endswith(FUSED)
+    settings["fuse"], settings["micro_batches"] = family.endswith(FUSED), 2 if family.endswith(SLICED) else 1
     free, limit = None, None
     if family == "memory limited":
         free = unisono.parallelize(together.step, **settings).plan
@@ -108,6 +111,7 @@ def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "worst": worst,
         "optimizer": kept,
         "plan": step.plan.layouts,
+        "micro-batches": step.plan.micro_batches,
         "collectives": step.plan.prediction["collectives"],
         "exchanges": step.rank_graph.text().count("= _c10d_functional::all_to_all_single"),
         "explained": step.plan.explain(),

@@ -11,6 +11,9 @@ from eager import compare
 
 PROGRAMS = 100
 TOGETHER = 10
+SLICED = 30
+#: Habits under which rounding decides: gradients of which only the sign counts, sums in bfloat16.
+ROUNDED = {"gradients_are_set", "automatic_casts"}
 
 
 @pytest.mark.parametrize("first", range(0, PROGRAMS, TOGETHER))
@@ -22,3 +25,23 @@ def test_programs_give_what_eager_gives(first):
                 compare(functools.partial(step_programs.make, seed))
             except Exception as error:
                 raise AssertionError(f"program {seed}: {step_programs.habits_of(seed)}") from error
+
+
+@pytest.mark.parametrize("first", range(0, SLICED, TOGETHER))
+def test_programs_in_two_micro_batches_give_what_eager_gives(first):
+    for seed in range(first, first + TOGETHER):
+        if ROUNDED & set(step_programs.habits_of(seed)):
+            continue
+
+        def make(seed=seed):
+            training = step_programs.make(seed)
+            training.settings["micro_batches"] = 2
+            return training
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                step = compare(make)
+            except Exception as error:
+                raise AssertionError(f"program {seed}: {step_programs.habits_of(seed)}") from error
+        assert step.plan.micro_batches in (1, 2)

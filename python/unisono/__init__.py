@@ -111,6 +111,7 @@ def parallelize(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     example: Any,
     mesh: Mapping[str, int] | str | None = None,
+    micro_batches: int = 1,
     memory_limit: float | str | None = None,
     pins: Mapping[str, Mapping[str, str]] | None = None,
     plan: Plan | str | Path | None = None,
@@ -139,6 +140,10 @@ def parallelize(
         mesh: axes with their sizes, the outer one first, such as ``{"data": 2, "tensor": 4}``, or a ``DeviceMesh`` with named dimensions;
             by default one axis of all ranks. With ``"auto"`` the planner chooses among all ways to make one or two axes, ``ranks``, or
             ``outer`` and ``inner``, which takes it several times as long.
+        micro_batches: how many slices of its batch each rank computes one after the other, adding up their gradients: what forward keeps
+            for backward takes that much less memory, and the step gives what it gives at once. Where something needs the whole batch in
+            the middle, as batch norm does in training, all slices come that far first. Of a later batch that has no so many equal
+            slices, fewer are made.
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.
         pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
@@ -175,6 +180,7 @@ def parallelize(
 
     settings: dict[str, Any] = {
         "mesh": mesh,
+        "micro_batches": micro_batches,
         "memory_limit": memory_limit,
         "pins": pins,
         "plan": plan,

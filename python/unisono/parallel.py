@@ -48,6 +48,7 @@ class ParallelStep:
         optimizer: Optimizer | Sequence[Optimizer] | None,
         example: Any,
         mesh: Mapping[str, int] | str | None,
+        micro_batches: int,
         memory_limit: float | str | None,
         pins: Mapping[str, Mapping[str, str]] | None,
         plan: Plan | str | Path | None,
@@ -62,7 +63,7 @@ class ParallelStep:
         fuse: bool = False,
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
-        require_settings(compare_every, on_change, captures, batch)
+        require_settings(compare_every, on_change, captures, batch, micro_batches)
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
@@ -73,7 +74,7 @@ class ParallelStep:
             self.ranks, axes, model, optimizers, state, limit, cluster, plain_pins(pins), compare_every, keep_grads
         )
         self._train_step, self._caller, self._steps = train_step, Caller(train_step), 0
-        self._on_change, self._captures = on_change, captures
+        self._on_change, self._captures, self._micro_batches = on_change, captures, micro_batches
         self._session.searches_mesh = mesh == SEARCHED
         self._session.deferred = Deferred.of(model, optimizers)
         self._session.live, self._session.batch = cycled(optimizers), batch
@@ -102,7 +103,7 @@ class ParallelStep:
         """
         other = object.__new__(ParallelStep)
         other.ranks, other._session = self.ranks, self._session
-        other._on_change, other._captures = self._on_change, self._captures
+        other._on_change, other._captures, other._micro_batches = self._on_change, self._captures, 1
         other._train_step, other._caller, other._steps = step, Caller(step), 0
         other._start()
         self._pause()
@@ -227,7 +228,11 @@ class ParallelStep:
 
     def _capture(self, call: Call, plan: Plan | str | Path | None) -> None:
         accumulates = any(step.accumulates for step in self._captured)
-        self._last = CapturedStep(self._session, self._train_step, call, plan, accumulates=accumulates)
+        # Of a later batch, which may be smaller, fewer slices are made where it has no so many.
+        counts = range(self._micro_batches, 0, -1) if self._captured else [self._micro_batches]
+        self._last = CapturedStep(
+            self._session, self._train_step, call, plan, accumulates=accumulates, micro_batches=counts
+        )
         self._captured.insert(0, self._last)
 
     def sync(self) -> None:

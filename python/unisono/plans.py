@@ -44,6 +44,11 @@ class Plan:
         return self._content["mesh"]
 
     @property
+    def micro_batches(self) -> int:
+        """How many slices of its batch each rank computes one after the other."""
+        return self._content.get("micro_batches", 1)
+
+    @property
     def layouts(self) -> dict[str, dict[str, str]]:
         """The layouts of inputs that are not replicated, by the input's name: a placement for each axis along which they are not."""
         return self._content["inputs"]

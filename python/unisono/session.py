@@ -39,7 +39,7 @@ from unisono._told import Way
 from unisono._tree import from_plain, unflatten
 from unisono._unchanged import Unchanged, other_call
 from unisono._users_errors import UsersError
-from unisono.errors import HardwareError, InternalError, StepError, UnisonoError
+from unisono.errors import ConfigurationError, HardwareError, InternalError, StepError, UnisonoError
 from unisono.plans import Plan
 
 _STATE = ("parameter", "buffer", "optimizer", "constant")
@@ -131,11 +131,14 @@ class CapturedStep:
         plan: Plan | str | Path | None,
         *,
         accumulates: bool = False,
+        micro_batches: Sequence[int] = (1,),
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's program.
 
-        With `accumulates` gradients that are there are state if the step goes on with them.
+        With `accumulates` gradients that are there are state if the step goes on with them. The first number of ``micro_batches`` that the
+        step can be sliced into is taken.
         """
+        self._micro_batches = micro_batches
         self._session, self.ranks, self._mesh = session, session.ranks, session.mesh
         self._model, self._optimizers, self._call = session.model, session.optimizers, call
         self._live, outside = session.live, Outside(train_step, self._model)
@@ -280,6 +283,14 @@ class CapturedStep:
         return found or self._found_plan(graph, settings)
 
     def _found_plan(self, graph: _native.Graph, settings: dict[str, Any]) -> Plan:
+        *most, last = self._micro_batches
+        for count in most:
+            with contextlib.suppress(ConfigurationError):
+                return self._sliced_plan(graph, settings, count)
+        return self._sliced_plan(graph, settings, last)
+
+    def _sliced_plan(self, graph: _native.Graph, settings: dict[str, Any], count: int) -> Plan:
+        settings = settings | {"micro_batches": count}
         return Plan(graph.plan(self.cluster, pack(settings), _profile.cache_folder()), graph)
 
     # This rank's program.

@@ -32,6 +32,9 @@ pub struct Plan {
     /// A TOML file with placements by name pattern of inputs and axis, such as `"batch.*".ranks = "shard(0)"`
     #[arg(long)]
     pins: Option<PathBuf>,
+    /// Have each rank compute its batch in so many slices, one after the other: gradients are added up, activations take that much less memory
+    #[arg(long)]
+    micro_batches: Option<u32>,
     /// Take the first solution of the search instead of the best of several
     #[arg(long)]
     quick: bool,
@@ -53,6 +56,7 @@ impl Plan {
             pins: self.pins()?,
             mesh: self.mesh(ranks)?,
             ranks,
+            micro_batches: self.micro_batches,
             memory_limit: self.memory_limit()?,
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };

@@ -2,6 +2,7 @@
 
 mod collectives;
 mod machine;
+mod micro_batches;
 mod network;
 mod time;
 

@@ -2,11 +2,15 @@
 
 use aten::{Call, Realise, Strategy, Work};
 use base::Bytes;
-use ir::{Collective, CollectiveKind, MeshAxis, Placement, Reshard, TensorType, local_bytes, reshard_steps};
+use ir::{
+    AxisKind, Collective, CollectiveKind, MeshAxis, Placement, Reshard, TensorType, local_bytes,
+    reshard_steps,
+};
 
 use crate::{
     collectives::{Company, collective_time, least_time},
     machine::{Machine, PICOS, traffic},
+    micro_batches::{operation_price, reshard_price},
 };
 
 /// The time of a change of placement: its collectives, and the copies that put parts in order. `None` where it is impossible.
@@ -17,6 +21,9 @@ pub fn reshard_time(
     axis: &MeshAxis,
     company: Company,
 ) -> Option<i64> {
+    if axis.kind == AxisKind::Time {
+        return reshard_price(ty, reshard, axis, company);
+    }
     let cluster = machine.cluster;
     let steps = reshard_steps(ty, reshard, axis)?;
     let time = |step: &Collective<'_>| least_time(machine, *step, company);
@@ -39,12 +46,15 @@ pub fn reshard_time(
 
 /// The time of one operation of a rank's graph.
 pub fn local_time(machine: Machine<'_>, call: &Call<'_>) -> i64 {
-    let alone = MeshAxis { name: String::new(), size: 1 };
+    let alone = MeshAxis::ranks("", 1);
     operation_time(machine, call, &aten::replicated(call), &alone)
 }
 
 /// The time of one operation on one rank under a strategy along an axis, the collectives inside it included.
 pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis) -> i64 {
+    if axis.kind == AxisKind::Time {
+        return operation_price(call, strategy, axis);
+    }
     let (cluster, ranks) = (machine.cluster, axis.size);
     if let Some(collective) = call.graph.collective(call.id) {
         return collective_time(machine, of_part(collective, strategy, ranks));

@@ -16,7 +16,7 @@ const GIGABYTE: f64 = 1e9;
 /// Microseconds of a collective of some bytes over `nodes` x `each` ranks of a cluster with nodes of 8.
 fn micros(preset: &str, kind: CollectiveKind, (nodes, each): (u32, u32), bytes: f64) -> f64 {
     let cluster = Cluster::preset(preset).unwrap();
-    let axis = |name: &str, size| MeshAxis { name: name.into(), size };
+    let axis = |name: &str, size| MeshAxis::ranks(name, size);
     // Ranks of a node that are not of the group belong to the axes inside and between.
     let mesh =
         Mesh { axes: vec![axis("group", nodes * each), axis("rest", if nodes > 1 { 8 / each } else { 1 })] };
@@ -119,7 +119,7 @@ fn wires_between_each_two_make_small_groups_slow() {
 #[test]
 fn a_rank_that_lies_alone_in_its_node_has_its_own_share_of_the_network() {
     let cluster = Cluster::preset("h100:8x8").unwrap();
-    let axis = |name: &str, size| MeshAxis { name: name.into(), size };
+    let axis = |name: &str, size| MeshAxis::ranks(name, size);
     let mesh = Mesh { axes: vec![axis("outer", 8), axis("inner", 8)] };
     let machine = Machine { cluster: &cluster, mesh: &mesh };
     let time = |axis, kind| {

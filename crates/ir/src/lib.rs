@@ -29,7 +29,7 @@ pub use graph::{
 };
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
 pub use patch::{Change, Edits, Patch};
-pub use placement::{Mesh, MeshAxis, Placement, Reduce, local_bytes, local_shape};
+pub use placement::{AxisKind, MICRO_BATCHES, Mesh, MeshAxis, Placement, Reduce, local_bytes, local_shape};
 pub use reshard::{Reshard, reshard_steps};
 pub use schema::{Parameter, Schema, SchemaType};
 pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};

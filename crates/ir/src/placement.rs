@@ -102,18 +102,53 @@ pub fn local_bytes(ty: &TensorType, placement: Placement, ranks: u32) -> u64 {
     local_shape(&ty.shape, placement, ranks).iter().product::<i64>() as u64 * ty.dtype.bytes()
 }
 
+/// What lies along an axis.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum AxisKind {
+    /// Ranks, which run at the same time.
+    #[default]
+    Ranks,
+    /// Micro-batches, which every rank runs one after the other: what is sharded along it exists in one iteration at a time, and what is
+    /// partial is added up.
+    Time,
+}
+
+/// The name of the axis of micro-batches, which no axis of ranks may have.
+pub const MICRO_BATCHES: &str = "micro_batches";
+
 /// One named axis of a mesh.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct MeshAxis {
     /// The axis's name, as pins and plans use it.
     pub name: String,
-    /// How many ranks lie along it.
+    /// How many ranks or micro-batches lie along it.
     pub size: u32,
+    /// Which of the two.
+    pub kind: AxisKind,
 }
 
-/// Named axes with sizes; ranks are numbered in row-major order, the last axis fastest.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(transparent)]
+impl MeshAxis {
+    /// An axis of ranks.
+    pub fn ranks(name: impl Into<String>, size: u32) -> Self {
+        Self { name: name.into(), size, kind: AxisKind::Ranks }
+    }
+
+    /// The axis of micro-batches.
+    pub fn micro_batches(count: u32) -> Self {
+        Self { name: MICRO_BATCHES.into(), size: count, kind: AxisKind::Time }
+    }
+
+    /// How many ranks lie along it: of micro-batches all on one.
+    pub const fn rank_count(&self) -> u32 {
+        match self.kind {
+            AxisKind::Ranks => self.size,
+            AxisKind::Time => 1,
+        }
+    }
+}
+
+/// Named axes with sizes; ranks are numbered in row-major order, the last axis fastest. An axis of micro-batches comes last.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Mesh {
     /// The axes, outermost first.
     pub axes: Vec<MeshAxis>,
@@ -122,12 +157,22 @@ pub struct Mesh {
 impl Mesh {
     /// How many ranks there are.
     pub fn ranks(&self) -> u32 {
-        self.axes.iter().map(|axis| axis.size).product()
+        self.axes.iter().map(MeshAxis::rank_count).product()
+    }
+
+    /// How many micro-batches a rank computes one after the other.
+    pub fn micro_batches(&self) -> u32 {
+        self.axes.iter().filter(|axis| axis.kind == AxisKind::Time).map(|axis| axis.size).product()
+    }
+
+    /// Whether one rank does everything at once.
+    pub fn is_trivial(&self) -> bool {
+        self.axes.iter().all(|axis| axis.size == 1)
     }
 
     /// A mesh of one axis.
     pub fn along(name: impl Into<String>, size: u32) -> Self {
-        Self { axes: vec![MeshAxis { name: name.into(), size }] }
+        Self { axes: vec![MeshAxis::ranks(name, size)] }
     }
 
     /// Checks that every axis has a name of its own and at least one rank.
@@ -140,6 +185,12 @@ impl Mesh {
             return bad("a mesh without an axis".into());
         }
         for (number, axis) in self.axes.iter().enumerate() {
+            if axis.size == 0 && axis.kind == AxisKind::Time {
+                let message = "a step in 0 micro-batches".to_owned();
+                return Err(
+                    Diagnostic::new(Code::BAD_MESH, message).hint("use 1, which is the whole batch at once")
+                );
+            }
             if axis.size == 0 {
                 return bad(format!("a mesh axis `{}` of 0 ranks", axis.name));
             }
@@ -147,7 +198,7 @@ impl Mesh {
                 return bad(format!("two mesh axes are called `{}`", axis.name));
             }
         }
-        match self.axes.iter().try_fold(1_u32, |product, axis| product.checked_mul(axis.size)) {
+        match self.axes.iter().try_fold(1_u32, |product, axis| product.checked_mul(axis.rank_count())) {
             Some(_) => Ok(()),
             None => bad("a mesh of more ranks than can be counted".into()),
         }
@@ -160,19 +211,19 @@ impl Mesh {
 
     /// How many ranks lie along the axis called `name`; 1 where there is none.
     pub fn size_of(&self, name: &str) -> u32 {
-        self.axis(name).map_or(1, |axis| axis.size)
+        self.axis(name).map_or(1, MeshAxis::rank_count)
     }
 
     /// How far apart in number the neighbours along the axis called `name` are: the ranks of the axes inside it.
     pub fn stride_of(&self, name: &str) -> u32 {
         let inside = self.axes.iter().rev().take_while(|axis| axis.name != name);
-        inside.map(|axis| axis.size).product()
+        inside.map(MeshAxis::rank_count).product()
     }
 
     /// The position of `rank` along the axis number `axis`.
     pub fn coordinate(&self, rank: u32, axis: usize) -> u32 {
-        let inner: u32 = self.axes[axis + 1..].iter().map(|axis| axis.size).product();
-        rank / inner % self.axes[axis].size
+        let inner: u32 = self.axes[axis + 1..].iter().map(MeshAxis::rank_count).product();
+        rank / inner % self.axes[axis].rank_count()
     }
 }
 
@@ -192,9 +243,10 @@ mod tests {
 
     #[test]
     fn the_last_axis_of_a_mesh_counts_fastest() {
-        let axis = |name: &str, size| MeshAxis { name: name.into(), size };
-        let mesh = Mesh { axes: vec![axis("a", 2), axis("b", 3)] };
+        let mut mesh = Mesh { axes: vec![MeshAxis::ranks("a", 2), MeshAxis::ranks("b", 3)] };
         assert_eq!((mesh.ranks(), mesh.coordinate(4, 0), mesh.coordinate(4, 1)), (6, 1, 1));
         assert_eq!((mesh.stride_of("a"), mesh.stride_of("b")), (3, 1));
+        mesh.axes.push(MeshAxis::micro_batches(4));
+        assert_eq!((mesh.ranks(), mesh.coordinate(4, 0), mesh.coordinate(4, 2)), (6, 1, 0));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use base::{Code, Diagnostic, Result};
-use ir::{Graph, InputClass, Placement};
+use ir::{AxisKind, Graph, InputClass, Placement};
 use shard::{Assignment, Space};
 use solve::{Failure, Solver};
 
@@ -11,7 +11,7 @@ use crate::{
     axis::{Along, Model, Tries},
     effort::Effort,
     moments::Charges,
-    pins::{Demand, can_be, demand_on_batch, pinned},
+    pins::{Demand, Demands, can_be, demand_on_batch, pinned},
     prices::Prices,
     run::{Found, Run},
     tables::Tables,
@@ -25,18 +25,24 @@ pub fn explored(run: &Run<'_>, graph: &Graph, number: usize) -> Result<Vec<Found
     let request = run.request;
     let Some(axis) = request.mesh.axes.get(number) else {
         // One rank runs the graph as it was captured.
-        let alone = request.mesh.ranks() == 1;
+        let alone = request.mesh.is_trivial();
         return Ok(vec![run.predicted(if alone { request.captured } else { graph })?]);
     };
     let space = Space::new(graph, axis);
-    let demands = pinned(graph, &space, request.pins, request.mesh)?;
+    let demands = match axis.kind {
+        AxisKind::Ranks => pinned(graph, &space, request.pins, request.mesh)?,
+        AxisKind::Time => Demands::default(),
+    };
     let within = |local: &Graph| explored(run, local, number + 1);
     let along = Along { run, graph, number, axis, space: &space, demands: &demands, within: &within };
     // One rank that nothing is demanded of has no choice.
     if axis.size == 1 && demands.is_empty() {
         return along.continued(&Assignment::default(), Model::default());
     }
-    along.candidates()
+    match axis.kind {
+        AxisKind::Ranks => along.candidates(),
+        AxisKind::Time => along.sliced(),
+    }
 }
 
 impl Along<'_> {

@@ -1,8 +1,8 @@
 //! One axis of a search: what it is on, and what its solutions become with decisions along the axes within it.
 
 use base::Result;
-use ir::{Graph, MeshAxis};
-use shard::{Assignment, Space, partition};
+use ir::{AxisKind, Graph, MeshAxis};
+use shard::{Assignment, Space, divided};
 use solve::{Choices, Options, evaluate};
 
 use crate::{
@@ -83,12 +83,12 @@ impl Along<'_> {
         let local = if self.axis.size == 1 {
             self.graph.clone()
         } else {
-            partition(self.graph, assignment, self.axis, 0)?.into_renumbered()
+            divided(self.graph, assignment, self.axis, 0)?
         };
         let mut found = (self.within)(&local)?;
         for one in &mut found {
             one.assignments.insert(0, assignment.clone());
-            if one.prediction.model_ns == 0 {
+            if one.prediction.model_ns == 0 && self.axis.kind == AxisKind::Ranks {
                 one.prediction.model_ns = model.time / PICOS_PER_NANO;
                 one.prediction.bound_ns = model.bound / PICOS_PER_NANO;
             }

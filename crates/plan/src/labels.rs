@@ -3,7 +3,7 @@
 use aten::{Call, Work};
 use base::{Result, SecondaryMap};
 use cost::{Machine, operation_time};
-use ir::{Graph, InputClass, Mesh, MeshAxis, PartKind, Placement, ValueId};
+use ir::{AxisKind, Graph, InputClass, Mesh, MeshAxis, PartKind, Placement, ValueId};
 use shard::{Assignment, partition};
 
 /// How the computation along an axis is divided, as shares of its time.
@@ -23,17 +23,22 @@ const NAMED: i64 = 10;
 /// The name of a plan: a phrase for each axis of more than one rank.
 pub fn label(graph: &Graph, assignments: &[Assignment], machine: Machine<'_>) -> Result<String> {
     let Mesh { axes } = machine.mesh;
-    let several = axes.iter().filter(|axis| axis.size > 1).count() > 1;
+    let of_ranks = |axis: &MeshAxis| axis.kind == AxisKind::Ranks && axis.size > 1;
+    let several = axes.iter().filter(|axis| of_ranks(axis)).count() > 1;
     let mut names = Vec::new();
     let mut local = graph.clone();
-    for (axis, assignment) in axes.iter().zip(assignments).filter(|(axis, _)| axis.size > 1) {
+    for (axis, assignment) in axes.iter().zip(assignments).filter(|(axis, _)| of_ranks(axis)) {
         let name = along(&local, assignment, axis, machine);
         names.push(if several { format!("{name} on {}", axis.name) } else { name });
         if several {
             local = partition(&local, assignment, axis, 0)?.into_renumbered();
         }
     }
-    Ok(if names.is_empty() { "one rank".into() } else { names.join("; ") })
+    let names = if names.is_empty() { "one rank".into() } else { names.join("; ") };
+    Ok(match machine.mesh.micro_batches() {
+        1 => names,
+        count => format!("{names}; {count} micro-batches"),
+    })
 }
 
 fn along(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Machine<'_>) -> String {

@@ -15,6 +15,7 @@ mod labels;
 mod limits;
 mod links;
 mod meshes;
+mod micro_batches;
 mod moments;
 mod pins;
 mod plan;

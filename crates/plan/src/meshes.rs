@@ -4,7 +4,7 @@
 use std::thread;
 
 use base::{Diagnostic, Result};
-use ir::{Mesh, MeshAxis};
+use ir::{AxisKind, Mesh, MeshAxis};
 
 use crate::{
     effort::Effort,
@@ -30,16 +30,19 @@ pub struct Candidate {
 
 /// The meshes of one and of two axes that a number of ranks makes.
 fn meshes(ranks: u32) -> Vec<Mesh> {
-    let axis = |name: &str, size| MeshAxis { name: name.into(), size };
+    let axis = |name: &str, size| MeshAxis::ranks(name, size);
     let pairs = (2..ranks).filter(|&outer| ranks.is_multiple_of(outer));
     std::iter::once(Mesh::along("ranks", ranks))
         .chain(pairs.map(|outer| Mesh { axes: vec![axis("outer", outer), axis("inner", ranks / outer)] }))
         .collect()
 }
 
-/// The best plan on any mesh of so many ranks; `told` hears what the quick searches predict, from the best mesh on.
+/// The best plan on any mesh of so many ranks, with the micro-batches of the request's; `told` hears what the quick searches predict, from
+/// the best mesh on.
 pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
-    let meshes = meshes(ranks);
+    let slices = || request.mesh.axes.iter().filter(|axis| axis.kind == AxisKind::Time).cloned();
+    let sliced = |mesh: Mesh| Mesh { axes: mesh.axes.into_iter().chain(slices()).collect() };
+    let meshes: Vec<Mesh> = meshes(ranks).into_iter().map(sliced).collect();
     if let [only] = &meshes[..] {
         return Ok(search(&Request { mesh: only, ..*request })?.plan);
     }

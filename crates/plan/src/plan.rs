@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use aten::Call;
 use base::{Bytes, Code, Diagnostic, Fingerprint, Result};
 use indexmap::IndexMap;
-use ir::{Graph, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, ValueId};
+use ir::{AxisKind, Graph, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, ValueId};
 use serde::{Deserialize, Serialize};
 use shard::{Assignment, Space, partition_mesh};
 
@@ -88,6 +88,15 @@ pub struct RunnerUp {
     pub pins: Pins,
 }
 
+const fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+const fn is_one(count: &u32) -> bool {
+    *count == 1
+}
+
 const fn yes() -> bool {
     true
 }
@@ -128,6 +137,9 @@ pub struct Plan {
     pub undivided: Vec<String>,
     /// The mesh.
     pub mesh: IndexMap<String, u32>,
+    /// How many micro-batches each rank computes one after the other.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub micro_batches: u32,
     /// The expected cost.
     pub prediction: Prediction,
     /// Other plans that were considered, best first.
@@ -151,6 +163,7 @@ impl Plan {
         mesh: &Mesh,
         assignments: &[Assignment],
     ) -> Result<Self> {
+        let ranks = mesh.axes.iter().filter(|axis| axis.kind == AxisKind::Ranks);
         let mut plan = Self {
             version: VERSION,
             graph: fingerprints.0,
@@ -158,7 +171,8 @@ impl Plan {
             label: String::new(),
             limit: String::new(),
             undivided: Vec::new(),
-            mesh: mesh.axes.iter().map(|axis| (axis.name.clone(), axis.size)).collect(),
+            mesh: ranks.map(|axis| (axis.name.clone(), axis.size)).collect(),
+            micro_batches: mesh.micro_batches(),
             prediction: Prediction::default(),
             runners_up: Vec::new(),
             without_row: BTreeMap::new(),
@@ -242,6 +256,9 @@ impl Plan {
         for (axis, ranks) in &self.mesh {
             print.part(axis.as_bytes()).number(u64::from(*ranks));
         }
+        if self.micro_batches != 1 {
+            print.number(u64::from(self.micro_batches));
+        }
         print.part(toml::to_string(&self.passes).expect("settings have no keys that TOML lacks").as_bytes());
         for (name, layout) in &self.inputs {
             print.part(name.as_bytes());
@@ -263,9 +280,7 @@ impl Plan {
 
     /// The mesh.
     pub fn mesh(&self) -> Mesh {
-        Mesh {
-            axes: self.mesh.iter().map(|(name, size)| MeshAxis { name: name.clone(), size: *size }).collect(),
-        }
+        mesh_of(&self.mesh, self.micro_batches)
     }
 
     /// The graph that a rank runs: `graph`, the step that the plan is for in canonical form, along each axis as decided. Fails where the
@@ -314,6 +329,13 @@ impl Plan {
         }
         Ok(assignment)
     }
+}
+
+/// A mesh of axes of ranks, with one of micro-batches behind them if there are several.
+pub fn mesh_of(ranks: &IndexMap<String, u32>, micro_batches: u32) -> Mesh {
+    let axes = ranks.iter().map(|(name, size)| MeshAxis::ranks(name, *size));
+    let time = (micro_batches != 1).then(|| MeshAxis::micro_batches(micro_batches));
+    Mesh { axes: axes.chain(time).collect() }
 }
 
 fn foreign(what: &str) -> Box<Diagnostic> {

@@ -3,13 +3,14 @@
 use base::{Bytes, Diagnostic, Result};
 use cluster::Cluster;
 use cost::Machine;
-use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
+use ir::{AxisKind, CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use memory::Category;
 use passes::{Direct, DirectAxes};
-use shard::{Assignment, Space, partition_mesh};
+use shard::{Assignment, partition_mesh};
 
 use crate::{
     effort::{Effort, Extent},
+    micro_batches::divides,
     pins::Pins,
     plan::Prediction,
 };
@@ -75,7 +76,9 @@ impl Run<'_> {
     /// The plan in which every rank does everything; none where pins demand otherwise.
     pub fn replicated(&self, graph: &Graph) -> Result<Option<Found>> {
         let free = self.request.pins.values().flat_map(|axes| axes.values());
-        if free.clone().any(|placement| *placement != Placement::Replicate) || self.request.mesh.ranks() == 1
+        if free.clone().any(|placement| *placement != Placement::Replicate)
+            || self.request.mesh.ranks() == 1
+            || self.request.mesh.micro_batches() > 1
         {
             return Ok(None);
         }
@@ -152,17 +155,7 @@ impl Run<'_> {
 
     /// The axes along which nothing that is mostly computation can be sharded.
     pub fn undivided(&self, graph: &Graph) -> Vec<String> {
-        let divides = |axis: &&MeshAxis| {
-            let space = Space::new(graph, axis);
-            graph.order.iter().any(|id| {
-                let row = aten::row(graph.op_name(*id));
-                let computes = row.is_some_and(|row| matches!(row.work, aten::Work::Flops(_)));
-                let is_sharded = |placement: &Placement| matches!(placement, Placement::Shard { .. });
-                let mut strategies = space.strategies(*id).iter();
-                computes && strategies.any(|strategy| strategy.operands.iter().any(is_sharded))
-            })
-        };
-        let axes = self.request.mesh.axes.iter().filter(|axis| axis.size > 1 && !divides(axis));
+        let axes = self.request.mesh.axes.iter().filter(|axis| axis.size > 1 && !divides(graph, axis));
         axes.map(|axis| axis.name.clone()).collect()
     }
 }
@@ -182,5 +175,5 @@ pub fn direct(cluster: &Cluster, mesh: &Mesh) -> DirectAxes {
         let is_ever = axis.size > 1 && limits.iter().any(|limit| limit.0 > 0);
         is_ever.then(|| (axis.name.clone(), direct))
     };
-    mesh.axes.iter().filter_map(of).collect()
+    mesh.axes.iter().filter(|axis| axis.kind == AxisKind::Ranks).filter_map(of).collect()
 }

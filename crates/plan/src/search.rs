@@ -98,7 +98,7 @@ fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
 
 /// Operators that run replicated because nothing is known of how they shard, with their number.
 fn without_row(graph: &Graph, mesh: &Mesh) -> std::collections::BTreeMap<String, u32> {
-    let axis = mesh.axes.iter().find(|axis| axis.size > 1);
+    let axis = mesh.axes.iter().find(|axis| axis.rank_count() > 1);
     axis.map(|axis| Space::new(graph, axis).without_row.into_iter().collect()).unwrap_or_default()
 }
 

@@ -3,7 +3,7 @@
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use indexmap::IndexMap;
-use ir::{Graph, Mesh, MeshAxis, RankGraph};
+use ir::{AxisKind, Graph, Mesh, RankGraph};
 use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Outcome, Pass, pipeline};
 use serde::{Deserialize, Serialize};
 use shard::canonical;
@@ -12,8 +12,9 @@ use crate::{
     effort::Effort,
     explain::explain,
     meshes::{Candidate, search_meshes},
+    micro_batches::require_slices,
     pins::Pins,
-    plan::Plan,
+    plan::{Plan, mesh_of},
     run::Request,
     search::search,
 };
@@ -28,6 +29,9 @@ pub struct PlanSettings {
     /// How many ranks there are, where the mesh is searched for.
     #[serde(default)]
     pub ranks: Option<u32>,
+    /// How many micro-batches each rank computes one after the other; one unless it is said.
+    #[serde(default)]
+    pub micro_batches: Option<u32>,
     /// Most bytes of one rank.
     #[serde(default)]
     pub memory_limit: Option<u64>,
@@ -46,10 +50,13 @@ impl PlanSettings {
         self.memory_limit.or_else(|| cluster.ranks().map(|_| cluster.device.memory_bytes))
     }
 
-    /// The mesh.
+    /// The mesh; of one axis where it is searched for.
     pub fn mesh(&self) -> Mesh {
-        let axis = |(name, size): (&String, &u32)| MeshAxis { name: name.clone(), size: *size };
-        Mesh { axes: self.mesh.iter().map(axis).collect() }
+        let micro_batches = self.micro_batches.unwrap_or(1);
+        match self.ranks.filter(|_| self.mesh.is_empty()) {
+            Some(ranks) => mesh_of(&IndexMap::from([("ranks".to_owned(), ranks)]), micro_batches),
+            None => mesh_of(&self.mesh, micro_batches),
+        }
     }
 }
 
@@ -73,7 +80,7 @@ pub fn plan_telling(
     told: impl FnOnce(&[Candidate]),
 ) -> Result<Plan> {
     let searched = settings.ranks.filter(|_| settings.mesh.is_empty());
-    let mesh = searched.map_or_else(|| settings.mesh(), |ranks| Mesh::along("ranks", ranks));
+    let mesh = settings.mesh();
     mesh.check()?;
     if let Some(held) = cluster.ranks().filter(|&held| held < mesh.ranks()) {
         let message = format!("a mesh of {} ranks on a cluster of {held}", mesh.ranks());
@@ -91,6 +98,9 @@ pub fn plan_telling(
     }
     aten::check(graph)?;
     let cleaned = cleaned(graph)?;
+    if let Some(axis) = mesh.axes.iter().find(|axis| axis.kind == AxisKind::Time) {
+        require_slices(&canonical(&cleaned), axis)?;
+    }
     let request = Request {
         graph: &cleaned,
         captured: graph,
@@ -111,7 +121,7 @@ pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
     aten::check(graph)?;
     let canonical = canonical(&cleaned(graph)?);
     let local = plan.partition(&canonical, graph.fingerprint(), rank)?;
-    Ok(if plan.mesh().ranks() == 1 { graph.clone() } else { local })
+    Ok(if plan.mesh().is_trivial() { graph.clone() } else { local })
 }
 
 /// The program that `rank` runs under a plan for `graph`: its graph after the passes; `observe` hears of each.

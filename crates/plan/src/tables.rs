@@ -9,7 +9,7 @@ use std::rc::Rc;
 use aten::{Call, Strategy};
 use base::{Code, Diagnostic, PrimaryMap, Result, SecondaryMap, define_id};
 use cost::operation_time;
-use ir::{Graph, InputClass, InputId, NodeId, PartId, Placement, ValueDef, ValueId, local_bytes};
+use ir::{AxisKind, Graph, InputClass, InputId, NodeId, PartId, Placement, ValueDef, ValueId, local_bytes};
 use rustc_hash::FxHashMap;
 use shard::{Assignment, ClassId};
 use smallvec::SmallVec;
@@ -111,8 +111,10 @@ impl<'a> Tables<'a> {
             Some(Demand { placement, soft: false }) => {
                 return Err(impossible_pin(setting, id, *placement));
             }
-            // Every rank is given the global batch; slicing it costs nothing.
-            None if input.class == InputClass::Batch => placements.truncate(1),
+            // Every rank is given the global batch; slicing it costs nothing. What a loop begins and ends with is whole.
+            None if input.class == InputClass::Batch || setting.space.axis.kind == AxisKind::Time => {
+                placements.truncate(1);
+            }
             Some(_) | None => {}
         }
         let ty = setting.graph.ty(input.value);

@@ -5,7 +5,8 @@
 //! norm becomes means, products and sums, so that its statistics are those of the global batch under any sharding. Dropout as one kernel
 //! becomes a mask, which is drawn from an operand without values, and a product with it, so that only the mask is replicated. A transposition of a
 //! transposition goes away, so that gradients are reduced where they are made and not behind a view. A view of state is made in each part of
-//! the program that uses it, so that sharded state can be gathered in each part, and not only once for all.
+//! the program that uses it, so that sharded state can be gathered in each part, and not only once for all. Empty tensors that are joined
+//! with others are left out, because they have no dimension that could be sharded.
 
 use aten::{Fill, Rewrite, Strides, Work};
 use ir::{Arg, Dtype, Graph, Node, NodeId, PartId, Return, TensorType, ValueDef, ValueId};
@@ -71,6 +72,7 @@ impl Rewriter<'_> {
             Some(Rewrite::Dropout(arg)) if is(arg, &yes) => self.dropout(id),
             _ if row.strides == Strides::Reversed && self.turned_back(id) => {}
             _ if row.fills.is_some_and(|fill| self.constant(id, fill)) => {}
+            _ if row.joins => self.join(id),
             _ => self.copy(id),
         }
     }
@@ -162,6 +164,20 @@ impl Rewriter<'_> {
         let graph = self.graph;
         let new = self.push(node, |_, value| graph.ty(value).clone());
         self.new.extend(old.into_iter().zip(new));
+    }
+
+    /// Joined tensors without those that PyTorch passes over: of shape `[0]`, such as caches of keys that begin empty, beside others.
+    fn join(&mut self, id: NodeId) {
+        let passed_over = |value: &ValueId| self.graph.ty(*value).shape.as_slice() == [0];
+        let kept: Vec<ValueId> =
+            self.graph.nodes[id].operands().filter(|value| !passed_over(value)).collect();
+        let all = self.graph.nodes[id].operands().count();
+        let copy = self.out.nodes.next_id();
+        self.copy(id);
+        if !kept.is_empty() && kept.len() < all {
+            let kept = kept.iter().map(|value| Some(self.new[value])).collect();
+            self.out.nodes[copy].args[0] = Arg::Values(kept);
+        }
     }
 
     /// Appends a node with results of its own, of the types of those that it had.

@@ -53,7 +53,7 @@ fn claims(graph: &Graph, ranks: u32) -> Vec<(String, String, bool)> {
 }
 
 fn questions(graph: &Graph, ranks: u32) -> Vec<Question> {
-    let axis = MeshAxis { name: "exam".into(), size: ranks };
+    let axis = MeshAxis::ranks("exam", ranks);
     let space = Space::new(graph, &axis);
     let mut questions = Vec::new();
     for node in &graph.order {

@@ -1,8 +1,8 @@
 //! From factor rules to a rank's graph.
 //!
 //! [`canonical`] rewrites a captured graph into operations that can be sharded; [`Space`] is all that each operation may do along one
-//! mesh axis; [`partition`] turns a choice of one strategy for every operation into the graph that one rank runs, and [`partition_mesh`]
-//! does so axis by axis.
+//! mesh axis; [`partition`] turns a choice of one strategy for every operation into the graph that one rank runs, [`divided`] does so along
+//! an axis of micro-batches too, and [`partition_mesh`] axis by axis.
 
 mod canonical;
 mod emit;
@@ -13,9 +13,11 @@ mod partition;
 mod realise;
 mod reshard;
 mod space;
+mod unroll;
 
 pub use canonical::canonical;
 pub use exam::{Exam, Question, exam};
 pub use local::local_type;
-pub use partition::{Assignment, partition, partition_mesh};
+pub use partition::{Assignment, partition};
 pub use space::{ClassId, KindId, Offer, Space};
+pub use unroll::{divided, partition_mesh};

@@ -3,8 +3,8 @@
 use aten::{Call, Strategy};
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
-    GROUP_PREFIX, Graph, InputId, LabelId, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, Reshard,
-    ValueDef, ValueId, reshard_steps,
+    GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId, Placement, RankGraph, Reshard, ValueDef,
+    ValueId, reshard_steps,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -33,25 +33,6 @@ struct Held {
     placement: Placement,
     local: ValueId,
     part: PartId,
-}
-
-/// The graph of one rank of a mesh: `decide` says what a plan decides along each axis, the outer one first, on the graph that the axes
-/// outside it leave. A dimension that two axes shard is made of blocks: each shard of the outer axis is sharded by the inner one.
-pub fn partition_mesh(
-    graph: &Graph,
-    mesh: &Mesh,
-    rank: u32,
-    mut decide: impl FnMut(&Graph, &MeshAxis) -> Result<Assignment>,
-) -> Result<RankGraph> {
-    let mut graph = graph.clone();
-    for (number, axis) in mesh.axes.iter().enumerate() {
-        let assignment = decide(&graph, axis)?;
-        if axis.size == 1 {
-            continue;
-        }
-        graph = partition(&graph, &assignment, axis, mesh.coordinate(rank, number))?.into_renumbered();
-    }
-    Ok(graph)
 }
 
 /// The graph of the rank at `coordinate` along `axis`: local shapes, localised sizes, and a change of placement exactly where an operation

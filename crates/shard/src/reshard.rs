@@ -220,7 +220,7 @@ mod tests {
             let global = TensorType::contiguous(ir::Dtype::F32, Dims::from_slice(&[4, 6]));
             let local = crate::local::local_type(&global, from, 2);
             let value = graph.input(InputClass::Constant, "constants.0", local);
-            let axis = MeshAxis { name: "a".into(), size: 2 };
+            let axis = MeshAxis::ranks("a", 2);
             let resharder = Resharder { axis: &axis, coordinate, group: "axis:a" };
             let mut emitter = Emitter { graph: &mut graph, origin: Origin::default() };
             let result = resharder.reshard(&mut emitter, value, &global.shape, Reshard { from, to });
@@ -246,7 +246,7 @@ mod tests {
         let mut graph = Graph::default();
         let ty = TensorType::contiguous(ir::Dtype::C64, Dims::from_slice(&[4, 6]));
         let value = graph.input(InputClass::Constant, "constants.0", ty.clone());
-        let axis = MeshAxis { name: "a".into(), size: 2 };
+        let axis = MeshAxis::ranks("a", 2);
         let resharder = Resharder { axis: &axis, coordinate: 0, group: "axis:a" };
         let mut emitter = Emitter { graph: &mut graph, origin: Origin::default() };
         let sum = resharder.all_reduce(&mut emitter, value, Reduction::Sum);

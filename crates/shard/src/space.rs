@@ -2,7 +2,7 @@
 
 use aten::{Call, Linear, Row, Seed, Strategy};
 use base::{PrimaryMap, SecondaryMap, define_id};
-use ir::{Graph, MeshAxis, NodeId, Placement, TensorType, ValueDef, ValueId};
+use ir::{AxisKind, Graph, MeshAxis, NodeId, PartKind, Placement, TensorType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -79,13 +79,19 @@ impl Space {
     }
 
     /// The class of a node: nodes of one class have the same strategies.
-    fn class_key(&self, graph: &Graph, node: NodeId) -> (Vec<u8>, SmallVec<[KindId; 2]>, bool) {
+    fn class_key(&self, graph: &Graph, node: NodeId) -> (Vec<u8>, SmallVec<[KindId; 2]>, [bool; 2]) {
         let results = graph.nodes[node].results().map(|value| self.kinds[value]).collect();
         // Whether a partial value may pass a few operators depends on where their operands come from.
         let row = aten::row(graph.op_name(node));
         let looks_back = row.is_some_and(|row| matches!(row.linear, Linear::Norms | Linear::Stacked));
         let of_norms = looks_back && graph.nodes[node].operands().all(|value| aten::is_norm(graph, value));
-        (graph.nodes[node].key(|value| self.kinds[value].0), results, of_norms)
+        let key = graph.nodes[node].key(|value| self.kinds[value].0);
+        (key, results, [of_norms, self.is_after_micro_batches(graph, node)])
+    }
+
+    /// Whether a node is computed when all micro-batches are over: to update a slice of the state after the other saves no memory.
+    fn is_after_micro_batches(&self, graph: &Graph, node: NodeId) -> bool {
+        self.axis.kind == AxisKind::Time && graph.part_kind(node) == PartKind::Update
     }
 
     fn note_missing_row(&mut self, operator: &str) {
@@ -100,7 +106,8 @@ impl Space {
 
     fn strategies_of(&self, graph: &Graph, node: NodeId) -> Vec<Strategy> {
         let call = Call::new(graph, node);
-        let Some(row) = aten::row(call.name()) else { return vec![aten::replicated(&call)] };
+        let row = aten::row(call.name()).filter(|_| !self.is_after_micro_batches(graph, node));
+        let Some(row) = row else { return vec![aten::replicated(&call)] };
         let seeds: Vec<Seed> = self.seeds(&call).collect();
         aten::strategies(row, &call, &seeds, self.axis.size)
     }

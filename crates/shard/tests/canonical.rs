@@ -136,3 +136,24 @@ return v1
         "#]],
     );
 }
+
+#[test]
+fn empty_tensors_that_are_joined_with_others_are_left_out() {
+    becomes(
+        r#"unisono graph 2
+op aten::cat(Tensor[] tensors, int dim=0) -> Tensor
+input v0: f32[0] = constant "constants.0"
+input v1: f32[2, 3] = batch "batch.0"
+part forward
+v2: f32[2, 3] = aten::cat([v0, v1], -2)
+v3: f32[0] = aten::cat([v0, v0], 0)
+return v2, v3
+"#,
+        &expect![[r#"
+            v2: f32[2, 3] = aten::cat([v1], -2)
+            v3: f32[0] = aten::cat([v0, v0], 0)
+
+            return v2, v3
+        "#]],
+    );
+}

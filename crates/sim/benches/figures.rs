@@ -65,7 +65,7 @@ fn cluster() -> Cluster {
 }
 
 fn mesh() -> Mesh {
-    Mesh { axes: vec![MeshAxis { name: "a".into(), size: 8 }] }
+    Mesh { axes: vec![MeshAxis::ranks("a", 8)] }
 }
 
 #[divan::bench]

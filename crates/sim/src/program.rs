@@ -2,7 +2,7 @@
 
 use base::{Code, Diagnostic, Id, Result, SecondaryMap};
 use indexmap::IndexMap;
-use ir::{Graph, Mesh, NodeId, ValueId};
+use ir::{AxisKind, Graph, Mesh, NodeId, ValueId};
 
 use crate::{
     Machine,
@@ -139,7 +139,7 @@ impl Groups<'_> {
     /// The axis of a symbolic name such as `axis:a`.
     fn axis(&self, name: &str) -> Option<usize> {
         let axis = name.strip_prefix("axis:")?;
-        self.machine.mesh.axes.iter().position(|known| known.name == axis)
+        self.machine.mesh.axes.iter().position(|known| known.name == axis && known.kind == AxisKind::Ranks)
     }
 
     /// The group of `rank` along the axis of that name, and which of its members the rank is.
@@ -160,9 +160,10 @@ impl Groups<'_> {
 
 /// The ranks with the coordinates of `rank` on all axes but `axis`.
 fn along(mesh: &Mesh, rank: usize, axis: usize) -> Vec<usize> {
-    let inner: u32 = mesh.axes[axis + 1..].iter().map(|axis| axis.size).product();
+    let axis_of = &mesh.axes[axis];
+    let inner = mesh.stride_of(&axis_of.name);
     let first = rank - (mesh.coordinate(rank as u32, axis) * inner) as usize;
-    (0..mesh.axes[axis].size as usize).map(|at| first + at * inner as usize).collect()
+    (0..axis_of.rank_count() as usize).map(|at| first + at * inner as usize).collect()
 }
 
 fn program(graph: &Graph, rank: usize, groups: &mut Groups<'_>) -> Result<Program> {

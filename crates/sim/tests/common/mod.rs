@@ -20,7 +20,7 @@ pub fn cluster(overlap_factor: f64) -> Cluster {
 
 /// A mesh of named axes.
 pub fn mesh(axes: &[(&str, u32)]) -> Mesh {
-    Mesh { axes: axes.iter().map(|(name, size)| MeshAxis { name: (*name).into(), size: *size }).collect() }
+    Mesh { axes: axes.iter().map(|(name, size)| MeshAxis::ranks(*name, *size)).collect() }
 }
 
 /// The graph whose nodes are `lines`, with an input `v0` of 125 numbers: a microsecond to negate, one and a half to all-reduce on two ranks.

@@ -1,0 +1,367 @@
+//! Micro-batches: from the graphs of all iterations to the program that runs them one after the other.
+//!
+//! Along an axis of micro-batches, iteration `t` computes what rank `t` would along an axis of ranks, so [`partition`] gives the graphs
+//! of all iterations, which differ in nothing but numbers. What is the same in all of them is computed once, what differs is computed in a
+//! loop, and a collective between the iterations is where a loop ends: a sum is added up while the loop runs, a gather puts the parts side
+//! by side when it is over. The loop is written out.
+
+use aten::Random;
+use base::{Diagnostic, Result, SecondaryMap};
+use ir::{
+    Arg, AxisKind, CollectiveKind, Dims, Graph, Mesh, MeshAxis, NodeId, PartKind, RankGraph, Reduction,
+    Return, TensorType, Value, ValueDef, ValueId, contiguous_strides,
+};
+
+use crate::{
+    emit::{Emitter, Origin},
+    partition::{Assignment, partition},
+    space::users,
+};
+
+/// The graph of one rank of a mesh: `decide` says what a plan decides along each axis, the outer one first, on the graph that the axes
+/// outside it leave. A dimension that two axes shard is made of blocks: each shard of the outer axis is sharded by the inner one.
+pub fn partition_mesh(
+    graph: &Graph,
+    mesh: &Mesh,
+    rank: u32,
+    mut decide: impl FnMut(&Graph, &MeshAxis) -> Result<Assignment>,
+) -> Result<RankGraph> {
+    let mut graph = graph.clone();
+    for (number, axis) in mesh.axes.iter().enumerate() {
+        let assignment = decide(&graph, axis)?;
+        if axis.size == 1 {
+            continue;
+        }
+        graph = divided(&graph, &assignment, axis, mesh.coordinate(rank, number))?;
+    }
+    Ok(graph)
+}
+
+/// The graph that an axis leaves of a graph: that of the rank at `coordinate` along it, or the program of all micro-batches.
+pub fn divided(
+    graph: &Graph,
+    assignment: &Assignment,
+    axis: &MeshAxis,
+    coordinate: u32,
+) -> Result<RankGraph> {
+    let divided = match axis.kind {
+        AxisKind::Ranks => partition(graph, assignment, axis, coordinate)?,
+        AxisKind::Time => unroll(graph, assignment, axis)?,
+    };
+    Ok(divided.into_renumbered())
+}
+
+/// The program of all iterations along an axis of micro-batches.
+fn unroll(graph: &Graph, assignment: &Assignment, axis: &MeshAxis) -> Result<RankGraph> {
+    let iterations =
+        (0..axis.size).map(|t| partition(graph, assignment, axis, t)).collect::<Result<Vec<_>>>()?;
+    let first = &iterations[0];
+    if iterations.iter().any(|one| one.order != first.order) {
+        return Err(Diagnostic::bug("the iterations of a loop have other operations than the first"));
+    }
+    let roles = roles(&iterations, axis);
+    let stages = Stages::of(first, &roles);
+    let mut writer = Writer::new(&iterations, &roles);
+    for stage in 0..=stages.last {
+        writer.stage(&stages, stage);
+    }
+    writer.finish()
+}
+
+/// What becomes of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    /// It is the same in all iterations: computed once.
+    Once,
+    /// It is computed in each iteration.
+    Each,
+    /// It combines what the iterations have.
+    Combine(CollectiveKind),
+    /// It waits for that.
+    Combined,
+}
+
+impl Role {
+    /// Whether what it gives is another value in each iteration.
+    const fn varies(self) -> bool {
+        matches!(self, Self::Each | Self::Combine(CollectiveKind::ReduceScatter | CollectiveKind::AllToAll))
+    }
+}
+
+fn roles(iterations: &[Graph], axis: &MeshAxis) -> SecondaryMap<NodeId, Role> {
+    let first = &iterations[0];
+    let mut roles = SecondaryMap::with_default(Role::Once);
+    let mut varies: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
+    let mut combined: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
+    for id in &first.order {
+        let node = &first.nodes[*id];
+        let collective = first.collective(*id).filter(|collective| collective.axis == axis.name);
+        let operand = node.operands().next();
+        let role = match collective {
+            Some(collective) => Role::Combine(collective.kind),
+            None if first.is_wait(*id) && operand.is_some_and(|value| combined[value]) => Role::Combined,
+            None if node.operands().any(|value| varies[value])
+                || iterations.iter().any(|other| other.nodes[*id].args != node.args) =>
+            {
+                Role::Each
+            }
+            None => Role::Once,
+        };
+        let is_varying =
+            role.varies() || role == Role::Combined && operand.is_some_and(|value| varies[value]);
+        for value in node.results() {
+            varies[value] = is_varying;
+            combined[value] = collective.is_some();
+        }
+        roles[*id] = role;
+    }
+    roles
+}
+
+/// In which loop, or before which, each node is computed: loops are numbered from 0, and what is computed once in stage `k` comes before loop
+/// `k`.
+struct Stages {
+    of: SecondaryMap<NodeId, u32>,
+    last: u32,
+}
+
+impl Stages {
+    /// As late as what uses a node allows, so that little is held between loops; random operations in their order.
+    fn of(graph: &Graph, roles: &SecondaryMap<NodeId, Role>) -> Self {
+        let last = last_stage(graph, roles);
+        let users = users(graph);
+        let mut of = SecondaryMap::with_default(last);
+        let mut next_random = last;
+        for id in graph.order.iter().rev() {
+            let results = graph.nodes[*id].results();
+            let least = results.flat_map(|value| &users[value]).map(|user| of[*user]).min().unwrap_or(last);
+            // What a loop combines is there when it is over.
+            let stage: u32 = match roles[*id] {
+                Role::Combine(_) => least.min(last).saturating_sub(1),
+                _ => least,
+            };
+            of[*id] = stage;
+            if is_random(graph, *id) {
+                of[*id] = stage.min(next_random);
+                next_random = of[*id];
+            }
+        }
+        Self { of, last }
+    }
+}
+
+/// How many loops there have to be, from what each node needs.
+fn last_stage(graph: &Graph, roles: &SecondaryMap<NodeId, Role>) -> u32 {
+    let mut of: SecondaryMap<ValueId, u32> = SecondaryMap::with_default(0);
+    let (mut last, mut random) = (0, 0);
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        let mut stage = node.operands().map(|value| of[value]).max().unwrap_or(0);
+        if is_random(graph, *id) {
+            stage = stage.max(random);
+            random = stage;
+        }
+        if matches!(roles[*id], Role::Combine(_)) {
+            stage += 1;
+        }
+        node.results().for_each(|value| of[value] = stage);
+        last = last.max(stage);
+    }
+    last
+}
+
+/// Whether an operation may draw random numbers; of one without a row it is not known.
+fn is_random(graph: &Graph, id: NodeId) -> bool {
+    !graph.is_communication(id) && aten::row(graph.op_name(id)).is_none_or(|row| row.random != Random::No)
+}
+
+/// What a loop has combined so far.
+#[derive(Clone, Default)]
+struct Collected {
+    /// The sum, or another reduction, of what the iterations had.
+    reduced: Option<ValueId>,
+    /// What each iteration had.
+    parts: Vec<ValueId>,
+}
+
+struct Writer<'a> {
+    iterations: &'a [Graph],
+    roles: &'a SecondaryMap<NodeId, Role>,
+    out: Graph,
+    /// Each value in each iteration; of one that is the same in all, one.
+    made: SecondaryMap<ValueId, Vec<ValueId>>,
+    collected: SecondaryMap<NodeId, Collected>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(iterations: &'a [Graph], roles: &'a SecondaryMap<NodeId, Role>) -> Self {
+        let first = &iterations[0];
+        let mut out = Graph {
+            ops: first.ops.clone(),
+            places: first.places.clone(),
+            modules: first.modules.clone(),
+            labels: first.labels.clone(),
+            ..Graph::default()
+        };
+        let mut made: SecondaryMap<ValueId, Vec<ValueId>> = SecondaryMap::default();
+        for input in first.inputs.values() {
+            let ty = first.ty(input.value).clone();
+            made[input.value] = vec![out.input(input.class, input.name.clone(), ty)];
+        }
+        Self { iterations, roles, out, made, collected: SecondaryMap::default() }
+    }
+
+    fn stage(&mut self, stages: &Stages, stage: u32) {
+        let first = &self.iterations[0];
+        let here: Vec<NodeId> = first.order.iter().copied().filter(|id| stages.of[*id] == stage).collect();
+        let roles = self.roles;
+        let of_role = |wanted: fn(Role) -> bool| -> Vec<NodeId> {
+            here.iter().copied().filter(|id| wanted(roles[*id])).collect()
+        };
+        let once = of_role(|role| role == Role::Once);
+        let each = of_role(|role| matches!(role, Role::Each | Role::Combine(_)));
+        let combined = of_role(|role| matches!(role, Role::Combine(_)));
+        for id in once {
+            self.copy(id, 0);
+        }
+        for iteration in 0..self.iterations.len() {
+            for id in &each {
+                match self.roles[*id] {
+                    Role::Combine(kind) => self.collect(*id, kind, iteration),
+                    _ => self.copy(*id, iteration),
+                }
+            }
+        }
+        for id in combined {
+            self.combine(id);
+        }
+    }
+
+    /// A value in an iteration.
+    fn value(&self, value: ValueId, iteration: usize) -> ValueId {
+        let made = &self.made[value];
+        made[iteration.min(made.len() - 1)]
+    }
+
+    /// Where what comes of a node stands: in the last part of the program, if that is of its kind, and else in a new one.
+    fn origin(&mut self, id: NodeId) -> Origin {
+        let first = &self.iterations[0];
+        let kind: PartKind = first.part_kind(id);
+        let known = self.out.parts.ids().last().filter(|part| self.out.parts[*part].kind == kind);
+        let part = known.unwrap_or_else(|| self.out.begin_part(kind));
+        let node = &first.nodes[id];
+        Origin { place: node.place, module: node.module, part, label: node.label }
+    }
+
+    /// The node of an iteration.
+    fn copy(&mut self, id: NodeId, iteration: usize) {
+        let origin = self.origin(id);
+        let graph = &self.iterations[iteration];
+        let mut node = graph.nodes[id].clone();
+        for arg in &mut node.args {
+            arg.map_values(|value| self.value(value, iteration));
+        }
+        let new = self.out.nodes.next_id();
+        for (position, value) in graph.nodes[id].results().enumerate() {
+            let def = ValueDef::Result(new, position as u32);
+            let made = self.out.values.push(Value { ty: graph.ty(value).clone(), def });
+            self.made[value].push(made);
+        }
+        for returned in &mut node.returns {
+            match returned {
+                Return::None => {}
+                Return::Value(value) => *value = self.value(*value, iteration),
+                Return::Values(values) => {
+                    for value in values {
+                        *value = self.value(*value, iteration);
+                    }
+                }
+            }
+        }
+        (node.place, node.module, node.part, node.label) =
+            (origin.place, origin.module, origin.part, origin.label);
+        self.out.nodes.push(node);
+        self.out.order.push(new);
+    }
+
+    /// Adds what an iteration has to what a loop combines.
+    fn collect(&mut self, id: NodeId, kind: CollectiveKind, iteration: usize) {
+        let first = &self.iterations[0];
+        let Some(operand) = first.nodes[id].operands().next() else { return };
+        let mine = self.value(operand, iteration);
+        let before = self.collected[id].reduced;
+        let reduced = match kind {
+            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => Some(match before {
+                Some(before) => {
+                    let origin = self.origin(id);
+                    let mut emitter = Emitter { graph: &mut self.out, origin };
+                    match first.collective(id).and_then(|collective| collective.reduction) {
+                        Some(Reduction::Max) => emitter.binary("maximum", before, mine),
+                        _ => emitter.sum("add", before, mine),
+                    }
+                }
+                None => mine,
+            }),
+            _ => None,
+        };
+        let collected = &mut self.collected[id];
+        collected.reduced = reduced;
+        if reduced.is_none() {
+            collected.parts.push(mine);
+        }
+    }
+
+    /// What a loop has combined, as the values of the wait for it.
+    fn combine(&mut self, id: NodeId) {
+        let (first, count) = (&self.iterations[0], self.iterations.len() as i64);
+        let Role::Combine(kind) = self.roles[id] else { return };
+        let Collected { reduced, parts } = std::mem::take(&mut self.collected[id]);
+        let origin = self.origin(id);
+        let mut out = Emitter { graph: &mut self.out, origin };
+        let slices = |out: &mut Emitter<'_>, of: ValueId| -> Vec<ValueId> {
+            let size = out.graph.ty(of).shape[0] / count;
+            (0..count).map(|t| out.slice(of, 0, t * size, (t + 1) * size)).collect()
+        };
+        let made: Vec<ValueId> = match (kind, reduced) {
+            (CollectiveKind::AllReduce, Some(all)) => vec![all],
+            (CollectiveKind::ReduceScatter, Some(all)) => slices(&mut out, all),
+            (CollectiveKind::AllToAll, _) => {
+                let pieces: Vec<Vec<ValueId>> = parts.iter().map(|part| slices(&mut out, *part)).collect();
+                let of = |t: usize| pieces.iter().map(move |pieces| pieces[t]).collect::<Vec<_>>();
+                (0..parts.len()).map(|t| joined(&mut out, &of(t))).collect()
+            }
+            _ => vec![joined(&mut out, &parts)],
+        };
+        let results: Vec<ValueId> = first.nodes[id].results().collect();
+        let waits = first.order.iter().filter(|wait| {
+            self.roles[**wait] == Role::Combined
+                && first.nodes[**wait].operands().next().is_some_and(|value| results.contains(&value))
+        });
+        let waited: Vec<ValueId> = waits.flat_map(|wait| first.nodes[*wait].results()).collect();
+        for value in waited.into_iter().chain(results) {
+            self.made[value].clone_from(&made);
+        }
+    }
+
+    fn finish(mut self) -> Result<RankGraph> {
+        let first = &self.iterations[0];
+        let ends = first.updates.iter().map(|(_, value)| value).chain(&first.returns);
+        if ends.clone().any(|value| self.made[*value].len() != 1) {
+            return Err(Diagnostic::bug("what a loop ends with is another value in each iteration"));
+        }
+        self.out.updates =
+            first.updates.iter().map(|(input, value)| (*input, self.made[*value][0])).collect();
+        self.out.returns = first.returns.iter().map(|value| self.made[*value][0]).collect();
+        Ok(self.out)
+    }
+}
+
+/// Tensors one after the other along their first dimension.
+fn joined(out: &mut Emitter<'_>, parts: &[ValueId]) -> ValueId {
+    let ty = out.ty(parts[0]);
+    let mut shape: Dims = ty.shape.clone();
+    shape[0] *= parts.len() as i64;
+    let ty = TensorType { strides: contiguous_strides(&shape), shape, ..ty };
+    let args = vec![Arg::Values(parts.iter().copied().map(Some).collect()), Arg::Int(0)];
+    out.op("aten::cat(Tensor[] tensors, int dim=0) -> Tensor", args, ty)
+}

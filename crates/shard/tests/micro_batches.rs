@@ -1,0 +1,105 @@
+//! What a step in micro-batches becomes: text in, text out.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use aten::Strategy;
+use expect_test::expect;
+use ir::{Graph, Mesh, MeshAxis, NodeId, PartKind, Placement, Reduce};
+use unisono_shard::{Assignment, Space, partition_mesh};
+
+/// A layer whose output is centred over the batch, which therefore is needed whole in the middle, with a mask drawn at random.
+const STEP: &str = r#"unisono graph 2
+op aten::mm(Tensor self, Tensor mat2) -> Tensor
+op aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+op aten::sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+op aten::bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor
+op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
+op aten::t(Tensor(a) self) -> Tensor(a)
+input v0: f32[4, 4] = parameter "params.w"
+input v1: f32[6, 4] = batch "batch.x"
+part forward
+v2: f32[6, 4] = aten::mm(v1, v0)
+v3: f32[1, 4] = aten::sum.dim_IntList(v2, [0], true, none)
+v4: f32[6, 4] = aten::sub.Tensor(v2, v3, 1)
+v5: f32[6, 4] = aten::bernoulli.p(v1, 0.5, none)
+v6: f32[6, 4] = aten::mul.Tensor(v4, v5)
+part backward
+v7: f32[4, 6]{1, 4} = aten::t(v1)
+v8: f32[4, 4] = aten::mm(v7, v6)
+part update
+v9: f32[4, 4] = aten::sub.Tensor(v0, v8, 1)
+return v3
+update "params.w" = v9
+"#;
+
+/// Every operation in slices of the batch where it can be.
+fn in_slices(graph: &Graph, axis: &MeshAxis) -> Assignment {
+    let space = Space::new(graph, axis);
+    let rows = |placement: &Placement| *placement == Placement::shard(0);
+    let sum = |placement: &Placement| *placement == Placement::Partial(Reduce::Sum);
+    let contracts = |strategy: &&Strategy| {
+        strategy.operands.contains(&Placement::shard(1)) && strategy.results.iter().all(sum)
+    };
+    let keeps_rows = |strategy: &&Strategy| {
+        let results = strategy.results.iter();
+        strategy.operands.first().is_some_and(rows) && results.clone().all(|one| rows(one) || sum(one))
+    };
+    let strategy = |id: &NodeId| {
+        let all = || space.strategies(*id).iter();
+        let is_backward = graph.part_kind(*id) == PartKind::Backward;
+        let found = all().find(contracts).filter(|_| is_backward).or_else(|| all().find(keeps_rows));
+        found.cloned().map(|strategy| (*id, strategy))
+    };
+    Assignment { nodes: graph.order.iter().filter_map(strategy).collect(), ..Assignment::default() }
+}
+
+#[test]
+fn what_differs_between_slices_runs_in_loops_that_end_where_all_is_needed() {
+    let graph = Graph::from_text("step", STEP).unwrap();
+    let mesh = Mesh { axes: vec![MeshAxis::micro_batches(2)] };
+    let program = partition_mesh(&graph, &mesh, 0, |graph, axis| Ok(in_slices(graph, axis))).unwrap();
+    ir::verify(&program).unwrap();
+    let text = program.to_string();
+    let program: Vec<&str> = text.split("\n\n").skip(3).collect();
+    expect![[r#"
+        v2: f32[3, 4] = aten::slice.Tensor(v1, 0, 0, 3, 1) @l0
+        v3: f32[3, 4] = aten::mm(v2, v0)
+        v4: f32[1, 4] = aten::sum.dim_IntList(v3, [0], true, none)
+        v5: f32[3, 4] = aten::slice.Tensor(v1, 0, 3, 6, 1) @l0
+        v6: f32[3, 4] = aten::mm(v5, v0)
+        v7: f32[1, 4] = aten::sum.dim_IntList(v6, [0], true, none)
+        v8: f32[1, 4] = aten::add.Tensor(v4, v7, 1) @l1
+        v9: f32[6, 4] = aten::bernoulli.p(v1, 0.5, none)
+        part backward
+        v10: f32[4, 6]{1, 4} = aten::t(v1)
+        part forward
+        v11: f32[3, 4] = aten::sub.Tensor(v3, v8, 1)
+        v12: f32[3, 4] = aten::slice.Tensor(v9, 0, 0, 3, 1) @l2
+        v13: f32[3, 4] = aten::mul.Tensor(v11, v12)
+        part backward
+        v14: f32[4, 3]{1, 4} = aten::slice.Tensor(v10, 1, 0, 3, 1) @l3
+        v15: f32[4, 3] = aten::clone(v14, format(contiguous)) @l3
+        v16: f32[4, 4] = aten::mm(v15, v13)
+        part forward
+        v17: f32[3, 4] = aten::sub.Tensor(v6, v8, 1)
+        v18: f32[3, 4] = aten::slice.Tensor(v9, 0, 3, 6, 1) @l2
+        v19: f32[3, 4] = aten::mul.Tensor(v17, v18)
+        part backward
+        v20: f32[4, 3]{1, 4} = aten::slice.Tensor(v10, 1, 3, 6, 1) @l3
+        v21: f32[4, 3] = aten::clone(v20, format(contiguous)) @l3
+        v22: f32[4, 4] = aten::mm(v21, v19)
+        part update
+        v23: f32[4, 4] = aten::add.Tensor(v16, v22, 1) @l4
+        v24: f32[4, 4] = aten::sub.Tensor(v0, v23, 1)
+
+        return v8
+
+        update "params.w" = v24
+
+        label l0 "reshard batch.x on micro_batches: replicate -> shard(0)"
+        label l1 "reshard v3 of aten::sum.dim_IntList in `` on micro_batches: partial(sum) -> replicate"
+        label l2 "reshard v5 of aten::bernoulli.p in `` on micro_batches: replicate -> shard(0)"
+        label l3 "reshard v7 of aten::t in `` on micro_batches: replicate -> shard(1)"
+        label l4 "reshard v8 of aten::mm in `` on micro_batches: partial(sum) -> replicate"
+    "#]]
+    .assert_eq(&program.join("\n\n"));
+}

@@ -1,0 +1,130 @@
+"""A step in micro-batches gives what it gives at once, and holds less."""
+
+from __future__ import annotations
+
+import pytest
+import steps
+import torch
+import torch.nn.functional as F
+from eager import Training, compare
+from torch import nn
+
+import unisono
+from unisono.plans import Plan
+
+#: The most that activations may take, as a share of those of the whole batch.
+SHARES = {2: 0.55, 4: 0.30, 8: 0.18, 16: 0.11}
+
+
+def tokens(count, length, batches=3):
+    return [tuple(torch.randint(0, 50, (2, count, length)).unbind()) for _ in range(batches)]
+
+
+def encoder(batch=8, **settings):
+    """A layer of a transformer with dropout, targets that do not count unevenly among samples, and clipping."""
+    model = nn.Sequential(
+        nn.Embedding(50, 16), nn.TransformerEncoderLayer(16, 4, 32, 0.1, batch_first=True), nn.Linear(16, 50)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+
+    def step(x_BT, y_BT):
+        optimizer.zero_grad()
+        y_BT = y_BT.masked_fill(y_BT > 10 * torch.arange(batch)[:, None], -100)
+        loss = F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step, tokens(batch, 8), settings=settings)
+
+
+def convolutions(**settings):
+    """Batch norm, whose statistics are those of the whole batch."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        scores = model(x)
+        loss = F.cross_entropy(scores, y)
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.detach(), "right": (scores.argmax(1) == y).sum(), "scores": scores.detach()}
+
+    batches = [(torch.randn(8, 3, 8, 8), torch.randint(0, 5, (8,))) for _ in range(3)]
+    return Training(model, optimizer, step, batches, settings=settings)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("make", [encoder, convolutions])
+def test_a_step_in_slices_gives_what_eager_gives(make, count):
+    step = compare(lambda: make(micro_batches=count))
+    assert step.plan.micro_batches == count
+    assert f"{count} micro-batches" in step.plan.explain()
+
+
+@pytest.mark.parametrize("count", SHARES)
+def test_activations_shrink_with_the_number_of_slices(count):
+    """Measured: the peak less state, batch and one set of gradients."""
+
+    def activations(count):
+        # Large enough that what every number of slices needs is small beside it.
+        training = steps.llama(1, batch=128)
+        step = steps.parallelize(training, micro_batches=count)
+        step(*training.batches[0])
+        peak = step.measure(*training.batches[0])["peak_bytes"][0]
+        predicted = step.plan.prediction
+        assert peak == pytest.approx(predicted["peak_bytes"], rel=0.05)
+        gradients = sum(parameter.nbytes for parameter in training.model.parameters())
+        return peak - predicted["state_bytes"] - predicted["batch_bytes"] - gradients
+
+    assert activations(count) <= SHARES[count] * activations(1)
+
+
+def test_a_number_of_slices_that_does_not_divide_is_refused_with_those_that_do():
+    training = encoder()
+
+    def parallel(count):
+        return steps.parallelize(training, micro_batches=count)  # type: ignore[arg-type]
+
+    with pytest.raises(unisono.errors.ConfigurationError, match="sliced into 3 micro-batches") as refused:
+        parallel(3)
+    assert "hint: use 2 or 4" in str(refused.value)
+    assert "`batch.x_BT` of shape [8, 8]" in str(refused.value)
+    for wrong in (0, -1, 2.0, "2"):
+        with pytest.raises(unisono.errors.ConfigurationError, match="`micro_batches` is"):
+            parallel(wrong)
+
+
+@pytest.mark.filterwarnings("ignore::unisono.errors.CaptureNotice")
+def test_a_smaller_last_batch_is_sliced_as_far_as_it_can_be():
+    def make():
+        training = steps.gpt(batch=8)
+        smaller = tuple(one[:6] for one in training.batches[-1])
+        batches = [*training.batches[:-1], smaller]
+        return Training(training.model, training.optimizer, training.step, batches, settings={"micro_batches": 4})
+
+    step = compare(make)
+    assert [one.plan.micro_batches for one in step._captured] == [3, 4]
+
+
+def test_a_further_step_on_the_same_state_is_not_sliced():
+    training = steps.gpt()
+    step = steps.parallelize(training, micro_batches=2)
+    evaluation = step.share(
+        lambda x, y: F.cross_entropy(training.model(x).flatten(0, 1), y.flatten()), example=training.batches[0]
+    )
+    assert step.plan.micro_batches == 2
+    assert evaluation.plan.micro_batches == 1
+
+
+def test_a_plan_keeps_its_slices():
+    training = steps.gpt()
+    plan = steps.parallelize(training, micro_batches=2).plan
+    assert Plan(plan.text).micro_batches == 2
+    again = steps.parallelize(steps.gpt(), plan=plan.text)
+    assert again.plan.micro_batches == 2
+    assert again.plan.fingerprint == plan.fingerprint != steps.parallelize(steps.gpt()).plan.fingerprint
