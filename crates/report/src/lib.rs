@@ -1,13 +1,19 @@
 //! What analyses say, as one self-contained HTML page: no script, style or picture comes from elsewhere.
 
+mod charts;
 mod lanes;
+mod plan_page;
+mod strips;
 
 use askama::Template;
 use base::{Diagnostic, Result};
 use serde::Serialize;
 use trace::{Frames, breakdown, causal, findings, memory, summary, waiting};
 
+pub use charts::{Considered, Memory};
 pub use lanes::{Lane, lanes};
+pub use plan_page::{PlanPage, Row, Share, Step, Table};
+pub use strips::{Activity, Paint, Strip};
 
 /// The page of a run.
 #[derive(Template)]
