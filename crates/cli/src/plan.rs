@@ -44,6 +44,9 @@ pub struct Plan {
     /// Print the plan's figures as JSON instead: what it is, what it takes, where time and memory go, what it was chosen over
     #[arg(long)]
     json: bool,
+    /// Write a page to this file that shows the plan: lanes of a rank's step, memory over time, where time goes, what was considered
+    #[arg(long)]
+    html: Option<PathBuf>,
 }
 
 impl Plan {
@@ -66,10 +69,14 @@ impl Plan {
         if let Some(path) = &self.output {
             files::write(path, &plan.text())?;
         }
+        let summary = || plan::summary(&graph, &plan, &cluster, settings.memory_limit(&cluster));
+        if let Some(path) = &self.html {
+            let local = plan::program(&graph, &plan, 0, |_| {})?;
+            let timeline = plan::simulate_rank(&local, &plan, &cluster, 0)?;
+            files::write(path, &plan::page(&summary()?, &local, &timeline, None)?)?;
+        }
         if self.json {
-            let limit = settings.memory_limit(&cluster);
-            let figures =
-                Figures { search_cpu_s: searched, summary: plan::summary(&graph, &plan, &cluster, limit)? };
+            let figures = Figures { search_cpu_s: searched, summary: summary()? };
             let text =
                 serde_json::to_string_pretty(&figures).map_err(|error| Diagnostic::bug(error.to_string()))?;
             return print(out, &format!("{text}\n"));

@@ -17,8 +17,8 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
         let ranks = plan.mesh.get(axis).copied().unwrap_or(1);
         let _ = writeln!(
             text,
-            "  warning: no matrix product, attention or convolution of this step has a dimension that the {ranks} ranks of \
-             `{axis}` divide: each of them does all of that work\n  hint: choose a number of ranks that divides the batch"
+            "  warning: {}\n  hint: choose a number of ranks that divides the batch",
+            undivided(axis, ranks)
         );
     }
     let _ = writeln!(
@@ -60,12 +60,22 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
         );
     }
     for (operator, count) in &plan.without_row {
-        let _ = writeln!(
-            text,
-            "  note: {count} x {operator} runs replicated: the operation table has no row for it"
-        );
+        let _ = writeln!(text, "  note: {}", without_row(operator, *count));
     }
     text
+}
+
+/// What it means that an axis divides nothing that is mostly computation.
+pub fn undivided(axis: &str, ranks: u32) -> String {
+    format!(
+        "no matrix product, attention or convolution of this step has a dimension that the {ranks} ranks of `{axis}` divide: each of \
+         them does all of that work"
+    )
+}
+
+/// What it means that nothing is known of an operator.
+pub fn without_row(operator: &str, count: u32) -> String {
+    format!("{count} x {operator} runs replicated: the operation table has no row for it")
 }
 
 /// What names of the batch's tensors begin with.

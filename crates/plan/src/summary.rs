@@ -17,7 +17,8 @@ use crate::{
     step::program,
 };
 
-const NANOS_PER_MILLI: f64 = 1e6;
+/// Summaries are in milliseconds, everything else is in nanoseconds.
+pub const NANOS_PER_MILLI: f64 = 1e6;
 const MILLIS_PER_SECOND: f64 = 1e3;
 
 /// State whose names differ in numbers only and that lies alike.

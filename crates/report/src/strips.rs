@@ -25,15 +25,10 @@ pub enum Paint {
 }
 
 impl Paint {
-    /// All of them, with their names for people.
-    pub const NAMES: [(Self, &str); 6] = [
-        (Self::Forward, "forward"),
-        (Self::Backward, "backward"),
-        (Self::Update, "update"),
-        (Self::Collective, "collectives"),
-        (Self::Wait, "waiting for collectives"),
-        (Self::Other, "other"),
-    ];
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        ["forward", "backward", "update", "collectives", "waiting for collectives", "other"][self as usize]
+    }
 
     /// Its class in the style sheet.
     pub fn class(self) -> &'static str {
