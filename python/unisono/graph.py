@@ -81,13 +81,14 @@ class StepGraph:
             ResourceError: no plan keeps the limit.
         """
         description = cluster_text(cluster)
+        limit = bytes_of(memory_limit)
         settings = {
             **planned_mesh(mesh, _native.cluster_ranks(description)),
             "micro_batches": micro_batches,
-            "memory_limit": bytes_of(memory_limit),
+            "memory_limit": limit,
             "pins": plain_pins(pins),
         }
-        return Plan(self.native.plan(description, pack(settings)), self.native, description)
+        return Plan(self.native.plan(description, pack(settings)), self.native, description, limit)
 
     def decoded(self) -> dict[str, Any]:
         """The graph as plain Python data, with the field names of crate ``ir``."""

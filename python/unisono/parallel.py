@@ -356,6 +356,19 @@ class ParallelStep:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
 
+    def report(self, path: str | Path, *arguments: Any) -> None:
+        """Writes one HTML page that shows the plan and needs no other file (``docs/clusters.md``). Called on every rank; rank 0 writes it.
+
+        Args:
+            path: the page.
+            arguments: those of a step, which is then run on every rank, and shown as it was measured under the prediction.
+        """
+        records = self._record(arguments)[1] if arguments else None
+        step = self._captured[0]
+        if self.ranks.rank == 0:
+            measured = None if records is None else (step.executor.program, records)
+            Path(path).write_text(step.plan.page(step.rank_graph, measured), encoding="utf-8")
+
     def measure(self, *arguments: Any, repeats: int = 5) -> dict[str, list[int]]:
         """Runs ``repeats`` + 1 steps on every rank and returns what they took, beside which ``plan.prediction`` can be put.
 

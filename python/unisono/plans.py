@@ -18,14 +18,19 @@ class Plan:
         native: the plan as the core holds it.
         graph: the graph that it is for, if it is known.
         cluster: the description of the cluster that it was made for, if it is known.
+        memory_limit: the most bytes of a rank that were asked for; without, those of the device of a cluster that is not there.
     """
 
     def __init__(
-        self, plan: str | _native.Plan, graph: _native.Graph | None = None, cluster: str | None = None
+        self,
+        plan: str | _native.Plan,
+        graph: _native.Graph | None = None,
+        cluster: str | None = None,
+        memory_limit: int | None = None,
     ) -> None:
         """Reads the text form; raises :class:`~unisono.errors.ConfigurationError` where it is none."""
         self.native = _native.Plan(plan) if isinstance(plan, str) else plan
-        self.graph, self.cluster = graph, cluster
+        self.graph, self.cluster, self.memory_limit = graph, cluster, memory_limit
         self.text, self.fingerprint = self.native.text(), self.native.fingerprint()
         self._content: dict[str, Any] = unpack(self.native.content())
 
@@ -75,11 +80,31 @@ class Plan:
         """The plan in figures: what it is, what it takes, where time and memory go, what it was chosen over.
 
         Times (``..._ms``) are milliseconds of one step, bytes those of one rank. The fields are those of ``unisono plan --json``
-        (``docs/plan.md``).
+        (``docs/clusters.md``).
         """
         if self.graph is None or self.cluster is None:
             raise ValueError("a plan that was read from a file has no figures: ask `step.plan.figures()`")
-        return json.loads(self.graph.figures_json(self.native, self.cluster, None))
+        return json.loads(self.graph.figures_json(self.native, self.cluster, self.memory_limit))
+
+    def report(self, path: str | Path) -> None:
+        """Writes one HTML page that shows the plan and needs no other file (``docs/clusters.md``)."""
+        Path(path).write_text(self.page(), encoding="utf-8")
+
+    def page(
+        self,
+        rank_graph: _native.Graph | None = None,
+        measured: tuple[_native.Program, list[tuple[int, int, int]]] | None = None,
+    ) -> str:
+        """The page as HTML.
+
+        Args:
+            rank_graph: what rank 0 runs; by default its part of the plan's graph.
+            measured: its program, and when each instruction of a step ran, which is then shown under the prediction.
+        """
+        if self.graph is None or self.cluster is None:
+            raise ValueError("a plan that was read from a file has no page: call `step.report(path)`")
+        shown = rank_graph or self.graph.program(self.native, 0)[0]
+        return shown.page(self.graph, self.native, self.cluster, self.memory_limit, 0, measured)
 
     def __repr__(self) -> str:
         """A line with what identifies the plan."""

@@ -257,7 +257,7 @@ class CapturedStep:
                 answer = error
         text = self.ranks.tell(answer)
         found = found or Plan(text, graph)
-        found.cluster = self.cluster
+        found.cluster, found.memory_limit = self.cluster, memory_limit
         if self._session.searches_mesh:
             self._session.take_mesh(found.mesh)
         return found

@@ -80,6 +80,39 @@ fn a_plan_written_to_a_file_is_explained_and_equals_the_printed_one() {
 }
 
 #[test]
+fn a_page_says_what_the_json_says_and_needs_nothing_else() {
+    let files = files("page");
+    files.write("step.txt", &GRAPH.replace("params.w", "params.<b>"));
+    let line = "plan step.txt --mesh a=4 --cluster cluster.toml --memory-limit 1MiB --json --html plan.html";
+    let (status, json, errors) = files.run(line);
+    assert_eq!((status, errors.as_str()), (0, ""));
+    let page = std::fs::read_to_string(files.0.join("plan.html")).unwrap();
+    let said: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let bytes = |key: &str| base::Bytes(said[key].as_u64().unwrap()).to_string();
+    let time = |ms: &serde_json::Value| base::Nanos((ms.as_f64().unwrap() * 1e6).round() as i64).to_string();
+    let mut texts = vec![
+        said["label"].as_str().unwrap().to_owned(),
+        said["limited_by"].as_str().unwrap().to_owned(),
+        format!("a step is predicted to take {}", time(&said["step_ms"])),
+        format!("A rank needs {} at the peak", bytes("peak_bytes")),
+        format!("of the limit of {}", bytes("memory_limit")),
+    ];
+    for collective in said["collectives"].as_array().unwrap() {
+        texts.push(format!("{} of {}", collective["kind"].as_str().unwrap(), collective["of"].as_str().unwrap()));
+    }
+    for other in said["runners_up"].as_array().unwrap() {
+        texts.push(format!("{}</td><td>{}</td>", other["label"].as_str().unwrap(), time(&other["step_ms"])));
+    }
+    assert!(texts.len() > 6, "{json}");
+    for text in texts {
+        assert!(page.contains(&text), "{text}");
+    }
+    assert!(page.contains("params.&#60;b&#62;") && !page.contains("<b>"));
+    assert!(page.contains("collectives on a") && page.contains("aten::mm, train.py:3, "));
+    assert!(!page.contains("http") && !page.contains("src="));
+}
+
+#[test]
 fn a_message_gives_the_plan_of_its_text_form() {
     let files = files("message");
     let graph = ir::Graph::from_text("step.txt", GRAPH).unwrap();

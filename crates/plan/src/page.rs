@@ -101,7 +101,8 @@ fn devices(summary: &Summary) -> String {
 fn grouped(number: f64) -> String {
     let unit = 10_f64.powi((number.max(1.0).log10().floor() as i32 - 3).max(0));
     let digits = ((number / unit).round() * unit).to_string();
-    let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().filter_map(|group| std::str::from_utf8(group).ok()).collect();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().filter_map(|group| std::str::from_utf8(group).ok()).collect();
     groups.join(",")
 }
 
@@ -128,7 +129,10 @@ fn shares(summary: &Summary) -> Vec<Share> {
 
 fn memory(summary: &Summary, rank: &Rank) -> Memory {
     let changes = rank.memory.iter().map(|change| (change.time, Bytes(change.total_allocated.max(0) as u64)));
-    let before = rank.memory.first().map(|first| (Nanos(0), Bytes((first.total_allocated - first.bytes).max(0) as u64)));
+    let before = rank
+        .memory
+        .first()
+        .map(|first| (Nanos(0), Bytes((first.total_allocated - first.bytes).max(0) as u64)));
     Memory {
         state: Bytes(summary.memory.get("state").copied().unwrap_or_default()),
         held: before.into_iter().chain(changes).collect(),

@@ -7,10 +7,10 @@ use std::{
     sync::{Mutex, TryLockError},
 };
 
-use base::{Bytes, Code, Diagnostic, Nanos};
+use base::{Bytes, Code, Diagnostic, Nanos, Result};
 use exec::{Abilities, ProgramSpec, Route};
 use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
-use timeline::chrome;
+use timeline::{Timeline, chrome};
 use torch_sys::{Device, Failure, Library, Tensor};
 
 use crate::{error::to_python, graph::Graph};
@@ -41,9 +41,12 @@ fn library(py: Python<'_>) -> PyResult<&'static Library> {
     })
 }
 
+/// An instruction of a program with its start and its duration in nanoseconds.
+pub type Recorded = (u32, i64, i64);
+
 /// A lowered program: what `Executor` runs.
 #[pyclass(frozen, module = "unisono._native")]
-struct Program(exec::Program);
+pub struct Program(exec::Program);
 
 #[pymethods]
 impl Program {
@@ -143,21 +146,12 @@ impl Program {
     fn trace_json(
         &self,
         py: Python<'_>,
-        records: Vec<(u32, i64, i64)>,
+        records: Vec<Recorded>,
         rank: u32,
         graph: Option<&Graph>,
     ) -> PyResult<String> {
-        let record = |(instruction, start, duration)| exec::Record {
-            instruction,
-            start: Nanos(start),
-            duration: Nanos(duration),
-        };
-        let records: Vec<exec::Record> = records.into_iter().map(record).collect();
-        if records.iter().any(|record| record.instruction as usize >= self.0.body.len()) {
-            let message = "records of another program";
-            return Err(to_python(py, &Diagnostic::new(Code::BAD_BINDING, message)));
-        }
-        Ok(chrome::text(&exec::timeline_of(&self.0, &records, rank, graph.map(|graph| &graph.0)))?)
+        let timeline = self.timeline(records, rank, graph.map(|graph| &graph.0));
+        Ok(chrome::text(&timeline.map_err(|diagnostic| to_python(py, &diagnostic))?)?)
     }
 
     /// The bytes of memory that stays from step to step for small results.
@@ -178,6 +172,20 @@ impl Program {
 }
 
 impl Program {
+    /// The timeline of one recorded step on `rank`, whose graph is `graph`.
+    pub fn timeline(&self, records: Vec<Recorded>, rank: u32, graph: Option<&ir::Graph>) -> Result<Timeline> {
+        let record = |(instruction, start, duration)| exec::Record {
+            instruction,
+            start: Nanos(start),
+            duration: Nanos(duration),
+        };
+        let records: Vec<exec::Record> = records.into_iter().map(record).collect();
+        if records.iter().any(|record| record.instruction as usize >= self.0.body.len()) {
+            return Err(Diagnostic::new(Code::BAD_BINDING, "records of another program"));
+        }
+        Ok(exec::timeline_of(&self.0, &records, rank, graph))
+    }
+
     fn rewritten(
         py: Python<'_>,
         mut spec: ProgramSpec,

@@ -26,8 +26,6 @@ const FAR: u64 = 4;
 pub struct Area {
     /// The outline of what is held, as the `d` of a path.
     pub path: String,
-    /// What is held at the top of the drawing.
-    pub top: Bytes,
     /// The height of what is held all the time.
     pub state: u32,
     /// The height of the limit, if it is drawn.
@@ -38,26 +36,41 @@ pub struct Area {
     pub peak_time: Nanos,
     /// Where, along and down.
     pub peak_at: (u32, u32),
+    /// What stands beside the drawing, each at its height.
+    pub labels: Vec<Tick>,
 }
+
+/// Labels that are nearer to each other could not be read.
+const LINE: u32 = HEIGHT / 8;
 
 impl Memory {
     /// The drawing, on a time axis that ends at `end`.
     pub fn area(&self, end: Nanos) -> Area {
         let first = (Nanos(0), self.state);
         // of equals the first
-        let (peak_time, peak) = self.held.iter().rev().max_by_key(|(_, held)| *held).copied().unwrap_or(first);
+        let (peak_time, peak) =
+            self.held.iter().rev().max_by_key(|(_, held)| *held).copied().unwrap_or(first);
         let limit = self.limit.filter(|limit| limit.0 <= peak.0.saturating_mul(FAR));
         let most = limit.unwrap_or(peak).max(peak);
         let top = Bytes(most.0 + most.0 / 16 + 1);
         let down = |bytes: Bytes| HEIGHT - (bytes.0 as f64 / top.0 as f64 * f64::from(HEIGHT)) as u32;
+        let mut labels: Vec<Tick> = Vec::new();
+        let named =
+            [(Some(peak), "peak"), (limit, "limit"), (Some(self.state), "state"), (Some(Bytes(0)), "")];
+        for (bytes, name) in named.into_iter().filter_map(|(bytes, name)| Some((bytes?, name))) {
+            let at = down(bytes);
+            if labels.iter().all(|label| label.at.abs_diff(at) >= LINE) {
+                labels.push(Tick { at, text: format!("{name} {bytes}") });
+            }
+        }
         Area {
             path: outline(&self.columns(end), end, down),
-            top,
             state: down(self.state),
             limit: limit.map(down),
             peak,
             peak_time,
             peak_at: (unit(peak_time, end), down(peak)),
+            labels,
         }
     }
 
@@ -175,7 +188,8 @@ struct Scale {
 impl Scale {
     /// A scale that has room for `values` and some more, whose ticks are round numbers of `unit`.
     fn of(values: impl Iterator<Item = f64>, unit: f64, places: (f64, f64)) -> Self {
-        let (low, high) = values.fold((f64::INFINITY, 1.0), |(low, high), value| (value.min(low), value.max(high)));
+        let (low, high) =
+            values.fold((f64::INFINITY, 1.0), |(low, high), value| (value.min(low), value.max(high)));
         let (low, high) = (low.clamp(1.0, high), high);
         let room = (high / low).powf(0.1).max(1.05);
         Self { low: low / room, high: high * room, unit, places }
@@ -213,7 +227,11 @@ fn evenly(low: f64, high: f64) -> Vec<f64> {
 /// The least of 1, 2 and 5 times powers of ten that is not below a value.
 fn round_above(value: f64) -> f64 {
     let power = 10_f64.powf(value.log10().floor());
-    [1.0, 2.0, 5.0].map(|digit| digit * power).into_iter().find(|round| *round >= value).unwrap_or(10.0 * power)
+    [1.0, 2.0, 5.0]
+        .map(|digit| digit * power)
+        .into_iter()
+        .find(|round| *round >= value)
+        .unwrap_or(10.0 * power)
 }
 
 /// Round times along an axis that ends at `end`, with their share of it in percent.
@@ -238,7 +256,8 @@ mod tests {
         let area = memory(None).area(Nanos(8_000_000));
         assert_eq!((area.peak, area.peak_time, area.peak_at.0), (Bytes(300), Nanos(10), 0));
         assert_eq!(area.path.matches('V').count(), 3, "{}", area.path);
-        assert_eq!(area.top, Bytes(319));
+        let labels: Vec<_> = area.labels.iter().map(|label| label.text.as_str()).collect();
+        assert_eq!(labels, ["peak 300 B", "state 50 B", " 0 B"]);
     }
 
     #[test]
@@ -256,7 +275,8 @@ mod tests {
             memory: Bytes(memory),
             fits,
         };
-        let plans = [plan(2_000_000, 3 << 30, true), plan(9_000_000, 1 << 30, true), plan(1_000_000, 9 << 30, false)];
+        let plans =
+            [plan(2_000_000, 3 << 30, true), plan(9_000_000, 1 << 30, true), plan(1_000_000, 9 << 30, false)];
         let drawn = scatter(&plans, Some(Bytes(4 << 30)));
         let classes: Vec<_> = drawn.points.iter().map(|point| point.class).collect();
         assert_eq!(classes, ["chosen", "fits", "over"]);

@@ -168,7 +168,8 @@ mod tests {
     use crate::Activity;
 
     fn page(name: &str) -> PlanPage {
-        let activity = Activity { begin: Nanos(0), end: Nanos(1000), paint: Paint::Forward, text: name.into() };
+        let activity =
+            Activity { begin: Nanos(0), end: Nanos(1000), paint: Paint::Forward, text: name.into() };
         let row = |number: u32| Row { cells: vec![format!("{name}{number}")], bar: Vec::new() };
         PlanPage {
             label: name.into(),
@@ -180,12 +181,26 @@ mod tests {
                 heading: name.into(),
                 strips: vec![Strip { name: name.into(), activities: vec![activity] }],
             }],
-            memory: Memory { held: vec![(Nanos(0), Bytes(1 << 30))], limit: Some(Bytes(2 << 30)), ..Memory::default() },
+            memory: Memory {
+                held: vec![(Nanos(0), Bytes(1 << 30))],
+                limit: Some(Bytes(2 << 30)),
+                ..Memory::default()
+            },
             at_peak: Table::default(),
-            modules: Table { heading: name.into(), heads: vec![name.into()], rows: (0..20).map(row).collect(), ..Table::default() },
+            modules: Table {
+                heading: name.into(),
+                heads: vec![name.into()],
+                rows: (0..20).map(row).collect(),
+                ..Table::default()
+            },
             collectives: Table::default(),
             state: Table::default(),
-            plans: vec![Considered { label: name.into(), step: Nanos(1000), memory: Bytes(1 << 30), fits: true }],
+            plans: vec![Considered {
+                label: name.into(),
+                step: Nanos(1000),
+                memory: Bytes(1 << 30),
+                fits: true,
+            }],
         }
     }
 
@@ -207,6 +222,9 @@ mod tests {
     #[test]
     fn memory_is_told_beside_its_limit() {
         let html = page("plan").html().expect("a page");
-        assert!(html.contains("1 GiB at the peak after 0 ns") && html.contains("The broken line is the limit, 2 GiB."));
+        assert!(
+            html.contains("1 GiB at the peak after 0 ns")
+                && html.contains("The broken line is the limit, 2 GiB.")
+        );
     }
 }

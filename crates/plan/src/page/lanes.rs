@@ -38,7 +38,8 @@ impl Step<'_> {
     /// What the event of a row is; none where it is around others.
     fn activity(&self, row: usize) -> Option<Activity> {
         let events = &self.rank.events;
-        let node = self.rank.sides.node.get(row as u32).and_then(|args| self.graph.order.get(args.node as usize));
+        let node =
+            self.rank.sides.node.get(row as u32).and_then(|args| self.graph.order.get(args.node as usize));
         let name = self.names.text(events.name[row]);
         let paint = match (events.category[row], node) {
             (Category::UserAnnotation, None) => return None,
@@ -55,7 +56,8 @@ impl Step<'_> {
 
     /// Module, operation, the line of the user's code, and what put it there, as far as they are known.
     fn text(&self, name: &str, row: usize, node: Option<NodeId>) -> String {
-        let module = node.and_then(|node| self.graph.nodes[node].module).map(|module| &*self.graph.modules[module]);
+        let module =
+            node.and_then(|node| self.graph.nodes[node].module).map(|module| &*self.graph.modules[module]);
         let args = self.rank.sides.node.get(row as u32);
         let place = args.map_or("", |args| self.names.text(args.place)).rsplit('/').next();
         let cause = args.map(|args| self.names.text(args.cause));

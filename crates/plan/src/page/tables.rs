@@ -74,7 +74,8 @@ pub fn collectives(summary: &Summary) -> Table {
     });
     Table {
         heading: "Collectives".into(),
-        note: "Bytes are those of one rank's operands. What is waited for (red) makes the step longer, the rest is hidden beside operations.".into(),
+        note: "Bytes are those of one rank's operands. Waiting (red) makes the step longer, the rest is hidden beside operations; waiting for a \
+               collective includes that for those before it on its lane.".into(),
         heads: heads(&["what", "axis", "number", "bytes", "ms", "waiting, ms", ""]),
         rows: rows.collect(),
     }
@@ -93,13 +94,15 @@ pub fn state(summary: &Summary) -> Table {
             Bytes(pattern.bytes).to_string(),
             Bytes(*bytes).to_string(),
         ];
-        let placement = |axis: &&str| pattern.layout.get(*axis).copied().unwrap_or(Placement::Replicate).to_string();
+        let placement =
+            |axis: &&str| pattern.layout.get(*axis).copied().unwrap_or(Placement::Replicate).to_string();
         cells.extend(axes.iter().map(placement));
         Row { cells, bar: Vec::new() }
     };
     Table {
         heading: "State".into(),
-        note: "Parameters, buffers and optimizer state, with their placement along each axis of the mesh.".into(),
+        note: "Parameters, buffers and optimizer state, with their placement along each axis of the mesh."
+            .into(),
         heads: heads(&[&["names", "number", "on one device", "on a rank"], axes.as_slice()].concat()),
         rows: patterns.iter().map(row).collect(),
     }
