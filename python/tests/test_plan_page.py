@@ -32,7 +32,13 @@ def test_the_page_of_a_plan_says_what_its_figures_say(tmp_path):
     plan.report(tmp_path / "plan.html")
     page, figures = (tmp_path / "plan.html").read_text(encoding="utf-8"), plan.figures()
     assert figures["memory_limit"] == 80_000_000_000
-    said = [figures["label"], figures["limited_by"], figures["device"], "data = 2 \u00d7 tensor = 8", "limit of 74.5 GiB"]
+    said = [
+        figures["label"],
+        figures["limited_by"],
+        figures["device"],
+        "data = 2 \u00d7 tensor = 8",
+        "limit of 74.5 GiB",
+    ]
     said += [one["names"] for one in figures["state"]]
     said += [one["module"] for one in figures["modules"]]
     said += [f"{one['kind']} of {one['of']}" for one in figures["collectives"]]

@@ -137,6 +137,7 @@ fn memory(summary: &Summary, rank: &Rank) -> Memory {
         state: Bytes(summary.memory.get("state").copied().unwrap_or_default()),
         held: before.into_iter().chain(changes).collect(),
         limit: summary.memory_limit.map(Bytes),
+        end: nanos(summary.step_ms),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Charts of a plan's page, as numbers for the template: memory over time, and plans by time and memory.
 
+use std::fmt::Write;
+
 use base::{Bytes, Nanos};
 
 use crate::strips::unit;
@@ -13,6 +15,8 @@ pub struct Memory {
     pub held: Vec<(Nanos, Bytes)>,
     /// The limit, if there is one.
     pub limit: Option<Bytes>,
+    /// The end of the step.
+    pub end: Nanos,
 }
 
 /// Height of the drawing of memory, in units of the picture.
@@ -26,6 +30,8 @@ const FAR: u64 = 4;
 pub struct Area {
     /// The outline of what is held, as the `d` of a path.
     pub path: String,
+    /// Where the step ends.
+    pub width: u32,
     /// The height of what is held all the time.
     pub state: u32,
     /// The height of the limit, if it is drawn.
@@ -64,7 +70,8 @@ impl Memory {
             }
         }
         Area {
-            path: outline(&self.columns(end), end, down),
+            path: outline(&self.columns(end), unit(self.end, end), down),
+            width: unit(self.end, end),
             state: down(self.state),
             limit: limit.map(down),
             peak,
@@ -95,17 +102,17 @@ impl Memory {
     }
 }
 
-fn outline(columns: &[(u32, Bytes)], end: Nanos, down: impl Fn(Bytes) -> u32) -> String {
+fn outline(columns: &[(u32, Bytes)], width: u32, down: impl Fn(Bytes) -> u32) -> String {
     let mut path = format!("M0 {HEIGHT}");
     let mut drawn = HEIGHT;
     for &(x, held) in columns {
         let y = down(held);
         if y != drawn {
-            path += &format!("H{x}V{y}");
+            let _ = write!(path, "H{x}V{y}");
             drawn = y;
         }
     }
-    path + &format!("H{}V{HEIGHT}Z", unit(end, end))
+    path + &format!("H{width}V{HEIGHT}Z")
 }
 
 /// A plan that was considered, or the one that was chosen.
@@ -220,8 +227,8 @@ fn doubling(low: f64, high: f64) -> Vec<f64> {
 /// At most six multiples of a round number.
 fn evenly(low: f64, high: f64) -> Vec<f64> {
     let step = round_above((high - low) / 6.0);
-    let first = (low / step).ceil() as i64;
-    (first..).map(|count| count as f64 * step).take_while(|value| *value <= high).collect()
+    let counts = (low / step).ceil() as i64..=(high / step).floor() as i64;
+    counts.map(|count| count as f64 * step).collect()
 }
 
 /// The least of 1, 2 and 5 times powers of ten that is not below a value.
@@ -248,7 +255,7 @@ mod tests {
     fn memory(limit: Option<u64>) -> Memory {
         let held = [(0, 100), (10, 300), (11, 200), (500, 50)];
         let held = held.map(|(time, bytes)| (Nanos(time), Bytes(bytes))).to_vec();
-        Memory { state: Bytes(50), held, limit: limit.map(Bytes) }
+        Memory { state: Bytes(50), held, limit: limit.map(Bytes), end: Nanos(1000) }
     }
 
     #[test]
