@@ -104,7 +104,7 @@ class Plan:
         if self.graph is None or self.cluster is None:
             raise ValueError("a plan that was read from a file has no page: call `step.report(path)`")
         shown = rank_graph or self.graph.program(self.native, 0)[0]
-        return shown.page(self.graph, self.native, self.cluster, self.memory_limit, 0, measured)
+        return _native.plan_page(self.graph, self.native, self.cluster, self.memory_limit, shown, measured)
 
     def __repr__(self) -> str:
         """A line with what identifies the plan."""

@@ -11,13 +11,10 @@ use plan::PlanSettings;
 use pyo3::{prelude::*, types::PyBytes};
 use serde::de::DeserializeOwned;
 
-use crate::{
-    error::to_python,
-    exec::{Program, Recorded},
-};
+use crate::error::to_python;
 
 /// Runs `work` without the interpreter lock and turns a diagnostic into an exception.
-fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+pub fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
     py.detach(work).map_err(|diagnostic| to_python(py, &diagnostic))
 }
 
@@ -150,31 +147,6 @@ impl Graph {
         })
     }
 
-    /// The page of a plan for `step`, as HTML, with a step of the rank's graph after the passes as it is predicted and, with a program and its
-    /// records, as it was measured. The fields of the figures are those of `figures_json`.
-    #[pyo3(signature = (step, plan, cluster, memory_limit, rank, measured=None))]
-    #[allow(clippy::too_many_arguments, reason = "the border to Python")]
-    fn page(
-        &self,
-        py: Python<'_>,
-        step: &Self,
-        plan: &Plan,
-        cluster: &str,
-        memory_limit: Option<u64>,
-        rank: u32,
-        measured: Option<(Py<Program>, Vec<Recorded>)>,
-    ) -> PyResult<String> {
-        run(py, || {
-            let cluster = Cluster::parse(cluster, "the cluster description")?;
-            let summary = plan::summary(&step.0, &plan.0, &cluster, limit(memory_limit, &cluster))?;
-            let predicted = plan::simulate_rank(&self.0, &plan.0, &cluster, rank)?;
-            let timeline =
-                |(program, records): (Py<Program>, _)| program.get().timeline(records, rank, Some(&self.0));
-            let measured = measured.map(timeline).transpose()?;
-            plan::page(&summary, &self.0, &predicted, measured.as_ref())
-        })
-    }
-
     /// What a line of the user's code issues or waits for, and the line that issues it.
     #[pyo3(signature = (place=None))]
     fn collective_at(&self, py: Python<'_>, place: Option<&str>) -> Option<(String, Option<String>)> {
@@ -194,7 +166,7 @@ impl Graph {
 }
 
 /// The memory limit that a plan keeps where this one was asked for.
-fn limit(memory_limit: Option<u64>, cluster: &Cluster) -> Option<u64> {
+pub fn limit(memory_limit: Option<u64>, cluster: &Cluster) -> Option<u64> {
     PlanSettings { memory_limit, ..PlanSettings::default() }.memory_limit(cluster)
 }
 
@@ -229,7 +201,7 @@ type Claims = Vec<(String, String, bool)>;
 
 /// A plan.
 #[pyclass(frozen, module = "unisono._native")]
-pub struct Plan(plan::Plan);
+pub struct Plan(pub plan::Plan);
 
 #[pymethods]
 impl Plan {

@@ -6,6 +6,7 @@ mod balance;
 mod error;
 mod exec;
 mod graph;
+mod page;
 mod rows;
 mod trace;
 
@@ -50,6 +51,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     error::register(module)?;
     exec::register(module)?;
     graph::register(module)?;
+    page::register(module)?;
     rows::register(module)?;
     crate::trace::register(module)
 }
