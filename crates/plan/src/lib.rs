@@ -9,6 +9,7 @@ mod account;
 mod along;
 mod axis;
 mod copies;
+mod divides;
 mod effort;
 mod explain;
 mod labels;

@@ -1,8 +1,6 @@
 //! Micro-batches: what of a rank's graph is computed for a slice of the batch at a time.
 
 use base::{Code, Diagnostic, Result};
-use ir::{AxisKind, Graph, InputClass, MeshAxis, Placement};
-use shard::Space;
 use solve::Solver;
 
 use crate::{
@@ -14,8 +12,7 @@ use crate::{
 };
 
 impl Along<'_> {
-    /// The candidates along an axis of micro-batches: the one solution under plain prices. The prices of operations are those of ranks, as
-    /// if iterations ran side by side, so that all that can be sliced is; ends of loops are dear.
+    /// The candidates along an axis of micro-batches: the one solution under prices of memory, which slices all that it can.
     pub fn sliced(&self) -> Result<Vec<Found>> {
         let charges = Charges::default();
         let setting = self.setting(true, &charges);
@@ -26,43 +23,4 @@ impl Along<'_> {
         })?;
         self.continued(&tables.assignment(&solution.choices), Model::default())
     }
-}
-
-/// Refuses a number of micro-batches that nothing which computes can be sliced into.
-pub fn require_slices(graph: &Graph, axis: &MeshAxis) -> Result<()> {
-    let slices = |count: u32| axis.size == 1 || divides(graph, &MeshAxis { size: count, ..axis.clone() });
-    if slices(axis.size) {
-        return Ok(());
-    }
-    let fewer = (2..axis.size).rev().find(|count| slices(*count));
-    let more = (axis.size + 1..=MOST_TRIED).find(|count| slices(*count));
-    let near: Vec<String> = fewer.into_iter().chain(more).map(|count| count.to_string()).collect();
-    let batch = graph.inputs.values().filter(|input| input.class == InputClass::Batch);
-    let shapes: Vec<String> =
-        batch.map(|input| format!("`{}` of shape {:?}", input.name, graph.ty(input.value).shape)).collect();
-    let message = format!("nothing that this step computes can be sliced into {} micro-batches", axis.size);
-    let hint = if near.is_empty() { "leave them out".into() } else { format!("use {}", near.join(" or ")) };
-    Err(Diagnostic::new(Code::BAD_MESH, message)
-        .because(format!("slices are of one size, and the batch is {}", shapes.join(", ")))
-        .hint(hint))
-}
-
-/// The largest number that a hint proposes.
-const MOST_TRIED: u32 = 64;
-
-/// Whether what is mostly computation can be sharded along an axis by a dimension of the batch.
-pub fn divides(graph: &Graph, axis: &MeshAxis) -> bool {
-    let space = Space::new(graph, axis);
-    let is_sharded = |placement: &Placement| matches!(placement, Placement::Shard { .. });
-    let by_batch = axis.kind == AxisKind::Ranks || {
-        let mut batch = graph.inputs.values().filter(|input| input.class == InputClass::Batch);
-        batch.any(|input| space.offers[input.value].iter().any(|(dim, _)| *dim == 0))
-    };
-    by_batch
-        && graph.order.iter().any(|id| {
-            let row = aten::row(graph.op_name(*id));
-            let computes = row.is_some_and(|row| matches!(row.work, aten::Work::Flops(_)));
-            let mut strategies = space.strategies(*id).iter();
-            computes && strategies.any(|strategy| strategy.operands.iter().any(is_sharded))
-        })
 }

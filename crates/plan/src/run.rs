@@ -9,8 +9,8 @@ use passes::{Direct, DirectAxes};
 use shard::{Assignment, partition_mesh};
 
 use crate::{
+    divides::divides,
     effort::{Effort, Extent},
-    micro_batches::divides,
     pins::Pins,
     plan::Prediction,
 };

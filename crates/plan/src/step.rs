@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use shard::canonical;
 
 use crate::{
+    divides::require_slices,
     effort::Effort,
     explain::explain,
     meshes::{Candidate, search_meshes},
-    micro_batches::require_slices,
     pins::Pins,
     plan::{Plan, mesh_of},
     run::Request,
