@@ -121,6 +121,18 @@ def test_a_further_step_on_the_same_state_is_not_sliced():
     assert evaluation.plan.micro_batches == 1
 
 
+def test_slices_are_made_where_only_they_keep_a_memory_limit():
+    training = steps.llama(1, batch=64)
+    at_once = steps.parallelize(training)
+    assert at_once.plan.micro_batches == 1
+    limit = at_once.plan.prediction["peak_bytes"] // 3
+    step = steps.parallelize(training, memory_limit=limit)
+    assert step.plan.micro_batches == 4
+    assert step.plan.prediction["peak_bytes"] <= limit
+    with pytest.raises(unisono.errors.ResourceError, match="no plan fits"):
+        steps.parallelize(training, memory_limit=limit, micro_batches=1)
+
+
 def test_a_plan_keeps_its_slices():
     training = steps.gpt()
     plan = steps.parallelize(training, micro_batches=2).plan

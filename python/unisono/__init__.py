@@ -111,7 +111,7 @@ def parallelize(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     example: Any,
     mesh: Mapping[str, int] | str | None = None,
-    micro_batches: int = 1,
+    micro_batches: int | None = None,
     memory_limit: float | str | None = None,
     pins: Mapping[str, Mapping[str, str]] | None = None,
     plan: Plan | str | Path | None = None,
@@ -143,7 +143,8 @@ def parallelize(
         micro_batches: how many slices of its batch each rank computes one after the other, adding up their gradients: what forward keeps
             for backward takes that much less memory, and the step gives what it gives at once. Where something needs the whole batch in
             the middle, as batch norm does in training, all slices come that far first. Of a later batch that has no so many equal
-            slices, fewer are made.
+            slices, fewer are made. By default the whole batch is computed at once, unless only slices keep the memory limit: then as
+            few of 2, 4, 8 or 16 as do.
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.
         pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.

@@ -77,9 +77,9 @@ def _bad_pins(what: str) -> ConfigurationError:
     return ConfigurationError(what, code="U0202", hint=hint)
 
 
-def require_settings(compare_every: int, on_change: str, captures: int, batch: str, micro_batches: int) -> None:
+def require_settings(compare_every: int, on_change: str, captures: int, batch: str, micro_batches: int | None) -> None:
     """Refuses settings of a step that have no meaning."""
-    if not isinstance(micro_batches, int) or micro_batches < 1:
+    if micro_batches is not None and (not isinstance(micro_batches, int) or micro_batches < 1):
         hint = "a number of slices, or 1 for the whole batch at once"
         raise ConfigurationError(f"`micro_batches` is {micro_batches!r}", code="U0012", hint=hint)
     if compare_every < 0:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
@@ -48,6 +49,11 @@ def peak_growth(run: Callable[[], object], device: torch.device = _devices.HOST,
     return min(max(_peak(asked, ends[sizes]) for asked in calls) for sizes, calls in alike.items())
 
 
+#: How long threads of the network are given to let go of the tensors that they sent, in seconds. One that gives memory back while the
+#: profiler ends reports it to what the profiler is about to free, and the heap is damaged (the danger that pytorch/pytorch#195636 names).
+_LETTING_GO = 0.02
+
+
 @dataclasses.dataclass
 class _Asked:
     """The memory that a call asked for. A time is the number of pieces that this thread had asked for before."""
@@ -64,6 +70,8 @@ def _asked_in(run: Callable[[], object]) -> _Asked:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         first = torch.empty(1)
         run()
+        if dist.is_available() and dist.is_initialized():
+            time.sleep(_LETTING_GO)
     results: Any = getattr(profiler.profiler, "kineto_results")  # noqa: B009 - not in torch's type stubs
     seen = sorted(_allocations(results.experimental_event_tree()), key=lambda event: event.start_time_ns)
     this_thread = seen[0].start_tid

@@ -58,7 +58,7 @@ class StepGraph:
         cluster: str | Path,
         *,
         mesh: Mapping[str, int] | str | None = None,
-        micro_batches: int = 1,
+        micro_batches: int | None = None,
         memory_limit: float | str | None = None,
         pins: Mapping[str, Mapping[str, str]] | None = None,
     ) -> Plan:
@@ -69,7 +69,8 @@ class StepGraph:
                 description, or a description.
             mesh: the axes with their sizes, the outer one first; ``"auto"`` has the planner choose one or two. By default one axis of
                 all ranks that the cluster has.
-            micro_batches: how many slices of its batch each rank computes one after the other.
+            micro_batches: how many slices of its batch each rank computes one after the other; by default one, unless only more keep the
+                memory limit.
             memory_limit: the most bytes of a rank, as a number or an amount such as ``"4GiB"``; that of a preset's device by default.
             pins: placements by name pattern and axis, as in :func:`unisono.parallelize`.
 

@@ -48,7 +48,7 @@ class ParallelStep:
         optimizer: Optimizer | Sequence[Optimizer] | None,
         example: Any,
         mesh: Mapping[str, int] | str | None,
-        micro_batches: int,
+        micro_batches: int | None,
         memory_limit: float | str | None,
         pins: Mapping[str, Mapping[str, str]] | None,
         plan: Plan | str | Path | None,
@@ -103,7 +103,7 @@ class ParallelStep:
         """
         other = object.__new__(ParallelStep)
         other.ranks, other._session = self.ranks, self._session
-        other._on_change, other._captures, other._micro_batches = self._on_change, self._captures, 1
+        other._on_change, other._captures, other._micro_batches = self._on_change, self._captures, None
         other._train_step, other._caller, other._steps = step, Caller(step), 0
         other._start()
         self._pause()
@@ -229,7 +229,8 @@ class ParallelStep:
     def _capture(self, call: Call, plan: Plan | str | Path | None) -> None:
         accumulates = any(step.accumulates for step in self._captured)
         # Of a later batch, which may be smaller, fewer slices are made where it has no so many.
-        counts = range(self._micro_batches, 0, -1) if self._captured else [self._micro_batches]
+        count = self._micro_batches
+        counts = range(count, 0, -1) if self._captured and count is not None else [count]
         self._last = CapturedStep(
             self._session, self._train_step, call, plan, accumulates=accumulates, micro_batches=counts
         )

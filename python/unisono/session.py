@@ -131,7 +131,7 @@ class CapturedStep:
         plan: Plan | str | Path | None,
         *,
         accumulates: bool = False,
-        micro_batches: Sequence[int] = (1,),
+        micro_batches: Sequence[int | None] = (None,),
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's program.
 
@@ -289,7 +289,7 @@ class CapturedStep:
                 return self._sliced_plan(graph, settings, count)
         return self._sliced_plan(graph, settings, last)
 
-    def _sliced_plan(self, graph: _native.Graph, settings: dict[str, Any], count: int) -> Plan:
+    def _sliced_plan(self, graph: _native.Graph, settings: dict[str, Any], count: int | None) -> Plan:
         settings = settings | {"micro_batches": count}
         return Plan(graph.plan(self.cluster, pack(settings), _profile.cache_folder()), graph)
 

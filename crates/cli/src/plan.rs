@@ -32,7 +32,8 @@ pub struct Plan {
     /// A TOML file with placements by name pattern of inputs and axis, such as `"batch.*".ranks = "shard(0)"`
     #[arg(long)]
     pins: Option<PathBuf>,
-    /// Have each rank compute its batch in so many slices, one after the other: gradients are added up, activations take that much less memory
+    /// Have each rank compute its batch in so many slices, one after the other: gradients are added up, activations take that much less
+    /// memory. Unless given, the whole batch at once, or as few slices as the memory limit asks for
     #[arg(long)]
     micro_batches: Option<u32>,
     /// Take the first solution of the search instead of the best of several

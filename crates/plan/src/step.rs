@@ -29,7 +29,8 @@ pub struct PlanSettings {
     /// How many ranks there are, where the mesh is searched for.
     #[serde(default)]
     pub ranks: Option<u32>,
-    /// How many micro-batches each rank computes one after the other; one unless it is said.
+    /// How many micro-batches each rank computes one after the other. Unless it is said, the whole batch at once, or the fewest with which a
+    /// plan keeps the memory limit.
     #[serde(default)]
     pub micro_batches: Option<u32>,
     /// Most bytes of one rank.
@@ -48,6 +49,26 @@ impl PlanSettings {
     /// Where this machine was measured, other processes share its memory, and nothing is limited unless it is said.
     pub fn memory_limit(&self, cluster: &Cluster) -> Option<u64> {
         self.memory_limit.or_else(|| cluster.ranks().map(|_| cluster.device.memory_bytes))
+    }
+
+    /// Refuses a mesh that is none, or that does not suit the cluster or the number of ranks.
+    fn check(&self, cluster: &Cluster) -> Result<()> {
+        let mesh = self.mesh();
+        mesh.check()?;
+        if let Some(held) = cluster.ranks().filter(|&held| held < mesh.ranks()) {
+            let message = format!("a mesh of {} ranks on a cluster of {held}", mesh.ranks());
+            let hint = "describe a larger cluster, or use fewer ranks";
+            return Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
+        }
+        if let Some(ranks) = self.ranks.filter(|&ranks| ranks != mesh.ranks()) {
+            let message = format!("the mesh has {} ranks, not {ranks}", mesh.ranks());
+            return Err(Diagnostic::new(Code::BAD_MESH, message).hint("say one of them"));
+        }
+        if self.ranks.is_some() && self.mesh.is_empty() && !self.pins.is_empty() {
+            let message = "pins name axes, and the mesh is to be searched for";
+            return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
+        }
+        Ok(())
     }
 
     /// The mesh; of one axis where it is searched for.
@@ -79,40 +100,60 @@ pub fn plan_telling(
     settings: &PlanSettings,
     told: impl FnOnce(&[Candidate]),
 ) -> Result<Plan> {
-    let searched = settings.ranks.filter(|_| settings.mesh.is_empty());
-    let mesh = settings.mesh();
-    mesh.check()?;
-    if let Some(held) = cluster.ranks().filter(|&held| held < mesh.ranks()) {
-        let message = format!("a mesh of {} ranks on a cluster of {held}", mesh.ranks());
-        return Err(
-            Diagnostic::new(Code::BAD_MESH, message).hint("describe a larger cluster, or use fewer ranks")
-        );
-    }
-    if let Some(ranks) = settings.ranks.filter(|&ranks| ranks != mesh.ranks()) {
-        let message = format!("the mesh has {} ranks, not {ranks}", mesh.ranks());
-        return Err(Diagnostic::new(Code::BAD_MESH, message).hint("say one of them"));
-    }
-    if searched.is_some() && !settings.pins.is_empty() {
-        let message = "pins name axes, and the mesh is to be searched for";
-        return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
-    }
+    settings.check(cluster)?;
     aten::check(graph)?;
-    let cleaned = cleaned(graph)?;
-    if let Some(axis) = mesh.axes.iter().find(|axis| axis.kind == AxisKind::Time) {
-        require_slices(&canonical(&cleaned), axis)?;
+    let cleaned = &cleaned(graph)?;
+    let asked = Asked { graph, cleaned, cluster, settings };
+    match asked.planned(settings.micro_batches.unwrap_or(1), told) {
+        Err(refused) if refused.code == Code::NO_PLAN && settings.micro_batches.is_none() => {
+            asked.sliced().ok_or(refused)
+        }
+        other => other,
     }
-    let request = Request {
-        graph: &cleaned,
-        captured: graph,
-        cluster,
-        mesh: &mesh,
-        memory_limit: settings.memory_limit(cluster),
-        pins: &settings.pins,
-        effort: settings.effort,
-    };
-    match searched {
-        Some(ranks) => search_meshes(&request, ranks, told),
-        None => Ok(search(&request)?.plan),
+}
+
+/// How many micro-batches are tried where the whole batch at once does not keep the memory limit.
+const TRIED: [u32; 4] = [2, 4, 8, 16];
+
+/// Programs of more nodes are not tried: all slices are written out.
+const MOST_NODES: usize = 1 << 17;
+
+/// What is asked of the planner.
+struct Asked<'a> {
+    graph: &'a Graph,
+    cleaned: &'a Graph,
+    cluster: &'a Cluster,
+    settings: &'a PlanSettings,
+}
+
+impl Asked<'_> {
+    /// The plan with a number of micro-batches.
+    fn planned(&self, micro_batches: u32, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
+        let settings = self.settings;
+        let mesh = PlanSettings { micro_batches: Some(micro_batches), ..settings.clone() }.mesh();
+        if let Some(axis) = mesh.axes.iter().find(|axis| axis.kind == AxisKind::Time) {
+            require_slices(&canonical(self.cleaned), axis)?;
+        }
+        let request = Request {
+            graph: self.cleaned,
+            captured: self.graph,
+            cluster: self.cluster,
+            mesh: &mesh,
+            memory_limit: settings.memory_limit(self.cluster),
+            pins: &settings.pins,
+            effort: settings.effort,
+        };
+        match settings.ranks.filter(|_| settings.mesh.is_empty()) {
+            Some(ranks) => search_meshes(&request, ranks, told),
+            None => Ok(search(&request)?.plan),
+        }
+    }
+
+    /// The plan with the fewest micro-batches with which one keeps the memory limit.
+    fn sliced(&self) -> Option<Plan> {
+        let nodes = self.cleaned.order.len();
+        let tried = TRIED.iter().filter(|count| nodes * **count as usize <= MOST_NODES);
+        tried.into_iter().find_map(|count| self.planned(*count, |_| {}).ok())
     }
 }
 
