@@ -6,7 +6,8 @@ use base::{Bytes, Code, Diagnostic, Nanos, Result};
 use clap::Args;
 use cluster::Cluster;
 use indexmap::IndexMap;
-use plan::{Candidate, Effort, Pins, PlanSettings};
+use ir::Graph;
+use plan::{Candidate, Effort, Pins, PlanSettings, Sensitivity};
 use serde::Serialize;
 
 use crate::files;
@@ -42,6 +43,9 @@ pub struct Plan {
     /// Write the plan to this file and print what it does, instead of printing the plan
     #[arg(short, long)]
     output: Option<PathBuf>,
+    /// Plan again with more memory, faster links and a faster device, and say what each gives
+    #[arg(long)]
+    sensitivity: bool,
     /// Print the plan's figures as JSON instead: what it is, what it takes, where time and memory go, what it was chosen over
     #[arg(long)]
     json: bool,
@@ -70,22 +74,51 @@ impl Plan {
         if let Some(path) = &self.output {
             files::write(path, &plan.text())?;
         }
-        let summary = || plan::summary(&graph, &plan, &cluster, settings.memory_limit(&cluster));
-        if let Some(path) = &self.html {
-            let local = plan::program(&graph, &plan, 0, |_| {})?;
-            let timeline = plan::simulate_rank(&local, &plan, &cluster, 0)?;
-            files::write(path, &plan::page(&summary()?, &local, &timeline, None)?)?;
-        }
+        let figures = || -> Result<Figures> {
+            Ok(Figures {
+                search_cpu_s: searched,
+                summary: plan::summary(&graph, &plan, &cluster, settings.memory_limit(&cluster))?,
+                sensitivity: if self.sensitivity {
+                    plan::sensitivities(&graph, &plan, &cluster, &settings)?
+                } else {
+                    Vec::new()
+                },
+            })
+        };
         if self.json {
-            let figures = Figures { search_cpu_s: searched, summary: summary()? };
-            let text =
-                serde_json::to_string_pretty(&figures).map_err(|error| Diagnostic::bug(error.to_string()))?;
+            let figures = figures()?;
+            self.write_page(&graph, &plan, &cluster, &figures.summary)?;
+            let text = serde_json::to_string_pretty(&figures);
+            let text = text.map_err(|error| Diagnostic::bug(error.to_string()))?;
             return print(out, &format!("{text}\n"));
         }
-        if self.output.is_none() {
-            return print(out, &plan.text());
+        let mut others = Vec::new();
+        if self.html.is_some() || self.sensitivity {
+            let figures = figures()?;
+            self.write_page(&graph, &plan, &cluster, &figures.summary)?;
+            others = figures.sensitivity.iter().map(said).collect();
         }
-        print(out, &plan::explain_plan(&graph, &plan)?)
+        if self.output.is_some() {
+            print(out, &plan::explain_plan(&graph, &plan)?)?;
+            return others.iter().try_for_each(|other| print(out, &format!("  {other}\n")));
+        }
+        print(out, &plan.text())?;
+        // A plan with comments is a plan.
+        others.iter().try_for_each(|other| print(out, &format!("# {other}\n")))
+    }
+
+    /// Writes the page of a plan, if one is asked for.
+    fn write_page(
+        &self,
+        graph: &Graph,
+        plan: &plan::Plan,
+        cluster: &Cluster,
+        summary: &plan::Summary,
+    ) -> Result<()> {
+        let Some(path) = &self.html else { return Ok(()) };
+        let local = plan::program(graph, plan, 0, |_| {})?;
+        let timeline = plan::simulate_rank(&local, plan, cluster, 0)?;
+        files::write(path, &plan::page(summary, &local, &timeline, None)?)
     }
 
     /// How many ranks there are, where no mesh says so.
@@ -162,6 +195,17 @@ struct Figures {
     search_cpu_s: Option<f64>,
     #[serde(flatten)]
     summary: plan::Summary,
+    /// What more of something would give, where it was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sensitivity: Vec<Sensitivity>,
+}
+
+/// What more of something would give, in a line.
+fn said(other: &Sensitivity) -> String {
+    let Sensitivity { with, label, step_ms, saves } = other;
+    let percent = saves.abs() * 100.0;
+    let change = if *saves < 0.0 { "more" } else { "less" };
+    format!("with {with}: {}, {percent:.1} % {change}: {label}", Nanos((step_ms * 1e6) as i64))
 }
 
 /// Ticks of the clock that Linux counts processor time in, per second.

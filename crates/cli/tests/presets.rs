@@ -101,3 +101,25 @@ fn figures_as_json_agree_with_each_other() {
         found["state"].as_array().unwrap().iter().find(|one| one["names"] == "params.layers.*.weight");
     assert!(layers.is_some_and(|one| one["count"] == 2 && one["bytes"] == 67_108_864), "{found}");
 }
+
+#[test]
+fn more_memory_links_and_devices_are_planned_for_again() {
+    let files = files("sensitivity");
+    let line = "--cluster h100:8 --mesh data=2,tensor=4";
+    let found = figures(&files, &format!("{line} --sensitivity"));
+    let others = found["sensitivity"].as_array().unwrap();
+    let with: Vec<&str> = others.iter().map(|other| other["with"].as_str().unwrap()).collect();
+    // No plan needs more memory than a device has.
+    assert_eq!(with, ["links 2 times as fast", "a device 10 % faster"]);
+    let step = found["step_ms"].as_f64().unwrap();
+    for other in others {
+        let (time, saves) = (other["step_ms"].as_f64().unwrap(), other["saves"].as_f64().unwrap());
+        assert!(time <= step && (1.0 - time / step - saves).abs() < 1e-9, "{other}");
+    }
+    let limited = format!("{line} --sensitivity --memory-limit 200MB");
+    let found = figures(&files, &limited);
+    assert_eq!(found["sensitivity"][0]["with"], "1 GiB more memory of a rank", "{found}");
+    let (_, plan, _) = files.run(&format!("plan step.txt {limited}"));
+    let (_, text, _) = files.write("plan.toml", &plan).run("explain step.txt plan.toml");
+    assert!(plan.contains("# with links 2 times as fast: ") && text.starts_with("plan "), "{plan}");
+}

@@ -37,6 +37,46 @@ impl Cluster {
     }
 }
 
+impl Cluster {
+    /// The same with links that send so many times as much in the same time.
+    #[must_use]
+    pub fn with_links(&self, factor: f64) -> Self {
+        let mut faster = self.clone();
+        match &mut faster.interconnect {
+            Interconnect::Measured(links) => {
+                let kinds = [
+                    &mut links.all_reduce,
+                    &mut links.all_gather,
+                    &mut links.reduce_scatter,
+                    &mut links.all_to_all,
+                ];
+                for link in kinds {
+                    link.bandwidth *= factor;
+                }
+            }
+            Interconnect::Levels(network) => {
+                for level in &mut network.levels {
+                    let switch = level.in_switch.as_mut().map(|switch| &mut switch.bandwidth);
+                    let rates = [&mut level.bandwidth, &mut level.small_bandwidth].into_iter();
+                    rates.chain(level.peer_bandwidth.as_mut()).chain(switch).for_each(|rate| *rate *= factor);
+                }
+            }
+        }
+        faster
+    }
+
+    /// The same with devices that compute, read and write so many times as much in the same time.
+    #[must_use]
+    pub fn with_device(&self, factor: f64) -> Self {
+        let mut faster = self.clone();
+        let device = &mut faster.device;
+        device.matmul_flops.values_mut().for_each(|rate| *rate *= factor);
+        device.memory_bandwidth *= factor;
+        device.operation_ns /= factor;
+        faster
+    }
+}
+
 /// Whether a number can be a rate.
 fn is_rate(rate: f64) -> bool {
     rate.is_finite() && rate > 0.0
