@@ -100,13 +100,36 @@ def planned(graph: unisono.StepGraph, family: str, ranks: int) -> _native.Plan:
     return graph.native.plan(DEAR_COMPUTING, msgpack.packb(settings))
 
 
-@pytest.mark.parametrize("make", [gpt2, bert, mixtral, t5, wan], ids=lambda make: make.__name__)
+MODELS = pytest.mark.parametrize("make", [gpt2, bert, mixtral, t5, wan], ids=lambda make: make.__name__)
+
+
+def eager(model, loss_of, batch):
+    """The losses of an ordinary training of a copy of a model, and the copy."""
+    reference = copy.deepcopy(model)
+    step, _ = make_step(reference, loss_of)
+    return [step(*batch).item() for _ in range(STEPS)], reference
+
+
+@MODELS
+def test_an_unmodified_model_gives_in_micro_batches_what_it_gives_at_once(make):
+    torch.manual_seed(0)
+    model, loss_of, batch = make()
+    losses, reference = eager(model, loss_of, batch)
+    step, optimizer = make_step(model, loss_of)
+    sliced = unisono.parallelize(
+        step, model=model, optimizer=optimizer, example=batch, micro_batches=2, cluster=DEAR_COMPUTING
+    )
+    assert [sliced(*batch).item() for _ in range(STEPS)] == pytest.approx(losses, rel=1e-5)
+    sliced.sync()
+    for (name, found), expected in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert (found - expected).abs().max() <= 1e-5 * (expected.abs().max() + 1e-4), name
+
+
+@MODELS
 def test_an_unmodified_model_gives_on_two_ranks_what_it_gives_on_one(make):
     torch.manual_seed(0)
     model, loss_of, batch = make()
-    reference = copy.deepcopy(model)
-    eager, _ = make_step(reference, loss_of)
-    losses = [eager(*batch).item() for _ in range(STEPS)]
+    losses, reference = eager(model, loss_of, batch)
     step, optimizer = make_step(model, loss_of)
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=batch)
     for family in FAMILIES:
