@@ -111,10 +111,15 @@ def cluster_text(source: str | Path) -> str:
     Raises:
         ConfigurationError: the file cannot be read, or there is no such preset.
     """
-    is_name = isinstance(source, str) and "\n" not in source and not Path(source).suffix
-    if is_name and not Path(source).exists():
-        return _native.preset_text(str(source))
+    if isinstance(source, str) and names_preset(source, Path()):
+        return _native.preset_text(source)
     return text_of(source)
+
+
+def names_preset(source: str, folder: Path) -> bool:
+    """Whether a text is the name of a preset rather than a description or the path of one, relative to a folder."""
+    is_other = "\n" in source or "/" in source or Path(source).suffix
+    return not is_other and not (folder / source).exists()
 
 
 def given_plan(

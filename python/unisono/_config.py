@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unisono._arguments import names_preset
 from unisono.errors import ConfigurationError
 
 if sys.version_info >= (3, 11):
@@ -54,14 +55,11 @@ def with_file(settings: Mapping[str, Any], file: str | Path, defaults: Mapping[s
         kinds, what = _KINDS.get(name) or ((type(defaults[name]),), _PLAIN[type(defaults[name])])
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise ConfigurationError(f"`{name}` is {value!r}", code="U0012", place=place, hint=f"give {what}")
-    read |= {
-        name: str(path.parent / read[name]) for name in _FILES if name in read and not _is_preset(name, read[name])
-    }
+    files = [name for name in _FILES if name in read]
+    if "cluster" in files and names_preset(read["cluster"], path.parent):
+        files.remove("cluster")
+    read |= {name: str(path.parent / read[name]) for name in files}
     return {name: read[name] if name in read and value is defaults[name] else value for name, value in settings.items()}
-
-
-def _is_preset(name: str, value: str) -> bool:
-    return name == "cluster" and not Path(value).suffix and "/" not in value
 
 
 def _line(text: str, name: str) -> int:

@@ -40,6 +40,22 @@ pub enum Realise {
     EmbeddingRowsBackward,
 }
 
+impl Realise {
+    /// How many small all-reduces it makes inside.
+    pub const fn reductions(self) -> u32 {
+        match self {
+            Self::Softmax | Self::LogSoftmax => 2,
+            Self::SoftmaxBackward | Self::LogSoftmaxBackward => 1,
+            Self::Plain
+            | Self::Averaged
+            | Self::NllPick
+            | Self::NllPickBackward
+            | Self::EmbeddingRows
+            | Self::EmbeddingRowsBackward => 0,
+        }
+    }
+}
+
 /// A sharding that some operand or result is to have: where a strategy starts from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Seed {

@@ -6,7 +6,6 @@ use base::{Bytes, Code, Diagnostic, Nanos, Result};
 use clap::Args;
 use cluster::Cluster;
 use indexmap::IndexMap;
-use ir::Graph;
 use plan::{Candidate, Effort, Pins, PlanSettings, Sensitivity};
 use serde::Serialize;
 
@@ -74,51 +73,32 @@ impl Plan {
         if let Some(path) = &self.output {
             files::write(path, &plan.text())?;
         }
-        let figures = || -> Result<Figures> {
-            Ok(Figures {
-                search_cpu_s: searched,
-                summary: plan::summary(&graph, &plan, &cluster, settings.memory_limit(&cluster))?,
-                sensitivity: if self.sensitivity {
-                    plan::sensitivities(&graph, &plan, &cluster, &settings)?
-                } else {
-                    Vec::new()
-                },
-            })
-        };
-        if self.json {
-            let figures = figures()?;
-            self.write_page(&graph, &plan, &cluster, &figures.summary)?;
-            let text = serde_json::to_string_pretty(&figures);
-            let text = text.map_err(|error| Diagnostic::bug(error.to_string()))?;
-            return print(out, &format!("{text}\n"));
-        }
         let mut others = Vec::new();
-        if self.html.is_some() || self.sensitivity {
-            let figures = figures()?;
-            self.write_page(&graph, &plan, &cluster, &figures.summary)?;
-            others = figures.sensitivity.iter().map(said).collect();
+        if self.json || self.html.is_some() || self.sensitivity {
+            let local = plan::program(&graph, &plan, 0, |_| {})?;
+            let limit = settings.memory_limit(&cluster);
+            let summary = plan::summary(&graph, &local, &plan, &cluster, limit)?;
+            if let Some(path) = &self.html {
+                let timeline = plan::simulate_rank(&local, &plan, &cluster, 0)?;
+                files::write(path, &plan::page(&summary, &local, &timeline, None)?)?;
+            }
+            if self.sensitivity {
+                others = plan::sensitivities(&graph, &plan, &cluster, &settings)?;
+            }
+            if self.json {
+                let figures = Figures { search_cpu_s: searched, summary, sensitivity: others };
+                let text = serde_json::to_string_pretty(&figures);
+                let text = text.map_err(|error| Diagnostic::bug(error.to_string()))?;
+                return print(out, &format!("{text}\n"));
+            }
         }
-        if self.output.is_some() {
-            print(out, &plan::explain_plan(&graph, &plan)?)?;
-            return others.iter().try_for_each(|other| print(out, &format!("  {other}\n")));
-        }
-        print(out, &plan.text())?;
         // A plan with comments is a plan.
-        others.iter().try_for_each(|other| print(out, &format!("# {other}\n")))
-    }
-
-    /// Writes the page of a plan, if one is asked for.
-    fn write_page(
-        &self,
-        graph: &Graph,
-        plan: &plan::Plan,
-        cluster: &Cluster,
-        summary: &plan::Summary,
-    ) -> Result<()> {
-        let Some(path) = &self.html else { return Ok(()) };
-        let local = plan::program(graph, plan, 0, |_| {})?;
-        let timeline = plan::simulate_rank(&local, plan, cluster, 0)?;
-        files::write(path, &plan::page(summary, &local, &timeline, None)?)
+        let (text, indent) = match &self.output {
+            Some(_) => (plan::explain_plan(&graph, &plan)?, "  "),
+            None => (plan.text(), "# "),
+        };
+        print(out, &text)?;
+        others.iter().try_for_each(|other| print(out, &format!("{indent}{other}\n")))
     }
 
     /// How many ranks there are, where no mesh says so.
@@ -198,14 +178,6 @@ struct Figures {
     /// What more of something would give, where it was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     sensitivity: Vec<Sensitivity>,
-}
-
-/// What more of something would give, in a line.
-fn said(other: &Sensitivity) -> String {
-    let Sensitivity { with, label, step_ms, saves } = other;
-    let percent = saves.abs() * 100.0;
-    let change = if *saves < 0.0 { "more" } else { "less" };
-    format!("with {with}: {}, {percent:.1} % {change}: {label}", Nanos((step_ms * 1e6) as i64))
 }
 
 /// Ticks of the clock that Linux counts processor time in, per second.

@@ -21,6 +21,10 @@ struct Description {
     network: Option<Network>,
 }
 
+/// How to get a description.
+const HINT: &str =
+    "`unisono profile` measures a machine, `unisono cluster h100:8x8` prints a preset to begin with";
+
 /// What a file may name for everything that it does not say itself.
 const PRESET: &str = "preset";
 
@@ -125,7 +129,7 @@ impl Source<'_> {
     fn wrong<T>(&self, (key, what): (&str, &str)) -> Result<T> {
         Err(Diagnostic::new(Code::BAD_CLUSTER, format!("`{key}` of a cluster description is {what}"))
             .at_line(self.file, self.line(key), 0)
-            .hint("`unisono profile` measures a machine, `unisono cluster h100:8x8` prints a preset to begin with"))
+            .hint(HINT))
     }
 
     fn malformed(&self, message: &str, at: usize) -> Box<Diagnostic> {
@@ -133,9 +137,7 @@ impl Source<'_> {
         // Of what follows, the table, the line says more.
         let message = message.lines().next().unwrap_or_default();
         let diagnostic = base::malformed(Code::BAD_CLUSTER, what, (self.text, self.file), message, at);
-        let hint =
-            "`unisono profile` measures a machine, `unisono cluster h100:8x8` prints a preset to begin with";
-        if diagnostic.hint.is_some() { diagnostic } else { diagnostic.hint(hint) }
+        if diagnostic.hint.is_some() { diagnostic } else { diagnostic.hint(HINT) }
     }
 
     /// Where the first name stands that a message of serde quotes.

@@ -35,9 +35,7 @@ impl Cluster {
             Interconnect::Levels(network) => Some(network.ranks()),
         }
     }
-}
 
-impl Cluster {
     /// The same with links that send so many times as much in the same time.
     #[must_use]
     pub fn with_links(&self, factor: f64) -> Self {

@@ -58,16 +58,15 @@ fn sizes(text: &str, most: u32) -> Option<(u32, u32)> {
 impl Preset {
     fn of_size(&self, nodes: u32, ranks: u32) -> Cluster {
         let mut network = self.network.clone();
-        let counts = [ranks, nodes * ranks];
-        for (level, count) in network.levels.iter_mut().zip(counts) {
+        for (level, count) in network.levels.iter_mut().zip([ranks, nodes * ranks]) {
             level.ranks = count;
         }
         // A level that adds no ranks to the one within is none.
-        let mut within = 1;
-        network.levels.retain(|level| {
-            let adds = level.ranks > std::mem::replace(&mut within, level.ranks);
-            adds || nodes * ranks == 1 && level.name == self.network.levels[0].name
-        });
+        if nodes == 1 {
+            network.levels.truncate(1);
+        } else if ranks == 1 {
+            network.levels.remove(0);
+        }
         Cluster { device: self.device.clone(), interconnect: Interconnect::Levels(network) }
     }
 }

@@ -2,7 +2,7 @@
 //! are for is to hold less, so an operation costs what its results take while one iteration runs, and what iterations exchange in the
 //! middle of the step costs more than that could ever save, because all of them hold it.
 
-use aten::{Call, Realise, Strategy, Work};
+use aten::{Call, Strategy, Work};
 use ir::{CollectiveKind, MeshAxis, Placement, Reshard, TensorType, local_bytes, reshard_steps};
 
 use crate::collectives::Company;
@@ -10,35 +10,23 @@ use crate::collectives::Company;
 /// What ends a loop costs as much as so many results of the size of what it combines.
 const END_OF_LOOP: u64 = 16;
 
-/// The price of a byte, in picoseconds.
-const BYTE: i64 = 1;
-
-fn price(bytes: u64) -> i64 {
-    bytes as i64 * BYTE
-}
-
-/// The price of an operation.
+/// The price of an operation: in bytes, where others are in picoseconds.
 pub fn operation_price(call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis) -> i64 {
     if aten::row(call.name()).is_some_and(|row| matches!(row.work, Work::View | Work::Nothing)) {
         return 0;
     }
     let results = strategy.results.iter().enumerate();
     let held = results.map(|(i, placement)| local_bytes(call.result(i), *placement, axis.size));
-    let ends = match strategy.realise {
-        Realise::Softmax | Realise::LogSoftmax | Realise::SoftmaxBackward | Realise::LogSoftmaxBackward => {
-            END_OF_LOOP
-        }
-        _ => 0,
-    };
-    price(held.sum::<u64>() + ends * call.result(0).bytes().0)
+    let ends = if strategy.realise.reductions() > 0 { END_OF_LOOP * call.result(0).bytes().0 } else { 0 };
+    (held.sum::<u64>() + ends) as i64
 }
 
-/// The price of a change of placement. Sums that only updates need are added up beside the loop.
+/// The price of a change of placement, in bytes. Sums that only updates need are added up beside the loop.
 pub fn reshard_price(ty: &TensorType, reshard: Reshard, axis: &MeshAxis, company: Company) -> Option<i64> {
     let steps = reshard_steps(ty, reshard, axis)?;
     let ends = |kind| !(kind == CollectiveKind::AllReduce && company == Company::Bucketed);
     let ends = steps.iter().filter(|step| ends(step.kind)).count() as u64;
     // Each iteration has a whole tensor of its share of the sum and zeros.
     let is_padded = matches!(reshard.to, Placement::Partial(_)) && reshard.from != reshard.to;
-    Some(price((ends * END_OF_LOOP + u64::from(is_padded)) * ty.bytes().0))
+    Some(((ends * END_OF_LOOP + u64::from(is_padded)) * ty.bytes().0) as i64)
 }

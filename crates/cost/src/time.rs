@@ -1,6 +1,6 @@
 //! Times, in integer picoseconds.
 
-use aten::{Call, Realise, Strategy, Work};
+use aten::{Call, Strategy, Work};
 use base::Bytes;
 use ir::{
     AxisKind, Collective, CollectiveKind, MeshAxis, Placement, Reshard, TensorType, local_bytes,
@@ -98,11 +98,10 @@ fn bytes(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> u64 {
 
 /// The small all-reduces that some strategies make inside an operation, and the passes over the operand that they add.
 fn inner_collectives(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis) -> i64 {
-    let count = match strategy.realise {
-        Realise::Softmax | Realise::LogSoftmax => 2,
-        Realise::SoftmaxBackward | Realise::LogSoftmaxBackward => 1,
-        _ => return 0,
-    };
+    let count = i64::from(strategy.realise.reductions());
+    if count == 0 {
+        return 0;
+    }
     let Some(Placement::Shard { dim, .. }) = strategy.results.first() else { return 0 };
     let result = call.result(0);
     let bytes = Bytes(result.bytes().0 / result.shape[usize::from(*dim)].max(1) as u64);

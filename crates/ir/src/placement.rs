@@ -160,9 +160,14 @@ impl Mesh {
         self.axes.iter().map(MeshAxis::rank_count).product()
     }
 
+    /// The axis of micro-batches, if there is one.
+    pub fn time_axis(&self) -> Option<&MeshAxis> {
+        self.axes.iter().find(|axis| axis.kind == AxisKind::Time)
+    }
+
     /// How many micro-batches a rank computes one after the other.
     pub fn micro_batches(&self) -> u32 {
-        self.axes.iter().filter(|axis| axis.kind == AxisKind::Time).map(|axis| axis.size).product()
+        self.time_axis().map_or(1, |axis| axis.size)
     }
 
     /// Whether one rank does everything at once.

@@ -4,7 +4,7 @@
 use std::thread;
 
 use base::{Diagnostic, Result};
-use ir::{AxisKind, Mesh, MeshAxis};
+use ir::{Mesh, MeshAxis};
 
 use crate::{
     effort::Effort,
@@ -40,8 +40,8 @@ fn meshes(ranks: u32) -> Vec<Mesh> {
 /// The best plan on any mesh of so many ranks, with the micro-batches of the request's; `told` hears what the quick searches predict, from
 /// the best mesh on.
 pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
-    let slices = || request.mesh.axes.iter().filter(|axis| axis.kind == AxisKind::Time).cloned();
-    let sliced = |mesh: Mesh| Mesh { axes: mesh.axes.into_iter().chain(slices()).collect() };
+    let slices = request.mesh.time_axis();
+    let sliced = |mesh: Mesh| Mesh { axes: mesh.axes.into_iter().chain(slices.cloned()).collect() };
     let meshes: Vec<Mesh> = meshes(ranks).into_iter().map(sliced).collect();
     if let [only] = &meshes[..] {
         return Ok(search(&Request { mesh: only, ..*request })?.plan);

@@ -10,7 +10,7 @@ use timeline::{Rank, Timeline, step::Figures};
 
 use crate::{
     explain::{undivided, without_row},
-    summary::{NANOS_PER_MILLI, Summary},
+    summary::{NANOS_PER_MILLI, Summary, nanos},
 };
 
 /// The page, as HTML, of the plan with these figures; `graph` is what a rank runs, `predicted` and `measured` are steps of it.
@@ -42,10 +42,6 @@ pub fn page(
         plans: considered(summary),
     };
     page.html()
-}
-
-fn nanos(millis: f64) -> Nanos {
-    Nanos((millis * NANOS_PER_MILLI).round() as i64)
 }
 
 fn percent(part: f64, whole: f64) -> f64 {

@@ -52,21 +52,37 @@ pub struct Prediction {
     pub bound_ns: i64,
 }
 
+/// A part of what is alive at the peak.
+pub struct AtPeak {
+    /// What it is called in figures.
+    pub name: &'static str,
+    /// What it is, for people.
+    pub what: &'static str,
+    /// How much.
+    pub bytes: u64,
+}
+
 impl Prediction {
+    /// The parts whose sum is the peak.
+    pub fn at_peak_by_category(&self) -> [AtPeak; 7] {
+        let part = |name, what, bytes| AtPeak { name, what, bytes };
+        [
+            part("state", "state", self.state_bytes),
+            part("batch", "batch", self.batch_bytes),
+            part("kept", "kept for small results", self.kept_bytes),
+            part("activations", "activations", self.activation_bytes),
+            part("gradients", "gradients", self.gradient_bytes),
+            part("collectives", "results of collectives", self.collective_bytes),
+            part("temporary", "temporary", self.temporary_bytes),
+        ]
+    }
+
     /// What is alive at the peak, most first.
     pub fn at_peak(&self) -> String {
-        let mut parts = [
-            (self.state_bytes, "state"),
-            (self.batch_bytes, "batch"),
-            (self.kept_bytes, "kept for small results"),
-            (self.activation_bytes, "activations"),
-            (self.gradient_bytes, "gradients"),
-            (self.collective_bytes, "results of collectives"),
-            (self.temporary_bytes, "temporary"),
-        ];
-        parts.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-        let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
-        let said: Vec<String> = parts.map(|(bytes, what)| format!("{} {what}", Bytes(*bytes))).collect();
+        let mut parts = self.at_peak_by_category();
+        parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+        let parts = parts.iter().filter(|part| part.bytes > 0);
+        let said: Vec<String> = parts.map(|part| format!("{} {}", Bytes(part.bytes), part.what)).collect();
         said.join(", ")
     }
 }

@@ -3,7 +3,7 @@
 use base::{Bytes, Diagnostic, Result};
 use cluster::Cluster;
 use cost::Machine;
-use ir::{AxisKind, CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
+use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use memory::Category;
 use passes::{Direct, DirectAxes};
 use shard::{Assignment, partition_mesh};
@@ -155,7 +155,8 @@ impl Run<'_> {
 
     /// The axes along which nothing that is mostly computation can be sharded.
     pub fn undivided(&self, graph: &Graph) -> Vec<String> {
-        let axes = self.request.mesh.axes.iter().filter(|axis| axis.size > 1 && !divides(graph, axis));
+        let axes =
+            self.request.mesh.axes.iter().filter(|axis| axis.rank_count() > 1 && !divides(graph, axis));
         axes.map(|axis| axis.name.clone()).collect()
     }
 }
@@ -172,8 +173,8 @@ pub fn direct(cluster: &Cluster, mesh: &Mesh) -> DirectAxes {
             reduce_scatter: limit(CollectiveKind::ReduceScatter),
         };
         let limits = [direct.all_reduce, direct.all_gather, direct.reduce_scatter];
-        let is_ever = axis.size > 1 && limits.iter().any(|limit| limit.0 > 0);
+        let is_ever = limits.iter().any(|limit| limit.0 > 0);
         is_ever.then(|| (axis.name.clone(), direct))
     };
-    mesh.axes.iter().filter(|axis| axis.kind == AxisKind::Ranks).filter_map(of).collect()
+    mesh.axes.iter().filter(|axis| axis.rank_count() > 1).filter_map(of).collect()
 }

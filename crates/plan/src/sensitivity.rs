@@ -1,5 +1,7 @@
 //! What a little more of something would give, answered by planning again.
 
+use std::fmt;
+
 use base::Result;
 use cluster::Cluster;
 use ir::Graph;
@@ -8,9 +10,9 @@ use serde::Serialize;
 use crate::{
     plan::Plan,
     step::{PlanSettings, plan_graph},
+    summary::{NANOS_PER_MILLI, nanos},
 };
 
-const NANOS_PER_MILLI: f64 = 1e6;
 const GIBIBYTE: u64 = 1 << 30;
 
 /// How much faster links, and then devices, are made.
@@ -28,6 +30,14 @@ pub struct Sensitivity {
     pub step_ms: f64,
     /// How much less time it takes than the plan, as a share; less than 0 where it takes more.
     pub saves: f64,
+}
+
+impl fmt::Display for Sensitivity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { with, label, step_ms, saves } = self;
+        let change = if *saves < 0.0 { "more" } else { "less" };
+        write!(f, "with {with}: {}, {:.1} % {change}: {label}", nanos(*step_ms), saves.abs() * 100.0)
+    }
 }
 
 /// What more memory, faster links and a faster device would give beside `plan`, which these settings gave.

@@ -3,7 +3,7 @@
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use indexmap::IndexMap;
-use ir::{AxisKind, Graph, Mesh, RankGraph};
+use ir::{Graph, Mesh, RankGraph};
 use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Outcome, Pass, pipeline};
 use serde::{Deserialize, Serialize};
 use shard::canonical;
@@ -73,7 +73,11 @@ impl PlanSettings {
 
     /// The mesh; of one axis where it is searched for.
     pub fn mesh(&self) -> Mesh {
-        let micro_batches = self.micro_batches.unwrap_or(1);
+        self.mesh_of(self.micro_batches.unwrap_or(1))
+    }
+
+    /// The mesh with so many micro-batches.
+    fn mesh_of(&self, micro_batches: u32) -> Mesh {
         match self.ranks.filter(|_| self.mesh.is_empty()) {
             Some(ranks) => mesh_of(&IndexMap::from([("ranks".to_owned(), ranks)]), micro_batches),
             None => mesh_of(&self.mesh, micro_batches),
@@ -130,8 +134,8 @@ impl Asked<'_> {
     /// The plan with a number of micro-batches.
     fn planned(&self, micro_batches: u32, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
         let settings = self.settings;
-        let mesh = PlanSettings { micro_batches: Some(micro_batches), ..settings.clone() }.mesh();
-        if let Some(axis) = mesh.axes.iter().find(|axis| axis.kind == AxisKind::Time) {
+        let mesh = settings.mesh_of(micro_batches);
+        if let Some(axis) = mesh.time_axis() {
             require_slices(&canonical(self.cleaned), axis)?;
         }
         let request = Request {

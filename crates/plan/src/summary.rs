@@ -3,23 +3,27 @@
 use std::collections::BTreeMap;
 
 use aten::{Call, Work};
-use base::Result;
+use base::{Nanos, Result};
 use cluster::Cluster;
 use cost::Machine;
 use indexmap::IndexMap;
-use ir::{Dtype, Graph, InputClass, Placement};
+use ir::{Dtype, Graph, InputClass, Placement, RankGraph};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::{
     account::{Account, account, folded},
-    plan::{Plan, Prediction},
-    step::program,
+    plan::Plan,
 };
 
 /// Summaries are in milliseconds, everything else is in nanoseconds.
 pub const NANOS_PER_MILLI: f64 = 1e6;
 const MILLIS_PER_SECOND: f64 = 1e3;
+
+/// A time of a summary.
+pub fn nanos(millis: f64) -> Nanos {
+    Nanos((millis * NANOS_PER_MILLI).round() as i64)
+}
 
 /// State whose names differ in numbers only and that lies alike.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -99,10 +103,15 @@ pub struct Summary {
     pub without_row: BTreeMap<String, u32>,
 }
 
-/// The figures of a plan for a graph on a cluster.
-pub fn summary(graph: &Graph, plan: &Plan, cluster: &Cluster, memory_limit: Option<u64>) -> Result<Summary> {
+/// The figures of a plan for a graph on a cluster; `local` is what a rank runs: its graph after the passes.
+pub fn summary(
+    graph: &Graph,
+    local: &RankGraph,
+    plan: &Plan,
+    cluster: &Cluster,
+    memory_limit: Option<u64>,
+) -> Result<Summary> {
     let mesh = plan.mesh();
-    let local = program(graph, plan, 0, |_| {})?;
     let p = &plan.prediction;
     let millis = |nanos: i64| nanos as f64 / NANOS_PER_MILLI;
     let step_ms = millis(p.step_ns);
@@ -129,28 +138,15 @@ pub fn summary(graph: &Graph, plan: &Plan, cluster: &Cluster, memory_limit: Opti
         tokens_per_step: tokens,
         tokens_per_second: tokens.map(|tokens| tokens as f64 / step_ms * MILLIS_PER_SECOND),
         peak_bytes: p.peak_bytes,
-        memory: memory(p),
+        memory: p.at_peak_by_category().map(|part| (part.name, part.bytes)).into_iter().collect(),
         memory_limit,
         limited_by: plan.limit.clone(),
         state: state(graph, plan),
-        account: account(&local, Machine { cluster, mesh: &mesh })?,
+        account: account(local, Machine { cluster, mesh: &mesh })?,
         runners_up: others.collect(),
         undivided: plan.undivided.clone(),
         without_row: plan.without_row.clone(),
     })
-}
-
-fn memory(p: &Prediction) -> IndexMap<&'static str, u64> {
-    let parts = [
-        ("state", p.state_bytes),
-        ("batch", p.batch_bytes),
-        ("kept", p.kept_bytes),
-        ("activations", p.activation_bytes),
-        ("gradients", p.gradient_bytes),
-        ("collectives", p.collective_bytes),
-        ("temporary", p.temporary_bytes),
-    ];
-    parts.into_iter().collect()
 }
 
 /// The time of what is mostly computation, divided over all ranks, in milliseconds.

@@ -26,7 +26,8 @@ fn plan_page(
 ) -> PyResult<String> {
     run(py, || {
         let cluster = Cluster::parse(cluster, "the cluster description")?;
-        let summary = plan::summary(&step.0, &plan.0, &cluster, limit(memory_limit, &cluster))?;
+        let limit = limit(memory_limit, &cluster);
+        let summary = plan::summary(&step.0, &rank_graph.0, &plan.0, &cluster, limit)?;
         let predicted = plan::simulate_rank(&rank_graph.0, &plan.0, &cluster, SHOWN)?;
         let timeline = |(program, records): (Py<Program>, _)| {
             program.get().timeline(records, SHOWN, Some(&rank_graph.0))

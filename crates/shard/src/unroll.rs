@@ -221,6 +221,10 @@ impl<'a> Writer<'a> {
         let once = of_role(|role| role == Role::Once);
         let each = of_role(|role| matches!(role, Role::Each | Role::Combine(_)));
         let combined = of_role(|role| matches!(role, Role::Combine(_)));
+        // What is waited for, the loops before have combined.
+        for id in of_role(|role| role == Role::Combined) {
+            self.wait(id);
+        }
         for id in once {
             self.copy(id, 0);
         }
@@ -311,7 +315,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// What a loop has combined, as the values of the wait for it.
+    /// What a loop has combined.
     fn combine(&mut self, id: NodeId) {
         let (first, count) = (&self.iterations[0], self.iterations.len() as i64);
         let Role::Combine(kind) = self.roles[id] else { return };
@@ -332,14 +336,17 @@ impl<'a> Writer<'a> {
             }
             _ => vec![joined(&mut out, &parts)],
         };
-        let results: Vec<ValueId> = first.nodes[id].results().collect();
-        let waits = first.order.iter().filter(|wait| {
-            self.roles[**wait] == Role::Combined
-                && first.nodes[**wait].operands().next().is_some_and(|value| results.contains(&value))
-        });
-        let waited: Vec<ValueId> = waits.flat_map(|wait| first.nodes[*wait].results()).collect();
-        for value in waited.into_iter().chain(results) {
+        for value in first.nodes[id].results() {
             self.made[value].clone_from(&made);
+        }
+    }
+
+    /// A wait for what a loop has combined is nothing: its value is what was combined.
+    fn wait(&mut self, id: NodeId) {
+        let node = &self.iterations[0].nodes[id];
+        for (value, combined) in node.results().zip(node.operands()) {
+            let made = self.made[combined].clone();
+            self.made[value] = made;
         }
     }
 
