@@ -9,8 +9,8 @@ use base::{Diagnostic, Id, Result, SecondaryMap};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
-    Arg, Graph, LabelId, Node, NodeId, Op, OpId, PartId, ReturnType, TensorType, Value, ValueDef, ValueId,
-    build::new_returns,
+    Arg, Graph, LabelId, Node, NodeId, Op, OpId, PartId, Return, ReturnType, TensorType, Value, ValueDef,
+    ValueId, build::new_returns,
 };
 
 /// Changes to a graph.
@@ -88,7 +88,14 @@ impl<'g> Patch<'g> {
     /// its schema, as for [`Graph::push`]. It moves behind its operands where they come later.
     pub fn push(&mut self, source: NodeId, op: &str, args: Vec<Arg>, returns: Vec<ReturnType>) -> NodeId {
         let op = self.op(op);
-        let label = self.current_label();
+        let Node { place, module, part, .. } = *self.node(source);
+        let node = Node { op, args, returns: Vec::new(), place, module, part, label: None };
+        self.add(source, node, returns)
+    }
+
+    /// Adds a node, with what it returns and under the current label, at the position of `source`.
+    fn add(&mut self, source: NodeId, node: Node, returns: Vec<ReturnType>) -> NodeId {
+        let label = Some(self.current_label());
         self.change().added += 1;
         let id = NodeId::from_index(self.base.nodes.len() + self.edits.nodes.len());
         let (first, values) = (self.base.values.len(), &mut self.edits.values);
@@ -96,8 +103,7 @@ impl<'g> Patch<'g> {
             values.push(value);
             ValueId::from_index(first + values.len() - 1)
         });
-        let Node { place, module, part, .. } = *self.node(source);
-        self.edits.nodes.push(Node { op, args, returns, place, module, part, label: Some(label) });
+        self.edits.nodes.push(Node { returns, label, ..node });
         self.edits.sources.push(source);
         id
     }
@@ -107,6 +113,28 @@ impl<'g> Patch<'g> {
         let result = ValueId::from_index(self.base.values.len() + self.edits.values.len());
         self.push(source, op, args, vec![ty.into()]);
         result
+    }
+
+    /// Adds a copy of a node of the graph that stands where `source` does, in its part, and reads what `map` gives for its operands. It keeps
+    /// its place and module.
+    pub fn copy(&mut self, node: NodeId, source: NodeId, map: impl FnMut(ValueId) -> ValueId) -> NodeId {
+        let base = self.base;
+        let mut map = map;
+        let Node { op, args, returns, place, module, .. } = &base.nodes[node];
+        let mut args = args.clone();
+        args.iter_mut().for_each(|arg| arg.map_values(&mut map));
+        let of = |value: &ValueId| base.ty(*value).clone();
+        let returns = returns.iter().map(|returned| match returned {
+            Return::None => ReturnType::None,
+            Return::Value(value) => ReturnType::Tensor(of(value)),
+            Return::Values(values) => ReturnType::Tensors(values.iter().map(of).collect()),
+        });
+        let part = self.node(source).part;
+        self.add(
+            source,
+            Node { op: *op, args, returns: Vec::new(), place: *place, module: *module, part, label: None },
+            returns.collect(),
+        )
     }
 
     /// A node, old or new.

@@ -1,13 +1,13 @@
 //! Common-subexpression elimination: what is computed twice from the same operands is computed once.
 //!
 //! Random operations, collectives and operations with effects are never merged: a dropout drawn twice is two dropouts, and
-//! a parameter gathered twice was meant to be.
+//! a parameter gathered twice was meant to be. So was what runs again in backward.
 
 use base::Result;
-use ir::{Graph, Patch, ValueId};
+use ir::{Graph, LabelId, Patch, ValueId};
 use rustc_hash::FxHashMap;
 
-use crate::{Pass, facts::Facts};
+use crate::{Pass, facts::Facts, recompute::RECOMPUTE};
 
 /// Keeps the first of equal nodes.
 pub struct CommonSubexpressions;
@@ -23,12 +23,14 @@ impl Pass for CommonSubexpressions {
         patch.label("common_subexpressions");
         let mut kept: FxHashMap<ValueId, ValueId> = FxHashMap::default();
         let mut known = FxHashMap::default();
+        let runs_again = |label: LabelId| graph.labels[label] == RECOMPUTE;
         for id in graph.order.iter().filter(|id| facts.is_pure(&graph.nodes[**id])) {
             let node = &graph.nodes[*id];
+            let again = node.label.filter(|label| runs_again(*label)).map(|_| node.part);
             let first_of = |value: ValueId| kept.get(&value).unwrap_or(&value).0;
             // What a change of placement made may equal the user's own on one rank only (a slice that begins at 0): never merged, so that
             // the graphs of all ranks stay alike.
-            match known.entry((node.label.is_some(), node.key(first_of))) {
+            match known.entry((node.label.is_some(), again, node.key(first_of))) {
                 std::collections::hash_map::Entry::Vacant(entry) => drop(entry.insert(*id)),
                 std::collections::hash_map::Entry::Occupied(entry) => {
                     for (again, first) in node.results().zip(graph.nodes[*entry.get()].results()) {

@@ -16,6 +16,7 @@ mod layout;
 mod merge_views;
 mod order_collectives;
 mod pipeline;
+mod recompute;
 mod start_collectives;
 
 pub use bucket_collectives::BucketCollectives;
@@ -29,5 +30,6 @@ pub use group_lists::GroupLists;
 pub use ir::Patch;
 pub use merge_views::MergeViews;
 pub use order_collectives::OrderCollectives;
-pub use pipeline::{Settings, by_name, pipeline};
+pub use pipeline::{Settings, by_name, pipeline, scheduled, settled};
+pub use recompute::{Positions, RECOMPUTE, Recompute, Repeatable};
 pub use start_collectives::StartCollectives;

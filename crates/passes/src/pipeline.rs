@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DropAliases,
-    GroupLists, MergeViews, OrderCollectives, StartCollectives, driver::Pass,
+    GroupLists, MergeViews, OrderCollectives, Positions, Recompute, StartCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -18,12 +18,20 @@ pub struct Settings {
     /// Which collectives are direct, by the name of the mesh axis; along an axis that is not here none are.
     #[serde(skip_serializing_if = "DirectAxes::is_empty")]
     pub direct: DirectAxes,
+    /// Which operations of forward run again in backward, by their positions in the [settled](settled) program.
+    #[serde(skip_serializing_if = "Positions::is_empty")]
+    pub recompute: Positions,
 }
 
 impl Default for Settings {
     /// Buckets of 25 MiB as PyTorch's DistributedDataParallel has them, and twice that gathered ahead.
     fn default() -> Self {
-        Self { bucket_limit: Bytes(25 << 20), prefetch_limit: Bytes(50 << 20), direct: DirectAxes::new() }
+        Self {
+            bucket_limit: Bytes(25 << 20),
+            prefetch_limit: Bytes(50 << 20),
+            direct: DirectAxes::new(),
+            recompute: Positions::default(),
+        }
     }
 }
 
@@ -40,23 +48,35 @@ impl Settings {
     }
 }
 
-/// The passes that a graph goes through before it runs, in their order. Views are merged again after bucketing, which adds
-/// views that flatten; ordering comes after that, since every patch may move nodes. Direct collectives are last: the exchange starts where
-/// the collective started, and its reduction takes the place of the wait.
+/// The passes that a graph goes through before it runs, in their order.
 pub fn pipeline(settings: &Settings) -> Vec<Box<dyn Pass>> {
-    let mut passes: Vec<Box<dyn Pass>> = vec![
+    settled().into_iter().chain(scheduled(settings)).collect()
+}
+
+/// The first passes, which no setting changes: what they leave does no work twice. Positions of operations that run again count in it.
+pub fn settled() -> Vec<Box<dyn Pass>> {
+    vec![
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions),
         Box::new(DeadCode),
         Box::new(GroupLists),
+    ]
+}
+
+/// The passes after them. Views are merged again after bucketing, which adds views that flatten; ordering comes after that, since every
+/// patch may move nodes. Direct collectives are last: the exchange starts where the collective started, and its reduction takes the place
+/// of the wait.
+pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
+    let mut passes: Vec<Box<dyn Pass>> = vec![
+        Box::new(Recompute { again: settings.recompute.clone() }),
+        Box::new(StartCollectives),
+        Box::new(BucketCollectives { limit: settings.bucket_limit }),
+        Box::new(MergeViews),
+        Box::new(CommonSubexpressions),
+        Box::new(DeadCode),
+        Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
     ];
-    passes.push(Box::new(StartCollectives));
-    passes.push(Box::new(BucketCollectives { limit: settings.bucket_limit }));
-    passes.push(Box::new(MergeViews));
-    passes.push(Box::new(CommonSubexpressions));
-    passes.push(Box::new(DeadCode));
-    passes.push(Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }));
     if !settings.direct.is_empty() {
         let limited = settings
             .direct
@@ -69,12 +89,13 @@ pub fn pipeline(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 9] = [
+    let all: [Box<dyn Pass>; 10] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions),
         Box::new(DeadCode),
         Box::new(GroupLists),
+        Box::new(Recompute { again: settings.recompute.clone() }),
         Box::new(StartCollectives),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),

@@ -15,6 +15,10 @@ fn passes(case: &str) -> Vec<Box<dyn Pass>> {
     let line = case.lines().find_map(|line| line.strip_prefix("# passes: ")).unwrap();
     let mut settings = Settings::default();
     for (key, value) in line.split(' ').filter_map(|word| word.split_once('=')) {
+        if key == "again" {
+            settings.recompute = value.replace(',', " ").parse().unwrap();
+            continue;
+        }
         let value = Bytes(value.parse().unwrap());
         match key {
             "bucket" => settings.bucket_limit = value,
@@ -103,4 +107,9 @@ fn direct_collectives() {
 #[test]
 fn start_collectives() {
     check("start_collectives");
+}
+
+#[test]
+fn recompute() {
+    check("recompute");
 }

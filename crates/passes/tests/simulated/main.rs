@@ -6,7 +6,7 @@ mod run;
 
 use base::Bytes;
 use ir::{Graph, testing::Random};
-use unisono_passes::{Direct, DirectAxes, Outcome, Settings, pipeline, run};
+use unisono_passes::{Direct, DirectAxes, Outcome, Positions, Repeatable, Settings, pipeline, run, settled};
 
 use crate::{
     program::rank_graph,
@@ -21,6 +21,15 @@ fn inputs(graph: &Graph, seed: u64) -> Vec<Vec<Tensor>> {
         types.map(|ty| Tensor::random(&mut random, ty)).collect()
     };
     (0..RANKS).map(|_| rank()).collect()
+}
+
+/// Some of the operations that can run again in backward.
+fn some_again(graph: &Graph, seed: u64) -> Positions {
+    let settled = run(&settled(), graph, |_| {}).unwrap();
+    let repeatable = Repeatable::new(&settled);
+    let mut random = Random::new(seed);
+    let again = settled.order.iter().enumerate().filter(|(_, id)| repeatable.contains(**id));
+    Positions(again.map(|(at, _)| at as u32).filter(|_| random.below(2) == 0).collect())
 }
 
 #[test]
@@ -43,6 +52,7 @@ fn random_rank_graphs_give_the_same_after_all_passes() {
                     reduce_scatter: limit(),
                 },
             )]),
+            recompute: some_again(&graph, seed),
         };
         let after = run(&pipeline(&settings), &graph, |outcome: &Outcome| {
             *changed.entry(outcome.pass).or_insert(0) += usize::from(outcome.changed);
