@@ -20,6 +20,9 @@ from unisono._message import pack, unpack
 from unisono._placements import coordinates
 from unisono._users_errors import UsersError
 
+#: What the host's own process groups are called as a backend of PyTorch's.
+_OWN_GLOO = "unisono_gloo"
+
 #: How long a process that closed its connections may take to end.
 _SECONDS_TO_END = 3.0
 
@@ -43,7 +46,9 @@ class Ranks:
         self.count = dist.get_world_size() if self.joined else 1
         self._groups: dict[Any, dict[str, str]] = {}
         self._networks = _networks() if self.joined else {}
-        self._host = dist.new_group(backend="gloo") if self.joined and "cpu" not in self._networks else None
+        # The host's collectives go through a group of one's own, unless the user has another network for them than gloo.
+        own = self.joined and self._networks.get("cpu", "gloo") == "gloo"
+        self._host = dist.new_group(backend=_own_gloo()) if own else None
         self.meeting = meeting() if self.count > 1 else None
         self._processes = self._introduce()
 
@@ -53,7 +58,7 @@ class Ranks:
             self.meeting.come(what, why, self.lost)
 
     def group(self, kind: str) -> Any:
-        """The process group of all ranks for tensors on a kind of device; of one's own for the host's where the user's has none.
+        """The process group of all ranks for tensors on a kind of device; of one's own for the host's.
 
         Raises:
             HardwareError: the user's group has no network for such devices.
@@ -94,7 +99,7 @@ class Ranks:
             others = tuple(place for name, place in coordinates(mesh, rank).items() if name != axis)
             members.setdefault(others, []).append(rank)
         for ranks in members.values():
-            group = dist.new_group(ranks, backend="gloo" if everyone is self._host else None)
+            group = dist.new_group(ranks, backend=_own_gloo() if everyone is self._host else None)
             if self.rank in ranks:
                 mine = group.group_name  # type: ignore[union-attr]
         return mine
@@ -177,6 +182,23 @@ class Ranks:
         card[120:] = torch.frombuffer(bytearray(os.getpid().to_bytes(8, "little")), dtype=torch.uint8)
         cards = [card.numpy().tobytes() for card in self.gathered(card)]
         return [(card[:120].rstrip(b"\0").decode(), int.from_bytes(card[120:], "little")) for card in cards]
+
+
+def _own_gloo() -> str:
+    """The backend of gloo groups with one thread each.
+
+    PyTorch gives a gloo group two threads, which both write the name of the last collective without a lock, and so damage the heap where
+    two collectives end at once (docs/reports/gloo-worker-threads.md); the number cannot be said to ``new_group``.
+    """
+    if _OWN_GLOO not in dist.Backend.backend_list:
+        dist.Backend.register_backend(_OWN_GLOO, _with_one_thread, devices=["cpu"])
+    return _OWN_GLOO
+
+
+def _with_one_thread(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+    options._devices, options._threads, options._timeout = [dist.ProcessGroupGloo.create_default_device()], 1, timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 def _is_alive(pid: int) -> bool:

@@ -61,9 +61,9 @@ pub fn curve(program: &Steps, limit: Bytes) -> Curve {
     Curve { buffers: found.bytes, constants: Bytes(constants), spans, workspaces: workspaces.collect() }
 }
 
-/// How many collectives of a process group run at once, those that were started first: gloo's threads. What a collective allocates for
-/// itself it allocates when it runs.
-const RUNNING: usize = 2;
+/// How many collectives of a process group run at once, those that were started first: gloo's threads, of which a group has one. What a
+/// collective allocates for itself it allocates when it runs.
+const RUNNING: usize = 1;
 
 /// For each step, what collectives that run beside it allocate for themselves: at most those in flight that take most. Groups are not
 /// told apart.
