@@ -39,6 +39,9 @@ FUSED = ", fused"
 #: Ends the name of a family in which each rank computes its batch in two slices.
 SLICED = ", sliced"
 
+#: Ends the name of a family in which backward computes again what it can of forward.
+RECOMPUTED = ", recomputed"
+
 #: The part of the memory that the best plan takes of which a limited one must make do.
 MEMORY_SHARE = 0.65
 
@@ -49,6 +52,7 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
         yield from ((model, "free") for model in ("gpt", "gpt_adamw", "mlp", "llama"))
         yield from ((model, f"free{FUSED}") for model in ("gpt", "gpt_adamw", "llama"))
         yield from ((model, f"free{SLICED}") for model in ("gpt_adamw", "mlp", "llama"))
+        yield from ((model, f"free{RECOMPUTED}") for model in ("gpt_adamw", "mlp", "llama"))
         return
     for model in ("gpt", "mlp", "llama"):
         pinned = ("batch cut", "state cut", "tensors cut") if ranks == 2 or model == "mlp" else ("state cut",)
@@ -56,6 +60,7 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
     if ranks == 2:
         for model in ("gpt_adamw", "mlp", "llama"):
             yield from ((model, f"{family}{SLICED}") for family in ("batch cut", "state cut", "tensors cut"))
+        yield from (("gpt_adamw", f"{family}{RECOMPUTED}") for family in ("state cut", "tensors cut"))
         yield "gpt_adamw", "state cut"
         yield "gpt_adamw", "memory limited"
         yield from (
@@ -88,6 +93,7 @@ def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "cluster": steps.SLOW_LINKS if family == "memory limited" else steps.EAGER_TO_CUT,
     }
     settings["fuse"], settings["micro_batches"] = family.endswith(FUSED), 2 if family.endswith(SLICED) else 1
+    settings["recompute"] = "full" if family.endswith(RECOMPUTED) else None
     free, limit = None, None
     if family == "memory limited":
         free = unisono.parallelize(together.step, **settings).plan

@@ -10,7 +10,7 @@ import torch
 
 from unisono._ranks import Ranks
 
-#: With two threads to a group, PyTorch 2.13 does not come through a tenth of them (docs/reports/gloo-worker-threads.md).
+#: With two threads to a group, PyTorch 2.13 ends by a signal after some ten thousand of them (docs/reports/gloo-worker-threads.md).
 ROUNDS = 5_000
 
 

@@ -126,11 +126,11 @@ def test_slices_are_made_where_only_they_keep_a_memory_limit():
     at_once = steps.parallelize(training)
     assert at_once.plan.micro_batches == 1
     limit = at_once.plan.prediction["peak_bytes"] // 3
-    step = steps.parallelize(training, memory_limit=limit)
+    step = steps.parallelize(training, memory_limit=limit, recompute="none")
     assert step.plan.micro_batches == 4
     assert step.plan.prediction["peak_bytes"] <= limit
     with pytest.raises(unisono.errors.ResourceError, match="no plan fits"):
-        steps.parallelize(training, memory_limit=limit, micro_batches=1)
+        steps.parallelize(training, memory_limit=limit, micro_batches=1, recompute="none")
 
 
 def test_a_plan_keeps_its_slices():

@@ -110,17 +110,19 @@ def eager(model, loss_of, batch):
     return [step(*batch).item() for _ in range(STEPS)], reference
 
 
+@pytest.mark.parametrize("settings", [{"micro_batches": 2}, {"recompute": "full"}], ids=["sliced", "recomputed"])
 @MODELS
-def test_an_unmodified_model_gives_in_micro_batches_what_it_gives_at_once(make):
+def test_an_unmodified_model_gives_with_less_memory_what_it_gives_at_once(make, settings):
     torch.manual_seed(0)
     model, loss_of, batch = make()
     losses, reference = eager(model, loss_of, batch)
     step, optimizer = make_step(model, loss_of)
-    sliced = unisono.parallelize(
-        step, model=model, optimizer=optimizer, example=batch, micro_batches=2, cluster=DEAR_COMPUTING
+    smaller = unisono.parallelize(
+        step, model=model, optimizer=optimizer, example=batch, cluster=DEAR_COMPUTING, **settings
     )
-    assert [sliced(*batch).item() for _ in range(STEPS)] == pytest.approx(losses, rel=1e-5)
-    sliced.sync()
+    assert ("recompute" in settings) == (smaller.plan.prediction["recomputed_ns"] > 0)
+    assert [smaller(*batch).item() for _ in range(STEPS)] == pytest.approx(losses, rel=1e-5)
+    smaller.sync()
     for (name, found), expected in zip(model.named_parameters(), reference.parameters(), strict=True):
         assert (found - expected).abs().max() <= 1e-5 * (expected.abs().max() + 1e-4), name
 

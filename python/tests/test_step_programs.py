@@ -11,7 +11,8 @@ from eager import compare
 
 PROGRAMS = 100
 TOGETHER = 10
-SLICED = 30
+#: How many are run with less memory too.
+SMALLER = 30
 #: Habits under which rounding decides: gradients of which only the sign counts, sums in bfloat16.
 ROUNDED = {"gradients_are_set", "automatic_casts"}
 
@@ -27,15 +28,16 @@ def test_programs_give_what_eager_gives(first):
                 raise AssertionError(f"program {seed}: {step_programs.habits_of(seed)}") from error
 
 
-@pytest.mark.parametrize("first", range(0, SLICED, TOGETHER))
-def test_programs_in_two_micro_batches_give_what_eager_gives(first):
+@pytest.mark.parametrize("settings", [{"micro_batches": 2}, {"recompute": "full"}], ids=["sliced", "recomputed"])
+@pytest.mark.parametrize("first", range(0, SMALLER, TOGETHER))
+def test_programs_with_less_memory_give_what_eager_gives(first, settings):
     for seed in range(first, first + TOGETHER):
         if ROUNDED & set(step_programs.habits_of(seed)):
             continue
 
         def make(seed=seed):
             training = step_programs.make(seed)
-            training.settings["micro_batches"] = 2
+            training.settings.update(settings)
             return training
 
         with warnings.catch_warnings():

@@ -112,6 +112,7 @@ def parallelize(
     example: Any,
     mesh: Mapping[str, int] | str | None = None,
     micro_batches: int | None = None,
+    recompute: str | None = None,
     memory_limit: float | str | None = None,
     pins: Mapping[str, Mapping[str, str]] | None = None,
     plan: Plan | str | Path | None = None,
@@ -145,6 +146,10 @@ def parallelize(
             the middle, as batch norm does in training, all slices come that far first. Of a later batch that has no so many equal
             slices, fewer are made. By default the whole batch is computed at once, unless only slices keep the memory limit: then as
             few of 2, 4, 8 or 16 as do.
+        recompute: what of forward is computed again in backward instead of being held until then. By default what the step's own code
+            checkpoints, and what the memory limit asks for besides, where that is faster than other ways to keep it. ``"none"`` computes
+            nothing again, whatever the code says; ``"full"`` everything but random numbers, collectives, and what goes from one segment
+            of forward into the next. The values are the same.
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.
         pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
@@ -182,6 +187,7 @@ def parallelize(
     settings: dict[str, Any] = {
         "mesh": mesh,
         "micro_batches": micro_batches,
+        "recompute": recompute,
         "memory_limit": memory_limit,
         "pins": pins,
         "plan": plan,

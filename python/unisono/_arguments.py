@@ -77,11 +77,21 @@ def _bad_pins(what: str) -> ConfigurationError:
     return ConfigurationError(what, code="U0202", hint=hint)
 
 
-def require_settings(compare_every: int, on_change: str, captures: int, batch: str, micro_batches: int | None) -> None:
+def require_recompute(recompute: str | None) -> None:
+    """Refuses what does not say what of forward is computed again."""
+    if recompute not in (None, "none", "full"):
+        hint = '"none" for nothing, "full" for all that can be, or leave it out for what the memory limit asks for'
+        raise ConfigurationError(f"`recompute` is {recompute!r}", code="U0012", hint=hint)
+
+
+def require_settings(
+    compare_every: int, on_change: str, captures: int, batch: str, micro_batches: int | None, recompute: str | None
+) -> None:
     """Refuses settings of a step that have no meaning."""
     if micro_batches is not None and (not isinstance(micro_batches, int) or micro_batches < 1):
         hint = "a number of slices, or 1 for the whole batch at once"
         raise ConfigurationError(f"`micro_batches` is {micro_batches!r}", code="U0012", hint=hint)
+    require_recompute(recompute)
     if compare_every < 0:
         message = f"`compare_every` is {compare_every}"
         raise ConfigurationError(message, code="U0012", hint="a number of steps, or 0 to compare never")

@@ -27,6 +27,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "memory_limit": ((int, float, str), "a number of bytes, or a text such as '4 GiB'"),
     **dict.fromkeys(_FILES, ((str,), "the path of a file or folder")),
     "micro_batches": ((int,), "a whole number"),
+    "recompute": ((str,), "'none' or 'full'"),
     "cluster": ((str,), "the path of a description, or a preset such as 'h100:8x8'"),
 }
 _PLAIN: dict[type, str] = {bool: "true or false", int: "a whole number", str: "a text"}

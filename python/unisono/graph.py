@@ -11,7 +11,7 @@ import msgpack
 
 from unisono import _native
 from unisono._amounts import bytes_of
-from unisono._arguments import cluster_text, plain_pins, planned_mesh
+from unisono._arguments import cluster_text, plain_pins, planned_mesh, require_recompute
 from unisono._message import pack
 from unisono.errors import ConfigurationError
 from unisono.plans import Plan
@@ -59,6 +59,7 @@ class StepGraph:
         *,
         mesh: Mapping[str, int] | str | None = None,
         micro_batches: int | None = None,
+        recompute: str | None = None,
         memory_limit: float | str | None = None,
         pins: Mapping[str, Mapping[str, str]] | None = None,
     ) -> Plan:
@@ -71,6 +72,7 @@ class StepGraph:
                 all ranks that the cluster has.
             micro_batches: how many slices of its batch each rank computes one after the other; by default one, unless only more keep the
                 memory limit.
+            recompute: what of forward is computed again in backward: ``"none"``, ``"full"``, or by default what the memory limit asks for.
             memory_limit: the most bytes of a rank, as a number or an amount such as ``"4GiB"``; that of a preset's device by default.
             pins: placements by name pattern and axis, as in :func:`unisono.parallelize`.
 
@@ -81,11 +83,13 @@ class StepGraph:
             ConfigurationError: the cluster, the mesh or a pin cannot be used.
             ResourceError: no plan keeps the limit.
         """
+        require_recompute(recompute)
         description = cluster_text(cluster)
         limit = bytes_of(memory_limit)
         settings = {
             **planned_mesh(mesh, _native.cluster_ranks(description)),
             "micro_batches": micro_batches,
+            "recompute": recompute,
             "memory_limit": limit,
             "pins": plain_pins(pins),
         }

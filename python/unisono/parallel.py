@@ -49,6 +49,7 @@ class ParallelStep:
         example: Any,
         mesh: Mapping[str, int] | str | None,
         micro_batches: int | None,
+        recompute: str | None,
         memory_limit: float | str | None,
         pins: Mapping[str, Mapping[str, str]] | None,
         plan: Plan | str | Path | None,
@@ -63,7 +64,7 @@ class ParallelStep:
         fuse: bool = False,
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
-        require_settings(compare_every, on_change, captures, batch, micro_batches)
+        require_settings(compare_every, on_change, captures, batch, micro_batches, recompute)
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
@@ -77,6 +78,7 @@ class ParallelStep:
         self._on_change, self._captures, self._micro_batches = on_change, captures, micro_batches
         self._session.searches_mesh = mesh == SEARCHED
         self._session.deferred = Deferred.of(model, optimizers)
+        self._session.recompute = recompute
         self._session.live, self._session.batch = cycled(optimizers), batch
         self._session.fuse = fuse
         self._session.captures = None if cache is None else Captures(cache)

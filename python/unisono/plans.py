@@ -61,7 +61,8 @@ class Plan:
     @property
     def passes(self) -> dict[str, Any]:
         """Settings of the passes: bytes of a bucket of collectives (``bucket_limit``) and gathered ahead (``prefetch_limit``), and by axis
-        up to how many bytes each kind of collective is an exchange between all ranks in one round (``direct``; absent where none is).
+        up to how many bytes each kind of collective is an exchange between all ranks in one round (``direct``; absent where none is),
+        which operations of forward run again in backward, by position (``recompute``; absent where none do).
         """
         return self._content["passes"]
 

@@ -81,6 +81,7 @@ class Session:
         captures: where the first of them is kept for other processes, if anywhere.
         device_mesh: the mesh as PyTorch has it, made when it is first needed.
         searches_mesh: whether the first plan decides which axes the ranks make.
+        recompute: what of forward is computed again in backward, if the user says so.
         fuse: whether groups of operations run as kernels.
         synchronous: whether each instruction is waited for.
         deferred: the tensors that have no memory before there is a plan.
@@ -103,6 +104,7 @@ class Session:
     captures: Captures | None = None
     device_mesh: Any = None
     searches_mesh: bool = False
+    recompute: str | None = None
     fuse: bool = False
     synchronous: bool = False
     deferred: Deferred | None = None
@@ -290,7 +292,7 @@ class CapturedStep:
         return self._sliced_plan(graph, settings, last)
 
     def _sliced_plan(self, graph: _native.Graph, settings: dict[str, Any], count: int | None) -> Plan:
-        settings = settings | {"micro_batches": count}
+        settings = settings | {"micro_batches": count, "recompute": self._session.recompute}
         return Plan(graph.plan(self.cluster, pack(settings), _profile.cache_folder()), graph)
 
     # This rank's program.

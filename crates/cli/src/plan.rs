@@ -3,13 +3,31 @@
 use std::{io::Write, path::PathBuf};
 
 use base::{Bytes, Code, Diagnostic, Nanos, Result};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use cluster::Cluster;
 use indexmap::IndexMap;
-use plan::{Candidate, Effort, Pins, PlanSettings, Sensitivity};
+use plan::{Candidate, Effort, Pins, PlanSettings, Recomputation, Sensitivity};
 use serde::Serialize;
 
 use crate::files;
+
+/// What is computed again in backward.
+#[derive(Clone, Copy, ValueEnum)]
+enum Recompute {
+    /// Nothing
+    None,
+    /// Everything that can be, but what crosses from one segment of forward to the next
+    Full,
+}
+
+impl Recompute {
+    const fn setting(self) -> Recomputation {
+        match self {
+            Self::None => Recomputation::None,
+            Self::Full => Recomputation::Full,
+        }
+    }
+}
 
 /// Find the plan of a captured training step: who holds and computes what
 #[derive(Args)]
@@ -36,6 +54,9 @@ pub struct Plan {
     /// memory. Unless given, the whole batch at once, or as few slices as the memory limit asks for
     #[arg(long)]
     micro_batches: Option<u32>,
+    /// What of forward is computed again in backward instead of being held until then; what the memory limit asks for unless given
+    #[arg(long)]
+    recompute: Option<Recompute>,
     /// Take the first solution of the search instead of the best of several
     #[arg(long)]
     quick: bool,
@@ -64,6 +85,7 @@ impl Plan {
             mesh: self.mesh(ranks)?,
             ranks,
             micro_batches: self.micro_batches,
+            recompute: self.recompute.map(Recompute::setting),
             memory_limit: self.memory_limit()?,
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };

@@ -117,12 +117,13 @@ impl<'g> Patch<'g> {
 
     /// Adds a copy of a node of the graph that stands where `source` does, in its part, and reads what `map` gives for its operands. It keeps
     /// its place and module.
-    pub fn copy(&mut self, node: NodeId, source: NodeId, map: impl FnMut(ValueId) -> ValueId) -> NodeId {
+    pub fn copy(&mut self, node: NodeId, source: NodeId, mut map: impl FnMut(ValueId) -> ValueId) -> NodeId {
         let base = self.base;
-        let mut map = map;
         let Node { op, args, returns, place, module, .. } = &base.nodes[node];
         let mut args = args.clone();
-        args.iter_mut().for_each(|arg| arg.map_values(&mut map));
+        for arg in &mut args {
+            arg.map_values(&mut map);
+        }
         let of = |value: &ValueId| base.ty(*value).clone();
         let returns = returns.iter().map(|returned| match returned {
             Return::None => ReturnType::None,

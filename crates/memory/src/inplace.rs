@@ -9,7 +9,8 @@ use crate::{Effect, Lifetimes, Step, Steps};
 /// For each step whether it runs in place, where nobody can tell. State is written by steps of the end of the run only, so that a run
 /// that fails before leaves it as it was.
 pub fn in_place(program: &Steps) -> Vec<bool> {
-    let decision = Decision::new(program);
+    let mut decision = Decision::new(program);
+    decision.follow_state();
     program.steps.iter().enumerate().map(|(index, step)| decision.is_free(index, step)).collect()
 }
 
@@ -23,7 +24,7 @@ struct Decision<'a> {
     /// The part of its root that a value is: which step has split the root, and which of its results it comes from.
     parts: Vec<Option<(usize, usize)>>,
     returned: FixedBitSet,
-    /// The state that a value is the new value of.
+    /// The state that a value is, or becomes in place, the new value of.
     state_of: FxHashMap<u32, u32>,
 }
 
@@ -43,6 +44,23 @@ impl<'a> Decision<'a> {
             returned: bits(&mut program.returns.iter().copied()),
             state_of: program.updates.iter().map(|(state, value)| (*value, *state)).collect(),
             program,
+        }
+    }
+
+    /// What a chain of operations in place makes of a state's value, the last of them its new one, is written where the state is from the
+    /// first of them on.
+    fn follow_state(&mut self) {
+        for (index, step) in self.program.steps.iter().enumerate().rev().filter(|(_, step)| step.writes_state)
+        {
+            if !self.is_free(index, step) {
+                continue;
+            }
+            for (from, to) in &step.overwrites {
+                let Some(state) = to.and_then(|to| self.state_of.get(&to).copied()) else { continue };
+                if state != *from && !self.given.contains(*from as usize) {
+                    self.state_of.insert(*from, state);
+                }
+            }
         }
     }
 

@@ -1,16 +1,21 @@
 //! Common-subexpression elimination: what is computed twice from the same operands is computed once.
 //!
 //! Random operations, collectives and operations with effects are never merged: a dropout drawn twice is two dropouts, and
-//! a parameter gathered twice was meant to be. So was what runs again in backward.
+//! a parameter gathered twice was meant to be. So was what backward computes of what forward has computed: the user's code checkpoints
+//! it, or the plan has it run again.
 
 use base::Result;
-use ir::{Graph, LabelId, Patch, ValueId};
+use ir::{Graph, LabelId, PartKind, Patch, ValueId};
 use rustc_hash::FxHashMap;
 
 use crate::{Pass, facts::Facts, recompute::RECOMPUTE};
 
 /// Keeps the first of equal nodes.
-pub struct CommonSubexpressions;
+#[derive(Default)]
+pub struct CommonSubexpressions {
+    /// Whether what the step's own code computes again in backward is merged too.
+    pub with_checkpoints: bool,
+}
 
 impl Pass for CommonSubexpressions {
     fn name(&self) -> &'static str {
@@ -26,7 +31,11 @@ impl Pass for CommonSubexpressions {
         let runs_again = |label: LabelId| graph.labels[label] == RECOMPUTE;
         for id in graph.order.iter().filter(|id| facts.is_pure(&graph.nodes[**id])) {
             let node = &graph.nodes[*id];
-            let again = node.label.filter(|label| runs_again(*label)).map(|_| node.part);
+            let computes = !facts.is_view(node) && node.operands().next().is_some();
+            let is_checkpoint =
+                !self.with_checkpoints && computes && graph.part_kind(*id) == PartKind::Backward;
+            let is_again = node.label.is_some_and(runs_again);
+            let again = (is_checkpoint || is_again).then_some(node.part);
             let first_of = |value: ValueId| kept.get(&value).unwrap_or(&value).0;
             // What a change of placement made may equal the user's own on one rank only (a slice that begins at 0): never merged, so that
             // the graphs of all ranks stay alike.

@@ -21,6 +21,9 @@ pub struct Settings {
     /// Which operations of forward run again in backward, by their positions in the [settled](settled) program.
     #[serde(skip_serializing_if = "Positions::is_empty")]
     pub recompute: Positions,
+    /// Whether what the step's own code computes again in backward is held from forward on instead.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub without_checkpoints: bool,
 }
 
 impl Default for Settings {
@@ -31,6 +34,7 @@ impl Default for Settings {
             prefetch_limit: Bytes(50 << 20),
             direct: DirectAxes::new(),
             recompute: Positions::default(),
+            without_checkpoints: false,
         }
     }
 }
@@ -50,15 +54,15 @@ impl Settings {
 
 /// The passes that a graph goes through before it runs, in their order.
 pub fn pipeline(settings: &Settings) -> Vec<Box<dyn Pass>> {
-    settled().into_iter().chain(scheduled(settings)).collect()
+    settled(settings.without_checkpoints).into_iter().chain(scheduled(settings)).collect()
 }
 
-/// The first passes, which no setting changes: what they leave does no work twice. Positions of operations that run again count in it.
-pub fn settled() -> Vec<Box<dyn Pass>> {
+/// The first passes: what they leave does no work twice. Positions of operations that run again count in it.
+pub fn settled(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
     vec![
         Box::new(DropAliases),
         Box::new(MergeViews),
-        Box::new(CommonSubexpressions),
+        Box::new(CommonSubexpressions { with_checkpoints: without_checkpoints }),
         Box::new(DeadCode),
         Box::new(GroupLists),
     ]
@@ -73,7 +77,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
         Box::new(StartCollectives),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(MergeViews),
-        Box::new(CommonSubexpressions),
+        Box::new(CommonSubexpressions { with_checkpoints: settings.without_checkpoints }),
         Box::new(DeadCode),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
     ];
@@ -92,7 +96,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
     let all: [Box<dyn Pass>; 10] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
-        Box::new(CommonSubexpressions),
+        Box::new(CommonSubexpressions { with_checkpoints: settings.without_checkpoints }),
         Box::new(DeadCode),
         Box::new(GroupLists),
         Box::new(Recompute { again: settings.recompute.clone() }),

@@ -128,6 +128,8 @@ pub struct Repeatable {
     views: FixedBitSet,
     /// For each part of the program and value of forward that is gathered from state, the same as the part gathers it.
     twins: FxHashMap<(PartId, ValueId), ValueId>,
+    /// The values of forward among them.
+    has_twin: FixedBitSet,
 }
 
 impl Repeatable {
@@ -144,12 +146,27 @@ impl Repeatable {
                 nodes.insert(id.index());
             }
         }
-        Self { nodes, views, twins: twins(graph, &facts) }
+        let twins = twins(graph, &facts);
+        let mut has_twin = FixedBitSet::with_capacity(graph.values.len());
+        for (_, value) in twins.keys() {
+            has_twin.insert(value.index());
+        }
+        Self { nodes, views, twins, has_twin }
     }
 
     /// Whether an operation of forward gives the same when it runs again.
     pub fn contains(&self, id: NodeId) -> bool {
         self.nodes.contains(id.index())
+    }
+
+    /// Whether a later part of the program gathers itself what is equal to a value that forward gathers.
+    pub fn has_twin(&self, value: ValueId) -> bool {
+        self.has_twin.contains(value.index())
+    }
+
+    /// Whether an operation is a view, which is made again with what it views.
+    pub fn is_view(&self, id: NodeId) -> bool {
+        self.views.contains(id.index())
     }
 
     /// What a part of the program gathers itself that is equal to a value that forward gathers.

@@ -24,15 +24,20 @@ pub struct Extent {
     pub raises: usize,
     /// Best candidates that are tried under all settings of the passes.
     pub tuned: usize,
+    /// Fastest candidates over the memory limit for which it is tried what of forward to make again.
+    pub recomputed: usize,
+    /// Whether that is tried under all settings of the passes, or down to the first that keep the limit.
+    pub all_rungs: bool,
 }
 
 /// Programs with more nodes are searched under fewer prices.
 const LARGE: usize = 2_000;
 
 impl Extent {
-    const SMALL: Self = Self { prices: usize::MAX, beam: 4, raises: 6, tuned: 8 };
-    const LARGE: Self = Self { prices: 3, beam: 2, raises: 2, tuned: 1 };
-    const QUICK: Self = Self { prices: 1, beam: 1, raises: 0, tuned: 0 };
+    const SMALL: Self =
+        Self { prices: usize::MAX, beam: 4, raises: 6, tuned: 8, recomputed: 8, all_rungs: true };
+    const LARGE: Self = Self { prices: 3, beam: 2, raises: 2, tuned: 1, recomputed: 3, all_rungs: false };
+    const QUICK: Self = Self { prices: 1, beam: 1, raises: 0, tuned: 0, recomputed: 1, all_rungs: false };
 
     /// What is tried for a program of so many nodes.
     pub fn of(effort: Effort, nodes: usize) -> Self {

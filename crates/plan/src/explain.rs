@@ -31,6 +31,13 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
         Nanos(p.communication_ns)
     );
     let _ = writeln!(text, "  memory    {} at the peak of a rank: {}", Bytes(p.peak_bytes), p.at_peak());
+    if p.recomputed_ns > 0 {
+        let _ = writeln!(
+            text,
+            "  recompute {} of operations of forward run again in backward",
+            Nanos(p.recomputed_ns)
+        );
+    }
     let _ = writeln!(text, "  limited by {}", plan.limit);
     if p.model_ns > 0 {
         let _ = writeln!(

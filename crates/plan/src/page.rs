@@ -79,6 +79,12 @@ fn lead(summary: &Summary, measured: Option<Nanos>, rank: u32) -> Vec<String> {
             nanos(summary.least_ms),
         ),
     ];
+    if summary.recomputed_ms > 0.0 {
+        sentences.push(format!(
+            "Of the operations {} are forward's, run again in backward instead of holding their results until then.",
+            nanos(summary.recomputed_ms)
+        ));
+    }
     sentences.extend(measured.map(|took| {
         let more = percent(took.0 as f64 / NANOS_PER_MILLI - summary.step_ms, summary.step_ms);
         format!("Measured on rank {rank}, a step took {took}: {more:+.0} % against the prediction.")

@@ -21,6 +21,9 @@ pub struct Prediction {
     pub step_ns: i64,
     /// Operations alone.
     pub compute_ns: i64,
+    /// What they take longer because operations of forward run again in backward.
+    #[serde(default)]
+    pub recomputed_ns: i64,
     /// Collectives alone, hidden or not.
     pub communication_ns: i64,
     /// Waiting for collectives: communication that no operation hides.

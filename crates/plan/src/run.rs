@@ -6,6 +6,7 @@ use cost::Machine;
 use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use memory::Category;
 use passes::{Direct, DirectAxes};
+use serde::{Deserialize, Serialize};
 use shard::{Assignment, partition_mesh};
 
 use crate::{
@@ -14,6 +15,16 @@ use crate::{
     pins::Pins,
     plan::Prediction,
 };
+
+/// What of forward is made again in backward.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recomputation {
+    /// Nothing, not even what the step's own code says.
+    None,
+    /// All that can be, but what crosses between segments.
+    Full,
+}
 
 /// What is asked for.
 pub struct Request<'a> {
@@ -31,6 +42,8 @@ pub struct Request<'a> {
     pub pins: &'a Pins,
     /// How much is tried.
     pub effort: Effort,
+    /// What of forward is made again in backward; what a memory limit needs unless it is said.
+    pub recompute: Option<Recomputation>,
 }
 
 /// A candidate with what it is predicted to take.
@@ -41,6 +54,8 @@ pub struct Found {
     pub passes: passes::Settings,
     /// What it takes.
     pub prediction: Prediction,
+    /// The least time of a step under any settings of the passes that were tried, whether they keep the memory limit or not.
+    pub least_ns: i64,
 }
 
 impl Found {
@@ -90,9 +105,11 @@ impl Run<'_> {
     /// What one rank's graph takes, with the largest buckets that fit.
     pub fn predicted(&self, graph: &RankGraph) -> Result<Found> {
         let mut last = None;
+        let mut least_ns = i64::MAX;
         for passes in self.ladder() {
             let prediction = self.simulated(graph, &passes)?;
-            let found = Found { assignments: Vec::new(), passes, prediction };
+            least_ns = least_ns.min(prediction.step_ns);
+            let found = Found { assignments: Vec::new(), passes, prediction, least_ns };
             if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {
                 return Ok(found);
             }
@@ -116,7 +133,9 @@ impl Run<'_> {
                 }
                 let Prediction { model_ns, bound_ns, .. } = one.prediction;
                 let prediction = Prediction { model_ns, bound_ns, ..self.simulated(&graph, &passes)? };
-                let other = Found { assignments: Vec::new(), passes, prediction };
+                let least_ns = one.least_ns.min(prediction.step_ns);
+                let other = Found { assignments: Vec::new(), passes, prediction, least_ns };
+                one.least_ns = least_ns;
                 if other.fitness(self.request.memory_limit) < one.fitness(self.request.memory_limit) {
                     (one.passes, one.prediction) = (other.passes, other.prediction);
                 }
@@ -126,12 +145,21 @@ impl Run<'_> {
     }
 
     /// Settings of the passes, those of the largest buckets first.
-    fn ladder(&self) -> impl Iterator<Item = passes::Settings> {
-        passes::Settings::ladder().map(|rung| passes::Settings { direct: self.direct.clone(), ..rung })
+    pub fn ladder(&self) -> impl Iterator<Item = passes::Settings> {
+        passes::Settings::ladder().map(|rung| passes::Settings {
+            direct: self.direct.clone(),
+            without_checkpoints: self.request.recompute.is_some(),
+            ..rung
+        })
     }
 
     fn simulated(&self, graph: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
-        let graph = passes::run(&passes::pipeline(passes), graph, |_| {})?;
+        self.scheduled(&passes::run(&passes::settled(passes.without_checkpoints), graph, |_| {})?, passes)
+    }
+
+    /// What a rank's graph takes that has been through the passes which no setting changes.
+    pub fn scheduled(&self, settled: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
+        let graph = passes::run(&passes::scheduled(passes), settled, |_| {})?;
         let sim::Prediction { time, memory } = sim::predict(&graph, self.machine)?;
         let (alive, buffers) = memory.within(self.request.memory_limit.map(Bytes));
         Ok(Prediction {

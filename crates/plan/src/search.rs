@@ -10,7 +10,7 @@ use crate::{
     effort::Extent,
     labels::label,
     plan::{Plan, Prediction, RunnerUp},
-    run::{Found, Request, Run, direct},
+    run::{Found, Recomputation, Request, Run, direct},
     runners_up::pins_of,
 };
 
@@ -46,7 +46,12 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     };
     let mut found = explored(&run, &canonical, 0)?;
     found.extend(run.replicated(&canonical)?);
-    let found = run.tuned(&canonical, ranked(found, request.memory_limit))?;
+    let mut found = run.tuned(&canonical, ranked(found, request.memory_limit))?;
+    let again = run.with_recomputation(&canonical, &found)?;
+    match request.recompute {
+        Some(Recomputation::Full) if !again.is_empty() => found = again,
+        _ => found.extend(again),
+    }
     let mut found = ranked(found, request.memory_limit).into_iter();
     let best = found.next().ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
     let others = found;

@@ -15,7 +15,7 @@ use crate::{
     meshes::{Candidate, search_meshes},
     pins::Pins,
     plan::{Plan, mesh_of},
-    run::Request,
+    run::{Recomputation, Request},
     search::search,
 };
 
@@ -42,6 +42,9 @@ pub struct PlanSettings {
     /// How much the search tries.
     #[serde(default)]
     pub effort: Effort,
+    /// What of forward is made again in backward: nothing, all that can be, or, unless it is said, what a memory limit needs.
+    #[serde(default)]
+    pub recompute: Option<Recomputation>,
 }
 
 impl PlanSettings {
@@ -86,9 +89,13 @@ impl PlanSettings {
 }
 
 /// A captured graph without what nothing needs: aliases, chains of views, values computed twice, dead code. The planner sees this one.
-fn cleaned(graph: &Graph) -> Result<Graph> {
-    let passes: [Box<dyn Pass>; 4] =
-        [Box::new(DropAliases), Box::new(MergeViews), Box::new(CommonSubexpressions), Box::new(DeadCode)];
+fn cleaned(graph: &Graph, without_checkpoints: bool) -> Result<Graph> {
+    let passes: [Box<dyn Pass>; 4] = [
+        Box::new(DropAliases),
+        Box::new(MergeViews),
+        Box::new(CommonSubexpressions { with_checkpoints: without_checkpoints }),
+        Box::new(DeadCode),
+    ];
     passes::run(&passes, graph, |_| {})
 }
 
@@ -106,11 +113,23 @@ pub fn plan_telling(
 ) -> Result<Plan> {
     settings.check(cluster)?;
     aten::check(graph)?;
-    let cleaned = &cleaned(graph)?;
+    let cleaned = &cleaned(graph, settings.recompute.is_some())?;
     let asked = Asked { graph, cleaned, cluster, settings };
     match asked.planned(settings.micro_batches.unwrap_or(1), told) {
         Err(refused) if refused.code == Code::NO_PLAN && settings.micro_batches.is_none() => {
-            asked.sliced().ok_or(refused)
+            asked.sliced().next().ok_or(refused)
+        }
+        // Slices may be faster than to run parts of forward twice.
+        Ok(plan)
+            if plan.prediction.recomputed_ns > 0
+                && settings.recompute.is_none()
+                && settings.micro_batches.is_none()
+                && cleaned.order.len() <= MOST_WEIGHED =>
+        {
+            let plans = std::iter::once(plan).chain(asked.sliced());
+            plans
+                .min_by_key(|plan| plan.prediction.step_ns)
+                .ok_or_else(|| Diagnostic::bug("of one plan there is none"))
         }
         other => other,
     }
@@ -121,6 +140,9 @@ const TRIED: [u32; 4] = [2, 4, 8, 16];
 
 /// Programs of more nodes are not tried: all slices are written out.
 const MOST_NODES: usize = 1 << 17;
+
+/// For steps of more nodes micro-batches are not weighed against running parts of forward twice: that takes several times as long.
+const MOST_WEIGHED: usize = 2_000;
 
 /// What is asked of the planner.
 struct Asked<'a> {
@@ -146,6 +168,7 @@ impl Asked<'_> {
             memory_limit: settings.memory_limit(self.cluster),
             pins: &settings.pins,
             effort: settings.effort,
+            recompute: settings.recompute,
         };
         match settings.ranks.filter(|_| settings.mesh.is_empty()) {
             Some(ranks) => search_meshes(&request, ranks, told),
@@ -153,18 +176,18 @@ impl Asked<'_> {
         }
     }
 
-    /// The plan with the fewest micro-batches with which one keeps the memory limit.
-    fn sliced(&self) -> Option<Plan> {
+    /// Plans with more and more micro-batches that keep the memory limit.
+    fn sliced(&self) -> impl Iterator<Item = Plan> {
         let nodes = self.cleaned.order.len();
-        let tried = TRIED.iter().filter(|count| nodes * **count as usize <= MOST_NODES);
-        tried.into_iter().find_map(|count| self.planned(*count, |_| {}).ok())
+        let tried = TRIED.iter().filter(move |count| nodes * **count as usize <= MOST_NODES);
+        tried.filter_map(|count| self.planned(*count, |_| {}).ok())
     }
 }
 
 /// The graph that `rank` runs under a plan for `graph`. On one rank it is the captured graph itself.
 pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
     aten::check(graph)?;
-    let canonical = canonical(&cleaned(graph)?);
+    let canonical = canonical(&cleaned(graph, plan.passes.without_checkpoints)?);
     let local = plan.partition(&canonical, graph.fingerprint(), rank)?;
     Ok(if plan.mesh().is_trivial() { graph.clone() } else { local })
 }

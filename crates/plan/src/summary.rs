@@ -66,6 +66,8 @@ pub struct Summary {
     pub step_ms: f64,
     /// Operations alone.
     pub compute_ms: f64,
+    /// Operations of forward that run again in backward.
+    pub recomputed_ms: f64,
     /// Collectives alone, hidden or not.
     pub communication_ms: f64,
     /// Waiting for collectives.
@@ -129,6 +131,7 @@ pub fn summary(
         mesh: plan.mesh.clone(),
         step_ms,
         compute_ms: millis(p.compute_ns),
+        recomputed_ms: millis(p.recomputed_ns),
         communication_ms: millis(p.communication_ns),
         exposed_ms: millis(p.exposed_ns),
         least_ms: least_ms(graph, cluster, mesh.ranks()),

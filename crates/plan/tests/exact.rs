@@ -145,6 +145,7 @@ fn the_search_finds_what_trying_everything_finds() {
             memory_limit: None,
             pins: &Pins::default(),
             effort: Effort::Full,
+            recompute: None,
         };
         let found = search(&request).unwrap();
         let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &mesh);
@@ -219,6 +220,7 @@ fn the_partition_makes_no_more_than_the_search_counts() {
             memory_limit: None,
             pins,
             effort: Effort::Full,
+            recompute: None,
         };
         let found = search(&request).unwrap();
         let made = time_of(&found.canonical, &found.assignments[0], cluster, &mesh).unwrap();

@@ -1,0 +1,392 @@
+//! What forward leaves for backward, and what a rank holds when where some of it is made again.
+
+use aten::Call;
+use base::{Id, SecondaryMap};
+use cost::Machine;
+use fixedbitset::FixedBitSet;
+use ir::{Graph, NodeId, PartId, PartKind, ValueId};
+use memory::{Lifetimes, Steps, in_place, steps_of};
+use passes::Repeatable;
+use smallvec::SmallVec;
+
+/// An operation of forward whose results may be held until backward.
+#[derive(Clone, Debug)]
+pub struct Operation {
+    /// Its position in program order.
+    pub position: usize,
+    /// Which pass it is in, counted from 0.
+    pub pass: usize,
+    /// What it takes, in picoseconds.
+    pub time: i64,
+    /// The memory of its results.
+    pub bytes: u64,
+    /// Whether it gives the same when it runs again.
+    pub is_repeatable: bool,
+    /// Whether others than its own backward part hold its results anyway.
+    pub is_pinned: bool,
+    /// The last position of forward that reads its results.
+    pub last_read: usize,
+    /// The first and the last position of backward that do.
+    pub backward: Option<(usize, usize)>,
+    /// The backward part that they are in: what others read is pinned.
+    pub backward_part: Option<PartId>,
+    /// Positions at which a reader may write over its result, if none reads it later.
+    pub taken: SmallVec<[usize; 2]>,
+    /// The operations of forward whose results it reads, by number, beside those that backward has anyway.
+    pub operands: SmallVec<[usize; 2]>,
+}
+
+/// Forward parts of the program that follow each other, with the backward parts behind them.
+#[derive(Clone, Debug)]
+pub struct Pass {
+    /// Its operations, by number.
+    pub operations: std::ops::Range<usize>,
+    /// The positions of its backward parts.
+    pub backward: std::ops::Range<usize>,
+    /// For each of these positions the operations whose results are read there, by number.
+    pub reads: Vec<SmallVec<[usize; 2]>>,
+}
+
+/// What a step's forward leaves for backward.
+pub struct Forward {
+    /// The operations, in program order.
+    pub operations: Vec<Operation>,
+    /// The parts that they are in.
+    pub passes: Vec<Pass>,
+    /// What all other memory comes to at each position.
+    others: Vec<u64>,
+}
+
+/// What is alive at the worst moment.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Most {
+    /// How much.
+    pub bytes: u64,
+    /// The position of the moment.
+    pub position: usize,
+}
+
+impl Forward {
+    /// Of a rank's graph in which no work is done twice.
+    pub fn new(graph: &Graph, machine: Machine<'_>) -> Self {
+        Reader::new(graph).forward(machine)
+    }
+
+    /// Which operations run again with these: those that backward, or another one of them, reads.
+    pub fn needed(&self, again: &FixedBitSet) -> FixedBitSet {
+        let mut needed = FixedBitSet::with_capacity(self.operations.len());
+        let mut read = FixedBitSet::with_capacity(self.operations.len());
+        for (number, operation) in self.operations.iter().enumerate().rev() {
+            if again.contains(number) && (operation.backward.is_some() || read.contains(number)) {
+                needed.insert(number);
+                operation.operands.iter().for_each(|operand| read.insert(*operand));
+            }
+        }
+        needed
+    }
+
+    /// What they take, in picoseconds, beyond what forward no longer computes because only they had read it.
+    pub fn time(&self, again: &FixedBitSet) -> i64 {
+        let runs = self.runs(again);
+        again.ones().filter(|number| runs.contains(*number)).map(|number| self.operations[number].time).sum()
+    }
+
+    /// The operations that still run in forward: those that something reads there, or that are held from there.
+    fn runs(&self, again: &FixedBitSet) -> FixedBitSet {
+        let mut runs = FixedBitSet::with_capacity(self.operations.len());
+        for (number, operation) in self.operations.iter().enumerate().rev() {
+            let is_held = !again.contains(number) && operation.backward.is_some();
+            let has_no_reader = operation.backward.is_none() && operation.last_read == operation.position;
+            if runs.contains(number) || operation.is_pinned || is_held || has_no_reader {
+                runs.insert(number);
+                operation.operands.iter().for_each(|operand| runs.insert(*operand));
+            }
+            if again.contains(number) {
+                // Those that it runs again from are held for it.
+                let held = operation.operands.iter().filter(|operand| !again.contains(**operand));
+                held.for_each(|operand| runs.insert(*operand));
+            }
+        }
+        runs
+    }
+
+    /// The most that is alive where these operations, all of them needed, run again: each right before its first reader in backward.
+    pub fn most(&self, again: &FixedBitSet) -> Most {
+        let steps = self.others.len();
+        let mut change = vec![0_i64; steps + 1];
+        let mut hold = |from: usize, to: usize, bytes: u64| {
+            change[from] += bytes as i64;
+            change[(to + 1).min(steps)] -= bytes as i64;
+        };
+        let runs = self.runs(again);
+        // The first and the last position of backward at which operations that run again read what an operation made, and whether the one at
+        // the last may write over it.
+        let mut read: Vec<Option<(usize, usize, bool)>> = vec![None; self.operations.len()];
+        for (number, operation) in self.operations.iter().enumerate().rev() {
+            let by_again = read[number].map(|(first, last, _)| (first, last));
+            let reads = both(by_again, operation.backward);
+            let own = read[number];
+            let until = |last: usize| match own {
+                Some((_, at, true)) if at == last && operation.backward.is_none_or(|(_, last)| last < at) => {
+                    last - 1
+                }
+                _ => operation.until(last),
+            };
+            if again.contains(number) {
+                let Some((first, last)) = reads else { continue };
+                for operand in &operation.operands {
+                    let takes = self.operations[*operand].taken.contains(&operation.position);
+                    read[*operand] = Some(match read[*operand] {
+                        None => (first, first, takes),
+                        Some((known, at, taken)) if at == first => (known.min(first), at, takes && taken),
+                        Some((known, at, taken)) if at > first => (known.min(first), at, taken),
+                        Some((known, ..)) => (known.min(first), first, takes),
+                    });
+                }
+                if runs.contains(number) {
+                    hold(operation.position, operation.until(operation.last_read), operation.bytes);
+                }
+                // What only the next operations read that run again is gone when the first reader in backward runs.
+                if last > first || operation.backward.is_some() {
+                    hold(first, until(last).max(first), operation.bytes);
+                }
+            } else if runs.contains(number) {
+                let last = reads.map_or(operation.last_read, |(_, last)| last.max(operation.last_read));
+                hold(operation.position, until(last), operation.bytes);
+            }
+        }
+        let mut alive = 0;
+        let mut most = Most { bytes: 0, position: 0 };
+        for (position, others) in self.others.iter().enumerate() {
+            alive += change[position];
+            let bytes = others.saturating_add_signed(alive);
+            if bytes > most.bytes {
+                most = Most { bytes, position };
+            }
+        }
+        most
+    }
+}
+
+impl Operation {
+    /// The last position at which its result takes memory of its own, where `last` is the last that reads it.
+    fn until(&self, last: usize) -> usize {
+        if last > self.position && self.taken.contains(&last) { last - 1 } else { last }
+    }
+}
+
+/// The span of two.
+fn both(one: Option<(usize, usize)>, other: Option<(usize, usize)>) -> Option<(usize, usize)> {
+    match (one, other) {
+        (Some((a, b)), Some((c, d))) => Some((a.min(c), b.max(d))),
+        (one, other) => one.or(other),
+    }
+}
+
+/// Where a reader stands.
+#[derive(Clone, Copy)]
+enum Reading {
+    /// In the forward part of a pass.
+    Forward(usize),
+    /// In a backward part of it.
+    Backward(usize, PartId),
+    /// In no pass.
+    Elsewhere,
+}
+
+struct Reader<'g> {
+    graph: &'g Graph,
+    steps: Steps,
+    lifetimes: Lifetimes,
+    repeatable: Repeatable,
+    /// The operation whose memory a value is in, where forward made it.
+    maker: SecondaryMap<ValueId, Option<usize>>,
+}
+
+impl<'g> Reader<'g> {
+    fn new(graph: &'g Graph) -> Self {
+        let steps = steps_of(graph);
+        let lifetimes = Lifetimes::of(&steps);
+        let maker = SecondaryMap::with_default(None);
+        Self { graph, lifetimes, repeatable: Repeatable::new(graph), maker, steps }
+    }
+
+    fn forward(mut self, machine: Machine<'_>) -> Forward {
+        let graph = self.graph;
+        let mut operations: Vec<Operation> = Vec::new();
+        let mut passes: Vec<Pass> = Vec::new();
+        let mut last = None;
+        for (position, id) in graph.order.iter().enumerate() {
+            let part = graph.nodes[*id].part;
+            let kind = graph.parts[part].kind;
+            match kind {
+                PartKind::Forward => {
+                    if last != Some(PartKind::Forward) {
+                        let operations = operations.len()..operations.len();
+                        passes.push(Pass { operations, backward: 0..0, reads: Vec::new() });
+                    }
+                    let pass = passes.len() - 1;
+                    self.read(&mut operations, position, *id, Reading::Forward(pass));
+                    self.make(&mut operations, pass, position, *id, machine);
+                    passes[pass].operations.end = operations.len();
+                }
+                PartKind::Backward if !passes.is_empty() && last != Some(PartKind::Update) => {
+                    let number = passes.len() - 1;
+                    self.read(&mut operations, position, *id, Reading::Backward(number, part));
+                    let pass = &mut passes[number];
+                    if pass.reads.is_empty() {
+                        pass.backward.start = position;
+                    }
+                    pass.backward.end = position + 1;
+                    pass.reads.push(self.made_by(*id, part).collect());
+                }
+                PartKind::Backward | PartKind::Update => {
+                    self.read(&mut operations, position, *id, Reading::Elsewhere);
+                }
+            }
+            last =
+                if kind == PartKind::Backward && last == Some(PartKind::Update) { last } else { Some(kind) };
+        }
+        self.pin_ends(&mut operations);
+        let others = self.others(&operations);
+        Forward { operations, passes, others }
+    }
+
+    /// The operations whose memory a node reads; without what its part gathers itself.
+    fn made_by(&self, id: NodeId, part: PartId) -> impl Iterator<Item = usize> + '_ {
+        let operands = self.graph.nodes[id].operands();
+        let read = operands.filter(move |operand| self.repeatable.twin(part, *operand).is_none());
+        read.filter_map(|operand| self.maker[operand])
+    }
+
+    /// Notes that a node reads what earlier operations made.
+    fn read(&self, operations: &mut [Operation], position: usize, id: NodeId, reading: Reading) {
+        let read: SmallVec<[usize; 4]> = self.made_by(id, self.graph.nodes[id].part).collect();
+        let step = &self.steps.steps[position];
+        let taken = step.overwrites.iter().filter(|(from, to)| {
+            let alike = |value: u32| self.steps.values[value as usize].alike;
+            let once = step.reads.iter().filter(|read| *read == from).count() == 1;
+            once && to.is_some_and(|to| alike(to).is_some() && alike(to) == alike(*from))
+        });
+        for (from, _) in taken {
+            if let Some(number) = self.maker[ValueId::from_index(*from as usize)] {
+                operations[number].taken.push(position);
+            }
+        }
+        for number in read {
+            let operation = &mut operations[number];
+            match reading {
+                Reading::Forward(pass) if pass == operation.pass => operation.last_read = position,
+                Reading::Backward(pass, part)
+                    if pass == operation.pass
+                        && operation.backward_part.is_none_or(|known| known == part) =>
+                {
+                    operation.backward_part = Some(part);
+                    operation.backward = both(operation.backward, Some((position, position)));
+                }
+                _ => {
+                    operation.is_pinned = true;
+                    operation.last_read = position;
+                }
+            }
+        }
+    }
+
+    /// Adds an operation of forward that makes memory.
+    fn make(
+        &mut self,
+        operations: &mut Vec<Operation>,
+        pass: usize,
+        position: usize,
+        id: NodeId,
+        machine: Machine<'_>,
+    ) {
+        let graph = self.graph;
+        let is_own = |value: ValueId| self.lifetimes.root(value.index() as u32) == value.index() as u32;
+        if graph.nodes[id].results().all(|result| !is_own(result)) {
+            let shared = self.steps.steps[position].shares;
+            let of = shared.and_then(|shared| self.maker[ValueId::from_index(shared as usize)]);
+            // What shares memory and is no view cannot be made again with it.
+            if let Some(number) = of.filter(|_| !self.repeatable.is_view(id)) {
+                operations[number].is_pinned = true;
+            }
+            graph.nodes[id].results().for_each(|result| self.maker[result] = of);
+            return;
+        }
+        let number = operations.len();
+        let mut operands: SmallVec<[usize; 2]> = SmallVec::new();
+        for operand in graph.nodes[id].operands().filter_map(|operand| self.maker[operand]) {
+            if !operands.contains(&operand) {
+                operands.push(operand);
+            }
+        }
+        // What backward gathers itself need not be kept for what runs again.
+        let twins = graph.nodes[id].operands().filter(|operand| self.repeatable.has_twin(*operand));
+        let twins: SmallVec<[usize; 2]> = twins.filter_map(|operand| self.maker[operand]).collect();
+        operands.retain(|operand| !twins.contains(operand));
+        let bytes = graph.nodes[id].results().filter(|result| is_own(*result));
+        let bytes = bytes.map(|result| self.steps.values[result.index()].bytes).sum();
+        let is_repeatable = self.repeatable.contains(id);
+        let time = if is_repeatable { cost::local_time(machine, &Call::new(graph, id)) } else { 0 };
+        let last_read = position;
+        let (is_pinned, backward) = (false, None);
+        graph.nodes[id].results().for_each(|result| self.maker[result] = Some(number));
+        operations.push(Operation {
+            position,
+            pass,
+            time,
+            bytes,
+            is_repeatable,
+            is_pinned,
+            last_read,
+            backward,
+            backward_part: None,
+            taken: SmallVec::new(),
+            operands,
+        });
+    }
+
+    /// What goes out of the step is held until its end.
+    fn pin_ends(&self, operations: &mut [Operation]) {
+        let graph = self.graph;
+        for value in graph.returns.iter().chain(graph.updates.iter().map(|(_, value)| value)) {
+            if let Some(number) = self.maker[*value] {
+                operations[number].is_pinned = true;
+                operations[number].last_read = graph.order.len();
+            }
+        }
+    }
+
+    /// What is alive at each position beside what the operations made. What is written in place takes no memory, but where that was theirs.
+    fn others(&self, operations: &[Operation]) -> Vec<u64> {
+        let mut by_forward = FixedBitSet::with_capacity(self.steps.steps.len());
+        for operation in operations {
+            by_forward.insert(operation.position);
+        }
+        let is_theirs = |value: u32| self.maker[ValueId::from_index(value as usize)].is_some();
+        let mut in_place = in_place(&self.steps);
+        for (position, step) in self.steps.steps.iter().enumerate() {
+            let over_theirs = step.overwrites.iter().any(|(from, _)| is_theirs(*from));
+            in_place[position] &= !over_theirs && !by_forward.contains(position);
+        }
+        let steps = self.steps.written_in_place(&in_place);
+        let lifetimes = Lifetimes::of(&steps);
+        let count = steps.steps.len();
+        let mut change = vec![0_i64; count + 1];
+        for (position, step) in steps.steps.iter().enumerate().filter(|(at, _)| !by_forward.contains(*at)) {
+            for made in step.makes.iter().filter(|made| lifetimes.root(**made) == **made) {
+                let last = lifetimes.last_read(*made).unwrap_or(position).min(count - 1);
+                let bytes = steps.values[*made as usize].bytes as i64;
+                change[position] += bytes;
+                change[last + 1] -= bytes;
+            }
+        }
+        let mut alive = 0;
+        let workspaces = steps.steps.iter().map(|step| step.workspace);
+        let at = workspaces.zip(change).map(|(workspace, change)| {
+            alive += change;
+            workspace.saturating_add_signed(alive)
+        });
+        at.collect()
+    }
+}

@@ -1,0 +1,117 @@
+//! What of forward is made again in backward: the second stage of the search, on one rank's graph of each of several first ones.
+
+use base::Result;
+use fixedbitset::FixedBitSet;
+use ir::{Graph, MeshAxis, RankGraph};
+use shard::partition_mesh;
+
+use crate::{
+    forward::Forward,
+    plan::Prediction,
+    run::{Found, Recomputation, Run},
+};
+
+/// How often a choice that is over the limit after the passes is made again for a lower one.
+const CORRECTIONS: usize = 4;
+
+impl Run<'_> {
+    /// The candidates with what of their forward is to be made again: all of it where that is asked for, or what those over the memory limit
+    /// need that could be faster than the best within it.
+    pub fn with_recomputation(&self, canonical: &Graph, found: &[Found]) -> Result<Vec<Found>> {
+        let limit = self.request.memory_limit;
+        let full = self.request.recompute == Some(Recomputation::Full);
+        if self.request.recompute == Some(Recomputation::None) || limit.is_none() && !full {
+            return Ok(Vec::new());
+        }
+        // What is made in forward is at most what running again can save.
+        let could_fit = |one: &&Found| {
+            let Prediction { peak_bytes, activation_bytes, temporary_bytes, .. } = one.prediction;
+            let least = peak_bytes.saturating_sub(activation_bytes + temporary_bytes);
+            full || !one.fits(limit) && limit.is_none_or(|limit| least <= limit)
+        };
+        let mut fastest: Vec<&Found> = found.iter().filter(could_fit).collect();
+        fastest.sort_by_key(|one| (one.least_ns, one.prediction.peak_bytes));
+        let mut least = found.iter().filter(|one| one.fits(limit)).map(|one| one.prediction.step_ns).min();
+        let mut again = Vec::new();
+        for one in fastest.into_iter().take(self.extent.recomputed) {
+            // Running again only takes time.
+            if !full && least.is_some_and(|least| one.least_ns >= least) {
+                break;
+            }
+            let mut decisions = one.assignments.iter();
+            let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
+            let mesh = self.request.mesh;
+            let local;
+            let graph = if mesh.is_trivial() {
+                self.request.captured
+            } else {
+                local = partition_mesh(canonical, mesh, 0, next)?;
+                &local
+            };
+            if let Some(made) = self.recomputed(graph, one, full)? {
+                if made.fits(limit) {
+                    least = Some(least.unwrap_or(i64::MAX).min(made.prediction.step_ns));
+                }
+                again.push(made);
+            }
+        }
+        Ok(again)
+    }
+
+    /// The candidate with what of its forward has to be made again for it to keep the memory limit, or all of it; none where nothing can be.
+    fn recomputed(&self, graph: &RankGraph, found: &Found, full: bool) -> Result<Option<Found>> {
+        let settled = passes::run(&passes::settled(found.passes.without_checkpoints), graph, |_| {})?;
+        let forward = Forward::new(&settled, self.machine);
+        let mut best: Option<Found> = None;
+        let limit = self.request.memory_limit;
+        // A candidate over the limit came with the smallest buckets: larger ones may do now.
+        for passes in self.ladder() {
+            let Some(made) = self.recomputed_under(&passes, (&settled, &forward), found, full)? else {
+                continue;
+            };
+            let fits = made.fits(limit);
+            if best.as_ref().is_none_or(|best| made.fitness(limit) < best.fitness(limit)) {
+                best = Some(made);
+            }
+            if found.prediction.collectives == 0 || fits && !self.extent.all_rungs {
+                break;
+            }
+        }
+        Ok(best)
+    }
+
+    /// The same under given settings of the passes.
+    fn recomputed_under(
+        &self,
+        passes: &passes::Settings,
+        (settled, forward): (&RankGraph, &Forward),
+        found: &Found,
+        full: bool,
+    ) -> Result<Option<Found>> {
+        let held = forward.most(&FixedBitSet::with_capacity(forward.operations.len())).bytes;
+        let limit = self.request.memory_limit.unwrap_or(u64::MAX);
+        let known = if *passes == found.passes { found.prediction } else { self.scheduled(settled, passes)? };
+        let mut target = held.saturating_sub(known.peak_bytes.saturating_sub(limit));
+        let mut best: Option<Found> = None;
+        for _ in 0..CORRECTIONS {
+            let Some(choice) = (if full { forward.full() } else { forward.within(target) }) else { break };
+            let passes = passes::Settings { recompute: forward.positions(&choice), ..passes.clone() };
+            let Prediction { model_ns, bound_ns, .. } = found.prediction;
+            let prediction = self.scheduled(settled, &passes)?;
+            let recomputed_ns = prediction.compute_ns - known.compute_ns;
+            let prediction = Prediction { recomputed_ns, model_ns, bound_ns, ..prediction };
+            let over = prediction.peak_bytes.saturating_sub(limit);
+            let least_ns = prediction.step_ns;
+            let one = Found { assignments: found.assignments.clone(), passes, prediction, least_ns };
+            if best.as_ref().is_none_or(|best| one.fitness(Some(limit)) < best.fitness(Some(limit))) {
+                best = Some(one);
+            }
+            if over == 0 || full || choice.most > target {
+                break;
+            }
+            // What was counted leaves out what the passes add.
+            target = target.saturating_sub(over);
+        }
+        Ok(best)
+    }
+}

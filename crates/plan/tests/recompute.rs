@@ -1,0 +1,170 @@
+//! What runs again in backward under a memory limit is what trying everything finds, and the limit is kept.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use cluster::{
+    Cluster,
+    testing::{link, uniform},
+};
+use cost::Machine;
+use ir::{
+    Arg, Dims, Dtype, Graph, InputClass, Mesh, PartKind, TensorType, ValueId, contiguous_strides,
+    testing::Random,
+};
+use passes::{Positions, Repeatable, Settings, pipeline, settled};
+use unisono_plan::{Effort, Pins, Recomputation, Request, search};
+
+/// What is lost at most where not everything can be tried.
+const LOST: f64 = 1.02;
+
+fn tensor(size: i64) -> TensorType {
+    let shape: Dims = [size].into_iter().collect();
+    TensorType {
+        dtype: Dtype::F32,
+        strides: contiguous_strides(&shape),
+        shape,
+        device: ir::Device::default(),
+    }
+}
+
+/// On which an operation takes what its bytes do.
+fn machine() -> Cluster {
+    let mut cluster = uniform(1e6, 1e9, link(0.0, 1e6));
+    cluster.device.operation_ns = 10.0;
+    cluster
+}
+
+const MUL: &str = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor";
+const EXP: &str = "aten::exp(Tensor self) -> Tensor";
+
+/// A step whose forward is a chain with branches, of which backward reads some of the results in reverse order.
+fn random_step(random: &mut Random, operations: usize) -> Graph {
+    let mut graph = Graph::default();
+    // Larger than what stays in buffers.
+    let ty = tensor(1 << 22);
+    let mut values: Vec<ValueId> = vec![
+        graph.input(InputClass::Parameter, "params.a", ty.clone()),
+        graph.input(InputClass::Batch, "batch.0", ty.clone()),
+    ];
+    let value = |graph: &mut Graph, op: &str, operands: &[ValueId]| {
+        graph.push_value(op, operands.iter().map(|value| Arg::Value(*value)).collect(), ty.clone())
+    };
+    graph.begin_part(PartKind::Forward);
+    for _ in 0..operations {
+        let last = *values.last().unwrap();
+        let other = values[values.len().saturating_sub(4).max(random.below(values.len()))];
+        let made = if random.below(3) == 0 {
+            value(&mut graph, MUL, &[last, other])
+        } else {
+            value(&mut graph, EXP, &[last])
+        };
+        values.push(made);
+    }
+    graph.begin_part(PartKind::Backward);
+    let mut gradient = *values.last().unwrap();
+    for read in values[2..].iter().copied().rev() {
+        if random.below(3) > 0 {
+            gradient = value(&mut graph, MUL, &[gradient, read]);
+        }
+    }
+    graph.begin_part(PartKind::Update);
+    let updated = value(&mut graph, MUL, &[values[0], gradient]);
+    graph.updates.push((ir::InputId(0), updated));
+    graph
+}
+
+fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, pins: &'a Pins) -> Request<'a> {
+    Request {
+        graph,
+        captured: graph,
+        cluster,
+        mesh,
+        memory_limit: None,
+        pins,
+        effort: Effort::Full,
+        recompute: None,
+    }
+}
+
+#[test]
+fn under_any_limit_the_fastest_choice_is_found() {
+    let (cluster, mesh, pins) = (machine(), Mesh::along("a", 1), Pins::default());
+    let machine = Machine { cluster: &cluster, mesh: &mesh };
+    let (mut asked, mut slower, mut loss) = (0, 0, 0.0_f64);
+    for seed in 0..12 {
+        let graph = random_step(&mut Random::new(seed), 9);
+        ir::verify(&graph).unwrap();
+        let all = everything(&graph, machine);
+        let peaks: std::collections::BTreeSet<u64> = all.iter().map(|(_, peak)| *peak).collect();
+        for limit in peaks {
+            let best = all.iter().filter(|(_, peak)| *peak <= limit).map(|(time, _)| *time).min().unwrap();
+            let request = Request { memory_limit: Some(limit), ..request(&graph, &cluster, &mesh, &pins) };
+            let found =
+                search(&request).unwrap_or_else(|error| panic!("seed {seed}, limit {limit}: {error}"));
+            let prediction = found.plan.prediction;
+            assert!(prediction.peak_bytes <= limit, "seed {seed}");
+            assert!(prediction.step_ns >= best, "seed {seed}, limit {limit}: everything was not everything");
+            asked += 1;
+            slower += u32::from(prediction.step_ns > best);
+            loss = loss.max(prediction.step_ns as f64 / best as f64 - 1.0);
+        }
+    }
+    assert!(asked > 50, "{asked}");
+    assert_eq!((slower, loss), (0, 0.0), "of {asked}");
+}
+
+/// Time and memory of every choice of operations that run again.
+fn everything(graph: &Graph, machine: Machine<'_>) -> Vec<(i64, u64)> {
+    let base = passes::run(&settled(false), graph, |_| {}).unwrap();
+    let repeatable = Repeatable::new(&base);
+    let positions = base.order.iter().enumerate().filter(|(_, id)| repeatable.contains(**id));
+    let positions: Vec<u32> = positions.map(|(position, _)| position as u32).collect();
+    let choices = (0..1_u32 << positions.len()).map(|bits| {
+        let chosen = positions.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1);
+        let recompute = Positions(chosen.map(|(_, position)| *position).collect());
+        let program = passes::run(&pipeline(&Settings { recompute, ..Settings::default() }), graph, |_| {});
+        let sim::Prediction { time, memory } = sim::predict(&program.unwrap(), machine).unwrap();
+        (time.step.0, memory.least.total().0)
+    });
+    choices.collect()
+}
+
+#[test]
+fn all_of_forward_runs_again_where_that_is_asked_for_and_nothing_where_not() {
+    let (cluster, mesh, pins) = (machine(), Mesh::along("a", 1), Pins::default());
+    let graph = random_step(&mut Random::new(1), 40);
+    let with = |recompute, memory_limit| {
+        let request = Request { recompute, memory_limit, ..request(&graph, &cluster, &mesh, &pins) };
+        search(&request).map(|found| found.plan.prediction)
+    };
+    let free = with(None, None).unwrap();
+    let full = with(Some(Recomputation::Full), None).unwrap();
+    assert_eq!(free.recomputed_ns, 0);
+    assert!(full.recomputed_ns > 0 && full.peak_bytes < free.peak_bytes);
+    assert_eq!(full.compute_ns, free.compute_ns + full.recomputed_ns);
+    let limit = Some(free.peak_bytes - 1);
+    let limited = with(None, limit).unwrap();
+    assert!(limited.recomputed_ns > 0 && limited.recomputed_ns < full.recomputed_ns);
+    assert_eq!(with(Some(Recomputation::None), limit).unwrap_err().code, base::Code::NO_PLAN);
+}
+
+/// More memory makes no plan slower, but for what is lost where not everything can be tried.
+#[test]
+fn time_hardly_ever_rises_with_memory() {
+    let (cluster, mesh, pins) = (machine(), Mesh::along("a", 1), Pins::default());
+    for seed in 20..24 {
+        let graph = random_step(&mut Random::new(seed), 60);
+        let free = search(&request(&graph, &cluster, &mesh, &pins)).unwrap().plan.prediction.peak_bytes;
+        let mut last = i64::MAX;
+        for share in 30..=100 {
+            let limit = Some(free * share / 100);
+            let request = Request { memory_limit: limit, ..request(&graph, &cluster, &mesh, &pins) };
+            let Ok(found) = search(&request) else { continue };
+            let step = found.plan.prediction.step_ns;
+            assert!(
+                step as f64 <= last as f64 * LOST,
+                "seed {seed}: {step} ns with {share} % of the memory, {last} with less"
+            );
+            last = step.min(last);
+        }
+    }
+}
