@@ -181,6 +181,39 @@ fn what_is_listed_twice_is_not_written_in_place() {
     assert!(!twice.contains("_foreach_add_"), "{twice}");
 }
 
+/// `v4` is the state's new value in two steps; where the old one is read after the first of them, that has memory of its own.
+#[test]
+fn a_chain_in_place_is_written_where_the_state_is_from_its_first_operation_on() {
+    let made = |last: &str| {
+        let text = format!(
+            r#"input v0: f32[4] = parameter "params.a"
+input v1: f32[4] = optimizer "optimizer.a.average"
+input v2: f32[4] = batch "batch.0"
+part update
+v3: f32[4] = aten::mul.Tensor(v1, v2)
+v4: f32[4] = aten::mul.Tensor(v3, v2)
+v5: f32[4] = aten::mul.Tensor(v0, {last})
+update "params.a" = v5
+update "optimizer.a.average" = v4
+"#
+        );
+        program(&spec(&text, extra), "cpu")
+    };
+    let read = |text: &str| {
+        text.lines().filter(|line| line.contains("mul")).map(str::trim).collect::<Vec<_>>().join("\n")
+    };
+    expect![[r#"
+        _ = aten::mul_.Tensor(%1, %2) by dispatcher
+        _ = aten::mul_.Tensor(%1, %2) by dispatcher; release %2
+        _ = aten::mul_.Tensor(%0, %1) by dispatcher"#]]
+    .assert_eq(&read(&made("v4")));
+    expect![[r#"
+        %3 = aten::mul.Tensor(%1, %2) by dispatcher
+        _ = aten::mul_.Tensor(%3, %2) by dispatcher; release %2
+        _ = aten::mul_.Tensor(%0, %1) by dispatcher"#]]
+    .assert_eq(&read(&made("v1")));
+}
+
 #[test]
 fn an_optimizer_s_list_operations_write_where_the_state_is() {
     check(
