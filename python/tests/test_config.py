@@ -63,7 +63,7 @@ def test_what_is_given_in_python_goes_before_the_file(folder):
     ("text", "code", "said"),
     [
         ("seed = 1\n\n[mehs]\na = 1", "U0012", ["no setting `mehs`", "unisono.toml:3", "did you mean `mesh`?"]),
-        ("x = 1", "U0012", ["no setting `x`", "settings are mesh, micro_batches, memory_limit"]),
+        ("x = 1", "U0012", ["no setting `x`", "settings are mesh, micro_batches, recompute"]),
         ('seed = "7"', "U0012", ["`seed` is '7'", "unisono.toml:1", "a whole number"]),
         ("seed = true", "U0012", ["`seed` is True", "a whole number"]),
         ("mesh = 4", "U0012", ["`mesh` is 4", "a table of axes"]),
