@@ -11,33 +11,15 @@ from __future__ import annotations
 import argparse
 import time
 
+import tiny_llama
 import torch
-import transformers
 
 import unisono
 
 
-def step_of(options: argparse.Namespace, count: int):
-    """A parallel step in so many micro-batches, and its batch."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=256,
-        hidden_size=options.width,
-        intermediate_size=4 * options.width,
-        num_hidden_layers=options.layers,
-        num_attention_heads=4,
-    )
-    model = transformers.LlamaForCausalLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
-
-    def step(ids_BT, labels_BT):
-        optimizer.zero_grad()
-        loss = model(input_ids=ids_BT, labels=labels_BT).loss
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    batch = torch.randint(0, 256, (2, options.batch, options.length)).unbind()
+def step_of(sizes: argparse.Namespace, count: int):
+    """A parallel step in so many micro-batches, its batch, and the bytes of its gradients."""
+    model, optimizer, step, batch = tiny_llama.training(sizes)
     parallel = unisono.parallelize(
         step, model=model, optimizer=optimizer, example=batch, micro_batches=count, cluster="cpu:1"
     )
@@ -45,15 +27,12 @@ def step_of(options: argparse.Namespace, count: int):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("layers", 4), ("batch", 32), ("length", 64), ("width", 64)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    options = parser.parse_args()
+    sizes = tiny_llama.options(__doc__, width=64)
     torch.set_num_threads(1)
     print("micro-batches    loss after 3    peak, MiB (predicted)    activations, MiB    of one    CPU ms a step")
     alone = None
     for count in (1, 2, 4, 8, 16):
-        step, batch, gradients = step_of(options, count)
+        step, batch, gradients = step_of(sizes, count)
         losses = [step(*batch) for _ in range(3)]
         peak = step.measure(*batch)["peak_bytes"][0]
         start = time.process_time()

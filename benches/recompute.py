@@ -10,14 +10,13 @@ way's processor time over that without a limit in the same round.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
+import tiny_llama
 import torch
-import transformers
 
 import unisono
 
@@ -25,42 +24,13 @@ LIMITS = (0.8, 0.6, 0.4, 0.2)
 ROUNDS = 7
 
 
-def training(options: argparse.Namespace, checkpointed: bool) -> tuple[Any, Any, Callable[..., Any], Any]:
-    """A model, its optimizer, a step, and a batch."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=256,
-        hidden_size=options.width,
-        intermediate_size=4 * options.width,
-        num_hidden_layers=options.layers,
-        num_attention_heads=4,
-        use_cache=False,
-    )
-    model = transformers.LlamaForCausalLM(config).train()
-    if checkpointed:
-        model.gradient_checkpointing_enable()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
-
-    def step(ids_BT, labels_BT):
-        optimizer.zero_grad()
-        loss = model(input_ids=ids_BT, labels=labels_BT).loss
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return model, optimizer, step, torch.randint(0, 256, (2, options.batch, options.length)).unbind()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("layers", 4), ("batch", 32), ("length", 64), ("width", 128)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    options = parser.parse_args()
+    sizes = tiny_llama.options(__doc__, width=128)
     torch.set_num_threads(1)
     ways: dict[str, tuple[Callable[..., Any], Any]] = {}
 
     def parallel(way: str, checkpointed: bool = False, **settings: Any) -> Any:
-        model, optimizer, step, batch = training(options, checkpointed)
+        model, optimizer, step, batch = tiny_llama.training(sizes, checkpointed, use_cache=False)
         made = unisono.parallelize(
             step, model=model, optimizer=optimizer, example=batch, micro_batches=1, cluster="cpu:1", **settings
         )
@@ -72,7 +42,7 @@ def main() -> None:
     for share in LIMITS:
         parallel(f"limit {share:.1f}", memory_limit=int(full + share * (free - full)))
     parallel("checkpointed layers", checkpointed=True)
-    model, _, eager, batch = training(options, checkpointed=True)
+    model, _, eager, batch = tiny_llama.training(sizes, checkpointed=True, use_cache=False)
     ways["the same, eager PyTorch"] = eager, batch
     gradients = sum(parameter.nbytes for parameter in model.parameters())
 

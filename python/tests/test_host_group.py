@@ -10,7 +10,7 @@ import torch
 
 from unisono._ranks import Ranks
 
-#: With two threads to a group, PyTorch 2.13 ends by a signal after some ten thousand of them (docs/reports/gloo-worker-threads.md).
+#: Of so many and more PyTorch 2.13 ends by a signal where a group has two threads (docs/reports/gloo-worker-threads.md).
 ROUNDS = 5_000
 
 

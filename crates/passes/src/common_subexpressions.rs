@@ -13,8 +13,8 @@ use crate::{Pass, facts::Facts, recompute::RECOMPUTE};
 /// Keeps the first of equal nodes.
 #[derive(Default)]
 pub struct CommonSubexpressions {
-    /// Whether what the step's own code computes again in backward is merged too.
-    pub with_checkpoints: bool,
+    /// Whether what the step's own code computes again in backward is merged too, and so held from forward on.
+    pub without_checkpoints: bool,
 }
 
 impl Pass for CommonSubexpressions {
@@ -33,7 +33,7 @@ impl Pass for CommonSubexpressions {
             let node = &graph.nodes[*id];
             let computes = !facts.is_view(node) && node.operands().next().is_some();
             let is_checkpoint =
-                !self.with_checkpoints && computes && graph.part_kind(*id) == PartKind::Backward;
+                !self.without_checkpoints && computes && graph.part_kind(*id) == PartKind::Backward;
             let is_again = node.label.is_some_and(runs_again);
             let again = (is_checkpoint || is_again).then_some(node.part);
             let first_of = |value: ValueId| kept.get(&value).unwrap_or(&value).0;

@@ -62,7 +62,7 @@ pub fn settled(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
     vec![
         Box::new(DropAliases),
         Box::new(MergeViews),
-        Box::new(CommonSubexpressions { with_checkpoints: without_checkpoints }),
+        Box::new(CommonSubexpressions { without_checkpoints }),
         Box::new(DeadCode),
         Box::new(GroupLists),
     ]
@@ -77,7 +77,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
         Box::new(StartCollectives),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(MergeViews),
-        Box::new(CommonSubexpressions { with_checkpoints: settings.without_checkpoints }),
+        Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
         Box::new(DeadCode),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
     ];
@@ -96,7 +96,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
     let all: [Box<dyn Pass>; 10] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
-        Box::new(CommonSubexpressions { with_checkpoints: settings.without_checkpoints }),
+        Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
         Box::new(DeadCode),
         Box::new(GroupLists),
         Box::new(Recompute { again: settings.recompute.clone() }),

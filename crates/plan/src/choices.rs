@@ -3,14 +3,18 @@
 //! Each operation of forward is gone after its last reader in forward, kept for backward, or made again there, from operands that are kept or
 //! made again themselves. Forward is cut into segments: what crosses between two is kept, so that backward makes one segment at a time again. What is
 //! kept, and what the segment of the worst moment makes again, weighs its bytes; within a budget of them the solver finds the choices that take
-//! least time. Several numbers of segments are tried, what each choice really holds is [counted](Forward::most), and single operations
+//! least time. Several numbers of segments are tried, what each choice really holds is [counted](Forward::counted), and single operations
 //! of the best are changed while that makes it better.
 
 use fixedbitset::FixedBitSet;
 use passes::Positions;
 use solve::{Options, Solver};
 
-use crate::{choice_tables::ChoiceTables, forward::Forward, segments::Segments};
+use crate::{
+    choice_tables::ChoiceTables,
+    forward::{Forward, Most},
+    segments::Segments,
+};
 
 /// Numbers of segments that are tried.
 const SEGMENTS: [usize; 15] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192];
@@ -31,7 +35,7 @@ pub struct Choice {
     /// What they take, in picoseconds.
     pub time: i64,
     /// The most that is alive then.
-    pub most: u64,
+    pub most: Most,
 }
 
 impl Forward {
@@ -39,7 +43,7 @@ impl Forward {
     pub fn within(&self, limit: u64) -> Option<Choice> {
         let left = self.operations.iter().filter(|operation| operation.backward.is_some()).count();
         let mut best: Option<Choice> = None;
-        let rank = |choice: &Choice| match choice.most {
+        let rank = |choice: &Choice| match choice.most.bytes {
             most if most <= limit => (false, choice.time, most),
             most => (true, i64::try_from(most).unwrap_or(i64::MAX), choice.time.unsigned_abs()),
         };
@@ -80,7 +84,8 @@ impl Forward {
     /// Everything that can be made again, in the number of segments with which least is held.
     pub fn full(&self) -> Option<Choice> {
         let all = SEGMENTS.into_iter().map(|count| self.choice(&Segments::new(self, count).all_again(self)));
-        all.min_by_key(|choice| (choice.most, choice.time)).filter(|choice| choice.again.count_ones(..) > 0)
+        all.min_by_key(|choice| (choice.most.bytes, choice.time))
+            .filter(|choice| choice.again.count_ones(..) > 0)
     }
 
     /// The positions of a choice's operations in program order.
@@ -90,17 +95,23 @@ impl Forward {
 
     fn choice(&self, again: &FixedBitSet) -> Choice {
         let again = self.needed(again);
-        Choice { time: self.time(&again), most: self.most(&again).bytes, again }
+        let (time, most) = self.counted(&again);
+        Choice { again, time, most }
+    }
+
+    /// That nothing runs again.
+    pub fn nothing(&self) -> Choice {
+        self.choice(&FixedBitSet::with_capacity(self.operations.len()))
     }
 
     /// Choices with these segments: everything again, and, where that holds at most `limit`, what budgets on the worst moments give.
     fn choices(&self, segments: &Segments, limit: u64) -> Vec<Choice> {
         let full = self.choice(&segments.all_again(self));
-        if full.most > limit {
+        if full.most.bytes > limit {
             return vec![full];
         }
         let mut found = vec![full];
-        let mut worst = self.most(&FixedBitSet::with_capacity(self.operations.len()));
+        let mut worst = self.nothing().most;
         let mut moments: Vec<usize> = Vec::new();
         for _ in 0..MOMENTS {
             match segments.at(self, worst.position) {
@@ -108,8 +119,8 @@ impl Forward {
                 _ => break,
             }
             let budgeted = self.budgeted(segments, &moments, worst.bytes, limit);
-            let fits = budgeted.iter().any(|choice| choice.most <= limit);
-            let last = budgeted.last().map(|choice| self.most(&choice.again));
+            let fits = budgeted.iter().any(|choice| choice.most.bytes <= limit);
+            let last = budgeted.last().map(|choice| choice.most);
             found.extend(budgeted);
             match last {
                 Some(most) if !fits => worst = most,
@@ -134,11 +145,11 @@ impl Forward {
             let mut next = 0;
             if let Ok(budgeted) = solver.solve_within(budget) {
                 let choice = self.choice(&tables.again(&budgeted.solution.choices));
-                if choice.most <= limit {
+                if choice.most.bytes <= limit {
                     light = budget;
                 } else {
                     heavy = budgeted.weight.min(heavy);
-                    next = below(heavy, choice.most);
+                    next = below(heavy, choice.most.bytes);
                 }
                 found.push(choice);
             } else {

@@ -85,10 +85,12 @@ impl Forward {
         needed
     }
 
-    /// What they take, in picoseconds, beyond what forward no longer computes because only they had read it.
-    pub fn time(&self, again: &FixedBitSet) -> i64 {
+    /// What it takes that these operations run again, all of them needed: picoseconds beyond what forward no longer computes because only
+    /// they had read it, and the most that is alive.
+    pub fn counted(&self, again: &FixedBitSet) -> (i64, Most) {
         let runs = self.runs(again);
-        again.ones().filter(|number| runs.contains(*number)).map(|number| self.operations[number].time).sum()
+        let twice = again.ones().filter(|number| runs.contains(*number));
+        (twice.map(|number| self.operations[number].time).sum(), self.most(again, &runs))
     }
 
     /// The operations that still run in forward: those that something reads there, or that are held from there.
@@ -110,15 +112,14 @@ impl Forward {
         runs
     }
 
-    /// The most that is alive where these operations, all of them needed, run again: each right before its first reader in backward.
-    pub fn most(&self, again: &FixedBitSet) -> Most {
+    /// The most that is alive where operations run again, each right before its first reader in backward, and these in forward.
+    fn most(&self, again: &FixedBitSet, runs: &FixedBitSet) -> Most {
         let steps = self.others.len();
         let mut change = vec![0_i64; steps + 1];
         let mut hold = |from: usize, to: usize, bytes: u64| {
             change[from] += bytes as i64;
             change[(to + 1).min(steps)] -= bytes as i64;
         };
-        let runs = self.runs(again);
         // The first and the last position of backward at which operations that run again read what an operation made, and whether the one at
         // the last may write over it.
         let mut read: Vec<Option<(usize, usize, bool)>> = vec![None; self.operations.len()];

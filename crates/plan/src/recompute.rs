@@ -1,9 +1,7 @@
 //! What of forward is made again in backward: the second stage of the search, on one rank's graph of each of several first ones.
 
 use base::Result;
-use fixedbitset::FixedBitSet;
-use ir::{Graph, MeshAxis, RankGraph};
-use shard::partition_mesh;
+use ir::{Graph, RankGraph};
 
 use crate::{
     forward::Forward,
@@ -38,17 +36,8 @@ impl Run<'_> {
             if !full && least.is_some_and(|least| one.least_ns >= least) {
                 break;
             }
-            let mut decisions = one.assignments.iter();
-            let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
-            let mesh = self.request.mesh;
-            let local;
-            let graph = if mesh.is_trivial() {
-                self.request.captured
-            } else {
-                local = partition_mesh(canonical, mesh, 0, next)?;
-                &local
-            };
-            if let Some(made) = self.recomputed(graph, one, full)? {
+            let local = self.local(canonical, &one.assignments)?;
+            if let Some(made) = self.recomputed(&local, one, full)? {
                 if made.fits(limit) {
                     least = Some(least.unwrap_or(i64::MAX).min(made.prediction.step_ns));
                 }
@@ -88,7 +77,7 @@ impl Run<'_> {
         found: &Found,
         full: bool,
     ) -> Result<Option<Found>> {
-        let held = forward.most(&FixedBitSet::with_capacity(forward.operations.len())).bytes;
+        let held = forward.nothing().most.bytes;
         let limit = self.request.memory_limit.unwrap_or(u64::MAX);
         let known = if *passes == found.passes { found.prediction } else { self.scheduled(settled, passes)? };
         let mut target = held.saturating_sub(known.peak_bytes.saturating_sub(limit));
@@ -106,7 +95,7 @@ impl Run<'_> {
             if best.as_ref().is_none_or(|best| one.fitness(Some(limit)) < best.fitness(Some(limit))) {
                 best = Some(one);
             }
-            if over == 0 || full || choice.most > target {
+            if over == 0 || full || choice.most.bytes > target {
                 break;
             }
             // What was counted leaves out what the passes add.

@@ -1,5 +1,7 @@
 //! What a search is for and on, and what a candidate is predicted to take.
 
+use std::borrow::Cow;
+
 use base::{Bytes, Diagnostic, Result};
 use cluster::Cluster;
 use cost::Machine;
@@ -124,9 +126,7 @@ impl Run<'_> {
             if one.prediction.collectives == 0 {
                 continue;
             }
-            let mut decisions = one.assignments.iter();
-            let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
-            let graph = partition_mesh(canonical, self.request.mesh, 0, next)?;
+            let graph = self.local(canonical, &one.assignments)?;
             for passes in self.ladder() {
                 if passes == one.passes {
                     continue;
@@ -142,6 +142,16 @@ impl Run<'_> {
             }
         }
         Ok(found)
+    }
+
+    /// The graph of rank 0 under these decisions. One rank that computes everything at once runs the graph as it was captured.
+    pub fn local(&self, canonical: &Graph, assignments: &[Assignment]) -> Result<Cow<'_, RankGraph>> {
+        if self.request.mesh.is_trivial() {
+            return Ok(Cow::Borrowed(self.request.captured));
+        }
+        let mut decisions = assignments.iter();
+        let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
+        partition_mesh(canonical, self.request.mesh, 0, next).map(Cow::Owned)
     }
 
     /// Settings of the passes, those of the largest buckets first.

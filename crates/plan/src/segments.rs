@@ -54,7 +54,7 @@ impl Segments {
         in_backward.or_else(|| forward.passes.iter().find_map(within))
     }
 
-    /// Everything that can run again, with what crosses between segments kept.
+    /// Everything that can run again, needed or not, with what crosses between segments kept.
     pub fn all_again(&self, forward: &Forward) -> FixedBitSet {
         let mut again = FixedBitSet::with_capacity(self.of.len());
         for (number, operation) in forward.operations.iter().enumerate() {
@@ -69,7 +69,7 @@ impl Segments {
                 crossing.for_each(|operand| again.set(*operand, false));
             }
         }
-        forward.needed(&again)
+        again
     }
 }
 

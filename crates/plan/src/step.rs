@@ -93,7 +93,7 @@ fn cleaned(graph: &Graph, without_checkpoints: bool) -> Result<Graph> {
     let passes: [Box<dyn Pass>; 4] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
-        Box::new(CommonSubexpressions { with_checkpoints: without_checkpoints }),
+        Box::new(CommonSubexpressions { without_checkpoints }),
         Box::new(DeadCode),
     ];
     passes::run(&passes, graph, |_| {})
