@@ -113,6 +113,8 @@ def parallelize(
     mesh: Mapping[str, int] | str | None = None,
     micro_batches: int | None = None,
     recompute: str | None = None,
+    schedule: str | None = None,
+    cuts: Sequence[int | str] | None = None,
     memory_limit: float | str | None = None,
     pins: Mapping[str, Mapping[str, str]] | None = None,
     plan: Plan | str | Path | None = None,
@@ -140,7 +142,8 @@ def parallelize(
             ``DataLoader`` gives it, or a dictionary of them by their names.
         mesh: axes with their sizes, the outer one first, such as ``{"data": 2, "tensor": 4}``, or a ``DeviceMesh`` with named dimensions;
             by default one axis of all ranks. With ``"auto"`` the planner chooses among all ways to make one or two axes, ``ranks``, or
-            ``outer`` and ``inner``, which takes it several times as long.
+            ``outer`` and ``inner``, which takes it several times as long. An axis called ``stages`` takes the program itself apart: each of
+            its ranks runs a part of it, in micro-batches, and holds the state that this part uses.
         micro_batches: how many slices of its batch each rank computes one after the other, adding up their gradients: what forward keeps
             for backward takes that much less memory, and the step gives what it gives at once. Where something needs the whole batch in
             the middle, as batch norm does in training, all slices come that far first. Of a later batch that has no so many equal
@@ -150,6 +153,10 @@ def parallelize(
             checkpoints, and what the memory limit asks for besides, where that is faster than other ways to keep it. ``"none"`` computes
             nothing again, whatever the code says; ``"full"`` everything but random numbers, collectives, and what goes from one segment
             of forward into the next. The values are the same.
+        schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"`` or ``"1f1b"``; by default the one that is expected
+            to take less time within the memory limit.
+        cuts: where pipeline stages begin, one for each stage but the first: the name of a module, such as ``"layers.4"``, whose first
+            operation the stage begins with, or the number of an operation of forward. By default where the slowest stage takes least.
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.
         pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
@@ -188,6 +195,8 @@ def parallelize(
         "mesh": mesh,
         "micro_batches": micro_batches,
         "recompute": recompute,
+        "schedule": schedule,
+        "cuts": cuts,
         "memory_limit": memory_limit,
         "pins": pins,
         "plan": plan,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,19 @@ def require_recompute(recompute: str | None) -> None:
     if recompute not in (None, "none", "full"):
         hint = '"none" for nothing, "full" for all that can be, or leave it out for what the memory limit asks for'
         raise ConfigurationError(f"`recompute` is {recompute!r}", code="U0012", hint=hint)
+
+
+def require_pipeline(schedule: str | None, cuts: Sequence[int | str] | None) -> None:
+    """Refuses what is no schedule of pipeline stages, or does not say where they begin."""
+    if schedule not in (None, "gpipe", "1f1b"):
+        hint = '"gpipe" or "1f1b", or leave it out for the one that takes less time'
+        raise ConfigurationError(f"`schedule` is {schedule!r}", code="U0012", hint=hint)
+    is_list = isinstance(cuts, Sequence) and not isinstance(cuts, str)
+    if cuts is not None and not (
+        is_list and all(isinstance(cut, str) or (isinstance(cut, int) and cut > 0) for cut in cuts)
+    ):
+        hint = 'one name of a module or number of an operation for each stage but the first, such as ["layers.4"]'
+        raise ConfigurationError(f"`cuts` is {cuts!r}", code="U0012", hint=hint)
 
 
 def require_settings(

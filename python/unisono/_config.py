@@ -28,6 +28,8 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(_FILES, ((str,), "the path of a file or folder")),
     "micro_batches": ((int,), "a whole number"),
     "recompute": ((str,), "'none' or 'full'"),
+    "schedule": ((str,), "'gpipe' or '1f1b'"),
+    "cuts": ((list,), "a list of names of modules or numbers of operations"),
     "cluster": ((str,), "the path of a description, or a preset such as 'h100:8x8'"),
 }
 _PLAIN: dict[type, str] = {bool: "true or false", int: "a whole number", str: "a text"}

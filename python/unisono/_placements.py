@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+#: The mesh axis of pipeline stages: a placement ``stage(0, 2)`` along it says which of them hold a tensor.
+STAGES = "stages"
+
 #: A placement for each mesh axis along which a tensor is not replicated.
 Layout = Mapping[str, str]
 
@@ -25,24 +28,47 @@ def _parsed(placement: str) -> tuple[int, int]:
     return int(dim), int(blocks or 1)
 
 
+def holders(placement: str) -> list[int] | None:
+    """The stages that hold a tensor of which a placement along the axis of stages says so; ``None`` for another placement."""
+    if not placement.startswith("stage("):
+        return None
+    return [int(stage) for stage in placement.removeprefix("stage(").removesuffix(")").split(",")]
+
+
 def is_plain(layout: Layout) -> bool:
-    """Whether every shard is one piece of the global tensor, and not several blocks."""
-    return all(placement == "replicate" or _parsed(placement)[1] == 1 for placement in layout.values())
+    """Whether every rank has one piece of the global tensor, and not several blocks, or none."""
+    return all(p == "replicate" or (holders(p) is None and _parsed(p)[1] == 1) for p in layout.values())
 
 
 def plain(layout: Layout) -> Layout:
-    """The layout with one piece of the same dimension for each shard."""
-    return {axis: p if p == "replicate" else f"shard({_parsed(p)[0]})" for axis, p in layout.items()}
+    """The layout with one piece of the same dimension for each shard, on every stage."""
+    return {
+        axis: p if p == "replicate" else f"shard({_parsed(p)[0]})" for axis, p in layout.items() if holders(p) is None
+    }
+
+
+def without_stages(layout: Layout) -> Layout:
+    """The layout on a stage that holds the tensor."""
+    return {axis: p for axis, p in layout.items() if holders(p) is None}
+
+
+def is_held(layout: Layout, mesh: Mapping[str, int], rank: int) -> bool:
+    """Whether a rank is on a stage that holds a tensor."""
+    on = holders(layout.get(STAGES, "replicate"))
+    return on is None or coordinates(mesh, rank)[STAGES] in on
 
 
 def shard(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:
     """One rank's local tensor of a global one.
 
     The tensor itself where it is replicated, else dense, with its dimensions in the order in memory of the global tensor; a view where the
-    shard is contiguous there.
+    shard is contiguous there. Without an element on a stage that does not hold it.
     """
     if placement == "replicate" or ranks == 1:
         return tensor
+    on = holders(placement)
+    if on is not None:
+        return tensor if rank in on else tensor.new_empty(0)
     dim, blocks = _parsed(placement)
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
     at = order.index(dim)
@@ -53,6 +79,8 @@ def shard(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.
 
 def to_local(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], rank: int) -> torch.Tensor:
     """One rank's local tensor, as :func:`shard` gives it along each axis of the mesh, the outer one first."""
+    if not is_held(layout, mesh, rank):
+        return tensor.new_empty(0)
     for axis, coordinate in coordinates(mesh, rank).items():
         tensor = shard(tensor, layout.get(axis, "replicate"), coordinate, mesh[axis])
     return tensor
@@ -62,7 +90,17 @@ def own_local(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], ran
     """One rank's local tensor, as :func:`to_local` gives it, in memory of its own; the tensor itself where it is replicated."""
     local = to_local(tensor, layout, mesh, rank)
     shares = local.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    return local.clone() if shares and local.numel() < tensor.numel() else local
+    gives_up = local.numel() < tensor.numel() or bool(layout)
+    return local.clone() if shares and gives_up else local
+
+
+def local_like(shape: Sequence[int], layout: Layout, mesh: Mapping[str, int]) -> torch.Size:
+    """The shape of a global tensor's local one, on a stage that holds it."""
+    sizes = list(shape)
+    for axis, placement in without_stages(layout).items():
+        if placement != "replicate":
+            sizes[_parsed(placement)[0]] //= mesh[axis]
+    return torch.Size(sizes)
 
 
 def full_tensor(shards: list[torch.Tensor], layout: Layout, mesh: Mapping[str, int]) -> torch.Tensor:
@@ -77,6 +115,9 @@ def unshard(shards: list[torch.Tensor], placement: str) -> torch.Tensor:
     """The global tensor from the local ones of all ranks."""
     if placement == "replicate" or len(shards) == 1:
         return shards[0]
+    on = holders(placement)
+    if on is not None:
+        return shards[on[0]]
     dim, blocks = _parsed(placement)
     opened = [local.unflatten(dim, (blocks, local.shape[dim] // blocks)) for local in shards]
     return torch.stack(opened, dim + 1).flatten(dim, dim + 2)
@@ -99,10 +140,12 @@ class Piece:
 
 def pieces(shape: Sequence[int], layout: Layout, mesh: Mapping[str, int], rank: int) -> list[Piece]:
     """The pieces of a global tensor that make one rank's local one."""
+    if not is_held(layout, mesh, rank):
+        return []
     spans = [[(0, size)] for size in shape]
     for axis, coordinate in coordinates(mesh, rank).items():
         placement = layout.get(axis, "replicate")
-        if placement != "replicate":
+        if placement != "replicate" and axis != STAGES:
             dim, blocks = _parsed(placement)
             length = sum(size for _, size in spans[dim]) // blocks
             part = length // mesh[axis]

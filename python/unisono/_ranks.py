@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import socket
 import sys
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from unisono import _devices, errors
 from unisono._meeting import meeting
 from unisono._message import pack, unpack
-from unisono._placements import coordinates
+from unisono._placements import STAGES, coordinates
 from unisono._users_errors import UsersError
 
 #: What the host's own process groups are called as a backend of PyTorch's.
@@ -88,6 +89,29 @@ class Ranks:
         key = (tuple(mesh.items()), everyone is self._host)
         if key not in self._groups:
             self._groups[key] = {axis: self._group_along(mesh, axis, everyone) for axis in mesh}
+        return self._groups[key]
+
+    def transfers(self, mesh: Mapping[str, int], kind: str = "cpu") -> dict[str, str]:
+        """The names of the groups in which this rank's pipeline stage sends to another or receives from it, by their symbolic names.
+
+        Each direction has a group of its own, so that a stage that waits for one keeps the other free. Every rank must ask for the same
+        meshes in the same order.
+        """
+        if not self.joined or mesh.get(STAGES, 1) == 1:
+            return {}
+        key = (tuple(mesh.items()), "transfers", kind)
+        if key not in self._groups:
+            backend = _own_gloo() if self.group(kind) is self._host else None
+            pipelines: dict[tuple[int, ...], list[int]] = {}
+            for rank in range(self.count):
+                others = tuple(place for name, place in coordinates(mesh, rank).items() if name != STAGES)
+                pipelines.setdefault(others, []).append(rank)
+            mine = self._groups[key] = {}
+            for ranks in pipelines.values():
+                for (source, sender), (target, receiver) in itertools.permutations(enumerate(ranks), 2):
+                    group = dist.new_group(sorted([sender, receiver]), backend=backend)
+                    if self.rank in (sender, receiver):
+                        mine[f"axis:{STAGES}:{source}>{target}"] = group.group_name  # type: ignore[union-attr]
         return self._groups[key]
 
     def _group_along(self, mesh: Mapping[str, int], axis: str, everyone: Any) -> str:

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from unisono._capture.inputs import StepInput
 from unisono._capture.optimizer import state_of
-from unisono._placements import Layout, full_tensor, own_local, to_local
+from unisono._placements import Layout, full_tensor, is_held, local_like, own_local, to_local
 from unisono._ranks import Ranks
 from unisono._user_tensors import UserTensor, close_doors
 
@@ -93,7 +93,8 @@ class State:
         """The whole tensor; a collective where it is sharded."""
         if held.user is None:
             return held.shard
-        return held.user.in_order(full_tensor(self.gathered(held.item.name, held.shard), held.layout, self._mesh))
+        shards = self.gathered(held.item.name, held.shard, held.layout, held.shape_and_stride()[0])
+        return held.user.in_order(full_tensor(shards, held.layout, self._mesh))
 
     def take_written(self) -> None:
         """Takes over what was written into the user's tensors while they had the values."""
@@ -148,6 +149,7 @@ class State:
         for held in self._held.values():
             if held.user is not None:
                 held.user.restore(self.value(held))
+                self._write_number(held.item)
             else:
                 self._give(held)
         self._open()
@@ -197,8 +199,12 @@ class State:
         held.shard, held.layout, held.user = shard, layout, self._user(held.item, layout)
         self.version += 1
 
-    def gathered(self, name: str, shard: torch.Tensor) -> list[torch.Tensor]:
-        """The shards of all ranks; a collective."""
+    def gathered(
+        self, name: str, shard: torch.Tensor, layout: Layout | None = None, shape: Sequence[int] = ()
+    ) -> list[torch.Tensor]:
+        """The shards of all ranks; a collective. On stages that do not hold a tensor of this layout and global shape, anything."""
+        if layout is not None and not is_held(layout, self._mesh, self._ranks.rank):
+            shard = shard.new_empty(local_like(shape, layout, self._mesh))
         try:
             return self._ranks.gathered(shard)
         except RuntimeError as error:

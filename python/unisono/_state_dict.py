@@ -168,7 +168,7 @@ def _value(session: Session, entry: Entry, for_files: bool) -> Any:
     if held is None:
         return entry.value if entry.tensor is None else entry.tensor.detach()
     if held.item.number:
-        return held.shard.item()
+        return session.state.value(held).item()
     if session.ranks.count == 1:
         return held.shard
     from torch.distributed.tensor import DTensor

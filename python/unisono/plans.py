@@ -8,6 +8,7 @@ from typing import Any
 
 from unisono import _native
 from unisono._message import unpack
+from unisono._placements import STAGES
 
 
 class Plan:
@@ -55,8 +56,21 @@ class Plan:
 
     @property
     def layouts(self) -> dict[str, dict[str, str]]:
-        """The layouts of inputs that are not replicated, by the input's name: a placement for each axis along which they are not."""
-        return self._content["inputs"]
+        """The layouts of inputs that are not replicated, by the input's name: a placement for each axis along which they are not.
+
+        State that only some pipeline stages hold is ``stage(1)`` or ``stage(0, 2)`` along the axis ``stages``.
+        """
+        layouts = {name: dict(layout) for name, layout in self._content["inputs"].items()}
+        for name, on in (self.stages or {}).get("state", {}).items():
+            layouts.setdefault(name, {})[STAGES] = f"stage({', '.join(map(str, on))})"
+        return layouts
+
+    @property
+    def stages(self) -> dict[str, Any] | None:
+        """The pipeline: its ``schedule``, the positions in forward at which stages begin (``cuts``), the stages that hold each ``state`` of
+        which not all do, and what each stage is ``predicted`` to take; ``None`` without stages.
+        """
+        return self._content.get("stages")
 
     @property
     def passes(self) -> dict[str, Any]:

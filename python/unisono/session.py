@@ -32,7 +32,7 @@ from unisono._deferred.models import Deferred, intended_device
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._holders import Holders
 from unisono._message import pack
-from unisono._placements import Layout, full_tensor, own_local, to_local
+from unisono._placements import STAGES, Layout, coordinates, full_tensor, own_local, to_local
 from unisono._ranks import Ranks
 from unisono._state import State
 from unisono._told import Way
@@ -82,6 +82,8 @@ class Session:
         device_mesh: the mesh as PyTorch has it, made when it is first needed.
         searches_mesh: whether the first plan decides which axes the ranks make.
         recompute: what of forward is computed again in backward, if the user says so.
+        schedule: in which order pipeline stages run their micro-batches, if the user says so.
+        cuts: where pipeline stages begin, if the user says so.
         fuse: whether groups of operations run as kernels.
         synchronous: whether each instruction is waited for.
         deferred: the tensors that have no memory before there is a plan.
@@ -105,6 +107,8 @@ class Session:
     device_mesh: Any = None
     searches_mesh: bool = False
     recompute: str | None = None
+    schedule: str | None = None
+    cuts: list[int | str] | None = None
     fuse: bool = False
     synchronous: bool = False
     deferred: Deferred | None = None
@@ -119,7 +123,7 @@ class Session:
         """The global tensor, gathered from the local ones of all ranks."""
         if self.ranks.count == 1:
             return shard.clone()
-        return full_tensor(self.state.gathered(item.name, shard), layout, self.mesh)
+        return full_tensor(self.state.gathered(item.name, shard, layout, item.tensor.shape), layout, self.mesh)
 
 
 class CapturedStep:
@@ -272,13 +276,13 @@ class CapturedStep:
             self._session.take_mesh(found.mesh)
         here = self._session.state.layouts()
         kept = {
-            item.name: {axis: here[item.name].get(axis, "replicate") for axis in self._mesh}
+            item.name: {axis: here[item.name].get(axis, "replicate") for axis in self._mesh if axis != STAGES}
             for item in self._inputs.inputs
             if item.name in here and item.cls in _STATE
         }
         # Gradients are set to zero in place by whoever has them.
         gradients = [item.name for item in self._inputs.inputs if item.is_gradient]
-        kept |= {name: dict.fromkeys(self._mesh, "replicate") for name in gradients}
+        kept |= {name: dict.fromkeys([a for a in self._mesh if a != STAGES], "replicate") for name in gradients}
         if kept and self.ranks.count > 1:
             with contextlib.suppress(UnisonoError):
                 return self._found_plan(graph, settings | {"pins": {**settings["pins"], **kept}})
@@ -292,14 +296,23 @@ class CapturedStep:
         return self._sliced_plan(graph, settings, last)
 
     def _sliced_plan(self, graph: _native.Graph, settings: dict[str, Any], count: int | None) -> Plan:
-        settings = settings | {"micro_batches": count, "recompute": self._session.recompute}
+        session = self._session
+        settings = settings | {"micro_batches": count, "recompute": session.recompute}
+        if self._mesh.get(STAGES, 1) > 1:
+            settings |= {"schedule": session.schedule, "cuts": session.cuts}
+        elif session.schedule or session.cuts:
+            raise ConfigurationError(
+                "a schedule or cuts of pipeline stages, and no stages",
+                code="U0205",
+                hint='give the mesh an axis of them, as in mesh={"stages": 2, "data": 4}, or leave them out',
+            )
         return Plan(graph.plan(self.cluster, pack(settings), _profile.cache_folder()), graph)
 
     # This rank's program.
 
     def _prepare(self, graph: _native.Graph) -> None:
         optimised, self.passes = graph.program(self.plan.native, self.ranks.rank)
-        if not self.ranks.agree(optimised.issue_order()):
+        if not self._same_order(optimised.issue_order()):
             warnings.warn(
                 "the ranks' programs issue their collectives in different orders after the passes; they run without the passes, "
                 "which costs time: please report this step",
@@ -307,9 +320,11 @@ class CapturedStep:
                 stacklevel=4,
             )
             optimised, self.passes = graph.rank_graph(self.plan.native, self.ranks.rank), []
-        self._draws = draws_numbers(optimised)
+        # All ranks of a pipeline draw what the whole step does.
+        self._draws = draws_numbers(optimised if self.plan.stages is None else graph)
         self._require_devices_alike()
         groups = {f"axis:{axis}": name for axis, name in self.ranks.groups(self._mesh, self.device.type).items()}
+        groups |= self.ranks.transfers(self._mesh, self.device.type)
         self.rank_graph = optimised
         # The predicted peak counts what stays for small results, and with a limit it is not to be more.
         left = None if self._session.memory_limit is None else self.plan.prediction["buffer_bytes"]
@@ -331,6 +346,18 @@ class CapturedStep:
         self._version = self._session.state.version
         self._read_only = [p for p, (item, *_) in enumerate(self._state) if item.cls == "constant"]
         self._bind()
+
+    def _same_order(self, order: str) -> bool:
+        """Whether all ranks of this rank's pipeline stage start the same collectives in the same order, as do those of every other."""
+        stages = self._mesh.get(STAGES, 1)
+        if stages == 1:
+            return self.ranks.agree(order)
+        mine = torch.tensor(list(order.encode()), dtype=torch.uint8)
+        known: dict[int, torch.Tensor] = {}
+        everyone = enumerate(self.ranks.gathered(mine))
+        return all(
+            torch.equal(known.setdefault(coordinates(self._mesh, rank)[STAGES], one), one) for rank, one in everyone
+        )
 
     def _require_devices_alike(self) -> None:
         """Refuses to draw random numbers on devices of several models: each draws others from the same seed."""

@@ -6,7 +6,8 @@ use base::{Bytes, Code, Diagnostic, Nanos, Result};
 use clap::{Args, ValueEnum};
 use cluster::Cluster;
 use indexmap::IndexMap;
-use plan::{Candidate, Effort, Pins, PlanSettings, Recomputation, Sensitivity};
+use ir::STAGES;
+use plan::{Candidate, Cut, Effort, Pins, PlanSettings, Recomputation, Schedule, Sensitivity};
 use serde::Serialize;
 
 use crate::files;
@@ -54,6 +55,16 @@ pub struct Plan {
     /// memory. Unless given, the whole batch at once, or as few slices as the memory limit asks for
     #[arg(long)]
     micro_batches: Option<u32>,
+    /// Take the program apart into so many pipeline stages, each on its share of the ranks; the same as an axis `stages` of the mesh
+    #[arg(long)]
+    stages: Option<u32>,
+    /// In which order each stage runs its micro-batches: `gpipe` or `1f1b`; the one that takes less time unless given
+    #[arg(long)]
+    schedule: Option<Schedule>,
+    /// Where stages begin, one for each but the first: names of modules, or numbers of operations of forward; where the slowest stage takes
+    /// least unless given
+    #[arg(long, value_delimiter = ',')]
+    cuts: Option<Vec<Cut>>,
     /// What of forward is computed again in backward instead of being held until then; what the memory limit asks for unless given
     #[arg(long)]
     recompute: Option<Recompute>,
@@ -82,8 +93,10 @@ impl Plan {
         let ranks = self.ranks(&cluster)?;
         let settings = PlanSettings {
             pins: self.pins()?,
-            mesh: self.mesh(ranks)?,
+            mesh: self.in_stages(self.mesh(ranks)?)?,
             ranks,
+            schedule: self.schedule,
+            cuts: self.cuts.clone(),
             micro_batches: self.micro_batches,
             recompute: self.recompute.map(Recompute::setting),
             memory_limit: self.memory_limit()?,
@@ -152,6 +165,36 @@ impl Plan {
 
     fn memory_limit(&self) -> Result<Option<u64>> {
         Ok(self.memory_limit.as_deref().map(Bytes::parse).transpose()?.map(|limit| limit.0))
+    }
+
+    /// A mesh with the stages that are asked for, which share its ranks where it has one axis that was not named.
+    fn in_stages(&self, mesh: IndexMap<String, u32>) -> Result<IndexMap<String, u32>> {
+        let Some(stages) = self.stages else { return Ok(mesh) };
+        let refused = |message: String, hint: &str| Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
+        if mesh.is_empty() {
+            return refused(
+                "stages on a mesh that is searched for".into(),
+                "say the mesh, as in `--mesh data=2,tensor=4`",
+            );
+        }
+        if mesh.contains_key(STAGES) {
+            return refused("the mesh has an axis of stages already".into(), "leave `--stages` out");
+        }
+        let mut made = IndexMap::from([(STAGES.to_owned(), stages)]);
+        for (axis, size) in mesh {
+            let inner = if self.mesh.is_some() {
+                size
+            } else if stages > 0 && size.is_multiple_of(stages) {
+                size / stages
+            } else {
+                return refused(
+                    format!("{size} ranks in {stages} stages"),
+                    "use stages that divide the ranks",
+                );
+            };
+            made.insert(axis, inner);
+        }
+        Ok(made)
     }
 
     /// The axes of the mesh; none where they are searched for.

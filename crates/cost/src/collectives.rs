@@ -15,6 +15,9 @@ pub fn collective_time(machine: Machine<'_>, collective: Collective<'_>) -> i64 
     match &machine.cluster.interconnect {
         Interconnect::Measured(links) => measured_time(links, collective, ranks),
         Interconnect::Levels(network) => {
+            // A broadcast is a transfer between two stages.
+            let is_transfer = collective.kind == CollectiveKind::Broadcast;
+            let ranks = if is_transfer { ranks.min(2) } else { ranks };
             let group = Group { ranks, stride: machine.mesh.stride_of(collective.axis) };
             let seconds = network_time(network, group, collective.kind, collective.bytes.0 as f64);
             (seconds * PICOS).round() as i64
@@ -27,7 +30,9 @@ fn measured_time(links: &Links, collective: Collective<'_>, ranks: u32) -> i64 {
     let bytes = collective.bytes.0 as f64;
     let (link, sent) = match collective.kind {
         CollectiveKind::AllReduce => (links.all_reduce, 2.0 * bytes * share),
-        CollectiveKind::AllGather | CollectiveKind::Broadcast => (links.all_gather, bytes * share),
+        CollectiveKind::AllGather => (links.all_gather, bytes * share),
+        // One rank sends everything to one.
+        CollectiveKind::Broadcast => (links.all_gather, bytes),
         CollectiveKind::ReduceScatter => (links.reduce_scatter, bytes * share),
         CollectiveKind::AllToAll => (links.all_to_all, bytes * share),
     };

@@ -75,9 +75,8 @@ pub fn network_time(network: &Network, group: Group, kind: CollectiveKind, bytes
     let sent = bytes * (n - 1.0) / n;
     match kind {
         CollectiveKind::AllToAll => exchange(network, &levels, group, bytes),
-        CollectiveKind::AllGather | CollectiveKind::Broadcast | CollectiveKind::ReduceScatter => {
-            ring(network, &levels, 1.0, sent)
-        }
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter => ring(network, &levels, 1.0, sent),
+        CollectiveKind::Broadcast => ring(network, &levels, 1.0, bytes),
         CollectiveKind::AllReduce => {
             let ring = ring(network, &levels, 2.0, 2.0 * sent);
             ring.min(tree(network, &levels, group, 2.0 * sent))

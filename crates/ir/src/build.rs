@@ -65,7 +65,12 @@ impl Graph {
 
     /// Begins a part of the program: what is added from here on stands in it.
     pub fn begin_part(&mut self, kind: PartKind) -> PartId {
-        self.parts.push(Part { kind })
+        self.begin_part_of(Part { kind, micro_batch: None })
+    }
+
+    /// The same for a part that may be of one micro-batch.
+    pub fn begin_part_of(&mut self, part: Part) -> PartId {
+        self.parts.push(part)
     }
 
     /// The part that a node at the end of the program stands in: the last one, or a first one, forward.
@@ -79,7 +84,16 @@ impl Graph {
         let op = self.op(op);
         let id = self.nodes.next_id();
         let returns = new_returns(id, returns, |value| self.values.push(value));
-        self.nodes.push(Node { op, args, returns, place: None, module: None, part, label: None });
+        self.nodes.push(Node {
+            op,
+            args,
+            returns,
+            place: None,
+            module: None,
+            part,
+            label: None,
+            stage: None,
+        });
         self.order.push(id);
         id
     }

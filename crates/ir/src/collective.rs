@@ -5,10 +5,22 @@ use std::fmt;
 use base::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{Arg, Graph, Node, NodeId};
+use crate::{Arg, Graph, Node, NodeId, STAGES};
 
 /// Symbolic names of process groups are this and the name of the mesh axis along which their ranks lie.
 pub const GROUP_PREFIX: &str = "axis:";
+
+/// The symbolic name of the group in which a pipeline stage sends to another.
+pub fn transfer_group(from: u32, to: u32) -> String {
+    format!("{GROUP_PREFIX}{STAGES}:{from}>{to}")
+}
+
+/// The stages that send and receive in the group of that symbolic name; none where it is another group's.
+pub fn transfer_stages(group: &str) -> Option<(u32, u32)> {
+    let (from, to) =
+        group.strip_prefix(GROUP_PREFIX)?.strip_prefix(STAGES)?.strip_prefix(':')?.split_once('>')?;
+    Some((from.parse().ok()?, to.parse().ok()?))
+}
 
 /// The schema of the operator that waits for a collective's result.
 pub const WAIT: &str = "_c10d_functional::wait_tensor(Tensor tensor) -> Tensor";
@@ -25,7 +37,7 @@ pub enum CollectiveKind {
     ReduceScatter,
     /// Every rank gets a part from each.
     AllToAll,
-    /// Every rank gets what one rank has.
+    /// Every rank gets what one rank has. Between two pipeline stages, a transfer.
     Broadcast,
 }
 
@@ -144,6 +156,7 @@ impl Graph {
         };
         let bytes = full.map_or(Bytes(0), |value| self.ty(value).bytes());
         let axis = group.strip_prefix(GROUP_PREFIX).unwrap_or(group);
+        let axis = axis.split_once(':').map_or(axis, |(axis, _)| axis);
         Some(Collective { kind, reduction: reduction(kind, node), axis, bytes })
     }
 

@@ -173,6 +173,9 @@ impl PartKind {
 pub struct Part {
     /// What its operations do.
     pub kind: PartKind,
+    /// The micro-batch that it computes; none where it belongs to all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch: Option<u32>,
 }
 
 /// An operation.
@@ -193,6 +196,9 @@ pub struct Node {
     /// The patch or reshard that made it; none for what was captured.
     #[serde(default)]
     pub label: Option<LabelId>,
+    /// The pipeline stage that it runs on; none where it runs on each that needs it, and where there are no stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<u32>,
 }
 
 /// A module path, such as `blocks.0.attention`.

@@ -59,6 +59,7 @@ mod tests {
             module: None,
             part: crate::PartId(0),
             label: None,
+            stage: None,
         }
     }
 

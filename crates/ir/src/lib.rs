@@ -21,7 +21,8 @@ mod verify;
 
 pub use build::ReturnType;
 pub use collective::{
-    Collective, CollectiveKind, GROUP_PREFIX, Reduction, WAIT, is_communication, is_wait, wait_operator,
+    Collective, CollectiveKind, GROUP_PREFIX, Reduction, WAIT, is_communication, is_wait, transfer_group,
+    transfer_stages, wait_operator,
 };
 pub use graph::{
     Arg, Graph, Input, InputClass, InputId, LabelId, Module, ModuleId, Node, NodeId, Op, OpId, Part, PartId,
@@ -29,7 +30,9 @@ pub use graph::{
 };
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
 pub use patch::{Change, Edits, Patch};
-pub use placement::{AxisKind, MICRO_BATCHES, Mesh, MeshAxis, Placement, Reduce, local_bytes, local_shape};
+pub use placement::{
+    AxisKind, MICRO_BATCHES, Mesh, MeshAxis, Placement, Reduce, STAGES, local_bytes, local_shape,
+};
 pub use reshard::{Reshard, reshard_steps};
 pub use schema::{Parameter, Schema, SchemaType};
 pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};

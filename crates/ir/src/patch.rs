@@ -88,8 +88,8 @@ impl<'g> Patch<'g> {
     /// its schema, as for [`Graph::push`]. It moves behind its operands where they come later.
     pub fn push(&mut self, source: NodeId, op: &str, args: Vec<Arg>, returns: Vec<ReturnType>) -> NodeId {
         let op = self.op(op);
-        let Node { place, module, part, .. } = *self.node(source);
-        let node = Node { op, args, returns: Vec::new(), place, module, part, label: None };
+        let Node { place, module, part, stage, .. } = *self.node(source);
+        let node = Node { op, args, returns: Vec::new(), place, module, part, label: None, stage };
         self.add(source, node, returns)
     }
 
@@ -119,7 +119,7 @@ impl<'g> Patch<'g> {
     /// its place and module.
     pub fn copy(&mut self, node: NodeId, source: NodeId, mut map: impl FnMut(ValueId) -> ValueId) -> NodeId {
         let base = self.base;
-        let Node { op, args, returns, place, module, .. } = &base.nodes[node];
+        let Node { op, args, returns, place, module, stage, .. } = &base.nodes[node];
         let mut args = args.clone();
         for arg in &mut args {
             arg.map_values(&mut map);
@@ -133,7 +133,16 @@ impl<'g> Patch<'g> {
         let part = self.node(source).part;
         self.add(
             source,
-            Node { op: *op, args, returns: Vec::new(), place: *place, module: *module, part, label: None },
+            Node {
+                op: *op,
+                args,
+                returns: Vec::new(),
+                place: *place,
+                module: *module,
+                part,
+                label: None,
+                stage: *stage,
+            },
             returns.collect(),
         )
     }

@@ -111,7 +111,12 @@ pub enum AxisKind {
     /// Micro-batches, which every rank runs one after the other: what is sharded along it exists in one iteration at a time, and what is
     /// partial is added up.
     Time,
+    /// Stages of a pipeline: ranks that run at the same time, each its part of the program. No tensor is sharded along it.
+    Stage,
 }
+
+/// The name of the axis of pipeline stages.
+pub const STAGES: &str = "stages";
 
 /// The name of the axis of micro-batches, which no axis of ranks may have.
 pub const MICRO_BATCHES: &str = "micro_batches";
@@ -121,16 +126,18 @@ pub const MICRO_BATCHES: &str = "micro_batches";
 pub struct MeshAxis {
     /// The axis's name, as pins and plans use it.
     pub name: String,
-    /// How many ranks or micro-batches lie along it.
+    /// How many ranks, micro-batches or stages lie along it.
     pub size: u32,
-    /// Which of the two.
+    /// Which of them.
     pub kind: AxisKind,
 }
 
 impl MeshAxis {
-    /// An axis of ranks.
+    /// An axis of ranks; of pipeline stages if it is called so.
     pub fn ranks(name: impl Into<String>, size: u32) -> Self {
-        Self { name: name.into(), size, kind: AxisKind::Ranks }
+        let name = name.into();
+        let kind = if name == STAGES { AxisKind::Stage } else { AxisKind::Ranks };
+        Self { name, size, kind }
     }
 
     /// The axis of micro-batches.
@@ -141,7 +148,7 @@ impl MeshAxis {
     /// How many ranks lie along it: of micro-batches all on one.
     pub const fn rank_count(&self) -> u32 {
         match self.kind {
-            AxisKind::Ranks => self.size,
+            AxisKind::Ranks | AxisKind::Stage => self.size,
             AxisKind::Time => 1,
         }
     }
@@ -163,6 +170,21 @@ impl Mesh {
     /// The axis of micro-batches, if there is one.
     pub fn time_axis(&self) -> Option<&MeshAxis> {
         self.axes.iter().find(|axis| axis.kind == AxisKind::Time)
+    }
+
+    /// The axis of pipeline stages, if there is one, and where it is among the axes.
+    pub fn stage_axis(&self) -> Option<(usize, &MeshAxis)> {
+        self.axes.iter().enumerate().find(|(_, axis)| axis.kind == AxisKind::Stage)
+    }
+
+    /// The axes that tensors are sharded along, the outermost first.
+    pub fn sharding_axes(&self) -> impl Iterator<Item = &MeshAxis> {
+        self.axes.iter().filter(|axis| axis.kind != AxisKind::Stage)
+    }
+
+    /// How many pipeline stages there are.
+    pub fn stages(&self) -> u32 {
+        self.stage_axis().map_or(1, |(_, axis)| axis.size)
     }
 
     /// How many micro-batches a rank computes one after the other.

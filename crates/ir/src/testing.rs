@@ -3,8 +3,8 @@
 use base::{Id, Place, PrimaryMap};
 
 use crate::{
-    Arg, Device, DeviceKind, Dims, Dtype, Graph, InputClass, InputId, LabelId, ModuleId, NodeId, PartKind,
-    PlaceId, ReturnType, TensorType, ValueId,
+    Arg, Device, DeviceKind, Dims, Dtype, Graph, InputClass, InputId, LabelId, ModuleId, NodeId, Part,
+    PartKind, PlaceId, ReturnType, TensorType, ValueId,
 };
 
 /// A small deterministic generator (SplitMix64): equal seeds give equal graphs on every machine.
@@ -257,7 +257,8 @@ impl Maker {
         if self.random.once_in(6) {
             let kinds = [PartKind::Forward, PartKind::Backward, PartKind::Update];
             let kind = *self.random.pick(&kinds);
-            self.graph.begin_part(kind);
+            let micro_batch = self.random.once_in(2).then(|| self.random.below(3) as u32);
+            self.graph.begin_part_of(Part { kind, micro_batch });
         }
         let place = Place {
             file: (*self.random.pick(&FILES)).into(),
@@ -268,10 +269,12 @@ impl Maker {
         let module: ModuleId = intern(&mut self.graph.modules, (*self.random.pick(&MODULES)).into());
         let label: LabelId = intern(&mut self.graph.labels, (*self.random.pick(&LABELS)).into());
         let chosen = [self.random.once_in(4), self.random.once_in(3), self.random.once_in(8)];
+        let stage = self.random.once_in(5).then(|| self.random.below(4) as u32);
         let node = &mut self.graph.nodes[id];
         node.place = (!chosen[0]).then_some(place);
         node.module = (!chosen[1]).then_some(module);
         node.label = chosen[2].then_some(label);
+        node.stage = stage;
     }
 
     fn ends(&mut self) {

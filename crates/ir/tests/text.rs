@@ -232,7 +232,7 @@ fn mistakes_in_nodes_are_named() {
               at step.txt:10:11
             error[U0011]: p7 is not in its table
               at step.txt:13:35
-            error[U0011]: expected p0, m0 or l0, found `x1 l0`
+            error[U0011]: expected p0, m0, l0 or s0, found `x1 l0`
               at step.txt:16:56
             error[U0011]: expected a kind of part, found `backwards`
               at step.txt:14:6

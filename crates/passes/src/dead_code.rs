@@ -23,7 +23,8 @@ impl Pass for DeadCode {
         patch.label("dead_code");
         for id in graph.order.iter().rev() {
             let node = &graph.nodes[*id];
-            if facts.has_effect(node) || node.results().any(|result| live.contains(result.index())) {
+            let matters = facts.has_effect(node) || facts.is_transfer(graph, node);
+            if matters || node.results().any(|result| live.contains(result.index())) {
                 node.operands().for_each(|operand| live.insert(operand.index()));
             } else {
                 patch.remove(*id);

@@ -23,6 +23,7 @@ struct OpFacts {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Collective,
+    Transfer,
     Wait,
     View,
     Copy,
@@ -35,6 +36,7 @@ impl OpFacts {
         let schema = Schema::parse(&op.schema).expect("the schemas of a verified graph parse");
         let kind = match op.name.as_str() {
             name if ir::is_wait(name) => Kind::Wait,
+            name if name == CollectiveKind::Broadcast.operator() => Kind::Transfer,
             name if CollectiveKind::of_operator(name).is_some() => Kind::Collective,
             name if aten::memory(name, &schema).is_shared() => Kind::View,
             name if aten::row(name).is_some_and(|row| row.copies) => Kind::Copy,
@@ -90,7 +92,16 @@ impl Facts {
 
     /// Whether a node takes part in communication, waiting included.
     pub fn is_communication(&self, node: &Node) -> bool {
-        matches!(self.ops[node.op].kind, Kind::Collective | Kind::Wait)
+        matches!(self.ops[node.op].kind, Kind::Collective | Kind::Transfer | Kind::Wait)
+    }
+
+    /// Whether a node sends to another pipeline stage or receives from one, or waits for that: the other side relies on it, whether its result
+    /// is used or not.
+    pub fn is_transfer(&self, graph: &Graph, node: &Node) -> bool {
+        let kind = |node: &Node| self.ops[node.op].kind;
+        let made_by = |value| maker(graph, value).map(|maker| kind(&graph.nodes[maker]));
+        kind(node) == Kind::Transfer
+            || kind(node) == Kind::Wait && node.operands().any(|value| made_by(value) == Some(Kind::Transfer))
     }
 
     /// Whether a node waits for a collective.
@@ -98,7 +109,7 @@ impl Facts {
         self.ops[node.op].kind == Kind::Wait
     }
 
-    /// Whether a node starts a collective.
+    /// Whether a node starts a collective that may start earlier than it stands; transfers between stages stay in their order.
     pub fn is_collective(&self, node: &Node) -> bool {
         self.ops[node.op].kind == Kind::Collective
     }

@@ -30,6 +30,6 @@ pub use group_lists::GroupLists;
 pub use ir::Patch;
 pub use merge_views::MergeViews;
 pub use order_collectives::OrderCollectives;
-pub use pipeline::{Settings, by_name, pipeline, scheduled, settled};
+pub use pipeline::{Settings, by_name, cleaned, pipeline, scheduled, settled};
 pub use recompute::{Positions, RECOMPUTE, Recompute, Repeatable};
 pub use start_collectives::StartCollectives;

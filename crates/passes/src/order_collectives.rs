@@ -8,7 +8,7 @@ use ir::{CollectiveKind, Graph, NodeId, Patch, ValueId};
 
 use crate::{
     Pass,
-    facts::{Facts, maker, of_state_alone, users},
+    facts::{Facts, end_values, maker, of_state_alone, users},
     start_collectives::{Wanted, reorder, start_early},
 };
 
@@ -88,7 +88,7 @@ fn hoist(graph: &Graph, wanted: &mut SecondaryMap<NodeId, Wanted>, id: NodeId, t
 /// Moves waits, with views, copies and casts of their results, to right before their first use. What is only returned is waited for at
 /// the end.
 fn wait_late(graph: &Graph, facts: &Facts, wanted: &mut SecondaryMap<NodeId, Wanted>) {
-    let users = users(graph);
+    let (users, ends) = (users(graph), end_values(graph));
     let mut waited: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
     let mut late = Vec::new();
     for id in &graph.order {
@@ -100,6 +100,11 @@ fn wait_late(graph: &Graph, facts: &Facts, wanted: &mut SecondaryMap<NodeId, Wan
         }
     }
     for id in late.iter().rev() {
+        // The wait for what was sent stands where it is received for sure.
+        let is_used = |value: ValueId| !users[value].is_empty() || ends.contains(value.index());
+        if !graph.nodes[*id].results().any(is_used) {
+            continue;
+        }
         let results = graph.nodes[*id].results();
         let first = results.flat_map(|result| &users[result]).map(|user| wanted[*user]).min();
         wanted[*id] = first.map_or((graph.order.len(), 0), |(position, side)| (position, side.min(0) - 1));

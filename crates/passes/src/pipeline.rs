@@ -57,15 +57,20 @@ pub fn pipeline(settings: &Settings) -> Vec<Box<dyn Pass>> {
     settled(settings.without_checkpoints).into_iter().chain(scheduled(settings)).collect()
 }
 
-/// The first passes: what they leave does no work twice. Positions of operations that run again count in it.
-pub fn settled(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
+/// The passes that take out what nothing needs: aliases, chains of views, values computed twice, dead code.
+pub fn cleaned(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
     vec![
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints }),
         Box::new(DeadCode),
-        Box::new(GroupLists),
     ]
+}
+
+/// The first passes: what they leave does no work twice. Positions of operations that run again count in it.
+pub fn settled(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
+    let lists: Box<dyn Pass> = Box::new(GroupLists);
+    cleaned(without_checkpoints).into_iter().chain([lists]).collect()
 }
 
 /// The passes after them. Views are merged again after bucketing, which adds views that flatten; ordering comes after that, since every

@@ -28,10 +28,13 @@ pub fn explored(run: &Run<'_>, graph: &Graph, number: usize) -> Result<Vec<Found
         let alone = request.mesh.is_trivial();
         return Ok(vec![run.predicted(if alone { request.captured } else { graph })?]);
     };
+    if axis.kind == AxisKind::Stage {
+        return explored(run, graph, number + 1);
+    }
     let space = Space::new(graph, axis);
     let demands = match axis.kind {
         AxisKind::Ranks => pinned(graph, &space, request.pins, request.mesh)?,
-        AxisKind::Time => Demands::default(),
+        AxisKind::Time | AxisKind::Stage => Demands::default(),
     };
     let within = |local: &Graph| explored(run, local, number + 1);
     let along = Along { run, graph, number, axis, space: &space, demands: &demands, within: &within };
@@ -41,7 +44,7 @@ pub fn explored(run: &Run<'_>, graph: &Graph, number: usize) -> Result<Vec<Found
     }
     match axis.kind {
         AxisKind::Ranks => along.candidates(),
-        AxisKind::Time => along.sliced(),
+        AxisKind::Time | AxisKind::Stage => along.sliced(),
     }
 }
 

@@ -3,7 +3,7 @@
 use aten::{Call, Work};
 use base::{Result, SecondaryMap};
 use cost::{Machine, operation_time};
-use ir::{Graph, InputClass, Mesh, MeshAxis, PartKind, Placement, ValueId};
+use ir::{Graph, InputClass, MeshAxis, PartKind, Placement, ValueId};
 use shard::{Assignment, partition};
 
 /// How the computation along an axis is divided, as shares of its time.
@@ -22,11 +22,11 @@ const NAMED: i64 = 10;
 
 /// The name of a plan: a phrase for each axis of more than one rank.
 pub fn label(graph: &Graph, assignments: &[Assignment], machine: Machine<'_>) -> Result<String> {
-    let Mesh { axes } = machine.mesh;
-    let several = axes.iter().filter(|axis| axis.rank_count() > 1).count() > 1;
+    let axes = || machine.mesh.sharding_axes();
+    let several = axes().filter(|axis| axis.rank_count() > 1).count() > 1;
     let mut names = Vec::new();
     let mut local = graph.clone();
-    for (axis, assignment) in axes.iter().zip(assignments).filter(|(axis, _)| axis.rank_count() > 1) {
+    for (axis, assignment) in axes().zip(assignments).filter(|(axis, _)| axis.rank_count() > 1) {
         let name = along(&local, assignment, axis, machine);
         names.push(if several { format!("{name} on {}", axis.name) } else { name });
         if several {

@@ -5,12 +5,15 @@
 //! solution becomes, and keeps the best within the memory limit. Nothing here knows the name of a model, a module or a parameter; names serve
 //! only to match the user's pins and to print.
 
+pub use shard::stages::Schedule;
+
 mod account;
 mod along;
 mod axis;
 mod choice_tables;
 mod choices;
 mod copies;
+mod cuts;
 mod divides;
 mod effort;
 mod explain;
@@ -33,6 +36,7 @@ mod segments;
 mod sensitivity;
 mod setting;
 mod simulate;
+mod stages;
 mod step;
 mod summary;
 mod tables;
@@ -49,5 +53,6 @@ pub use run::{Recomputation, Request, direct};
 pub use search::{Searched, search};
 pub use sensitivity::{Sensitivity, sensitivities};
 pub use simulate::{Ranks, simulate_plan, simulate_rank};
+pub use stages::{Cut, StagePrediction, Stages};
 pub use step::{PlanSettings, explain_plan, plan_graph, plan_telling, program, rank_graph};
 pub use summary::{OtherPlan, StatePattern, Summary, summary};

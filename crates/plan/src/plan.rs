@@ -9,7 +9,7 @@ use ir::{AxisKind, Graph, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, 
 use serde::{Deserialize, Serialize};
 use shard::{Assignment, Space, partition_mesh};
 
-use crate::pins::Pins;
+use crate::{pins::Pins, stages::Stages};
 
 /// The version of the text form.
 const VERSION: u32 = 3;
@@ -159,6 +159,9 @@ pub struct Plan {
     /// How many micro-batches each rank computes one after the other.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub micro_batches: u32,
+    /// How the program is taken apart into pipeline stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages: Option<Stages>,
     /// The expected cost.
     pub prediction: Prediction,
     /// Other plans that were considered, best first.
@@ -182,7 +185,7 @@ impl Plan {
         mesh: &Mesh,
         assignments: &[Assignment],
     ) -> Result<Self> {
-        let ranks = mesh.axes.iter().filter(|axis| axis.kind == AxisKind::Ranks);
+        let ranks = mesh.axes.iter().filter(|axis| axis.kind != AxisKind::Time);
         let mut plan = Self {
             version: VERSION,
             graph: fingerprints.0,
@@ -192,6 +195,7 @@ impl Plan {
             undivided: Vec::new(),
             mesh: ranks.map(|axis| (axis.name.clone(), axis.size)).collect(),
             micro_batches: mesh.micro_batches(),
+            stages: None,
             prediction: Prediction::default(),
             runners_up: Vec::new(),
             without_row: BTreeMap::new(),
@@ -279,6 +283,12 @@ impl Plan {
             print.number(u64::from(self.micro_batches));
         }
         print.part(toml::to_string(&self.passes).expect("settings have no keys that TOML lacks").as_bytes());
+        if let Some(Stages { schedule, cuts, .. }) = &self.stages {
+            print.part(schedule.to_string().as_bytes());
+            for cut in cuts {
+                print.number(*cut as u64);
+            }
+        }
         for (name, layout) in &self.inputs {
             print.part(name.as_bytes());
             for (axis, placement) in layout {

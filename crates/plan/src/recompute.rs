@@ -18,7 +18,9 @@ impl Run<'_> {
     pub fn with_recomputation(&self, canonical: &Graph, found: &[Found]) -> Result<Vec<Found>> {
         let limit = self.request.memory_limit;
         let full = self.request.recompute == Some(Recomputation::Full);
-        if self.request.recompute == Some(Recomputation::None) || limit.is_none() && !full {
+        // Of a pipeline, each stage has forward operations of its own under way.
+        let none = self.request.recompute == Some(Recomputation::None) || self.request.mesh.stages() > 1;
+        if none || limit.is_none() && !full {
             return Ok(Vec::new());
         }
         // What is made in forward is at most what running again can save.

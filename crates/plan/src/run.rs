@@ -100,7 +100,7 @@ impl Run<'_> {
             return Ok(None);
         }
         let mut found = self.predicted(graph)?;
-        found.assignments = vec![Assignment::default(); self.request.mesh.axes.len()];
+        found.assignments = vec![Assignment::default(); self.request.mesh.sharding_axes().count()];
         Ok(Some(found))
     }
 
@@ -194,7 +194,7 @@ impl Run<'_> {
     /// The axes along which nothing that is mostly computation can be sharded.
     pub fn undivided(&self, graph: &Graph) -> Vec<String> {
         let axes =
-            self.request.mesh.axes.iter().filter(|axis| axis.rank_count() > 1 && !divides(graph, axis));
+            self.request.mesh.sharding_axes().filter(|axis| axis.rank_count() > 1 && !divides(graph, axis));
         axes.map(|axis| axis.name.clone()).collect()
     }
 }
@@ -214,5 +214,5 @@ pub fn direct(cluster: &Cluster, mesh: &Mesh) -> DirectAxes {
         let is_ever = limits.iter().any(|limit| limit.0 > 0);
         is_ever.then(|| (axis.name.clone(), direct))
     };
-    mesh.axes.iter().filter(|axis| axis.rank_count() > 1).filter_map(of).collect()
+    mesh.sharding_axes().filter(|axis| axis.rank_count() > 1).filter_map(of).collect()
 }

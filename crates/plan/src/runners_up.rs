@@ -18,7 +18,8 @@ const MOST_NAMED: usize = 64;
 /// A pin for each class of inputs and each axis on which all that are not replicated are placed alike; others are named one by one.
 pub fn pins_of(graph: &Graph, assignments: &[Assignment], mesh: &Mesh) -> Pins {
     let mut pins = Pins::default();
-    for (axis, assignment) in mesh.axes.iter().zip(assignments).filter(|(axis, _)| axis.rank_count() > 1) {
+    for (axis, assignment) in mesh.sharding_axes().zip(assignments).filter(|(axis, _)| axis.rank_count() > 1)
+    {
         for (class, pattern) in CLASSES {
             let of_class = || graph.inputs.iter().filter(move |(_, input)| input.class == class);
             let placed = |id| assignment.inputs.get(&id).copied().unwrap_or(Placement::Replicate);

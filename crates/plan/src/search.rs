@@ -103,7 +103,7 @@ fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
 
 /// Operators that run replicated because nothing is known of how they shard, with their number.
 fn without_row(graph: &Graph, mesh: &Mesh) -> std::collections::BTreeMap<String, u32> {
-    let axis = mesh.axes.iter().find(|axis| axis.rank_count() > 1);
+    let axis = mesh.sharding_axes().find(|axis| axis.rank_count() > 1);
     axis.map(|axis| Space::new(graph, axis).without_row.into_iter().collect()).unwrap_or_default()
 }
 
@@ -118,7 +118,8 @@ fn limit(found: &Found, memory_limit: Option<u64>) -> String {
     }
 }
 
-fn too_small(limit: u64, smallest: &Prediction) -> Box<Diagnostic> {
+/// The error of a limit that no plan keeps.
+pub fn too_small(limit: u64, smallest: &Prediction) -> Box<Diagnostic> {
     Diagnostic::new(Code::NO_PLAN, format!("no plan fits into {limit} bytes per rank"))
         .because(format!(
             "the smallest plan found needs {} bytes: {}",

@@ -3,10 +3,10 @@
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use indexmap::IndexMap;
-use ir::{Graph, Mesh, RankGraph};
-use passes::{CommonSubexpressions, DeadCode, DropAliases, MergeViews, Outcome, Pass, pipeline};
+use ir::{Graph, Mesh, RankGraph, STAGES};
+use passes::{Outcome, pipeline};
 use serde::{Deserialize, Serialize};
-use shard::canonical;
+use shard::{canonical, stages::Schedule};
 
 use crate::{
     divides::require_slices,
@@ -17,6 +17,7 @@ use crate::{
     plan::{Plan, mesh_of},
     run::{Recomputation, Request},
     search::search,
+    stages::{Cut, Stages, Wanted, search_stages, taken_apart},
 };
 
 /// What is asked of the planner, as settings.
@@ -45,6 +46,12 @@ pub struct PlanSettings {
     /// What of forward is made again in backward: nothing, all that can be, or, unless it is said, what a memory limit needs.
     #[serde(default)]
     pub recompute: Option<Recomputation>,
+    /// In which order pipeline stages run their micro-batches; the best one where it is not said.
+    #[serde(default)]
+    pub schedule: Option<Schedule>,
+    /// Where pipeline stages begin, one for each stage but the first; where the slowest takes least if it is not said.
+    #[serde(default)]
+    pub cuts: Option<Vec<Cut>>,
 }
 
 impl PlanSettings {
@@ -71,6 +78,16 @@ impl PlanSettings {
             let message = "pins name axes, and the mesh is to be searched for";
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
         }
+        let stages = mesh.stages();
+        if stages == 1 && (self.schedule.is_some() || self.cuts.is_some()) {
+            let message = "a schedule or cuts of pipeline stages, and one stage";
+            let hint = format!("give the mesh an axis `{STAGES}`, or leave them out");
+            return Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
+        }
+        if stages > 1 && self.recompute == Some(Recomputation::Full) {
+            let message = "parts of forward are not run again within pipeline stages yet";
+            return Err(Diagnostic::new(Code::BAD_MESH, message).hint("leave `recompute` out, or the stages"));
+        }
         Ok(())
     }
 
@@ -88,15 +105,9 @@ impl PlanSettings {
     }
 }
 
-/// A captured graph without what nothing needs: aliases, chains of views, values computed twice, dead code. The planner sees this one.
+/// A captured graph without what nothing needs. The planner sees this one.
 fn cleaned(graph: &Graph, without_checkpoints: bool) -> Result<Graph> {
-    let passes: [Box<dyn Pass>; 4] = [
-        Box::new(DropAliases),
-        Box::new(MergeViews),
-        Box::new(CommonSubexpressions { without_checkpoints }),
-        Box::new(DeadCode),
-    ];
-    passes::run(&passes, graph, |_| {})
+    passes::run(&passes::cleaned(without_checkpoints), graph, |_| {})
 }
 
 /// Plans a captured graph for a cluster.
@@ -115,6 +126,9 @@ pub fn plan_telling(
     aten::check(graph)?;
     let cleaned = &cleaned(graph, settings.recompute.is_some())?;
     let asked = Asked { graph, cleaned, cluster, settings };
+    if settings.mesh().stages() > 1 {
+        return asked.in_stages();
+    }
     match asked.planned(settings.micro_batches.unwrap_or(1), told) {
         Err(refused) if refused.code == Code::NO_PLAN && settings.micro_batches.is_none() => {
             asked.sliced().next().ok_or(refused)
@@ -160,19 +174,49 @@ impl Asked<'_> {
         if let Some(axis) = mesh.time_axis() {
             require_slices(&canonical(self.cleaned), axis)?;
         }
-        let request = Request {
-            graph: self.cleaned,
-            captured: self.graph,
-            cluster: self.cluster,
-            mesh: &mesh,
-            memory_limit: settings.memory_limit(self.cluster),
-            pins: &settings.pins,
-            effort: settings.effort,
-            recompute: settings.recompute,
-        };
+        let request = self.request(&mesh);
         match settings.ranks.filter(|_| settings.mesh.is_empty()) {
             Some(ranks) => search_meshes(&request, ranks, told),
             None => Ok(search(&request)?.plan),
+        }
+    }
+
+    fn request<'a>(&'a self, mesh: &'a Mesh) -> Request<'a> {
+        Request {
+            graph: self.cleaned,
+            captured: self.graph,
+            cluster: self.cluster,
+            mesh,
+            memory_limit: self.settings.memory_limit(self.cluster),
+            pins: &self.settings.pins,
+            effort: self.settings.effort,
+            recompute: self.settings.recompute,
+        }
+    }
+
+    /// The plan with pipeline stages: with the micro-batches that are asked for, or the best of once, twice and four times as many as stages,
+    /// as far as the batch can be sliced so.
+    fn in_stages(&self) -> Result<Plan> {
+        let PlanSettings { schedule, cuts, micro_batches, .. } = self.settings;
+        let wanted = Wanted { schedule: *schedule, cuts: cuts.as_deref() };
+        let of = |count: u32| {
+            let mesh = self.settings.mesh_of(count);
+            if let Some(axis) = mesh.time_axis() {
+                require_slices(&canonical(self.cleaned), axis)?;
+            }
+            search_stages(&self.request(&mesh), wanted)
+        };
+        if let Some(count) = micro_batches {
+            return of(*count);
+        }
+        let stages = self.settings.mesh().stages();
+        let nodes = self.cleaned.order.len();
+        let tried = [1, 2, 4].map(|times| times * stages);
+        let tried = tried.into_iter().filter(|count| nodes * *count as usize <= MOST_NODES);
+        let plans = tried.filter_map(|count| of(count).ok());
+        match plans.min_by_key(|plan| plan.prediction.step_ns) {
+            Some(plan) => Ok(plan),
+            None => of(1),
         }
     }
 
@@ -188,8 +232,32 @@ impl Asked<'_> {
 pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
     aten::check(graph)?;
     let canonical = canonical(&cleaned(graph, plan.passes.without_checkpoints)?);
+    if let Some(stages) = &plan.stages {
+        return stage_graph(graph, &canonical, plan, stages, rank);
+    }
     let local = plan.partition(&canonical, graph.fingerprint(), rank)?;
     Ok(if plan.mesh().is_trivial() { graph.clone() } else { local })
+}
+
+/// The graph of the stage that a rank is on.
+fn stage_graph(
+    graph: &Graph,
+    canonical: &Graph,
+    plan: &Plan,
+    stages: &Stages,
+    rank: u32,
+) -> Result<RankGraph> {
+    let mesh = plan.mesh();
+    let (made, staged) = Stages::of(canonical, &stages.cuts, stages.schedule)?;
+    let whole = plan.partition(&staged.graph, graph.fingerprint(), rank)?;
+    if mesh.stages() != stages.count() || made.state != stages.state {
+        return Err(Diagnostic::new(Code::FOREIGN_PLAN, "the plan is for another training step")
+            .because("its stages hold other state than its cuts make of this step")
+            .hint("plan again, or take the stages' `state` from a plan with these cuts"));
+    }
+    let number = mesh.stage_axis().map_or(0, |(number, _)| mesh.coordinate(rank, number));
+    let mut graphs = taken_apart(&whole, &staged.held, stages, &plan.passes)?;
+    Ok(graphs.swap_remove(number as usize))
 }
 
 /// The program that `rank` runs under a plan for `graph`: its graph after the passes; `observe` hears of each.

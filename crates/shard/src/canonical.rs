@@ -13,7 +13,7 @@ use ir::{Arg, Dtype, Graph, Node, NodeId, PartId, Return, TensorType, ValueDef, 
 use rustc_hash::FxHashMap;
 
 use crate::{
-    emit::{Emitter, FULL, Origin},
+    emit::{EMPTY, Emitter, FULL, Origin},
     local::same_order,
 };
 
@@ -21,7 +21,6 @@ use crate::{
 const MEAN: i64 = 1;
 const SUM: i64 = 2;
 const DROPPED: &str = "aten::native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor";
-const EMPTY: &str = "aten::empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor";
 
 /// `graph` with such operations rewritten. Inputs, returns and updates are the same.
 pub fn canonical(graph: &Graph) -> Graph {
@@ -122,7 +121,7 @@ impl Rewriter<'_> {
 
     fn emitter(&mut self, id: NodeId) -> Emitter<'_> {
         let node = &self.graph.nodes[id];
-        let origin = Origin { place: node.place, module: node.module, part: node.part, label: node.label };
+        let origin = Origin::of(node);
         Emitter { graph: &mut self.out, origin }
     }
 
@@ -384,6 +383,7 @@ impl Emitter<'_> {
         let node = &mut self.graph.nodes[node];
         (node.place, node.module, node.part, node.label) =
             (origin.place, origin.module, origin.part, origin.label);
+        node.stage = origin.stage;
         let mut results = node.results();
         (results.next().expect("two results"), results.next().expect("two results"))
     }

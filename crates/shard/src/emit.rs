@@ -1,11 +1,14 @@
 //! Writing nodes into the graph of a rank.
 
-use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, PartId, PlaceId, TensorType, ValueId};
+use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, Node, PartId, PlaceId, TensorType, ValueId};
 
 use crate::local::{filled_strides, filled_type};
 
 /// The schema of a tensor filled with a number.
 pub const FULL: &str = "aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
+
+/// The schema of a tensor whose elements may be anything.
+pub const EMPTY: &str = "aten::empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor";
 
 /// The schema of complex numbers of their real and imaginary parts.
 pub const VIEW_AS_COMPLEX: &str = "aten::view_as_complex(Tensor(a) self) -> Tensor(a)";
@@ -21,6 +24,15 @@ pub struct Origin {
     pub part: PartId,
     /// What caused them.
     pub label: Option<LabelId>,
+    /// The pipeline stage that they run on.
+    pub stage: Option<u32>,
+}
+
+impl Origin {
+    /// That of a node.
+    pub const fn of(node: &Node) -> Self {
+        Self { place: node.place, module: node.module, part: node.part, label: node.label, stage: node.stage }
+    }
 }
 
 /// Writes nodes, all of one origin, at the end of a graph.
@@ -41,6 +53,7 @@ impl Emitter<'_> {
         node.module = self.origin.module;
         node.part = self.origin.part;
         node.label = self.origin.label;
+        node.stage = self.origin.stage;
         value
     }
 

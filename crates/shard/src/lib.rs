@@ -13,6 +13,7 @@ mod partition;
 mod realise;
 mod reshard;
 mod space;
+pub mod stages;
 mod unroll;
 
 pub use canonical::canonical;

@@ -133,7 +133,7 @@ impl Partition<'_> {
             Some(strategy) => strategy.clone(),
             None => aten::replicated(&call),
         };
-        let origin = Origin { place: node.place, module: node.module, part: node.part, label: node.label };
+        let origin = Origin::of(node);
         let mut operands = SmallVec::new();
         for (value, placement) in call.operands.iter().zip(&strategy.operands) {
             operands.push(self.require(*value, *placement, origin)?);

@@ -165,6 +165,7 @@ impl Realised<'_> {
             module: origin.module,
             part: origin.part,
             label: origin.label,
+            stage: origin.stage,
         });
         out.graph.order.push(id);
         results

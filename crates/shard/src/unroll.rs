@@ -8,8 +8,8 @@
 use aten::Random;
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
-    Arg, AxisKind, CollectiveKind, Dims, Graph, Mesh, MeshAxis, NodeId, PartKind, RankGraph, Reduction,
-    Return, TensorType, Value, ValueDef, ValueId, contiguous_strides,
+    Arg, AxisKind, CollectiveKind, Dims, Graph, Mesh, MeshAxis, NodeId, Part, RankGraph, Reduction, Return,
+    TensorType, Value, ValueDef, ValueId, contiguous_strides,
 };
 
 use crate::{
@@ -28,6 +28,10 @@ pub fn partition_mesh(
 ) -> Result<RankGraph> {
     let mut graph = graph.clone();
     for (number, axis) in mesh.axes.iter().enumerate() {
+        // Stages have parts of the program, not of tensors.
+        if axis.kind == AxisKind::Stage {
+            continue;
+        }
         let assignment = decide(&graph, axis)?;
         if axis.size == 1 {
             continue;
@@ -47,6 +51,7 @@ pub fn divided(
     let divided = match axis.kind {
         AxisKind::Ranks => partition(graph, assignment, axis, coordinate)?,
         AxisKind::Time => unroll(graph, assignment, axis)?,
+        AxisKind::Stage => return Err(Diagnostic::bug("nothing is sharded along stages")),
     };
     Ok(divided.into_renumbered())
 }
@@ -191,6 +196,8 @@ struct Writer<'a> {
     /// Each value in each iteration; of one that is the same in all, one.
     made: SecondaryMap<ValueId, Vec<ValueId>>,
     collected: SecondaryMap<NodeId, Collected>,
+    /// The micro-batch that is written; none for what belongs to all.
+    micro_batch: Option<u32>,
 }
 
 impl<'a> Writer<'a> {
@@ -208,7 +215,7 @@ impl<'a> Writer<'a> {
             let ty = first.ty(input.value).clone();
             made[input.value] = vec![out.input(input.class, input.name.clone(), ty)];
         }
-        Self { iterations, roles, out, made, collected: SecondaryMap::default() }
+        Self { iterations, roles, out, made, collected: SecondaryMap::default(), micro_batch: None }
     }
 
     fn stage(&mut self, stages: &Stages, stage: u32) {
@@ -229,6 +236,7 @@ impl<'a> Writer<'a> {
             self.copy(id, 0);
         }
         for iteration in 0..self.iterations.len() {
+            self.micro_batch = Some(iteration as u32);
             for id in &each {
                 match self.roles[*id] {
                     Role::Combine(kind) => self.collect(*id, kind, iteration),
@@ -236,6 +244,7 @@ impl<'a> Writer<'a> {
                 }
             }
         }
+        self.micro_batch = None;
         for id in combined {
             self.combine(id);
         }
@@ -247,14 +256,14 @@ impl<'a> Writer<'a> {
         made[iteration.min(made.len() - 1)]
     }
 
-    /// Where what comes of a node stands: in the last part of the program, if that is of its kind, and else in a new one.
+    /// Where what comes of a node stands: in the last part of the program, if that is of its kind and micro-batch, and else in a new one.
     fn origin(&mut self, id: NodeId) -> Origin {
         let first = &self.iterations[0];
-        let kind: PartKind = first.part_kind(id);
-        let known = self.out.parts.ids().last().filter(|part| self.out.parts[*part].kind == kind);
-        let part = known.unwrap_or_else(|| self.out.begin_part(kind));
+        let wanted = Part { kind: first.part_kind(id), micro_batch: self.micro_batch };
+        let known = self.out.parts.ids().last().filter(|part| self.out.parts[*part] == wanted);
+        let part = known.unwrap_or_else(|| self.out.begin_part_of(wanted));
         let node = &first.nodes[id];
-        Origin { place: node.place, module: node.module, part, label: node.label }
+        Origin { place: node.place, module: node.module, part, label: node.label, stage: node.stage }
     }
 
     /// The node of an iteration.
@@ -282,8 +291,7 @@ impl<'a> Writer<'a> {
                 }
             }
         }
-        (node.place, node.module, node.part, node.label) =
-            (origin.place, origin.module, origin.part, origin.label);
+        node.part = origin.part;
         self.out.nodes.push(node);
         self.out.order.push(new);
     }

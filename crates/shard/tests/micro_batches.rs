@@ -61,34 +61,38 @@ fn what_differs_between_slices_runs_in_loops_that_end_where_all_is_needed() {
     let text = program.to_string();
     let program: Vec<&str> = text.split("\n\n").skip(3).collect();
     expect![[r#"
+        part forward 0
         v2: f32[3, 4] = aten::slice.Tensor(v1, 0, 0, 3, 1) @l0
         v3: f32[3, 4] = aten::mm(v2, v0)
         v4: f32[1, 4] = aten::sum.dim_IntList(v3, [0], true, none)
+        part forward 1
         v5: f32[3, 4] = aten::slice.Tensor(v1, 0, 3, 6, 1) @l0
         v6: f32[3, 4] = aten::mm(v5, v0)
         v7: f32[1, 4] = aten::sum.dim_IntList(v6, [0], true, none)
         v8: f32[1, 4] = aten::add.Tensor(v4, v7, 1) @l1
+        part forward
         v9: f32[6, 4] = aten::bernoulli.p(v1, 0.5, none)
         part backward
         v10: f32[4, 6]{1, 4} = aten::t(v1)
-        part forward
+        part forward 0
         v11: f32[3, 4] = aten::sub.Tensor(v3, v8, 1)
         v12: f32[3, 4] = aten::slice.Tensor(v9, 0, 0, 3, 1) @l2
         v13: f32[3, 4] = aten::mul.Tensor(v11, v12)
-        part backward
+        part backward 0
         v14: f32[4, 3]{1, 4} = aten::slice.Tensor(v10, 1, 0, 3, 1) @l3
         v15: f32[4, 3] = aten::clone(v14, format(contiguous)) @l3
         v16: f32[4, 4] = aten::mm(v15, v13)
-        part forward
+        part forward 1
         v17: f32[3, 4] = aten::sub.Tensor(v6, v8, 1)
         v18: f32[3, 4] = aten::slice.Tensor(v9, 0, 3, 6, 1) @l2
         v19: f32[3, 4] = aten::mul.Tensor(v17, v18)
-        part backward
+        part backward 1
         v20: f32[4, 3]{1, 4} = aten::slice.Tensor(v10, 1, 3, 6, 1) @l3
         v21: f32[4, 3] = aten::clone(v20, format(contiguous)) @l3
         v22: f32[4, 4] = aten::mm(v21, v19)
-        part update
+        part update 1
         v23: f32[4, 4] = aten::add.Tensor(v16, v22, 1) @l4
+        part update
         v24: f32[4, 4] = aten::sub.Tensor(v0, v23, 1)
 
         return v8

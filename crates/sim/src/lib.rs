@@ -39,6 +39,20 @@ pub fn predict(graph: &Graph, machine: Machine<'_>) -> Result<Prediction> {
     Ok(Prediction { time: time.into_iter().next().unwrap_or_default(), memory })
 }
 
+/// What each pipeline stage takes, from the graph of one rank of each: until its last operation, and what it waits for the others.
+pub fn predict_stages(graphs: &[&Graph], machine: Machine<'_>) -> Result<Vec<Prediction>> {
+    let programs = Programs::of_stages(graphs, machine)?;
+    let times = figures(&programs, Factor::of(machine.cluster))?;
+    let of = |(time, graph): (Figures, &&Graph)| Prediction { time, memory: memory::peak(graph) };
+    Ok(times.into_iter().zip(graphs).map(of).collect())
+}
+
+/// The timeline of one rank of each pipeline stage.
+pub fn simulate_stages(graphs: &[&Graph], machine: Machine<'_>) -> Result<Timeline> {
+    let programs = Programs::of_stages(graphs, machine)?;
+    record::timeline(graphs, 0, &programs, Factor::of(machine.cluster))
+}
+
 /// The timeline of a step: of all ranks of the mesh, in their order, or of one that stands for all.
 pub fn simulate(graphs: &[&Graph], machine: Machine<'_>) -> Result<Timeline> {
     let programs = Programs::new(graphs, machine)?;

@@ -2,7 +2,7 @@
 
 use base::{Code, Diagnostic, Id, Result, SecondaryMap};
 use indexmap::IndexMap;
-use ir::{AxisKind, Graph, Mesh, NodeId, ValueId};
+use ir::{AxisKind, Graph, Mesh, NodeId, ValueId, transfer_stages};
 
 use crate::{
     Machine,
@@ -67,7 +67,17 @@ impl Programs {
                 Diagnostic::new(Code::BAD_MESH, message).hint("pass one graph, or that of every rank")
             );
         }
-        let mut groups = Groups { machine, alone: graphs.len() == 1, found: IndexMap::new() };
+        let who = if graphs.len() == 1 { Who::One } else { Who::All };
+        Self::of(graphs, machine, who)
+    }
+
+    /// Of one rank of each pipeline stage, which stands for all of that stage.
+    pub fn of_stages(graphs: &[&Graph], machine: Machine<'_>) -> Result<Self> {
+        Self::of(graphs, machine, Who::Stages)
+    }
+
+    fn of(graphs: &[&Graph], machine: Machine<'_>, who: Who) -> Result<Self> {
+        let mut groups = Groups { machine, who, found: IndexMap::new() };
         let ranks = graphs.iter().enumerate().map(|(rank, graph)| program(graph, rank, &mut groups));
         let ranks = ranks.collect::<Result<_>>()?;
         let programs = Self { ranks, groups: groups.found.into_values().collect() };
@@ -128,32 +138,63 @@ fn mismatch(
     }
 }
 
+/// Which ranks are simulated.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Who {
+    /// One, which stands for all.
+    One,
+    /// One of each pipeline stage, which stands for all of that stage.
+    Stages,
+    /// All.
+    All,
+}
+
 /// The groups that programs name.
 struct Groups<'a> {
     machine: Machine<'a>,
-    alone: bool,
-    found: IndexMap<(usize, usize), Group>,
+    who: Who,
+    found: IndexMap<(String, usize), Group>,
 }
 
 impl Groups<'_> {
-    /// The axis of a symbolic name such as `axis:a`.
+    /// The axis of a symbolic name such as `axis:a`, with its number.
     fn axis(&self, name: &str) -> Option<usize> {
         let axis = name.strip_prefix("axis:")?;
         self.machine.mesh.axes.iter().position(|known| known.name == axis && known.kind == AxisKind::Ranks)
     }
 
-    /// The group of `rank` along the axis of that name, and which of its members the rank is.
-    fn of(&mut self, name: &str, rank: usize) -> Option<(usize, usize)> {
+    /// The simulated ranks of the group of that name which `rank` is in, and how many ranks the group has.
+    fn members(&self, name: &str, rank: usize) -> Option<(Vec<usize>, u32)> {
+        let mesh = self.machine.mesh;
+        if let Some((from, to)) = transfer_stages(name) {
+            let (number, _) = mesh.stage_axis()?;
+            let (low, high) = (from.min(to) as usize, from.max(to) as usize);
+            let members = match self.who {
+                Who::One => vec![rank],
+                Who::Stages => vec![low, high],
+                Who::All => {
+                    let all = along(mesh, rank, number);
+                    vec![*all.get(low)?, *all.get(high)?]
+                }
+            };
+            return Some((members, 2));
+        }
         let axis = self.axis(name)?;
-        let members = if self.alone { vec![rank] } else { along(self.machine.mesh, rank, axis) };
+        let members = if self.who == Who::All { along(mesh, rank, axis) } else { vec![rank] };
+        Some((members, mesh.axes[axis].size))
+    }
+
+    /// The group of that name which `rank` is in, and which of its members the rank is.
+    fn of(&mut self, name: &str, rank: usize) -> Option<(usize, usize)> {
+        let (members, size) = self.members(name, rank)?;
         let member = members.iter().position(|member| *member == rank)?;
-        let size = self.machine.mesh.axes[axis].size;
-        let several = !self.alone && self.machine.mesh.ranks() > size;
         let first = members[0];
-        let entry = self.found.entry((axis, first));
+        let several = self.who != Who::One && self.machine.mesh.ranks() > size;
+        let key = (name.to_owned(), first);
+        let shown = if several { format!("{name} of rank {first}") } else { name.to_owned() };
+        let entry = self.found.entry(key);
         let index = entry.index();
-        let name = if several { format!("{name} of rank {first}") } else { name.to_owned() };
-        entry.or_insert(Group { name, size, members });
+        entry.or_insert(Group { name: shown, size, members });
         Some((index, member))
     }
 }

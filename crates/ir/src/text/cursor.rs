@@ -59,6 +59,15 @@ impl<'t> Cursor<'t> {
         &rest[..end]
     }
 
+    /// Takes a number that counts `what`.
+    pub(super) fn count(&mut self, what: &str) -> Result<u32> {
+        let before = self.mark();
+        self.word().parse().map_err(|_| {
+            self.back(before);
+            self.wrong(what)
+        })
+    }
+
     /// Takes a number that follows `prefix`, such as the 12 of `v12`.
     pub(super) fn numbered(&mut self, prefix: char) -> Result<u32> {
         let before = self.mark();

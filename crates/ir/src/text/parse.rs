@@ -9,8 +9,8 @@ use super::{
     literal::{append, literal, option, separated, typed},
 };
 use crate::{
-    Arg, Graph, Input, InputClass, InputId, LabelId, ModuleId, Node, NodeId, Op, OpId, PartKind, PlaceId,
-    Return, Value, ValueDef, ValueId, verify,
+    Arg, Graph, Input, InputClass, InputId, LabelId, ModuleId, Node, NodeId, Op, OpId, Part, PartKind,
+    PlaceId, Return, Value, ValueDef, ValueId, verify,
 };
 
 impl Graph {
@@ -147,7 +147,8 @@ impl<'t> Parser<'t> {
             let names = PartKind::NAMES.iter().map(|(_, name)| *name);
             return Err(cursor.wrong("a kind of part").hint(unknown_name_hint(word, names)));
         };
-        self.graph.begin_part(*kind);
+        let micro_batch = if cursor.at_end() { None } else { Some(cursor.count("a micro-batch")?) };
+        self.graph.begin_part_of(Part { kind: *kind, micro_batch });
         Ok(())
     }
 
@@ -197,7 +198,7 @@ impl<'t> Parser<'t> {
         cursor.expect("(")?;
         let args = separated(cursor, ")", |cursor| self.argument(cursor))?;
         let part = self.graph.current_part();
-        let mut node = Node { op, args, returns, place: None, module: None, part, label: None };
+        let mut node = Node { op, args, returns, place: None, module: None, part, label: None, stage: None };
         self.side_information(cursor, &mut node)?;
         for (number, value) in defined {
             self.bind(cursor, number, value)?;
@@ -339,7 +340,8 @@ impl<'t> Parser<'t> {
                 b'p' => node.place = Some(known(cursor, 'p', &self.places)?),
                 b'm' => node.module = Some(known(cursor, 'm', &self.modules)?),
                 b'l' => node.label = Some(known(cursor, 'l', &self.labels)?),
-                _ => return Err(cursor.wrong("p0, m0 or l0")),
+                b's' => node.stage = Some(cursor.numbered('s')?),
+                _ => return Err(cursor.wrong("p0, m0, l0 or s0")),
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter, Write};
 
 use base::{Id, Place};
 
-use crate::{Arg, Graph, Node, PartId, PartKind, Return, ValueId};
+use crate::{Arg, Graph, Node, Part, PartId, Return, ValueId};
 
 impl Display for Graph {
     /// The text form of a verified graph, [renumbered](Graph::renumbered).
@@ -39,13 +39,17 @@ impl Printer<'_> {
 
     /// The nodes, each part of the program behind a line that says its kind; a first part that is forward goes without.
     fn program(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let first = self.graph.parts.values().next().is_none_or(|part| part.kind == PartKind::Forward);
+        let first = self.graph.parts.values().next().is_none_or(|part| *part == Part::default());
         let mut current = first.then_some(PartId(0));
         f.write_str(if self.graph.nodes.is_empty() { "" } else { "\n" })?;
         for node in self.graph.nodes.values() {
             if current != Some(node.part) {
                 current = Some(node.part);
-                writeln!(f, "part {}", self.graph.parts[node.part].kind.text())?;
+                let Part { kind, micro_batch } = self.graph.parts[node.part];
+                match micro_batch {
+                    Some(number) => writeln!(f, "part {} {number}", kind.text())?,
+                    None => writeln!(f, "part {}", kind.text())?,
+                }
             }
             self.node(f, node)?;
         }
@@ -164,6 +168,9 @@ fn side_information(f: &mut Formatter<'_>, node: &Node) -> fmt::Result {
     }
     if let Some(label) = node.label {
         word(f, "l", label.index())?;
+    }
+    if let Some(stage) = node.stage {
+        word(f, "s", stage as usize)?;
     }
     f.write_char('\n')
 }

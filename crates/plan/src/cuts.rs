@@ -1,0 +1,224 @@
+//! Where a program is cut into stages: by an exact dynamic programme over the positions at which little crosses.
+
+use base::SecondaryMap;
+use cost::{Machine, collective_time, local_time};
+use ir::{Collective, CollectiveKind, Graph, ModuleId, NodeId, PartKind, PlaceId, STAGES, ValueDef, ValueId};
+use rustc_hash::FxHashMap;
+use shard::stages::forward_end;
+
+/// At most so many positions are considered, those at which the fewest bytes cross first.
+const MOST_POSITIONS: usize = 400;
+
+/// What cuts of a step's forward part cost.
+pub struct Profile {
+    /// For each position of forward, what all operations before it take, with those of backward and of updates that belong to them.
+    before: Vec<i64>,
+    /// For each position, the time of sending what crosses there, and its gradient back.
+    crossing: Vec<i64>,
+}
+
+impl Profile {
+    /// Of a step in canonical form.
+    pub fn of(graph: &Graph, machine: Machine<'_>) -> Self {
+        let end = forward_end(graph);
+        let bytes = crossing_bytes(graph, end);
+        let sending = |bytes: u64| {
+            let collective = Collective {
+                kind: CollectiveKind::Broadcast,
+                reduction: None,
+                axis: STAGES,
+                bytes: base::Bytes(bytes),
+            };
+            2 * collective_time(machine, collective)
+        };
+        let times = times(graph, machine, end);
+        let mut before = vec![0];
+        for time in times {
+            before.push(before.last().copied().unwrap_or(0) + time);
+        }
+        Self { before, crossing: bytes.into_iter().map(sending).collect() }
+    }
+
+    /// The cuts into so many stages under which the stage that takes longest, with what is sent to it, takes least; of equal ones those at which
+    /// least is sent. None where forward has too few operations.
+    pub fn best(&self, stages: u32) -> Option<Vec<usize>> {
+        let end = self.before.len() - 1;
+        let mut positions: Vec<usize> = (1..end).collect();
+        if positions.len() + 1 < stages as usize {
+            return None;
+        }
+        positions.sort_by_key(|at| (self.crossing[*at], *at));
+        positions.truncate(MOST_POSITIONS.max(stages as usize));
+        positions.sort_unstable();
+        // The cost of the stages before each position, when the last of them ends there, and where that stage begins.
+        let stage = |from: usize, to: usize| {
+            let sent = if from == 0 { 0 } else { self.crossing[from] };
+            (self.before[to] - self.before[from] + sent, sent)
+        };
+        let mut cost: Vec<Option<(i64, i64)>> =
+            positions.iter().map(|to| Some((stage(0, *to).0, 0))).collect();
+        let mut begins: Vec<Vec<usize>> = Vec::new();
+        let through = |cost: &[Option<(i64, i64)>], ends: &[(usize, usize)]| {
+            let best = |&(until, to): &(usize, usize)| {
+                let ways = (0..until).filter_map(|from| {
+                    let (slowest, sent) = cost[from]?;
+                    let (time, more) = stage(positions[from], to);
+                    Some(((slowest.max(time), sent + more), from))
+                });
+                ways.min()
+            };
+            ends.iter().map(best).collect::<Vec<_>>()
+        };
+        let inner: Vec<(usize, usize)> = positions.iter().copied().enumerate().collect();
+        for _ in 2..stages {
+            let found = through(&cost, &inner);
+            begins.push(found.iter().map(|way| way.map_or(0, |(_, from)| from)).collect());
+            cost = found.into_iter().map(|way| way.map(|(cost, _)| cost)).collect();
+        }
+        if stages < 2 {
+            return Some(Vec::new());
+        }
+        let mut at = through(&cost, &[(positions.len(), end)])[0]?.1;
+        let mut cuts = vec![positions[at]];
+        for begun in begins.iter().rev() {
+            at = begun[at];
+            cuts.push(positions[at]);
+        }
+        cuts.reverse();
+        Some(cuts)
+    }
+}
+
+/// For each position of forward, the bytes that are computed before it and used in forward behind it; views count as what they look at.
+fn crossing_bytes(graph: &Graph, end: usize) -> Vec<u64> {
+    let mut made: SecondaryMap<ValueId, Option<usize>> = SecondaryMap::with_default(None);
+    let mut root: FxHashMap<ValueId, ValueId> = FxHashMap::default();
+    let mut last: SecondaryMap<ValueId, usize> = SecondaryMap::with_default(0);
+    for (at, id) in graph.order[..end].iter().enumerate() {
+        let node = &graph.nodes[*id];
+        let looks = aten::row(graph.op_name(*id)).is_some_and(|row| matches!(row.work, aten::Work::View));
+        let first = node.operands().next();
+        for value in node.operands() {
+            let value = root.get(&value).copied().unwrap_or(value);
+            last[value] = at;
+        }
+        for value in node.results() {
+            if let Some(first) = first.filter(|_| looks) {
+                root.insert(value, root.get(&first).copied().unwrap_or(first));
+            } else if first.is_some() {
+                made[value] = Some(at);
+            }
+        }
+    }
+    let mut change = vec![0_i64; end + 1];
+    for value in graph.values.ids() {
+        if let Some(at) = made[value].filter(|at| last[value] > *at) {
+            let bytes = graph.ty(value).bytes().0 as i64;
+            change[at + 1] += bytes;
+            change[last[value] + 1] -= bytes;
+        }
+    }
+    let mut sum = 0;
+    change
+        .into_iter()
+        .map(|more| {
+            sum += more;
+            sum as u64
+        })
+        .collect()
+}
+
+/// What each operation of forward takes, with its part of what backward takes on its line and of what becomes of the state that it reads.
+fn times(graph: &Graph, machine: Machine<'_>, end: usize) -> Vec<i64> {
+    let time = |id: NodeId| local_time(machine, &aten::Call::new(graph, id)).max(0);
+    let mut times: Vec<i64> = graph.order[..end].iter().map(|id| time(*id)).collect();
+    let mut by_origin: FxHashMap<(PlaceId, Option<ModuleId>), Vec<usize>> = FxHashMap::default();
+    // Which operation of forward reads state first, or what comes of it.
+    let mut reader: SecondaryMap<ValueId, Option<usize>> = SecondaryMap::with_default(None);
+    for (at, id) in graph.order[..end].iter().enumerate() {
+        let node = &graph.nodes[*id];
+        if let Some(place) = node.place {
+            by_origin.entry((place, node.module)).or_default().push(at);
+        }
+        for value in node.operands() {
+            let is_state = matches!(graph.values[value].def, ValueDef::Input(input) if graph.inputs[input].class.is_state());
+            if is_state && reader[value].is_none() {
+                reader[value] = Some(at);
+            }
+        }
+    }
+    let forward = times.clone();
+    for id in &graph.order[end..] {
+        let node = &graph.nodes[*id];
+        let taken = time(*id);
+        if graph.part_kind(*id) == PartKind::Update {
+            let at = node.operands().find_map(|value| reader[value]);
+            if let Some(at) = at {
+                times[at] += taken;
+            }
+            node.results().for_each(|value| reader[value] = at);
+        } else if let Some(same) = node.place.and_then(|place| by_origin.get(&(place, node.module))) {
+            // In the proportions of forward.
+            let all: i64 = same.iter().map(|at| forward[*at] + 1).sum();
+            for at in same {
+                times[*at] += (i128::from(taken) * i128::from(forward[*at] + 1) / i128::from(all)) as i64;
+            }
+        }
+    }
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Profile;
+
+    /// The least over all ways to cut.
+    fn tried(profile: &Profile, stages: u32, from: usize) -> Option<i64> {
+        let end = profile.before.len() - 1;
+        let sent = if from == 0 { 0 } else { profile.crossing[from] };
+        let time = |to: usize| profile.before[to] - profile.before[from] + sent;
+        if stages == 1 {
+            return Some(time(end));
+        }
+        (from + 1..end).filter_map(|to| Some(time(to).max(tried(profile, stages - 1, to)?))).min()
+    }
+
+    #[test]
+    fn the_slowest_stage_takes_the_least_that_any_cuts_allow() {
+        let mut random = base_random(7);
+        for _ in 0..200 {
+            let operations = 2 + random() % 9;
+            let mut before = vec![0];
+            (0..operations).for_each(|at| before.push(before[at as usize] + (random() % 20) as i64));
+            let crossing = (0..=operations).map(|_| (random() % 12) as i64).collect();
+            let profile = Profile { before, crossing };
+            for stages in 2..5 {
+                let expected = tried(&profile, stages, 0);
+                let found = profile.best(stages).map(|cuts| {
+                    assert_eq!(cuts.len() as u32, stages - 1);
+                    let begins = [&[0], cuts.as_slice()].concat();
+                    let ends = [cuts.as_slice(), &[profile.before.len() - 1]].concat();
+                    let time = |(from, to): (&usize, &usize)| {
+                        let sent = if *from == 0 { 0 } else { profile.crossing[*from] };
+                        profile.before[*to] - profile.before[*from] + sent
+                    };
+                    begins.iter().zip(&ends).map(time).max().unwrap_or(0)
+                });
+                assert_eq!(
+                    found, expected,
+                    "{stages} stages of {:?}, {:?}",
+                    profile.before, profile.crossing
+                );
+            }
+        }
+    }
+
+    /// Numbers that look random, the same in every run.
+    fn base_random(seed: u64) -> impl FnMut() -> u64 {
+        let mut state = seed;
+        move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 33
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Pipeline stages: parts of the program on different ranks.
+//!
+//! [`staged`] says of each operation of a step on which stage it runs, from where the forward part is cut. Every change of a graph keeps
+//! what it says, so that [`stage_graphs`] takes the program of a rank apart behind the partition along all other axes and the micro-batches:
+//! each stage gets its operations, in the order of a [`Schedule`], and a transfer exactly where a value is used on another stage than the one
+//! that makes it, be it a skip, a tied weight, a gradient or the norm of all of them.
+
+mod assign;
+mod cut;
+mod needs;
+mod order;
+mod schedule;
+mod transfer;
+
+pub use assign::{Staged, forward_end, staged};
+pub use cut::stage_graphs;
+pub use schedule::Schedule;
+
+/// Some of the stages, one bit each.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct StageSet(u64);
+
+impl StageSet {
+    /// A set has a bit for each.
+    pub const MOST: u32 = 64;
+
+    /// All of so many.
+    pub const fn all(stages: u32) -> Self {
+        Self(if stages >= Self::MOST { u64::MAX } else { (1 << stages) - 1 })
+    }
+
+    /// One alone.
+    pub const fn one(stage: u32) -> Self {
+        Self(1 << stage)
+    }
+
+    /// Whether a stage is among them.
+    pub const fn has(self, stage: u32) -> bool {
+        self.0 >> stage & 1 == 1
+    }
+
+    /// Whether it is none.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Those of both.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Those that `other` has not.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// The stages in their order.
+    pub fn stages(self) -> impl Iterator<Item = u32> {
+        (0..Self::MOST).filter(move |stage| self.has(*stage))
+    }
+
+    /// The first stage.
+    pub fn first(self) -> Option<u32> {
+        self.stages().next()
+    }
+}
+
+impl FromIterator<u32> for StageSet {
+    fn from_iter<T: IntoIterator<Item = u32>>(stages: T) -> Self {
+        stages.into_iter().fold(Self::default(), |set, stage| set.with(Self::one(stage)))
+    }
+}

@@ -1,0 +1,157 @@
+//! Which operation runs on which stage, and which stage holds which state.
+
+use std::collections::BTreeMap;
+
+use base::{Code, Diagnostic, Result, SecondaryMap};
+use ir::{Graph, InputId, ModuleId, NodeId, PartKind, PlaceId, ValueId};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{
+    StageSet,
+    needs::{Needs, is_given, is_light, is_random},
+};
+
+/// A graph whose nodes say on which stage they run.
+pub struct Staged {
+    /// The graph.
+    pub graph: Graph,
+    /// The stages that hold each input; all hold those that are not here. The first one's values count.
+    pub held: BTreeMap<InputId, StageSet>,
+}
+
+/// How many operations the first forward part has: the positions at which it can be cut.
+pub fn forward_end(graph: &Graph) -> usize {
+    let later = graph.order.iter().position(|id| graph.part_kind(*id) != PartKind::Forward);
+    later.unwrap_or(graph.order.len())
+}
+
+/// `graph` with the stages that its nodes run on, where each of `cuts`, ascending positions in the program, begins the next stage.
+///
+/// An operation of backward runs where the operation of forward runs whose gradient it computes, as far as its line and module say which that
+/// is, and everything else where it takes the least sending. What only depends on what every stage is given runs wherever it is needed.
+/// State that changes is held by the first stage that uses it, all other state by each that does.
+pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
+    let end = forward_end(graph);
+    let stages = cuts.len() as u32 + 1;
+    if stages > StageSet::MOST {
+        let message = format!("a pipeline of {stages} stages");
+        let hint = format!("use at most {}", StageSet::MOST);
+        return Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
+    }
+    if !cuts.is_sorted_by(|a, b| a < b) || cuts.iter().any(|cut| *cut == 0 || *cut >= end) {
+        let message = format!("stages cannot begin at {cuts:?}: the forward part has {end} operations");
+        return Err(Diagnostic::new(Code::BAD_MESH, message)
+            .hint("give ascending positions, each above 0 and below the number of operations"));
+    }
+    let updated: FxHashSet<InputId> = graph.updates.iter().map(|(input, _)| *input).collect();
+    let mut assign = Assign {
+        graph,
+        stages,
+        at: SecondaryMap::default(),
+        changes: SecondaryMap::with_default(false),
+        anywhere: SecondaryMap::with_default(false),
+        by_origin: FxHashMap::default(),
+    };
+    for (id, input) in graph.inputs.iter() {
+        let changes = updated.contains(&id) && !is_given(input.class);
+        assign.changes[input.value] = changes;
+        assign.anywhere[input.value] = !changes;
+        assign.at[input.value] = if changes { StageSet::default() } else { StageSet::all(stages) };
+    }
+    let mut made = graph.clone();
+    for (position, id) in graph.order.iter().enumerate() {
+        let stage = if position < end {
+            let stage = cuts.iter().filter(|cut| **cut <= position).count() as u32;
+            assign.of_forward(*id, stage)
+        } else {
+            assign.of_later(*id)
+        };
+        made.nodes[*id].stage = stage;
+        assign.place(*id, stage);
+    }
+    let owner = |value: ValueId| assign.at[value].first().map_or(StageSet::one(0), StageSet::one);
+    let owned = |id: InputId| {
+        if assign.changes[graph.inputs[id].value] {
+            owner(graph.inputs[id].value)
+        } else {
+            StageSet::all(stages)
+        }
+    };
+    let needs = Needs::of(&made, stages, owned);
+    let held = graph.inputs.iter().filter(|(_, input)| !is_given(input.class)).filter_map(|(id, input)| {
+        let changes = assign.changes[input.value];
+        let stages_of = if changes { owner(input.value) } else { needs.needed[input.value] };
+        (!stages_of.is_empty() && stages_of != StageSet::all(stages)).then_some((id, stages_of))
+    });
+    let held = held.collect();
+    Ok(Staged { graph: made, held })
+}
+
+struct Assign<'a> {
+    graph: &'a Graph,
+    stages: u32,
+    /// Where each value is, or has been sent. Of state that changes the first stage is the one that holds it; none until it is used.
+    at: SecondaryMap<ValueId, StageSet>,
+    /// Whether a value is state that the step changes.
+    changes: SecondaryMap<ValueId, bool>,
+    /// Whether every stage can have a value without being sent it.
+    anywhere: SecondaryMap<ValueId, bool>,
+    /// On which stages the operations of a module's line run in forward.
+    by_origin: FxHashMap<(PlaceId, Option<ModuleId>), StageSet>,
+}
+
+impl Assign<'_> {
+    /// An operation in front of all backward ones; `stage` is that of its position.
+    fn of_forward(&mut self, id: NodeId, stage: u32) -> Option<u32> {
+        if self.is_anywhere(id) {
+            return None;
+        }
+        let node = &self.graph.nodes[id];
+        if let Some(place) = node.place {
+            let known = self.by_origin.entry((place, node.module)).or_default();
+            *known = known.with(StageSet::one(stage));
+        }
+        Some(stage)
+    }
+
+    /// Any other operation.
+    fn of_later(&self, id: NodeId) -> Option<u32> {
+        if self.is_anywhere(id) {
+            return None;
+        }
+        let node = &self.graph.nodes[id];
+        if self.graph.part_kind(id) != PartKind::Update
+            && let Some(known) = node.place.and_then(|place| self.by_origin.get(&(place, node.module)))
+            && let Some(only) = known.first().filter(|first| *known == StageSet::one(*first))
+        {
+            return Some(only);
+        }
+        let sent = |stage: u32| -> u64 {
+            let missing = node.operands().filter(|value| {
+                let at = self.at[*value];
+                !at.is_empty() && !at.has(stage)
+            });
+            missing.map(|value| self.graph.ty(value).bytes().0).sum()
+        };
+        (0..self.stages).min_by_key(|stage| sent(*stage))
+    }
+
+    /// Whether an operation costs nothing to speak of and only reads what every stage has, or draws random numbers, which every stage does.
+    fn is_anywhere(&self, id: NodeId) -> bool {
+        let given = || self.graph.nodes[id].operands().all(|value| self.anywhere[value]);
+        is_random(self.graph, id) || is_light(self.graph, id) && given()
+    }
+
+    /// Notes where an operation runs.
+    fn place(&mut self, id: NodeId, stage: Option<u32>) {
+        let node = &self.graph.nodes[id];
+        let here = stage.map_or(StageSet::all(self.stages), StageSet::one);
+        for value in node.operands() {
+            self.at[value] = self.at[value].with(here);
+        }
+        for value in node.results() {
+            self.at[value] = here;
+            self.anywhere[value] = stage.is_none();
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! On which stages operations run, and where their values are needed.
+
+use aten::{Call, Random, Work};
+use base::SecondaryMap;
+use ir::{Graph, InputClass, NodeId, Schema, ValueId};
+
+use super::StageSet;
+
+/// What runs and is needed where.
+pub struct Needs {
+    /// The stages that each operation runs on.
+    pub runs: SecondaryMap<NodeId, StageSet>,
+    /// The stages that need each value.
+    pub needed: SecondaryMap<ValueId, StageSet>,
+}
+
+impl Needs {
+    /// Of a graph whose nodes say where they run; a state is updated where `held` says that it is, and what the step returns is needed
+    /// everywhere.
+    pub fn of(graph: &Graph, stages: u32, held: impl Fn(ir::InputId) -> StageSet) -> Self {
+        let all = StageSet::all(stages);
+        let mut needed: SecondaryMap<ValueId, StageSet> = SecondaryMap::default();
+        let mut runs: SecondaryMap<NodeId, StageSet> = SecondaryMap::default();
+        graph.returns.iter().for_each(|value| needed[*value] = all);
+        for (input, value) in &graph.updates {
+            needed[*value] = needed[*value].with(held(*input));
+        }
+        for id in graph.order.iter().rev() {
+            let node = &graph.nodes[*id];
+            let wanted = node.results().fold(StageSet::default(), |set, value| set.with(needed[value]));
+            let here = match node.stage {
+                _ if is_random(graph, *id) => all,
+                Some(stage) if !is_moved(graph, *id) => StageSet::one(stage),
+                _ => wanted,
+            };
+            runs[*id] = here;
+            for value in node.operands() {
+                needed[value] = needed[value].with(here);
+            }
+        }
+        Self { runs, needed }
+    }
+}
+
+/// Whether an operation draws random numbers: every rank draws all of them, so that each draws what one device would.
+pub fn is_random(graph: &Graph, id: NodeId) -> bool {
+    let op = &graph.ops[graph.nodes[id].op];
+    let draws = Schema::parse(&op.schema).is_some_and(|schema| match aten::random(&op.name, &schema) {
+        Random::No => false,
+        Random::Yes => true,
+        Random::Unless0(arg) => Call::new(graph, id).number(arg) != Some(0.0),
+    });
+    draws && !graph.is_communication(id)
+}
+
+/// Whether an operation takes no time to speak of: views, and what each element of its results is a function of.
+pub fn is_light(graph: &Graph, id: NodeId) -> bool {
+    aten::row(graph.op_name(id)).is_some_and(|row| !matches!(row.work, Work::Flops(_)))
+}
+
+/// Whether what a view looks at is sent rather than the view: it is no larger.
+fn is_moved(graph: &Graph, id: NodeId) -> bool {
+    let node = &graph.nodes[id];
+    let is_view = aten::row(graph.op_name(id)).is_some_and(|row| matches!(row.work, Work::View));
+    let mut operands = node.operands();
+    match (operands.next(), operands.next()) {
+        (Some(only), None) if is_view && !graph.is_communication(id) => {
+            let bytes = |value| graph.ty(value).bytes();
+            bytes(only) <= node.results().map(bytes).sum()
+        }
+        _ => false,
+    }
+}
+
+/// Whether every stage is given an input at each step.
+pub const fn is_given(class: InputClass) -> bool {
+    matches!(class, InputClass::Batch | InputClass::Hyper)
+}

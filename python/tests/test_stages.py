@@ -1,0 +1,84 @@
+"""A step in pipeline stages gives what it gives on one device, wherever it is cut."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import launch
+import pytest
+import stage_ranks
+import stages
+import torch
+
+import unisono
+from unisono.errors import ConfigurationError
+
+#: How many ways to cut each step are tried.
+CUTS = 12
+
+
+def captured(name):
+    one, many = stage_ranks.made(name)
+    return one, many, unisono.capture(many.step, model=many.model, optimizer=many.optimizer, example=many.batches[0])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", ["gpt", "mlp", "tied", "norms", "llama"])
+def test_a_step_can_be_cut_at_any_operation(name, count):
+    one, many, graph = captured(name)
+    batches = [batch if isinstance(batch, tuple) else (batch,) for batch in many.batches]
+    leaves = [
+        [leaf for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)] for batch in batches
+    ]
+    torch.manual_seed(7)
+    expected = [torch.utils._pytree.tree_leaves(one.step(*batch))[0] for batch in batches]
+    length, chance = stages.forward_length(graph), random.Random(count)
+    for number in range(CUTS):
+        cuts = sorted(chance.sample(range(1, length), count - 1))
+        settings = {"cuts": cuts, "schedule": chance.choice(["gpipe", "1f1b"])}
+        plan = stages.plan(graph, count, (1, 2, 4)[number % 3], **settings)
+        torch.manual_seed(7)
+        returned, parameters = stages.train(graph, plan, leaves)
+        for mine, theirs in zip(returned, expected, strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-5), (settings, mine, theirs)
+        for key, theirs in one.model.named_parameters():
+            assert torch.allclose(parameters[key], theirs, atol=2e-5), (settings, key)
+
+
+@pytest.mark.parametrize(
+    ("names", "mesh", "settings"),
+    [
+        ("gpt_adamw,llama,tied,norms,mlp", {"stages": 2}, {"micro_batches": 4}),
+        ("tied,norms", {"stages": 2, "data": 2}, {"micro_batches": 2, "schedule": "gpipe"}),
+        ("tied", {"data": 1, "stages": 4}, {"cuts": ["layers.1", "layers.2", "layers.3"]}),
+    ],
+)
+def test_stages_on_ranks_give_what_one_device_gives(names, mesh, settings, tmp_path):
+    ranks = 1
+    for size in mesh.values():
+        ranks *= size
+    ended = launch.run("stage_ranks:train", ranks, tmp_path, seconds=240, names=names, mesh=mesh, **settings)
+    assert [one.status for one in ended] == [0] * ranks, "\n".join(one.err for one in ended)
+    for rank in range(ranks):
+        found = json.loads((tmp_path / f"stages{rank}.json").read_text())
+        for name in names.split(","):
+            assert found[name]["off"] < 1e-5, name
+            assert found[name]["stages"]["schedule"] == settings.get("schedule", found[name]["stages"]["schedule"])
+            assert found[name]["micro_batches"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cuts": ["layers.7"]}, "did you mean `layers"),
+        ({"cuts": [100_000]}, "the forward part has"),
+        ({"cuts": [3, 5]}, "2 cuts for 2 stages"),
+        ({"micro_batches": 3}, "cannot be sliced into 3|nothing that this step computes"),
+        ({"recompute": "full"}, "not run again within pipeline stages"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused_with_the_reason(settings, said):
+    _, _, graph = captured("tied")
+    with pytest.raises(ConfigurationError, match=said):
+        graph.plan(stages.MACHINE, mesh={"stages": 2}, **settings)
