@@ -7,6 +7,7 @@
 
 mod assign;
 mod cut;
+mod messages;
 mod needs;
 mod order;
 mod schedule;

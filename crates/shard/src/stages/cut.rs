@@ -10,9 +10,10 @@ use rustc_hash::FxHashMap;
 
 use super::{
     Schedule, StageSet,
+    messages::{Message, Messages},
     needs::{Needs, is_given},
     order::{Flow, orders},
-    transfer::{Route, expect, receive, send, wait},
+    transfer::{expect, receive, send, wait},
 };
 use crate::emit::{Emitter, Origin};
 
@@ -37,83 +38,30 @@ pub fn stage_graphs(
     }
     let flow = Flow { graph, stages, needs, held: on };
     let orders = orders(&flow, schedule)?;
-    let plan = Transfers::of(&flow, &orders);
-    (0..stages).map(|stage| Writer::new(&flow, &plan, stage).written(&orders[stage as usize], held)).collect()
-}
-
-/// All transfers: where each begins, and when what was sent has been received for sure.
-struct Transfers {
-    /// What each route carries, in the order in which it is sent.
-    on: FxHashMap<(u32, u32), Vec<ValueId>>,
-    /// For a value that was sent, the value whose arrival says that it has been received.
-    confirmed: FxHashMap<(ValueId, u32), ValueId>,
-}
-
-impl Transfers {
-    fn of(flow: &Flow<'_>, orders: &[Vec<NodeId>]) -> Self {
-        let graph = flow.graph;
-        let inputs: Vec<ValueId> = graph.inputs.values().map(|input| input.value).collect();
-        let mut on: FxHashMap<(u32, u32), Vec<ValueId>> = FxHashMap::default();
-        // The position in a stage's order at which a value is made (0 for inputs), or first used, counted from 1.
-        let mut made: FxHashMap<(u32, ValueId), usize> = FxHashMap::default();
-        let mut used: FxHashMap<(u32, ValueId), usize> = FxHashMap::default();
-        for (stage, order) in (0..).zip(orders) {
-            let results = order.iter().enumerate().flat_map(|(at, id)| {
-                graph.nodes[*id].results().map(move |value| (at + 1, value)).collect::<Vec<_>>()
-            });
-            for (at, value) in inputs.iter().map(|value| (0, *value)).chain(results) {
-                made.insert((stage, value), at);
-                if flow.sender(value) == Some(stage) {
-                    for to in flow.sent_to(value).stages() {
-                        on.entry((stage, to)).or_default().push(value);
-                    }
-                }
-            }
-            for (at, id) in order.iter().enumerate() {
-                for value in graph.nodes[*id].operands() {
-                    used.entry((stage, value)).or_insert(at + 1);
-                }
-            }
-        }
-        let mut confirmed = FxHashMap::default();
-        for ((from, to), values) in &on {
-            let Some(back) = on.get(&(*to, *from)) else { continue };
-            let mut back = back.iter().filter(|value| used.contains_key(&(*from, **value))).peekable();
-            for value in values {
-                let Some(received) = used.get(&(*to, *value)) else { continue };
-                // Both are in the order of time.
-                while back.peek().is_some_and(|other| {
-                    made[&(*to, **other)] < *received || used[&(*from, **other)] <= made[&(*from, *value)]
-                }) {
-                    back.next();
-                }
-                if let Some(other) = back.peek() {
-                    confirmed.insert((*value, *to), **other);
-                }
-            }
-        }
-        Self { on, confirmed }
-    }
+    let messages = Messages::of(&flow, &orders);
+    (0..stages)
+        .map(|stage| Writer::new(&flow, &messages, stage).written(&orders.of[stage as usize], held))
+        .collect()
 }
 
 struct Writer<'a> {
     flow: &'a Flow<'a>,
-    transfers: &'a Transfers,
+    messages: &'a Messages,
     stage: u32,
     out: Graph,
     /// This stage's values.
     local: FxHashMap<ValueId, ValueId>,
-    /// What has been started to be received, and not yet waited for.
-    expected: FxHashMap<ValueId, ValueId>,
-    /// What each route brings here, in its order, as far as nothing was started.
-    coming: BTreeMap<u32, VecDeque<ValueId>>,
-    /// What was sent and not yet waited for, by what confirms it; without any, at the end.
-    open: Vec<(Option<ValueId>, ValueId)>,
+    /// The messages that have been started to be received, and not yet waited for.
+    expected: FxHashMap<usize, ValueId>,
+    /// The messages from each stage, in their order, as far as nothing was started.
+    coming: BTreeMap<u32, VecDeque<usize>>,
+    /// What was sent and not yet waited for, by the message that confirms it; without any, at the end.
+    open: Vec<(Option<usize>, ValueId)>,
     origin: Origin,
 }
 
 impl<'a> Writer<'a> {
-    fn new(flow: &'a Flow<'a>, transfers: &'a Transfers, stage: u32) -> Self {
+    fn new(flow: &'a Flow<'a>, messages: &'a Messages, stage: u32) -> Self {
         let graph = flow.graph;
         let out = Graph {
             ops: graph.ops.clone(),
@@ -122,11 +70,13 @@ impl<'a> Writer<'a> {
             labels: graph.labels.clone(),
             ..Graph::default()
         };
-        let coming = transfers.on.iter().filter(|((_, to), _)| *to == stage);
-        let coming = coming.map(|((from, _), values)| (*from, values.iter().copied().collect())).collect();
+        let mut coming: BTreeMap<u32, VecDeque<usize>> = BTreeMap::new();
+        for (number, message) in messages.all.iter().enumerate().filter(|(_, one)| one.route.to == stage) {
+            coming.entry(message.route.from).or_default().push_back(number);
+        }
         Self {
             flow,
-            transfers,
+            messages,
             stage,
             out,
             local: FxHashMap::default(),
@@ -191,24 +141,25 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Starts to receive a value, and all that come before it from the same stage.
+    /// Starts to receive the message with a value, and all that come before it from the same stage.
     fn expect(&mut self, value: ValueId) {
-        if self.local.contains_key(&value) || self.expected.contains_key(&value) {
+        let Some(message) = self.messages.with(value, self.stage) else { return };
+        if self.local.contains_key(&value) || self.expected.contains_key(&message) {
             return;
         }
-        let Some(from) = self.flow.sender(value).filter(|_| self.flow.sent_to(value).has(self.stage)) else {
-            return;
-        };
-        while let Some(next) = self.coming.get_mut(&from).and_then(VecDeque::pop_front) {
-            let ty = self.flow.graph.ty(next).clone();
-            let route = Route { from, to: self.stage };
-            let mut out = self.emitter(next, route);
-            let started = expect(&mut out, &ty, route);
+        let route = self.messages.all[message].route;
+        while let Some(next) = self.coming.get_mut(&route.from).and_then(VecDeque::pop_front) {
+            let types = self.types(next);
+            let started = expect(&mut self.emitter(next), &types, route);
             self.expected.insert(next, started);
-            if next == value {
+            if next == message {
                 break;
             }
         }
+    }
+
+    fn types(&self, message: usize) -> Vec<TensorType> {
+        self.messages.all[message].values.iter().map(|value| self.flow.graph.ty(*value).clone()).collect()
     }
 
     /// This stage's value, waited for where it is sent.
@@ -217,47 +168,52 @@ impl<'a> Writer<'a> {
             return Ok(*local);
         }
         self.expect(value);
+        let message = self.messages.with(value, self.stage);
+        let started = message.and_then(|message| Some((message, self.expected.remove(&message)?)));
         let missing =
             || Diagnostic::bug(format!("{value} is neither made on stage {} nor sent to it", self.stage));
-        let started = self.expected.remove(&value).ok_or_else(missing)?;
-        let ty = self.flow.graph.ty(value).clone();
-        let from = self.flow.sender(value).unwrap_or_default();
-        let route = Route { from, to: self.stage };
-        let local = receive(&mut self.emitter(value, route), started, &ty);
-        self.local.insert(value, local);
+        let (message, started) = started.ok_or_else(missing)?;
+        let types = self.types(message);
+        let received = receive(&mut self.emitter(message), started, &types);
+        self.local.extend(self.messages.all[message].values.iter().copied().zip(received));
         let (done, open): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.open).into_iter().partition(|(confirmed, _)| *confirmed == Some(value));
+            std::mem::take(&mut self.open).into_iter().partition(|(by, _)| *by == Some(message));
         self.open = open;
         for (_, sent) in done {
-            wait(&mut self.emitter(value, route), sent);
+            wait(&mut self.emitter(message), sent);
         }
-        Ok(local)
+        Ok(self.local[&value])
     }
 
-    /// Sends a value wherever it is needed.
+    /// Sends the messages that a value is the last of.
     fn send(&mut self, value: ValueId) {
         if self.flow.sender(value) != Some(self.stage) {
             return;
         }
         for to in self.flow.sent_to(value).stages() {
-            let local = self.local[&value];
-            let route = Route { from: self.stage, to };
-            let started = send(&mut self.emitter(value, route), local, route);
-            self.open.push((self.transfers.confirmed.get(&(value, to)).copied(), started));
+            let Some(number) = self.messages.with(value, to) else { continue };
+            let Message { values, route, .. } = &self.messages.all[number];
+            if values.last() == Some(&value) {
+                let local: Vec<ValueId> = values.iter().map(|value| self.local[value]).collect();
+                let started = send(&mut self.emitter(number), &local, *route);
+                self.open.push((self.messages.confirmation(number), started));
+            }
         }
     }
 
-    /// Writes nodes of a transfer, which come from where the value is made.
-    fn emitter(&mut self, value: ValueId, route: Route) -> Emitter<'_> {
-        let maker = match self.flow.graph.values[value].def {
-            ValueDef::Result(maker, _) => Some(&self.flow.graph.nodes[maker]),
-            ValueDef::Input(_) => None,
+    /// Writes nodes of a message, which come from where the first of its values is made.
+    fn emitter(&mut self, message: usize) -> Emitter<'_> {
+        let graph = self.flow.graph;
+        let Message { route, values, .. } = &self.messages.all[message];
+        let first = values[0];
+        let (maker, name) = match graph.values[first].def {
+            ValueDef::Result(maker, _) => {
+                (Some(&graph.nodes[maker]), format!("{first} of {}", graph.op_name(maker)))
+            }
+            ValueDef::Input(input) => (None, graph.inputs[input].name.clone()),
         };
-        let name = match self.flow.graph.values[value].def {
-            ValueDef::Result(maker, _) => format!("{value} of {}", self.flow.graph.op_name(maker)),
-            ValueDef::Input(input) => self.flow.graph.inputs[input].name.clone(),
-        };
-        let text = format!("transfer {name} from stage {} to stage {}", route.from, route.to);
+        let more = if values.len() > 1 { format!(" and {} more", values.len() - 1) } else { String::new() };
+        let text = format!("transfer {name}{more} from stage {} to stage {}", route.from, route.to);
         let label = self.out.labels.push(text);
         let origin = Origin {
             place: maker.and_then(|node| node.place),

@@ -37,15 +37,25 @@ impl Flow<'_> {
     }
 }
 
+/// What each stage runs.
+pub struct Orders {
+    /// The operations of each stage in their order.
+    pub of: Vec<Vec<NodeId>>,
+    /// The moment at which each of them runs, in one order of all stages.
+    pub at: Vec<Vec<usize>>,
+}
+
 /// The operations of each stage in an order in which no stage ever waits for one that waits for it.
 ///
 /// Each stage follows its schedule strictly. Where a step needs all micro-batches in the middle of forward, as batch norm does, no stage can;
 /// then what can run next in the order of some stage's schedule runs.
-pub fn orders(flow: &Flow<'_>, schedule: Schedule) -> Result<Vec<Vec<NodeId>>> {
+pub fn orders(flow: &Flow<'_>, schedule: Schedule) -> Result<Orders> {
     let graph = flow.graph;
     let mut waiting: Vec<Vec<NodeId>> =
         (0..flow.stages).map(|stage| scheduled(flow, schedule, stage)).collect();
     let mut done: Vec<Vec<NodeId>> = waiting.iter().map(|all| Vec::with_capacity(all.len())).collect();
+    let mut at: Vec<Vec<usize>> = vec![Vec::new(); waiting.len()];
+    let mut now = 0;
     let mut there: SecondaryMap<ValueId, StageSet> = SecondaryMap::default();
     for input in graph.inputs.values() {
         there[input.value] = flow.held[input.value].with(flow.sent_to(input.value));
@@ -54,19 +64,19 @@ pub fn orders(flow: &Flow<'_>, schedule: Schedule) -> Result<Vec<Vec<NodeId>>> {
     loop {
         let mut moved = false;
         for stage in 0..flow.stages {
-            let at = stage as usize;
-            while let Some(id) = waiting[at].get(next[at]).copied() {
+            let own = stage as usize;
+            while let Some(id) = waiting[own].get(next[own]).copied() {
                 if graph.nodes[id].operands().any(|value| !there[value].has(stage)) {
                     break;
                 }
                 run(flow, id, stage, &mut there);
-                done[at].push(id);
-                next[at] += 1;
-                moved = true;
+                done[own].push(id);
+                at[own].push(now);
+                (next[own], now, moved) = (next[own] + 1, now + 1, true);
             }
         }
         if next.iter().zip(&waiting).all(|(next, all)| *next == all.len()) {
-            return Ok(done);
+            return Ok(Orders { of: done, at });
         }
         if !moved {
             let found = (0..flow.stages).find_map(|stage| {

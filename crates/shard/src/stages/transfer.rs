@@ -23,20 +23,27 @@ fn layout(ty: &TensorType) -> Vec<usize> {
     if turned.is_contiguous() { order } else { (0..ty.rank()).collect() }
 }
 
-/// Starts sending a value; what is to be waited for.
-pub fn send(out: &mut Emitter<'_>, value: ValueId, route: Route) -> ValueId {
-    let ty = out.ty(value);
-    let turned = out.permute(value, &layout(&ty));
-    let mut ready = out.in_order(turned);
-    if ty.dtype.is_complex() {
-        ready = out.real_pairs(ready);
-    }
+/// Starts sending values, all of one type of elements; what is to be waited for.
+pub fn send(out: &mut Emitter<'_>, values: &[ValueId], route: Route) -> ValueId {
+    let ready = match values {
+        [only] => laid_out(out, *only),
+        several => {
+            let flat: Vec<ValueId> = several.iter().map(|value| flattened(out, *value)).collect();
+            let sizes: i64 = flat.iter().map(|value| out.graph.ty(*value).shape[0]).sum();
+            let ty = vector(&out.ty(flat[0]), sizes);
+            let list = Arg::Values(flat.into_iter().map(Some).collect());
+            out.op("aten::cat(Tensor[] tensors, int dim=0) -> Tensor", vec![list, Arg::Int(0)], ty)
+        }
+    };
     broadcast(out, ready, route)
 }
 
-/// Starts receiving a value of a type; what is to be [awaited](receive).
-pub fn expect(out: &mut Emitter<'_>, ty: &TensorType, route: Route) -> ValueId {
-    let sent = sent_type(ty);
+/// Starts receiving values of these types; what is to be [awaited](receive).
+pub fn expect(out: &mut Emitter<'_>, types: &[TensorType], route: Route) -> ValueId {
+    let sent = match types {
+        [only] => sent_type(only),
+        several => vector(&several[0], several.iter().map(elements).sum()),
+    };
     let args = vec![
         Arg::Ints(sent.shape.to_vec()),
         Arg::Dtype(sent.dtype),
@@ -49,9 +56,32 @@ pub fn expect(out: &mut Emitter<'_>, ty: &TensorType, route: Route) -> ValueId {
     broadcast(out, empty, route)
 }
 
-/// Waits for a value of a type.
-pub fn receive(out: &mut Emitter<'_>, expected: ValueId, ty: &TensorType) -> ValueId {
-    let mut there = wait(out, expected);
+/// Waits for values of these types.
+pub fn receive(out: &mut Emitter<'_>, expected: ValueId, types: &[TensorType]) -> Vec<ValueId> {
+    let there = wait(out, expected);
+    if let [only] = types {
+        return vec![restored(out, there, only)];
+    }
+    let mut start = 0;
+    let piece = |ty: &TensorType| {
+        let end = start + elements(ty);
+        let piece = out.slice(there, 0, start, end);
+        start = end;
+        out.view(piece, &ty.shape)
+    };
+    types.iter().map(piece).collect()
+}
+
+/// A value as it is sent: contiguous, its dimensions in the order that they have in memory.
+fn laid_out(out: &mut Emitter<'_>, value: ValueId) -> ValueId {
+    let ty = out.ty(value);
+    let turned = out.permute(value, &layout(&ty));
+    let ready = out.in_order(turned);
+    if ty.dtype.is_complex() { out.real_pairs(ready) } else { ready }
+}
+
+/// What was sent so, as it was.
+fn restored(out: &mut Emitter<'_>, mut there: ValueId, ty: &TensorType) -> ValueId {
     let order = layout(ty);
     if ty.dtype.is_complex() {
         let shape: Dims = order.iter().map(|dim| ty.shape[*dim]).collect();
@@ -63,6 +93,20 @@ pub fn receive(out: &mut Emitter<'_>, expected: ValueId, ty: &TensorType) -> Val
         back[*dim] = position;
     }
     out.permute(there, &back)
+}
+
+/// A contiguous value as a vector.
+fn flattened(out: &mut Emitter<'_>, value: ValueId) -> ValueId {
+    let size = elements(&out.ty(value));
+    out.view(value, &[size])
+}
+
+fn elements(ty: &TensorType) -> i64 {
+    ty.shape.iter().product()
+}
+
+fn vector(like: &TensorType, size: i64) -> TensorType {
+    TensorType { shape: Dims::from_slice(&[size]), strides: Dims::from_slice(&[1]), ..like.clone() }
 }
 
 /// Waits for what was started.
