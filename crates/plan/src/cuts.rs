@@ -9,6 +9,12 @@ use shard::stages::forward_end;
 /// At most so many positions are considered, those at which the fewest bytes cross first.
 const MOST_POSITIONS: usize = 400;
 
+/// How much longer than at best the slowest stage may take where less is sent, in percent.
+const SLOWER: [i64; 6] = [0, 2, 5, 10, 25, 50];
+
+/// The times of the slowest stage and of all sending, and the number of the position at which the last stage begins.
+type Way = ((i64, i64), usize);
+
 /// What cuts of a step's forward part cost.
 pub struct Profile {
     /// For each position of forward, what all operations before it take, with those of backward and of updates that belong to them.
@@ -39,53 +45,69 @@ impl Profile {
         Self { before, crossing: bytes.into_iter().map(sending).collect() }
     }
 
-    /// The cuts into so many stages under which the stage that takes longest, with what is sent to it, takes least; of equal ones those at which
-    /// least is sent. None where forward has too few operations.
-    pub fn best(&self, stages: u32) -> Option<Vec<usize>> {
+    /// Ways to cut into so many stages, from the one whose slowest stage takes least, with what is sent to it, on to those at which less is sent
+    /// and the slowest stage takes up to half more. None where forward has too few operations.
+    pub fn ways(&self, stages: u32) -> Vec<Vec<usize>> {
+        let Some((slowest, _)) = self.cheapest(stages, i64::MAX, |(slowest, sent)| (slowest, sent)) else {
+            return Vec::new();
+        };
+        let mut found: Vec<Vec<usize>> = Vec::new();
+        for percent in SLOWER {
+            let most = slowest.0.saturating_add(slowest.0 / 100 * percent);
+            let cheapest = self.cheapest(stages, most, |(slowest, sent)| (sent, slowest));
+            found.extend(cheapest.map(|(_, cuts)| cuts));
+        }
+        found.dedup();
+        found
+    }
+
+    /// The cuts of least `cost` of the time of the slowest stage and that of all sending, where no stage takes more than `most`: the two times,
+    /// and the cuts.
+    fn cheapest(
+        &self,
+        stages: u32,
+        most: i64,
+        cost: impl Fn((i64, i64)) -> (i64, i64),
+    ) -> Option<((i64, i64), Vec<usize>)> {
         let end = self.before.len() - 1;
         let mut positions: Vec<usize> = (1..end).collect();
-        if positions.len() + 1 < stages as usize {
-            return None;
-        }
         positions.sort_by_key(|at| (self.crossing[*at], *at));
         positions.truncate(MOST_POSITIONS.max(stages as usize));
+        positions.push(0);
         positions.sort_unstable();
-        // The cost of the stages before each position, when the last of them ends there, and where that stage begins.
         let stage = |from: usize, to: usize| {
             let sent = if from == 0 { 0 } else { self.crossing[from] };
-            (self.before[to] - self.before[from] + sent, sent)
+            let time = self.before[to] - self.before[from] + sent;
+            (time <= most).then_some((time, sent))
         };
-        let mut cost: Vec<Option<(i64, i64)>> =
-            positions.iter().map(|to| Some((stage(0, *to).0, 0))).collect();
-        let mut begins: Vec<Vec<usize>> = Vec::new();
-        let through = |cost: &[Option<(i64, i64)>], ends: &[(usize, usize)]| {
-            let best = |&(until, to): &(usize, usize)| {
-                let ways = (0..until).filter_map(|from| {
-                    let (slowest, sent) = cost[from]?;
-                    let (time, more) = stage(positions[from], to);
-                    Some(((slowest.max(time), sent + more), from))
+        // For each position: the times of the stages that end there, and where the last of them begins.
+        let mut layers: Vec<Vec<Option<Way>>> = Vec::new();
+        for number in 1..=stages {
+            let ends: Vec<usize> = if number == stages { vec![end] } else { positions.clone() };
+            let way = |to: &usize| {
+                let begins = positions.iter().take_while(|from| *from < to).enumerate();
+                let ways = begins.filter_map(|(at, from)| {
+                    let (slowest, sent) = match layers.last() {
+                        Some(before) => before[at]?.0,
+                        None if *from == 0 => (0, 0),
+                        None => return None,
+                    };
+                    let (time, more) = stage(*from, *to)?;
+                    Some(((slowest.max(time), sent + more), at))
                 });
-                ways.min()
+                ways.min_by_key(|(times, at)| (cost(*times), *at))
             };
-            ends.iter().map(best).collect::<Vec<_>>()
-        };
-        let inner: Vec<(usize, usize)> = positions.iter().copied().enumerate().collect();
-        for _ in 2..stages {
-            let found = through(&cost, &inner);
-            begins.push(found.iter().map(|way| way.map_or(0, |(_, from)| from)).collect());
-            cost = found.into_iter().map(|way| way.map(|(cost, _)| cost)).collect();
+            let layer = ends.iter().map(way).collect();
+            layers.push(layer);
         }
-        if stages < 2 {
-            return Some(Vec::new());
-        }
-        let mut at = through(&cost, &[(positions.len(), end)])[0]?.1;
-        let mut cuts = vec![positions[at]];
-        for begun in begins.iter().rev() {
-            at = begun[at];
+        let (times, mut at) = layers.pop()?.pop()??;
+        let mut cuts = Vec::new();
+        while let Some(layer) = layers.pop() {
             cuts.push(positions[at]);
+            at = layer[at]?.1;
         }
         cuts.reverse();
-        Some(cuts)
+        Some((times, cuts))
     }
 }
 
@@ -194,7 +216,8 @@ mod tests {
             let profile = Profile { before, crossing };
             for stages in 2..5 {
                 let expected = tried(&profile, stages, 0);
-                let found = profile.best(stages).map(|cuts| {
+                let cheapest = profile.cheapest(stages, i64::MAX, |(slowest, sent)| (slowest, sent));
+                let found = cheapest.map(|(_, cuts)| {
                     assert_eq!(cuts.len() as u32, stages - 1);
                     let begins = [&[0], cuts.as_slice()].concat();
                     let ends = [cuts.as_slice(), &[profile.before.len() - 1]].concat();

@@ -25,7 +25,7 @@ pub struct Searched {
 }
 
 /// How many runners-up a plan names.
-const MOST_RUNNERS_UP: usize = 5;
+pub const MOST_RUNNERS_UP: usize = 5;
 
 /// Finds the plan of least predicted time under the memory limit that keeps the pins.
 pub fn search(request: &Request<'_>) -> Result<Searched> {

@@ -23,7 +23,7 @@ use crate::{
     pins::Pins,
     plan::{Plan, Prediction, RunnerUp},
     run::Request,
-    search::{Searched, search, too_small},
+    search::{MOST_RUNNERS_UP, Searched, search, too_small},
 };
 
 /// How a step is taken apart into pipeline stages.
@@ -220,11 +220,14 @@ fn in_stages(
 ) -> Result<Plan> {
     let Searched { plan, canonical, assignments } = searched;
     let stages = request.mesh.stages();
-    let cuts = match wanted.cuts {
-        Some(cuts) => cuts.iter().map(|cut| cut.position(canonical)).collect::<Result<_>>()?,
-        None => Profile::of(canonical, machine).best(stages).ok_or_else(|| too_many(canonical, stages))?,
+    let ways: Vec<Vec<usize>> = match wanted.cuts {
+        Some(cuts) => vec![cuts.iter().map(|cut| cut.position(canonical)).collect::<Result<_>>()?],
+        None => Profile::of(canonical, machine).ways(stages),
     };
-    if cuts.len() as u32 + 1 != stages {
+    if ways.is_empty() {
+        return Err(too_many(canonical, stages));
+    }
+    if let Some(cuts) = ways.iter().find(|cuts| cuts.len() as u32 + 1 != stages) {
         let message = format!("{} cuts for {stages} stages", cuts.len());
         return Err(
             Diagnostic::new(Code::BAD_MESH, message).hint("give one position for each stage but the first")
@@ -235,8 +238,9 @@ fn in_stages(
         None => Schedule::NAMES.iter().rev().map(|(schedule, _)| *schedule).collect(),
     };
     let mut found = Vec::new();
-    for schedule in schedules {
-        let (mut stages, staged) = Stages::of(canonical, &cuts, schedule)?;
+    let tried = ways.iter().flat_map(|cuts| schedules.iter().map(move |schedule| (cuts, *schedule)));
+    for (cuts, schedule) in tried {
+        let (mut stages, staged) = Stages::of(canonical, cuts, schedule)?;
         let mut decisions = assignments.iter();
         let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
         let whole = partition_mesh(&staged.graph, request.mesh, 0, next)?;
@@ -264,15 +268,17 @@ fn in_stages(
     plan.limit = "the pipeline: the slowest stage, and what the others wait for it".into();
     plan.runners_up = found
         .iter()
-        .filter(|one| one.0.schedule != best.0.schedule)
+        .filter(|one| one.0 != best.0)
         .map(|(stages, prediction)| RunnerUp {
-            name: format!("the same stages in the order {}", stages.schedule),
+            name: format!("stages from {:?} on in the order {}", stages.cuts, stages.schedule),
             step_ns: prediction.step_ns,
             peak_bytes: prediction.peak_bytes,
             fits: prediction.peak_bytes <= limit,
             pins: Pins::default(),
         })
         .collect();
+    plan.runners_up.sort_by_key(|other| (!other.fits, other.step_ns));
+    plan.runners_up.truncate(MOST_RUNNERS_UP);
     Ok(plan)
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{Code, Diagnostic, Result, SecondaryMap};
-use ir::{Graph, InputId, ModuleId, NodeId, PartKind, PlaceId, ValueId};
+use ir::{Graph, InputId, ModuleId, NodeId, PartKind, PlaceId, ValueDef, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
@@ -50,6 +50,8 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
         at: SecondaryMap::default(),
         changes: SecondaryMap::with_default(false),
         anywhere: SecondaryMap::with_default(false),
+        stage: SecondaryMap::with_default(None),
+        waits: SecondaryMap::with_default(false),
         by_origin: FxHashMap::default(),
     };
     for (id, input) in graph.inputs.iter() {
@@ -58,16 +60,27 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
         assign.anywhere[input.value] = !changes;
         assign.at[input.value] = if changes { StageSet::default() } else { StageSet::all(stages) };
     }
-    let mut made = graph.clone();
     for (position, id) in graph.order.iter().enumerate() {
-        let stage = if position < end {
+        if assign.is_anywhere(*id) {
+            assign.place(*id, None);
+        } else if assign.waits_for_user(*id) {
+            assign.waits[*id] = true;
+        } else if position < end {
             let stage = cuts.iter().filter(|cut| **cut <= position).count() as u32;
-            assign.of_forward(*id, stage)
+            assign.note_origin(*id, stage);
+            assign.settle(*id, stage);
         } else {
-            assign.of_later(*id)
-        };
-        made.nodes[*id].stage = stage;
-        assign.place(*id, stage);
+            assign.settle(*id, assign.of_later(*id));
+        }
+    }
+    for id in &graph.order {
+        if assign.waits[*id] {
+            assign.settle(*id, 0);
+        }
+    }
+    let mut made = graph.clone();
+    for id in &graph.order {
+        made.nodes[*id].stage = assign.stage[*id];
     }
     let owner = |value: ValueId| assign.at[value].first().map_or(StageSet::one(0), StageSet::one);
     let owned = |id: InputId| {
@@ -96,35 +109,32 @@ struct Assign<'a> {
     changes: SecondaryMap<ValueId, bool>,
     /// Whether every stage can have a value without being sent it.
     anywhere: SecondaryMap<ValueId, bool>,
+    /// The stage of each operation; none for those that run wherever they are needed.
+    stage: SecondaryMap<NodeId, Option<u32>>,
+    /// Whether an operation waits for what uses it.
+    waits: SecondaryMap<NodeId, bool>,
     /// On which stages the operations of a module's line run in forward.
     by_origin: FxHashMap<(PlaceId, Option<ModuleId>), StageSet>,
 }
 
 impl Assign<'_> {
-    /// An operation in front of all backward ones; `stage` is that of its position.
-    fn of_forward(&mut self, id: NodeId, stage: u32) -> Option<u32> {
-        if self.is_anywhere(id) {
-            return None;
-        }
+    /// Notes on which stage a line of a module runs in forward.
+    fn note_origin(&mut self, id: NodeId, stage: u32) {
         let node = &self.graph.nodes[id];
         if let Some(place) = node.place {
             let known = self.by_origin.entry((place, node.module)).or_default();
             *known = known.with(StageSet::one(stage));
         }
-        Some(stage)
     }
 
-    /// Any other operation.
-    fn of_later(&self, id: NodeId) -> Option<u32> {
-        if self.is_anywhere(id) {
-            return None;
-        }
+    /// The stage of an operation behind forward.
+    fn of_later(&self, id: NodeId) -> u32 {
         let node = &self.graph.nodes[id];
         if self.graph.part_kind(id) != PartKind::Update
             && let Some(known) = node.place.and_then(|place| self.by_origin.get(&(place, node.module)))
             && let Some(only) = known.first().filter(|first| *known == StageSet::one(*first))
         {
-            return Some(only);
+            return only;
         }
         let sent = |stage: u32| -> u64 {
             let missing = node.operands().filter(|value| {
@@ -133,7 +143,33 @@ impl Assign<'_> {
             });
             missing.map(|value| self.graph.ty(value).bytes().0).sum()
         };
-        (0..self.stages).min_by_key(|stage| sent(*stage))
+        (0..self.stages).min_by_key(|stage| sent(*stage)).unwrap_or(0)
+    }
+
+    /// Whether an operation costs nothing to speak of and reads nothing but state that no stage uses yet, such as the transposition of a
+    /// weight or the count of steps: it runs where it is used first.
+    fn waits_for_user(&self, id: NodeId) -> bool {
+        let is_open = |value: ValueId| self.at[value].is_empty();
+        let node = &self.graph.nodes[id];
+        is_light(self.graph, id)
+            && node.operands().any(is_open)
+            && node.operands().all(|value| is_open(value) || self.anywhere[value])
+    }
+
+    /// Has an operation run on a stage, and there too what has waited for it.
+    fn settle(&mut self, id: NodeId, stage: u32) {
+        let mut todo = vec![id];
+        while let Some(id) = todo.pop() {
+            self.waits[id] = false;
+            self.place(id, Some(stage));
+            for value in self.graph.nodes[id].operands() {
+                if let ValueDef::Result(maker, _) = self.graph.values[value].def
+                    && self.waits[maker]
+                {
+                    todo.push(maker);
+                }
+            }
+        }
     }
 
     /// Whether an operation costs nothing to speak of and only reads what every stage has, or draws random numbers, which every stage does.
@@ -144,6 +180,7 @@ impl Assign<'_> {
 
     /// Notes where an operation runs.
     fn place(&mut self, id: NodeId, stage: Option<u32>) {
+        self.stage[id] = stage;
         let node = &self.graph.nodes[id];
         let here = stage.map_or(StageSet::all(self.stages), StageSet::one);
         for value in node.operands() {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use aten::Call;
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
     Dims, Graph, InputId, Node, NodeId, PartId, RankGraph, Return, TensorType, Value, ValueDef, ValueId,
@@ -15,7 +16,10 @@ use super::{
     order::{Flow, orders},
     transfer::{expect, receive, send, wait},
 };
-use crate::emit::{Emitter, Origin};
+use crate::{
+    emit::{Emitter, Origin},
+    layout::view_strides,
+};
 
 /// The graphs that the stages run, of a program whose nodes say where they run and which has been through everything that does not move
 /// operations: `held` says which stages have each input that not all have.
@@ -237,7 +241,8 @@ impl<'a> Writer<'a> {
         let new = self.out.nodes.next_id();
         for (position, value) in graph.nodes[id].results().enumerate() {
             let def = ValueDef::Result(new, position as u32);
-            let made = self.out.values.push(Value { ty: graph.ty(value).clone(), def });
+            let made = Value { ty: self.type_of_result(id, value), def };
+            let made = self.out.values.push(made);
             self.local.insert(value, made);
         }
         let returns = returns.iter().map(|returned| match returned {
@@ -261,6 +266,22 @@ impl<'a> Writer<'a> {
             self.send(value);
         }
         Ok(())
+    }
+
+    /// The type of a result: where the operand of a view has come with other strides, since a part of a tensor is sent without gaps, those that
+    /// follow from them.
+    fn type_of_result(&self, id: NodeId, value: ValueId) -> TensorType {
+        let graph = self.flow.graph;
+        let ty = graph.ty(value).clone();
+        let Some(first) = graph.nodes[id].operands().next() else { return ty };
+        let operand = self.out.ty(self.local[&first]);
+        if operand == graph.ty(first) {
+            return ty;
+        }
+        match view_strides(&Call::new(graph, id), operand, &ty.shape) {
+            Some(strides) => TensorType { strides, ..ty },
+            None => ty,
+        }
     }
 
     /// What the step returns, what state becomes, and waiting for what was sent.

@@ -2,7 +2,7 @@
 
 use aten::{Call, Random, Work};
 use base::SecondaryMap;
-use ir::{Graph, InputClass, NodeId, Schema, ValueId};
+use ir::{Graph, InputClass, NodeId, Schema, ValueDef, ValueId};
 
 use super::StageSet;
 
@@ -21,6 +21,7 @@ impl Needs {
         let all = StageSet::all(stages);
         let mut needed: SecondaryMap<ValueId, StageSet> = SecondaryMap::default();
         let mut runs: SecondaryMap<NodeId, StageSet> = SecondaryMap::default();
+        let stage = stages_of(graph);
         graph.returns.iter().for_each(|value| needed[*value] = all);
         for (input, value) in &graph.updates {
             needed[*value] = needed[*value].with(held(*input));
@@ -28,7 +29,7 @@ impl Needs {
         for id in graph.order.iter().rev() {
             let node = &graph.nodes[*id];
             let wanted = node.results().fold(StageSet::default(), |set, value| set.with(needed[value]));
-            let here = match node.stage {
+            let here = match stage[*id] {
                 _ if is_random(graph, *id) => all,
                 Some(stage) if !is_moved(graph, *id) => StageSet::one(stage),
                 _ => wanted,
@@ -40,6 +41,22 @@ impl Needs {
         }
         Self { runs, needed }
     }
+}
+
+/// The stage of each node: that which it says, or, where it was made for what a plan needs at the end, the one that makes what it reads.
+fn stages_of(graph: &Graph) -> SecondaryMap<NodeId, Option<u32>> {
+    let mut stage: SecondaryMap<NodeId, Option<u32>> = SecondaryMap::with_default(None);
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        let of_operands = || {
+            node.operands().find_map(|value| match graph.values[value].def {
+                ValueDef::Result(maker, _) => stage[maker],
+                ValueDef::Input(_) => None,
+            })
+        };
+        stage[*id] = node.stage.or_else(of_operands);
+    }
+    stage
 }
 
 /// Whether an operation draws random numbers: every rank draws all of them, so that each draws what one device would.
