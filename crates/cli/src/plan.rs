@@ -115,7 +115,8 @@ impl Plan {
             let summary = plan::summary(&graph, &local, &plan, &cluster, limit)?;
             if let Some(path) = &self.html {
                 let timeline = plan::simulate_rank(&local, &plan, &cluster, 0)?;
-                files::write(path, &plan::page(&summary, &local, &timeline, None)?)?;
+                let pipeline = plan::pipeline(&graph, &plan, &cluster)?;
+                files::write(path, &plan::page(&summary, &local, &timeline, None, pipeline.as_ref())?)?;
             }
             if self.sensitivity {
                 others = plan::sensitivities(&graph, &plan, &cluster, &settings)?;

@@ -114,7 +114,7 @@ impl CollectiveKind {
             Self::AllGather => "all_gather",
             Self::ReduceScatter => "reduce_scatter",
             Self::AllToAll => "all_to_all",
-            Self::Broadcast => "broadcast",
+            Self::Broadcast => "transfer",
         }
     }
 }

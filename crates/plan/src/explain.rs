@@ -39,6 +39,26 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
         );
     }
     let _ = writeln!(text, "  limited by {}", plan.limit);
+    if let Some(stages) = &plan.stages {
+        let _ = writeln!(
+            text,
+            "  pipeline  {} stages, {} micro-batches in the order {}; a stage is idle {:.0} % of the step on average",
+            stages.count(),
+            plan.micro_batches,
+            stages.schedule,
+            100.0 * stages.bubble(p.step_ns)
+        );
+        for (number, stage) in stages.predicted.iter().enumerate() {
+            let begins = number.checked_sub(1).map_or(0, |before| stages.cuts[before]);
+            let _ = writeln!(
+                text,
+                "  stage {number:<3} from operation {begins} of forward on: {} of operations, {} of waiting, {} at the peak",
+                Nanos(stage.busy_ns),
+                Nanos(stage.waiting_ns),
+                Bytes(stage.peak_bytes)
+            );
+        }
+    }
     if p.model_ns > 0 {
         let _ = writeln!(
             text,

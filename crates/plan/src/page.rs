@@ -10,16 +10,20 @@ use timeline::{Rank, Timeline, step::Figures};
 
 use crate::{
     explain::{undivided, without_row},
+    simulate::Pipeline,
     summary::{NANOS_PER_MILLI, Summary, nanos},
 };
 
-/// The page, as HTML, of the plan with these figures; `graph` is what a rank runs, `predicted` and `measured` are steps of it.
+/// The page, as HTML, of the plan with these figures; `graph` is what a rank runs, `predicted` and `measured` are steps of it. Of a pipeline
+/// the step of the first rank of each stage is shown too, and its first rank's is the prediction.
 pub fn page(
     summary: &Summary,
     graph: &RankGraph,
     predicted: &Timeline,
     measured: Option<&Timeline>,
+    pipeline: Option<&Pipeline>,
 ) -> Result<String> {
+    let predicted = pipeline.map_or(predicted, |pipeline| &pipeline.timeline);
     let first = |timeline: &Timeline| timeline.ranks.first().cloned().unwrap_or_default();
     let rank = first(predicted);
     let took = measured.map(|timeline| Figures::of(timeline, &first(timeline)).step);
@@ -27,13 +31,15 @@ pub fn page(
     let steps = shown.into_iter().filter_map(|(heading, timeline)| {
         Some(Step { heading: heading.to_owned(), strips: lanes::strips(timeline?, graph) })
     });
+    let stages =
+        pipeline.map(|pipeline| Step { heading: "stages".to_owned(), strips: lanes::stages(pipeline) });
     let page = PlanPage {
         label: summary.label.clone(),
         lead: lead(summary, took, rank.rank),
         warnings: warnings(summary),
         shares: shares(summary),
         rank: rank.rank,
-        steps: steps.collect(),
+        steps: stages.into_iter().chain(steps).collect(),
         memory: memory(summary, &rank),
         at_peak: tables::at_peak(summary),
         modules: tables::modules(summary),

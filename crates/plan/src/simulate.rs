@@ -22,6 +22,26 @@ pub enum Ranks {
     All,
 }
 
+/// A step of one rank of each pipeline stage.
+pub struct Pipeline {
+    /// What the ranks run: their graphs after the passes.
+    pub programs: Vec<RankGraph>,
+    /// When they are expected to, all together.
+    pub timeline: Timeline,
+}
+
+/// A step of the first rank of each stage under a plan with stages; none for a plan without.
+pub fn pipeline(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<Option<Pipeline>> {
+    let mesh = plan.mesh();
+    let Some((_, axis)) = mesh.stage_axis().filter(|(_, axis)| axis.size > 1) else { return Ok(None) };
+    let apart = mesh.stride_of(&axis.name);
+    let programs = (0..axis.size).map(|stage| program(graph, plan, stage * apart, |_| {}));
+    let programs = programs.collect::<Result<Vec<RankGraph>>>()?;
+    let machine = Machine { cluster, mesh: &mesh };
+    let timeline = sim::simulate_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
+    Ok(Some(Pipeline { programs, timeline }))
+}
+
 /// The timeline of a step of `graph` under `plan`, by the programs that the ranks run.
 pub fn simulate_plan(graph: &Graph, plan: &Plan, cluster: &Cluster, ranks: Ranks) -> Result<Timeline> {
     let of_rank = |rank| program(graph, plan, rank, |_| {});

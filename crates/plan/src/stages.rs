@@ -51,6 +51,13 @@ impl Stages {
         Ok((Self { schedule, cuts: cuts.to_vec(), state: state.collect(), predicted: Vec::new() }, staged))
     }
 
+    /// The share of a step of so many nanoseconds in which stages run no operation, on average.
+    pub fn bubble(&self, step_ns: i64) -> f64 {
+        let busy: i64 = self.predicted.iter().map(|stage| stage.busy_ns).sum();
+        let all = step_ns * self.predicted.len() as i64;
+        if all > 0 { 1.0 - busy as f64 / all as f64 } else { 0.0 }
+    }
+
     /// How many there are.
     pub const fn count(&self) -> u32 {
         self.cuts.len() as u32 + 1

@@ -10,6 +10,7 @@ use indexmap::IndexMap;
 use ir::{Dtype, Graph, InputClass, Placement, RankGraph};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
+use shard::stages::Schedule;
 
 use crate::{
     account::{Account, account, folded},
@@ -51,6 +52,28 @@ pub struct OtherPlan {
     pub fits: bool,
 }
 
+/// One stage of a pipeline.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct StageSummary {
+    /// Its operations.
+    pub busy_ms: f64,
+    /// Waiting, for other stages and for collectives that nothing hides.
+    pub waiting_ms: f64,
+    /// Most memory of one of its ranks.
+    pub peak_bytes: u64,
+}
+
+/// A pipeline.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PipelineSummary {
+    /// In which order each stage runs its micro-batches.
+    pub schedule: Schedule,
+    /// The share of the step in which stages run no operation, on average.
+    pub bubble: f64,
+    /// The stages.
+    pub stages: Vec<StageSummary>,
+}
+
 /// A plan in figures. Times are in milliseconds of one step, bytes those of one rank.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Summary {
@@ -62,6 +85,10 @@ pub struct Summary {
     pub mesh: IndexMap<String, u32>,
     /// How many ranks there are.
     pub ranks: u32,
+    /// How many micro-batches a rank computes one after the other.
+    pub micro_batches: u32,
+    /// The pipeline, where the program is taken apart into stages.
+    pub pipeline: Option<PipelineSummary>,
     /// Predicted time of a step.
     pub step_ms: f64,
     /// Operations alone.
@@ -128,6 +155,20 @@ pub fn summary(
         label: plan.label.clone(),
         device: cluster.device.name.clone(),
         ranks: mesh.ranks(),
+        micro_batches: plan.micro_batches,
+        pipeline: plan.stages.as_ref().map(|stages| PipelineSummary {
+            schedule: stages.schedule,
+            bubble: stages.bubble(p.step_ns),
+            stages: stages
+                .predicted
+                .iter()
+                .map(|stage| StageSummary {
+                    busy_ms: millis(stage.busy_ns),
+                    waiting_ms: millis(stage.waiting_ns),
+                    peak_bytes: stage.peak_bytes,
+                })
+                .collect(),
+        }),
         mesh: plan.mesh.clone(),
         step_ms,
         compute_ms: millis(p.compute_ns),

@@ -33,7 +33,8 @@ fn plan_page(
             program.get().timeline(records, SHOWN, Some(&rank_graph.0))
         };
         let measured = measured.map(timeline).transpose()?;
-        plan::page(&summary, &rank_graph.0, &predicted, measured.as_ref())
+        let pipeline = plan::pipeline(&step.0, &plan.0, &cluster)?;
+        plan::page(&summary, &rank_graph.0, &predicted, measured.as_ref(), pipeline.as_ref())
     })
 }
 

@@ -2,9 +2,11 @@
 
 use base::Nanos;
 use indexmap::IndexMap;
-use ir::{NodeId, PartKind, RankGraph};
+use ir::{NodeId, Part, PartId, PartKind, RankGraph};
 use report::{Activity, Paint, Strip};
 use timeline::{Category, Names, Rank, Timeline, TrackId};
+
+use crate::simulate::Pipeline;
 
 /// The lanes of the first rank of a timeline, whose step `graph` is.
 pub fn strips(timeline: &Timeline, graph: &RankGraph) -> Vec<Strip> {
@@ -17,6 +19,41 @@ pub fn strips(timeline: &Timeline, graph: &RankGraph) -> Vec<Strip> {
         strips.entry(track).or_insert_with(empty).activities.push(activity);
     }
     strips.into_values().collect()
+}
+
+/// A lane for each stage of a pipeline: what of forward, backward and update of which micro-batch runs when, and waiting.
+pub fn stages(pipeline: &Pipeline) -> Vec<Strip> {
+    let Pipeline { programs, timeline } = pipeline;
+    let stages = timeline.ranks.iter().zip(programs).enumerate();
+    stages.map(|(number, (rank, graph))| stage(number, &timeline.names, rank, graph)).collect()
+}
+
+fn stage(number: usize, names: &Names, rank: &Rank, graph: &RankGraph) -> Strip {
+    let step = Step { names, rank, graph };
+    let mut found: Vec<(Option<PartId>, Activity)> = Vec::new();
+    for row in 0..rank.events.len() {
+        let args = rank.sides.node.get(row as u32);
+        let Some(node) = args.and_then(|args| graph.order.get(args.node as usize)) else { continue };
+        let Some(one) = step.activity(row).filter(|one| one.end > one.begin) else { continue };
+        if one.paint == Paint::Collective {
+            continue;
+        }
+        let part = (one.paint != Paint::Wait).then(|| graph.nodes[*node].part);
+        match found.last_mut() {
+            Some((last, before)) if *last == part && part.is_some() => before.end = one.end,
+            _ => {
+                let text = match part.map(|part| graph.parts[part]) {
+                    Some(Part { kind, micro_batch: Some(batch) }) => {
+                        format!("{} of micro-batch {batch}", kind.text())
+                    }
+                    Some(Part { kind, micro_batch: None }) => kind.text().to_owned(),
+                    None => format!("waits: {}", one.text),
+                };
+                found.push((part, Activity { text, ..one }));
+            }
+        }
+    }
+    Strip { name: format!("stage {number}"), activities: found.into_iter().map(|(_, one)| one).collect() }
 }
 
 /// The colour of a part of the program.
@@ -67,6 +104,12 @@ impl Step<'_> {
 
     fn lane(&self, track: TrackId) -> String {
         let name = self.names.text(self.rank.tracks[track].name);
-        name.strip_prefix("axis:").map_or_else(|| name.to_owned(), |axis| format!("collectives on {axis}"))
+        // Of several groups along an axis the name says which.
+        let group = name.split(" of rank ").next().unwrap_or(name);
+        match (ir::transfer_stages(group), name.strip_prefix("axis:")) {
+            (Some((from, to)), _) => format!("stage {from} to {to}"),
+            (None, Some(axis)) => format!("collectives on {axis}"),
+            (None, None) => name.to_owned(),
+        }
     }
 }
