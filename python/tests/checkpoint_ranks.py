@@ -29,6 +29,8 @@ PLACED: dict[str, tuple[dict[str, int], dict[str, dict[str, str]]]] = {
         {"a": 2, "b": 2},
         {"batch.*": {"a": "shard(0)", "b": "replicate"}, "params.*.weight": {"a": "shard(0)", "b": "shard(0)"}},
     ),
+    "stages": ({"stages": 2}, {}),
+    "stages of 2": ({"stages": 2, "b": 2}, {"batch.*": {"b": "shard(0)"}, "params.*.weight": {"b": "shard(0)"}}),
     "3 ranks": ({"a": 3}, {"batch.*": {"a": "shard(0)"}, "params.tokens.weight": {"a": "shard(0)"}}),
 }  # fmt: skip
 

@@ -137,3 +137,28 @@ def train(names: str, mesh: dict[str, int], micro_batches: int | None = None, **
         }
     Path(f"stages{os.environ['RANK']}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
+
+
+def run_until_killed() -> None:
+    """Runs steps without end; what ends it is written as JSON."""
+    torch.distributed.init_process_group("gloo")
+    training, _ = made("tied")
+    step = unisono.parallelize(
+        training.step,
+        model=training.model,
+        optimizer=training.optimizer,
+        example=training.batches[0],
+        mesh={"stages": 3},
+        micro_batches=8,
+        cluster=EAGER_TO_CUT,
+    )
+    number = 0
+    try:
+        while True:
+            step(*training.batches[0])
+            print("step", number, flush=True)
+            number += 1
+    except unisono.errors.UnisonoError as error:
+        fields = {key: getattr(error, key) for key in ("code", "message", "place")}
+        Path(f"error{os.environ['RANK']}.json").write_text(json.dumps(fields))
+        raise

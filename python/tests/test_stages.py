@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
+import signal
+import time
 
 import launch
 import pytest
@@ -66,6 +70,23 @@ def test_stages_on_ranks_give_what_one_device_gives(names, mesh, settings, tmp_p
             assert found[name]["off"] < 1e-5, name
             assert found[name]["stages"]["schedule"] == settings.get("schedule", found[name]["stages"]["schedule"])
             assert found[name]["micro_batches"] >= 2
+
+
+@pytest.mark.parametrize("killed", range(3))
+def test_when_a_stage_is_killed_the_others_end_naming_it(tmp_path, killed):
+    with launch.Processes("stage_ranks:run_until_killed", 3, tmp_path) as running:
+        for rank in range(3):
+            running.wait_until(rank, "step 3\n", 90)
+        start = time.monotonic()
+        os.kill(running.processes[killed].pid, signal.SIGKILL)
+        ended = running.ended(15)
+        assert time.monotonic() - start < 15
+    for rank in {0, 1, 2} - {killed}:
+        assert ended[rank].status == 1, ended[rank].err
+        error = json.loads((tmp_path / f"error{rank}.json").read_text())
+        assert error["code"] == "U0320"
+        assert str(killed) in error["message"].split(":")[0]
+        assert re.search(r": transfer \(transfer .* from stage \d to stage \d", error["message"]), error["message"]
 
 
 @pytest.mark.parametrize(
