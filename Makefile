@@ -7,7 +7,7 @@ CARGO_TEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo "nextest r
 SOURCES := $(shell find crates python/unisono -name '*.rs' -o -name '*.toml' -o -name '*.py' -o -name '*.pyi' -o -name '*.html') Cargo.toml Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format bench clean rust-test python-test
+.PHONY: help setup demo demo-pipeline test check lint format bench clean rust-test python-test
 
 help: ## list the jobs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ setup: $(VENV)/.wheel ## create the environment, build and install the wheel
 
 demo: $(VENV)/.wheel ## train a GPT over four local ranks, beside one process
 	@$(BIN)/python scripts/demo.py
+
+demo-pipeline: $(VENV)/.wheel ## the same in two stages of two ranks, under a memory limit that one rank could not keep
+	@$(BIN)/python scripts/demo.py --pipeline
 
 test: $(VENV)/.wheel $(VENV)/.test-tools ## set up and pass every test
 	$(MAKE) --no-print-directory rust-test python-test VENV=$(VENV)

@@ -25,6 +25,8 @@ import unisono  # noqa: E402
 EVERY = 20
 #: One thread per process, and no messages of PyTorch's profiler about devices that are not there.
 QUIET = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "9"}
+#: The second form of the demo: a larger model, and less memory for a rank than its state takes on one.
+PIPELINE = {"mesh": {"stages": 2, "data": 2}, "memory_limit": "32 MB"}
 EQUAL = 1e-3  # relative; beyond it two runs of some hundred steps have not done the same
 
 
@@ -55,12 +57,25 @@ def alone(steps: int) -> dict[str, Any]:
     return {"losses": losses, "step_ms": statistics.median(seconds) * 1e3}
 
 
-def together(steps: int, reference: list[float], plan_file: Path) -> dict[str, Any] | None:
+def enlarge() -> None:
+    """Makes the example's model larger and its batch smaller, so that state takes most of the memory."""
+    gpt.BATCH, gpt.CHANNELS, gpt.LAYERS = 16, 256, 4
+
+
+def least_on_one_rank() -> int:
+    """The bytes that a step of the example needs on one rank in 16 micro-batches, with all of forward run again in backward."""
+    model, optimizer, train_step = gpt.make()
+    graph = unisono.capture(train_step, model=model, optimizer=optimizer, example=next(gpt.batches(gpt.read_text())))
+    plan = graph.plan("cpu:1", mesh={"ranks": 1}, micro_batches=16, recompute="full")
+    return plan.prediction["peak_bytes"]
+
+
+def together(steps: int, reference: list[float], plan_file: Path, **settings: Any) -> dict[str, Any] | None:
     """The same over all ranks; rank 0 returns what happened."""
     model, optimizer, train_step = gpt.make()
     data = gpt.batches(gpt.read_text())
     example = next(data)
-    step = unisono.parallelize(train_step, model=model, optimizer=optimizer, example=example)
+    step = unisono.parallelize(train_step, model=model, optimizer=optimizer, example=example, **settings)
     if step.ranks.rank == 0:
         step.plan.save(plan_file)
         seconds = step.seconds
@@ -79,6 +94,8 @@ def together(steps: int, reference: list[float], plan_file: Path) -> dict[str, A
     losses, _ = train(step, data, steps, report)
     step.sync()
     sample = gpt.write(model) if step.ranks.rank == 0 else ""
+    if settings:
+        step.report(plan_file.with_suffix(".html"))
     measured = step.measure(*example)
     if step.ranks.rank != 0:
         return None
@@ -117,7 +134,6 @@ def summary(one: dict[str, Any], many: dict[str, Any], ranks: int) -> bool:
     worst = max(abs(a - b) / a for a, b in zip(one["losses"], many["losses"], strict=True))
     verdict = "OK" if worst <= EQUAL else "NOT OK"
     say(f"\n  loss of {len(one['losses'])} steps, largest relative difference: {worst:.1e}  {verdict}")
-    say(f"\nwhat the model writes after `def `:\n\n{many['sample']}\n")
     return worst <= EQUAL
 
 
@@ -125,31 +141,50 @@ def main() -> None:
     """Runs the demo, or (``--out``) one process of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, help="200, or 30 of the pipeline")
+    parser.add_argument("--pipeline", action="store_true", help="two stages of two ranks under a memory limit")
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--reference", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    plan_file = ROOT / "out" / "plan.toml"
+    settings = PIPELINE if options.pipeline else {}
+    steps = options.steps or (30 if options.pipeline else 200)
+    if options.pipeline:
+        enlarge()
+    plan_file = ROOT / "out" / ("pipeline.toml" if options.pipeline else "plan.toml")
     if options.out is None:
-        count = sum(parameter.numel() for parameter in gpt.GPT().parameters())
-        say(f"a GPT of {count:,} parameters learns Python from the standard library, {options.steps} steps\n")
-        say("1. one process, plain PyTorch")
-        one = start(["--steps", str(options.steps)])
-        say(f"\n2. {options.ranks} ranks with Unisono, over gloo")
-        plan_file.parent.mkdir(exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as reference:
-            json.dump(one["losses"], reference)
-            reference.flush()
-            many = start(["--steps", str(options.steps), "--reference", reference.name], options.ranks)
-        equal = summary(one, many, options.ranks)
-        say(f"the plan: {plan_file.relative_to(ROOT)}")
-        sys.exit(not equal)
+        sys.exit(not compare(options, steps, plan_file))
     if options.reference is None:
-        found: dict[str, Any] | None = alone(options.steps)
+        found: dict[str, Any] | None = alone(steps)
     else:
-        found = together(options.steps, json.loads(options.reference.read_text()), plan_file)
+        found = together(steps, json.loads(options.reference.read_text()), plan_file, **settings)
     if found is not None:
         options.out.write_text(json.dumps(found))
+
+
+def compare(options: argparse.Namespace, steps: int, plan_file: Path) -> bool:
+    """Runs both, and says how they compare; whether the losses agree."""
+    form = ["--steps", str(steps), *(["--pipeline"] if options.pipeline else [])]
+    count = sum(parameter.numel() for parameter in gpt.GPT().parameters())
+    say(f"a GPT of {count:,} parameters learns Python from the standard library, {steps} steps\n")
+    if options.pipeline:
+        least = least_on_one_rank() / 1e6
+        say(f"one rank needs {least:.0f} MB even in 16 micro-batches with forward run again in backward;")
+        say(f"each of {options.ranks} may have {PIPELINE['memory_limit']}\n")
+    say("1. one process, plain PyTorch")
+    one = start(form)
+    say(f"\n2. {options.ranks} ranks with Unisono, over gloo")
+    plan_file.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as reference:
+        json.dump(one["losses"], reference)
+        reference.flush()
+        many = start([*form, "--reference", reference.name], options.ranks)
+    equal = summary(one, many, options.ranks)
+    if options.pipeline:
+        say(f"stages, schedule and memory as a picture: {plan_file.with_suffix('.html').relative_to(ROOT)}")
+    else:
+        say(f"\nwhat the model writes after `def `:\n\n{many['sample']}\n")
+    say(f"the plan: {plan_file.relative_to(ROOT)}")
+    return equal
 
 
 if __name__ == "__main__":

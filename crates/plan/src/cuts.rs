@@ -17,14 +17,24 @@ type Way = ((i64, i64), usize);
 
 /// What cuts of a step's forward part cost.
 pub struct Profile {
-    /// For each position of forward, what all operations before it take, with those of backward and of updates that belong to them.
+    /// For each position of forward, what all operations before it take, with those of backward and of updates that belong to them: time, or
+    /// memory.
     before: Vec<i64>,
-    /// For each position, the time of sending what crosses there, and its gradient back.
+    /// For each position, what sending takes that crosses there, and its gradient back.
     crossing: Vec<i64>,
 }
 
 impl Profile {
-    /// Of a step in canonical form.
+    /// The memory of a step in canonical form: what stages hold of state and of gradients, and of what forward makes for backward, of which a
+    /// stage has `stages` of `micro_batches` parts under way.
+    pub fn of_memory(graph: &Graph, stages: u32, micro_batches: u32) -> Self {
+        let end = forward_end(graph);
+        let bytes = memory(graph, end, stages, micro_batches);
+        let crossing = crossing_bytes(graph, end);
+        Self { before: sums(bytes), crossing: crossing.into_iter().map(|bytes| bytes as i64).collect() }
+    }
+
+    /// The times of a step in canonical form.
     pub fn of(graph: &Graph, machine: Machine<'_>) -> Self {
         let end = forward_end(graph);
         let bytes = crossing_bytes(graph, end);
@@ -38,11 +48,7 @@ impl Profile {
             2 * collective_time(machine, collective)
         };
         let times = times(graph, machine, end);
-        let mut before = vec![0];
-        for time in times {
-            before.push(before.last().copied().unwrap_or(0) + time);
-        }
-        Self { before, crossing: bytes.into_iter().map(sending).collect() }
+        Self { before: sums(times), crossing: bytes.into_iter().map(sending).collect() }
     }
 
     /// Ways to cut into so many stages, from the one whose slowest stage takes least, with what is sent to it, on to those at which less is sent
@@ -109,6 +115,59 @@ impl Profile {
         cuts.reverse();
         Some((times, cuts))
     }
+}
+
+/// The sum of all before each position.
+fn sums(of: Vec<i64>) -> Vec<i64> {
+    let mut before = vec![0];
+    for one in of {
+        before.push(before.last().copied().unwrap_or(0) + one);
+    }
+    before
+}
+
+/// For each operation of forward the bytes that come with it: state that it reads first, with its gradient and what the update keeps beside
+/// it, and its results that backward reads.
+fn memory(graph: &Graph, end: usize, stages: u32, micro_batches: u32) -> Vec<i64> {
+    let bytes_of = |value: ValueId| graph.ty(value).bytes().0 as i64;
+    let mut bytes = vec![0; end];
+    let mut reader: SecondaryMap<ValueId, Option<usize>> = SecondaryMap::with_default(None);
+    let mut maker: SecondaryMap<ValueId, Option<usize>> = SecondaryMap::with_default(None);
+    let is_state = |value: ValueId| matches!(graph.values[value].def, ValueDef::Input(input) if graph.inputs[input].class.is_state());
+    for (at, id) in graph.order[..end].iter().enumerate() {
+        let node = &graph.nodes[*id];
+        let looks = aten::row(graph.op_name(*id)).is_some_and(|row| matches!(row.work, aten::Work::View));
+        for value in node.operands().filter(|value| is_state(*value)) {
+            if reader[value].is_none() {
+                reader[value] = Some(at);
+                // With its gradient.
+                bytes[at] += 2 * bytes_of(value);
+            }
+        }
+        for value in node.results() {
+            maker[value] = if looks { node.operands().next().and_then(|of| maker[of]) } else { Some(at) };
+        }
+    }
+    let mut kept: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
+    for id in &graph.order[end..] {
+        let node = &graph.nodes[*id];
+        let at = node.operands().find_map(|value| reader[value]);
+        for value in node.operands() {
+            if is_state(value) && reader[value].is_none() {
+                bytes[at.unwrap_or(0)] += bytes_of(value);
+                reader[value] = at;
+            }
+            if let Some(made) = maker[value].filter(|_| !kept[value]) {
+                kept[value] = true;
+                let under_way = i64::from(stages.min(micro_batches)) * bytes_of(value);
+                bytes[made] += under_way / i64::from(micro_batches.max(1));
+            }
+        }
+        if graph.part_kind(*id) == PartKind::Update {
+            node.results().for_each(|value| reader[value] = at);
+        }
+    }
+    bytes
 }
 
 /// For each position of forward, the bytes that are computed before it and used in forward behind it; views count as what they look at.

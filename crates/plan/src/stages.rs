@@ -188,7 +188,7 @@ pub struct Wanted<'a> {
 
 /// Shares of the memory of all stages, in percent, that plans along the other axes are searched for until one keeps the limit in each stage:
 /// stages need different amounts.
-const SHARES: [u64; 4] = [100, 75, 50, 30];
+const SHARES: [u64; 6] = [100, 85, 70, 60, 50, 40];
 
 /// The plan of least predicted time on a mesh with stages, its micro-batches given.
 pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<Plan> {
@@ -227,9 +227,14 @@ fn in_stages(
 ) -> Result<Plan> {
     let Searched { plan, canonical, assignments } = searched;
     let stages = request.mesh.stages();
-    let ways: Vec<Vec<usize>> = match wanted.cuts {
-        Some(cuts) => vec![cuts.iter().map(|cut| cut.position(canonical)).collect::<Result<_>>()?],
-        None => Profile::of(canonical, machine).ways(stages),
+    let ways: Vec<Vec<usize>> = if let Some(cuts) = wanted.cuts {
+        vec![cuts.iter().map(|cut| cut.position(canonical)).collect::<Result<_>>()?]
+    } else {
+        let mut ways = Profile::of(canonical, machine).ways(stages);
+        if request.memory_limit.is_some() {
+            ways.extend(Profile::of_memory(canonical, stages, request.mesh.micro_batches()).ways(stages));
+        }
+        ways
     };
     if ways.is_empty() {
         return Err(too_many(canonical, stages));
@@ -245,6 +250,7 @@ fn in_stages(
         None => Schedule::NAMES.iter().rev().map(|(schedule, _)| *schedule).collect(),
     };
     let mut found = Vec::new();
+    let limit = request.memory_limit.unwrap_or(u64::MAX);
     let tried = ways.iter().flat_map(|cuts| schedules.iter().map(move |schedule| (cuts, *schedule)));
     for (cuts, schedule) in tried {
         let (mut stages, staged) = Stages::of(canonical, cuts, schedule)?;
@@ -252,12 +258,18 @@ fn in_stages(
         let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
         let whole = partition_mesh(&staged.graph, request.mesh, 0, next)?;
         let graphs = taken_apart(&whole, &staged.held, &stages, &plan.passes)?;
-        let (prediction, of_each) = predicted(&graphs, machine, &plan.passes, request.memory_limit)?;
-        stages.predicted = of_each;
-        found.push((stages, prediction));
+        // With the largest buckets that fit.
+        for rung in rungs(&plan.passes) {
+            let (prediction, of_each) = predicted(&graphs, machine, &rung, request.memory_limit)?;
+            stages.predicted = of_each;
+            let fits = prediction.peak_bytes <= limit;
+            found.push((stages.clone(), prediction, rung));
+            if fits {
+                break;
+            }
+        }
     }
-    let limit = request.memory_limit.unwrap_or(u64::MAX);
-    let fitness = |(_, one): &(Stages, Prediction)| {
+    let fitness = |(_, one, _): &(Stages, Prediction, passes::Settings)| {
         if one.peak_bytes > limit {
             (true, one.peak_bytes as i64, 0)
         } else {
@@ -271,12 +283,13 @@ fn in_stages(
     let mut plan = plan.clone();
     plan.prediction = best.1;
     plan.stages = Some(best.0.clone());
+    plan.passes = best.2.clone();
     plan.label = format!("{stages} pipeline stages ({}); {}", best.0.schedule, plan.label);
     plan.limit = "the pipeline: the slowest stage, and what the others wait for it".into();
     plan.runners_up = found
         .iter()
-        .filter(|one| one.0 != best.0)
-        .map(|(stages, prediction)| RunnerUp {
+        .filter(|one| (&one.0.cuts, one.0.schedule) != (&best.0.cuts, best.0.schedule))
+        .map(|(stages, prediction, _)| RunnerUp {
             name: format!("stages from {:?} on in the order {}", stages.cuts, stages.schedule),
             step_ns: prediction.step_ns,
             peak_bytes: prediction.peak_bytes,
@@ -285,8 +298,21 @@ fn in_stages(
         })
         .collect();
     plan.runners_up.sort_by_key(|other| (!other.fits, other.step_ns));
+    let mut named = BTreeSet::new();
+    plan.runners_up.retain(|other| named.insert(other.name.clone()));
     plan.runners_up.truncate(MOST_RUNNERS_UP);
     Ok(plan)
+}
+
+/// Settings of the passes, from those that a search has found on to smaller buckets.
+fn rungs(found: &passes::Settings) -> impl Iterator<Item = passes::Settings> {
+    let smaller = passes::Settings::ladder().filter(|rung| rung.bucket_limit < found.bucket_limit);
+    let rung = |rung: passes::Settings| passes::Settings {
+        direct: found.direct.clone(),
+        without_checkpoints: found.without_checkpoints,
+        ..rung
+    };
+    std::iter::once(found.clone()).chain(smaller.map(rung).collect::<Vec<_>>())
 }
 
 fn too_many(graph: &Graph, stages: u32) -> Box<Diagnostic> {

@@ -12,6 +12,8 @@ use ir::{
     TensorType, Value, ValueDef, ValueId, contiguous_strides,
 };
 
+use rustc_hash::FxHashSet;
+
 use crate::{
     emit::{Emitter, Origin},
     partition::{Assignment, partition},
@@ -226,7 +228,7 @@ impl<'a> Writer<'a> {
             here.iter().copied().filter(|id| wanted(roles[*id])).collect()
         };
         let once = of_role(|role| role == Role::Once);
-        let each = of_role(|role| matches!(role, Role::Each | Role::Combine(_)));
+        let each = self.summed_early(&of_role(|role| matches!(role, Role::Each | Role::Combine(_))));
         let combined = of_role(|role| matches!(role, Role::Combine(_)));
         // What is waited for, the loops before have combined.
         for id in of_role(|role| role == Role::Combined) {
@@ -250,10 +252,45 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// The nodes of a loop with sums right behind what they add up, so that the gradient of one parameter at a time is there twice.
+    fn summed_early(&self, each: &[NodeId]) -> Vec<NodeId> {
+        let mut sums: SecondaryMap<NodeId, Vec<NodeId>> = SecondaryMap::default();
+        let mut moved: SecondaryMap<NodeId, bool> = SecondaryMap::with_default(false);
+        let there: FxHashSet<NodeId> = each.iter().copied().collect();
+        for id in each.iter().filter(|id| self.is_sum(**id)) {
+            if let Some(maker) = self.summed(*id).filter(|maker| there.contains(maker)) {
+                sums[maker].push(*id);
+                moved[*id] = true;
+            }
+        }
+        let kept = each.iter().filter(|id| !moved[**id]);
+        kept.flat_map(|id| std::iter::once(*id).chain(sums[*id].iter().copied()).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// Whether a node adds up what the iterations have.
+    fn is_sum(&self, id: NodeId) -> bool {
+        matches!(self.roles[id], Role::Combine(CollectiveKind::AllReduce | CollectiveKind::ReduceScatter))
+    }
+
+    /// What makes the value that a node combines.
+    fn summed(&self, id: NodeId) -> Option<NodeId> {
+        let first = &self.iterations[0];
+        match first.values[first.nodes[id].operands().next()?].def {
+            ValueDef::Result(maker, _) => Some(maker),
+            ValueDef::Input(_) => None,
+        }
+    }
+
     /// A value in an iteration.
     fn value(&self, value: ValueId, iteration: usize) -> ValueId {
         let made = &self.made[value];
         made[iteration.min(made.len() - 1)]
+    }
+
+    /// Where a node comes from, but for the part that it stands in.
+    fn origin_in(&self, id: NodeId) -> Origin {
+        Origin::of(&self.iterations[0].nodes[id])
     }
 
     /// Where what comes of a node stands: in the last part of the program, if that is of its kind and micro-batch, and else in a new one.
@@ -262,8 +299,7 @@ impl<'a> Writer<'a> {
         let wanted = Part { kind: first.part_kind(id), micro_batch: self.micro_batch };
         let known = self.out.parts.ids().last().filter(|part| self.out.parts[*part] == wanted);
         let part = known.unwrap_or_else(|| self.out.begin_part_of(wanted));
-        let node = &first.nodes[id];
-        Origin { place: node.place, module: node.module, part, label: node.label, stage: node.stage }
+        Origin { part, ..self.origin_in(id) }
     }
 
     /// The node of an iteration.
@@ -305,7 +341,9 @@ impl<'a> Writer<'a> {
         let reduced = match kind {
             CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => Some(match before {
                 Some(before) => {
-                    let origin = self.origin(id);
+                    // In the part that makes what is added.
+                    let part = self.summed(id).unwrap_or(id);
+                    let origin = Origin { part: self.origin(part).part, ..self.origin_in(id) };
                     let mut emitter = Emitter { graph: &mut self.out, origin };
                     match first.collective(id).and_then(|collective| collective.reduction) {
                         Some(Reduction::Max) => emitter.binary("maximum", before, mine),

@@ -90,7 +90,6 @@ fn what_differs_between_slices_runs_in_loops_that_end_where_all_is_needed() {
         v20: f32[4, 3]{1, 4} = aten::slice.Tensor(v10, 1, 3, 6, 1) @l3
         v21: f32[4, 3] = aten::clone(v20, format(contiguous)) @l3
         v22: f32[4, 4] = aten::mm(v21, v19)
-        part update 1
         v23: f32[4, 4] = aten::add.Tensor(v16, v22, 1) @l4
         part update
         v24: f32[4, 4] = aten::sub.Tensor(v0, v23, 1)

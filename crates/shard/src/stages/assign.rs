@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
     StageSet,
-    needs::{Needs, is_given, is_light, is_random},
+    needs::{Needs, is_given, is_light, is_moved, is_random},
 };
 
 /// A graph whose nodes say on which stage they run.
@@ -48,6 +48,7 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
         graph,
         stages,
         at: SecondaryMap::default(),
+        owner: FxHashMap::default(),
         changes: SecondaryMap::with_default(false),
         anywhere: SecondaryMap::with_default(false),
         stage: SecondaryMap::with_default(None),
@@ -64,7 +65,7 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
         if assign.is_anywhere(*id) {
             assign.place(*id, None);
         } else if assign.waits_for_user(*id) {
-            assign.waits[*id] = true;
+            assign.wait(*id);
         } else if position < end {
             let stage = cuts.iter().filter(|cut| **cut <= position).count() as u32;
             assign.note_origin(*id, stage);
@@ -82,7 +83,7 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
     for id in &graph.order {
         made.nodes[*id].stage = assign.stage[*id];
     }
-    let owner = |value: ValueId| assign.at[value].first().map_or(StageSet::one(0), StageSet::one);
+    let owner = |value: ValueId| StageSet::one(assign.owner.get(&value).copied().unwrap_or(0));
     let owned = |id: InputId| {
         if assign.changes[graph.inputs[id].value] {
             owner(graph.inputs[id].value)
@@ -103,8 +104,10 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
 struct Assign<'a> {
     graph: &'a Graph,
     stages: u32,
-    /// Where each value is, or has been sent. Of state that changes the first stage is the one that holds it; none until it is used.
+    /// Where each value is, or has been sent; of state that changes nowhere until it is used.
     at: SecondaryMap<ValueId, StageSet>,
+    /// The stage that uses a value first, of state that changes: the one that holds it.
+    owner: FxHashMap<ValueId, u32>,
     /// Whether a value is state that the step changes.
     changes: SecondaryMap<ValueId, bool>,
     /// Whether every stage can have a value without being sent it.
@@ -146,14 +149,32 @@ impl Assign<'_> {
         (0..self.stages).min_by_key(|stage| sent(*stage)).unwrap_or(0)
     }
 
-    /// Whether an operation costs nothing to speak of and reads nothing but state that no stage uses yet, such as the transposition of a
-    /// weight or the count of steps: it runs where it is used first.
+    /// Whether an operation runs where it is used first: a view that looks at no more than it shows, and what costs nothing to speak of and
+    /// reads nothing but state that no stage uses yet, such as the count of steps.
     fn waits_for_user(&self, id: NodeId) -> bool {
+        if is_moved(self.graph, id) {
+            return true;
+        }
         let is_open = |value: ValueId| self.at[value].is_empty();
         let node = &self.graph.nodes[id];
         is_light(self.graph, id)
             && node.operands().any(is_open)
             && node.operands().all(|value| is_open(value) || self.anywhere[value])
+    }
+
+    /// Leaves an operation to what uses it: until then its results are wherever what it reads is.
+    fn wait(&mut self, id: NodeId) {
+        self.waits[id] = true;
+        let node = &self.graph.nodes[id];
+        let all = StageSet::all(self.stages);
+        let placed = node.operands().filter(|value| !self.at[*value].is_empty());
+        let at = placed.fold(None, |set: Option<StageSet>, value| {
+            let here = self.at[value];
+            Some(set.map_or(here, |set| all.without(all.without(set).with(all.without(here)))))
+        });
+        for value in node.results() {
+            self.at[value] = at.unwrap_or_default();
+        }
     }
 
     /// Has an operation run on a stage, and there too what has waited for it.
@@ -184,10 +205,13 @@ impl Assign<'_> {
         let node = &self.graph.nodes[id];
         let here = stage.map_or(StageSet::all(self.stages), StageSet::one);
         for value in node.operands() {
+            if self.at[value].is_empty() {
+                self.owner.insert(value, stage.unwrap_or(0));
+            }
             self.at[value] = self.at[value].with(here);
         }
         for value in node.results() {
-            self.at[value] = here;
+            self.at[value] = self.at[value].with(here);
             self.anywhere[value] = stage.is_none();
         }
     }

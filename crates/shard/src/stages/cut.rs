@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use aten::Call;
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
-    Dims, Graph, InputId, Node, NodeId, PartId, RankGraph, Return, TensorType, Value, ValueDef, ValueId,
+    Dims, Graph, InputId, LabelId, Node, NodeId, PartId, RankGraph, Return, TensorType, Value, ValueDef,
+    ValueId,
 };
 use rustc_hash::FxHashMap;
 
@@ -59,8 +60,10 @@ struct Writer<'a> {
     expected: FxHashMap<usize, ValueId>,
     /// The messages from each stage, in their order, as far as nothing was started.
     coming: BTreeMap<u32, VecDeque<usize>>,
-    /// What was sent and not yet waited for, by the message that confirms it; without any, at the end.
-    open: Vec<(Option<usize>, ValueId)>,
+    /// The messages that were sent and not yet waited for, with what is to be waited for.
+    open: Vec<(usize, ValueId)>,
+    /// What says which message the nodes belong to.
+    labels: FxHashMap<usize, LabelId>,
     origin: Origin,
 }
 
@@ -87,6 +90,7 @@ impl<'a> Writer<'a> {
             expected: FxHashMap::default(),
             coming,
             open: Vec::new(),
+            labels: FxHashMap::default(),
             origin: Origin::default(),
         }
     }
@@ -180,11 +184,12 @@ impl<'a> Writer<'a> {
         let types = self.types(message);
         let received = receive(&mut self.emitter(message), started, &types);
         self.local.extend(self.messages.all[message].values.iter().copied().zip(received));
-        let (done, open): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.open).into_iter().partition(|(by, _)| *by == Some(message));
+        let (done, open): (Vec<_>, Vec<_>) = std::mem::take(&mut self.open)
+            .into_iter()
+            .partition(|(sent, _)| self.messages.confirmation(*sent) == Some(message));
         self.open = open;
-        for (_, sent) in done {
-            wait(&mut self.emitter(message), sent);
+        for (sent, started) in done {
+            wait(&mut self.emitter(sent), started);
         }
         Ok(self.local[&value])
     }
@@ -200,7 +205,7 @@ impl<'a> Writer<'a> {
             if values.last() == Some(&value) {
                 let local: Vec<ValueId> = values.iter().map(|value| self.local[value]).collect();
                 let started = send(&mut self.emitter(number), &local, *route);
-                self.open.push((self.messages.confirmation(number), started));
+                self.open.push((number, started));
             }
         }
     }
@@ -217,8 +222,9 @@ impl<'a> Writer<'a> {
             ValueDef::Input(input) => (None, graph.inputs[input].name.clone()),
         };
         let more = if values.len() > 1 { format!(" and {} more", values.len() - 1) } else { String::new() };
-        let text = format!("transfer {name}{more} from stage {} to stage {}", route.from, route.to);
-        let label = self.out.labels.push(text);
+        let text = || format!("transfer {name}{more} from stage {} to stage {}", route.from, route.to);
+        let labels = &mut self.out.labels;
+        let label = *self.labels.entry(message).or_insert_with(|| labels.push(text()));
         let origin = Origin {
             place: maker.and_then(|node| node.place),
             module: maker.and_then(|node| node.module),
@@ -298,9 +304,8 @@ impl<'a> Writer<'a> {
             let local = self.value(*value)?;
             self.out.returns.push(local);
         }
-        for (_, sent) in std::mem::take(&mut self.open) {
-            let mut out = Emitter { graph: &mut self.out, origin: self.origin };
-            wait(&mut out, sent);
+        for (sent, started) in std::mem::take(&mut self.open) {
+            wait(&mut self.emitter(sent), started);
         }
         Ok(())
     }
