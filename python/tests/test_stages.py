@@ -40,7 +40,7 @@ def test_a_step_can_be_cut_at_any_operation(name, count):
     length, chance = stages.forward_length(graph), random.Random(count)
     for number in range(CUTS):
         cuts = sorted(chance.sample(range(1, length), count - 1))
-        settings = {"cuts": cuts, "schedule": chance.choice(["gpipe", "1f1b"])}
+        settings = {"cuts": cuts, "schedule": chance.choice(["gpipe", "1f1b", "zb-h1"])}
         plan = stages.plan(graph, count, (1, 2, 4)[number % 3], **settings)
         torch.manual_seed(7)
         returned, parameters = stages.train(graph, plan, leaves)

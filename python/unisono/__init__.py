@@ -153,8 +153,8 @@ def parallelize(
             checkpoints, and what the memory limit asks for besides, where that is faster than other ways to keep it. ``"none"`` computes
             nothing again, whatever the code says; ``"full"`` everything but random numbers, collectives, and what goes from one segment
             of forward into the next. The values are the same.
-        schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"`` or ``"1f1b"``; by default the one that is expected
-            to take less time within the memory limit.
+        schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"``, ``"1f1b"`` or ``"zb-h1"``; by default the one that
+            is expected to take least time within the memory limit.
         cuts: where pipeline stages begin, one for each stage but the first: the name of a module, such as ``"layers.4"``, whose first
             operation the stage begins with, or the number of an operation of forward. By default where the slowest stage takes least.
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.

@@ -86,8 +86,8 @@ def require_recompute(recompute: str | None) -> None:
 
 def require_pipeline(schedule: str | None, cuts: Sequence[int | str] | None) -> None:
     """Refuses what is no schedule of pipeline stages, or does not say where they begin."""
-    if schedule not in (None, "gpipe", "1f1b"):
-        hint = '"gpipe" or "1f1b", or leave it out for the one that takes less time'
+    if schedule not in (None, "gpipe", "1f1b", "zb-h1"):
+        hint = '"gpipe", "1f1b" or "zb-h1", or leave it out for the one that takes less time'
         raise ConfigurationError(f"`schedule` is {schedule!r}", code="U0012", hint=hint)
     is_list = isinstance(cuts, Sequence) and not isinstance(cuts, str)
     if cuts is not None and not (

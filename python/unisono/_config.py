@@ -28,7 +28,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(_FILES, ((str,), "the path of a file or folder")),
     "micro_batches": ((int,), "a whole number"),
     "recompute": ((str,), "'none' or 'full'"),
-    "schedule": ((str,), "'gpipe' or '1f1b'"),
+    "schedule": ((str,), "'gpipe', '1f1b' or 'zb-h1'"),
     "cuts": ((list,), "a list of names of modules or numbers of operations"),
     "cluster": ((str,), "the path of a description, or a preset such as 'h100:8x8'"),
 }

@@ -58,7 +58,7 @@ pub struct Plan {
     /// Take the program apart into so many pipeline stages, each on its share of the ranks; the same as an axis `stages` of the mesh
     #[arg(long)]
     stages: Option<u32>,
-    /// In which order each stage runs its micro-batches: `gpipe` or `1f1b`; the one that takes less time unless given
+    /// In which order each stage runs its micro-batches: `gpipe`, `1f1b` or `zb-h1`; the one that takes least time unless given
     #[arg(long)]
     schedule: Option<Schedule>,
     /// Where stages begin, one for each but the first: names of modules, or numbers of operations of forward; where the slowest stage takes

@@ -251,22 +251,16 @@ fn in_stages(
     };
     let mut found = Vec::new();
     let limit = request.memory_limit.unwrap_or(u64::MAX);
-    let tried = ways.iter().flat_map(|cuts| schedules.iter().map(move |schedule| (cuts, *schedule)));
-    for (cuts, schedule) in tried {
-        let (mut stages, staged) = Stages::of(canonical, cuts, schedule)?;
+    let ways: BTreeSet<Vec<usize>> = ways.into_iter().collect();
+    for cuts in &ways {
+        let (made, staged) = Stages::of(canonical, cuts, Schedule::default())?;
         let mut decisions = assignments.iter();
         let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
         let whole = partition_mesh(&staged.graph, request.mesh, 0, next)?;
-        let graphs = taken_apart(&whole, &staged.held, &stages, &plan.passes)?;
-        // With the largest buckets that fit.
-        for rung in rungs(&plan.passes) {
-            let (prediction, of_each) = predicted(&graphs, machine, &rung, request.memory_limit)?;
-            stages.predicted = of_each;
-            let fits = prediction.peak_bytes <= limit;
-            found.push((stages.clone(), prediction, rung));
-            if fits {
-                break;
-            }
+        for schedule in &schedules {
+            let stages = Stages { schedule: *schedule, ..made.clone() };
+            let graphs = taken_apart(&whole, &staged.held, &stages, &plan.passes)?;
+            found.extend(tried(request, machine, &stages, &graphs, &plan.passes)?);
         }
     }
     let fitness = |(_, one, _): &(Stages, Prediction, passes::Settings)| {
@@ -302,6 +296,25 @@ fn in_stages(
     plan.runners_up.retain(|other| named.insert(other.name.clone()));
     plan.runners_up.truncate(MOST_RUNNERS_UP);
     Ok(plan)
+}
+
+/// What stages take with smaller and smaller buckets, until they keep the limit.
+fn tried(
+    request: &Request<'_>,
+    machine: Machine<'_>,
+    stages: &Stages,
+    graphs: &[RankGraph],
+    passes: &passes::Settings,
+) -> Result<Vec<(Stages, Prediction, passes::Settings)>> {
+    let mut found = Vec::new();
+    for rung in rungs(passes) {
+        let (prediction, of_each) = predicted(graphs, machine, &rung, request.memory_limit)?;
+        found.push((Stages { predicted: of_each, ..stages.clone() }, prediction, rung));
+        if request.memory_limit.is_none_or(|limit| prediction.peak_bytes <= limit) {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 /// Settings of the passes, from those that a search has found on to smaller buckets.

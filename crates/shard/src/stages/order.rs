@@ -1,9 +1,14 @@
 //! The order in which each stage runs its operations.
 
 use base::{Diagnostic, Result, SecondaryMap};
-use ir::{Graph, NodeId, ValueId};
+use ir::{Graph, NodeId, PartId, ValueDef, ValueId};
+use rustc_hash::FxHashSet;
 
-use super::{Schedule, StageSet, needs::Needs};
+use super::{
+    Schedule, StageSet,
+    needs::Needs,
+    schedule::{Cell, Half},
+};
 
 /// What is known of where values are made and needed.
 pub struct Flow<'a> {
@@ -21,8 +26,8 @@ impl Flow<'_> {
     /// The stages that a value is made on.
     pub fn made_on(&self, value: ValueId) -> StageSet {
         match self.graph.values[value].def {
-            ir::ValueDef::Result(maker, _) => self.needs.runs[maker],
-            ir::ValueDef::Input(_) => self.held[value],
+            ValueDef::Result(maker, _) => self.needs.runs[maker],
+            ValueDef::Input(_) => self.held[value],
         }
     }
 
@@ -96,12 +101,46 @@ pub fn orders(flow: &Flow<'_>, schedule: Schedule) -> Result<Orders> {
 /// The operations of a stage in the order of a schedule.
 fn scheduled(flow: &Flow<'_>, schedule: Schedule, stage: u32) -> Vec<NodeId> {
     let graph = flow.graph;
-    let mut of_part: SecondaryMap<ir::PartId, Vec<NodeId>> = SecondaryMap::default();
+    let mut of_part: SecondaryMap<PartId, Vec<NodeId>> = SecondaryMap::default();
     for id in graph.order.iter().filter(|id| flow.needs.runs[**id].has(stage)) {
         of_part[graph.nodes[*id].part].push(*id);
     }
-    let parts = schedule.parts(graph, stage, flow.stages);
-    parts.into_iter().flat_map(|part| std::mem::take(&mut of_part[part])).collect()
+    let cells = schedule.cells(graph, stage, flow.stages);
+    if cells.iter().all(|cell| cell.half == Half::Both) {
+        return cells.into_iter().flat_map(|cell| std::mem::take(&mut of_part[cell.part])).collect();
+    }
+    let needed = needed_elsewhere(flow, stage);
+    let of_cell = |Cell { part, half }: Cell| {
+        let is_of = |id: &&NodeId| match half {
+            Half::Both => true,
+            Half::Needed => needed.contains(id),
+            Half::Rest => !needed.contains(id),
+        };
+        of_part[part].iter().filter(is_of).copied().collect::<Vec<_>>()
+    };
+    cells.into_iter().flat_map(of_cell).collect()
+}
+
+/// The operations of a stage on which, within their part of the program, something depends that is sent to another stage.
+fn needed_elsewhere(flow: &Flow<'_>, stage: u32) -> FxHashSet<NodeId> {
+    let graph = flow.graph;
+    let mut needed: FxHashSet<NodeId> = FxHashSet::default();
+    for id in graph.order.iter().rev().filter(|id| flow.needs.runs[**id].has(stage)) {
+        let node = &graph.nodes[*id];
+        let is_sent = |value: ValueId| flow.sender(value) == Some(stage) && !flow.sent_to(value).is_empty();
+        if !needed.contains(id) && !node.results().any(is_sent) {
+            continue;
+        }
+        needed.insert(*id);
+        for value in node.operands() {
+            if let ValueDef::Result(maker, _) = graph.values[value].def
+                && graph.nodes[maker].part == node.part
+            {
+                needed.insert(maker);
+            }
+        }
+    }
+    needed
 }
 
 /// Notes that an operation has run.
