@@ -355,7 +355,7 @@ class ParallelStep:
         _, records = self._record(arguments)
         step = self._captured[0]
         texts = {
-            "predicted": step.rank_graph.simulated_json(step.plan.native, step.cluster, rank),
+            "predicted": step.simulated_json(),
             "measured": step.executor.program.trace_json(records, rank, step.rank_graph),
         }
         for name, text in texts.items():

@@ -327,7 +327,7 @@ class CapturedStep:
         groups |= self.ranks.transfers(self._mesh, self.device.type)
         self.rank_graph = optimised
         # The predicted peak counts what stays for small results, and with a limit it is not to be more.
-        left = None if self._session.memory_limit is None else self.plan.prediction["buffer_bytes"]
+        left = None if self._session.memory_limit is None else self._predicted()["buffer_bytes"]
         self.executor = Executor(
             lower_graph(optimised, groups, self.device, buffer_bytes=left, fuse=self._session.fuse)
         )
@@ -346,6 +346,18 @@ class CapturedStep:
         self._version = self._session.state.version
         self._read_only = [p for p, (item, *_) in enumerate(self._state) if item.cls == "constant"]
         self._bind()
+
+    def simulated_json(self) -> str:
+        """The timeline of this rank's step as the simulator expects it, for trace viewers."""
+        if self.plan.graph is None:
+            raise InternalError("a step runs without the graph of its plan")
+        return self.plan.graph.simulated_json(self.plan.native, self.cluster, self.ranks.rank)
+
+    def _predicted(self) -> dict[str, int]:
+        """What this rank is predicted to take: what its pipeline stage is, if there are stages."""
+        if self.plan.stages is None:
+            return self.plan.prediction
+        return self.plan.stages["predicted"][coordinates(self._mesh, self.ranks.rank)[STAGES]]
 
     def _same_order(self, order: str) -> bool:
         """Whether all ranks of this rank's pipeline stage start the same collectives in the same order, as do those of every other."""

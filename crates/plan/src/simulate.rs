@@ -8,7 +8,7 @@ use timeline::Timeline;
 
 use crate::{plan::Plan, step::program};
 
-/// The timeline of a step of the program that `rank` runs under `plan`: its graph after the passes.
+/// The timeline of a step of the program that `rank` runs under `plan`, its graph after the passes, where the rank stands for all.
 pub fn simulate_rank(graph: &RankGraph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {
     sim::simulate_one(graph, rank, Machine { cluster, mesh: &plan.mesh() })
 }
@@ -42,13 +42,35 @@ pub fn pipeline(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<Option<
     Ok(Some(Pipeline { programs, timeline }))
 }
 
+impl Pipeline {
+    /// The timeline of `rank` alone, whose stage is `stage`.
+    fn of_rank(self, stage: usize, rank: u32) -> Timeline {
+        let Timeline { names, mut ranks, notes } = self.timeline;
+        let mut shown = ranks.swap_remove(stage);
+        shown.rank = rank;
+        Timeline { names, ranks: vec![shown], notes }
+    }
+}
+
+/// The timeline of a step of `rank` under a plan for `graph`: as one that stands for all, or with stages beside one of each other stage.
+pub fn simulate_one(graph: &Graph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {
+    let mesh = plan.mesh();
+    let local = program(graph, plan, rank, |_| {})?;
+    match (pipeline(graph, plan, cluster)?, mesh.stage_axis()) {
+        (Some(pipeline), Some((number, _))) => {
+            Ok(pipeline.of_rank(mesh.coordinate(rank, number) as usize, rank))
+        }
+        _ => simulate_rank(&local, plan, cluster, rank),
+    }
+}
+
 /// The timeline of a step of `graph` under `plan`, by the programs that the ranks run.
 pub fn simulate_plan(graph: &Graph, plan: &Plan, cluster: &Cluster, ranks: Ranks) -> Result<Timeline> {
     let of_rank = |rank| program(graph, plan, rank, |_| {});
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     match ranks {
-        Ranks::One(rank) => simulate_rank(&of_rank(rank)?, plan, cluster, rank),
+        Ranks::One(rank) => simulate_one(graph, plan, cluster, rank),
         Ranks::All => {
             let graphs = (0..mesh.ranks()).map(of_rank).collect::<Result<Vec<RankGraph>>>()?;
             sim::simulate(&graphs.iter().collect::<Vec<_>>(), machine)

@@ -93,6 +93,7 @@ pub fn predicted(
             busy_ns: time.compute.0,
             waiting_ns: time.exposed.0,
             peak_bytes: alive.total().0,
+            buffer_bytes: buffers.0,
         });
         let of = |category| alive.of(category).0;
         if alive.total().0 > worst.peak_bytes {
@@ -132,6 +133,8 @@ pub struct StagePrediction {
     pub waiting_ns: i64,
     /// Most memory of one of its ranks.
     pub peak_bytes: u64,
+    /// What of it stays for small results.
+    pub buffer_bytes: u64,
 }
 
 /// Where a stage begins.

@@ -138,12 +138,11 @@ impl Graph {
         passes::issue_order(&self.0).to_string()
     }
 
-    /// The timeline of a step of a rank's graph after the passes as the simulator expects it, as JSON that trace viewers open. The rank
-    /// stands for all; `plan` says on which mesh it is.
+    /// The timeline of a step of a rank under a plan for this graph as the simulator expects it, as JSON that trace viewers open.
     fn simulated_json(&self, py: Python<'_>, plan: &Plan, cluster: &str, rank: u32) -> PyResult<String> {
         run(py, || {
             let cluster = Cluster::parse(cluster, "the cluster description")?;
-            let timeline = plan::simulate_rank(&self.0, &plan.0, &cluster, rank)?;
+            let timeline = plan::simulate_one(&self.0, &plan.0, &cluster, rank)?;
             timeline::chrome::text(&timeline).map_err(|error| Diagnostic::bug(error.to_string()))
         })
     }

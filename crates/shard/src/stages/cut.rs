@@ -221,8 +221,10 @@ impl<'a> Writer<'a> {
             }
             ValueDef::Input(input) => (None, graph.inputs[input].name.clone()),
         };
+        let batch = maker.and_then(|node| graph.parts[node.part].micro_batch);
+        let batch = batch.map_or_else(String::new, |number| format!(" of micro-batch {number}"));
         let more = if values.len() > 1 { format!(" and {} more", values.len() - 1) } else { String::new() };
-        let text = || format!("transfer {name}{more} from stage {} to stage {}", route.from, route.to);
+        let text = || format!("transfer {name}{more}{batch} from stage {} to stage {}", route.from, route.to);
         let labels = &mut self.out.labels;
         let label = *self.labels.entry(message).or_insert_with(|| labels.push(text()));
         let origin = Origin {
