@@ -257,6 +257,29 @@ def test_an_average_of_the_weights_is_made_too(ranks, tmp_path):
     assert set(printed("train_with_average", ranks, tmp_path)) == {"True"}
 
 
+def test_an_optimizer_without_state_trains_a_model_that_has_no_memory_yet():
+    """Looking for the state that it lacks changes no parameter, and is no change of one."""
+    batch = torch.randn(4, 6)
+    losses = []
+    for deferred in (True, False):
+        torch.manual_seed(0)
+        with unisono.deferred_init() if deferred else contextlib.nullcontext():
+            model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        if deferred:
+            step = unisono.parallelize(step, model=model, optimizer=optimizer, example=(batch,), cluster=DEAR_COMPUTING)
+        losses.append([float(step(batch)) for _ in range(3)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def test_a_tensor_that_a_step_keeps_elsewhere_is_refused_where_nobody_knows_its_values():
     with unisono.deferred_init():
         model = nn.Linear(3, 1)

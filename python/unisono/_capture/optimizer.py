@@ -145,7 +145,8 @@ def _make_state(optimizer: Optimizer) -> None:
     if not missing:
         return
     _refuse_dampening(optimizer)
-    stand_ins = {id(p): torch.nn.Parameter(p.detach()) for p in missing}
+    # Of the same memory, and with a count of changes of their own: an operation that is left out counts as one.
+    stand_ins = {id(p): torch.nn.Parameter(p.data) for p in missing}
     for stand_in in stand_ins.values():
         stand_in.grad = torch.zeros_like(stand_in)
     with _on_stand_ins(optimizer, stand_ins):
