@@ -8,6 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
+import stages
 import torch
 import torch.nn.functional as F
 from machines import DEAR_COMPUTING
@@ -142,3 +143,16 @@ def test_an_unmodified_model_gives_on_two_ranks_what_it_gives_on_one(make):
                 # What has no gradient but noise (the bias of keys) stays near zero.
                 scale = tensor.detach().abs().max() + 1e-4
                 assert (after[name] - tensor.detach()).abs().max() <= 1e-5 * scale, f"{family}: {name}"
+
+
+@MODELS
+def test_an_unmodified_model_gives_in_stages_what_it_gives_on_one_device(make):
+    torch.manual_seed(0)
+    model, loss_of, batch = make()
+    losses, reference = eager(model, loss_of, batch)
+    step, optimizer = make_step(model, loss_of)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=batch)
+    returned, parameters = stages.train(graph, stages.plan(graph, 2, 2), [batch] * STEPS)
+    assert [one.item() for one in returned] == pytest.approx(losses, rel=1e-5)
+    for name, expected in reference.named_parameters():
+        assert (parameters[name] - expected).abs().max() <= 1e-5 * (expected.abs().max() + 1e-4), name

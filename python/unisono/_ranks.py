@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,28 +90,37 @@ class Ranks:
             self._groups[key] = {axis: self._group_along(mesh, axis, everyone) for axis in mesh}
         return self._groups[key]
 
-    def transfers(self, mesh: Mapping[str, int], kind: str = "cpu") -> dict[str, str]:
+    def transfers(
+        self, mesh: Mapping[str, int], routes: Sequence[tuple[int, int]], kind: str = "cpu"
+    ) -> dict[str, str]:
         """The names of the groups in which this rank's pipeline stage sends to another or receives from it, by their symbolic names.
 
-        Each direction has a group of its own, so that a stage that waits for one keeps the other free. Every rank must ask for the same
-        meshes in the same order.
+        Each direction has a group of its own, so that a stage that waits for one keeps the other free. A collective: every rank passes the
+        routes that it takes part in.
         """
-        if not self.joined or mesh.get(STAGES, 1) == 1:
+        stages = mesh.get(STAGES, 1)
+        if not self.joined or stages == 1:
             return {}
-        key = (tuple(mesh.items()), "transfers", kind)
-        if key not in self._groups:
-            backend = _own_gloo() if self.group(kind) is self._host else None
-            pipelines: dict[tuple[int, ...], list[int]] = {}
-            for rank in range(self.count):
-                others = tuple(place for name, place in coordinates(mesh, rank).items() if name != STAGES)
-                pipelines.setdefault(others, []).append(rank)
-            mine = self._groups[key] = {}
-            for ranks in pipelines.values():
-                for (source, sender), (target, receiver) in itertools.permutations(enumerate(ranks), 2):
-                    group = dist.new_group(sorted([sender, receiver]), backend=backend)
-                    if self.rank in (sender, receiver):
-                        mine[f"axis:{STAGES}:{source}>{target}"] = group.group_name  # type: ignore[union-attr]
-        return self._groups[key]
+        used = torch.zeros(stages, stages, dtype=torch.uint8)
+        for source, target in routes:
+            used[source, target] = 1
+        pipelines: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.count):
+            others = tuple(place for name, place in coordinates(mesh, rank).items() if name != STAGES)
+            pipelines.setdefault(others, []).append(rank)
+        backend = _own_gloo() if self.group(kind) is self._host else None
+        mine: dict[str, str] = {}
+        for source, target in torch.stack(self.gathered(used)).amax(0).nonzero().tolist():
+            for number, ranks in enumerate(pipelines.values()):
+                key = (tuple(mesh.items()), source, target, number, kind)
+                if key not in self._groups:
+                    members = sorted((ranks[source], ranks[target]))
+                    group = dist.new_group(members, backend=backend)
+                    name = group.group_name if self.rank in members else ""  # type: ignore[union-attr]
+                    self._groups[key] = {"": name}
+                if self._groups[key][""]:
+                    mine[f"axis:{STAGES}:{source}>{target}"] = self._groups[key][""]
+        return mine
 
     def _group_along(self, mesh: Mapping[str, int], axis: str, everyone: Any) -> str:
         if mesh[axis] == self.count:

@@ -324,7 +324,7 @@ class CapturedStep:
         self._draws = draws_numbers(optimised if self.plan.stages is None else graph)
         self._require_devices_alike()
         groups = {f"axis:{axis}": name for axis, name in self.ranks.groups(self._mesh, self.device.type).items()}
-        groups |= self.ranks.transfers(self._mesh, self.device.type)
+        groups |= self.ranks.transfers(self._mesh, optimised.routes(), self.device.type)
         self.rank_graph = optimised
         # The predicted peak counts what stays for small results, and with a limit it is not to be more.
         left = None if self._session.memory_limit is None else self._predicted()["buffer_bytes"]

@@ -1,6 +1,6 @@
 //! Graphs and plans: handles on what is decoded once, with what can be asked of them.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
@@ -136,6 +136,12 @@ impl Graph {
     /// What is equal for ranks that issue the same collectives in the same order, as 32 hexadecimal digits.
     fn issue_order(&self) -> String {
         passes::issue_order(&self.0).to_string()
+    }
+
+    /// Between which pipeline stages a rank's graph sends or receives: from which to which.
+    fn routes(&self) -> Vec<(u32, u32)> {
+        let groups = self.0.order.iter().filter_map(|id| self.0.group_name(*id));
+        groups.filter_map(ir::transfer_stages).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// The timeline of a step of a rank under a plan for this graph as the simulator expects it, as JSON that trace viewers open.
