@@ -1,20 +1,35 @@
-"""Starts gloo processes that each run one function, as `torchrun` would, and ends them by process id in time."""
+"""Starts gloo processes that each run one function, as `torchrun` would, and ends them by process id in time.
+
+They begin as copies of one process that has imported the libraries, which would take each of them seconds.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import itertools
-import json
+import multiprocessing
 import os
-import signal
+import runpy
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+#: Imported once; each rank begins as a copy of the process that has done so.
+_LIBRARIES = [
+    "unisono.parallel",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.llama.modeling_llama",
+    "diffusers.models.unets.unet_2d",
+    "peft",
+]
+
+_forked = multiprocessing.get_context("forkserver")
+_forked.set_forkserver_preload(_LIBRARIES)
 
 
 @dataclass
@@ -45,35 +60,35 @@ class Processes:
     """Processes of one run; leaving the context ends those that are left."""
 
     def __init__(self, function: str, ranks: int, folder: Path, **arguments: Any) -> None:
-        """Starts `ranks` processes that call `function` (``module:name``) with keyword arguments that JSON can say."""
+        """Starts `ranks` processes that call `function` (``module:name``) with keyword arguments that can be pickled."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        port = free_port()
-        self.processes = [self._start(function, rank, ranks, port, arguments) for rank in range(ranks)]
-
-    def _start(self, function: str, rank: int, ranks: int, port: int, arguments: dict[str, Any]) -> subprocess.Popen:
-        environment = os.environ | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_RUN_ID": "test",
-            "OMP_NUM_THREADS": "1",
-            "HOME": str(self.folder),
-        }
-        command = [sys.executable, "-u", __file__, function, json.dumps(arguments)]
-        with open(self.folder / f"{rank}.out", "w") as out, open(self.folder / f"{rank}.err", "w") as err:
-            return subprocess.Popen(command, env=environment, stdout=out, stderr=err, cwd=self.folder)
+        port = str(free_port())
+        self.processes = []
+        for rank in range(ranks):
+            environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "TORCHELASTIC_RUN_ID": "test",
+                "OMP_NUM_THREADS": "1",
+                "HOME": str(folder),
+            }
+            for kind in ("out", "err"):
+                (folder / f"{rank}.{kind}").touch()
+            process = _forked.Process(target=_rank, args=(function, environment, arguments))
+            process.start()
+            self.processes.append(process)
 
     def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
         for process in self.processes:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-            process.wait()
+            process.kill()
+            process.join()
 
     def printed(self, rank: int) -> str:
         """What a rank has printed so far."""
@@ -83,7 +98,7 @@ class Processes:
         """Waits until a rank has printed `text`."""
         end = time.monotonic() + seconds
         while text not in self.printed(rank):
-            stopped = self.processes[rank].poll() is not None
+            stopped = not self.processes[rank].is_alive()
             assert not stopped, f"rank {rank} ended: {(self.folder / f'{rank}.err').read_text()[-2000:]}"
             assert time.monotonic() < end, f"rank {rank} has not printed `{text}` within {seconds} s"
             time.sleep(0.02)
@@ -93,11 +108,12 @@ class Processes:
         end = time.monotonic() + seconds
         statuses = []
         for process in self.processes:
-            try:
-                statuses.append(process.wait(max(end - time.monotonic(), 0.01)))
-            except subprocess.TimeoutExpired:
-                os.kill(process.pid, signal.SIGKILL)
-                statuses.append(process.wait())
+            process.join(max(end - time.monotonic(), 0.01))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            assert process.exitcode is not None
+            statuses.append(process.exitcode)
         texts = [[(self.folder / f"{r}.{kind}").read_text() for kind in ("out", "err")] for r in range(len(statuses))]
         return [Ended(status, *text) for status, text in zip(statuses, texts, strict=True)]
 
@@ -108,7 +124,29 @@ def run(function: str, ranks: int, folder: Path, seconds: float, **arguments: An
         return processes.ended(seconds)
 
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    module, _, name = sys.argv[1].partition(":")
-    getattr(importlib.import_module(module), name)(**json.loads(sys.argv[2]))
+def run_script(path: Path, ranks: int, folder: Path, seconds: float, *arguments: str) -> list[Ended]:
+    """Runs a script on each of `ranks` processes and returns how they ended."""
+    return run("launch:_script", ranks, folder, seconds, path=str(path), arguments=arguments)
+
+
+def _script(path: str, arguments: tuple[str, ...]) -> None:
+    sys.argv = [path, *arguments]
+    runpy.run_path(path, run_name="__main__")
+
+
+def _rank(function: str, environment: dict[str, str], arguments: dict[str, Any]) -> None:
+    """What one process does, in its folder, with its output in files of its own."""
+    import torch
+
+    os.environ |= environment
+    os.chdir(environment["HOME"])
+    for stream, kind in ((sys.stdout, "out"), (sys.stderr, "err")):
+        with open(f"{environment['RANK']}.{kind}", "w") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    torch.set_num_threads(1)
+    module, _, name = function.partition(":")
+    try:
+        getattr(importlib.import_module(module), name)(**arguments)
+    finally:
+        atexit._run_exitfuncs()  # as at the end of a process of its own

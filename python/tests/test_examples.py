@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import example_scripts
+import launch
 import pytest
 from steps import EAGER_TO_CUT
 
@@ -17,7 +17,7 @@ def printed(name: str, ranks: int, folder: Path, *arguments: str) -> list[str]:
     kept = folder / ".cache" / "unisono" / f"cluster-cpu-{ranks}-threads-1.toml"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(EAGER_TO_CUT)
-    ended = example_scripts.run(EXAMPLES / f"{name}.py", ranks, folder, 200, *arguments)
+    ended = launch.run_script(EXAMPLES / f"{name}.py", ranks, folder, 200, *arguments)
     for rank, one in enumerate(ended):
         assert one.status == 0, f"rank {rank}: {one.err[-3000:]}"
         assert rank == 0 or not one.out, f"rank {rank} prints: {one.out}"

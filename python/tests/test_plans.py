@@ -199,7 +199,7 @@ def test_less_memory_never_takes_less_time(graphs):
 def test_a_plan_under_a_limit_is_as_fast_as_the_data_parallel_one(graphs):
     graph = graphs(32, time=16, width=128, layers=6)
     _, free = planned(graph, flops="1e12")
-    for share in (0.5, 0.4, 0.31, 0.28):
+    for share in (0.4, 0.28):
         limit = round(free["prediction"]["peak_bytes"] * share)
         times = [
             planned(graph, flops="1e12", memory_limit=limit, pins=pins)[1]["prediction"]["step_ns"]
@@ -268,9 +268,18 @@ def test_every_family_gives_what_one_device_gives(family, ranks):
     gives_what_one_device_gives({"a": ranks}, pins, passes=False)
 
 
-@pytest.mark.parametrize("mesh", [{"a": 2, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 2, "c": 2}], ids=str)
-@pytest.mark.parametrize("families", list(itertools.product(FAMILIES, FAMILIES)), ids=" x ".join)
-def test_every_pair_of_families_gives_on_several_axes_what_one_device_gives(families, mesh):
+PAIRS = list(itertools.product(FAMILIES, FAMILIES))
+#: Every pair on the smallest mesh, and each family once outside and once inside on larger ones.
+SOME = list(zip(FAMILIES, [*list(FAMILIES)[1:], *list(FAMILIES)[:1]], strict=True))
+ON_MESHES = [
+    (mesh, pair)
+    for mesh, pairs in [({"a": 2, "b": 2}, PAIRS), ({"a": 2, "b": 4}, SOME), ({"a": 2, "b": 2, "c": 2}, SOME)]
+    for pair in pairs
+]
+
+
+@pytest.mark.parametrize(("mesh", "families"), ON_MESHES, ids=str)
+def test_every_pair_of_families_gives_on_several_axes_what_one_device_gives(mesh, families):
     outer, *inner = mesh
     pins = {pattern: {outer: placement} for pattern, placement in FAMILIES[families[0]].items()}
     for pattern, placement in FAMILIES[families[1]].items():
