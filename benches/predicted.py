@@ -1,17 +1,21 @@
-"""Steps as they are simulated on the machine that `unisono profile` measures, beside the same steps measured.
+"""Steps as they are simulated on this machine, beside the same steps measured.
 
     python benches/predicted.py                                    # one rank
     torchrun --nproc-per-node 2 benches/predicted.py               # two
     ... benches/predicted.py --details gpt                         # by operation and collective, as `unisono trace diff` prints it
 
-One thread per process. The machine is measured first, then each step is planned for it, warmed up and measured: the median wall time
-of a step on the slowest rank, and one recorded step by stream, in milliseconds on a rank.
+One thread per process. As for every user, the machine is measured when the first step is made, and the operations of each step before it
+is planned. Each model is planned freely, and with the batch, state, or tensors sharded; each step is warmed up and measured: the median
+wall time of a step on the slowest rank, and one recorded step by stream, in milliseconds on a rank.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import gpt
 
 import unisono
-from unisono._profile import describe
 from unisono._ranks import Ranks
 
 WARM, REPEATS = 3, 15
@@ -96,8 +99,18 @@ def compared(folder: Path, details: bool) -> dict[str, Any]:
     ]
 
 
+#: Pins by family; all but the first where there are several ranks.
+FAMILIES: dict[str, dict[str, dict[str, str]]] = {
+    "free": {},
+    "batch": {name: {"ranks": "replicate"} for name in ("params.*", "optimizer.*")}
+    | {"batch.*": {"ranks": "shard(0)"}},
+    "state": {name: {"ranks": "shard(0)"} for name in ("params.*", "optimizer.*", "batch.*")},
+    "tensors": {"params.*": {"ranks": "shard(0)"}, "batch.*": {"ranks": "replicate"}},
+}
+
+
 def main() -> None:
-    """Prints a line of a table for each model."""
+    """Prints a line of a table for each model and family, and how far off predictions are in all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--details", metavar="MODEL", choices=MODELS, help="only this model, by operation and collective"
@@ -105,19 +118,42 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     ranks = Ranks()
-    cluster = describe(ranks)
+    found: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="unisono-predicted-") as kept:
-        folders = Path(ranks.tell(kept))
+        folder = Path(ranks.tell(kept))
+        os.environ["HOME"] = str(folder)  # where measurements are kept
         for name, make in MODELS.items():
             if options.details in (None, name):
-                torch.manual_seed(0)
-                one(name, make(), cluster, ranks, folders / name, options.details is not None)
+                for family in FAMILIES if ranks.count > 1 else ["free"]:
+                    torch.manual_seed(0)
+                    times = one(name, family, make(), ranks, folder / f"{name} {family}", options.details is not None)
+                    found.setdefault(name, []).append(times)
+        if ranks.rank == 0:
+            summarise(found)
+        if ranks.count > 1:
+            torch.distributed.barrier()
 
 
-def one(name: str, made: Made, cluster: str, ranks: Ranks, folder: Path, details: bool) -> None:
-    """Runs and prints one model."""
+def summarise(found: dict[str, list[tuple[float, float]]]) -> None:
+    """Prints the errors of all, and for each model how the free plan does beside the others."""
+    errors = [abs(predicted / measured - 1) for times in found.values() for predicted, measured in times]
+    print(f"mean error {statistics.mean(errors):.1%}, worst {max(errors):.1%}")
+    for name, (free, *pinned) in found.items():
+        if pinned:
+            pairs = list(itertools.combinations(pinned, 2))
+            agreeing = sum((one[0] - other[0]) * (one[1] - other[1]) > 0 for one, other in pairs)
+            tau = (2 * agreeing - len(pairs)) / len(pairs)
+            best = min(measured for _, measured in pinned)
+            print(f"{name}: free {free[1] / best:.2f} of the best pinned, Kendall's tau of the pinned {tau:.2f}")
+
+
+def one(name: str, family: str, made: Made, ranks: Ranks, folder: Path, details: bool) -> tuple[float, float]:
+    """Runs and prints one model under one family of plans; the milliseconds that are predicted and measured."""
     model, optimizer, step, batch = made
-    parallel = unisono.parallelize(step, model=model, optimizer=optimizer, example=batch, cluster=cluster)
+    mesh = {"ranks": ranks.count}
+    parallel = unisono.parallelize(
+        step, model=model, optimizer=optimizer, example=batch, mesh=mesh, pins=FAMILIES[family]
+    )
     for _ in range(WARM):
         parallel(*batch)
     measured = max(parallel.measure(*batch, repeats=REPEATS)["step_ns"]) / 1e6
@@ -125,6 +161,7 @@ def one(name: str, made: Made, cluster: str, ranks: Ranks, folder: Path, details
     ranks.tell(None)  # rank 0 reads what all have written
     if ranks.count > 1:
         torch.distributed.barrier()
+    simulated = parallel.plan.prediction["step_ns"] / 1e6
     if ranks.rank == 0:
         found = compared(folder, details)
         parts = [
@@ -132,9 +169,9 @@ def one(name: str, made: Made, cluster: str, ranks: Ranks, folder: Path, details
             for key in ("compute", "exposed", "communication")
             for of in ("predicted", "measured")
         ]
-        simulated = found["step"]["predicted"] / 1e3
-        columns = [name, str(ranks.count), f"{simulated:.1f}", f"{measured:.1f}", f"{simulated / measured:.2f}", *parts]
-        print("| " + " | ".join(columns) + " |", flush=True)
+        columns = [name, str(ranks.count), family, f"{simulated:.1f}", f"{measured:.1f}", f"{simulated / measured:.2f}"]
+        print("| " + " | ".join([*columns, *parts]) + " |", flush=True)
+    return simulated, measured
 
 
 if __name__ == "__main__":

@@ -104,21 +104,37 @@ def test_a_step_is_captured_and_planned_for_devices_that_are_not_here(tmp_path):
     assert planned.returncode == 0, planned.stderr
 
 
-def test_a_machine_is_profiled_and_planned_for(tmp_path):
-    done = command(tmp_path, "profile", "--ranks", "2")
+def test_a_machine_is_profiled_for_a_step_and_planned_for(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    assert command(tmp_path, "capture", "train.py:make_step", "-o", "step.txt").returncode == 0
+    done = command(tmp_path, "profile", "step.txt", "--ranks", "2", "-o", "cluster.toml")
     assert done.returncode == 0, done.stderr
-    assert "measuring with 2 rank(s)" in done.stderr
-    links = dict(re.findall(r"^(\w+) = \{ latency_ns = ([\d.]+)", done.stdout, re.MULTILINE))
+    assert "measuring with 2 rank(s) ...\n  rates and links\n  the operations of the step\n" in done.stderr
+    text = (tmp_path / "cluster.toml").read_text()
+    links = dict(re.findall(r"^(\w+) = \{ latency_ns = ([\d.]+)", text, re.MULTILINE))
     assert set(links) == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
     # a gloo collective of two processes takes microseconds at least
     assert all(float(latency) > 1000 for latency in links.values())
-    (tmp_path / "cluster.toml").write_text(done.stdout)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    assert command(tmp_path, "capture", "train.py:make_step", "-o", "step.txt").returncode == 0
+    assert '[device.operations."aten::addmm".f32]' in text
     planned = command(tmp_path, "plan", "step.txt", "--ranks", "2", "--cluster", "cluster.toml", "-o", "plan.toml")
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.startswith("plan ")
     assert (tmp_path / "plan.toml").exists()
+    again = command(tmp_path, "profile", "step.txt", "--ranks", "2", "--known", "cluster.toml")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith(text.partition("spread")[0]), "rates are not measured twice"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["no_step.txt"], "U0010"), (["--known", "no_cluster.toml"], "U0010"), (["damaged.txt"], "U0011")],
+)
+def test_what_cannot_be_profiled_is_an_error_by_name(tmp_path, arguments, code):
+    (tmp_path / "damaged.txt").write_text("unisono graph 2\nv0 = nothing\n")
+    done = command(tmp_path, "profile", *arguments)
+    assert done.returncode == 1
+    assert f"error[{code}]" in done.stderr
+    assert arguments[-1] in done.stderr
 
 
 def test_a_number_of_ranks_that_is_none_is_a_usage_error(tmp_path):

@@ -8,15 +8,15 @@ import launch
 import pytest
 from steps import EAGER_TO_CUT
 
+from unisono import _native, _profile
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ["finetune", "accelerated", "diffusion", "classify", "lora"]
 
 
 def printed(name: str, ranks: int, folder: Path, *arguments: str) -> list[str]:
     """The lines that an example prints, planned for a machine that stands where a measured one would be kept."""
-    kept = folder / ".cache" / "unisono" / f"cluster-cpu-{ranks}-threads-1.toml"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(EAGER_TO_CUT)
+    _native.keep_machine(folder / ".cache" / "unisono", (ranks, 1, _profile.identity()), EAGER_TO_CUT)
     ended = launch.run_script(EXAMPLES / f"{name}.py", ranks, folder, 200, *arguments)
     for rank, one in enumerate(ended):
         assert one.status == 0, f"rank {rank}: {one.err[-3000:]}"

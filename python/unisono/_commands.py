@@ -137,16 +137,42 @@ def profile(arguments: Sequence[str]) -> None:
     """Measures this machine with a number of ranks and prints the cluster description."""
     parser = argparse.ArgumentParser(
         prog="unisono profile",
-        description="Measure this machine, its accelerators if it has any, and print the cluster description that plans are made for.",
+        description="Measure this machine, its accelerators if it has any, and print the cluster description that plans are made for: "
+        "rates, links, and what single operations take in a captured step or in standard ones.",
+    )
+    parser.add_argument(
+        "graph",
+        nargs="?",
+        metavar="GRAPH",
+        type=Path,
+        help="measure the operations of this step, as `unisono capture` wrote it",
     )
     parser.add_argument("--ranks", type=_positive, default=1, help="how many local ranks take part (default: 1)")
+    parser.add_argument(
+        "--known", metavar="FILE", type=Path, help="begin with this description, and measure only what it does not say"
+    )
     parser.add_argument("-o", "--output", type=Path, help="write the description to this file instead of stdout")
     options = parser.parse_args(arguments)
     print(f"measuring with {options.ranks} rank(s) ...", file=sys.stderr)
     start = time.monotonic()
-    text = _measured(options.ranks)
+    text = _measured(options.ranks, _readable(options.known), _message(options.graph))
     print(f"done in {time.monotonic() - start:.1f} s", file=sys.stderr)
     _write(options.output, text)
+
+
+def _readable(file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigurationError(f"cannot read `{file}`: {why}", code="U0010") from None
+
+
+def _message(file: Path | None) -> bytes | None:
+    """The captured step in a file."""
+    from unisono import _native
+
+    return None if file is None else _native.Graph.read(file).message()
 
 
 def _positive(text: str) -> int:
@@ -159,22 +185,33 @@ _RANK = """
 import sys
 from pathlib import Path
 from unisono import _devices
-from unisono._profile import describe
+from unisono._profile import profiled
 from unisono._ranks import Ranks
-ranks = Ranks()
-text = describe(ranks, _devices.current())
+folder, ranks = Path(sys.argv[1]), Ranks()
+known, graph = folder / "known.toml", folder / "graph"
+text = profiled(
+    ranks,
+    _devices.current(),
+    known.read_text() if known.exists() else None,
+    graph.read_bytes() if graph.exists() else None,
+    lambda what: print(f"  {what}", file=sys.stderr, flush=True) if ranks.rank == 0 else None,
+)
 if ranks.rank == 0:
-    Path(sys.argv[1]).write_text(text)
+    (folder / "cluster.toml").write_text(text)
 """
 
 
-def _measured(ranks: int) -> str:
+def _measured(ranks: int, known: str | None, graph: bytes | None) -> str:
     """What rank 0 measured with a number of processes. No process is left behind."""
     import torch
 
     # The ranks meet at a store of this process, as they do under `torchrun`, so that no other process can be given its port.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+        if known is not None:
+            Path(folder, "known.toml").write_text(known)
+        if graph is not None:
+            Path(folder, "graph").write_bytes(graph)
         processes = []
         try:
             for rank in range(ranks):
@@ -186,7 +223,7 @@ def _measured(ranks: int) -> str:
                     "TORCHELASTIC_USE_AGENT_STORE": "True",
                     "OMP_NUM_THREADS": "1",
                 }
-                command = [sys.executable, "-c", _RANK, f"{folder}/cluster.toml"]
+                command = [sys.executable, "-c", _RANK, folder]
                 processes.append(subprocess.Popen(command, env=os.environ | place | meeting | shared))
             _wait(processes)
         finally:

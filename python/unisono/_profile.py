@@ -5,23 +5,45 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import statistics
+import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from unisono import _devices, _native
+import unisono
+from unisono import _devices, _native, _operations, _standard_steps
+from unisono._capture.wire import TORCH_DTYPES
 from unisono._ranks import Ranks
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 #: Sizes of the messages that latency and bandwidth are fitted to, in elements of four bytes.
 _SMALL, _LARGE = 1 << 8, 1 << 20
 
-#: How often each thing is measured.
-_ROUNDS = 7
+#: How often each thing is measured, and how often to see whether it is still as it was.
+_ROUNDS, _ROUNDS_OF_CHECK = 7, 2
+#: By which factor a figure may be off until the machine counts as another one.
+_ALIKE = 1.6
+#: How far apart repeats may be, as a part of their median, until the machine counts as busy, and is measured again at the next start.
+_UNSTEADY = 0.5
+#: How much longer than a collective the products beside it take where it is measured how they slow each other.
+_LONGER = 1.5
+#: How often a step is planned with what is known by then, to find calls that are not known yet.
+_MOST_PLANS = 4
+#: How long the operations of a step are measured at most, in seconds, but for one program that takes longer.
+_SECONDS = 10.0
+#: The same in `unisono profile`, for each step.
+_SECONDS_OF_PROFILE = 60.0
 
 Key = TypeVar("Key")
 
@@ -40,10 +62,20 @@ def _typical(
     fast as if no other disturbed them. A median, because a collective among processes has quick and slow moments that last for
     seconds, and the quickest is not what a step will meet; in turns, so that all meet the same moments.
     """
+    return {key: statistics.median(times) for key, times in _rounds(ranks, device, runs, calls, _ROUNDS).items()}
+
+
+def _rounds(
+    ranks: Ranks, device: torch.device, runs: Mapping[Key, Callable[[], object]], calls: int, rounds: int
+) -> dict[Key, list[float]]:
+    """The mean time of a call of each function in each round, in seconds."""
     for run in runs.values():
         run()
-    rounds = [{key: _together(ranks, device, run, calls) for key, run in runs.items()} for _ in range(_ROUNDS)]
-    return {key: statistics.median(times[key] for times in rounds) / calls for key in runs}
+    found: dict[Key, list[float]] = {key: [] for key in runs}
+    for _ in range(rounds):
+        for key, run in runs.items():
+            found[key].append(_together(ranks, device, run, calls) / calls)
+    return found
 
 
 def _together(ranks: Ranks, device: torch.device, run: Callable[[], object], calls: int) -> float:
@@ -75,12 +107,8 @@ def _barrier(ranks: Ranks) -> float:
 
 def describe(ranks: Ranks, device: torch.device = _devices.HOST, memory_bytes: int | None = None) -> str:
     """Measures a device of this machine with all ranks taking part, and returns the cluster description (TOML), the same on every rank."""
-    rates = _products(ranks, device)
-    block = torch.randn(1 << (22 if device == _devices.HOST else 26), device=device)
-    copy = torch.empty_like(block)
-    taken = _typical(ranks, device, {"copy": lambda: copy.copy_(block)}, 16)["copy"]
-    tiny = torch.ones(8, device=device)
-    overhead = _typical(ranks, device, {"operation": lambda: tiny.add(1)}, 10_000)["operation"] * 1e9
+    times, spread = _times(ranks, device)
+    bandwidth, overhead, rates = _figures(times, device)
     lines = [
         "# A machine as the planner sees it, measured by `unisono profile`.",
         "version = 1",
@@ -88,8 +116,10 @@ def describe(ranks: Ranks, device: torch.device = _devices.HOST, memory_bytes: i
         "[device]",
         f'name = "{_devices.model_of(device)}"',
         f"memory_bytes = {memory_bytes or _memory(ranks, device)}",
-        f"memory_bandwidth = {2 * block.numel() * 4 / taken:.4e}",
+        f"memory_bandwidth = {bandwidth:.4e}",
         f"operation_ns = {overhead:.1f}",
+        f"overlap_factor = {_overlap(ranks, device, times['f32']):.3f}",
+        f"spread = {spread:.3f}",
         "",
         "[device.matmul_flops]",
         *(f"{name} = {rate:.4e}" for name, rate in rates.items()),
@@ -100,14 +130,33 @@ def describe(ranks: Ranks, device: torch.device = _devices.HOST, memory_bytes: i
     return ranks.tell("\n".join(lines) + "\n")
 
 
-def _products(ranks: Ranks, device: torch.device) -> dict[str, float]:
-    """Floating-point operations a second of matrix products: in single precision, and on accelerators in the types of half the size."""
-    on_host = device == _devices.HOST
-    size = 512 if on_host else 4096
-    types = {"f32": torch.float32} if on_host else {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-    matrices = {name: torch.randn(size, size, device=device).to(dtype) for name, dtype in types.items()}
-    runs = {name: functools.partial(torch.mm, matrix, matrix) for name, matrix in matrices.items()}
-    return {name: 2 * size**3 / seconds for name, seconds in _typical(ranks, device, runs, 16).items()}
+def _sizes(device: torch.device) -> tuple[int, int, list[str]]:
+    """The side of the matrices that are multiplied, the elements that are copied, and the types of products."""
+    return (512, 1 << 22, ["f32"]) if device == _devices.HOST else (4096, 1 << 26, ["f32", "bf16", "f16"])
+
+
+def _times(ranks: Ranks, device: torch.device, rounds: int = _ROUNDS) -> tuple[dict[str, float], float]:
+    """Seconds of a copy, of a small operation and of products by element type, and the median of how far apart their rounds were."""
+    size, elements, types = _sizes(device)
+    block = torch.randn(elements, device=device)
+    copy, tiny = torch.empty_like(block), torch.ones(8, device=device)
+    matrices = {name: torch.randn(size, size, device=device).to(TORCH_DTYPES[name]) for name in types}
+    products = {name: functools.partial(torch.mm, matrix, matrix) for name, matrix in matrices.items()}
+    found: dict[str, float] = {}
+    spreads = []
+    small = {"operation": lambda: tiny.add(1)}
+    for runs, calls in (({"copy": lambda: copy.copy_(block)}, 16), (small, 10_000), (products, 16)):
+        taken = _rounds(ranks, device, runs, calls, rounds)
+        found |= {key: statistics.median(times) for key, times in taken.items()}
+        spreads += [(max(times) - min(times)) / found[key] for key, times in taken.items()]
+    return found, statistics.median(spreads)
+
+
+def _figures(times: Mapping[str, float], device: torch.device) -> tuple[float, float, dict[str, float]]:
+    """Bytes a second of memory, nanoseconds of an operation, and floating-point operations a second by element type."""
+    size, elements, types = _sizes(device)
+    rates = {name: 2 * size**3 / times[name] for name in types}
+    return 2 * elements * 4 / times["copy"], times["operation"] * 1e9, rates
 
 
 def _memory(ranks: Ranks, device: torch.device) -> int:
@@ -151,15 +200,155 @@ def _links(ranks: Ranks, device: torch.device) -> list[str]:
     return lines
 
 
+def _overlap(ranks: Ranks, device: torch.device, product: float) -> float:
+    """By how much products and a collective beside them are slower; `product` is what one takes, in seconds.
+
+    Both run until the collective is done, which then took this factor longer, and so did the part of the products beside it.
+    """
+    if ranks.count == 1:
+        return 1.0
+    size, _, _ = _sizes(device)
+    matrix = torch.randn(size, size, device=device)
+    values, group = torch.zeros(_LARGE, device=device), ranks.group(device.type)
+
+    def collective() -> Any:
+        return dist.all_reduce(values, group=group, async_op=True)
+
+    alone = _typical(ranks, device, {"": lambda: collective().wait()}, 4)[""]
+    # So many that they take longer than the collective by half.
+    count = int(ranks.tell(max(1, round(_LONGER * alone / product))))
+
+    def products() -> None:
+        for _ in range(count):
+            torch.mm(matrix, matrix)
+
+    def both() -> None:
+        started = collective()
+        products()
+        started.wait()
+
+    runs = {"collective": lambda: collective().wait(), "products": products, "both": both}
+    taken = _typical(ranks, device, runs, 4)
+    return max(1.0, 1 + (taken["both"] - taken["products"]) / taken["collective"])
+
+
 def description(ranks: Ranks, device: torch.device = _devices.HOST) -> str:
-    """A device of this machine, described: the kept description, or a new measurement, which is kept."""
-    measured = ranks.count, torch.get_num_threads(), identity(device)
-    text = ranks.tell(_native.kept_machine(cache_folder(), measured) if ranks.rank == 0 else None)
-    if text is None:
+    """A device of this machine, described: the kept description, or a new measurement, which is kept.
+
+    A kept measurement is tried again in part; where the machine is no longer as it was, or was busy then, it is measured anew.
+    """
+    text = ranks.tell(_native.kept_machine(cache_folder(), _measured(ranks, device)) if ranks.rank == 0 else None)
+    changed = None if text is None else _changed(text, ranks, device)
+    if text is None or changed is not None:
+        if changed:
+            _warn(ranks, f"this machine {changed} as when it was measured, and is measured again")
         text = describe(ranks, device)
-        if ranks.rank == 0:
-            _native.keep_machine(cache_folder(), measured, text)
+        _keep(ranks, device, text)
     return text
+
+
+def completed(text: str, graph: _native.Graph, mesh: Mapping[str, int], ranks: Ranks, device: torch.device) -> str:
+    """A measured description with what the calls of a step's programs take, measured now as far as they are not known, and kept."""
+    if not _is_measured(text):
+        return text
+    more = with_operations(text, graph, mesh, ranks, device, _SECONDS)
+    if more != text:
+        if _device(more)["spread"] > _UNSTEADY:
+            _warn(ranks, "this machine was busy while it was measured: predictions are rough until the next start")
+        _keep(ranks, device, more)
+    return more
+
+
+def _warn(ranks: Ranks, message: str) -> None:
+    if ranks.rank == 0:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def with_operations(
+    text: str, graph: _native.Graph, mesh: Mapping[str, int], ranks: Ranks, device: torch.device, seconds: float
+) -> str:
+    """A description with what the calls of a step's programs take, measured now as far as it does not say; the same on every rank."""
+    end = time.monotonic() + seconds
+    # What is known now can make other plans better, with calls that are not known yet.
+    for _ in range(_MOST_PLANS):
+        known, graphs = _operations.Measured.of(_device(text)), list(_operations.programs(graph, text, mesh))
+        if not _operations.measure(known, graphs, ranks, device, end - time.monotonic()):
+            break
+        head = text.partition("\n[device.operations")[0].rstrip()
+        head = re.sub(r"^spread = .*$", f"spread = {known.spread:.3f}", head, flags=re.MULTILINE)
+        text = ranks.tell("\n".join([head, *known.lines()]) + "\n")
+    return text
+
+
+def profiled(
+    ranks: Ranks, device: torch.device, known: str | None, graph: bytes | None, tell: Callable[[str], None]
+) -> str:
+    """What `unisono profile` writes: a measured description with the operations of a captured step, or of standard ones.
+
+    Args:
+        ranks: the ranks, all of which measure.
+        device: the device.
+        known: a description that was measured before; what it says is not measured again.
+        graph: a captured step.
+        tell: is told what is measured next.
+    """
+    tell("rates and links")
+    text = known or describe(ranks, device)
+    mesh = {"ranks": ranks.count}
+    if graph is not None:
+        tell("the operations of the step")
+        return with_operations(text, _native.Graph(graph), mesh, ranks, device, _SECONDS_OF_PROFILE)
+    types = [TORCH_DTYPES[name] for name in _sizes(device)[2] if name != "f16"]
+    for name, (step, settings) in _standard_steps.steps(device, types):
+        tell(name)
+        text = with_operations(text, unisono.capture(step, **settings).native, mesh, ranks, device, _SECONDS_OF_PROFILE)
+    return text
+
+
+def _device(text: str) -> dict[str, Any]:
+    """The device of a description."""
+    return tomllib.loads(text)["device"]
+
+
+def _is_measured(text: str) -> bool:
+    """Whether a description was measured, and not written by hand."""
+    return "spread" in _device(text)
+
+
+def _changed(text: str, ranks: Ranks, device: torch.device) -> str | None:
+    """What is no longer as a description says, in words, or no words where it was measured on a busy machine; the same on every rank."""
+    said = _device(text)
+    if not _is_measured(text):
+        return None
+    if said["spread"] > _UNSTEADY:
+        return ""
+    off = _differences(said, ranks, device)
+    # Once may be a moment in which something else ran.
+    off = off and _differences(said, ranks, device)
+    return off[0] if off else None
+
+
+def _differences(said: Mapping[str, Any], ranks: Ranks, device: torch.device) -> list[str]:
+    """What a device does much faster or slower than was said of it; the same on every rank."""
+    bandwidth, overhead, rates = _figures(_times(ranks, device, _ROUNDS_OF_CHECK)[0], device)
+    known = said["matmul_flops"]
+    ratios = {
+        "reads and writes": bandwidth / said["memory_bandwidth"],
+        "begins operations": said["operation_ns"] / overhead,
+        **{f"multiplies {name}": rate / known[name] for name, rate in rates.items() if name in known},
+    }
+    off = [f"{what} {ratio:.2f} times as fast" for what, ratio in ratios.items() if not 1 / _ALIKE < ratio < _ALIKE]
+    return ranks.tell(off)
+
+
+def _keep(ranks: Ranks, device: torch.device, text: str) -> None:
+    if ranks.rank == 0:
+        _native.keep_machine(cache_folder(), _measured(ranks, device), text)
+
+
+def _measured(ranks: Ranks, device: torch.device) -> tuple[int, int, str]:
+    """What a kept measurement is of."""
+    return ranks.count, torch.get_num_threads(), identity(device)
 
 
 def identity(device: torch.device = _devices.HOST) -> str:

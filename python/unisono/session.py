@@ -155,8 +155,11 @@ class CapturedStep:
         self.device = _device_of(self._inputs)
         given = session.cluster
         self.cluster = _profile.description(self.ranks, self.device) if given is None else cluster_text(given)
-        described = time.perf_counter()
         graph = _native.Graph(message)
+        if given is None and plan is None:
+            mesh = {axis: size for axis, size in self._mesh.items() if axis != STAGES} or {"ranks": self.ranks.count}
+            self.cluster = _profile.completed(self.cluster, graph, mesh, self.ranks, self.device)
+        described = time.perf_counter()
         self.plan = self._planned(graph, session.memory_limit, session.pins, plan)
         self._prepare(graph)
         self.seconds = Seconds(captured - start, described - captured, time.perf_counter() - described)

@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn where_savings_are_times_it_is_as_good_as_all_triples() {
-        arbtest::arbtest(|u| {
+        base::testing::cases(500, |u| {
             let room = u.int_in_range(1..=60)?;
             let mut times: Vec<u64> =
                 (0..u.int_in_range(0..=12)?).map(|_| u.int_in_range(1..=room)).collect::<Result<_, _>>()?;

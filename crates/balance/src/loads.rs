@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn it_finds_what_looking_at_all_ranks_finds() {
-        arbtest::arbtest(|u| {
+        base::testing::cases(500, |u| {
             let ranks = u.int_in_range(1..=9)?;
             let mut loads = Loads::new(ranks, 2);
             for _ in 0..30 {

@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_radix_sort_is_the_sort_by_cost_then_id() {
-        arbtest::arbtest(|u| {
+        base::testing::cases(500, |u| {
             let mask = u.arbitrary::<u64>()? >> 2;
             let count = u.int_in_range(0..=300)?;
             let costs: Vec<u64> =

@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn it_never_makes_it_worse_and_loses_nothing() {
-        arbtest::arbtest(|u| {
+        base::testing::cases(500, |u| {
             let mut falling: Vec<u64> = (0..u.int_in_range(1..=40)?)
                 .map(|_| Ok(u64::from(u.arbitrary::<u16>()?) + 1))
                 .collect::<Result<_, _>>()?;

@@ -182,16 +182,13 @@ fn check_groups(problem: &Problem, rows: &[Row]) {
 
 #[test]
 fn random_problems_of_every_kind_are_solved_truly() {
-    arbtest::arbtest(|u| {
+    base::testing::cases_from(1 << 10, 2000, |u| {
         let problem = problem(u, 60, 12)?;
         let plan = solve(&problem).unwrap();
         check(&problem, &plan);
         assert_eq!(plan, solve(&problem).unwrap(), "the same problem gives the same plan");
         Ok(())
-    })
-    .size_min(1 << 10)
-    .size_max(1 << 12)
-    .budget_ms(4000);
+    });
 }
 
 /// The smallest makespan over all assignments of samples to ranks.
@@ -218,7 +215,7 @@ fn optimum(costs: &[u64], loads: &mut [u64], equal: Option<&mut Vec<usize>>) -> 
 
 #[test]
 fn bounds_hold_and_the_exact_tier_is_exact_against_brute_force() {
-    arbtest::arbtest(|u| {
+    base::testing::cases(2000, |u| {
         let ranks = u.int_in_range(1..=3)?;
         let lengths: Vec<u64> =
             (0..u.int_in_range(1..=8)?).map(|_| u.int_in_range(1..=30)).collect::<Result<_>>()?;
@@ -238,13 +235,12 @@ fn bounds_hold_and_the_exact_tier_is_exact_against_brute_force() {
         assert!(plan.lower_bound <= best && plan.makespan >= best);
         assert!(equal_count || plan.makespan == best, "{lengths:?} on {ranks}: {} and {best}", plan.makespan);
         Ok(())
-    })
-    .budget_ms(2000);
+    });
 }
 
 #[test]
 fn groups_are_never_worse_than_the_best_uniform_degree_with_lpt() {
-    arbtest::arbtest(|u| {
+    base::testing::cases_from(1 << 10, 2000, |u| {
         let mut mixed = problem(u, 40, 12)?;
         if mixed.sequence_parallel.is_none() {
             return Ok(());
@@ -277,9 +273,7 @@ fn groups_are_never_worse_than_the_best_uniform_degree_with_lpt() {
             assert!(plan.unit.scale(plan.makespan) <= slowest * (1.0 + 1e-9), "degree {degree}: {slowest}");
         }
         Ok(())
-    })
-    .size_min(1 << 10)
-    .budget_ms(1500);
+    });
 }
 
 fn uniform_groups(ranks: usize, degree: usize, node: usize) -> usize {

@@ -7,6 +7,8 @@ mod diagnostic;
 mod fingerprint;
 mod id;
 mod suggest;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod units;
 
 pub use codes::{Audience, CODES, Code, CodeInfo};

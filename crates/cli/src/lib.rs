@@ -12,6 +12,8 @@ mod plan;
 mod simulate;
 mod trace;
 
+pub use files::graph;
+
 use std::{ffi::OsString, io::Write};
 
 use base::Result;

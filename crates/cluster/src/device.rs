@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Fit, Operations};
+
 /// One rank's device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -21,10 +23,21 @@ pub struct Device {
     /// Slowdown of an operation and a collective while they run at the same time; 1 for none.
     #[serde(default = "one")]
     pub overlap_factor: f64,
+    /// How far apart repeats of what was measured were, as a part of their median; 0 where nothing was repeated.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spread: f64,
+    /// What operations take that were measured; others take what the rates say.
+    #[serde(default, skip_serializing_if = "Operations::is_empty")]
+    pub operations: Operations,
 }
 
 const fn one() -> f64 {
     1.0
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
+fn is_zero(number: &f64) -> bool {
+    *number <= 0.0
 }
 
 /// Maximum overlap factor.
@@ -35,6 +48,11 @@ impl Device {
     pub fn matmul_rate(&self, dtype: ir::Dtype) -> f64 {
         let slowest = self.matmul_flops.values().copied().fold(f64::INFINITY, f64::min);
         self.matmul_flops.get(dtype.text()).copied().unwrap_or(slowest)
+    }
+
+    /// What was measured of an operator for an element type.
+    pub fn fit(&self, operator: &str, dtype: ir::Dtype) -> Option<&Fit> {
+        self.operations.get(operator)?.get(dtype.text())
     }
 
     /// The name of a value that is impossible, and what it is.
@@ -50,6 +68,9 @@ impl Device {
         let time = time.then_some(("operation_ns", "a time that is negative"));
         let overlap = !(1.0..=MOST_OVERLAP).contains(&self.overlap_factor);
         let overlap = overlap.then_some(("overlap_factor", "not between 1 and 1000"));
-        rate.or(time).or(overlap)
+        let fits = self.operations.iter().flat_map(|(name, fits)| fits.values().map(move |fit| (name, fit)));
+        let fit = fits.into_iter().find(|(_, fit)| !fit.is_possible());
+        let fit = fit.map(|(name, _)| (name.as_str(), "an operation of which a time is negative"));
+        rate.or(time).or(overlap).or(fit)
     }
 }

@@ -4,6 +4,7 @@
 mod description;
 mod device;
 mod network;
+mod operations;
 mod presets;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -11,6 +12,7 @@ pub mod testing;
 use base::Fingerprint;
 pub use device::Device;
 pub use network::{InSwitch, Interconnect, Level, Link, Links, Network};
+pub use operations::{Amounts, Fit, Operations};
 pub use presets::{Preset, presets};
 
 /// A cluster: one kind of device, and what lies between the ranks.
@@ -71,6 +73,8 @@ impl Cluster {
         device.matmul_flops.values_mut().for_each(|rate| *rate *= factor);
         device.memory_bandwidth *= factor;
         device.operation_ns /= factor;
+        let fits = device.operations.values_mut().flat_map(|fits| fits.values_mut());
+        fits.for_each(|fit| *fit = std::mem::take(fit).faster(factor));
         faster
     }
 }

@@ -12,6 +12,8 @@ pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster 
         memory_bandwidth,
         operation_ns: 1_000.0,
         overlap_factor: 1.0,
+        spread: 0.0,
+        operations: crate::Operations::new(),
     };
     let links = Links { all_reduce: link, all_gather: link, reduce_scatter: link, all_to_all: link };
     Cluster { device, interconnect: Interconnect::Measured(links) }

@@ -1,9 +1,10 @@
 //! Times, in integer picoseconds.
 
-use aten::{Call, Strategy, Work};
+use aten::{Call, Row, Strategy, Work};
 use base::Bytes;
+use cluster::{Amounts, Fit};
 use ir::{
-    AxisKind, Collective, CollectiveKind, MeshAxis, Placement, Reshard, TensorType, local_bytes,
+    AxisKind, Collective, CollectiveKind, Dtype, MeshAxis, Placement, Reshard, TensorType, local_bytes,
     reshard_steps,
 };
 
@@ -62,22 +63,40 @@ pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy
     let Some(row) = aten::row(call.name()) else {
         return traffic(cluster, bytes(call, strategy, ranks));
     };
+    let known = |known: &Fit| known.picos(amounts(call, row, strategy, ranks)).round() as i64;
+    let measured = main_dtype(call).and_then(|dtype| cluster.device.fit(call.name(), dtype)).map(known);
     let time = match row.work {
         Work::View | Work::Nothing => return 0,
+        Work::Traffic | Work::Flops(_) if let Some(time) = measured => time,
         Work::Traffic => traffic(cluster, bytes(call, strategy, ranks)),
-        Work::Flops(flops) => {
-            let divided = strategy
-                .operands
-                .iter()
-                .chain(&strategy.results)
-                .any(|p| matches!(p, Placement::Shard { .. }));
-            let flops = flops(call).0 as f64 / if divided { f64::from(ranks) } else { 1.0 };
+        Work::Flops(_) => {
+            let Amounts { flops, bytes, .. } = amounts(call, row, strategy, ranks);
             let rate = cluster.device.matmul_rate(call.result(0).dtype);
             let computing = (flops / rate * PICOS + cluster.device.operation_ns * 1e3).round() as i64;
-            computing.max(traffic(cluster, bytes(call, strategy, ranks)))
+            computing.max(traffic(cluster, bytes))
         }
     };
     time + inner_collectives(machine, call, strategy, axis)
+}
+
+/// What an operation does on one rank under a strategy; nothing for what takes no time.
+pub fn amounts(call: &Call<'_>, row: &Row, strategy: &Strategy, ranks: u32) -> Amounts {
+    let flops = match row.work {
+        Work::Flops(flops) => {
+            let mut placements = strategy.operands.iter().chain(&strategy.results);
+            let divided = placements.any(|p| matches!(p, Placement::Shard { .. }));
+            flops(call).0 as f64 / if divided { f64::from(ranks) } else { 1.0 }
+        }
+        Work::View | Work::Nothing | Work::Traffic => 0.0,
+    };
+    let tensors = strategy.operands.len() + strategy.results.len();
+    Amounts { flops, bytes: bytes(call, strategy, ranks), tensors }
+}
+
+/// The element type that an operation computes in: that of its first result, or of its first operand.
+pub fn main_dtype(call: &Call<'_>) -> Option<Dtype> {
+    let first = call.results.first().or(call.operands.first());
+    first.map(|value| call.graph.ty(*value).dtype)
 }
 
 /// A collective along another axis on one rank's part of its tensor.

@@ -102,7 +102,7 @@ fn mutated_texts_are_read_or_refused() {
         "1e999",
         ",",
     ];
-    arbtest::arbtest(|u| {
+    base::testing::cases(2000, |u| {
         let mut text: Vec<char> = u.choose(&texts)?.chars().collect();
         for _ in 0..u.int_in_range(1..=4)? {
             let at = u.choose_index(text.len())?;
@@ -124,8 +124,7 @@ fn mutated_texts_are_read_or_refused() {
             Err(diagnostic) => assert!(!diagnostic.to_string().is_empty()),
         }
         Ok(())
-    })
-    .budget_ms(1500);
+    });
 }
 
 /// What is said about `GRAPH` with each of `changes`, a text and what stands for it.

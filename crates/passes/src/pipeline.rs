@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DropAliases,
-    GroupLists, MergeViews, OrderCollectives, Positions, Recompute, StartCollectives, driver::Pass,
+    GroupLists, MergeViews, OrderCollectives, Positions, Recompute, StartCollectives, WithoutCollectives,
+    driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -98,7 +99,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 10] = [
+    let all: [Box<dyn Pass>; 11] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
@@ -109,6 +110,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
         Box::new(DirectCollectives { direct: settings.direct.clone() }),
+        Box::new(WithoutCollectives),
     ];
     all.into_iter().find(|pass| pass.name() == name)
 }

@@ -113,3 +113,8 @@ fn start_collectives() {
 fn recompute() {
     check("recompute");
 }
+
+#[test]
+fn without_collectives() {
+    check("without_collectives");
+}

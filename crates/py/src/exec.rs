@@ -164,6 +164,11 @@ impl Program {
         self.0.constant_bytes().0
     }
 
+    /// The position in program order of the graph's operation that each instruction of a step is, if it is one.
+    fn nodes(&self) -> Vec<Option<u32>> {
+        self.0.body.iter().map(|instruction| instruction.node).collect()
+    }
+
     /// Name and place of each instruction of a step.
     fn instructions(&self) -> Vec<(String, Option<String>)> {
         let line = |i: &exec::Instruction| (self.0.name(i), self.0.place(i).map(ToString::to_string));

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
+use aten::{Call, Work};
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use ir::Placement;
@@ -25,6 +26,19 @@ pub struct Graph(pub ir::Graph);
 /// The name of each pass with the number of nodes before and after it.
 type Done = Vec<(&'static str, usize, usize)>;
 
+/// Operator, element type, floating-point operations, bytes, tensors.
+type OperationAmounts = (String, &'static str, f64, u64, usize);
+
+fn amounts(call: &Call<'_>) -> Option<OperationAmounts> {
+    let row = aten::row(call.name())?;
+    if matches!(row.work, Work::View | Work::Nothing) || call.graph.is_communication(call.id) {
+        return None;
+    }
+    let amounts = cost::amounts(call, row, &aten::replicated(call), 1);
+    let dtype = cost::main_dtype(call)?;
+    Some((call.name().to_owned(), dtype.text(), amounts.flops, amounts.bytes, amounts.tensors))
+}
+
 fn note(done: &mut Done) -> impl FnMut(&Outcome) {
     |outcome| done.push((outcome.pass, outcome.nodes_before, outcome.nodes_after))
 }
@@ -35,6 +49,12 @@ impl Graph {
     #[new]
     fn new(py: Python<'_>, message: &[u8]) -> PyResult<Self> {
         run(py, || ir::Graph::from_bytes(message)).map(Self)
+    }
+
+    /// Reads the file of a captured step, a text or a message.
+    #[staticmethod]
+    fn read(py: Python<'_>, file: PathBuf) -> PyResult<Self> {
+        run(py, move || cli::graph(&file)).map(Self)
     }
 
     /// The graph as MessagePack.
@@ -126,6 +146,17 @@ impl Graph {
             passes::run(&pipeline(&settings.unwrap_or_default()), &self.0, note(&mut done))
         })?;
         Ok((Self(graph), done))
+    }
+
+    /// What a rank computes by itself: the graph with numbers in the place of what others send.
+    fn without_collectives(&self, py: Python<'_>) -> PyResult<Self> {
+        run(py, || passes::run(&[Box::new(passes::WithoutCollectives)], &self.0, |_| {})).map(Self)
+    }
+
+    /// What each operation does, in program order: its operator, its main element type, its floating-point operations, and the bytes and
+    /// tensors that it reads and writes; `None` for what takes no time, or is no operation of the rank alone.
+    fn amounts(&self, py: Python<'_>) -> Vec<Option<OperationAmounts>> {
+        py.detach(|| self.0.order.iter().map(|id| amounts(&Call::new(&self.0, *id))).collect())
     }
 
     /// Which operations become kernels, what that saves, and why all others stay as they are, for people.

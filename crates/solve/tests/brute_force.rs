@@ -3,13 +3,12 @@
 
 mod random;
 
-use arbtest::arbtest;
 use random::{all_choices, least, problem};
 use unisono_solve::{Cost, Failure, Options, Problem, Solver, VariableId, evaluate, solve, weigh};
 
 #[test]
 fn the_solver_finds_the_least_cost() {
-    arbtest(|u| {
+    base::testing::cases(2000, |u| {
         let problem = problem(u)?;
         match solve(&problem, &Options::default()) {
             Ok(solution) => {
@@ -21,13 +20,12 @@ fn the_solver_finds_the_least_cost() {
             Err(failure) => panic!("{failure}"),
         }
         Ok(())
-    })
-    .budget_ms(4000);
+    });
 }
 
 #[test]
 fn runners_up_are_the_least_among_the_choices_that_have_the_state() {
-    arbtest(|u| {
+    base::testing::cases(2000, |u| {
         let problem = problem(u)?;
         let variable = VariableId(u.choose_index(problem.sizes().len())? as u32);
         let state = u.int_in_range(0..=problem.sizes()[variable] - 1)?;
@@ -47,14 +45,13 @@ fn runners_up_are_the_least_among_the_choices_that_have_the_state() {
             }
         }
         Ok(())
-    })
-    .budget_ms(2000);
+    });
 }
 
 #[test]
 fn choices_within_a_budget_keep_it_and_the_bound_holds() {
     let (mut tight, mut all) = (0, 0);
-    arbtest(|u| {
+    base::testing::cases(2000, |u| {
         let problem = problem(u)?;
         let limit = u.int_in_range(0..=300)?;
         let within = all_choices(&problem).into_iter().filter(|choices| weigh(&problem, choices) <= limit);
@@ -78,8 +75,7 @@ fn choices_within_a_budget_keep_it_and_the_bound_holds() {
             }
         }
         Ok(())
-    })
-    .budget_ms(3000);
+    });
     assert!(all > 50 && tight * 10 > all * 8, "{tight} of {all} are optimal");
 }
 
@@ -103,7 +99,7 @@ fn part(problem: &Problem, variables: &[VariableId]) -> Problem {
 #[test]
 fn variables_at_fault_forbid_everything_and_none_can_be_left_out() {
     let mut conflicts = 0;
-    arbtest(|u| {
+    base::testing::cases(2000, |u| {
         let problem = problem(u)?;
         if let Err(Failure::Infeasible { variables }) = solve(&problem, &Options::default()) {
             assert_eq!(least(&part(&problem, &variables)), Cost::INFINITE);
@@ -114,7 +110,6 @@ fn variables_at_fault_forbid_everything_and_none_can_be_left_out() {
             conflicts += 1;
         }
         Ok(())
-    })
-    .budget_ms(3000);
+    });
     assert!(conflicts > 20, "{conflicts} conflicts are too few to tell");
 }

@@ -5,7 +5,6 @@
 mod ladder;
 mod random;
 
-use arbtest::arbtest;
 use ladder::{Shape, ladder};
 use random::{all_choices, least, problem};
 use unisono_solve::{
@@ -19,7 +18,7 @@ fn percent(class: ClassId) -> u32 {
 
 #[test]
 fn a_scaled_problem_costs_what_its_tables_cost_at_the_percentages() {
-    arbtest(|u| {
+    base::testing::cases(2000, |u| {
         let problem = problem(u)?;
         let scaled = problem.scaled(percent);
         for choices in all_choices(&problem) {
@@ -29,8 +28,7 @@ fn a_scaled_problem_costs_what_its_tables_cost_at_the_percentages() {
         }
         assert_eq!(evaluated(&problem.scaled(|_| 100)), evaluated(&problem));
         Ok(())
-    })
-    .budget_ms(2000);
+    });
 }
 
 fn evaluated(problem: &Problem) -> Vec<Cost> {
@@ -67,7 +65,7 @@ fn what_is_learnt_of_one_problem_serves_another() {
 
 #[test]
 fn a_solver_that_turns_to_random_problems_finds_their_optima() {
-    arbtest(|u| {
+    base::testing::cases(2000, |u| {
         let problems = [problem(u)?, problem(u)?, problem(u)?];
         let mut solver = Solver::new(&problems[0], Options::default());
         for problem in &problems {
@@ -81,6 +79,5 @@ fn a_solver_that_turns_to_random_problems_finds_their_optima() {
             }
         }
         Ok(())
-    })
-    .budget_ms(2000);
+    });
 }

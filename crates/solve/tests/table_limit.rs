@@ -3,13 +3,12 @@
 
 mod random;
 
-use arbtest::arbtest;
 use random::{Random, least, problem};
 use unisono_solve::{Cost, Failure, Options, Problem, Stop, VariableId, evaluate, solve};
 
 #[test]
 fn small_problems_are_bracketed() {
-    arbtest(|u| {
+    base::testing::cases(2000, |u| {
         let problem = problem(u)?;
         let options = Options { table_limit: u.int_in_range(4..=16)?, ..Options::default() };
         match solve(&problem, &options) {
@@ -24,8 +23,7 @@ fn small_problems_are_bracketed() {
             Err(failure) => panic!("{failure}"),
         }
         Ok(())
-    })
-    .budget_ms(3000);
+    });
 }
 
 /// A square grid of variables with random costs: its width is its side.

@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn no_bytes_make_the_reader_panic() {
-        arbtest::arbtest(|u| {
+        base::testing::cases(500, |u| {
             let bytes: Vec<u8> = u.arbitrary()?;
             let _ = read(&bytes, "noise");
             Ok(())

@@ -141,7 +141,7 @@ fn random_list(u: &mut arbtest::arbitrary::Unstructured<'_>) -> arbtest::arbitra
 
 #[test]
 fn windows_and_chunks_of_any_size_give_the_same_table() {
-    arbtest::arbtest(|u| {
+    base::testing::cases(500, |u| {
         let list = random_list(u)?;
         let (names, rank) = read(&list).unwrap();
         let (window, pieces) = (u.int_in_range(1..=200)?, u.int_in_range(1..=9)?);
@@ -154,7 +154,7 @@ fn windows_and_chunks_of_any_size_give_the_same_table() {
 
 #[test]
 fn no_damage_makes_the_reader_panic_or_hang() {
-    arbtest::arbtest(|u| {
+    base::testing::cases(500, |u| {
         let mut bytes = random_list(u)?.into_bytes();
         for _ in 0..u.int_in_range(1..=6)? {
             let at = u.choose_index(bytes.len())?;

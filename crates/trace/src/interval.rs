@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn unions_agree_with_counting_every_moment() {
-        arbtest::arbtest(|u| {
+        base::testing::cases(500, |u| {
             let mut set = || -> arbtest::arbitrary::Result<Vec<(i64, i64)>> {
                 (0..u.int_in_range(0..=6)?)
                     .map(|_| {

@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_longest_path_is_as_long_as_the_longest_of_all_paths() {
-        arbtest::arbtest(|u| {
+        base::testing::cases(500, |u| {
             let mut graph = Graph::new(5);
             for to in 1..10 {
                 for _ in 0..u.int_in_range(0..=3)? {

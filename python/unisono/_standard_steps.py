@@ -1,0 +1,84 @@
+"""Training steps that `unisono profile` measures operations in where it is given none: a transformer and a convolutional network in a few
+sizes, so that the tensors of some fit caches and those of others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+#: Batch, tokens of each sample, width; heads are 32 wide.
+_TRANSFORMERS = ((2, 32, 64), (4, 128, 256), (4, 256, 512))
+#: Batch, side of an image, channels.
+_CONVOLUTIONS = ((4, 16, 16), (8, 32, 32), (16, 32, 64))
+_WORDS, _CLASSES = 1024, 10
+
+#: What `unisono.capture` is given.
+Made = tuple[Callable[..., Any], dict[str, Any]]
+
+
+class _Block(nn.Module):
+    """Attention and two layers, as most language models have them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = width // 32
+        self.before, self.between = nn.LayerNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.gate, self.down = (
+            nn.Linear(width, 4 * width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, time, width = x.shape
+        q, k, v = (t.view(batch, time, self.heads, -1).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, time, width)
+        x = x + self.out(mixed)
+        y = self.between(x)
+        return x + self.down(F.silu(self.gate(y)) * F.gelu(self.up(y)))
+
+
+def _transformer(width: int) -> nn.Module:
+    blocks = [_Block(width) for _ in range(2)]
+    return nn.Sequential(nn.Embedding(_WORDS, width), *blocks, nn.LayerNorm(width), nn.Linear(width, _WORDS))
+
+
+def _convolutional(channels: int, side: int) -> nn.Module:
+    def layer(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    body = [*layer(3, channels), *layer(channels, channels), nn.MaxPool2d(2), *layer(channels, 2 * channels)]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(2 * channels * (side // 2) ** 2, _CLASSES))
+
+
+def _step(model: nn.Module, example: tuple[torch.Tensor, torch.Tensor]) -> Made:
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def train_step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x).flatten(0, -2).float(), y.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    return train_step, {"model": model, "optimizer": optimizer, "example": example}
+
+
+def steps(device: torch.device, dtypes: list[torch.dtype]) -> Iterator[tuple[str, Made]]:
+    """Names and steps, small ones first, with state of each element type."""
+    with torch.device(device):
+        for dtype in dtypes:
+            kind = str(dtype).removeprefix("torch.")
+            for batch, time, width in _TRANSFORMERS:
+                ids = torch.randint(0, _WORDS, (batch, time))
+                yield f"a transformer {width} wide in {kind}", _step(_transformer(width).to(dtype), (ids, ids))
+            for batch, side, channels in _CONVOLUTIONS:
+                images, classes = torch.randn(batch, 3, side, side).to(dtype), torch.randint(0, _CLASSES, (batch,))
+                model = _convolutional(channels, side).to(dtype)
+                yield f"{channels} channels of convolutions in {kind}", _step(model, (images, classes))
