@@ -43,6 +43,7 @@ all_gather = { latency_ns = 1000.0, bandwidth = 1e9 }
 reduce_scatter = { latency_ns = 1000.0, bandwidth = 1e9 }
 all_to_all = { latency_ns = 1000.0, bandwidth = 1e9 }
 """
+RATES_OF_DEVICE = _operations.Rates(1000.0, 1e10, {"f32": 1e11})
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_coefficients_that_measurements_were_made_from_are_found(planted):
             + planted.get("tensor_ps", 0) * tensors
         )
         rows[flops, size, tensors] = nanos
-    found = _operations.fitted(rows)
+    found = _operations.fitted(rows, "f32", RATES_OF_DEVICE)
     error = found.pop("error")
     assert error <= 0.001
     assert {name: value for name, value in found.items() if value} == pytest.approx(planted, rel=0.02)
@@ -97,9 +98,23 @@ def test_coefficients_that_measurements_were_made_from_are_found(planted):
 def test_coefficients_are_never_negative_and_noise_is_said():
     draw = random.Random(1)
     rows = {(0.0, 1000 * n, 2): 5000.0 * draw.uniform(0.5, 1.5) / n for n in range(1, 20)}
-    found = _operations.fitted(rows)
+    found = _operations.fitted(rows, "f32", RATES_OF_DEVICE)
     assert all(value >= 0 for value in found.values())
     assert found["error"] > 0.1
+
+
+@pytest.mark.parametrize(("size", "nanos"), [(16, 3000.0), (1 << 20, 400_000.0)])
+def test_from_a_single_size_small_calls_tend_to_the_start_and_large_ones_to_bytes(size, nanos):
+    found = _operations.fitted({(0.0, size, 2): nanos}, "f32", RATES_OF_DEVICE)
+
+    def predicted(size):
+        return found["start_ns"] + 1e-3 * (
+            found["byte_ps"] * size + found["uncached_byte_ps"] * max(0, size - found["cached_bytes"])
+        )
+
+    assert predicted(size) == pytest.approx(nanos, rel=0.1)
+    assert predicted(1 << 30) / predicted(1 << 29) == pytest.approx(2, rel=0.1)
+    assert 200 < predicted(0) < 4000 or size > 1 << 16
 
 
 def test_every_call_of_a_step_is_known_afterwards(graph, home, monkeypatch):
@@ -108,7 +123,7 @@ def test_every_call_of_a_step_is_known_afterwards(graph, home, monkeypatch):
     known = Measured.of(tomllib.loads(text)["device"])
     programs = list(_operations.programs(graph, RATES, {"ranks": 2}))
     for program in programs:
-        assert Measured().lacks(program)
+        assert Measured(RATES_OF_DEVICE).lacks(program)
         assert not known.lacks(program)
     assert not _operations.measure(known, programs, Ranks(), _devices.HOST, 10), "nothing is measured twice"
     assert {operator for operator, _ in known.calls} >= {"aten::addmm", "aten::mm"}
@@ -137,6 +152,25 @@ def test_a_program_for_which_there_is_no_memory_is_left_out(graph, home, monkeyp
     assert completed(graph) == RATES
 
 
+def test_a_program_that_fails_on_made_up_numbers_is_said_and_left_out(home, monkeypatch):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(x):
+        optimizer.zero_grad()
+        loss = torch.linalg.cholesky(model(x).T @ model(x) + torch.eye(4)).sum() + torch.linalg.inv(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step = {"model": model, "optimizer": optimizer, "example": (torch.eye(4),)}
+    singular = unisono.capture(train_step, **step).native
+    monkeypatch.setattr(torch, "rand", torch.zeros)
+    with pytest.warns(RuntimeWarning, match="could not be measured"):
+        found = completed(singular)
+    assert found == RATES
+
+
 def test_random_numbers_of_the_user_are_as_they_were(graph, home):
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -146,8 +180,8 @@ def test_random_numbers_of_the_user_are_as_they_were(graph, home):
 
 
 def test_a_busy_machine_is_said_and_measured_again_at_the_next_start(graph, home, monkeypatch):
-    recorded = _operations._recorded
-    monkeypatch.setattr(_operations, "_recorded", lambda *given: (recorded(*given)[0], 0.9))
+    recorded = _operations._Running.recorded
+    monkeypatch.setattr(_operations._Running, "recorded", lambda self: (recorded(self)[0], 0.9))
     measured = []
     monkeypatch.setattr(_profile, "describe", lambda *_: measured.append(1) or RATES)
     with pytest.warns(RuntimeWarning, match="busy"):

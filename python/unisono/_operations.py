@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,11 @@ _CACHES = (0, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _WORTH = 0.95
 #: The mean square of relative errors below which only rounding is left.
 _EXACT = 1e-12
+#: Measured sizes that are apart by less than this factor say little of others: a smaller and a larger call are supposed then, which count
+#: so much beside a measured one. The larger one is so many times as large, and has so many bytes at least.
+_RANGE, _SUPPOSED, _FAR, _LARGE = 16, 0.1, 64, 1 << 26
+#: How many times as long as one on hardly any data a call takes whose time is that of its data.
+_BY_DATA = 5
 #: Which numbers tensors of state and of the batch are filled with: between 0 and this, so that nothing grows in a few steps.
 _SMALL = 0.02
 #: The part of the free memory that a program's measurement may take.
@@ -45,17 +51,40 @@ Kind = tuple[str, str]
 Amounts = tuple[float, int, int]
 
 
+@dataclass(frozen=True)
+class Rates:
+    """What is known of a device without its operations: where few sizes were measured, others are taken to tend to it.
+
+    Attributes:
+        operation_ns: nanoseconds of an operation on hardly any data.
+        bandwidth: bytes a second.
+        flops: floating-point operations a second of products, by element type.
+    """
+
+    operation_ns: float
+    bandwidth: float
+    flops: Mapping[str, float]
+
+    def of(self, amounts: Amounts, dtype: str) -> float:
+        """Nanoseconds of a call."""
+        flops, size, _ = amounts
+        rate = self.flops.get(dtype) or min(self.flops.values())
+        return self.operation_ns + max(size / self.bandwidth, flops / rate) * 1e9
+
+
 @dataclass
 class Measured:
     """What was measured: nanoseconds of calls, and how far apart repeats of a program were, as a part of their median."""
 
+    rates: Rates
     calls: dict[Kind, dict[Amounts, float]] = field(default_factory=dict)
     spread: float = 0.0
 
     @classmethod
     def of(cls, device: Mapping[str, Any]) -> Measured:
         """What the ``device`` table of a cluster description says."""
-        found = cls(spread=device.get("spread", 0.0))
+        rates = Rates(device["operation_ns"], device["memory_bandwidth"], device["matmul_flops"])
+        found = cls(rates, spread=device.get("spread", 0.0))
         for operator, fits in device.get("operations", {}).items():
             for dtype, fit in fits.items():
                 rows = {(float(flops), size, count): nanos for flops, size, count, nanos in fit["measured"]}
@@ -71,58 +100,81 @@ class Measured:
         """The tables of a cluster description."""
         for (operator, dtype), rows in sorted(self.calls.items()):
             yield f'\n[device.operations."{operator}".{dtype}]'
-            yield from (f"{name} = {value!r}" for name, value in fitted(rows).items() if value)
+            yield from (f"{name} = {value!r}" for name, value in fitted(rows, dtype, self.rates).items() if value)
             yield "measured = ["
             for (flops, size, count), nanos in sorted(rows.items()):
                 yield f"  [{flops!r}, {size}, {count}, {nanos:.1f}],"
             yield "]"
 
 
-def fitted(rows: Mapping[Amounts, float]) -> dict[str, float]:
+def fitted(rows: Mapping[Amounts, float], dtype: str, rates: Rates) -> dict[str, float]:
     """Coefficients of an operator from the nanoseconds of its calls; their names are those of a cluster description."""
     timed = {amounts: nanos for amounts, nanos in rows.items() if nanos > 0}
-    found: dict[str, float] = {}
     if not timed:
-        return found
+        return {}
     amounts, nanos = np.array(list(timed), float), np.array(list(timed.values()))
-    best = 0.0
+    supposed = _supposed(timed, dtype, rates)
+    told = np.array([*timed, *supposed])
+    times = np.array([*timed.values(), *supposed.values()])
+    weights = np.array([1.0] * len(timed) + [_SUPPOSED] * len(supposed))
+    best, found = 0.0, {}
     for cache in _CACHES:
-        beyond = np.maximum(0, amounts[:, 1] - cache) if cache else np.zeros(len(nanos))
-        # The tensors of a call tell nothing where all calls have as many.
-        tensors = amounts[:, 2] if np.ptp(amounts[:, 2]) else np.zeros(len(nanos))
-        columns = [np.ones(len(nanos)), amounts[:, 0], amounts[:, 1], beyond, tensors]
-        coefficients, error = _least_squares(np.stack(columns, 1) / nanos[:, None])
+        columns = _columns(told, cache)
+        coefficients, error = _least_squares(columns * (weights / times)[:, None], weights)
         if not found or error < best * _WORTH:
             start, flop, byte, uncached, tensor = (float(f"{number:.4g}") for number in coefficients)
-            wrong = np.abs(np.stack(columns, 1) @ coefficients / nanos - 1)
-            best, found = (
-                error,
-                {
-                    "start_ns": start,
-                    "flop_ps": _picos(flop),
-                    "byte_ps": _picos(byte),
-                    "cached_bytes": cache if uncached else 0,
-                    "uncached_byte_ps": _picos(uncached),
-                    "tensor_ps": _picos(tensor),
-                    "error": round(float(np.median(wrong)), 3),
-                },
-            )
+            wrong = np.abs(_columns(amounts, cache) @ coefficients / nanos - 1)
+            best = error
+            found = {
+                "start_ns": start,
+                "flop_ps": _picos(flop),
+                "byte_ps": _picos(byte),
+                "cached_bytes": cache if uncached else 0,
+                "uncached_byte_ps": _picos(uncached),
+                "tensor_ps": _picos(tensor),
+                "error": round(float(np.median(wrong)), 3),
+            }
     return found
+
+
+def _columns(amounts: np.ndarray, cache: int) -> np.ndarray:
+    """What each coefficient is multiplied by."""
+    beyond = np.maximum(0, amounts[:, 1] - cache) if cache else np.zeros(len(amounts))
+    # The tensors of a call tell nothing where all calls have as many.
+    tensors = amounts[:, 2] if np.ptp(amounts[:, 2]) else np.zeros(len(amounts))
+    return np.stack([np.ones(len(amounts)), amounts[:, 0], amounts[:, 1], beyond, tensors], 1)
+
+
+def _supposed(rows: Mapping[Amounts, float], dtype: str, rates: Rates) -> dict[Amounts, float]:
+    """Calls much smaller and much larger than those that were measured, where these are nearly of one size.
+
+    A call that takes much longer than an operation on hardly any data takes that long for its data; another for its start.
+    """
+    sizes = [max(size, 1) for _, size, _ in rows]
+    if max(sizes) >= _RANGE * min(sizes):
+        return {}
+    (flops, size, count), nanos = max(rows.items(), key=lambda row: row[0][1])
+    factor = max(_FAR, _LARGE / max(size, 1))
+    small, large = (0.0, 0, count), (flops * factor, int(size * factor), count)
+    if nanos > _BY_DATA * rates.operation_ns:
+        return {small: rates.operation_ns, large: (nanos - rates.operation_ns) * factor}
+    return {small: nanos, large: rates.of(large, dtype)}
 
 
 def _picos(nanos: float) -> float:
     return float(f"{nanos * 1e3:.4g}")
 
 
-def _least_squares(columns: np.ndarray) -> tuple[np.ndarray, float]:
-    """Coefficients, none negative, with which the columns come nearest to 1, and the mean square of what is left; as few as serve."""
+def _least_squares(columns: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, float]:
+    """Coefficients, none negative, with which the columns come nearest to what is wanted, and the mean square of what is left; as few as
+    serve."""
     scale = columns.max(0, initial=0)
     scaled = columns / np.where(scale > 0, scale, 1)
-    found, least = np.zeros(len(scale)), 1.0
+    found, least = np.zeros(len(scale)), float(np.mean(wanted**2))
     for size in range(1, min(columns.shape) + 1):
         for chosen in map(list, itertools.combinations(np.flatnonzero(scale), size)):
-            some, *_ = np.linalg.lstsq(scaled[:, chosen], np.ones(len(columns)), rcond=None)
-            error = float(np.mean((scaled[:, chosen] @ some - 1) ** 2))
+            some, *_ = np.linalg.lstsq(scaled[:, chosen], wanted, rcond=None)
+            error = float(np.mean((scaled[:, chosen] @ some - wanted) ** 2))
             if least > _EXACT and error < least * _WORTH and (some >= 0).all():
                 found, least = np.zeros(len(scale)), error
                 found[chosen] = some / scale[chosen]
@@ -160,7 +212,10 @@ def measure(
             wanted = known.lacks(graph) and fits and (time.monotonic() < end or not known.calls)
             if not ranks.tell(wanted):
                 continue
-            calls, spread = _recorded(graph, ranks, device)
+            running = _Running(graph, ranks, device)
+            if not running.warmed():
+                continue
+            calls, spread = running.recorded()
             for kind, rows in calls.items():
                 known.calls.setdefault(kind, {}).update(rows)
             known.spread = max(known.spread, spread)
@@ -190,44 +245,60 @@ def _size(kind: Mapping[str, Any]) -> int:
     return int(np.prod(kind["shape"])) * TORCH_DTYPES[kind["dtype"]].itemsize
 
 
-def _recorded(
-    graph: _native.Graph, ranks: Ranks, device: torch.device
-) -> tuple[dict[Kind, dict[Amounts, float]], float]:
-    """The nanoseconds of each call of a program, the mean over ranks, and how far apart its rounds were."""
-    program = lower_graph(graph, device=device)
-    executor = Executor(program)
-    state, inputs = _filled(graph, device)
-    executor.bind(state)
-    for _ in range(_WARM):
-        executor(inputs)
-    nodes = program.nodes()
-    rounds, walls = [], []
-    for _ in range(_ROUNDS):
-        _devices.synchronise(device)
-        _meet(ranks)
-        start = time.perf_counter()
-        _, records = executor.record(inputs, device)
-        _devices.synchronise(device)
-        alone = time.perf_counter() - start
-        _meet(ranks)
-        # Until the last rank is done, where ranks share cores and get them in turns; a barrier alone takes less than this counts.
-        together = time.perf_counter() - start
-        walls.append(max(alone, together) if ranks.count > 1 else alone)
-        rounds.append(records)
-    by_node = _medians(nodes, rounds)
-    wall = statistics.median(walls) * 1e9
-    factor = max(1.0, wall / max(sum(by_node.values()), 1.0)) if ranks.count > 1 else 1.0
-    found: defaultdict[Kind, defaultdict[Amounts, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for position, call in enumerate(graph.amounts()):
-        if call is not None:
-            operator, dtype, flops, size, count = call
-            # What has no instruction of a step was done once, before the first.
-            found[operator, dtype][flops, size, count].append(by_node.get(position, 0.0) * factor)
-    calls = {
-        kind: {amounts: statistics.median(nanos) for amounts, nanos in rows.items()} for kind, rows in found.items()
-    }
-    spread = (sorted(walls)[_ROUNDS // 2 + 1] - min(walls)) * 1e9 / wall
-    return _mean(calls, ranks), ranks.tell(spread)
+class _Running:
+    """A program on tensors of its own."""
+
+    def __init__(self, graph: _native.Graph, ranks: Ranks, device: torch.device) -> None:
+        self.graph, self.ranks, self.device = graph, ranks, device
+
+    def warmed(self) -> bool:
+        """Runs the program for the first times; whether all ranks could: its numbers are not the step's, and a matrix may be singular."""
+        failed = None
+        try:
+            self.program = lower_graph(self.graph, device=self.device)
+            self.executor = Executor(self.program)
+            state, self.inputs = _filled(self.graph, self.device)
+            self.executor.bind(state)
+            for _ in range(_WARM):
+                self.executor(self.inputs)
+            _devices.synchronise(self.device)
+        except (UnisonoError, RuntimeError) as error:
+            failed = error
+        everyone = self.ranks.gathered(torch.tensor([failed is None])) if self.ranks.count > 1 else [failed is None]
+        if failed is not None:
+            words = f"a program of the step could not be measured, so that predictions are rougher: {failed}"
+            warnings.warn(words, RuntimeWarning, stacklevel=2)
+        return all(everyone)
+
+    def recorded(self) -> tuple[dict[Kind, dict[Amounts, float]], float]:
+        """The nanoseconds of each call, the mean over ranks, and how far apart the rounds were."""
+        rounds, walls = [], []
+        for _ in range(_ROUNDS):
+            _meet(self.ranks)
+            met = time.perf_counter()
+            _meet(self.ranks)
+            start = time.perf_counter()
+            _, records = self.executor.record(self.inputs, self.device)
+            _devices.synchronise(self.device)
+            alone = time.perf_counter() - start
+            # Until the last rank is done, where ranks share cores and get them in turns, less what it takes to meet.
+            _meet(self.ranks)
+            walls.append(max(alone, time.perf_counter() - start - (start - met)) * 1e9)
+            rounds.append(records)
+        by_node = _medians(self.program.nodes(), rounds)
+        wall = statistics.median(walls)
+        factor = max(1.0, wall / max(sum(by_node.values()), 1.0)) if self.ranks.count > 1 else 1.0
+        found: defaultdict[Kind, defaultdict[Amounts, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for position, call in enumerate(self.graph.amounts()):
+            if call is not None:
+                operator, dtype, flops, size, count = call
+                # What has no instruction of a step was done once, before the first.
+                found[operator, dtype][flops, size, count].append(by_node.get(position, 0.0) * factor)
+        calls = {
+            kind: {amounts: statistics.median(nanos) for amounts, nanos in rows.items()} for kind, rows in found.items()
+        }
+        spread = (sorted(walls)[_ROUNDS // 2 + 1] - min(walls)) / wall
+        return _mean(calls, self.ranks), self.ranks.tell(spread)
 
 
 def _medians(nodes: list[int | None], rounds: list[list[tuple[int, int, int]]]) -> dict[int, float]:
