@@ -10,6 +10,53 @@ from test_config import parallel, written
 import unisono
 
 
+def perceptron(casts=False, **settings):
+    """Two wide products, which may cast their weights to half precision, and their optimizer."""
+
+    class Product(torch.nn.Linear):
+        def forward(self, x):
+            weight = self.weight.bfloat16() if casts else self.weight
+            return torch.nn.functional.linear(x, weight)
+
+    with torch.device("meta"):
+        model = torch.nn.Sequential(Product(1024, 4096, bias=False), torch.nn.GELU(), Product(4096, 1024, bias=False))
+        batch = torch.empty(512, 1024, dtype=torch.bfloat16 if casts else torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), **settings)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return unisono.capture(step, model=model, optimizer=optimizer, example=(batch, batch), device="cuda")
+
+
+@pytest.mark.parametrize("setting", ["fused", "capturable"])
+def test_settings_that_pytorch_refuses_on_meta_are_captured_as_where_the_device_is(setting):
+    assert perceptron(**{setting: True}).text() == perceptron().text()
+
+
+def test_parameters_that_are_cast_are_parameters():
+    graph, mesh = perceptron(casts=True), {"data": 2, "tensor": 4}
+
+    def collectives(**pins):
+        return graph.plan("h100:8", mesh=mesh, pins=pins).figures()["collectives"]
+
+    sharded = {"data": "shard(0)", "tensor": "shard(0)"}
+    # With the batch whole along an axis, parameters stay sharded there, in whatever type an outer axis gathered them.
+    found = collectives(**{"params.*": sharded, "batch.*": {"data": "shard(0)", "tensor": "replicate"}})
+    assert any(one["of"] == "parameters" and one["axis"] == "data" for one in found)
+    assert not any(one["of"] == "parameters" and one["axis"] == "tensor" for one in found)
+    # They are gathered in the smaller type, and no gradient crosses the network in the larger one.
+    found = collectives(**{"params.*": sharded, "batch.*": {"data": "shard(0)", "tensor": "shard(0)"}})
+    numbers = 2 * 1024 * 4096
+    for of in ("parameters", "gradients"):
+        moved = sum(one["bytes"] for one in found if one["of"] == of and one["bytes"] > numbers / 8)
+        assert 0 < moved <= 4 * 2 * numbers, of
+
+
 @pytest.fixture(scope="module")
 def graph():
     with torch.device("meta"):

@@ -100,7 +100,19 @@ def convolutions():
     return Network(), (torch.zeros(16, 3, 16, 16, device=META), tokens(16))
 
 
-MODELS = {make.__name__: make for make in (gpt, llama, bert, mixtral, convolutions)}
+def normed():
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.up, self.down = nn.RMSNorm(64, eps=1e-5), nn.Linear(64, 128), nn.Linear(128, 8)
+
+        def forward(self, x, y):
+            return F.cross_entropy(self.down(F.silu(self.up(self.norm(x)))).float(), y)
+
+    return Network().bfloat16(), (torch.zeros(16, 64, dtype=torch.bfloat16, device=META), tokens(16))
+
+
+MODELS = {make.__name__: make for make in (gpt, llama, bert, mixtral, convolutions, normed)}
 #: What each must meet that only CUDA has.
 OWN = {
     "gpt": {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward", "native_dropout"},
@@ -112,6 +124,7 @@ OWN = {
     },
     "mixtral": {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"},
     "convolutions": {"native_dropout"},
+    "normed": {"_fused_rms_norm", "_fused_rms_norm_backward"},
 }
 
 
@@ -123,7 +136,7 @@ def planned(name):
     optimizer = torch.optim.AdamW(model.parameters())
     loss_of = (
         (lambda x, y: model(x, y))
-        if name in ("gpt", "convolutions")
+        if name in ("gpt", "convolutions", "normed")
         else lambda x, y: model(input_ids=x, labels=y).loss
     )
 

@@ -38,6 +38,11 @@ impl<'a> Call<'a> {
         &self.graph.ops[self.node.op].name
     }
 
+    /// The position of the argument of that name.
+    pub fn argument(&self, name: &str) -> Option<usize> {
+        argument(&self.graph.ops[self.node.op].schema, name)
+    }
+
     /// The type of an operand.
     pub fn operand(&self, operand: usize) -> &'a TensorType {
         self.graph.ty(self.operands[operand])
@@ -133,4 +138,15 @@ fn wrap(dim: i64, rank: usize) -> Option<usize> {
     let rank = rank.max(1) as i64;
     let dim = if dim < 0 { dim.checked_add(rank)? } else { dim };
     (0..rank).contains(&dim).then_some(dim as usize)
+}
+
+/// The position of the argument of that name in a schema or a row's signature.
+pub fn argument(schema: &str, name: &str) -> Option<usize> {
+    let (arguments, _) = schema.split_once(" -> ").unwrap_or((schema, ""));
+    let arguments = arguments.split_once('(')?.1;
+    let mut names = arguments.trim_end_matches(')').split(", ").filter(|argument| *argument != "*");
+    names.position(|argument| {
+        let last = argument.rsplit(' ').next().unwrap_or(argument);
+        last.split('=').next() == Some(name)
+    })
 }

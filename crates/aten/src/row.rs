@@ -2,7 +2,7 @@
 
 use base::{Bytes, Flops};
 
-use crate::{Call, Factors, Seed, Strategy};
+use crate::{Call, Factors, Seed, Strategy, call::argument};
 
 /// Everything that is known of one operation.
 #[derive(Clone, Copy)]
@@ -316,6 +316,11 @@ impl Row {
         };
         let parts: Vec<String> = inner.split(", ").map(typed).collect();
         format!("({}) -> {returns}", parts.join(", "))
+    }
+
+    /// Whether its kernel is a whole scaled dot-product attention, scores that no memory holds included.
+    pub fn is_attention(&self) -> bool {
+        matches!(self.work, Work::Flops(_)) && argument(self.signature, "is_causal").is_some()
     }
 
     /// The operator that does the same in place, if there is one: `aten::_fused_adamw.tensor_lr` has `aten::_fused_adamw_.tensor_lr`.

@@ -66,7 +66,7 @@ op aten::t(",
     let (status, text, errors) = files.run(line);
     assert_eq!((status, errors.as_str()), (0, ""));
     // The new parameter is put together, the mask of 256 KiB is not.
-    assert!(text.contains("1 x all_gather, 8 KiB in all"), "{text}");
+    assert!(text.contains("1 x all_gather, 16 KiB in all"), "{text}");
 }
 
 #[test]

@@ -16,6 +16,10 @@ pub struct Device {
     pub memory_bytes: u64,
     /// Achieved matrix-product rate by element type, in floating-point operations per second.
     pub matmul_flops: BTreeMap<String, f64>,
+    /// Achieved rate of attention that is one kernel, by element type, in floating-point operations per second; that of products where
+    /// nothing is said. Pairs that a causal mask leaves out do not count.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub attention_flops: BTreeMap<String, f64>,
     /// Achieved memory bandwidth, in bytes per second.
     pub memory_bandwidth: f64,
     /// Time to start one operation, in nanoseconds.
@@ -50,6 +54,11 @@ impl Device {
         self.matmul_flops.get(dtype.text()).copied().unwrap_or(slowest)
     }
 
+    /// The rate of attention that is one kernel, for an element type.
+    pub fn attention_rate(&self, dtype: ir::Dtype) -> f64 {
+        self.attention_flops.get(dtype.text()).copied().unwrap_or_else(|| self.matmul_rate(dtype))
+    }
+
     /// What was measured of an operator for an element type.
     pub fn fit(&self, operator: &str, dtype: ir::Dtype) -> Option<&Fit> {
         self.operations.get(operator)?.get(dtype.text())
@@ -60,7 +69,8 @@ impl Device {
         if self.matmul_flops.is_empty() {
             return Some(("matmul_flops", "without a rate"));
         }
-        let rates = self.matmul_flops.iter().map(|(name, rate)| (name.as_str(), *rate));
+        let rates = self.matmul_flops.iter().chain(&self.attention_flops);
+        let rates = rates.map(|(name, rate)| (name.as_str(), *rate));
         let rates = rates.chain([("memory_bandwidth", self.memory_bandwidth)]);
         let rate = rates.into_iter().find(|(_, rate)| !crate::is_rate(*rate));
         let rate = rate.map(|(name, _)| (name, "a rate that is not positive"));

@@ -70,7 +70,8 @@ impl Cluster {
     pub fn with_device(&self, factor: f64) -> Self {
         let mut faster = self.clone();
         let device = &mut faster.device;
-        device.matmul_flops.values_mut().for_each(|rate| *rate *= factor);
+        let products = device.matmul_flops.values_mut();
+        products.chain(device.attention_flops.values_mut()).for_each(|rate| *rate *= factor);
         device.memory_bandwidth *= factor;
         device.operation_ns /= factor;
         let fits = device.operations.values_mut().flat_map(|fits| fits.values_mut());

@@ -9,6 +9,7 @@ pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster 
         name: "made up".to_owned(),
         memory_bytes: 1_000_000_000,
         matmul_flops: [("f32".to_owned(), matmul_flops)].into(),
+        attention_flops: std::collections::BTreeMap::new(),
         memory_bandwidth,
         operation_ns: 1_000.0,
         overlap_factor: 1.0,

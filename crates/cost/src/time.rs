@@ -2,7 +2,7 @@
 
 use aten::{Call, Row, Strategy, Work};
 use base::Bytes;
-use cluster::{Amounts, Fit};
+use cluster::{Amounts, Cluster, Fit};
 use ir::{
     AxisKind, Collective, CollectiveKind, Dtype, MeshAxis, Placement, Reshard, TensorType, local_bytes,
     reshard_steps,
@@ -71,12 +71,18 @@ pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy
         Work::Traffic => traffic(cluster, bytes(call, strategy, ranks)),
         Work::Flops(_) => {
             let Amounts { flops, bytes, .. } = amounts(call, row, strategy, ranks);
-            let rate = cluster.device.matmul_rate(call.result(0).dtype);
+            let rate = compute_rate(cluster, row, call.result(0).dtype);
             let computing = (flops / rate * PICOS + cluster.device.operation_ns * 1e3).round() as i64;
             computing.max(traffic(cluster, bytes))
         }
     };
     time + inner_collectives(machine, call, strategy, axis)
+}
+
+/// Floating-point operations per second of an operation that is mostly computation.
+pub fn compute_rate(cluster: &Cluster, row: &Row, dtype: Dtype) -> f64 {
+    let device = &cluster.device;
+    if row.is_attention() { device.attention_rate(dtype) } else { device.matmul_rate(dtype) }
 }
 
 /// What an operation does on one rank under a strategy; nothing for what takes no time.

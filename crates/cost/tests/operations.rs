@@ -68,3 +68,34 @@ fn a_shard_takes_what_its_part_of_the_operation_takes() {
 fn shard(dim: u8) -> Placement {
     Placement::Shard { dim, blocks: 1 }
 }
+
+/// What pairs of a query and a key count, by trying each.
+fn seen(queries: u64, keys: u64, causal: bool) -> u64 {
+    let pairs = (0..queries).flat_map(|query| (0..keys).map(move |key| (query, key)));
+    pairs.filter(|(query, key)| !causal || key <= query).count() as u64
+}
+
+#[test]
+fn attention_counts_the_pairs_that_its_mask_leaves_and_runs_at_a_rate_of_its_own() {
+    let with_rate = "preset = \"cpu\"\n[device]\noperation_ns = 0.0\nmemory_bandwidth = 1e18\nattention_flops = { bf16 = 1e12 }\n";
+    let cluster = Cluster::parse(with_rate, "cluster.toml").unwrap();
+    let mesh = Mesh { axes: vec![MeshAxis::ranks("a", 2)] };
+    let machine = Machine { cluster: &cluster, mesh: &mesh };
+    for (queries, keys, causal) in [(4, 4, true), (4, 4, false), (3, 7, true), (7, 3, true), (1, 5, true)] {
+        let text = format!(
+            "unisono graph 2\n\
+             op aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p, bool is_causal, \
+             *, Tensor? attn_mask, float? scale) -> (Tensor output, Tensor logsumexp)\n\
+             input v0: bf16[2, 4, {queries}, 8] = batch \"batch.q\"\n\
+             input v1: bf16[2, 4, {keys}, 8] = batch \"batch.k\"\n\
+             input v2: bf16[2, 4, {keys}, 8] = batch \"batch.v\"\n\
+             (v3: bf16[2, 4, {queries}, 8], v4: f32[2, 4, {queries}]) = \
+             aten::_scaled_dot_product_flash_attention_for_cpu(v0, v1, v2, 0.0, {causal}, none, none)\n\
+             return v3\n"
+        );
+        let graph = Graph::from_text("graph", &text).unwrap();
+        let time = local_time(machine, &Call::new(&graph, graph.order[0]));
+        // Two products of eight features for each of eight heads, a picosecond for each operation.
+        assert_eq!(time as u64, 2 * 2 * 8 * 8 * seen(queries, keys, causal), "{queries} x {keys}, {causal}");
+    }
+}

@@ -9,7 +9,7 @@ use ir::{CollectiveKind, Graph, NodeId, PartKind, RankGraph, ValueId};
 use serde::Serialize;
 use sim::{Factor, Interval, Observer, Programs};
 
-use crate::labels::{gradients, of_state};
+use crate::roles::{gradients, of_state};
 
 const PICOS_PER_MILLI: f64 = 1e9;
 
@@ -35,7 +35,7 @@ pub struct CollectiveTime {
     pub of: &'static str,
     /// How many there are.
     pub count: u32,
-    /// Bytes of their operands on one rank.
+    /// Bytes of the whole tensors that they gather, reduce or hand on; of an all-to-all those of one rank.
     pub bytes: u64,
     /// Their time, in milliseconds.
     pub ms: f64,
@@ -164,7 +164,7 @@ fn by_collective(graph: &Graph, times: &Times<'_>) -> Vec<CollectiveTime> {
         };
         let sum = sums.entry((kind, axis, of)).or_insert(empty);
         sum.count += 1;
-        sum.bytes += graph.nodes[*id].operands().map(|value| graph.ty(value).bytes().0).sum::<u64>();
+        sum.bytes += collective.bytes.0;
         sum.ms += millis(times.collectives[at]);
         sum.exposed_ms += millis(times.exposed[at]);
     }

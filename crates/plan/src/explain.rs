@@ -127,7 +127,7 @@ fn placements(plan: &Plan, counted: impl Fn(&str) -> bool, otherwise: &str) -> S
     if parts.is_empty() { otherwise.into() } else { format!("{}, the rest {otherwise}", parts.join(", ")) }
 }
 
-/// Collectives by kind, with the bytes of one rank's operands.
+/// Collectives by kind, with the bytes of the whole tensors that they gather, reduce or hand on; of an all-to-all those of one rank.
 fn collectives(graph: &RankGraph) -> Vec<(String, u32)> {
     let mut kinds: BTreeMap<String, (u32, u64)> = BTreeMap::new();
     for id in &graph.order {
@@ -140,7 +140,7 @@ fn collectives(graph: &RankGraph) -> Vec<(String, u32)> {
         };
         let entry = kinds.entry(kind).or_default();
         entry.0 += 1;
-        entry.1 += node.operands().map(|value| graph.ty(value).bytes().0).sum::<u64>();
+        entry.1 += collective.bytes.0;
     }
     kinds
         .into_iter()

@@ -1,10 +1,12 @@
 //! What a plan is in the field's words, derived from its placements. No decision depends on it.
 
 use aten::{Call, Work};
-use base::{Result, SecondaryMap};
+use base::Result;
 use cost::{Machine, operation_time};
-use ir::{Graph, InputClass, MeshAxis, PartKind, Placement, ValueId};
+use ir::{Graph, InputClass, MeshAxis, Placement};
 use shard::{Assignment, partition};
+
+use crate::roles::{gradients, of_state};
 
 /// How the computation along an axis is divided, as shares of its time.
 #[derive(Clone, Copy, Default)]
@@ -95,42 +97,6 @@ fn shares(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Mach
         }
     }
     shares
-}
-
-/// The values that only updates need, views of them included: gradients of parameters.
-pub fn gradients(graph: &Graph) -> SecondaryMap<ValueId, bool> {
-    // Per value: whether anything uses it, and whether something other than an update does.
-    let mut used = SecondaryMap::with_default(false);
-    let mut elsewhere = SecondaryMap::with_default(false);
-    for id in graph.order.iter().rev() {
-        let node = &graph.nodes[*id];
-        let is_view = aten::row(graph.op_name(*id)).is_some_and(|row| matches!(row.work, Work::View));
-        let passes_on = is_view && node.results().all(|value| used[value] && !elsewhere[value]);
-        let counts = passes_on || graph.part_kind(*id) == PartKind::Update;
-        for value in node.operands() {
-            used[value] = true;
-            elsewhere[value] |= !counts;
-        }
-    }
-    graph.returns.iter().for_each(|value| elsewhere[*value] = true);
-    let mut found = SecondaryMap::with_default(false);
-    graph.values.ids().for_each(|value| found[value] = used[value] && !elsewhere[value]);
-    found
-}
-
-/// The values that come from state alone.
-pub fn of_state(graph: &Graph) -> SecondaryMap<ValueId, bool> {
-    let mut of_state = SecondaryMap::with_default(false);
-    for input in graph.inputs.values() {
-        of_state[input.value] = input.class.is_state();
-    }
-    for id in &graph.order {
-        let node = &graph.nodes[*id];
-        if node.operands().next().is_some() && node.operands().all(|value| of_state[value]) {
-            node.results().for_each(|value| of_state[value] = true);
-        }
-    }
-    of_state
 }
 
 /// From this share on all of a class of inputs counts as sharded: step counters and the like never are.

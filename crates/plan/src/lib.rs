@@ -29,6 +29,7 @@ mod pins;
 mod plan;
 mod prices;
 mod recompute;
+mod roles;
 mod run;
 mod runners_up;
 mod search;

@@ -18,6 +18,7 @@ use crate::{
     copies::{CopySet, copy_sets},
     moments::Charge,
     prices::{AWAITED, WINDOWED},
+    roles::Role,
     setting::Setting,
 };
 
@@ -42,8 +43,8 @@ pub struct Source {
     pub provided: ProvidedId,
     /// Where it does.
     pub part: PartId,
-    /// Whether the value is state: its own placement takes no additional memory.
-    pub is_state: bool,
+    /// What it is in the step. State takes no additional memory in its own placement.
+    pub role: Role,
     /// Whether the value is a view.
     pub is_view: bool,
     /// Whether a collective along another axis still writes it: it can only be waited for.
@@ -53,16 +54,19 @@ pub struct Source {
 impl Source {
     /// Whether collectives on the value go in buckets where it is used in a part of this kind: parameters and gradients do.
     fn company(&self, kind: PartKind) -> Company {
-        if self.is_state || kind == PartKind::Update { Company::Bucketed } else { Company::Alone }
+        let bucketed = self.role != Role::Other || kind == PartKind::Update;
+        if bucketed { Company::Bucketed } else { Company::Alone }
     }
 
     /// What times of collectives on the value count as, where it is used in a part of kind `to` and made in one of kind `from`: a gather
     /// of stored state has all operations before it to hide behind, and a gradient those that come after it; a new parameter that is
     /// gathered at the end of the step has none.
     fn class(&self, from: PartKind, to: PartKind) -> ClassId {
-        let is_gradient = to == PartKind::Update && from != PartKind::Update;
+        let made_late = from == PartKind::Update;
+        let is_gradient = self.role == Role::Gradient || to == PartKind::Update;
+        let has_window = self.role.is_of_state() || (is_gradient && !made_late);
         match self.company(to) {
-            Company::Bucketed if self.is_state || is_gradient => WINDOWED,
+            Company::Bucketed if has_window => WINDOWED,
             Company::Bucketed => ClassId::default(),
             Company::Alone => AWAITED,
         }
@@ -70,7 +74,7 @@ impl Source {
 
     /// Whether what enters `part` is held beside state from an earlier part of the program on.
     fn crosses_to(&self, part: PartId) -> bool {
-        part != self.part && !self.is_state
+        part != self.part && self.role != Role::Stored
     }
 }
 
@@ -276,7 +280,8 @@ impl Maker<'_> {
     fn enter_later(&mut self, before: &[CopySet], sets: &[CopySet], part: PartId) -> TableId {
         let charged = self.charged(part);
         // A stored value is available in its own placement at any time, at no cost.
-        let free = |placement: Placement| self.source.is_state && self.provided.contains(&placement);
+        let free =
+            |placement: Placement| self.source.role == Role::Stored && self.provided.contains(&placement);
         let (mut costs, mut weights) = (Vec::new(), Vec::new());
         for earlier in before {
             for entered in sets.iter().map(|set| set.source) {

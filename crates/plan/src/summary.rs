@@ -197,12 +197,10 @@ pub fn summary(
 fn least_ms(graph: &Graph, cluster: &Cluster, ranks: u32) -> f64 {
     let seconds = |id| {
         let call = Call::new(graph, id);
-        match aten::row(call.name()).map(|row| row.work) {
-            Some(Work::Flops(flops)) => {
-                flops(&call).0 as f64 / cluster.device.matmul_rate(call.result(0).dtype)
-            }
-            _ => 0.0,
-        }
+        let Some((row, Work::Flops(flops))) = aten::row(call.name()).map(|row| (row, row.work)) else {
+            return 0.0;
+        };
+        flops(&call).0 as f64 / cost::compute_rate(cluster, row, call.result(0).dtype)
     };
     graph.order.iter().map(|id| seconds(*id)).sum::<f64>() / f64::from(ranks) * MILLIS_PER_SECOND
 }

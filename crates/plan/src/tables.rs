@@ -18,6 +18,7 @@ use solve::{Cells, Choices, Cost, Problem, VariableId};
 use crate::{
     links::{Link, Links, PartCopies, ProvidedId, RequiredId, Signature, Source},
     pins::{Demand, can_be},
+    roles::{Role, roles},
     setting::Setting,
 };
 
@@ -36,6 +37,7 @@ pub struct Tables<'a> {
     inputs: PrimaryMap<InputId, (VariableId, Vec<Placement>)>,
     links: Links,
     copies: Vec<Kept>,
+    roles: SecondaryMap<ValueId, Role>,
 }
 
 /// Strategies and their costs, for each class of nodes and what demands on the batch leave of it.
@@ -76,6 +78,7 @@ impl<'a> Tables<'a> {
             inputs: PrimaryMap::new(),
             links: Links::default(),
             copies: Vec::new(),
+            roles: roles(setting.graph),
         };
         let depends = depends_on_inputs(setting.graph);
         for id in setting.graph.inputs.ids() {
@@ -148,11 +151,10 @@ impl<'a> Tables<'a> {
             ValueDef::Input(id) => {
                 let (variable, placements) = &self.inputs[id];
                 let provided = self.links.provided(placements.clone());
-                let is_state = graph.inputs[id].class.is_state();
-                (
-                    *variable,
-                    Source { kind, provided, part: PartId(0), is_state, is_view: false, in_flight: false },
-                )
+                let role = self.roles[value];
+                let source =
+                    Source { kind, provided, part: PartId(0), role, is_view: false, in_flight: false };
+                (*variable, source)
             }
             ValueDef::Result(node, position) => {
                 let (variable, menu) = self.nodes[&node];
@@ -165,7 +167,8 @@ impl<'a> Tables<'a> {
                 let is_view = row.is_some_and(|row| matches!(row.work, aten::Work::View));
                 let in_flight = graph.collective(node).is_some();
                 let part = graph.nodes[node].part;
-                (variable, Source { kind, provided, part, is_state: false, is_view, in_flight })
+                let source = Source { kind, provided, part, role: self.roles[value], is_view, in_flight };
+                (variable, source)
             }
         }
     }

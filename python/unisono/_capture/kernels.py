@@ -48,17 +48,21 @@ class Kernels:
     Attributes:
         fuses_optimizers: whether an optimizer's whole update is one kernel there.
         instead: what operations that PyTorch makes of others are there, by name, unless it is what they are on processors.
+        own: operations that have a kernel there, with a derivative, and are made of others on processors.
     """
 
     fuses_optimizers: bool = False
     instead: Mapping[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
 
 
 #: One row for each kind of device that a step can be captured for where there is none.
 KERNELS = {
     "cpu": Kernels(fuses_optimizers=True),
     "cuda": Kernels(
-        fuses_optimizers=True, instead={"scaled_dot_product_attention": attention.on_cuda, "dropout": _dropout}
+        fuses_optimizers=True,
+        instead={"scaled_dot_product_attention": attention.on_cuda, "dropout": _dropout},
+        own=("_fused_rms_norm",),
     ),
 }
 
@@ -89,6 +93,9 @@ def chosen(target: Target) -> Iterator[None]:
     with torch.library._scoped_library("aten", "IMPL") as library, _without_casts(target):
         for name, function in KERNELS[target.kind].instead.items():
             library.impl(name, function, "AutogradCPU")
+        for name in KERNELS[target.kind].own:
+            # An operation with a kernel is differentiated as one. Nobody gets to the kernel: tensors have no data.
+            library.impl(name, getattr(torch.ops.aten, name).default.decompose, "CPU")
         yield
 
 

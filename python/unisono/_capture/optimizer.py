@@ -21,6 +21,9 @@ from unisono.errors import ConfigurationError, StepError, UnsupportedError
 # What torch.optim calls those parts of a parameter's state that are numbers of the step and no tensors in the parameter's shape.
 _NUMBERS = ("step", "mu", "mu_product", "eta")
 
+# Settings that PyTorch accepts for parameters on ``meta``, and refuses when a step is taken.
+_NOT_ON_META = ("fused", "capturable")
+
 
 class _WithoutMutation(TorchDispatchMode):
     """Runs operations that make tensors and leaves out those that change one.
@@ -131,10 +134,13 @@ def create_state(optimizer: Optimizer) -> None:
 def _count_on_devices(optimizer: Optimizer) -> None:
     """Puts step counts on the device of their parameters where one kernel does the update, which takes them by their address.
 
-    PyTorch makes them on the host unless the user asks for that kernel.
+    PyTorch makes them on the host unless the user asks for that kernel, which it refuses for parameters on ``meta``.
     """
     for group in optimizer.param_groups:
-        for p in group["params"] if can_be_fused(group, Target()) else ():
+        asked = any(group.get(key) for key in _NOT_ON_META)
+        for p in group["params"]:
+            if not (can_be_fused(group, Target()) or (asked and p.is_meta)):
+                continue
             count = optimizer.state.get(p, {}).get("step")
             if isinstance(count, torch.Tensor) and count.device != p.device:
                 optimizer.state[p]["step"] = count.to(p.device)
@@ -166,6 +172,9 @@ def _on_stand_ins(optimizer: Optimizer, stand_ins: dict[int, torch.nn.Parameter]
         group["params"] = [stand_ins[id(p)] for p in group["params"] if id(p) in stand_ins]
         if "weight_decay" in group:
             group["weight_decay"] = 0.0  # or the gradients, and a momentum that starts from them, would not be zero
+        if any(p.is_meta for p in group["params"]):
+            # PyTorch refuses both there, and the state is the same but for where its count lies.
+            group.update({key: False for key in _NOT_ON_META if group.get(key)})
     try:
         yield
     finally:

@@ -157,7 +157,16 @@ pub fn backward_flops(call: &Call<'_>) -> Flops {
     products(call, 1, 5)
 }
 
+/// So many products between those pairs of a query and a key that count.
 fn products(call: &Call<'_>, query: usize, count: u64) -> Flops {
-    let keys = call.size(query + 1, 2).unwrap_or(0).max(0) as u64;
-    Flops(2 * count * call.operand(query).elements() * keys)
+    let [queries, keys] = [query, query + 1].map(|operand| call.size(operand, 2).unwrap_or(0).max(0) as u64);
+    let pairs = if call.argument("is_causal").and_then(|causal| call.flag(causal)) == Some(true) {
+        // A query sees keys up to its own position; kernels leave out the rest.
+        let seen = queries.min(keys);
+        seen * (seen + 1) / 2 + (queries - seen) * keys
+    } else {
+        queries * keys
+    };
+    let elements = call.operand(query).elements();
+    Flops(2 * count * (elements / queries.max(1)) * pairs)
 }
