@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import msgpack
@@ -9,10 +10,14 @@ import pytest
 import steps
 import torch
 import torch.nn.functional as F
+import torch.utils._pytree as pytree
 from machines import machine
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import unisono
+from unisono._capture.casts import Casts
 from unisono.errors import ConfigurationError, UnsupportedError
 
 
@@ -195,20 +200,132 @@ def test_tensors_that_are_made_or_held_elsewhere_are_on_the_device():
     assert {value["type"]["device"]["kind"] for value in graph.decoded()["values"]} == {"cuda"}
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu", "meta"])
-def test_automatic_casts_are_refused_where_another_device_does_them(device):
+class Calls(TorchDispatchMode):
+    """Operations with the types of their tensors, but for those that only look."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf.dtype for leaf in pytree.tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        if func.namespace == "aten":
+            self.calls.append((func, tensors))
+        return result
+
+
+def _operations(x, y, image, kernel, targets):
+    """Calls that are cast in all the ways that there are, and such that are not."""
+    yield from (
+        lambda: x @ y,
+        lambda: F.linear(x, y),
+        lambda: torch.einsum("ab,bc->ac", x, y),
+        lambda: torch.addmm(x, x, y),
+    )
+    yield from (
+        lambda: F.conv2d(image, kernel),
+        lambda: torch.baddbmm(image[0], image[0], image[0]),
+        lambda: x.half() @ y,
+    )
+    yield from (
+        lambda: F.softmax(x, -1),
+        lambda: F.layer_norm(x, (8,)),
+        lambda: torch.exp(x),
+        lambda: x**2,
+        lambda: x.sum(),
+    )
+    yield from (lambda: torch.sum(x.bfloat16()), lambda: torch.norm(x.bfloat16()), lambda: x.bfloat16().cumsum(0))
+    yield from (lambda: F.softmax(x.bfloat16(), -1), lambda: torch.log_softmax(x.bfloat16(), 0, dtype=torch.bfloat16))
+    yield from (lambda: F.cross_entropy(x.bfloat16(), targets), lambda: F.mse_loss(x.bfloat16(), y))
+    yield from (
+        lambda: torch.addcmul(x, x.bfloat16(), y),
+        lambda: torch.cat([x, y.bfloat16()]),
+        lambda: x.bfloat16() + y,
+    )
+    yield from (lambda: F.gelu(x), lambda: F.avg_pool2d(image, 2), lambda: F.interpolate(image, scale_factor=2))
+    yield from (lambda: x.double() @ y.double(), lambda: F.group_norm(image.bfloat16(), 2), lambda: torch.fft.rfft(x))
+    yield from (lambda: F.binary_cross_entropy_with_logits(x.bfloat16(), y), lambda: torch.stack([x.bfloat16(), y]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, None])
+def test_automatic_casts_are_those_of_a_device_that_is_not_there(dtype):
+    def tensors(device):
+        with FakeTensorMode():
+            made = [torch.empty(8, 8, device=device) for _ in range(2)]
+            made += [torch.empty(8, 8, 8, 8, device=device) for _ in range(2)]
+            return [*made, torch.empty(8, dtype=torch.int64, device=device)]
+
+    def calls(casts, device):
+        with torch.no_grad(), casts, contextlib.ExitStack() as ways:
+            # PyTorch switches what it is asked for here off where there is no such device, so its own switches are turned.
+            enabled, kind = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+            ways.callback(torch.set_autocast_dtype, "cuda", kind)
+            ways.callback(torch.set_autocast_enabled, "cuda", enabled)
+            if device == "cuda":
+                torch.set_autocast_enabled("cuda", True)
+                torch.set_autocast_dtype("cuda", dtype or torch.float16)
+            else:
+                ways.enter_context(torch.autocast("cuda", dtype=dtype))
+            for call in _operations(*tensors(device)):
+                with Calls() as seen:
+                    call()
+                yield seen.calls
+
+    expected = [*calls(contextlib.nullcontext(), "cuda")]
+    found = [*calls(Casts("cuda").replaced(), "cpu")]
+    assert len(expected) == 30
+    for one, other in zip(found, expected, strict=True):
+        # In which order PyTorch casts the arguments of one call is its compiler's choice.
+        assert sorted(map(str, one)) == sorted(map(str, other))
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+def test_parameters_are_cast_once_and_nothing_is_cast_where_casts_are_off():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to("meta")
+
+    def step(x, kind, casts):
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=casts):
+            assert torch.is_autocast_enabled("cuda") == casts
+            y = model(model(x))
+            with torch.autocast(x.device.type, enabled=False):
+                y = y.float() @ model[0].weight
+        y.sum().backward()
+        return y
+
+    def casts(*settings):
+        x = torch.zeros(2, 4, device="meta")
+        graph = unisono.capture(step, model=model, example=(x, *settings), device="cuda").text()
+        return [
+            line for line in graph.splitlines() if "_to_copy(" in line and line.startswith("v") and ": bf16" in line
+        ]
+
+    assert casts("cuda", False) == []
+    # The batch and two weights and biases forward; the gradient of what left the casts backward.
+    assert len(casts("cuda", True)) == 6
+    # A device that is not there is the processor while a step is captured for it, and code may ask a tensor.
+    assert casts("cpu", True) == casts("cuda", True)
+
+
+def test_an_operation_that_cannot_be_cast_safely_is_refused_as_on_the_device():
     model = nn.Linear(4, 4, device="meta")
 
-    def step(x, casts):
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=casts):
-            return model(x).sum()
+    def step(x):
+        with torch.autocast("cuda"):
+            return F.binary_cross_entropy(model(x).sigmoid(), x)
 
-    x = torch.zeros(2, 4, device="meta")
-    unisono.capture(step, model=model, example=(x, False), device="cuda")
-    with pytest.raises(UnsupportedError) as caught:
-        unisono.capture(step, model=model, example=(x, True), device="cuda")
+    with pytest.raises(Exception, match="unsafe to autocast"):
+        unisono.capture(step, model=model, example=(torch.zeros(2, 4, device="meta"),), device="cuda")
+
+
+def test_automatic_casts_of_the_processor_around_a_capture_for_another_device_are_refused():
+    model = nn.Linear(4, 4, device="meta")
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(UnsupportedError) as caught:
+        unisono.capture(
+            lambda x: model(x).sum(), model=model, example=(torch.zeros(2, 4, device="meta"),), device="cuda"
+        )
     assert caught.value.code == "U0128"
-    assert "test_devices.py" in str(caught.value)
 
 
 def test_devices_that_nothing_is_known_of_and_that_are_not_here_are_refused():

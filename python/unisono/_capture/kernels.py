@@ -6,13 +6,12 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-from unittest import mock
 
 import torch
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from unisono._capture import attention
+from unisono._capture.casts import Casts
 from unisono._capture.places import user_line
 from unisono._capture.target import Target
 from unisono.errors import ConfigurationError, UnsupportedError
@@ -90,7 +89,7 @@ def chosen(target: Target) -> Iterator[None]:
         return
     if torch.is_autocast_enabled("cpu"):
         raise _casting(target)
-    with torch.library._scoped_library("aten", "IMPL") as library, _without_casts(target):
+    with torch.library._scoped_library("aten", "IMPL") as library, Casts(target.kind).replaced():
         for name, function in KERNELS[target.kind].instead.items():
             library.impl(name, function, "AutogradCPU")
         for name in KERNELS[target.kind].own:
@@ -99,24 +98,12 @@ def chosen(target: Target) -> Iterator[None]:
         yield
 
 
-def _without_casts(target: Target) -> contextlib.AbstractContextManager[Any]:
-    made = torch.autocast.__init__
-
-    def init(autocast: Any, device_type: str, *arguments: Any, **settings: Any) -> None:
-        if settings.get("enabled", arguments[1] if len(arguments) > 1 else True):
-            raise _casting(target)
-        made(autocast, target.traced_on(torch.device(device_type)).type, *arguments, **settings)
-
-    return mock.patch.object(torch.autocast, "__init__", init)
-
-
 def _casting(target: Target) -> UnsupportedError:
     return UnsupportedError(
-        f"automatic casts cannot be captured for {target.kind} from tensors that are not there",
+        f"automatic casts that were entered around the capture are the processor's, and the step is captured for {target.kind}",
         code="U0128",
         place=user_line(),
-        cause="which operations are cast depends on the device, and PyTorch asks the device that runs them",
-        hint="give the model its types (`model.to(torch.bfloat16)`), or capture where the device is",
+        hint="enter `torch.autocast` within the step",
     )
 
 
