@@ -53,11 +53,17 @@ class Executor:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs one step on ``inputs``, in the program's order, and returns what the step returns."""
+        return self.consume(list(inputs))
+
+    def consume(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The same, and empties ``inputs``: each is let go of where the program needs it no more."""
         if _is_disturbed():
             with _neutral():
-                return self(inputs)
+                return self.consume(inputs)
+        handles = _to_capsules(inputs)
+        inputs.clear()
         with torch._C._AutoDispatchBelowAutograd():
-            return _from_capsules(self._native.run(_to_capsules(list(inputs))))
+            return _from_capsules(self._native.run(handles))
 
     def record(
         self, inputs: Sequence[torch.Tensor], device: torch.device = _devices.HOST

@@ -61,3 +61,7 @@ class InternalError(UnisonoError):
 
 class CaptureNotice(UserWarning):
     """A step was captured and planned again, because something is not as it was; it says how long that took."""
+
+
+class CompileNotice(UserWarning):
+    """A graph that ``torch.compile(.., backend="unisono")`` was given runs as in eager PyTorch; it says why."""

@@ -178,7 +178,7 @@ class Encoder:
         self._env[node.args[0]] = self._env[node]  # type: ignore[index]
 
     def _append(self, node: torch.fx.Node, target: Any, arguments: list[Any], returns: list[Any]) -> None:
-        origin: Origin | None = (node.meta.get("custom") or {}).get("origin")
+        origin = self._origin(node)
         self._origins.append(origin)
         self.nodes.append(
             {
@@ -237,6 +237,9 @@ class Encoder:
             schema = str(target._schema)
             self.ops[name] = (len(self.ops), schema[schema.index("(") :])
         return self.ops[name][0]
+
+    def _origin(self, node: torch.fx.Node) -> Origin | None:
+        return (node.meta.get("custom") or {}).get("origin")
 
     def _place(self, origin: Origin | None) -> int | None:
         if origin is None or not origin.file:

@@ -1,0 +1,217 @@
+"""``torch.compile(model, backend="unisono")``: what Dynamo and AOTAutograd capture, run by the executor with fused kernels.
+
+AOTAutograd makes functional graphs of ATen operations, one forward and one backward. Each is lowered as the graph of a step is, and
+runs in one call. What cannot be lowered runs as PyTorch would run the graph, with a :class:`~unisono.errors.CompileNotice` that says why.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+from unisono import _devices, _native
+from unisono._capture.inputs import StepInput, StepInputs
+from unisono._capture.places import Origin, is_the_users
+from unisono._capture.trace import Traced
+from unisono._capture.wire import Encoder
+from unisono._executor import Executor, lower_graph
+from unisono.errors import CompileNotice, ConfigurationError, UnisonoError, UnsupportedError
+
+#: For how many sets of sizes one graph with sizes that change is lowered and kept.
+_KEPT_SIZES = 16
+_PARTITIONS = ("min_cut", "default")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``torch.compile(.., backend="unisono", options={..})`` may say.
+
+    Attributes:
+        fuse: whether groups of pointwise operations run as kernels (on CPU).
+        partition: what forward keeps for backward: as little as possible, where the rest costs little to make again (``min_cut``), or
+            whatever backward reads (``default``).
+    """
+
+    fuse: bool = True
+    partition: str = "default"
+
+    def __post_init__(self) -> None:
+        if self.partition not in _PARTITIONS:
+            raise ConfigurationError(
+                f"`partition={self.partition!r}` is not known",
+                code="U0012",
+                hint=f"it is one of {', '.join(map(repr, _PARTITIONS))}",
+            )
+
+
+def backend(
+    module: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compiles what Dynamo has captured; ``torch.compile(model, backend="unisono")`` calls it.
+
+    Args:
+        module: the graph.
+        examples: what it is called with.
+        options: the fields of :class:`Options`.
+        mode: a mode of ``torch.compile``; there is none here.
+
+    Raises:
+        ConfigurationError: an option or a mode is not known.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+
+    if mode is not None:
+        raise ConfigurationError(
+            f"`mode={mode!r}`: modes are Inductor's",
+            code="U0012",
+            hint="`options={'partition': 'min_cut'}` lets backward make again what is cheap",
+        )
+    unknown = sorted(set(options or ()) - set(Options.__dataclass_fields__))
+    if unknown:
+        raise ConfigurationError(
+            f"`options` has {', '.join(map(repr, unknown))}, which is not known",
+            code="U0012",
+            hint=f"there are {', '.join(map(repr, Options.__dataclass_fields__))}",
+        )
+    chosen = Options(**(options or {}))
+    partition = min_cut_rematerialization_partition if chosen.partition == "min_cut" else default_partition
+
+    def compiler(graph: torch.fx.GraphModule, _examples: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        compiled = _Compiled(graph, chosen)
+
+        def call(arguments: list[Any]) -> Any:
+            return compiled(arguments)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    return aot_autograd(fw_compiler=compiler, partition_fn=partition)(module, examples)
+
+
+class _Compiled:
+    """A graph of AOTAutograd's, lowered once for each set of sizes. It is called with a list, which it empties, so that what nobody needs
+    any more is let go of while it runs.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, options: Options) -> None:
+        self._graph, self._options = graph, options
+        self._programs: collections.OrderedDict[tuple[Any, ...], _Program] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self._eager = False
+        values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
+        self._sizes = [at for at, value in enumerate(values) if not isinstance(value, torch.Tensor)]
+        if not self._sizes:
+            self._program(())
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        with self._lock:
+            program = None if self._eager else self._program(arguments)
+            if program is not None:
+                return program(arguments)
+        given = tuple(arguments)
+        arguments.clear()
+        return self._graph(*given)
+
+    def _program(self, arguments: Sequence[Any]) -> _Program | None:
+        """The program for the sizes among the arguments; where there can be none, says so once."""
+        sizes = tuple(arguments[at] for at in self._sizes)
+        if sizes in self._programs:
+            self._programs.move_to_end(sizes)
+            return self._programs[sizes]
+        try:
+            graph = _with_sizes(self._graph, arguments, self._sizes) if sizes else self._graph
+            with unset_fake_temporarily():
+                self._programs[sizes] = _Program(graph, self._sizes, self._options.fuse)
+        except Exception as error:  # whatever it is, PyTorch can run the graph
+            reason = str(error) if isinstance(error, UnisonoError) else f"{type(error).__name__}: {error}"
+            message = f"a graph of {len(self._graph.graph.nodes)} operations runs as in eager PyTorch: {reason}"
+            warnings.warn(message, CompileNotice, stacklevel=2)
+            self._eager = True
+            return None
+        if len(self._programs) > _KEPT_SIZES:
+            self._programs.popitem(last=False)
+        return self._programs[sizes]
+
+
+class _Program:
+    """A graph without sizes that change, lowered."""
+
+    def __init__(self, graph: torch.fx.GraphModule, sizes: Sequence[int], fuse: bool) -> None:
+        graph, self._outputs = _tensors_only(graph)
+        inputs = StepInputs()
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                inputs.add(StepInput("batch", f"batch.{len(inputs.inputs)}", node.meta["val"]))
+        given = len(inputs.inputs)
+        devices = {item.tensor.device for item in inputs.inputs if item.tensor.dim()} or {_devices.HOST}
+        if len(devices) > 1:
+            raise UnsupportedError("tensors are on several devices", code="U0105")
+        encoder = _Encoder(Traced(graph, None, 0), inputs)
+        lowered = lower_graph(_native.Graph(encoder.bytes()), device=devices.pop(), fuse=fuse)
+        self._executor = Executor(lowered)
+        self._executor.bind([item.tensor for item in inputs.inputs[given:]])
+        self._sizes = sizes
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        for at in reversed(self._sizes):
+            del arguments[at]
+        made = self._executor.consume(arguments)
+        return [made[one] if isinstance(one, _Made) else one for one in self._outputs]
+
+
+class _Made(int):
+    """The position of an output among those that are tensors."""
+
+
+class _Encoder(Encoder):
+    """Encodes a graph of AOTAutograd's, whose nodes say with a stack where they were made."""
+
+    def _origin(self, node: torch.fx.Node) -> Origin | None:
+        frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+        file, line = next((frame for frame in reversed(frames) if is_the_users(frame[0])), ("", "0"))
+        return Origin(file, int(line), "", "")
+
+
+def _tensors_only(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """The same graph with each tensor among its outputs once; and for each output its position among those, or what it is otherwise."""
+    graph = torch.fx.Graph()
+    outputs: Any = graph.graph_copy(module.graph, {})
+    positions: dict[torch.fx.Node, _Made] = {}
+    found: list[Any] = []
+    for one in outputs if isinstance(outputs, list | tuple) else [outputs]:
+        value = one.meta["val"] if isinstance(one, torch.fx.Node) else one
+        found.append(positions.setdefault(one, _Made(len(positions))) if isinstance(value, torch.Tensor) else value)
+    graph.output(list(positions))
+    return torch.fx.GraphModule(module, graph), found
+
+
+def _with_sizes(module: torch.fx.GraphModule, arguments: Sequence[Any], sizes: Sequence[int]) -> torch.fx.GraphModule:
+    """The same graph for the sizes of these arguments."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with unset_fake_temporarily(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = [
+            mode.from_tensor(one, static_shapes=True) if isinstance(one, torch.Tensor) else one for one in arguments
+        ]
+        fixed = {at: arguments[at] for at in sizes}
+
+        def call(*tensors: torch.Tensor) -> Any:
+            queue = iter(tensors)
+            return module(*[fixed[at] if at in fixed else next(queue) for at in range(len(fakes))])
+
+        return make_fx(call)(*[one for at, one in enumerate(fakes) if at not in fixed])
