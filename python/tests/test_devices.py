@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
+import weakref
 
 import msgpack
 import pytest
@@ -13,7 +15,7 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from machines import machine
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unisono
@@ -306,6 +308,23 @@ def test_parameters_are_cast_once_and_nothing_is_cast_where_casts_are_off():
     assert len(casts("cuda", True)) == 6
     # A device that is not there is the processor while a step is captured for it, and code may ask a tensor.
     assert casts("cpu", True) == casts("cuda", True)
+
+
+def test_casts_hold_no_tensor_after_the_capture():
+    def captured_once():
+        model = nn.Linear(4, 4, device="meta")
+
+        def step(x):
+            with torch.autocast("cuda"):
+                model(x).sum().backward()
+
+        unisono.capture(step, model=model, example=(torch.zeros(2, 4, device="meta"),), device="cuda")
+        return weakref.ref(model.weight)
+
+    weight = captured_once()
+    gc.collect()
+    assert weight() is None
+    assert not [one for one in gc.get_objects() if type(one) is FakeTensor]
 
 
 def test_an_operation_that_cannot_be_cast_safely_is_refused_as_on_the_device():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 from unittest import mock
@@ -121,8 +122,10 @@ class Casts:
         return self._libraries[namespace, key]
 
     def _kernel(self, operation: torch._ops.OpOverload[Any, Any]) -> Callable[..., Any]:
+        casts = weakref.proxy(self)  # PyTorch never lets go of a function that was registered, nor of what that holds
+
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            told, (args, kwargs) = self._told(operation, args, kwargs)
+            told, (args, kwargs) = casts._told(operation, args, kwargs)
             with _without(_key(_PROCESSOR)):
                 return told(*args, **kwargs)
 
