@@ -19,6 +19,7 @@ from typing import Any
 
 import small_models
 import torch
+import torch._inductor.config
 
 import unisono.errors
 
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    torch._inductor.config.force_disable_caches = True  # a first call is one without anything kept from earlier runs
     backends = ["eager", "unisono"] + ["inductor"] * (not chosen.without_inductor)
     titles = [
         "model",
