@@ -60,7 +60,7 @@ impl Along<'_> {
             return self.solutions(false);
         }
         let mut found = found?;
-        if self.number == 0 && self.run.request.effort == Effort::Full {
+        if self.number == 0 && !self.is_hopeless(&found) && self.run.request.effort == Effort::Full {
             found.extend(self.branched());
         }
         Ok(found)
@@ -93,6 +93,7 @@ impl Along<'_> {
         let setting = self.setting(strict, &charges);
         let tables = Tables::new(&setting)?;
         let mut tries = Tries::new(self, &tables);
+        let mut over = Vec::new();
         for prices in Prices::TRIED.iter().take(self.run.extent.prices) {
             let is_plain = *prices == Prices::PLAIN;
             let scaled;
@@ -113,10 +114,23 @@ impl Along<'_> {
             }
             let Some(free) = tries.carry(&solution.choices)? else { continue };
             if self.run.request.memory_limit.is_some() && !self.is_kept(&free.found) {
-                self.limited(strict, *prices, free, &mut tries)?;
+                over.push((*prices, free));
             } else {
                 tries.found.extend(free.found);
             }
+        }
+        let is_thrifty = self.run.extent.is_thrifty;
+        let mut enough = is_thrifty && !self.is_last() && !tries.found.is_empty();
+        for (prices, free) in over {
+            if enough {
+                tries.found.extend(free.found);
+                continue;
+            }
+            tries.make_room();
+            let met = tries.found.len();
+            let is_kept = self.limited(strict, prices, free, &mut tries)?;
+            // The lightest is the same under all prices.
+            enough = !is_kept && (is_thrifty || self.is_hopeless(&tries.found[met..]));
         }
         Ok(tries.found)
     }

@@ -16,6 +16,8 @@ use crate::{
 
 /// The most cells of a table in searches that propose candidates.
 const PROPOSED_TABLE_LIMIT: u64 = 1 << 18;
+/// A peak is far over a memory limit where it is so many parts of the limit over it.
+const FAR: u64 = 4;
 const PICOS_PER_NANO: i64 = 1_000;
 
 /// What the tables say of a solution, in picoseconds: its time, and the least that they allow.
@@ -68,14 +70,39 @@ impl Along<'_> {
         found.iter().any(|one| one.fits(self.run.request.memory_limit))
     }
 
-    /// What the plain prices prove, the others need not prove again: they only propose.
+    /// Whether all of these are so far over the memory limit, even without what collectives hold, that none of the kind keeps it.
+    pub fn is_hopeless(&self, found: &[Found]) -> bool {
+        let Some(limit) = self.run.request.memory_limit else { return false };
+        let is_far = |one: &Found| {
+            one.prediction.peak_bytes - one.prediction.collective_bytes > limit.saturating_add(limit / FAR)
+        };
+        found.iter().all(is_far)
+    }
+
+    /// Whether no axis is within this one.
+    pub fn is_last(&self) -> bool {
+        self.number + 1 == self.run.request.mesh.axes.len()
+    }
+
+    /// How a search proves what it finds. The plain prices of the outer axis do, whose bound a plan names; budgets, other prices, and axes
+    /// within a candidate, only propose.
     pub fn options(&self, strict: bool, prices: Prices) -> Options {
-        let is_last_try = !strict || demand_on_batch(self.graph, self.demands).is_none();
-        let options = Options { blame: is_last_try, ..Options::default() };
-        if prices == Prices::PLAIN {
-            return options;
+        let options = self.proposing(strict);
+        if prices == Prices::PLAIN && self.number == 0 {
+            return Options { blame: options.blame, ..Options::default() };
         }
-        Options { table_limit: PROPOSED_TABLE_LIMIT, dual: false, ..options }
+        options
+    }
+
+    /// The same where a search only proposes.
+    pub fn proposing(&self, strict: bool) -> Options {
+        let is_last_try = !strict || demand_on_batch(self.graph, self.demands).is_none();
+        Options {
+            blame: is_last_try,
+            table_limit: PROPOSED_TABLE_LIMIT,
+            dual: false,
+            orders: self.run.extent.orders,
+        }
     }
 
     /// What becomes of a decision along this axis with the axes within it.
@@ -118,6 +145,8 @@ pub struct Tries<'a> {
     pub bound: i64,
     /// Each solution with the peak of what it became, in bytes.
     known: Vec<(Choices, u64)>,
+    /// How many more are carried on to the axes within this one.
+    room: usize,
     /// What they became.
     pub found: Vec<Found>,
 }
@@ -125,17 +154,22 @@ pub struct Tries<'a> {
 impl<'a> Tries<'a> {
     /// None yet.
     pub fn new(along: &'a Along<'a>, tables: &'a Tables<'a>) -> Self {
-        Self { along, tables, bound: 0, known: Vec::new(), found: Vec::new() }
+        let room = along.run.extent.beam;
+        Self { along, tables, bound: 0, known: Vec::new(), room, found: Vec::new() }
+    }
+
+    /// Makes room for as many solutions as at the start.
+    pub fn make_room(&mut self) {
+        self.room = self.along.run.extent.beam;
     }
 
     /// Carries a solution on, unless it is known or there are enough.
     pub fn carry(&mut self, choices: &Choices) -> Result<Option<Carried>> {
-        let run = self.along.run;
-        let is_last = self.along.number + 1 == run.request.mesh.axes.len();
-        let enough = !is_last && self.known.len() >= run.extent.beam;
+        let enough = !self.along.is_last() && self.room == 0;
         if enough || self.peak_of(choices).is_some() {
             return Ok(None);
         }
+        self.room = self.room.saturating_sub(1);
         let time = evaluate(&self.tables.problem, choices).primary();
         let assignment = self.tables.assignment(choices);
         let found = self.along.continued(&assignment, Model { time, bound: self.bound })?;

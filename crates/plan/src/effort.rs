@@ -20,6 +20,8 @@ pub struct Extent {
     pub prices: usize,
     /// Candidates of an outer axis that are carried on to the axes within it.
     pub beam: usize,
+    /// Elimination orders that are tried where a search only proposes.
+    pub orders: u32,
     /// How often a budget is raised again from one that keeps the memory limit towards one that does not.
     pub raises: usize,
     /// Best candidates that are tried under all settings of the passes.
@@ -28,16 +30,44 @@ pub struct Extent {
     pub recomputed: usize,
     /// Whether that is tried under all settings of the passes, or down to the first that keep the limit.
     pub all_rungs: bool,
+    /// Whether budgets end where one candidate keeps the limit, or where none does under the first prices.
+    pub is_thrifty: bool,
 }
 
 /// Programs with more nodes are searched under fewer prices.
 const LARGE: usize = 2_000;
 
 impl Extent {
-    const SMALL: Self =
-        Self { prices: usize::MAX, beam: 4, raises: 6, tuned: 8, recomputed: 8, all_rungs: true };
-    const LARGE: Self = Self { prices: 3, beam: 2, raises: 2, tuned: 1, recomputed: 3, all_rungs: false };
-    const QUICK: Self = Self { prices: 1, beam: 1, raises: 0, tuned: 0, recomputed: 1, all_rungs: false };
+    const SMALL: Self = Self {
+        prices: usize::MAX,
+        beam: 4,
+        orders: 4,
+        raises: 6,
+        tuned: 8,
+        recomputed: 8,
+        all_rungs: true,
+        is_thrifty: false,
+    };
+    const LARGE: Self = Self {
+        prices: 3,
+        beam: 2,
+        orders: 1,
+        raises: 2,
+        tuned: 1,
+        recomputed: 3,
+        all_rungs: false,
+        is_thrifty: true,
+    };
+    const QUICK: Self = Self {
+        prices: 1,
+        beam: 1,
+        orders: 1,
+        raises: 0,
+        tuned: 0,
+        recomputed: 1,
+        all_rungs: false,
+        is_thrifty: true,
+    };
 
     /// What is tried for a program of so many nodes.
     pub fn of(effort: Effort, nodes: usize) -> Self {

@@ -3,7 +3,7 @@
 
 use base::Result;
 use shard::Assignment;
-use solve::{Choices, Solver, weigh};
+use solve::{Choices, Failure, Solver, weigh};
 
 use crate::{
     axis::{Along, Carried, Tries},
@@ -16,6 +16,8 @@ use crate::{
 const ROUNDS: usize = 4;
 /// How many budgets are tried to get below the limit in each round.
 const FALLS: usize = 6;
+/// Budgets along an outer axis fall by at least this part, because each is carried on through the axes within it.
+const STEPS: u64 = 8;
 
 /// A solution that was carried on.
 #[derive(Clone)]
@@ -37,8 +39,14 @@ impl Known {
 }
 
 impl Along<'_> {
-    /// Adds candidates of less memory than `free`, which is over the limit.
-    pub fn limited(&self, strict: bool, prices: Prices, free: Carried, tries: &mut Tries<'_>) -> Result<()> {
+    /// Adds candidates of less memory than `free`, which is over the limit. Returns whether one of them keeps it.
+    pub fn limited(
+        &self,
+        strict: bool,
+        prices: Prices,
+        free: Carried,
+        tries: &mut Tries<'_>,
+    ) -> Result<bool> {
         let alive = Alive::new(self.graph);
         let worst = |of: &Known| alive.worst(&of.assignment, self.axis, self.excess(of.peak));
         let free = Known::new(free, tries);
@@ -49,7 +57,7 @@ impl Along<'_> {
             let setting = self.setting(strict, &charges);
             let tables = Tables::new(&setting)?;
             let problem = tables.problem.scaled(|class| prices.percent(class));
-            let mut solver = Solver::new(&problem, self.options(strict, prices));
+            let mut solver = Solver::new(&problem, self.proposing(strict));
             let mut round = Round { along: self, solver: &mut solver, tables: &tables, tries };
             let before = moments.clone();
             if kept.is_none() {
@@ -67,7 +75,7 @@ impl Along<'_> {
                 break;
             }
         }
-        Ok(())
+        Ok(kept.is_some())
     }
 
     /// By how much a peak is over the limit, in bytes.
@@ -92,53 +100,83 @@ impl Round<'_, '_, '_, '_> {
     /// Lowers the budget by what candidates are over the limit, until one keeps it, which is given back. `over` becomes the smallest that
     /// is over it.
     fn fall(&mut self, over: &mut Known, moments: u64) -> Result<Option<Known>> {
-        let mut excess = self.along.excess(over.peak);
         let (mut light, mut heavy) = (0, self.weight(over));
+        let mut excess = self.weight_of_excess(over, heavy, moments);
         for _ in 0..FALLS {
+            // Not even all that weights differ by is enough: the lightest shows other moments, and that is all.
+            let is_hopeless = light > 0 && excess > moments.saturating_mul(heavy - light);
             let budget = match light {
-                0 => heavy.saturating_sub(moments * excess),
+                0 => heavy.saturating_sub(excess),
+                _ if is_hopeless => light,
                 light => light + (heavy - light) / 2,
             };
             match self.tried(budget)? {
-                None => light = budget + 1,
-                Some(tried) => {
-                    excess = self.along.excess(tried.peak);
-                    if excess == 0 {
+                Tried::Enough => break,
+                Tried::Nothing { least } => light = least.max(budget + 1),
+                Tried::Solution(tried) => {
+                    if self.along.excess(tried.peak) == 0 {
                         return Ok(Some(tried));
                     }
-                    heavy = heavy.min(self.weight(&tried));
+                    let weight = self.weight(&tried);
+                    heavy = heavy.min(weight);
+                    excess = self.weight_of_excess(&tried, weight, moments);
                     if tried.peak < over.peak {
                         *over = tried;
                     }
                 }
             }
-            if heavy <= light {
+            if heavy <= light || is_hopeless {
                 break;
             }
         }
         Ok(None)
     }
 
+    /// What a candidate of this weight has to lose at all of some moments together, so that its peak keeps the limit: what is over it at each.
+    /// Where axes within this one divide what is weighed, the same part of the weight, and no less than a step of `STEPS`.
+    fn weight_of_excess(&self, of: &Known, weight: u64, moments: u64) -> u64 {
+        let excess = self.along.excess(of.peak);
+        let alone = moments.saturating_mul(excess);
+        if self.along.is_last() {
+            return alone;
+        }
+        let share = u128::from(weight) * u128::from(excess) / u128::from(of.peak.max(1));
+        alone.max(u64::try_from(share).unwrap_or(u64::MAX)).max(weight / STEPS)
+    }
+
     /// Budgets between one that keeps the limit and one that does not.
     fn raise(&mut self, mut kept: u64, mut over: u64) -> Result<()> {
         for _ in 0..self.along.run.extent.raises {
             let budget = kept + over.saturating_sub(kept) / 2;
-            let Some(tried) = self.tried(budget)? else { return Ok(()) };
+            let Tried::Solution(tried) = self.tried(budget)? else { return Ok(()) };
             let fits = self.along.excess(tried.peak) == 0;
             *(if fits { &mut kept } else { &mut over }) = budget;
         }
         Ok(())
     }
 
-    /// The solution within a budget, carried on; none where nothing weighs so little, or where enough was carried on.
-    fn tried(&mut self, budget: u64) -> Result<Option<Known>> {
-        let Ok(budgeted) = self.solver.solve_within(budget) else { return Ok(None) };
-        let choices = budgeted.solution.choices;
+    /// The solution within a budget, carried on.
+    fn tried(&mut self, budget: u64) -> Result<Tried> {
+        let choices = match self.solver.solve_within(budget) {
+            Ok(budgeted) => budgeted.solution.choices,
+            Err(Failure::OverBudget { least }) => return Ok(Tried::Nothing { least }),
+            Err(_) => return Ok(Tried::Nothing { least: 0 }),
+        };
         if let Some(peak) = self.tries.peak_of(&choices) {
             let assignment = self.tables.assignment(&choices);
-            return Ok(Some(Known { choices, assignment, peak }));
+            return Ok(Tried::Solution(Known { choices, assignment, peak }));
         }
         let carried = self.tries.carry(&choices)?;
-        Ok(carried.map(|carried| Known::new(carried, self.tries)))
+        Ok(carried.map_or(Tried::Enough, |carried| Tried::Solution(Known::new(carried, self.tries))))
     }
+}
+
+/// What a budget gives.
+enum Tried {
+    /// A solution.
+    Solution(Known),
+    /// Nothing weighs so little, but only from `least` on.
+    Nothing { least: u64 },
+    /// One that was not carried on, because enough were.
+    Enough,
 }

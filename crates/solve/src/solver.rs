@@ -19,22 +19,26 @@ pub struct Solver<'a> {
     store: Store,
     cache: Cache,
     pruner: Pruner,
+    /// What minimises the objectives that every budget asks for.
+    ends: Vec<(Objective, Minimum)>,
 }
 
 impl<'a> Solver<'a> {
     /// A solver that has done nothing yet.
     pub fn new(problem: &'a Problem, options: Options) -> Self {
-        Self { problem, options, store: Store::default(), cache: Cache::default(), pruner: Pruner::default() }
+        let (store, cache, pruner) = <(Store, Cache, Pruner)>::default();
+        Self { problem, options, store, cache, pruner, ends: Vec::new() }
     }
 
     /// A solver for another problem that knows what this one learnt: what is equal in both is not computed again.
     pub fn turn_to(self, problem: &Problem) -> Solver<'_> {
-        Solver { problem, ..self }
+        Solver { problem, ends: Vec::new(), ..self }
     }
 
     /// Searches on with other options: a precise solve of what was best among cheap ones, for one.
     pub fn set_options(&mut self, options: Options) {
         self.options = options;
+        self.ends.clear();
     }
 
     /// The choices of least cost.
@@ -66,11 +70,19 @@ impl<'a> Solver<'a> {
         kept: &[(u32, Vec<u32>)],
         statistics: &mut Statistics,
     ) -> Result<Minimum, Failure> {
+        let is_end = kept.is_empty() && matches!(objective, Objective::COSTS | Objective::Weights);
+        if is_end && let Some((_, known)) = self.ends.iter().find(|(known, _)| *known == objective) {
+            return Ok(known.clone());
+        }
         statistics.solves += 1;
         let (network, constant) = build(self.problem, &mut self.store, objective);
         let minimum = self.minimise_network(network.clone(), kept, statistics);
         let (choices, minimum) = minimum.map_err(|failure| self.blame(failure, &network, kept))?;
-        Ok(Minimum { choices: choices.into_iter().collect(), bound: constant + minimum })
+        let found = Minimum { choices: choices.into_iter().collect(), bound: constant + minimum };
+        if is_end {
+            self.ends.push((objective, found.clone()));
+        }
+        Ok(found)
     }
 
     /// Narrows an infeasibility down to a set of variables from which none can be left out.
@@ -119,6 +131,7 @@ impl<'a> Solver<'a> {
 }
 
 /// What minimises an objective, and what no choices fall below.
+#[derive(Clone)]
 pub(crate) struct Minimum {
     pub choices: Choices,
     pub bound: i128,
