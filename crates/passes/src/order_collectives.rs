@@ -1,7 +1,10 @@
 //! Orders collectives for overlap: each starts as soon as its operand is computed and is waited for just before its first use.
 //!
 //! A gather of state could start at the very beginning; how early it may is limited by the memory that gathered tensors take until
-//! their first use. The order follows from the graph alone, so all ranks start their collectives in the same order.
+//! their first use. What is reduced takes memory until it is waited for: where that is much, it is waited for earlier than its result is
+//! used. The order follows from the graph alone, so all ranks start their collectives in the same order.
+
+use std::collections::VecDeque;
 
 use base::{Bytes, Id, Result, SecondaryMap};
 use ir::{CollectiveKind, Graph, NodeId, Patch, ValueId};
@@ -14,9 +17,16 @@ use crate::{
 
 /// Starts collectives early and waits for them late.
 pub struct OrderCollectives {
-    /// Maximum bytes that are gathered ahead of their first use. A larger gather starts when the previous one is used.
+    /// Maximum bytes that are gathered ahead of their first use. A larger gather starts when the previous one is used. Of the operands of
+    /// reductions [`PENDING`] times as much is held until they are done.
     pub prefetch_limit: Bytes,
 }
+
+/// Reductions that nothing waits for run behind computation for long, so that far more of them may be on their way than of gathers.
+const PENDING: u64 = 16;
+
+/// How many reductions are on their way at least: one that runs, and the next.
+const FEWEST_PENDING: usize = 2;
 
 impl Pass for OrderCollectives {
     fn name(&self) -> &'static str {
@@ -30,6 +40,7 @@ impl Pass for OrderCollectives {
         if graph.order.iter().any(|id| facts.is_communication(&graph.nodes[*id])) {
             let mut wanted = start_early(graph, &facts);
             wait_late(graph, &facts, &mut wanted);
+            self.free_reduced(graph, &mut wanted);
             self.hoist_gathers(graph, &facts, &mut wanted);
             reorder(graph, &mut patch, &wanted);
         }
@@ -38,6 +49,37 @@ impl Pass for OrderCollectives {
 }
 
 impl OrderCollectives {
+    /// Moves waits for reductions up to where their operands would take more than the limit.
+    fn free_reduced(&self, graph: &Graph, wanted: &mut SecondaryMap<NodeId, Wanted>) {
+        let users = users(graph);
+        let wait_of = |id: NodeId| {
+            let mut waits = graph.nodes[id].results().flat_map(|result| &users[result]).copied();
+            waits.next().filter(|_| waits.next().is_none())
+        };
+        let reduces = |id: &NodeId| {
+            let kind = graph.collective(*id).map(|collective| collective.kind);
+            matches!(kind, Some(CollectiveKind::ReduceScatter | CollectiveKind::AllReduce))
+        };
+        let mut reductions: Vec<(NodeId, NodeId)> =
+            graph.order.iter().filter(|id| reduces(id)).filter_map(|id| Some((*id, wait_of(*id)?))).collect();
+        reductions.sort_by_key(|(start, _)| wanted[*start]);
+        let limit = Bytes(self.prefetch_limit.0.saturating_mul(PENDING));
+        let (mut pending, mut held) = (VecDeque::<(NodeId, Bytes)>::new(), Bytes(0));
+        for (start, wait) in reductions {
+            let (position, side) = wanted[start];
+            let bytes = graph.nodes[start].operands().map(|operand| graph.ty(operand).bytes()).sum();
+            pending.push_back((wait, bytes));
+            held += bytes;
+            while held > limit
+                && pending.len() > FEWEST_PENDING
+                && let Some((wait, bytes)) = pending.pop_front()
+            {
+                held = held - bytes;
+                wanted[wait] = wanted[wait].min((position, side + 1));
+            }
+        }
+    }
+
     /// Moves gathers of state, with what they depend on, up to where the limit allows their results to take memory.
     fn hoist_gathers(&self, graph: &Graph, facts: &Facts, wanted: &mut SecondaryMap<NodeId, Wanted>) {
         let alone = of_state_alone(graph, facts);
