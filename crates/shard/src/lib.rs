@@ -9,6 +9,7 @@ mod emit;
 mod exam;
 mod layout;
 mod local;
+mod loops;
 mod partition;
 mod realise;
 mod reshard;

@@ -5,7 +5,6 @@
 //! loop, and a collective between the iterations is where a loop ends: a sum is added up while the loop runs, a gather puts the parts side
 //! by side when it is over. The loop is written out.
 
-use aten::Random;
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
     Arg, AxisKind, CollectiveKind, Dims, Graph, Mesh, MeshAxis, NodeId, Part, RankGraph, Reduction, Return,
@@ -16,8 +15,8 @@ use rustc_hash::FxHashSet;
 
 use crate::{
     emit::{Emitter, Origin},
+    loops::{Loops, Role, roles},
     partition::{Assignment, partition},
-    space::users,
 };
 
 /// The graph of one rank of a mesh: `decide` says what a plan decides along each axis, the outer one first, on the graph that the axes
@@ -67,119 +66,12 @@ fn unroll(graph: &Graph, assignment: &Assignment, axis: &MeshAxis) -> Result<Ran
         return Err(Diagnostic::bug("the iterations of a loop have other operations than the first"));
     }
     let roles = roles(&iterations, axis);
-    let stages = Stages::of(first, &roles);
+    let loops = Loops::of(first, &roles, axis.size);
     let mut writer = Writer::new(&iterations, &roles);
-    for stage in 0..=stages.last {
-        writer.stage(&stages, stage);
+    for number in 0..=loops.last {
+        writer.one(&loops, number);
     }
     writer.finish()
-}
-
-/// What becomes of a node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
-    /// It is the same in all iterations: computed once.
-    Once,
-    /// It is computed in each iteration.
-    Each,
-    /// It combines what the iterations have.
-    Combine(CollectiveKind),
-    /// It waits for that.
-    Combined,
-}
-
-impl Role {
-    /// Whether what it gives is another value in each iteration.
-    const fn varies(self) -> bool {
-        matches!(self, Self::Each | Self::Combine(CollectiveKind::ReduceScatter | CollectiveKind::AllToAll))
-    }
-}
-
-fn roles(iterations: &[Graph], axis: &MeshAxis) -> SecondaryMap<NodeId, Role> {
-    let first = &iterations[0];
-    let mut roles = SecondaryMap::with_default(Role::Once);
-    let mut varies: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
-    let mut combined: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
-    for id in &first.order {
-        let node = &first.nodes[*id];
-        let collective = first.collective(*id).filter(|collective| collective.axis == axis.name);
-        let operand = node.operands().next();
-        let role = match collective {
-            Some(collective) => Role::Combine(collective.kind),
-            None if first.is_wait(*id) && operand.is_some_and(|value| combined[value]) => Role::Combined,
-            None if node.operands().any(|value| varies[value])
-                || iterations.iter().any(|other| other.nodes[*id].args != node.args) =>
-            {
-                Role::Each
-            }
-            None => Role::Once,
-        };
-        let is_varying =
-            role.varies() || role == Role::Combined && operand.is_some_and(|value| varies[value]);
-        for value in node.results() {
-            varies[value] = is_varying;
-            combined[value] = collective.is_some();
-        }
-        roles[*id] = role;
-    }
-    roles
-}
-
-/// In which loop, or before which, each node is computed: loops are numbered from 0, and what is computed once in stage `k` comes before loop
-/// `k`.
-struct Stages {
-    of: SecondaryMap<NodeId, u32>,
-    last: u32,
-}
-
-impl Stages {
-    /// As late as what uses a node allows, so that little is held between loops; random operations in their order.
-    fn of(graph: &Graph, roles: &SecondaryMap<NodeId, Role>) -> Self {
-        let last = last_stage(graph, roles);
-        let users = users(graph);
-        let mut of = SecondaryMap::with_default(last);
-        let mut next_random = last;
-        for id in graph.order.iter().rev() {
-            let results = graph.nodes[*id].results();
-            let least = results.flat_map(|value| &users[value]).map(|user| of[*user]).min().unwrap_or(last);
-            // What a loop combines is there when it is over.
-            let stage: u32 = match roles[*id] {
-                Role::Combine(_) => least.min(last).saturating_sub(1),
-                _ => least,
-            };
-            of[*id] = stage;
-            if is_random(graph, *id) {
-                of[*id] = stage.min(next_random);
-                next_random = of[*id];
-            }
-        }
-        Self { of, last }
-    }
-}
-
-/// How many loops there have to be, from what each node needs.
-fn last_stage(graph: &Graph, roles: &SecondaryMap<NodeId, Role>) -> u32 {
-    let mut of: SecondaryMap<ValueId, u32> = SecondaryMap::with_default(0);
-    let (mut last, mut random) = (0, 0);
-    for id in &graph.order {
-        let node = &graph.nodes[*id];
-        let mut stage = node.operands().map(|value| of[value]).max().unwrap_or(0);
-        if is_random(graph, *id) {
-            stage = stage.max(random);
-            random = stage;
-        }
-        if matches!(roles[*id], Role::Combine(_)) {
-            stage += 1;
-        }
-        node.results().for_each(|value| of[value] = stage);
-        last = last.max(stage);
-    }
-    last
-}
-
-/// Whether an operation may draw random numbers; of one without a row it is not known.
-fn is_random(graph: &Graph, id: NodeId) -> bool {
-    !graph.is_communication(id) && aten::row(graph.op_name(id)).is_none_or(|row| row.random != Random::No)
 }
 
 /// What a loop has combined so far.
@@ -220,9 +112,10 @@ impl<'a> Writer<'a> {
         Self { iterations, roles, out, made, collected: SecondaryMap::default(), micro_batch: None }
     }
 
-    fn stage(&mut self, stages: &Stages, stage: u32) {
+    /// A loop, behind what is computed once before it.
+    fn one(&mut self, loops: &Loops, number: u32) {
         let first = &self.iterations[0];
-        let here: Vec<NodeId> = first.order.iter().copied().filter(|id| stages.of[*id] == stage).collect();
+        let here: Vec<NodeId> = first.order.iter().copied().filter(|id| loops.of[*id] == number).collect();
         let roles = self.roles;
         let of_role = |wanted: fn(Role) -> bool| -> Vec<NodeId> {
             here.iter().copied().filter(|id| wanted(roles[*id])).collect()

@@ -31,6 +31,27 @@ return v3
 update "params.w" = v9
 "#;
 
+/// A layer with two gradients, of which the first is worked on by its rows, so that it must be whole before.
+const TWO_GRADIENTS: &str = r#"unisono graph 2
+op aten::mm(Tensor self, Tensor mat2) -> Tensor
+op aten::neg(Tensor self) -> Tensor
+op aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+op aten::t(Tensor(a) self) -> Tensor(a)
+input v0: f32[4, 4] = parameter "params.w"
+input v1: f32[60, 4] = batch "batch.x"
+part forward
+v2: f32[60, 4] = aten::mm(v1, v0)
+part backward
+v3: f32[4, 60]{1, 4} = aten::t(v1)
+v4: f32[4, 4] = aten::mm(v3, v2)
+v5: f32[4, 4] = aten::neg(v4)
+v6: f32[60, 4] = aten::neg(v2)
+v7: f32[4, 4] = aten::mm(v3, v6)
+part update
+v8: f32[4, 4] = aten::add.Tensor(v5, v7, 1)
+update "params.w" = v8
+"#;
+
 /// Every operation in slices of the batch where it can be.
 fn in_slices(graph: &Graph, axis: &MeshAxis) -> Assignment {
     let space = Space::new(graph, axis);
@@ -103,6 +124,65 @@ fn what_differs_between_slices_runs_in_loops_that_end_where_all_is_needed() {
         label l2 "reshard v5 of aten::bernoulli.p in `` on micro_batches: replicate -> shard(0)"
         label l3 "reshard v7 of aten::t in `` on micro_batches: replicate -> shard(1)"
         label l4 "reshard v8 of aten::mm in `` on micro_batches: partial(sum) -> replicate"
+    "#]]
+    .assert_eq(&program.join("\n\n"));
+}
+
+#[test]
+fn backward_does_not_wait_for_a_gradient_that_must_be_whole() {
+    let graph = Graph::from_text("step", TWO_GRADIENTS).unwrap();
+    let mesh = Mesh { axes: vec![MeshAxis::micro_batches(2)] };
+    let program = partition_mesh(&graph, &mesh, 0, |graph, axis| Ok(in_slices(graph, axis))).unwrap();
+    ir::verify(&program).unwrap();
+    let text = program.to_string();
+    let program: Vec<&str> = text.split("\n\n").skip(3).collect();
+    expect![[r#"
+        part backward
+        v2: f32[4, 60]{1, 4} = aten::t(v1)
+        part forward 0
+        v3: f32[30, 4] = aten::slice.Tensor(v1, 0, 0, 30, 1) @l0
+        v4: f32[30, 4] = aten::mm(v3, v0)
+        part backward 0
+        v5: f32[4, 30]{1, 4} = aten::slice.Tensor(v2, 1, 0, 30, 1) @l1
+        v6: f32[4, 30] = aten::clone(v5, format(contiguous)) @l1
+        v7: f32[4, 4] = aten::mm(v6, v4)
+        v8: f32[1, 2, 2, 4] = aten::view(v7, [1, 2, 2, 4]) @l2
+        v9: f32[2, 1, 2, 4]{8, 16, 4, 1} = aten::permute(v8, [1, 0, 2, 3]) @l2
+        v10: f32[4, 4] = aten::view(v9, [4, 4]) @l2
+        v11: f32[30, 4] = aten::neg(v4)
+        v12: f32[4, 4] = aten::mm(v6, v11)
+        part forward 1
+        v13: f32[30, 4] = aten::slice.Tensor(v1, 0, 30, 60, 1) @l0
+        v14: f32[30, 4] = aten::mm(v13, v0)
+        part backward 1
+        v15: f32[4, 30]{1, 4} = aten::slice.Tensor(v2, 1, 30, 60, 1) @l1
+        v16: f32[4, 30] = aten::clone(v15, format(contiguous)) @l1
+        v17: f32[4, 4] = aten::mm(v16, v14)
+        v18: f32[1, 2, 2, 4] = aten::view(v17, [1, 2, 2, 4]) @l2
+        v19: f32[2, 1, 2, 4]{8, 16, 4, 1} = aten::permute(v18, [1, 0, 2, 3]) @l2
+        v20: f32[4, 4] = aten::view(v19, [4, 4]) @l2
+        v21: f32[4, 4] = aten::add.Tensor(v10, v20, 1) @l2
+        v22: f32[30, 4] = aten::neg(v14)
+        v23: f32[4, 4] = aten::mm(v16, v22)
+        v24: f32[4, 4] = aten::add.Tensor(v12, v23, 1) @l3
+        part backward
+        v25: f32[2, 4] = aten::slice.Tensor(v21, 0, 0, 2, 1) @l2
+        v26: f32[2, 4] = aten::slice.Tensor(v21, 0, 2, 4, 1) @l2
+        part backward 0
+        v27: f32[2, 4] = aten::neg(v25)
+        part backward 1
+        v28: f32[2, 4] = aten::neg(v26)
+        part update
+        v29: f32[4, 4] = aten::cat([v27, v28], 0) @l4
+        v30: f32[4, 4] = aten::add.Tensor(v29, v24, 1)
+
+        update "params.w" = v30
+
+        label l0 "reshard batch.x on micro_batches: replicate -> shard(0)"
+        label l1 "reshard v3 of aten::t in `` on micro_batches: replicate -> shard(1)"
+        label l2 "reshard v4 of aten::mm in `` on micro_batches: partial(sum) -> shard(0)"
+        label l3 "reshard v7 of aten::mm in `` on micro_batches: partial(sum) -> replicate"
+        label l4 "reshard v5 of aten::neg in `` on micro_batches: shard(0) -> replicate"
     "#]]
     .assert_eq(&program.join("\n\n"));
 }

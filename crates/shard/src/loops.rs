@@ -1,0 +1,151 @@
+//! The loops of a program of micro-batches: what is computed once, what in each iteration, and in which of several loops.
+
+use aten::Random;
+use base::SecondaryMap;
+use ir::{CollectiveKind, Graph, MeshAxis, NodeId, ValueId};
+
+use crate::space::users;
+
+/// What becomes of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// It is the same in all iterations: computed once.
+    Once,
+    /// It is computed in each iteration.
+    Each,
+    /// It combines what the iterations have.
+    Combine(CollectiveKind),
+    /// It waits for that.
+    Combined,
+}
+
+impl Role {
+    /// Whether what it gives is another value in each iteration.
+    const fn varies(self) -> bool {
+        matches!(self, Self::Each | Self::Combine(CollectiveKind::ReduceScatter | CollectiveKind::AllToAll))
+    }
+}
+
+/// What becomes of each node, from the graphs of all iterations.
+pub fn roles(iterations: &[Graph], axis: &MeshAxis) -> SecondaryMap<NodeId, Role> {
+    let first = &iterations[0];
+    let mut roles = SecondaryMap::with_default(Role::Once);
+    let mut varies: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
+    let mut combined: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
+    for id in &first.order {
+        let node = &first.nodes[*id];
+        let collective = first.collective(*id).filter(|collective| collective.axis == axis.name);
+        let operand = node.operands().next();
+        let role = match collective {
+            Some(collective) => Role::Combine(collective.kind),
+            None if first.is_wait(*id) && operand.is_some_and(|value| combined[value]) => Role::Combined,
+            None if node.operands().any(|value| varies[value])
+                || iterations.iter().any(|other| other.nodes[*id].args != node.args) =>
+            {
+                Role::Each
+            }
+            None => Role::Once,
+        };
+        let is_varying =
+            role.varies() || role == Role::Combined && operand.is_some_and(|value| varies[value]);
+        for value in node.results() {
+            varies[value] = is_varying;
+            combined[value] = collective.is_some();
+        }
+        roles[*id] = role;
+    }
+    roles
+}
+
+/// In which loop, or before which, each node is computed: loops are numbered from 0, and what is computed once has the number of the loop
+/// that it comes before.
+pub struct Loops {
+    /// The number by node.
+    pub of: SecondaryMap<NodeId, u32>,
+    /// The last number.
+    pub last: u32,
+}
+
+/// Numbers by node.
+type Numbers = SecondaryMap<NodeId, u32>;
+
+impl Loops {
+    /// Each loop has what it must, and of what may also come later either all or nothing: what leaves less to hold for all iterations until
+    /// the next loop. Where a sum over the iterations is needed by a small part of backward, the rest of backward does not wait for it; where
+    /// forward could start before a number that backward needs is known, it waits.
+    pub fn of(graph: &Graph, roles: &SecondaryMap<NodeId, Role>, iterations: u32) -> Self {
+        let early = earliest(graph, roles);
+        let last = graph.order.iter().map(|id| early[*id] + ends_loop(roles[*id])).max().unwrap_or(0);
+        let late = latest(graph, roles, last);
+        let users = users(graph);
+        // Bytes of what is made up to a loop and used behind it: of what is another value in each iteration, for all iterations.
+        let held = |of: &Numbers, boundary: u32| -> u64 {
+            let made = graph.order.iter().filter(|id| of[**id] <= boundary);
+            let values = made.flat_map(|id| graph.nodes[*id].results().map(move |value| (*id, value)));
+            let held = values.filter(|(_, value)| users[*value].iter().any(|user| of[*user] > boundary));
+            held.map(|(id, value)| {
+                let times = if roles[id].varies() { u64::from(iterations) } else { 1 };
+                graph.ty(value).bytes().0 * times
+            })
+            .sum()
+        };
+        let mut wanted = late.clone();
+        for boundary in (0..last).rev() {
+            if held(&early, boundary) < held(&late, boundary) {
+                let ends = graph.order.iter().filter(|id| early[**id] <= boundary);
+                ends.for_each(|id| wanted[*id] = wanted[*id].min(boundary));
+            }
+        }
+        Self { of: in_order(graph, roles, &wanted), last }
+    }
+}
+
+/// Whether what uses a node's results comes in a later loop: what a loop combines is there when it is over.
+fn ends_loop(role: Role) -> u32 {
+    u32::from(matches!(role, Role::Combine(_)))
+}
+
+/// As early as what each node needs allows; random operations in their order.
+fn earliest(graph: &Graph, roles: &SecondaryMap<NodeId, Role>) -> Numbers {
+    in_order(graph, roles, &SecondaryMap::with_default(0))
+}
+
+/// No earlier than `wanted`, and than what each node needs allows; random operations in their order.
+fn in_order(graph: &Graph, roles: &SecondaryMap<NodeId, Role>, wanted: &Numbers) -> Numbers {
+    let mut ready: SecondaryMap<ValueId, u32> = SecondaryMap::with_default(0);
+    let mut of = SecondaryMap::with_default(0);
+    let mut random = 0;
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        let mut number = node.operands().map(|value| ready[value]).max().unwrap_or(0).max(wanted[*id]);
+        if is_random(graph, *id) {
+            number = number.max(random);
+            random = number;
+        }
+        of[*id] = number;
+        node.results().for_each(|value| ready[value] = number + ends_loop(roles[*id]));
+    }
+    of
+}
+
+/// As late as what uses each node allows; random operations in their order.
+fn latest(graph: &Graph, roles: &SecondaryMap<NodeId, Role>, last: u32) -> Numbers {
+    let users = users(graph);
+    let mut of = SecondaryMap::with_default(last);
+    let mut next_random = last;
+    for id in graph.order.iter().rev() {
+        let results = graph.nodes[*id].results();
+        let least = results.flat_map(|value| &users[value]).map(|user| of[*user]).min().unwrap_or(last);
+        of[*id] = least.saturating_sub(ends_loop(roles[*id]));
+        if is_random(graph, *id) {
+            of[*id] = of[*id].min(next_random);
+            next_random = of[*id];
+        }
+    }
+    of
+}
+
+/// Whether an operation may draw random numbers; of one without a row it is not known.
+fn is_random(graph: &Graph, id: NodeId) -> bool {
+    !graph.is_communication(id) && aten::row(graph.op_name(id)).is_none_or(|row| row.random != Random::No)
+}
