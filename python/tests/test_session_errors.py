@@ -271,7 +271,7 @@ def test_a_misspelt_setting_of_a_plan_is_named_with_the_one_that_was_meant():
     assert caught.value.hint == "did you mean `bucket_limit`?"
 
 
-@pytest.mark.parametrize(("text", "part"), [("version = 3\nmesch = 2\n", "mesch"), ("not\na plan", "not a plan")])
+@pytest.mark.parametrize(("text", "part"), [("version = 4\nmesch = 2\n", "mesch"), ("not\na plan", "not a plan")])
 def test_a_malformed_plan_is_refused_with_its_line(text, part):
     with pytest.raises(ConfigurationError, match=part) as caught:
         parallelize(small(), plan=text)

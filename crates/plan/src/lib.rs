@@ -41,6 +41,7 @@ mod stages;
 mod step;
 mod summary;
 mod tables;
+mod text;
 
 pub use account::{Account, CollectiveTime, ModuleTime};
 pub use effort::Effort;
@@ -48,7 +49,7 @@ pub use labels::label;
 pub use meshes::Candidate;
 pub use page::page;
 pub use pins::{Pins, glob};
-pub use plan::{Decisions, Plan, Prediction, RunnerUp};
+pub use plan::{Plan, Prediction, RunnerUp};
 pub use prices::Prices;
 pub use run::{Recomputation, Request, direct};
 pub use search::{Searched, search};
@@ -57,3 +58,4 @@ pub use simulate::{Pipeline, Ranks, pipeline, simulate_one, simulate_plan, simul
 pub use stages::{Cut, StagePrediction, Stages};
 pub use step::{PlanSettings, explain_plan, plan_graph, plan_telling, program, rank_graph};
 pub use summary::{OtherPlan, StatePattern, Summary, summary};
+pub use text::Decisions;

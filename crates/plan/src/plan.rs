@@ -2,17 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use aten::Call;
 use base::{Bytes, Code, Diagnostic, Fingerprint, Result};
 use indexmap::IndexMap;
-use ir::{AxisKind, Graph, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, ValueId};
+use ir::{AxisKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use shard::{Assignment, Space, partition_mesh};
 
-use crate::{pins::Pins, stages::Stages};
+use crate::{
+    pins::Pins,
+    stages::Stages,
+    text::{Decisions, decoded, encoded, inputs::Layouts},
+};
 
 /// The version of the text form.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// What a plan is expected to cost.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -120,18 +124,6 @@ const fn yes() -> bool {
     true
 }
 
-/// What a plan decides along one axis, on the graph that the axes outside it leave.
-#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Decisions {
-    /// Operations that are not replicated: `number = "operator: operands -> results"`, by position in program order.
-    #[serde(default)]
-    pub nodes: BTreeMap<String, String>,
-    /// Placements in which values enter a later part of the program: `value.part`, by number.
-    #[serde(default)]
-    pub kept: BTreeMap<String, Placement>,
-}
-
 #[derive(Deserialize)]
 struct Version {
     version: u32,
@@ -171,8 +163,9 @@ pub struct Plan {
     /// How collectives are put into buckets and started ahead.
     #[serde(default)]
     pub passes: passes::Settings,
-    /// Inputs that are not replicated: their layout, a placement for each axis that is not named by default.
-    pub inputs: BTreeMap<String, IndexMap<String, Placement>>,
+    /// Inputs that are not replicated: a placement for each axis along which they are not.
+    #[serde(with = "crate::text::inputs")]
+    pub inputs: Layouts,
     /// Decisions by axis.
     pub axes: IndexMap<String, Decisions>,
 }
@@ -220,14 +213,7 @@ impl Plan {
                 self.inputs.entry(input.name.clone()).or_default().insert(axis.name.clone(), placement);
             }
         }
-        let nodes = graph.order.iter().enumerate().filter_map(|(position, id)| {
-            let text = strategy_text(graph, *id, assignment)?;
-            Some((position.to_string(), text))
-        });
-        let kept = assignment.kept.iter();
-        let kept = kept.map(|((value, part), p)| (format!("{}.{}", value.0, part.0), *p));
-        let decisions = Decisions { nodes: nodes.collect(), kept: kept.collect() };
-        self.axes.insert(axis.name.clone(), decisions);
+        self.axes.insert(axis.name.clone(), encoded(graph, &Space::new(graph, axis), assignment));
     }
 
     /// The text form.
@@ -295,14 +281,10 @@ impl Plan {
                 print.part(axis.as_bytes()).part(placement.to_string().as_bytes());
             }
         }
-        for (axis, Decisions { nodes, kept }) in &self.axes {
+        for (axis, decisions) in &self.axes {
             print.part(axis.as_bytes());
-            for (value, placement) in kept {
-                print.part(value.as_bytes()).part(placement.to_string().as_bytes());
-            }
-            for (position, text) in nodes {
-                print.part(position.as_bytes()).part(text.as_bytes());
-            }
+            print
+                .part(toml::to_string(decisions).expect("decisions have no keys that TOML lacks").as_bytes());
         }
         print.finish()
     }
@@ -330,7 +312,7 @@ impl Plan {
     /// The decisions along an axis, on the graph that the axes outside it leave.
     fn assignment(&self, graph: &Graph, axis: &MeshAxis) -> Result<Assignment> {
         let space = Space::new(graph, axis);
-        let mut assignment = Assignment::default();
+        let mut inputs = FxHashMap::default();
         for (id, input) in graph.inputs.iter() {
             let placement = self.inputs.get(&input.name).and_then(|layout| layout.get(&axis.name));
             let placement = placement.copied().unwrap_or(Placement::Replicate);
@@ -342,21 +324,11 @@ impl Plan {
                     input.name, axis.name
                 )));
             }
-            assignment.inputs.insert(id, placement);
+            inputs.insert(id, placement);
         }
-        let Some(Decisions { nodes, kept }) = self.axes.get(&axis.name) else { return Ok(assignment) };
-        for (position, id) in graph.order.iter().enumerate() {
-            let Some(wanted) = nodes.get(&position.to_string()) else { continue };
-            let found = space.strategies(*id).iter().find(|s| text_of(graph, *id, s) == *wanted);
-            let found =
-                found.ok_or_else(|| foreign(&format!("operation {position} cannot run as `{wanted}`")))?;
-            assignment.nodes.insert(*id, found.clone());
-        }
-        for (key, placement) in kept {
-            let (value, part) = parse_kept(key).ok_or_else(|| foreign(&format!("`{key}` names no value")))?;
-            assignment.kept.insert((value, part), *placement);
-        }
-        Ok(assignment)
+        let none = Decisions::default();
+        decoded(self.axes.get(&axis.name).unwrap_or(&none), graph, &space, inputs)
+            .map_err(|what| foreign(&format!("along `{}` {what}", axis.name)))
     }
 }
 
@@ -371,21 +343,4 @@ fn foreign(what: &str) -> Box<Diagnostic> {
     Diagnostic::new(Code::FOREIGN_PLAN, "the plan is for another training step")
         .because(what)
         .hint("plan again: the model, the batch or the version of PyTorch has changed")
-}
-
-fn strategy_text(graph: &Graph, id: NodeId, assignment: &Assignment) -> Option<String> {
-    let strategy = assignment.nodes.get(&id)?;
-    let replicated = aten::replicated(&Call::new(graph, id));
-    (*strategy != replicated).then(|| text_of(graph, id, strategy))
-}
-
-fn text_of(graph: &Graph, id: NodeId, strategy: &aten::Strategy) -> String {
-    let list =
-        |placements: &[Placement]| placements.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    format!("{}: {} -> {}", graph.op_name(id), list(&strategy.operands), list(&strategy.results))
-}
-
-fn parse_kept(key: &str) -> Option<(ValueId, PartId)> {
-    let (value, part) = key.split_once('.')?;
-    Some((ValueId(value.parse().ok()?), PartId(part.parse().ok()?)))
 }
