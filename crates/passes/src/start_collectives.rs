@@ -1,5 +1,6 @@
 //! Starts each collective right after its operand is computed, and moves what only prepares the operand with it: views, copies,
-//! casts, and concatenations.
+//! casts, and concatenations. Gathers of state, cast or not, stay where they are: they could start at any time, and what they gather takes
+//! memory from then on. Ordering hoists them as far as memory allows.
 //!
 //! It runs before bucketing and puts collectives in the order in which they can start: gradients in the order of backward, not of the
 //! optimizer. It takes no more memory: what a copy reads exists already, and its result is used at once.
@@ -10,7 +11,7 @@ use ir::{Graph, NodeId, Patch};
 
 use crate::{
     Pass,
-    facts::{Facts, end_values, maker, users},
+    facts::{Facts, end_values, maker, of_state_alone, users},
 };
 
 /// Starts collectives early.
@@ -33,17 +34,18 @@ impl Pass for StartCollectives {
     }
 }
 
-/// Every node at its old position, but collectives and what prepares them right after the last of their operands.
+/// Every node at its old position, but collectives and what prepares them right after the last of their operands; not those of state alone.
 pub fn start_early(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, Wanted> {
-    let prepares = preparations(graph, facts);
+    let (prepares, alone) = (preparations(graph, facts), of_state_alone(graph, facts));
     let mut wanted: SecondaryMap<NodeId, Wanted> = SecondaryMap::with_default((0, 0));
     for (position, id) in graph.order.iter().enumerate() {
         let node = &graph.nodes[*id];
         let ready =
             node.operands().filter_map(|operand| maker(graph, operand)).map(|maker| wanted[maker]).max();
+        let moves = || facts.is_collective(node) || prepares.contains(id.index());
+        let waits = || node.operands().any(|operand| !alone.contains(operand.index()));
         wanted[*id] = match ready {
-            // A gather of an input could start at once: ordering hoists it as far as memory allows.
-            Some(ready) if facts.is_collective(node) || prepares.contains(id.index()) => (ready.0, 1),
+            Some(ready) if moves() && waits() => (ready.0, 1),
             _ => (position, 0),
         };
     }

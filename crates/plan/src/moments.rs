@@ -4,7 +4,7 @@
 //! limit holds too much: the state, and for each memory that is alive then the bytes of the one decision that says in which placement it
 //! is held. Lifetimes are those of crate `memory` on the graph before partition.
 
-use base::{Bytes, Id};
+use base::{Bytes, Id, SecondaryMap};
 use ir::{Graph, MeshAxis, PartId, Placement, ValueDef, ValueId, local_bytes};
 use memory::{Lifetimes, Steps, curve, in_place, steps_of};
 use rustc_hash::FxHashMap;
@@ -19,6 +19,9 @@ pub struct Charge {
     /// At how many it is alive for a later part of the program, and in which placement it enters that part is what counts.
     pub entering: SmallVec<[(PartId, u64); 1]>,
 }
+
+/// What is together at most so many parts of all is small.
+const SMALL: u64 = 64;
 
 /// The charges of all values at some moments.
 #[derive(Clone, Default, Debug)]
@@ -118,6 +121,36 @@ impl<'g> Alive<'g> {
         charges
     }
 
+    /// Copies of state, as it is stored or worked on, that a later part of the program uses again: gathered once, they are held from part to
+    /// part; whatever else is held there, forward can be run again for. Small ones are left out, which hold next to nothing.
+    pub fn copies(&self) -> Charges {
+        let derived = derived_from_state(self.graph);
+        let mut copies: Vec<(u64, PartId, ValueId)> = Vec::new();
+        for held in self.spans.iter().filter(|held| derived[held.owner]) {
+            let made = self.parts[held.from];
+            let bytes = self.graph.ty(held.owner).bytes().0;
+            let mut later: Vec<(PartId, ValueId)> = Vec::new();
+            for (value, reads) in &held.reads {
+                let parts = reads.iter().map(|read| self.parts[*read]);
+                let parts = parts.filter(|part| *part > made && self.part_of(*value) < *part);
+                later.extend(parts.map(|part| (part, *value)));
+            }
+            later.sort_unstable();
+            later.dedup_by_key(|(part, _)| *part);
+            copies.extend(later.into_iter().map(|(part, value)| (bytes, part, value)));
+        }
+        copies.sort_unstable();
+        let mut left = copies.iter().map(|(bytes, ..)| bytes).sum::<u64>() / SMALL;
+        let mut charges = Charges { moments: 1, of: FxHashMap::default() };
+        for (bytes, part, value) in copies {
+            match left.checked_sub(bytes) {
+                Some(less) => left = less,
+                None => charges.of.entry(value).or_default().entering.push((part, 1)),
+            }
+        }
+        charges
+    }
+
     /// The value whose decision says in which placement memory is held at a moment, and the part that it is held for where it was made in
     /// an earlier one.
     fn charged(&self, held: &Held, moment: usize) -> (ValueId, Option<PartId>) {
@@ -151,6 +184,22 @@ impl<'g> Alive<'g> {
         }
         .unwrap_or(Placement::Replicate)
     }
+}
+
+/// State, and what is computed of nothing else.
+fn derived_from_state(graph: &Graph) -> SecondaryMap<ValueId, bool> {
+    let mut derived = SecondaryMap::with_default(false);
+    for input in graph.inputs.values() {
+        derived[input.value] = input.class.is_state();
+    }
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        let mut operands = node.operands().peekable();
+        if operands.peek().is_some() && operands.all(|value| derived[value]) {
+            node.results().for_each(|value| derived[value] = true);
+        }
+    }
+    derived
 }
 
 /// State from the first to the last operation that reads it.

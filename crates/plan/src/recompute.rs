@@ -13,22 +13,28 @@ use crate::{
 const CORRECTIONS: usize = 4;
 
 impl Run<'_> {
+    /// Whether parts of forward may run again so that a memory limit is kept. Of a pipeline, each stage has forward operations of its own under
+    /// way.
+    pub fn may_recompute(&self) -> bool {
+        self.request.recompute != Some(Recomputation::None) && self.request.mesh.stages() == 1
+    }
+
+    /// Whether a candidate could keep the memory limit if forward ran again: what is made in forward is at most what that can save.
+    pub fn could_fit(&self, found: &Found) -> bool {
+        let Prediction { peak_bytes, activation_bytes, temporary_bytes, .. } = found.prediction;
+        let least = peak_bytes.saturating_sub(activation_bytes + temporary_bytes);
+        self.request.memory_limit.is_none_or(|limit| least <= limit)
+    }
+
     /// The candidates with what of their forward is to be made again: all of it where that is asked for, or what those over the memory limit
     /// need that could be faster than the best within it.
     pub fn with_recomputation(&self, canonical: &Graph, found: &[Found]) -> Result<Vec<Found>> {
         let limit = self.request.memory_limit;
         let full = self.request.recompute == Some(Recomputation::Full);
-        // Of a pipeline, each stage has forward operations of its own under way.
-        let none = self.request.recompute == Some(Recomputation::None) || self.request.mesh.stages() > 1;
-        if none || limit.is_none() && !full {
+        if !self.may_recompute() || limit.is_none() && !full {
             return Ok(Vec::new());
         }
-        // What is made in forward is at most what running again can save.
-        let could_fit = |one: &&Found| {
-            let Prediction { peak_bytes, activation_bytes, temporary_bytes, .. } = one.prediction;
-            let least = peak_bytes.saturating_sub(activation_bytes + temporary_bytes);
-            full || !one.fits(limit) && limit.is_none_or(|limit| least <= limit)
-        };
+        let could_fit = |one: &&Found| full || !one.fits(limit) && self.could_fit(one);
         let mut fastest: Vec<&Found> = found.iter().filter(could_fit).collect();
         fastest.sort_by_key(|one| (one.least_ns, one.prediction.peak_bytes));
         let mut least = found.iter().filter(|one| one.fits(limit)).map(|one| one.prediction.step_ns).min();
