@@ -1,8 +1,10 @@
 import copy
 import functools
+import itertools
 import math
 import random
 import re
+import types
 import warnings
 
 import numpy as np
@@ -198,7 +200,7 @@ def test_gradients_that_earlier_steps_left_to_parameters_of_nobodys_are_refused(
     example = torch.ones(3)
     assert unisono.capture(step, optimizer=optimizer, example=example).decoded()["updates"]
     optimizer.param_groups[0]["params"][0].grad = torch.zeros(3)
-    with pytest.raises(unisono.errors.StepError, match="adds to gradients") as caught:
+    with pytest.raises(unisono.StepError, match="adds to gradients") as caught:
         unisono.capture(step, optimizer=optimizer, example=example)
     assert "zero_grad" in (caught.value.hint or "")
 
@@ -226,7 +228,7 @@ def test_a_step_that_depends_on_data_is_refused_with_the_users_line(line, says, 
         exec(compile(source, str(file), "exec"), scope)
         return scope["step"]
 
-    with pytest.raises(unisono.errors.StepError, match=says) as caught:
+    with pytest.raises(unisono.StepError, match=says) as caught:
         captured(compiled)
     assert caught.value.place == f"{file}:3"
     assert caught.value.hint
@@ -239,7 +241,7 @@ def test_a_distribution_that_checks_its_arguments_is_refused_with_the_setting_th
 
         return step
 
-    with pytest.raises(unisono.errors.StepError, match="value of a tensor") as caught:
+    with pytest.raises(unisono.StepError, match="value of a tensor") as caught:
         unisono.capture(drawing(None), example=torch.zeros(3))
     assert "validate_args=False" in (caught.value.hint or "")
     assert unisono.capture(drawing(False), example=torch.zeros(3)).decoded()["returns"]
@@ -272,7 +274,7 @@ def test_a_scheduler_between_two_updates_of_a_step_is_refused():
 
         return step
 
-    with pytest.raises(unisono.errors.StepError, match="between two steps of its optimizer") as caught:
+    with pytest.raises(unisono.StepError, match="between two steps of its optimizer") as caught:
         captured(scheduling)
     assert caught.value.code == "U0103"
 
@@ -395,8 +397,49 @@ def test_a_count_is_noticed_wherever_the_step_keeps_it(kind, monkeypatch):
 @pytest.mark.parametrize(("draw", "name"), [(random.random, "random"), (np.random.standard_normal, "numpy.random")])
 def test_random_numbers_that_are_not_torchs_are_named_in_a_warning(draw, name):
     model = nn.Linear(4, 4)
-    with pytest.warns(RuntimeWarning, match=f"what it drew from `{name}` is a constant"):
+    with pytest.warns(RuntimeWarning, match=f"what it drew from `{name}` is a constant") as warned:
         unisono.capture(lambda x: (model(x) * draw()).sum(), model=model, example=(torch.ones(2, 4),))
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("own", [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)])
+def test_random_numbers_of_generators_of_the_users_own_are_named_in_a_warning(own):
+    model, settings = nn.Linear(4, 4), types.SimpleNamespace(own=own)
+    with pytest.warns(RuntimeWarning, match=r"what it drew from `settings\.own` is a constant"):
+        unisono.capture(
+            lambda x: (model(x) * settings.own.uniform(0, 1)).sum(), model=model, example=(torch.ones(2, 4),)
+        )
+
+
+@pytest.mark.parametrize("kept", [iter([1.0, 2.0]), itertools.cycle([1.0]), (one for one in (1.0, 2.0))])
+def test_an_iterator_that_the_step_goes_on_with_is_refused_and_not_advanced(kept):
+    model, settings = nn.Linear(4, 4), {"numbers": kept}
+
+    def step(x):
+        first = next(iter(model.parameters())).sum()  # of an iterator of the step's own
+        return model(x).sum() * first * next(settings["numbers"])
+
+    with pytest.raises(StepError, match="takes the next item of a") as caught:
+        unisono.capture(step, model=model, example=(torch.ones(2, 4),))
+    assert caught.value.code == "U0117" and "test_capture.py" in str(caught.value.place)
+    assert next(kept) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (lambda y: torch.bincount(y, minlength=4), "one_hot"),
+        (lambda y: F.ctc_loss(torch.randn(4, 2, 4).log_softmax(-1), y.view(2, 1), y + 3, y), "lists of numbers"),
+        (lambda y: nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 1), y, enforce_sorted=False).data, "padding"),
+        (lambda y: y.unique(), "which values there are"),
+        (lambda y: y.repeat_interleave(y), "output_size"),
+        (lambda y: y.nonzero(), "torch.where"),
+    ],
+)
+def test_an_operation_whose_shape_depends_on_data_is_refused_with_what_to_write_instead(call, instead):
+    with pytest.raises(StepError, match="depends on data") as caught:
+        unisono.capture(lambda y: call(y).sum(), example=(torch.ones(2, dtype=torch.long),))
+    assert caught.value.code == "U0101" and instead in str(caught.value.hint)
 
 
 def test_a_step_without_such_effects_is_captured_without_a_warning():

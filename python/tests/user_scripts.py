@@ -112,6 +112,8 @@ import scripts_complex  # noqa: E402, F401
 import scripts_conditions  # noqa: E402, F401
 import scripts_generators  # noqa: E402, F401
 import scripts_gradients  # noqa: E402, F401
+import scripts_methods  # noqa: E402, F401
+import scripts_overrides  # noqa: E402, F401
 import scripts_phases  # noqa: E402, F401
 import scripts_selections  # noqa: E402, F401
 import scripts_settings  # noqa: E402, F401

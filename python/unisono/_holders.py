@@ -25,9 +25,13 @@ class Holders:
     ) -> None:
         """Takes them as they are, and the state as it is bound: inputs, layouts and this rank's parts."""
         names = {id(item.tensor): item.name for item, _, _ in state if not item.paths}
-        held = [part for module in model.modules() for part in (module._parameters, module._buffers)] if model else []
+        held = (
+            [part for module in model.modules() for part in (module._parameters, module._buffers)]
+            if model is not None
+            else []
+        )
         held += [values for optimizer in optimizers for values in optimizer.state.values()]
-        held += [module._modules for module in model.modules()] if model else []
+        held += [module._modules for module in model.modules()] if model is not None else []
         self._entries: list[tuple[dict[str, Any], str, Any]] = [
             (holder, key, value)
             for holder in held

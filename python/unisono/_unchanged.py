@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono._call import Call
+from unisono._capture.compared import Array
 from unisono._capture.inputs import StepInput
 from unisono._capture.optimizer import group_name
 from unisono._capture.outside import Outside
@@ -137,6 +138,10 @@ def _shown(value: Any) -> str:
         return repr(value)
     if isinstance(value, types.CodeType):
         return f"the function `{value.co_name}` of line {value.co_firstlineno}"
+    if isinstance(value, type):
+        return f"the class `{value.__qualname__}`"
+    if isinstance(value, Array):
+        return f"an array of {value.kind} of shape {list(value.shape)}, with other numbers"
     return f"a {type(value).__name__}"
 
 

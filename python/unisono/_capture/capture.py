@@ -82,7 +82,8 @@ def capture_step(
             _find_call(error, optimizer, train_step, model, optimizers, call)
             raise
     settings = guarded_settings(optimizers, live)
-    with warned_of(train_step, model), _without_collection():
+    walk = Walk(train_step, model, optimizers)
+    with warned_of(train_step, model, walk), _without_collection():
         traced, encoder, inputs, kept, ways = _traced(
             train_step, model, optimizers, call, keep_gradients, live, device, accumulates
         )

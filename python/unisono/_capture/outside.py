@@ -9,8 +9,8 @@ import contextlib
 import dis
 import functools
 import inspect
+import sys
 import types
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from unisono._capture.compared import FUNCTIONS, MOST_ENTRIES, SEQUENCES, differ, numbers_of, seen
 from unisono._capture.places import is_the_users
 from unisono._tree import Structure, classes_of
 
@@ -32,19 +33,17 @@ NOT_LOOKED_INTO = (
     types.FunctionType,
     types.BuiltinFunctionType,
 )
-_PLAIN = (int, float, bool, str, type(None), types.BuiltinFunctionType)
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_SEQUENCES = (list, tuple, deque)
 _HOOKS_OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _NO_CODE = compile("", __file__, "exec")
+#: Entries of classes that are looked at elsewhere.
+_DESCRIBED = (types.FunctionType, property, staticmethod, classmethod, torch.Tensor)
 _OF_MODULES = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-#: A variable's cell, or a dictionary, list or tuple and a key.
+#: A variable's cell, or a dictionary, class, list or tuple and a key.
 Place = tuple[Any, Any]
 #: Instructions that read an attribute.
 _READ = ("LOAD_ATTR", "LOAD_METHOD")
 _MOST_LEVELS = 3
-_MOST_ENTRIES = 1000
 
 
 class Outside:
@@ -73,7 +72,7 @@ class Outside:
         """The names of what the capture has changed: it does so once, as a warning says."""
         now = [_seen_at(place) for place in self._places.values()]
         pairs = zip(self._places, self._captured, now, strict=True)
-        return [name for name, was, value in pairs if _differ(was, value)]
+        return [name for name, was, value in pairs if differ(was, value)]
 
     def leave_out(self, names: Container[str], renewed: Container[tuple[int, str]]) -> None:
         """Watches no longer what has these names, or is at places (the ``id`` of a holder, and a key) that each step fills."""
@@ -96,7 +95,7 @@ class Outside:
         now = [_seen_at(place) for place in self._places.values()]
         if now != self._captured or any(type(a) is not type(b) for a, b in zip(now, self._captured, strict=True)):
             for name, was, value in zip(self._places, self._captured, now, strict=True):
-                if _differ(was, value):
+                if differ(was, value):
                     return name, was, value
         return None
 
@@ -120,7 +119,7 @@ class _Holders:
         # Most are entries of dictionaries, and all are looked at before each step.
         self._entries = [one for one in held if isinstance(one[0], dict)]
         self._others = [one for one in held if not isinstance(one[0], dict)]
-        self._sizes = [(value, len(value)) for *_, value in held if isinstance(value, (dict, *_SEQUENCES))]
+        self._sizes = [(value, len(value)) for *_, value in held if isinstance(value, (dict, *SEQUENCES))]
         self.note_hooks()
 
     def note_hooks(self) -> None:
@@ -137,28 +136,8 @@ class _Holders:
         )
 
 
-def _seen_at(place: Place) -> Any:
-    """What is compared of the value at a place: a number, the numbers of a list, a function's code; of anything else (``...``) nothing."""
-    return _seen(value_at(*place))
-
-
-def _seen(value: Any) -> Any:
-    if isinstance(value, types.FunctionType | types.MethodType):
-        return value.__code__ if isinstance(value, types.FunctionType) else _seen(value.__func__)
-    if isinstance(value, functools.partial):
-        return _seen(value.func), *map(_seen, value.args), *((key, _seen(one)) for key, one in value.keywords.items())
-    return value if isinstance(value, _PLAIN) else _numbers_of(value)
-
-
-def _numbers_of(value: Any) -> Any:
-    if not isinstance(value, _SEQUENCES) or len(value) > _MOST_ENTRIES:
-        return ...
-    numbers = tuple(one if isinstance(one, int | float | str) else _numbers_of(one) for one in value)
-    return ... if ... in numbers else numbers
-
-
 def _may_hold_numbers(value: Any) -> bool:
-    if isinstance(value, (nn.Module, dict, *_SEQUENCES, *_FUNCTIONS)):
+    if isinstance(value, (nn.Module, dict, *SEQUENCES, *FUNCTIONS)):
         return True
     return not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__")
 
@@ -174,16 +153,18 @@ def _named_once(places: Iterable[tuple[str, Place]]) -> dict[str, Place]:
     return found
 
 
-def _differ(was: Any, now: Any) -> bool:
-    return was is not now and (type(was) is not type(now) or was != now)
+def _seen_at(place: Place) -> Any:
+    return seen(value_at(*place))
 
 
 def value_at(holder: Any, key: Any) -> Any:
     """What is at a place; ``None`` where nothing is."""
     if isinstance(holder, dict):
         return holder.get(key)
-    if isinstance(holder, _SEQUENCES):
+    if isinstance(holder, SEQUENCES):
         return holder[key] if key < len(holder) else None
+    if isinstance(holder, type):
+        return vars(holder).get(key)
     try:
         return holder.cell_contents
     except ValueError:
@@ -299,24 +280,24 @@ def _of_object(
     if (id(value), id(code), levels) in met:
         return
     met.add((id(value), id(code), levels))
-    if isinstance(value, _FUNCTIONS):
+    if isinstance(value, FUNCTIONS):
         yield from _of_callable(name, value, code, levels, met)
         return
     for longer, holder, key, inside in _parts(name, value, code):
         part = value_at(holder, key)
         yield longer, (holder, key)
         # What is in a list of objects is as far away as the list.
-        below = levels if inside and not isinstance(part, _SEQUENCES) else levels - 1
+        below = levels if inside and not isinstance(part, SEQUENCES) else levels - 1
         if below > 0 and part is not value:
             yield from _of_object(longer, part, code, below, met)
-    if isinstance(value, nn.Module) or not isinstance(value, (dict, *_SEQUENCES, *NOT_LOOKED_INTO)):
+    if isinstance(value, nn.Module) or not isinstance(value, (dict, *SEQUENCES, *NOT_LOOKED_INTO)):
         yield from _of_named_functions(name, _methods(type(value), code), value, met)
 
 
 def _parts(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, Any, Any, bool]]:
     """Name, holder, key of what code may reach by one name, and whether by none: as an entry of a list."""
-    if isinstance(value, _SEQUENCES):
-        if ... is _numbers_of(value) and len(value) <= _MOST_ENTRIES:
+    if isinstance(value, SEQUENCES):
+        if ... is numbers_of(value) and len(value) <= MOST_ENTRIES:
             yield from ((f"{name}[{number}]", value, number, True) for number in range(len(value)))
     elif isinstance(value, dict):
         named = [key for key in dict.fromkeys(_texts(code)) if key in value]
@@ -326,16 +307,34 @@ def _parts(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, A
         for holder in (vars(value), value._modules):
             keys = (key for key in _named(code, *_READ) if key in holder and key != "training")
             yield from ((f"{name}.{key}", holder, key, False) for key in keys)
+        yield from _of_classes(name, value, code)
         if isinstance(value, _OF_MODULES):
             yield from ((f"{name}.{key}", value._modules, key, True) for key in value._modules)
     elif not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
         own = vars(value)
         keys = (key for key in _named(code, *_READ, "STORE_ATTR") if key in own)
         yield from ((f"{name}.{key}", own, key, False) for key in keys)
+        yield from _of_classes(name, value, code)
+
+
+def _of_classes(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, Any, Any, bool]]:
+    """What an object has from its classes, which another class or the object itself may override at any time."""
+    own, bases = vars(value), [base for base in type(value).__mro__ if _is_looked_into(base)]
+    for key in _named(code, *_READ) if bases else ():
+        having = [base for base in bases if key in vars(base)]
+        if having and key not in own and not isinstance(vars(having[0])[key], _DESCRIBED):
+            yield f"{name}.{key}", own, key, False
+            yield from ((f"{base.__qualname__}.{key}", base, key, False) for base in having)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_looked_into(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    return kind is not object and is_the_users(getattr(module, "__file__", None) or "")
 
 
 def _all_keys(value: dict[Any, Any]) -> list[Any]:
-    return [key for key in value if isinstance(key, str | int)] if len(value) <= _MOST_ENTRIES else []
+    return [key for key in value if isinstance(key, str | int)] if len(value) <= MOST_ENTRIES else []
 
 
 def _goes_through_all(code: types.CodeType) -> bool:

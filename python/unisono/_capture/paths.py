@@ -29,6 +29,7 @@ _LONGEST = 1_000
 _DEEPEST = 14
 _KEYS = (str, int, float, bool, type(None))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_MODULES = frozenset(vars(nn.Module()))
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _LIBRARIES = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep
@@ -59,11 +60,19 @@ def step_into(value: Any, step: Step) -> Any:
                 return getattr(value, f"_{kind}s")[key]
             case "hook":
                 name, _, number = key.partition(" ")
-                return list(getattr(value, name).values())[int(number)]
+                return list(_hooks_at(value, name).values())[int(number)]
             case _:
                 return value[key]
     except (LookupError, AttributeError, ValueError, TypeError):
         return Missing
+
+
+def _hooks_at(value: Any, kind: str) -> Any:
+    """The hooks of a module or of a tensor; a traced parameter has those of the user's own."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return (
+            getattr(getattr(value, "hooked_as", value) if isinstance(value, torch.Tensor) else value, kind, None) or {}
+        )
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -83,7 +92,10 @@ def put(root: Any, path: Path, new: Any) -> None:
     elif kind == "global":
         _put_item(holder.__globals__, key, new)
     elif kind == "attr" and not isinstance(holder, type) and hasattr(holder, "__dict__") and key != "grad":
-        _put_item(vars(holder), key, new)
+        if new is getattr(type(holder), key, Missing):
+            vars(holder).pop(key, None)  # from its class again
+        else:
+            _put_item(vars(holder), key, new)
     elif kind == "attr":
         setattr(holder, key, new)
     elif kind == "default":
@@ -181,6 +193,7 @@ class Walk:
             path, value = todo.popleft()
             if isinstance(value, torch.Tensor):
                 self.tensors[path] = value
+                todo.extend(((*path, step), hook) for step, hook in _hooks_of(value, _HOOKS_OF_TENSORS))
             elif isinstance(value, torch.Generator):
                 if value is not torch.default_generator:
                     self.generators[path] = value
@@ -225,7 +238,24 @@ def _of_object(value: Any) -> Iterator[tuple[Step, Any]]:
         names = kind.__dict__.get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
             yield ("attr", name), step_into(value, ("attr", name))
+    yield from _of_its_class(value)
+
+
+def _of_its_class(value: Any) -> Iterator[tuple[Step, Any]]:
+    """Its class, and the tensors that it has from there until it gets its own."""
+    for kind in type(value).__mro__:
+        if _is_written_by_the_user(kind.__module__):
+            yield from (
+                (("attr", key), part)
+                for key, part in vars(kind).items()
+                if isinstance(part, torch.Tensor) and key not in getattr(value, "__dict__", {})
+            )
     yield ("part", "__class__"), type(value)
+
+
+def _hooks_of(value: Any, kinds: tuple[str, ...]) -> Iterator[tuple[Step, Any]]:
+    for kind in kinds:
+        yield from ((("hook", f"{kind} {number}"), hook) for number, hook in enumerate(_hooks_at(value, kind).values()))
 
 
 def _of_class(value: type) -> Iterator[tuple[Step, Any]]:
@@ -240,9 +270,8 @@ def _of_module(value: nn.Module) -> Iterator[tuple[Step, Any]]:
     for kind in ("parameter", "buffer", "module"):
         yield from (((kind, key), part) for key, part in list(getattr(value, f"_{kind}s").items()))
     yield from ((("attr", key), part) for key, part in list(vars(value).items()) if key not in _OF_MODULES)
-    for name in _HOOKS:
-        yield from ((("hook", f"{name} {number}"), hook) for number, hook in enumerate(getattr(value, name).values()))
-    yield ("part", "__class__"), type(value)
+    yield from _hooks_of(value, _HOOKS)
+    yield from _of_its_class(value)
 
 
 def _of_function(value: Any) -> Iterator[tuple[Step, Any]]:

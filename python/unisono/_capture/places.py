@@ -232,13 +232,27 @@ def _sparse(func: Any, origin: Origin) -> UnsupportedError:
     )
 
 
+_INSTEAD_OF_SELECTING = (
+    "use `torch.where`, a mask that is multiplied, or padding instead of selecting by a mask or by `nonzero`"
+)
+#: What users can write instead of an operation, by its name.
+_INSTEAD = {
+    "bincount": "use `F.one_hot(x, classes).sum(0)`, or `torch.zeros(classes).index_add_(0, x, weights)`",
+    "_ctc_loss": "give the lengths as lists of numbers, or `F.ctc_loss` of padded targets of one length",
+    "_pack_padded_sequence": "run the layer on the padded batch, and leave out what is padding with a mask",
+    "_unique2": "use `torch.zeros(classes).index_fill(0, x, 1.0)` for which values there are",
+    "unique_dim": "use a mask of which rows are the first of their kind: `torch.tril(x[:, None] == x, -1).any(1)`",
+    "repeat_interleave": "give `output_size=`, or numbers instead of a tensor of repeats",
+}
+
+
 def data_dependence(func: Any, origin: Origin, error: Exception) -> StepError:
     """The error for a step whose control flow or shapes depend on the data of tensors."""
     name = str(func)
     if isinstance(error, DynamicOutputShapeException):
         message = f"the shape of a result of `{name}` depends on data"
         cause = "one graph must serve every batch, so all shapes must be known beforehand"
-        hint = "use `torch.where`, a mask that is multiplied, or padding instead of selecting by a mask or by `nonzero`"
+        hint = _INSTEAD.get(name.split(".")[1], _INSTEAD_OF_SELECTING)
     else:
         found = read_back(origin.place)
         if _is_within(os.path.join("torch", "distributions")):

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from unisono._capture.outside import NOT_LOOKED_INTO, function_of, variables
+from unisono._capture.paths import Walk, shown
 from unisono._capture.places import warn_user
 
 #: A number, or how many entries a collection has, by the name that the user's code has for it.
@@ -24,11 +25,11 @@ _MOST_NAMES = 5
 
 
 @contextlib.contextmanager
-def warned_of(train_step: Callable[..., Any], model: nn.Module | None) -> Iterator[None]:
+def warned_of(train_step: Callable[..., Any], model: nn.Module | None, walk: Walk) -> Iterator[None]:
     """Warns of what happens meanwhile to variables that the step reads, to their attributes and those of the model's modules, and to
-    the generators of Python and NumPy.
+    the generators of Python and NumPy, those included that ``walk`` has found.
     """
-    before, drawn = _counts(train_step, model), _generators()
+    before, drawn, others = _counts(train_step, model), _generators(), _others(walk)
     yield
     after = _counts(train_step, model)
     changed = [name for name in before if name in after and before[name] != after[name]]
@@ -39,8 +40,8 @@ def warned_of(train_step: Callable[..., Any], model: nn.Module | None) -> Iterat
             f"what it changed will not change again: {', '.join(shown)}{others}. Count outside of the step, return tensors instead of "
             "storing them, and keep numbers that it computes with as buffers of the model."
         )
-    for name, state in _generators().items():
-        if drawn.get(name, state) != state:
+    for name, state in [*_generators().items(), *((name, _state_of(one)) for name, one, _ in others)]:
+        if ({name: was for name, _, was in others} | drawn).get(name, state) != state:
             warn(
                 f"what it drew from `{name}` is a constant from then on. Draw tensors with torch (`torch.rand`), or draw outside of the "
                 "step and pass tensors as arguments."
@@ -60,6 +61,23 @@ def _generators() -> dict[str, Any]:
         kind, keys, *position = numpy.random.get_state()
         states["numpy.random"] = (kind, keys.tobytes(), position)
     return states
+
+
+def _others(walk: Walk) -> list[tuple[str, Any, Any]]:
+    """Generators of the user's own that are not torch's: how the user's code says them, they themselves, and their states."""
+    numpy = sys.modules.get("numpy")
+    kinds = (random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()))
+    known = (random._inst, numpy.random.mtrand._rand if numpy is not None else None)  # type: ignore[attr-defined]
+    found = [one for one, _ in walk.holders.values() if isinstance(one, kinds) and one not in known]
+    return [(shown(walk.paths[id(one)]), one, _state_of(one)) for one in found]
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return repr(
+        generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state(legacy=False)
+    )
 
 
 def _shown(name: str, before: tuple[str, float], after: tuple[str, float]) -> str:

@@ -26,7 +26,7 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from unisono._capture import hooks, kernels, scaling
+from unisono._capture import hooks, iterators, kernels, scaling
 from unisono._capture.averages import Averages
 from unisono._capture.forks import Questions
 from unisono._capture.functional import Unknown, functionalised
@@ -141,6 +141,7 @@ def trace(
         mock.patch("torch.compiler.is_compiling", return_value=True),
         _without_libraries(),
         quiet,
+        torch.compiler.set_stance("force_eager"),  # what the user compiles is captured as it was written
         kernels.chosen(inputs.target),
         run.explaining_errors(),
     ):
@@ -367,6 +368,7 @@ class _Run:
             self.recorder.watched(_Watch(self.origins, draws, self.writes)),
             self.schedules.noting(),
             self.reads.around(self.kept.functions()),
+            iterators.refused(self.kept.functions(), self.kept.walk.holders),
         ):
             return self.train_step(*arguments, **named)
 

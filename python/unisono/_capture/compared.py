@@ -1,0 +1,79 @@
+"""What is compared of a value that a step's code reads: whether it is another one now, where it may have been changed in place too."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+import types
+from collections import deque
+from typing import Any, NamedTuple
+
+import torch
+
+FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+SEQUENCES = (list, tuple, deque)
+#: Entries of a container, beyond which only how many there are is looked at.
+MOST_ENTRIES = 1000
+#: Bytes of an array, beyond which only which one it is is looked at.
+_MOST_BYTES = 1 << 20
+_PLAIN = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    type(None),
+    enum.Enum,
+    slice,
+    range,
+    torch.dtype,
+    torch.device,
+    types.BuiltinFunctionType,
+)
+
+
+class Array(NamedTuple):
+    """What is compared of an array of NumPy."""
+
+    kind: str
+    shape: tuple[int, ...]
+    held: Any
+
+
+def seen(value: Any) -> Any:
+    """What is compared: a number, the numbers of a container or array, a function's code, a class; of anything else (``...``) nothing."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, types.FunctionType | types.MethodType):
+        return value.__code__ if isinstance(value, types.FunctionType) else seen(value.__func__)
+    if isinstance(value, functools.partial):
+        return seen(value.func), *map(seen, value.args), *((key, seen(one)) for key, one in value.keywords.items())
+    if isinstance(value, type):
+        return value
+    return numbers_of(value) if isinstance(value, SEQUENCES) else _of_set_or_array(value)
+
+
+def numbers_of(value: Any) -> Any:
+    """The numbers of a list and of lists in it; ``...`` where there is anything else."""
+    if not isinstance(value, SEQUENCES) or len(value) > MOST_ENTRIES:
+        return ...
+    numbers = tuple(one if isinstance(one, int | float | complex | str) else numbers_of(one) for one in value)
+    return ... if ... in numbers else numbers
+
+
+def differ(was: Any, now: Any) -> bool:
+    """Whether two things that were seen are not the same."""
+    return was is not now and (type(was) is not type(now) or was != now)
+
+
+def _of_set_or_array(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        plain = len(value) <= MOST_ENTRIES and all(isinstance(one, int | float | str) for one in value)
+        return frozenset(value) if plain else ...
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic) or value.dtype.hasobject:
+        return ...
+    held = value.tobytes() if value.nbytes <= _MOST_BYTES else id(value)
+    return Array(str(value.dtype), value.shape, held)
