@@ -200,7 +200,7 @@ def test_gradients_that_earlier_steps_left_to_parameters_of_nobodys_are_refused(
     example = torch.ones(3)
     assert unisono.capture(step, optimizer=optimizer, example=example).decoded()["updates"]
     optimizer.param_groups[0]["params"][0].grad = torch.zeros(3)
-    with pytest.raises(unisono.StepError, match="adds to gradients") as caught:
+    with pytest.raises(StepError, match="adds to gradients") as caught:
         unisono.capture(step, optimizer=optimizer, example=example)
     assert "zero_grad" in (caught.value.hint or "")
 
@@ -228,7 +228,7 @@ def test_a_step_that_depends_on_data_is_refused_with_the_users_line(line, says, 
         exec(compile(source, str(file), "exec"), scope)
         return scope["step"]
 
-    with pytest.raises(unisono.StepError, match=says) as caught:
+    with pytest.raises(StepError, match=says) as caught:
         captured(compiled)
     assert caught.value.place == f"{file}:3"
     assert caught.value.hint
@@ -241,7 +241,7 @@ def test_a_distribution_that_checks_its_arguments_is_refused_with_the_setting_th
 
         return step
 
-    with pytest.raises(unisono.StepError, match="value of a tensor") as caught:
+    with pytest.raises(StepError, match="value of a tensor") as caught:
         unisono.capture(drawing(None), example=torch.zeros(3))
     assert "validate_args=False" in (caught.value.hint or "")
     assert unisono.capture(drawing(False), example=torch.zeros(3)).decoded()["returns"]
@@ -274,7 +274,7 @@ def test_a_scheduler_between_two_updates_of_a_step_is_refused():
 
         return step
 
-    with pytest.raises(unisono.StepError, match="between two steps of its optimizer") as caught:
+    with pytest.raises(StepError, match="between two steps of its optimizer") as caught:
         captured(scheduling)
     assert caught.value.code == "U0103"
 

@@ -16,7 +16,7 @@ from step_programs.program import HABITS, Program
 __all__ = ["HABITS", "habits_of", "hooks", "layers", "make", "state", "updates", "values"]
 
 #: These decide what the others make, so they come first.
-_FIRST = ("automatic_casts",)
+_FIRST = ("automatic_casts", "a_scaler", "schedule_within")
 
 
 def habits_of(seed: int) -> list[str]:

@@ -225,3 +225,71 @@ def own_slope(p: Program) -> None:
         return h + 0.1 * slope
 
     p.layers.append(change)
+
+
+@habit
+def of_each_sample(p: Program) -> None:
+    layer = p.add(nn.Linear(WIDTH, WIDTH))
+
+    def one(parameters: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, parameters, (row,)).square().sum()
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        parameters = dict(layer.named_parameters())
+        slopes = torch.func.vmap(torch.func.grad(one, argnums=1), in_dims=(None, 0))(parameters, h)
+        return h + 0.05 * torch.tanh(slopes)
+
+    if not p.cast:
+        p.layers.append(change)
+
+
+@habit
+def parametrized(p: Program) -> None:
+    class Symmetric(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight.triu() + weight.triu(1).T
+
+    layer = p.add(nn.Linear(WIDTH, WIDTH))
+    nn.utils.parametrize.register_parametrization(layer, "weight", Symmetric())
+    p.layers.append(layer)
+
+
+@habit
+def hard_choices(p: Program) -> None:
+    layer = p.add(nn.Linear(WIDTH, 3))
+    table = p.add(nn.Embedding(3, WIDTH))
+    hard = p.rng.random() < 0.5
+    p.layers.append(lambda h: h + F.gumbel_softmax(layer(h).float(), hard=hard).to(h.dtype) @ table.weight.to(h.dtype))  # type: ignore[union-attr, operator]
+
+
+@habit
+def several_hidden_steps(p: Program) -> None:
+    cell = p.add(nn.GRUCell(WIDTH, WIDTH))
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        hidden, seen = torch.zeros_like(h), []
+        for _ in range(3):
+            hidden = cell(h, hidden)
+            seen.append(hidden)
+        return torch.stack(seen, 1)[:, -2:].mean(1)
+
+    if not p.cast:
+        p.layers.append(change)
+
+
+@habit
+def moving_codes(p: Program) -> None:
+    dtype = torch.float32 if p.cast else torch.float64
+    model: Any = p.model
+    model.register_buffer("codes", torch.linspace(-1, 1, 3 * WIDTH).view(3, WIDTH))
+    model.register_buffer("used", torch.ones(3))
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        flat = h.detach().to(dtype)
+        nearest = F.one_hot((flat[:, None] - model.codes).square().sum(-1).argmin(1), 3).to(dtype)
+        if model.training:
+            model.used.mul_(0.9).add_(nearest.sum(0), alpha=0.1)
+            model.codes.data.copy_(0.9 * model.codes + 0.1 * nearest.T @ flat / model.used[:, None])
+        return h + 0.1 * (nearest @ model.codes - flat).to(h.dtype)
+
+    p.layers.append(change)

@@ -13,6 +13,7 @@ from eager import Training
 from torch import nn
 
 WIDTH, BATCH, STEPS = 6, 4, 5
+EPSILON = 1e-4
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -33,8 +34,11 @@ class Program:
         self.keeps_what_is_returned = True
         self.parts, self.optimizers = 1, ["SGD"]
         self.cast, self.scheduled, self.zero = False, False, "before"
+        self.make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+        self.scaler: torch.amp.GradScaler | None = None
         self.sizes = [BATCH] * STEPS
-        self.updates: Callable[[torch.Tensor], bool] = lambda loss: True
+        self.always: Callable[[torch.Tensor], bool] = lambda loss: True
+        self.updates = self.always
         self.made: list[torch.optim.Optimizer] = []
 
     def add(self, module: nn.Module) -> nn.Module:
@@ -48,6 +52,8 @@ class Program:
         self.model.to(torch.float32 if self.cast else torch.float64)
         dtype = next(self.model.parameters()).dtype
         optimizers = self.made = _optimizers(self.optimizers, list(self.model.parameters()))
+        within = [self.make_scheduler(o) for o in optimizers] if self.make_scheduler is not None else []
+        scaler = self.scaler
         schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.8) for o in optimizers] if self.scheduled else []
 
         def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -71,12 +77,18 @@ class Program:
             total = x.new_zeros(())
             for part, wanted in zip(x.chunk(self.parts), y.chunk(self.parts), strict=True):
                 loss = loss_of(part, wanted) / self.parts
-                loss.backward()
+                (loss if scaler is None else scaler.scale(loss)).backward()
                 total += loss.detach()
+            for optimizer in optimizers if scaler is not None else ():
+                scaler.unscale_(optimizer)
             extra = [change() for change in self.before_update]
             if self.updates(total):
                 for optimizer in optimizers:
-                    optimizer.step()
+                    optimizer.step() if scaler is None else scaler.step(optimizer)
+                for scheduler in within:
+                    scheduler.step()
+            if scaler is not None:
+                scaler.update()
             extra += [change() for change in self.after_update]
             if self.zero == "after":
                 zero()
@@ -104,14 +116,14 @@ class Program:
         )
 
 
-#: Optimizers by name.
+#: Optimizers by name. Where a gradient is zero but for rounding, their epsilon decides, and not the rounding.
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.001),
-    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, eps=EPSILON),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1, eps=EPSILON),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.001, eps=EPSILON),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01, eps=EPSILON),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, eps=EPSILON),
 }
 
 

@@ -83,7 +83,7 @@ def gradients_are_set(p: Program) -> None:
             elif choice == 2 and number == 0:
                 parameter.grad = None
             else:
-                parameter.grad.copy_(parameter.grad.sign())
+                parameter.grad.copy_(parameter.grad / (parameter.grad.abs() + 0.1))
 
     p.before_update.append(change)
 
@@ -155,3 +155,68 @@ def writes_between_steps(p: Program) -> None:
 @habit
 def draws_between_steps(p: Program) -> None:
     p.between.append(lambda number: torch.rand(3))
+
+
+@habit
+def a_scaler(p: Program) -> None:
+    if p.updates is p.always:  # an update is a choice already
+        p.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)
+        p.visible["scale"] = lambda: p.scaler.get_scale()  # type: ignore[union-attr]
+
+
+@habit
+def overflows(p: Program) -> None:
+    """With a scaler, updates that are skipped."""
+    if p.scaler is not None:
+        limit = p.rng.choice([0.2, 0.4, 0.8])
+        p.losses.append(
+            lambda h: torch.where(h[0, 0].detach().abs() > limit, torch.inf, 1.0).to(h.dtype) * h.sum() * 1e-3
+        )
+
+
+@habit
+def schedule_within(p: Program) -> None:
+    of = torch.optim.lr_scheduler
+    p.make_scheduler = p.rng.choice(
+        [
+            lambda o: of.LambdaLR(o, lambda number: 1 / (number + 1)),
+            lambda o: of.CosineAnnealingLR(o, 4),
+            lambda o: of.StepLR(o, 2, 0.5),
+        ]
+    )
+
+
+@habit
+def groups_with_settings_of_their_own(p: Program) -> None:
+    def set_them(number: int) -> None:
+        if number == 0:
+            for optimizer in p.made:
+                optimizer.param_groups[-1]["weight_decay"] = 0.1
+
+    p.between.append(set_them)
+
+
+@habit
+def a_step_up_before_the_update(p: Program) -> None:
+    @torch.no_grad()
+    def change() -> torch.Tensor:
+        parameters = [q for q in p.model.parameters() if q.grad is not None]
+        norm = torch.stack([q.grad.norm() for q in parameters]).norm()  # type: ignore[union-attr]
+        for parameter in parameters:
+            parameter.add_(parameter.grad * (0.05 / (norm + 1e-2)))  # type: ignore[operator]
+        return norm
+
+    p.before_update.append(change)
+
+
+@habit
+def gradients_as_one_vector(p: Program) -> None:
+    def change() -> torch.Tensor:
+        parameters = [q for q in p.model.parameters() if q.grad is not None]
+        vector = torch.cat([q.grad.flatten() for q in parameters])  # type: ignore[union-attr]
+        vector = vector / (1 + vector.norm())
+        for parameter, part in zip(parameters, vector.split([q.numel() for q in parameters]), strict=True):
+            parameter.grad.copy_(part.view_as(parameter))  # type: ignore[union-attr]
+        return vector.norm()
+
+    p.before_update.append(change)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -78,6 +79,8 @@ def numbers_that_change(p: Program) -> None:
 
 @habit
 def an_update_by_choice(p: Program) -> None:
+    if p.scaler is not None or p.make_scheduler is not None:
+        return
     limit = p.rng.choice([0.8, 1.2, 2.0])
     p.updates = lambda loss: bool(loss < limit)
 
@@ -133,3 +136,54 @@ def an_evaluation_between(p: Program) -> None:
         return layer(torch.ones(2, WIDTH, dtype=layer.weight.dtype))
 
     p.between.append(between)
+
+
+@habit
+def attributes_of_classes(p: Program) -> None:
+    class Settings:
+        scale, weight = 1.0, torch.ones(WIDTH)
+
+    settings: Any = Settings()
+    p.layers.append(lambda h: h * settings.scale + settings.weight.to(h.dtype))
+
+    def between(number: int) -> None:
+        if number == 0:
+            settings.scale = 0.5
+        elif number == 1:
+            settings.weight = torch.zeros(WIDTH)
+        elif number == 2:
+            del settings.scale
+            Settings.scale = 0.25
+
+    p.between.append(between)
+
+
+@habit
+def arrays_that_change(p: Program) -> None:
+    config = types.SimpleNamespace(array=numpy.ones(WIDTH), dtype=torch.float64)
+    p.layers.append(lambda h: (h.to(config.dtype) * torch.tensor(config.array)).to(h.dtype))
+
+    def between(number: int) -> None:
+        if number == 1:
+            config.array[0] = 0.5
+        elif number == 2:
+            config.array = config.array * 0.5
+        elif number == 3:
+            config.dtype = torch.float32
+
+    p.between.append(between)
+
+
+@habit
+def one_random_choice(p: Program) -> None:
+    p.layers.append(lambda h: torch.where(torch.rand(()) < 0.5, h.flip(1), h))
+
+
+@habit
+def state_of_the_generator(p: Program) -> None:
+    def change(h: torch.Tensor) -> torch.Tensor:
+        with torch.random.fork_rng(devices=[]):
+            one = torch.rand_like(h)
+        return h + 0.1 * (one + torch.rand_like(h))
+
+    p.layers.append(change)
