@@ -139,9 +139,14 @@ class _Functional:
         args, kwargs = self._operands(_with_defaults(func, node.args, node.kwargs), node.kwargs)
         result = _result(form.func, args, kwargs)
         news = result[-len(tensors) :] if isinstance(result, list) else [result]
-        if news != [tensor.value.meta["val"] for tensor in tensors]:
-            raise Unknown(func)
+        olds = [tensor.value.meta["val"] for tensor in tensors]
         made = self._add(form.func, args, kwargs, result)
+        if news != olds:
+            if isinstance(result, list) or not tensors[0].views or not _is_alike(result, olds[0]):
+                raise Unknown(func)
+            self._tensors[node] = tensors[0]
+            self._put_elsewhere(tensors[0], made)
+            return
         if not isinstance(result, list):
             self._tensors[node] = tensors[0]
             self._put(tensors[0], made)
@@ -149,6 +154,12 @@ class _Functional:
         self._parts[node] = made
         for at, tensor in enumerate(tensors, len(result) - len(tensors)):
             self._put(tensor, self._add(operator.getitem, (made, at), {}, result[at]))
+
+    @staticmethod
+    def _put_elsewhere(tensor: _Tensor, made: torch.fx.Node) -> None:
+        """Gives a view a new value that lies otherwise in memory: whoever reads the view has it from what it is a view of."""
+        tensor.memory.changes += 1
+        tensor.memory.pending.append((made, tensor.views))
 
     @staticmethod
     def _put(tensor: _Tensor, made: torch.fx.Node) -> None:
@@ -169,15 +180,26 @@ class _Functional:
         memory = tensor.memory
         if tensor.changes != memory.changes:
             for value, views in memory.pending:
-                if views:
-                    raise Unknown("a change through a view")
-                memory.value = value
+                memory.value = self._through(views, memory.value, value) if views else value
             memory.pending.clear()
             value = memory.value
             for view, number in tensor.views:
                 value = self._again(view, number, value)
             tensor.value, tensor.changes = value, memory.changes
         return tensor.value
+
+    def _through(self, views: tuple[_View, ...], before: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
+        """What a memory is once a view of it has a new value."""
+        viewed = [before]
+        for view, number in views[:-1]:
+            viewed.append(self._again(view, number, viewed[-1]))
+        for (view, number), old in zip(reversed(views), reversed(viewed), strict=True):
+            back = _put_back(view, number, old, value)
+            if back is not None:
+                value = self._add(back[0], back[1], {}, _result(back[0], back[1], {}))
+        if value.meta["val"] != before.meta["val"]:
+            raise Unknown("a change through a view after which memory is in another order")
+        return value
 
     def _again(self, view: torch.fx.Node, number: int | None, value: torch.fx.Node) -> torch.fx.Node:
         """A view, made of its memory's new value."""
@@ -195,6 +217,50 @@ class _Functional:
         if self._meta is not None:
             node.meta["custom"] = self._meta
         return node
+
+
+def _is_alike(one: TensorType, other: TensorType) -> bool:
+    """Whether two tensors differ in the order of their memory at most."""
+    return (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
+
+
+def _put_back(
+    view: torch.fx.Node, number: int | None, old: torch.fx.Node, new: torch.fx.Node
+) -> tuple[Any, tuple[Any, ...]] | None:
+    """The operation, with its arguments, that gives a tensor of which a view has a new value; ``None``: the value itself."""
+    func: Any = view.target
+    given, shape = view.args[1:], list(old.meta["val"].shape)
+    if func in (_aten.detach.default, _aten.alias.default):
+        return None
+    if func in _OTHER_SHAPES:
+        return _aten.view.default, (new, shape)
+    if func in (_aten.t.default, _aten.transpose.int):
+        return func, (new, *given)
+    if func is _aten.permute.default:
+        dims = [dim % len(shape) for dim in given[0]]  # type: ignore[union-attr, operator]
+        return func, (new, [dims.index(dim) for dim in range(len(dims))])
+    if func in _PARTS:
+        return _PARTS[func], (old, new, *given)
+    if func is _aten.unbind.int and number is not None:
+        return _aten.select_scatter.default, (old, new, given[0] if given else 0, number)
+    raise Unknown("a change through a view")
+
+
+#: Views of all elements, in their order.
+_OTHER_SHAPES = (
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten.unsqueeze.default,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
+)
+#: What puts a part of a tensor back into it, with the same arguments as the view.
+_PARTS = {
+    _aten.select.int: _aten.select_scatter.default,
+    _aten.slice.Tensor: _aten.slice_scatter.default,
+    _aten.diagonal.default: _aten.diagonal_scatter.default,
+}
 
 
 @functools.cache
@@ -261,7 +327,7 @@ def _result(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
 
     try:
         return _cached_result(func, described(args), tuple((key, described(one)) for key, one in kwargs.items()))
-    except TypeError as error:  # an argument that cannot be a key
+    except (TypeError, RuntimeError) as error:  # an argument that cannot be a key; memory in another order
         raise Unknown(func) from error
 
 
