@@ -99,3 +99,21 @@ def sync_alone() -> None:
         told = {"code": error.code, "message": error.message, "hint": error.hint, "seconds": time.monotonic() - start}
         Path(f"alone{step.ranks.rank}.json").write_text(json.dumps(told))
         raise
+
+
+def switch_apart(shapes: list[list[int]]) -> None:
+    """After steps of sizes 8, 6 and 8, each rank takes those of its own; what it is told, and after how long, is written as JSON."""
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    training = steps.squares(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    step = steps.parallelize(training, {"a": 2}, example=(torch.ones(8, 4),))
+    losses = [float(step(torch.ones(size, 4))) for size in (8, 6, 8)]
+    start = time.monotonic()
+    try:
+        losses += [float(step(torch.ones(size, 4))) for size in shapes[rank]]
+    except UnisonoError as error:
+        told = {"code": error.code, "message": error.message, "seconds": time.monotonic() - start}
+        Path(f"apart{rank}.json").write_text(json.dumps(told))
+        raise
+    Path(f"apart{rank}.json").write_text(json.dumps({"losses": losses}))

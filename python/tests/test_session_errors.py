@@ -409,6 +409,27 @@ def test_a_rank_that_calls_sync_alone_is_named_within_seconds(tmp_path):
     assert told["seconds"] < 15
 
 
+@pytest.mark.parametrize(
+    ("shapes", "messages"),
+    [
+        ([[8, 8, 8], [6, 6, 6]], {1: "for a tensor of shape [6, 4], while rank 0 is in step 4"}),
+        ([[6], [12]], {1: "capture the step again"}),
+        (
+            [[6, 12, 6, 8], [6, 12, 8, 6]],
+            {rank: f"for a tensor of shape [{6 + 2 * rank}, 4], while rank {1 - rank} is to run" for rank in range(2)},
+        ),
+    ],
+    ids=["one switches", "one is captured", "both switch"],
+)
+def test_ranks_that_go_on_with_other_shapes_are_named_within_seconds(tmp_path, shapes, messages):
+    for one in launch.run("session_faults:switch_apart", 2, tmp_path, 120, shapes=shapes):
+        assert one.status == 1, one.err[-2000:]
+    for rank, message in messages.items():
+        told = json.loads((tmp_path / f"apart{rank}.json").read_text())
+        assert told["code"] == "U0123" and message in told["message"], told
+        assert told["seconds"] < 15
+
+
 # A rank that is gone.
 
 

@@ -13,6 +13,9 @@ import torch
 from unisono._tree import Structure, flatten, named_leaves, shown, unflatten
 from unisono.errors import ConfigurationError
 
+#: Maximum shapes in a message.
+_MOST_SHAPES = 3
+
 
 @dataclass
 class Call:
@@ -43,6 +46,12 @@ class Call:
         arguments = [shown(part) for part in given[3]]
         arguments += [f"{name}={shown(part)}" for name, part in zip(named[2], named[3], strict=True)]
         return f"step({', '.join(arguments)})"
+
+    def described(self) -> str:
+        """The shapes of its first tensors."""
+        shapes = [str(list(leaf.shape)) for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        more = ", .." if len(shapes) > _MOST_SHAPES else ""
+        return f"{'tensors' if len(shapes) != 1 else 'a tensor'} of shape {', '.join(shapes[:_MOST_SHAPES])}{more}"
 
     def together(self, ranks: int) -> Call:
         """The call of all ranks together, each of which gives as much of every tensor's first dimension; its tensors hold no values."""

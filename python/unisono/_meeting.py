@@ -1,9 +1,13 @@
-"""Points that all ranks must come to together: ``sync`` and captures. A rank that does not come is named, with where it is instead."""
+"""Points that all ranks must come to together: ``sync``, captures, and a captured step that another one has run before.
+
+A rank that does not come is named, with where it is instead.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import datetime
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +19,7 @@ from unisono.errors import ResourceError, StepError
 
 #: After so long, the ranks that have not come are asked where they are.
 _PATIENCE = 2.0
-_POLL = 0.02
+_POLL = datetime.timedelta(seconds=0.05)
 #: So long the rank that may have the store stays at its end for others to read from it.
 _FAREWELL = 5.0
 _WATCH = 0.5
@@ -25,7 +29,8 @@ class Meeting:
     """This process among those that meet.
 
     Attributes:
-        inside: the number of the step that it is in, or ``None`` between steps.
+        done: how many steps, of all functions, this rank has done.
+        inside: the number of the step that it is in, the first being 0, or ``None`` between steps.
     """
 
     def __init__(self) -> None:
@@ -34,6 +39,7 @@ class Meeting:
         self._store = dist.PrefixStore("unisono", store)  # pyright: ignore[reportPrivateImportUsage]
         self._rank, self._count, self._number = dist.get_rank(), dist.get_world_size(), 0
         self.inside: int | None = None
+        self.done = 0
         self._past = 0
         self._stop = threading.Event()
         thread = threading.Thread(target=self._answer, daemon=True)
@@ -50,25 +56,37 @@ class Meeting:
         """
         self._number += 1
         others = [rank for rank in range(self._count) if rank != self._rank]
+        keys = [self._key("at", rank) for rank in others]
         self._store.set(self._key("at", self._rank), f"{what}\n{why}")
         start = time.monotonic()
-        while not self._store.check([self._key("at", rank) for rank in others]):
-            time.sleep(_POLL)
+        while not self._are_there(keys):
             if time.monotonic() - start > _PATIENCE:
                 self._ask(what, why, [r for r in others if not self._store.check([self._key("at", r)])], lost)
-        for rank in others:
-            their, _, reason = self._store.get(self._key("at", rank)).decode().partition("\n")
+        for rank, said in zip(others, self._store.multi_get(keys), strict=True):
+            their, _, reason = said.decode().partition("\n")
             if their != what:
                 raise _apart(self._rank, what, why, f"rank {rank} is to {their}{reason and f' ({reason})'}")
         self._past = self._number
         self._store.set(self._key("past", self._rank), "1")
+        for kind in ("at", "past"):  # whoever is here has read of the meeting before
+            self._store.delete_key(f"{kind}/{self._number - 1}/{self._rank}")
+
+    def _are_there(self, keys: list[str]) -> bool:
+        """Whether all others have come, for whom it waits a little."""
+        try:
+            self._store.wait(keys, _POLL)
+        except dist.DistError:
+            return self._store.check(keys)
+        return True
 
     def _ask(self, what: str, why: str, missing: list[int], lost: Callable[[], list[int]]) -> None:
         self._store.set(self._key("asked", 0), "1")
         for rank in missing:
-            if self._store.check([self._key("where", rank)]):
-                number = self._store.get(self._key("where", rank)).decode()
-                raise _apart(self._rank, what, why, f"rank {rank} is in step {number}")
+            number = (
+                self._store.get(self._key("where", rank)) if self._store.check([self._key("where", rank)]) else b"0"
+            )
+            if int(number) > self.done:  # a rank that is in an earlier step comes later
+                raise _apart(self._rank, what, why, f"rank {rank} is in step {number.decode()}")
             if rank in lost():
                 raise ResourceError(
                     f"rank {rank} is gone, while rank {self._rank} is to {what}",
@@ -102,7 +120,7 @@ class Meeting:
         keys = [self._key("past", rank) for rank in range(self._count)]
         with contextlib.suppress(Exception):  # the store has ended
             while not self._store.check(keys) and time.monotonic() < end:
-                time.sleep(_POLL)
+                time.sleep(_POLL.total_seconds())
 
 
 def _apart(rank: int, what: str, why: str, elsewhere: str) -> StepError:

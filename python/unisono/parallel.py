@@ -169,9 +169,9 @@ class ParallelStep:
         if meeting is None:
             returned = step.run(call, self._steps)
         else:
-            meeting.inside = self._steps
+            meeting.inside = meeting.done
             returned = step.run(call, self._steps)
-            meeting.inside = None
+            meeting.inside, meeting.done = None, meeting.done + 1
         self._steps += 1
         return returned
 
@@ -184,8 +184,10 @@ class ParallelStep:
             if reason.code != "U0122" or self._on_change == "refuse":
                 raise reason
             self._capture_again(call, reason)
-        elif index > 0:
+        else:
             self._captured.insert(0, self._captured.pop(index))
+            if self._session.active is not self._captured[0]:
+                self.ranks.come_together(f"run capture {self._captured[0].number}, for {call.described()}")
         self._captured[0].activate()
         return self._captured[0]
 

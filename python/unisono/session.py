@@ -87,6 +87,7 @@ class Session:
         fuse: whether groups of operations run as kernels.
         synchronous: whether each instruction is waited for.
         deferred: the tensors that have no memory before there is a plan.
+        made: how many captured steps have been made, or begun.
     """
 
     ranks: Ranks
@@ -112,6 +113,7 @@ class Session:
     fuse: bool = False
     synchronous: bool = False
     deferred: Deferred | None = None
+    made: int = 0
 
     def take_mesh(self, mesh: Mapping[str, int]) -> None:
         """Takes the axes that the first plan has found, for all that has the mesh of the session."""
@@ -144,6 +146,9 @@ class CapturedStep:
         With `accumulates` gradients that are there are state if the step goes on with them. The first number of ``micro_batches`` that the
         step can be sliced into is taken.
         """
+        session.made += 1
+        #: The same on every rank.
+        self.number = session.made
         self._micro_batches = micro_batches
         self._session, self.ranks, self._mesh = session, session.ranks, session.mesh
         self._model, self._optimizers, self._call = session.model, session.optimizers, call
