@@ -15,7 +15,7 @@ from torch import nn
 
 import unisono
 from unisono._interpret import interpret
-from unisono.errors import StepError
+from unisono.errors import StepError, UnsupportedError
 
 
 class Classifier(nn.Module):
@@ -440,6 +440,21 @@ def test_an_operation_whose_shape_depends_on_data_is_refused_with_what_to_write_
     with pytest.raises(StepError, match="depends on data") as caught:
         unisono.capture(lambda y: call(y).sum(), example=(torch.ones(2, dtype=torch.long),))
     assert caught.value.code == "U0101" and instead in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.full((2,), 1j) * x.sum(),
+        lambda x: torch.add(x * 1j, x, alpha=1j),
+        lambda x: (x * 1j).fill_(1j),
+    ],
+)
+def test_a_complex_setting_of_an_operation_is_refused_with_what_to_write_instead(make):
+    with pytest.raises(UnsupportedError, match="of type complex") as caught:
+        unisono.capture(lambda x: make(x).real.sum(), example=(torch.ones(2),))
+    assert caught.value.code == "U0108" and "test_capture.py" in str(caught.value.place)
+    assert "* 1j" in str(caught.value.hint)
 
 
 def test_a_step_without_such_effects_is_captured_without_a_warning():

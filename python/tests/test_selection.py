@@ -42,6 +42,9 @@ def keep(selected: Any) -> torch.Tensor:
         lambda x, m: x.sum() * len(f"{x[m]}"),
         lambda x, m: keep(x[m]),
         lambda x, m: x[m.nonzero()],
+        lambda x, m: x[m].nonzero(),
+        lambda x, m: x[m].norm(),
+        lambda x, m: x[m].numel() * x.sum(),
     ],
 )
 def test_what_needs_the_number_of_selected_rows_is_refused_by_its_line(use):
@@ -54,6 +57,24 @@ def test_what_needs_the_number_of_selected_rows_is_refused_by_its_line(use):
     assert (caught.value.place or "").startswith(f"{__file__}:")
     assert "torch.where" in (caught.value.hint or "")
     KEPT.clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("max", "x, float('-inf')).max("),
+        ("prod", "x, 1).prod("),
+        ("numel", "mask.sum()"),
+        ("dropout", "F.dropout(x)[mask]"),
+    ],
+)
+def test_the_hint_says_what_to_write_instead(name, instead):
+    def step(x):
+        return nn.functional.dropout(x[x > 0]) if name == "dropout" else getattr(x[x > 0], name)()
+
+    with pytest.raises(StepError) as caught:
+        unisono.capture(step, example=(torch.ones(4, 3),))
+    assert instead in str(caught.value.hint)
 
 
 def test_a_mask_that_is_changed_between_selections_is_another():

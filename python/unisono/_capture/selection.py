@@ -219,9 +219,26 @@ def _refused(name: str, place: str | None) -> StepError:
         f"`{name}` of what a mask selects: its shape depends on data",
         code="U0101",
         place=place,
-        cause="one graph must serve every batch, so all shapes must be known beforehand; functions of each row, sums, means and losses are",
-        hint="use `torch.where`, a mask that is multiplied, or padding instead of selecting by a mask or by `nonzero`",
+        cause="one graph must serve every batch, so all shapes must be known beforehand; functions of each row, sums, means and losses "
+        "can be captured",
+        hint=_instead_of(name),
     )
+
+
+def _instead_of(name: str) -> str:
+    """What users can write instead of a function of what a mask selects."""
+    name = name.strip("_")
+    if name in ("max", "min", "amax", "amin", "argmax", "argmin", "sort", "topk", "median"):
+        least = "inf" if name in ("min", "amin", "argmin") else "-inf"
+        return f"keep the shape: `torch.where(mask, x, float('{least}')).{name}(..)`"
+    if name in ("cumsum", "prod", "any", "all", "norm"):
+        neutral = {"prod": "1", "all": "True", "any": "False"}.get(name, "0")
+        return f"keep the shape: `torch.where(mask, x, {neutral}).{name}(..)`, and select afterwards"
+    if name in ("shape", "size", "numel", "len", "reading"):
+        return "count by the mask: `mask.sum()` is a tensor; choose by `torch.where`"
+    if name == "dropout":
+        return "drop out before selecting, `F.dropout(x)[mask]`, or keep the shape with `torch.where`"
+    return "use `torch.where`, a mask that is multiplied, or padding instead of selecting by a mask or by `nonzero`"
 
 
 def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:

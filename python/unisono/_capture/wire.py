@@ -299,7 +299,8 @@ class Encoder:
         encoded = _plain(value, kind)
         if encoded is None:
             message = f"argument of `{node.target}` of type {type(value).__name__} is not supported"
-            raise UnsupportedError(message, code="U0108", place=place_of(node))
+            hint = "multiply by the number: `torch.ones(..) * 1j`, `x + y * 1j`" if isinstance(value, complex) else None
+            raise UnsupportedError(message, code="U0108", place=place_of(node), hint=hint)
         return encoded
 
 
