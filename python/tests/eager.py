@@ -87,5 +87,7 @@ def compare(make: Callable[[], Training], exactly: bool = False) -> Any:
             if exactly:
                 assert torch.equal(one, wanted), f"part {number} of {len(found)}"
             else:
-                torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-5, msg=lambda m, n=number: f"part {n}: {m}")
+                torch.testing.assert_close(
+                    one, wanted, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, n=number: f"part {n}: {m}"
+                )
     return step

@@ -20,6 +20,7 @@ import pytest
 import steps
 import torch
 import torch.nn.functional as F
+from machines import DEAR_COMPUTING
 from torch import nn
 
 import unisono
@@ -334,6 +335,45 @@ def test_a_session_from_a_kept_capture_computes_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(_captures, "capture_step", lambda *a, **k: pytest.fail("captured again"))
     second = trained(tmp_path / "kept")
     for one, other in zip(itertools.chain(*first), itertools.chain(*second), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def trained_by_shapes(folder):
+    """What a session returns that captures again for a smaller batch, and captures an evaluation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def evaluate(x):
+        with torch.no_grad():
+            return model(x).sum()
+
+    both = unisono.parallelize(
+        step,
+        model=model,
+        optimizer=optimizer,
+        example=(torch.ones(4, 8),),
+        seed=0,
+        cache=folder,
+        cluster=DEAR_COMPUTING,
+    )
+    losses = [both(torch.ones(size, 8)) for size in (4, 3, 4)]
+    return [*losses, both.share(evaluate, example=(torch.ones(5, 8),))(torch.ones(5, 8)), both(torch.ones(3, 8))]
+
+
+@pytest.mark.filterwarnings("ignore::unisono.errors.CaptureNotice")
+def test_later_captures_of_a_session_are_kept_too(tmp_path, monkeypatch):
+    first = trained_by_shapes(tmp_path / "kept")
+    assert len(list((tmp_path / "kept" / "captures").iterdir())) == 3
+    monkeypatch.setattr(_captures, "capture_step", lambda *a, **k: pytest.fail("captured again"))
+    for one, other in zip(first, trained_by_shapes(tmp_path / "kept"), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 

@@ -9,7 +9,8 @@ import pytest
 import step_programs
 from eager import compare
 
-PROGRAMS = 100
+#: As many as take about two minutes of one core; ``benches/step_programs.py`` runs more.
+PROGRAMS = 400
 TOGETHER = 10
 #: How many are run with less memory too.
 SMALLER = 30

@@ -78,7 +78,7 @@ class Session:
         live: the settings of optimizers that are inputs of steps beside the learning rate.
         batch: whether each rank is given the global batch, or its shard (``local``).
         steps: the captured steps of each function.
-        captures: where the first of them is kept for other processes, if anywhere.
+        captures: where they are kept for other processes, if anywhere.
         device_mesh: the mesh as PyTorch has it, made when it is first needed.
         searches_mesh: whether the first plan decides which axes the ranks make.
         recompute: what of forward is computed again in backward, if the user says so.
@@ -181,8 +181,7 @@ class CapturedStep:
             try:
                 self._create_deferred_states()
                 message, captured = found_or_captured(
-                    # The user's tensors are there as long as no step has shards of them.
-                    self._session.captures if not self._session.state.layouts() else None,
+                    self._session.captures,
                     train_step,
                     model=self._model,
                     optimizers=self._optimizers,

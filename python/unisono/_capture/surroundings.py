@@ -71,7 +71,8 @@ def _settings() -> list[Any]:
         [torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy],
         torch._C._autograd._top_saved_tensors_default_hooks(True),  # type: ignore[attr-defined]
         sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in pytree.SUPPORTED_NODES),
-        sorted(torch.library._impls),
+        # Our own are made for programs that have been lowered, and change no capture.
+        sorted(name for name in torch.library._impls if not name.startswith(("unisono/", "unisono_python/"))),
         hooks,
         optimizers,
     ]
