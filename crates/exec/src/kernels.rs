@@ -5,7 +5,7 @@ use std::{cell::OnceCell, sync::Arc};
 use base::Result;
 use ir::{Graph, PartKind};
 use jit::Module;
-use loops::{Item, Kernel, Partition};
+use loops::{Access, Item, Kernel, Partition};
 use memory::{Lifetimes, Once, Steps};
 use smallvec::SmallVec;
 use torch_sys::{Arg, Cells, Failure, Output, Schema, Slot, Slots, Tensor};
@@ -82,17 +82,21 @@ pub(crate) struct Ends<'a> {
 
 impl Ends<'_> {
     /// For each result of the kernel at `index` the operand whose memory it takes: one of its type whose elements lie side by side, that ends
-    /// here and that this run has made.
-    pub(crate) fn taken(&self, index: usize) -> Vec<Option<usize>> {
+    /// here, that this run has made and that the kernel walks through in the same way.
+    pub(crate) fn taken(&self, index: usize, kernel: &Kernel) -> Vec<Option<usize>> {
         let step = &self.steps.steps[index];
         let mut free: Vec<bool> = step.reads.iter().map(|read| self.ends(index, *read)).collect();
-        let taken = step.makes.iter().map(|made| {
+        let (reads, writes) = kernel.operands.split_at(step.reads.len().min(kernel.operands.len()));
+        let taken = step.makes.iter().zip(writes).map(|(made, write)| {
             let made = self.steps.values[*made as usize];
             let fits = |read: u32| {
                 let read = self.steps.values[read as usize];
                 read.dense && made.dense && read.alike.is_some() && read.alike == made.alike
             };
-            let found = (0..free.len()).find(|read| free[*read] && fits(step.reads[*read]))?;
+            let found = (0..free.len()).find(|read| {
+                let alike = reads[*read].strides == write.strides && write.access == Access::Write;
+                free[*read] && alike && fits(step.reads[*read])
+            })?;
             free[found] = false;
             Some(found)
         });

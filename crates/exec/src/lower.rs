@@ -5,6 +5,7 @@
 
 use base::{Code, Diagnostic, Result};
 use fixedbitset::FixedBitSet;
+use loops::Kernel;
 use memory::{Lifetimes, Once};
 use rustc_hash::FxHashMap;
 use torch_sys::{Arg, Dtype, Number, Output, Schema, Slot, Type};
@@ -28,7 +29,7 @@ pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
     for (index, call) in spec.calls.iter().enumerate() {
         if is_kernel(&schemas[call.op as usize]) {
             let ends = Ends { steps: &steps, lifetimes: &lowering.lifetimes, once: &once };
-            let taken = ends.taken(index);
+            let taken = ends.taken(index, kernel_of(spec, call)?);
             lowering.kernel(call, &taken)?;
         } else {
             lowering.call(call, once[index])?;
@@ -36,6 +37,14 @@ pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
     }
     lowering.keep_overwritten_values();
     lowering.finish()
+}
+
+/// The kernel that a call names.
+fn kernel_of<'a>(spec: &'a ProgramSpec, call: &OpCall) -> Result<&'a Kernel> {
+    let number =
+        call.args.iter().find_map(|arg| if let Arg::Int(number) = arg { Some(*number) } else { None });
+    let kernel = number.and_then(|number| spec.kernels.get(usize::try_from(number).ok()?));
+    kernel.ok_or_else(|| Diagnostic::bug("a call names a kernel that is not there"))
 }
 
 /// Checks slot numbers and argument counts.

@@ -1,161 +1,97 @@
-//! Calling the code of a kernel: row by row, what does not fill a vector through memory of its own.
+//! Calling the code of a kernel, for as many rows at once as lie evenly in memory.
 
 use std::cell::Cell;
 
 use base::Result;
-use loops::{Access, Interpreter, Memory, Nest};
+use loops::{
+    Interpreter, Memory, Nest,
+    phases::{ROWS_OF_A_SUM, sums},
+};
 use smallvec::SmallVec;
 
-use crate::{emit::Emitted, isa::Isa};
+use crate::emit::Emitted;
 
-/// A compiled kernel: `addresses` of its operands and constants, and a number of points.
-type Function = unsafe extern "sysv64" fn(addresses: *const *const u8, points: usize);
+/// A compiled kernel: `addresses` of its operands, and a number of rows.
+type Function = unsafe extern "sysv64" fn(addresses: *const *const u8, rows: usize);
 
-/// Bytes of the largest vector of an operand.
-const VECTOR: usize = 64;
-/// The most operands and the constants.
-const TABLE: usize = 16;
+/// The most operands.
+const TABLE: usize = 12;
+/// Numbers of the largest vector: sums of rows are written a vector at a time.
+const VECTOR: usize = 16;
 
 /// A kernel's code and what it needs.
 pub(crate) struct Compiled {
     function: Function,
-    constants: Vec<u32>,
-    lanes: usize,
     nest: Nest,
+    /// Operands that rows are added up in.
+    sums: Vec<usize>,
 }
 
 impl Compiled {
     /// # Safety
-    /// `code` is the address of `emitted`'s code for `nest` and `isa` in executable memory that outlives this, and the processor has `isa`.
-    pub(crate) unsafe fn new(code: *const u8, emitted: &Emitted, nest: Nest, isa: &Isa) -> Self {
-        // SAFETY: the emitter makes functions of this type.
-        let function = unsafe { std::mem::transmute::<*const u8, Function>(code) };
-        Self { function, constants: emitted.constants.clone(), lanes: isa.lanes, nest }
+    /// `code` is the address of `emitted`'s code for `interpreter`'s kernel in executable memory that outlives this, and the processor has the
+    /// instructions it was made of.
+    pub(crate) unsafe fn new(code: *const u8, emitted: &Emitted, interpreter: &Interpreter) -> Self {
+        // SAFETY: the emitter makes functions of this type, which begin there.
+        let function = unsafe { std::mem::transmute::<*const u8, Function>(code.add(emitted.entry)) };
+        let sums = sums(interpreter.kernel()).collect();
+        Self { function, nest: interpreter.nest().clone(), sums }
     }
 
     /// Runs it; `interpreter` is of the same kernel.
     pub(crate) fn run(&self, interpreter: &Interpreter, memory: &[Memory<'_>]) -> Result<()> {
         interpreter.check(memory)?;
-        let (full, rest) = (self.nest.inner / self.lanes * self.lanes, self.nest.inner % self.lanes);
-        let mut table = [std::ptr::null(); TABLE];
-        table[memory.len()] = self.constants.as_ptr().cast();
-        let mut rows = Rows::new(&self.nest);
-        for _ in 0..self.nest.rows() {
-            if full > 0 {
-                for (entry, (memory, start)) in table.iter_mut().zip(memory.iter().zip(&rows.starts)) {
-                    *entry = element(*memory, *start);
-                }
-                // SAFETY: `check` has shown that every index of the domain lies within its operand, and that what is written is
-                // written where nothing else is read later; the code touches the first `full` points of this row, and constants.
-                unsafe { (self.function)(table.as_ptr(), full) };
-            }
-            if rest > 0 {
-                self.rest(interpreter, memory, &rows.starts, full);
-            }
-            rows.next();
+        if self.sums.is_empty() {
+            self.rows(memory, &[], 0..self.nest.rows());
+        } else {
+            self.sum(interpreter, memory);
         }
         Ok(())
     }
 
-    /// The points of a row that do not fill a vector, from `first` on: copied into vectors and back.
-    fn rest(&self, interpreter: &Interpreter, memory: &[Memory<'_>], starts: &[usize], first: usize) {
-        let mut vectors = [[0_u8; VECTOR]; TABLE];
-        let mut table: [*const u8; TABLE] = [std::ptr::null(); TABLE];
-        table[memory.len()] = self.constants.as_ptr().cast();
-        let count = self.nest.inner - first;
-        let operands = &interpreter.kernel().operands;
-        let place = |index: usize| starts[index] + first * self.nest.inner_strides[index];
-        for (index, operand) in operands.iter().enumerate() {
-            let vector = &mut vectors[index];
-            if operand.access == Access::Read {
-                let points = if self.nest.inner_strides[index] == 0 { 1 } else { count };
-                read(memory[index], place(index), points, vector);
+    /// Runs all rows in groups, and adds up what these add up.
+    fn sum(&self, interpreter: &Interpreter, memory: &[Memory<'_>]) {
+        let length = |operand: &usize| interpreter.sum_length(*operand);
+        let mut totals: Vec<Vec<f32>> = self.sums.iter().map(|operand| vec![0.0; length(operand)]).collect();
+        let parts: Vec<Vec<Cell<f32>>> =
+            self.sums.iter().map(|operand| vec![Cell::new(0.0); length(operand) + VECTOR]).collect();
+        let rows = self.nest.rows();
+        for first in (0..rows).step_by(ROWS_OF_A_SUM) {
+            for cell in parts.iter().flatten() {
+                cell.set(0.0);
             }
-            table[index] = vector.as_mut_ptr().cast_const();
+            self.rows(memory, &parts, first..rows.min(first + ROWS_OF_A_SUM));
+            for (total, part) in totals.iter_mut().zip(&parts) {
+                total.iter_mut().zip(part).for_each(|(total, part)| *total += part.get());
+            }
         }
-        // SAFETY: every entry has room for a vector of the widest element, and one vector is computed.
-        unsafe { (self.function)(table.as_ptr(), self.lanes) };
-        let written = operands.iter().enumerate().filter(|(_, operand)| operand.access == Access::Write);
-        for (index, _) in written {
-            write(memory[index], place(index), count, &vectors[index]);
-        }
-    }
-}
-
-/// The rows of a nest one after the other.
-struct Rows<'a> {
-    nest: &'a Nest,
-    /// For each operand the index of the first element of this row.
-    starts: SmallVec<[usize; TABLE]>,
-    /// Where this row is along each outer loop.
-    at: SmallVec<[usize; 4]>,
-}
-
-impl<'a> Rows<'a> {
-    fn new(nest: &'a Nest) -> Self {
-        let starts = nest.outer_strides.iter().map(|_| 0).collect();
-        Self { nest, starts, at: nest.outer.iter().map(|_| 0).collect() }
+        self.sums.iter().zip(totals).for_each(|(operand, total)| memory[*operand].write(total));
     }
 
-    /// Goes on to the next row, if there is one.
-    #[inline]
-    fn next(&mut self) {
-        for dim in (0..self.at.len()).rev() {
-            self.at[dim] += 1;
-            let size = self.nest.outer[dim];
-            let ends = self.at[dim] == size;
-            for (start, strides) in self.starts.iter_mut().zip(&self.nest.outer_strides) {
-                *start += strides[dim];
-                if ends {
-                    *start -= size * strides[dim];
-                }
+    /// Runs some rows; `parts` are the memory of operands that rows are added up in.
+    fn rows(&self, memory: &[Memory<'_>], parts: &[Vec<Cell<f32>>], mut rows: std::ops::Range<usize>) {
+        let along = self.nest.outer.last().copied().unwrap_or(1);
+        while rows.start < rows.end {
+            let count = (along - rows.start % along).min(rows.end - rows.start);
+            let mut table: SmallVec<[*const u8; TABLE]> = SmallVec::new();
+            for (operand, memory) in memory.iter().enumerate() {
+                table.push(element(*memory, self.nest.start(operand, rows.start)));
             }
-            if !ends {
-                return;
+            for (operand, part) in self.sums.iter().zip(parts) {
+                table[*operand] = part.as_ptr().cast();
             }
-            self.at[dim] = 0;
+            // SAFETY: `check` has shown that every index of the domain lies within its operand, and that what is written is written where
+            // nothing else is read later; the code touches the elements of these rows, and parts, which have room for a vector more.
+            unsafe { (self.function)(table.as_ptr(), count) };
+            rows.start += count;
         }
     }
 }
 
-/// The address of an element.
+/// The address of an element; of no element, where there are none.
 fn element(memory: Memory<'_>, index: usize) -> *const u8 {
     match memory {
-        Memory::F32(cells) => cells[index..].as_ptr().cast(),
-        Memory::Bf16(cells) => cells[index..].as_ptr().cast(),
-    }
-}
-
-/// Copies `count` elements from `start` on into a vector.
-fn read(memory: Memory<'_>, start: usize, count: usize, vector: &mut [u8; VECTOR]) {
-    match memory {
-        Memory::F32(cells) => {
-            let elements = cells[start..start + count].iter();
-            vector
-                .chunks_exact_mut(4)
-                .zip(elements)
-                .for_each(|(to, from)| to.copy_from_slice(&from.get().to_ne_bytes()));
-        }
-        Memory::Bf16(cells) => {
-            let elements = cells[start..start + count].iter();
-            vector
-                .chunks_exact_mut(2)
-                .zip(elements)
-                .for_each(|(to, from)| to.copy_from_slice(&from.get().to_ne_bytes()));
-        }
-    }
-}
-
-/// Copies the first `count` elements of a vector to those from `start` on.
-fn write(memory: Memory<'_>, start: usize, count: usize, vector: &[u8; VECTOR]) {
-    match memory {
-        Memory::F32(cells) => copy(&cells[start..start + count], vector, f32::from_ne_bytes),
-        Memory::Bf16(cells) => copy(&cells[start..start + count], vector, u16::from_ne_bytes),
-    }
-}
-
-fn copy<E, const BYTES: usize>(cells: &[Cell<E>], vector: &[u8; VECTOR], element: impl Fn([u8; BYTES]) -> E) {
-    for (cell, bytes) in cells.iter().zip(vector.chunks_exact(BYTES)) {
-        cell.set(element(bytes.try_into().expect("a chunk has this many bytes")));
+        Memory::F32(cells) => cells.get(index..).unwrap_or_default().as_ptr().cast(),
+        Memory::Bf16(cells) => cells.get(index..).unwrap_or_default().as_ptr().cast(),
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 pub(crate) struct Isa {
     /// Numbers of a vector.
     pub(crate) lanes: usize,
-    /// Registers that values may have; one more is for what an instruction needs in between.
+    /// Registers that values may have; one more is for what an instruction needs in between, and in narrow vectors one for a mask.
     pub(crate) registers: u8,
     /// The first vector register.
     pub(crate) first: Register,
@@ -30,13 +30,20 @@ pub(crate) struct Isa {
     pub(crate) blend: Code,
     pub(crate) sqrt: Code,
     pub(crate) number_of_word: Code,
+    /// One number for all, from a register.
+    pub(crate) spread: Code,
+    /// The first number, to memory.
+    pub(crate) store_first: Code,
+    pub(crate) store_first_half: Code,
+    /// The sum of the first numbers.
+    pub(crate) add_first: Code,
     /// `a * b + c` into `a`, `a * c + b` into `a`, `b * c + a` into `a`.
     pub(crate) fma: [Code; 3],
 }
 
 pub(crate) static AVX2: Isa = Isa {
     lanes: 8,
-    registers: 15,
+    registers: 14,
     first: Register::YMM0,
     wide: false,
     load: Code::VEX_Vmovups_ymm_ymmm256,
@@ -51,6 +58,10 @@ pub(crate) static AVX2: Isa = Isa {
     blend: Code::VEX_Vblendvps_ymm_ymm_ymmm256_ymm,
     sqrt: Code::VEX_Vsqrtps_ymm_ymmm256,
     number_of_word: Code::VEX_Vcvtdq2ps_ymm_ymmm256,
+    spread: Code::VEX_Vbroadcastss_ymm_xmm,
+    store_first: Code::VEX_Vmovss_m32_xmm,
+    store_first_half: Code::VEX_Vpextrw_r32m16_xmm_imm8,
+    add_first: Code::VEX_Vaddss_xmm_xmm_xmmm32,
     fma: [
         Code::VEX_Vfmadd213ps_ymm_ymm_ymmm256,
         Code::VEX_Vfmadd132ps_ymm_ymm_ymmm256,
@@ -75,6 +86,10 @@ pub(crate) static AVX512: Isa = Isa {
     blend: Code::EVEX_Vblendmps_zmm_k1z_zmm_zmmm512b32,
     sqrt: Code::EVEX_Vsqrtps_zmm_k1z_zmmm512b32_er,
     number_of_word: Code::EVEX_Vcvtdq2ps_zmm_k1z_zmmm512b32_er,
+    spread: Code::EVEX_Vbroadcastss_zmm_k1z_xmmm32,
+    store_first: Code::EVEX_Vmovss_m32_k1_xmm,
+    store_first_half: Code::EVEX_Vpextrw_r32m16_xmm_imm8,
+    add_first: Code::EVEX_Vaddss_xmm_k1z_xmm_xmmm32_er,
     fma: [
         Code::EVEX_Vfmadd213ps_zmm_k1z_zmm_zmmm512b32_er,
         Code::EVEX_Vfmadd132ps_zmm_k1z_zmm_zmmm512b32_er,

@@ -1,9 +1,11 @@
 //! Running kernels: machine code where the processor and the host allow it, the interpreter elsewhere. Both give the same bits.
 //!
-//! A kernel becomes, in this order, a list of simple operations over vectors ([`steps`]), the same with registers ([`registers`]) and machine
-//! code ([`emit`]) in pages that are never writable and executable at once ([`pages`]).
+//! A kernel becomes, in this order, blocks ([`blocks`]) of simple operations over vectors ([`steps`]), the same with registers ([`registers`])
+//! and machine code ([`emit`]) in pages that are never writable and executable at once ([`pages`]).
 #![allow(unsafe_code, reason = "machine code is made and called here")]
 
+#[cfg(target_arch = "x86_64")]
+mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod call;
 #[cfg(target_arch = "x86_64")]

@@ -40,10 +40,7 @@ impl Module {
         let isa = Isa::of(tier);
         let emitted: Vec<Option<emit::Emitted>> = interpreters
             .iter()
-            .map(|interpreter| {
-                let isa = isa.filter(|isa| interpreter.nest().inner >= isa.lanes)?;
-                emit::emit(interpreter.kernel(), interpreter.nest(), isa)
-            })
+            .map(|interpreter| emit::emit(interpreter.kernel(), interpreter.nest(), isa?))
             .collect();
         let functions: Vec<Vec<u8>> = emitted.iter().flatten().map(|emitted| emitted.code.clone()).collect();
         let placed = if functions.is_empty() { None } else { Pages::of(&functions) };
@@ -51,11 +48,11 @@ impl Module {
         let (pages, starts) = placed.map_or((None, Vec::new()), |(pages, starts)| (Some(pages), starts));
         let mut starts = starts.into_iter();
         let kernels = interpreters.into_iter().zip(emitted).map(|(interpreter, emitted)| {
-            let compiled = pages.as_ref().zip(isa).zip(emitted).map(|((pages, isa), emitted)| {
+            let compiled = pages.as_ref().zip(emitted).map(|(pages, emitted)| {
                 let start = starts.next().expect("a start for each function");
-                let (code, nest) = (pages.address(start), interpreter.nest().clone());
+                let code = pages.address(start);
                 // SAFETY: the code of this kernel lies there, in pages that the module keeps; the tier is one that the processor has.
-                (tier, unsafe { Compiled::new(code, &emitted, nest, isa) })
+                (tier, unsafe { Compiled::new(code, &emitted, &interpreter) })
             });
             Runnable { interpreter, compiled }
         });

@@ -1,6 +1,6 @@
 //! Steps with registers: a value has a register from its step to its last use, or lies in memory where there are too many at once.
 
-use crate::steps::{Code, Step, Steps, V};
+use crate::steps::{Code, Output, Step, Steps, V};
 
 /// Where a value is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -11,6 +11,10 @@ pub(crate) enum Place {
     Constant(u32),
     /// The stack, by position.
     Stack(u32),
+    /// The numbers of the row, by position.
+    Row(u32),
+    /// What reductions have so far, by position.
+    Lanes(u32),
 }
 
 impl Place {
@@ -27,36 +31,51 @@ pub(crate) enum Action {
     Step { code: Code, to: u8, from: Vec<Place> },
     /// A register's vector goes to the stack.
     Spill { register: u8, slot: u32 },
-    /// A value goes to an operand.
-    Store { operand: loops::OperandId, from: Place },
+    /// A value goes where it is to go.
+    Output { to: Output, from: Place },
 }
 
-/// The actions of a kernel.
+/// The actions of a block.
 pub(crate) struct Actions {
     pub(crate) list: Vec<Action>,
-    pub(crate) constants: Vec<u32>,
     /// Vectors on the stack.
     pub(crate) slots: u32,
 }
 
 impl Actions {
-    /// The actions for `steps` on a processor with `count` registers to use.
-    pub(crate) fn of(steps: &Steps, count: u8) -> Self {
-        let mut allocation = Allocation::new(steps, count);
+    /// The actions for `steps` on a processor with `count` registers to use. What they need of constants is added to those of the kernel.
+    pub(crate) fn of(steps: &Steps, count: u8, constants: &mut Constants) -> Self {
+        let mut allocation = Allocation::new(steps, count, constants);
         for (index, step) in steps.steps.iter().enumerate() {
             allocation.step(index, step);
         }
-        for (operand, value) in &steps.stores {
+        for (to, value) in &steps.outputs {
             let from = allocation.place(*value);
-            allocation.made.list.push(Action::Store { operand: *operand, from });
+            allocation.made.list.push(Action::Output { to: *to, from });
         }
         allocation.made
     }
 }
 
-struct Allocation {
+/// The constants of a kernel, each once.
+#[derive(Default)]
+pub(crate) struct Constants(pub(crate) Vec<u32>);
+
+impl Constants {
+    /// The place of a constant.
+    pub(crate) fn place(&mut self, bits: u32) -> Place {
+        let known = self.0.iter().position(|known| *known == bits);
+        Place::Constant(known.unwrap_or_else(|| {
+            self.0.push(bits);
+            self.0.len() - 1
+        }) as u32)
+    }
+}
+
+struct Allocation<'a> {
     made: Actions,
-    /// For each value the steps that take it, the last one first; a store counts as a step behind all.
+    constants: &'a mut Constants,
+    /// For each value the steps that take it, the last one first; an output counts as a step behind all.
     uses: Vec<Vec<usize>>,
     places: Vec<Option<Place>>,
     /// The value in each register.
@@ -64,17 +83,18 @@ struct Allocation {
     free_slots: Vec<u32>,
 }
 
-impl Allocation {
-    fn new(steps: &Steps, count: u8) -> Self {
+impl<'a> Allocation<'a> {
+    fn new(steps: &Steps, count: u8, constants: &'a mut Constants) -> Self {
         let mut uses = vec![Vec::new(); steps.steps.len()];
-        for (_, value) in &steps.stores {
+        for (_, value) in &steps.outputs {
             uses[*value as usize].push(usize::MAX);
         }
         for (index, step) in steps.steps.iter().enumerate().rev() {
             step.args().iter().for_each(|arg| uses[*arg as usize].push(index));
         }
         Self {
-            made: Actions { list: Vec::new(), constants: Vec::new(), slots: 0 },
+            made: Actions { list: Vec::new(), slots: 0 },
+            constants,
             uses,
             places: vec![None; steps.steps.len()],
             holds: vec![None; usize::from(count)],
@@ -87,9 +107,14 @@ impl Allocation {
     }
 
     fn step(&mut self, index: usize, step: &Step) {
-        if let Code::Bits(bits) = step.code {
-            self.places[index] = Some(Place::Constant(self.made.constants.len() as u32));
-            self.made.constants.push(bits);
+        let in_memory = match step.code {
+            Code::Bits(bits) => Some(self.constants.place(bits)),
+            Code::Row(number) => Some(Place::Row(number)),
+            Code::Lanes(position) => Some(Place::Lanes(position)),
+            _ => None,
+        };
+        if in_memory.is_some() {
+            self.places[index] = in_memory;
             return;
         }
         let from: Vec<Place> = step.args().iter().map(|arg| self.place(*arg)).collect();

@@ -1,7 +1,7 @@
 //! A kernel as simple operations over vectors: each is one instruction, or a few, of the processor.
 
 use loops::{
-    Binary, Element, Kernel, Op, OperandId, Unary,
+    Binary, Op, OperandId, Unary,
     math::{self, Math, ROUNDER},
 };
 use rustc_hash::FxHashMap;
@@ -23,6 +23,10 @@ pub(crate) enum Compare {
 pub(crate) enum Code {
     Load(OperandId),
     Bits(u32),
+    /// A number of the row, by position.
+    Row(u32),
+    /// What a reduction has so far at these points, by its position in the loop.
+    Lanes(u32),
     Add,
     Sub,
     Mul,
@@ -69,36 +73,31 @@ impl Step {
     }
 }
 
-/// The steps of a kernel.
+/// Where a result goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Output {
+    /// To the element of an operand.
+    Store(OperandId),
+    /// Added to the element of an operand.
+    Add(OperandId),
+    /// To a number of the row, by position.
+    Row(u32),
+    /// To the results of a reduction, by its position in the loop.
+    Lanes(u32),
+}
+
+/// Steps without branches.
+#[derive(Default)]
 pub(crate) struct Steps {
     pub(crate) steps: Vec<Step>,
-    pub(crate) stores: Vec<(OperandId, V)>,
+    pub(crate) outputs: Vec<(Output, V)>,
 }
 
 impl Steps {
-    /// The steps of a verified kernel; `scales` says whether the processor multiplies by powers of two in one instruction.
-    pub(crate) fn of(kernel: &Kernel, scales: bool) -> Self {
-        let mut made = Maker { steps: Vec::new(), known: FxHashMap::default(), scales };
-        let mut values = Vec::with_capacity(kernel.body.len());
-        for op in &kernel.body {
-            let value = made.op(*op, &values);
-            values.push(value);
-        }
-        let mut stores = Vec::new();
-        for store in &kernel.stores {
-            let mut value = values[store.value.0 as usize];
-            if kernel.operands[store.operand.0 as usize].element == Element::Bf16 {
-                value = math::round_bf16(&mut made, value);
-            }
-            stores.push((store.operand, value));
-        }
-        Self { steps: made.steps, stores }.without_dead()
-    }
-
-    /// The steps that a store needs.
-    fn without_dead(self) -> Self {
+    /// The steps that an output needs.
+    pub(crate) fn without_dead(self) -> Self {
         let mut needed = vec![false; self.steps.len()];
-        self.stores.iter().for_each(|(_, value)| needed[*value as usize] = true);
+        self.outputs.iter().for_each(|(_, value)| needed[*value as usize] = true);
         for (index, step) in self.steps.iter().enumerate().rev() {
             if needed[index] {
                 step.args().iter().for_each(|arg| needed[*arg as usize] = true);
@@ -111,20 +110,25 @@ impl Steps {
             step.args.iter_mut().take(usize::from(step.count)).for_each(|arg| *arg = now[*arg as usize]);
             steps.push(step);
         }
-        let stores = self.stores.into_iter().map(|(operand, value)| (operand, now[value as usize]));
-        Self { steps, stores: stores.collect() }
+        let outputs = self.outputs.into_iter().map(|(output, value)| (output, now[value as usize]));
+        Self { steps, outputs: outputs.collect() }
     }
 }
 
 /// Makes steps, equal ones once.
-struct Maker {
-    steps: Vec<Step>,
+pub(crate) struct Maker {
+    pub(crate) steps: Vec<Step>,
     known: FxHashMap<Step, V>,
+    /// Whether the processor multiplies by powers of two in one instruction.
     scales: bool,
 }
 
 impl Maker {
-    fn step(&mut self, code: Code, args: &[V]) -> V {
+    pub(crate) fn new(scales: bool) -> Self {
+        Self { steps: Vec::new(), known: FxHashMap::default(), scales }
+    }
+
+    pub(crate) fn step(&mut self, code: Code, args: &[V]) -> V {
         let step = Step::new(code, args);
         if let Some(value) = self.known.get(&step) {
             return *value;
@@ -135,15 +139,16 @@ impl Maker {
         value
     }
 
-    fn op(&mut self, op: Op, values: &[V]) -> V {
-        let at = |value: loops::Value| values[value.0 as usize];
-        match op {
-            Op::Load(operand) => self.step(Code::Load(operand), &[]),
-            Op::Const(bits) => self.bits(bits),
-            Op::Unary(unary, a) => self.unary(unary, at(a)),
-            Op::Binary(binary, a, b) => self.binary(binary, at(a), at(b)),
-            Op::Fma(a, b, c) => self.fma(at(a), at(b), at(c)),
-            Op::Select(mask, yes, no) => self.select(at(mask), at(yes), at(no)),
+    /// The steps of an operation of these values.
+    pub(crate) fn op(&mut self, op: Op, taken: &[V]) -> V {
+        match (op, taken) {
+            (Op::Load(operand), _) => self.step(Code::Load(operand), &[]),
+            (Op::Const(bits), _) => self.bits(bits),
+            (Op::Unary(unary, _), [a]) => self.unary(unary, *a),
+            (Op::Binary(binary, ..), [a, b]) => self.binary(binary, *a, *b),
+            (Op::Fma(..), [a, b, c]) => self.fma(*a, *b, *c),
+            (Op::Select(..), [mask, yes, no]) => self.select(*mask, *yes, *no),
+            _ => unreachable!("reductions are no steps, and all else takes as many values as it has"),
         }
     }
 
@@ -161,7 +166,7 @@ impl Maker {
         }
     }
 
-    fn binary(&mut self, binary: Binary, a: V, b: V) -> V {
+    pub(crate) fn binary(&mut self, binary: Binary, a: V, b: V) -> V {
         match binary {
             Binary::Add => self.add(a, b),
             Binary::Sub => self.sub(a, b),

@@ -1,10 +1,9 @@
 //! The loop IR: values over an iteration domain, operands with affine index maps.
 
-use base::{PrimaryMap, define_id};
-use rustc_hash::FxHashMap;
+use base::define_id;
 use serde::{Deserialize, Serialize};
 
-define_id!(/** A value of a kernel: one number for each point of the domain. */ Value, "%");
+define_id!(/** A value of a kernel: one number for each point of the domain, or one for each row of it. */ Value, "%");
 define_id!(/** A tensor in memory that a kernel reads or writes. */ OperandId, "a");
 
 /// The element type of an operand. Values are always `f32`.
@@ -30,7 +29,7 @@ impl Element {
     }
 }
 
-/// Whether an operand is read or written.
+/// What a kernel does with an operand.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
@@ -38,17 +37,19 @@ pub enum Access {
     Read,
     /// One store names it.
     Write,
+    /// One store names it, and what the rows store there is added up.
+    Add,
 }
 
 impl Access {
-    /// Both, with their names in the text form.
-    pub const NAMES: [(Self, &str); 2] = [(Self::Read, "read"), (Self::Write, "write")];
+    /// All, with their names in the text form.
+    pub const NAMES: [(Self, &str); 3] = [(Self::Read, "read"), (Self::Write, "write"), (Self::Add, "add")];
 }
 
 /// A tensor in memory, addressed from its first element by a stride for each dimension of the domain: 0 where it is broadcast.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Operand {
-    /// Whether it is read or written.
+    /// What is done with it.
     pub access: Access,
     /// Its element type.
     pub element: Element,
@@ -139,8 +140,44 @@ impl Binary {
     }
 
     /// Whether its operands may change places: then equal values are found in either order.
-    const fn commutes(self) -> bool {
+    pub(crate) const fn commutes(self) -> bool {
         matches!(self, Self::Add | Self::Mul | Self::Equal)
+    }
+}
+
+/// What becomes of the points of a row.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// Their sum.
+    Sum,
+    /// The largest one; NaN where one is NaN.
+    Max,
+    /// The smallest one; NaN where one is NaN.
+    Min,
+}
+
+impl Reduction {
+    /// All, with their names in the text form.
+    pub const NAMES: [(Self, &str); 3] =
+        [(Self::Sum, "row_sum"), (Self::Max, "row_max"), (Self::Min, "row_min")];
+
+    /// The result for a row without points.
+    pub const fn start(self) -> f32 {
+        match self {
+            Self::Sum => 0.0,
+            Self::Max => f32::NEG_INFINITY,
+            Self::Min => f32::INFINITY,
+        }
+    }
+
+    /// What joins two results.
+    pub const fn binary(self) -> Binary {
+        match self {
+            Self::Sum => Binary::Add,
+            Self::Max => Binary::Max,
+            Self::Min => Binary::Min,
+        }
     }
 }
 
@@ -160,6 +197,8 @@ pub enum Op {
     Fma(Value, Value, Value),
     /// The second value where the mask holds, else the third.
     Select(Value, Value, Value),
+    /// One number for each row of the domain, which is all of its last dimension.
+    Reduce(Reduction, Value),
 }
 
 impl Op {
@@ -167,7 +206,7 @@ impl Op {
     pub fn operands(&self) -> impl Iterator<Item = Value> + use<> {
         let three = match *self {
             Self::Load(_) | Self::Const(_) => [None; 3],
-            Self::Unary(_, a) => [Some(a), None, None],
+            Self::Unary(_, a) | Self::Reduce(_, a) => [Some(a), None, None],
             Self::Binary(_, a, b) => [Some(a), Some(b), None],
             Self::Fma(a, b, c) | Self::Select(a, b, c) => [Some(a), Some(b), Some(c)],
         };
@@ -179,6 +218,7 @@ impl Op {
         match self {
             Self::Load(_) | Self::Const(_) => self,
             Self::Unary(unary, a) => Self::Unary(unary, value(a)),
+            Self::Reduce(reduction, a) => Self::Reduce(reduction, value(a)),
             Self::Binary(binary, a, b) => Self::Binary(binary, value(a), value(b)),
             Self::Fma(a, b, c) => Self::Fma(value(a), value(b), value(c)),
             Self::Select(a, b, c) => Self::Select(value(a), value(b), value(c)),
@@ -200,8 +240,8 @@ pub struct Store {
     pub value: Value,
 }
 
-/// A pointwise kernel. At each point of the domain all loads come before all stores, so that a written operand may lie exactly where a
-/// read one does.
+/// A kernel. At each point of the domain all loads come before all stores, and at each row all reductions before those, so that a written
+/// operand may lie exactly where a read one does.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Kernel {
     /// The sizes of the iteration domain, the outermost dimension first.
@@ -225,7 +265,20 @@ impl Kernel {
         self.body[value.0 as usize]
     }
 
-    fn without_dead(mut self) -> Self {
+    /// Whether the last dimension of the domain is a row: something is reduced along it, or written once for all of it.
+    pub fn by_rows(&self) -> bool {
+        let once = |operand: &Operand| {
+            operand.access == Access::Add || operand.access == Access::Write && self.is_of_rows(operand)
+        };
+        self.body.iter().any(|op| matches!(op, Op::Reduce(..))) || self.operands.iter().any(once)
+    }
+
+    /// Whether an operand has one element for each row, which several points share.
+    pub fn is_of_rows(&self, operand: &Operand) -> bool {
+        operand.strides.last() == Some(&0) && self.domain.last() != Some(&1)
+    }
+
+    pub(crate) fn without_dead(mut self) -> Self {
         let mut now: Vec<Option<Value>> = vec![None; self.body.len()];
         for store in &self.stores {
             now[store.value.0 as usize] = Some(store.value);
@@ -256,101 +309,5 @@ impl Kernel {
             operand.strides.clone_from(strides);
         }
         kernel
-    }
-}
-
-/// Makes a kernel; equal values are made once.
-#[derive(Default)]
-pub struct Builder {
-    operands: PrimaryMap<OperandId, Operand>,
-    body: PrimaryMap<Value, Op>,
-    known: FxHashMap<Op, Value>,
-    stores: Vec<Store>,
-}
-
-impl Builder {
-    /// A further operand.
-    pub fn operand(&mut self, access: Access, element: Element, strides: Vec<i64>) -> OperandId {
-        self.operands.push(Operand { access, element, strides })
-    }
-
-    /// The element of an operand.
-    pub fn load(&mut self, operand: OperandId) -> Value {
-        self.value(Op::Load(operand))
-    }
-
-    /// A number.
-    pub fn constant(&mut self, number: f32) -> Value {
-        let number = if number.is_nan() { f32::NAN } else { number };
-        self.value(Op::Const(number.to_bits()))
-    }
-
-    /// A function of one value.
-    pub fn unary(&mut self, unary: Unary, a: Value) -> Value {
-        if let (Unary::Neg, Some(number)) = (unary, self.number(a)) {
-            return self.constant(-number);
-        }
-        self.value(Op::Unary(unary, a))
-    }
-
-    /// A function of two values; a product with one is the other.
-    pub fn binary(&mut self, binary: Binary, a: Value, b: Value) -> Value {
-        if binary == Binary::Mul {
-            match (self.number(a), self.number(b)) {
-                (_, Some(1.0)) => return a,
-                (Some(1.0), _) => return b,
-                _ => {}
-            }
-        }
-        let (a, b) = if binary.commutes() { (a.min(b), a.max(b)) } else { (a, b) };
-        self.value(Op::Binary(binary, a, b))
-    }
-
-    /// `a * b + c`, rounded once.
-    pub fn fma(&mut self, a: Value, b: Value, c: Value) -> Value {
-        self.value(Op::Fma(a, b, c))
-    }
-
-    /// `yes` where the mask holds, else `no`.
-    pub fn select(&mut self, mask: Value, yes: Value, no: Value) -> Value {
-        self.value(Op::Select(mask, yes, no))
-    }
-
-    /// Writes a value to an operand.
-    pub fn store(&mut self, operand: OperandId, value: Value) {
-        self.stores.push(Store { operand, value });
-    }
-
-    /// How many values there are.
-    pub fn len(&self) -> usize {
-        self.body.len()
-    }
-
-    /// Whether there is no value.
-    pub fn is_empty(&self) -> bool {
-        self.body.is_empty()
-    }
-
-    /// The kernel over `domain`, without values that nothing takes.
-    pub fn finish(self, domain: Vec<i64>) -> Kernel {
-        let operands = self.operands.values().cloned().collect();
-        let body: Vec<Op> = self.body.values().copied().collect();
-        Kernel { domain, operands, body, stores: self.stores }.without_dead()
-    }
-
-    fn number(&self, value: Value) -> Option<f32> {
-        match self.body[value] {
-            Op::Const(bits) => Some(f32::from_bits(bits)),
-            _ => None,
-        }
-    }
-
-    fn value(&mut self, op: Op) -> Value {
-        if let Some(value) = self.known.get(&op) {
-            return *value;
-        }
-        let value = self.body.push(op);
-        self.known.insert(op, value);
-        value
     }
 }

@@ -1,6 +1,7 @@
-//! Kernels as loops: many pointwise operations of a graph as one pass over memory.
+//! Kernels as loops: many operations of a graph as one pass over memory.
 //!
-//! A [`Kernel`] is a list of SSA values over one iteration domain, with operands in memory that are addressed by strides. It computes in
+//! A [`Kernel`] is a list of SSA values over one iteration domain, with operands in memory that are addressed by strides; a value may be a
+//! sum, or another [`Reduction`], over the last dimension. It computes in
 //! `f32`, reads and writes `f32` and `bf16`, has a text form that is read back, and is [verified](verify) before anything runs: every
 //! index is proved to lie within its operand. [`math`] defines each function once, for every way of running; the
 //! [`Interpreter`] is the portable one.
@@ -11,6 +12,7 @@
     reason = "the loops around these functions must be compiled for the instruction set of their caller"
 )]
 
+mod builder;
 mod element;
 mod fuse;
 mod interpret;
@@ -18,16 +20,18 @@ mod kernel;
 pub mod math;
 mod memory;
 mod nest;
+pub mod phases;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod text;
 mod tile;
 mod verify;
 
+pub use builder::Builder;
 pub use element::{bf16_of, f32_of};
 pub use fuse::{Group, Item, Left, Partition, partition};
 pub use interpret::Interpreter;
-pub use kernel::{Access, Binary, Builder, Element, Kernel, Op, Operand, OperandId, Store, Unary, Value};
+pub use kernel::{Access, Binary, Element, Kernel, Op, Operand, OperandId, Reduction, Store, Unary, Value};
 pub use memory::{Bounds, Memory};
 pub use nest::Nest;
 pub use verify::verify;

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use base::Result;
 
 use crate::{
-    Access, Element, Kernel,
+    Access, Element, Kernel, Operand, bf16_of,
     verify::{bad, extent},
 };
 
@@ -40,6 +40,16 @@ impl Memory<'_> {
         self.len() == 0
     }
 
+    /// Writes numbers to the first elements.
+    pub fn write(&self, numbers: impl IntoIterator<Item = f32>) {
+        match self {
+            Self::F32(cells) => cells.iter().zip(numbers).for_each(|(cell, number)| cell.set(number)),
+            Self::Bf16(cells) => {
+                cells.iter().zip(numbers).for_each(|(cell, number)| cell.set(bf16_of(number)));
+            }
+        }
+    }
+
     /// The address of the first element.
     pub fn address(&self) -> usize {
         match self {
@@ -63,23 +73,39 @@ struct Bound {
     elements: usize,
 }
 
+/// Whether a kernel reads or writes any element of an operand: of rows without points it touches what there is once for a row.
+fn is_touched(kernel: &Kernel, operand: &Operand) -> bool {
+    let rows = kernel.domain.len().saturating_sub(1);
+    let once =
+        kernel.by_rows() && kernel.is_of_rows(operand) && kernel.domain[..rows].iter().all(|size| *size > 0);
+    let sum =
+        operand.access == Access::Add && (kernel.is_of_rows(operand) || kernel.domain.last() != Some(&0));
+    once || sum || kernel.points() > 0
+}
+
 impl Bounds {
     /// What a verified kernel needs: for every operand as many elements as it has indices. A written operand may share memory with no other one,
     /// unless that is read and both lie exactly alike.
     pub fn of(kernel: &Kernel) -> Self {
         let operands = kernel.operands.iter().map(|operand| {
-            let elements = extent(&kernel.domain, operand).filter(|_| kernel.points() > 0).unwrap_or(0);
+            let elements = if is_touched(kernel, operand) { extent(&kernel.domain, operand) } else { None };
+            let elements = elements.unwrap_or(0);
             Bound { element: operand.element, elements: elements as usize }
         });
         let count = kernel.operands.len();
-        let is_written = |index: &usize| kernel.operands[*index].access == Access::Write;
+        let is_written = |index: &usize| kernel.operands[*index].access != Access::Read;
         let others = |index| (0..count).filter(move |other| index != *other).map(move |other| (index, other));
         let pairs = (0..count).filter(is_written).flat_map(others).map(|(index, other)| {
             let (one, two) = (&kernel.operands[index], &kernel.operands[other]);
             let alike = one.element == two.element && one.strides == two.strides;
-            (index, other, alike && two.access == Access::Read)
+            (index, other, alike && one.access == Access::Write && two.access == Access::Read)
         });
         Self { operands: operands.collect(), pairs: pairs.collect() }
+    }
+
+    /// How many elements an operand has at least.
+    pub(crate) fn elements(&self, operand: usize) -> usize {
+        self.operands[operand].elements
     }
 
     /// Fails where `memory` does not fit.

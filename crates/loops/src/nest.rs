@@ -17,21 +17,30 @@ pub struct Nest {
 
 impl Nest {
     /// The loops of a verified kernel: dimensions of one point vanish, the order is that of the first operand that is written, and
-    /// neighbours that every operand walks through as one are one.
+    /// neighbours that every operand walks through as one are one. The row of a kernel by rows is the innermost loop.
     pub fn of(kernel: &Kernel) -> Self {
         let strides = |dim: usize| kernel.operands.iter().map(move |operand| operand.strides[dim] as usize);
-        let mut dims: Vec<usize> = (0..kernel.domain.len()).filter(|dim| kernel.domain[*dim] != 1).collect();
+        let row = kernel.domain.len().checked_sub(1).filter(|_| kernel.by_rows());
+        let rest = 0..row.unwrap_or(kernel.domain.len());
+        let mut dims: Vec<usize> = rest.filter(|dim| kernel.domain[*dim] != 1).collect();
         if let Some(first) = kernel.operands.iter().find(|operand| operand.access == Access::Write) {
             dims.sort_by_key(|dim| std::cmp::Reverse(first.strides[*dim]));
         }
         // From the innermost loop outwards: its size, and its stride for each operand.
         let mut loops: Vec<(usize, Vec<usize>)> = Vec::new();
+        if let Some(row) = row {
+            let size = kernel.domain[row] as usize;
+            // Of a single point no two share an element.
+            loops.push((size, strides(row).map(|stride| if size == 1 { 1 } else { stride }).collect()));
+        }
+        let fixed = loops.len();
         for dim in dims.into_iter().rev() {
             let size = kernel.domain[dim] as usize;
             let strides: Vec<usize> = strides(dim).collect();
+            let joins = loops.len() > fixed;
             match loops.last_mut() {
                 Some((inner, steps))
-                    if steps.iter().zip(&strides).all(|(step, stride)| step * *inner == *stride) =>
+                    if joins && steps.iter().zip(&strides).all(|(step, stride)| step * *inner == *stride) =>
                 {
                     *inner *= size;
                 }

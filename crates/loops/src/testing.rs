@@ -4,26 +4,58 @@ use std::cell::Cell;
 
 use ir::{contiguous_strides, testing::Random};
 
-use crate::{Access, Binary, Builder, Element, Kernel, Memory, Op, OperandId, Unary, Value, bf16_of, f32_of};
+use crate::{
+    Access, Binary, Builder, Element, Kernel, Memory, Op, OperandId, Reduction, Unary, Value, bf16_of, f32_of,
+};
 
-/// A valid kernel on a small random domain, with broadcast, transposed and spread operands.
+/// A valid kernel on a small random domain, with broadcast, transposed and spread operands; some by rows.
 pub fn random_kernel(random: &mut Random) -> Kernel {
     let rank = random.below(4);
     let domain: Vec<i64> = (0..rank).map(|_| size(random)).collect();
+    let by_rows = rank > 0 && random.below(2) == 0;
     let mut builder = Builder::default();
     let reads: Vec<OperandId> =
         (0..=random.below(5)).map(|_| operand(random, &mut builder, &domain, Access::Read)).collect();
     let mut numbers: Vec<Value> = reads.into_iter().map(|operand| builder.load(operand)).collect();
-    let mut masks = Vec::new();
+    let (mut masks, mut reduced) = (Vec::new(), Vec::new());
     for _ in 0..random.below(24) {
         value(random, &mut builder, &mut numbers, &mut masks);
+        if by_rows && reduced.len() < 4 && random.below(6) == 0 {
+            let reduction = random.pick(&Reduction::NAMES).0;
+            let made = builder.reduce(reduction, *random.pick(&numbers));
+            numbers.push(made);
+            reduced.push(made);
+        }
     }
     for _ in 0..=random.below(3) {
         let to = operand(random, &mut builder, &domain, Access::Write);
         let value = *random.pick(&numbers);
         builder.store(to, value);
     }
+    if by_rows {
+        sums(random, &mut builder, &domain, &numbers, &reduced);
+    }
     builder.finish(domain)
+}
+
+/// Operands that are written once for a row, and those that rows are added up in.
+fn sums(random: &mut Random, builder: &mut Builder, domain: &[i64], numbers: &[Value], reduced: &[Value]) {
+    let last = domain.len() - 1;
+    if !reduced.is_empty() && random.below(2) == 0 {
+        let mut strides = contiguous_strides(&domain[..last]).to_vec();
+        strides.push(0);
+        let to = builder.operand(Access::Write, *random.pick(&[Element::F32, Element::Bf16]), strides);
+        builder.store(to, *random.pick(reduced));
+    }
+    for all in [false, true] {
+        let from = if all { reduced } else { numbers };
+        if !from.is_empty() && random.below(2) == 0 {
+            let mut strides = vec![0; last];
+            strides.push(i64::from(!all));
+            let to = builder.operand(Access::Add, *random.pick(&[Element::F32, Element::Bf16]), strides);
+            builder.store(to, *random.pick(from));
+        }
+    }
 }
 
 fn size(random: &mut Random) -> i64 {
@@ -145,34 +177,44 @@ pub fn memory_for(kernel: &Kernel, random: &mut Random) -> Vec<Owned> {
 }
 
 /// What a kernel writes, point by point: for each store the indices of elements with the numbers that `function` gives for each value
-/// from those of its operands.
+/// from those of its operands, and `reduce` for each row. Sums of rows are left out.
 pub fn by_point<N: Copy>(
     kernel: &Kernel,
     memory: &[Owned],
     number: impl Fn(f32) -> N,
     function: impl Fn(Op, &[N]) -> N,
+    reduce: impl Fn(Reduction, &[N]) -> N,
 ) -> Vec<Vec<(usize, N)>> {
     let points = usize::try_from(kernel.points()).unwrap_or(0);
-    let mut written = vec![Vec::with_capacity(points); kernel.stores.len()];
-    for point in 0..points {
-        let index = |operand: OperandId| index_at(kernel, operand, point);
-        let mut values: Vec<N> = Vec::with_capacity(kernel.body.len());
-        for op in &kernel.body {
-            let made = match op {
-                Op::Load(operand) => number(element(&memory[operand.0 as usize], index(*operand))),
-                Op::Const(bits) => number(f32::from_bits(*bits)),
-                _ => {
-                    let taken: Vec<N> = op.operands().map(|value| values[value.0 as usize]).collect();
-                    function(*op, &taken)
-                }
-            };
-            values.push(made);
-        }
-        for (store, written) in kernel.stores.iter().zip(&mut written) {
-            written.push((index(store.operand), values[store.value.0 as usize]));
-        }
+    let inner = kernel.domain.last().map_or(1, |size| *size as usize).max(1);
+    let mut values: Vec<Vec<N>> = Vec::with_capacity(kernel.body.len());
+    for op in &kernel.body {
+        let made = match op {
+            Op::Load(operand) => {
+                let at = |point| element(&memory[operand.0 as usize], index_at(kernel, *operand, point));
+                (0..points).map(|point| number(at(point))).collect()
+            }
+            Op::Const(bits) => vec![number(f32::from_bits(*bits)); points],
+            Op::Reduce(reduction, from) => {
+                let rows = values[from.0 as usize].chunks(inner);
+                rows.flat_map(|row| std::iter::repeat_n(reduce(*reduction, row), inner)).collect()
+            }
+            _ => {
+                let taken =
+                    |point: usize| op.operands().map(|value| values[value.0 as usize][point]).collect();
+                (0..points).map(|point| function(*op, &{ taken(point) } as &Vec<N>)).collect()
+            }
+        };
+        values.push(made);
     }
-    written
+    let written = kernel.stores.iter().map(|store| {
+        let is_sum = kernel.operands[store.operand.0 as usize].access == Access::Add;
+        let points = 0..if is_sum { 0 } else { points };
+        points
+            .map(|point| (index_at(kernel, store.operand, point), values[store.value.0 as usize][point]))
+            .collect()
+    });
+    written.collect()
 }
 
 fn index_at(kernel: &Kernel, operand: OperandId, point: usize) -> usize {

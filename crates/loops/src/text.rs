@@ -10,12 +10,17 @@
 //! %2 = mul %0 %1
 //! store a2 %2
 //! ```
+//!
+//! `row_sum %0`, `row_max %0` and `row_min %0` are one number for each row; an operand of a row has the stride 0 along the last dimension. Stores to
+//! an operand that begins with `add` are added up over rows.
 
 use std::{fmt, fmt::Write as _, str::FromStr};
 
 use base::{Code, Diagnostic, Result};
 
-use crate::{Access, Binary, Element, Kernel, Op, Operand, OperandId, Store, Unary, Value, verify};
+use crate::{
+    Access, Binary, Element, Kernel, Op, Operand, OperandId, Reduction, Store, Unary, Value, verify,
+};
 
 /// The word of `item` in a table of names.
 fn word<T: PartialEq>(names: &[(T, &'static str)], item: &T) -> &'static str {
@@ -49,6 +54,7 @@ fn op_text(op: &Op) -> String {
         Op::Const(bits) => return format!("const {:?}", f32::from_bits(*bits)),
         Op::Unary(unary, _) => word(&Unary::NAMES, unary).to_owned(),
         Op::Binary(binary, ..) => word(&Binary::NAMES, binary).to_owned(),
+        Op::Reduce(reduction, _) => word(&Reduction::NAMES, reduction).to_owned(),
         Op::Fma(..) => "fma".to_owned(),
         Op::Select(..) => "select".to_owned(),
     };
@@ -130,7 +136,9 @@ fn read_op(text: &str) -> Result<Op, String> {
     let values =
         rest.split_whitespace().map(|value| id(value, '%').map(Value)).collect::<Result<Vec<_>, _>>()?;
     let op = match *values.as_slice() {
-        [a] => named(&Unary::NAMES, name).map(|unary| Op::Unary(unary, a)),
+        [a] => named(&Unary::NAMES, name)
+            .map(|unary| Op::Unary(unary, a))
+            .or_else(|| named(&Reduction::NAMES, name).map(|reduction| Op::Reduce(reduction, a))),
         [a, b] => named(&Binary::NAMES, name).map(|binary| Op::Binary(binary, a, b)),
         [a, b, c] if name == "fma" => Some(Op::Fma(a, b, c)),
         [a, b, c] if name == "select" => Some(Op::Select(a, b, c)),

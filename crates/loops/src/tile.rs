@@ -1,6 +1,9 @@
 //! A kernel's values in registers that each hold a tile, for the interpreter.
 
-use crate::{Kernel, Op, OperandId, Value};
+use crate::{
+    Kernel, Op, OperandId, Reduction, Value,
+    phases::{Phase, Phases},
+};
 
 /// One value to compute.
 pub(crate) struct Step {
@@ -10,69 +13,118 @@ pub(crate) struct Step {
     pub(crate) from: [usize; 3],
 }
 
+/// A reduction of the register `from`, whose result fills `target`.
+pub(crate) struct Reduce {
+    pub(crate) reduction: Reduction,
+    pub(crate) from: usize,
+    pub(crate) target: usize,
+}
+
+/// A [`Phase`] in registers.
+pub(crate) struct TilePhase {
+    pub(crate) row: Vec<Step>,
+    pub(crate) points: Vec<Step>,
+    pub(crate) reductions: Vec<Reduce>,
+    pub(crate) stores: Vec<(OperandId, usize)>,
+}
+
 /// The values of a kernel in registers.
 pub(crate) struct Tiles {
-    pub(crate) steps: Vec<Step>,
-    pub(crate) stores: Vec<(OperandId, usize)>,
+    pub(crate) phases: Vec<TilePhase>,
+    pub(crate) row_stores: Vec<(OperandId, usize)>,
     /// Registers that hold a number throughout.
     pub(crate) constants: Vec<(usize, f32)>,
     pub(crate) registers: usize,
 }
 
 impl Tiles {
-    /// Gives every value of a verified kernel a register, from its definition to its last use.
-    pub(crate) fn of(kernel: &Kernel) -> Self {
-        let mut tiles = Self { steps: Vec::new(), stores: Vec::new(), constants: Vec::new(), registers: 0 };
-        let last = last_uses(kernel);
-        let mut register = vec![0; kernel.body.len()];
-        let mut free = Vec::new();
-        for (index, op) in kernel.body.iter().enumerate().filter(|(index, _)| last[*index].is_some()) {
+    /// Gives every value of a verified kernel a register: what is one number for each row keeps it, others have it from their definition to
+    /// their last use in a loop.
+    pub(crate) fn of(kernel: &Kernel, phases: &Phases) -> Self {
+        let mut maker = Maker { kernel, phases, register: vec![0; kernel.body.len()], registers: 0 };
+        let mut constants = Vec::new();
+        for (index, op) in kernel.body.iter().enumerate() {
+            if phases.is_of_row[index] {
+                maker.register[index] = maker.fresh();
+            }
             if let Op::Const(bits) = op {
-                register[index] = tiles.fresh();
-                tiles.constants.push((register[index], f32::from_bits(*bits)));
-                continue;
+                constants.push((maker.register[index], f32::from_bits(*bits)));
             }
-            let mut from = [0; 3];
-            for (from, value) in from.iter_mut().zip(op.operands()) {
-                *from = register[value.0 as usize];
-            }
-            register[index] = free.pop().unwrap_or_else(|| tiles.fresh());
-            tiles.steps.push(Step { op: *op, target: register[index], from });
-            let mut ended: Vec<Value> =
-                op.operands().filter(|value| ends(kernel, &last, *value, index)).collect();
-            ended.sort_unstable();
-            ended.dedup();
-            free.extend(ended.into_iter().map(|value| register[value.0 as usize]));
         }
-        let stored = |store: &crate::Store| (store.operand, register[store.value.0 as usize]);
-        tiles.stores = kernel.stores.iter().map(stored).collect();
-        tiles
+        let mut free = Vec::new();
+        let made = phases.list.iter().map(|phase| maker.phase(phase, &mut free)).collect();
+        let row_stores =
+            phases.row_stores.iter().map(|store| (store.operand, maker.at(store.value))).collect();
+        Self { phases: made, row_stores, constants, registers: maker.registers }
     }
+}
 
+struct Maker<'a> {
+    kernel: &'a Kernel,
+    phases: &'a Phases,
+    /// The register of each value.
+    register: Vec<usize>,
+    registers: usize,
+}
+
+impl Maker<'_> {
     const fn fresh(&mut self) -> usize {
         self.registers += 1;
         self.registers - 1
     }
-}
 
-/// Whether the register of `value` is free after the value at `index`.
-fn ends(kernel: &Kernel, last: &[Option<usize>], value: Value, index: usize) -> bool {
-    last[value.0 as usize] == Some(index) && !matches!(kernel.op(value), Op::Const(_))
-}
-
-/// For each value the last one that takes it; `usize::MAX` for what is stored, `None` where nothing takes it.
-pub(crate) fn last_uses(kernel: &Kernel) -> Vec<Option<usize>> {
-    let mut last = vec![None; kernel.body.len()];
-    for store in &kernel.stores {
-        last[store.value.0 as usize] = Some(usize::MAX);
+    fn at(&self, value: Value) -> usize {
+        self.register[value.0 as usize]
     }
-    for (index, op) in kernel.body.iter().enumerate().rev() {
-        if last[index].is_some() {
-            for value in op.operands() {
-                let slot: &mut Option<usize> = &mut last[value.0 as usize];
-                *slot = slot.or(Some(index));
-            }
+
+    fn step(&self, value: Value) -> Step {
+        let op = self.kernel.op(value);
+        let mut from = [0; 3];
+        for (from, value) in from.iter_mut().zip(op.operands()) {
+            *from = self.at(value);
+        }
+        Step { op, target: self.at(value), from }
+    }
+
+    fn phase(&mut self, phase: &Phase, free: &mut Vec<usize>) -> TilePhase {
+        let row = phase.row.iter().map(|value| self.step(*value)).collect();
+        let last = last_uses(self.kernel, phase);
+        let mut points = Vec::with_capacity(phase.points.len());
+        for (position, value) in phase.points.iter().enumerate() {
+            let target = free.pop().unwrap_or_else(|| self.fresh());
+            self.register[value.0 as usize] = target;
+            points.push(self.step(*value));
+            let mut ended: Vec<Value> = self.kernel.op(*value).operands().collect();
+            ended.retain(|taken| !self.phases.is_of_row[taken.0 as usize]);
+            ended.retain(|taken| last[taken.0 as usize] == Some(position));
+            ended.sort_unstable();
+            ended.dedup();
+            free.extend(ended.into_iter().map(|value| self.at(value)));
+        }
+        let reductions = phase.reductions.iter().map(|value| self.reduce(*value)).collect();
+        let stores = phase.stores.iter().map(|store| (store.operand, self.at(store.value))).collect();
+        // What reductions and stores take ends with the loop.
+        let kept = phase.points.iter().filter(|value| last[value.0 as usize] == Some(usize::MAX));
+        free.extend(kept.map(|value| self.at(*value)));
+        TilePhase { row, points, reductions, stores }
+    }
+
+    fn reduce(&self, value: Value) -> Reduce {
+        match self.kernel.op(value) {
+            Op::Reduce(reduction, from) => Reduce { reduction, from: self.at(from), target: self.at(value) },
+            _ => unreachable!("a phase names reductions here"),
         }
     }
+}
+
+/// For each value that a loop computes the position of the last one that takes it; `usize::MAX` for what is reduced or stored.
+fn last_uses(kernel: &Kernel, phase: &Phase) -> Vec<Option<usize>> {
+    let mut last = vec![None; kernel.body.len()];
+    for (position, value) in phase.points.iter().enumerate() {
+        kernel.op(*value).operands().for_each(|taken| last[taken.0 as usize] = Some(position));
+    }
+    let reduced = phase.reductions.iter().flat_map(|value| kernel.op(*value).operands());
+    let kept = reduced.chain(phase.stores.iter().map(|store| store.value));
+    kept.for_each(|value| last[value.0 as usize] = Some(usize::MAX));
     last
 }

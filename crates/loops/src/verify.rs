@@ -2,7 +2,7 @@
 
 use base::{Code, Diagnostic, Result};
 
-use crate::{Access, Kernel, Op, Operand, Value};
+use crate::{Access, Kernel, Nest, Op, Operand, Value, phases::Phases};
 
 /// The most dimensions of a domain.
 const MAX_DIMS: usize = 64;
@@ -12,19 +12,38 @@ const MAX_POINTS: i64 = 1 << 48;
 /// Checks every invariant of `kernel`:
 /// - the domain has no negative size, and a size of it that fits;
 /// - each operand has a stride for each dimension, none negative, and its last index fits;
-/// - a written operand has one store, and no two points of the domain are written to the same element;
-/// - values come before their uses, masks only select, and loads name operands that are read.
+/// - a written operand has one store, and no two points of the domain are written to the same element, or no two rows where it has one
+///   element for each row; then what is stored is one number for each row;
+/// - an operand that rows are added up in differs along a row only;
+/// - values come before their uses, masks only select, and loads name operands that are read;
+/// - a kernel by rows has a dimension that is the row.
 ///
 /// Fails with [`Code::BAD_KERNEL`].
 pub fn verify(kernel: &Kernel) -> Result<()> {
     domain(&kernel.domain)?;
     for (index, operand) in kernel.operands.iter().enumerate() {
-        map(&kernel.domain, operand).map_err(|fault| bad(format!("operand a{index}: {fault}")))?;
+        map(kernel, operand).map_err(|fault| bad(format!("operand a{index}: {fault}")))?;
     }
     for (index, op) in kernel.body.iter().enumerate() {
         body(kernel, index, op).map_err(|fault| bad(format!("value %{index}: {fault}")))?;
     }
-    stores(kernel)
+    stores(kernel)?;
+    if kernel.by_rows() { rows(kernel) } else { Ok(()) }
+}
+
+/// Checks what holds of a kernel by rows beyond that.
+fn rows(kernel: &Kernel) -> Result<()> {
+    if kernel.domain.is_empty() {
+        return Err(bad("a kernel by rows needs a dimension"));
+    }
+    let nest = Nest::of(kernel);
+    let phases = Phases::of(kernel, &nest.inner_strides, true);
+    match phases.row_stores.iter().find(|store| !phases.is_of_row[store.value.0 as usize]) {
+        Some(store) => {
+            Err(bad(format!("{} is stored once for a row, but has a number for each point", store.value)))
+        }
+        None => Ok(()),
+    }
 }
 
 /// How many elements an operand has at least: one more than the largest index that a point of the domain has.
@@ -50,17 +69,26 @@ fn domain(domain: &[i64]) -> Result<()> {
     }
 }
 
-fn map(domain: &[i64], operand: &Operand) -> Result<(), String> {
-    if operand.strides.len() != domain.len() {
-        return Err(format!("{} strides for {} dimensions", operand.strides.len(), domain.len()));
+fn map(kernel: &Kernel, operand: &Operand) -> Result<(), String> {
+    let (domain, strides) = (&kernel.domain, &operand.strides);
+    if strides.len() != domain.len() {
+        return Err(format!("{} strides for {} dimensions", strides.len(), domain.len()));
     }
-    if operand.strides.iter().any(|stride| *stride < 0) || extent(domain, operand).is_none() {
-        return Err(format!("strides {:?} are negative or too large", operand.strides));
+    if strides.iter().any(|stride| *stride < 0) || extent(domain, operand).is_none() {
+        return Err(format!("strides {strides:?} are negative or too large"));
     }
-    if operand.access == Access::Write && !is_injective(domain, &operand.strides) {
-        return Err(format!("strides {:?} write two points to the same element", operand.strides));
+    let rows = domain.len().saturating_sub(1);
+    match operand.access {
+        Access::Write if kernel.is_of_rows(operand) && is_injective(&domain[..rows], &strides[..rows]) => {
+            Ok(())
+        }
+        Access::Write if is_injective(domain, strides) => Ok(()),
+        Access::Write => Err(format!("strides {strides:?} write two points to the same element")),
+        Access::Add if strides[..rows].iter().any(|stride| *stride != 0) => {
+            Err(format!("strides {strides:?} keep rows apart that are to be added up"))
+        }
+        Access::Read | Access::Add => Ok(()),
     }
-    Ok(())
 }
 
 /// Whether no two points have the same index, as far as strides that nest can show it.
@@ -104,7 +132,7 @@ fn stores(kernel: &Kernel) -> Result<()> {
             return Err(bad(format!("{} is stored, but is no number", store.value)));
         }
     }
-    let wanted = |operand: &Operand| usize::from(operand.access == Access::Write);
+    let wanted = |operand: &Operand| usize::from(operand.access != Access::Read);
     match kernel.operands.iter().zip(&written).position(|(operand, count)| *count != wanted(operand)) {
         Some(index) => Err(bad(format!("a{index} is stored to {} times", written[index]))),
         None => Ok(()),

@@ -6,8 +6,9 @@ use std::cell::Cell;
 
 use ir::testing::Random;
 use unisono_loops::{
-    Access, Binary, Element, Interpreter, Kernel, Memory, Op, Operand, Unary, bf16_of,
+    Access, Binary, Element, Interpreter, Kernel, Memory, Op, Operand, Reduction, Unary, Value, bf16_of,
     math::{self, Math, Scalar},
+    phases::LANES,
     testing::{Owned, by_point, memory_for, random_kernel},
     verify,
 };
@@ -116,6 +117,17 @@ fn scalar(op: Op, taken: &[f32]) -> f32 {
     }
 }
 
+/// The points of a row as one number, by the tree that everything runs on.
+fn reduced(reduction: Reduction, row: &[f32]) -> f32 {
+    let join = |a, b| scalar(Op::Binary(reduction.binary(), Value(0), Value(0)), &[a, b]);
+    let mut lanes = [reduction.start(); LANES];
+    row.iter().enumerate().for_each(|(at, point)| lanes[at % LANES] = join(lanes[at % LANES], *point));
+    for half in [16, 8, 4, 2, 1] {
+        (0..half).for_each(|lane| lanes[lane] = join(lanes[lane], lanes[lane + half]));
+    }
+    lanes[0]
+}
+
 #[test]
 fn the_interpreter_computes_every_point_as_one_number_at_a_time_does() {
     for seed in 0..500 {
@@ -123,7 +135,7 @@ fn the_interpreter_computes_every_point_as_one_number_at_a_time_does() {
         let kernel = random_kernel(&mut random);
         verify(&kernel).unwrap();
         let memory = memory_for(&kernel, &mut random);
-        let expected = by_point(&kernel, &memory, |number| number, scalar);
+        let expected = by_point(&kernel, &memory, |number| number, scalar, reduced);
         let views: Vec<Memory<'_>> = memory.iter().map(Owned::memory).collect();
         Interpreter::new(&kernel).unwrap().run(&views).unwrap();
         for (store, expected) in kernel.stores.iter().zip(expected) {
@@ -138,6 +150,63 @@ fn the_interpreter_computes_every_point_as_one_number_at_a_time_does() {
             }
         }
     }
+}
+
+const SOFTMAX: &str = "\
+kernel [2, 5]
+read a0: f32 {5, 1}
+write a1: f32 {5, 1}
+write a2: f32 {1, 0}
+add a3: f32 {0, 1}
+add a4: f32 {0, 0}
+%0 = load a0
+%1 = row_max %0
+%2 = sub %0 %1
+%3 = exp %2
+%4 = row_sum %3
+%5 = div %3 %4
+store a1 %5
+store a2 %1
+store a3 %0
+store a4 %1
+";
+
+#[test]
+fn rows_are_reduced_and_added_up() {
+    let kernel: Kernel = SOFTMAX.parse().unwrap();
+    assert_eq!(kernel.to_string(), SOFTMAX);
+    let numbers = |given: &[f32]| given.iter().map(|number| Cell::new(*number)).collect::<Vec<_>>();
+    let x = numbers(&[0.0, 0.0, 0.0, 0.0, 0.0, 3.0, f32::NEG_INFINITY, 3.0, -200.0, 3.0]);
+    let made = [10, 2, 5, 1].map(|count| numbers(&vec![7.0; count]));
+    let memory: Vec<Memory<'_>> = std::iter::once(&x).chain(&made).map(|cells| Memory::F32(cells)).collect();
+    Interpreter::new(&kernel).unwrap().run(&memory).unwrap();
+    let found = made.map(|cells| cells.iter().map(Cell::get).collect::<Vec<_>>());
+    let third = 1.0 / 3.0;
+    assert_eq!(found[0], [0.2, 0.2, 0.2, 0.2, 0.2, third, 0.0, third, 0.0, third]);
+    assert_eq!(found[1], [0.0, 3.0]);
+    assert_eq!(found[2], [3.0, f32::NEG_INFINITY, 3.0, -200.0, 3.0]);
+    assert_eq!(found[3], [3.0]);
+}
+
+#[test]
+fn the_verifier_refuses_rows_that_are_no_rows() {
+    let wrong = |from: &str, to: &str| SOFTMAX.replace(from, to).parse::<Kernel>().unwrap_err().to_string();
+    assert!(wrong("store a2 %1", "store a2 %0").contains("stored once for a row"));
+    assert!(wrong("a2: f32 {1, 0}", "a2: f32 {0, 0}").contains("same element"));
+    assert!(wrong("a3: f32 {0, 1}", "a3: f32 {5, 1}").contains("keep rows apart"));
+}
+
+#[test]
+fn rows_without_points_have_sums_of_nothing() {
+    let text = "kernel [3, 0]\nread a0: f32 {0, 1}\nwrite a1: f32 {1, 0}\nadd a2: f32 {0, 0}\n\
+        %0 = load a0\n%1 = row_sum %0\nstore a1 %1\nstore a2 %1\n";
+    let kernel: Kernel = text.parse().unwrap();
+    let (rows, all) = (vec![Cell::new(7.0); 3], [Cell::new(7.0)]);
+    Interpreter::new(&kernel)
+        .unwrap()
+        .run(&[Memory::F32(&[]), Memory::F32(&rows), Memory::F32(&all)])
+        .unwrap();
+    assert!(rows.iter().chain(&all).all(|cell| cell.get() == 0.0));
 }
 
 #[test]

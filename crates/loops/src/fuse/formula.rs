@@ -1,25 +1,44 @@
 //! Formulas of operations, as their rows have them, evaluated into a kernel.
 //!
 //! A formula is an expression of the operation's arguments, by their names, perhaps behind definitions of names of its own:
-//! `s = sigmoid(self); grad_output * s * (1 + self * (1 - s))`.
+//! `s = sigmoid(self); grad_output * s * (1 + self * (1 - s))`. An operation with several results has as many expressions, with commas between them.
 
-use crate::{Binary, Unary, Value, fuse::node::Body};
+use crate::{Binary, Reduction, Unary, Value, fuse::node::Body};
 
-/// The value of a formula for one operation; fails with the reason, in a few words.
-pub(super) fn value(formula: &str, body: &mut Body<'_>) -> Result<Value, String> {
+/// What a formula makes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Made {
+    /// A number for each point, or for each row.
+    Value(Value),
+    /// The sum of all rows.
+    OfRows(Value),
+}
+
+/// Whether a formula takes rows together.
+pub(super) fn reduces(formula: &str) -> bool {
+    ["over ", "_over("].iter().any(|word| formula.contains(word))
+}
+
+/// The results of a formula for one operation; fails with the reason, in a few words.
+pub(super) fn results(formula: &str, body: &mut Body<'_>) -> Result<Vec<Made>, String> {
     let mut names = Vec::new();
-    let mut parts = formula.split(';').peekable();
+    let mut parts = formula.split(';').map(str::trim).peekable();
     while let Some(part) = parts.next() {
+        if let Some(argument) = part.strip_prefix("over ") {
+            body.must_be_the_row(argument)?;
+            continue;
+        }
         let (name, expression) = match part.split_once(" = ") {
             Some((name, expression)) if parts.peek().is_some() => (name.trim(), expression),
             _ => ("", part),
         };
-        let mut reader = Reader { rest: expression.trim(), names: &names, body };
+        let mut reader =
+            Reader { rest: expression.trim(), names: &names, body, may_be_absent: false, of_rows: false };
+        if name.is_empty() {
+            return reader.all();
+        }
         let value = reader.sum()?;
         reader.end()?;
-        if name.is_empty() {
-            return Ok(value);
-        }
         names.push((name, value));
     }
     Err("a formula without an end".to_owned())
@@ -29,9 +48,26 @@ struct Reader<'a, 'b, 'c> {
     rest: &'a str,
     names: &'a [(&'a str, Value)],
     body: &'c mut Body<'b>,
+    /// Whether an argument that is not given is 0: what is made of it is not used.
+    may_be_absent: bool,
+    /// Whether the result is summed over rows.
+    of_rows: bool,
 }
 
 impl<'a> Reader<'a, '_, '_> {
+    /// The expressions of all results.
+    fn all(&mut self) -> Result<Vec<Made>, String> {
+        let mut made = Vec::new();
+        loop {
+            self.of_rows = false;
+            let value = self.sum()?;
+            made.push(if self.of_rows { Made::OfRows(value) } else { Made::Value(value) });
+            if !self.eat(",") {
+                return self.end().map(|()| made);
+            }
+        }
+    }
+
     fn eat(&mut self, token: &str) -> bool {
         let rest = self.rest.trim_start();
         match rest.strip_prefix(token) {
@@ -111,6 +147,11 @@ impl<'a> Reader<'a, '_, '_> {
         }
         match self.names.iter().find(|(name, _)| *name == word) {
             Some((_, value)) => Ok(*value),
+            None if word == "count" => {
+                let count = self.body.row_length() as f32;
+                Ok(self.body.builder.constant(count))
+            }
+            None if self.may_be_absent && !self.body.is_given(word)? => Ok(self.body.builder.constant(0.0)),
             None => self.body.argument(word),
         }
     }
@@ -120,6 +161,16 @@ impl<'a> Reader<'a, '_, '_> {
             "pow" => self.power(),
             "case" => self.case(),
             "where" => self.choice(),
+            "given" => self.given(),
+            "sum_of" => self.reduced(Reduction::Sum),
+            "max_of" => self.reduced(Reduction::Max),
+            "min_of" => self.reduced(Reduction::Min),
+            "rows" => {
+                self.of_rows = true;
+                self.sum()
+            }
+            "sum_over" => self.over(false),
+            "mean_over" => self.over(true),
             "fma" | "max" | "min" => self.several(name),
             _ => {
                 let unary = Unary::NAMES.iter().find(|(_, known)| *known == name);
@@ -171,6 +222,40 @@ impl<'a> Reader<'a, '_, '_> {
         self.expect(",")?;
         let no = self.sum()?;
         Ok(if holds { yes } else { no })
+    }
+
+    /// `given(argument, yes, no)`: by whether an argument is there.
+    fn given(&mut self) -> Result<Value, String> {
+        let argument = self.word();
+        self.expect(",")?;
+        let holds = self.body.is_given(argument)?;
+        self.may_be_absent = !holds;
+        let yes = self.sum()?;
+        self.may_be_absent = false;
+        self.expect(",")?;
+        let no = self.sum()?;
+        Ok(if holds { yes } else { no })
+    }
+
+    /// `sum_of(a)`, `max_of(a)`, `min_of(a)`: of a row.
+    fn reduced(&mut self, reduction: Reduction) -> Result<Value, String> {
+        let value = self.sum()?;
+        Ok(self.body.builder.reduce(reduction, value))
+    }
+
+    /// `sum_over(a, dims)`, `mean_over(a, dims)`, or without `dims` over all: of rows, of all rows together, or of both.
+    fn over(&mut self, mean: bool) -> Result<Value, String> {
+        let value = self.sum()?;
+        let dims = if self.eat(",") { Some(self.word()) } else { None };
+        let (row, rows) = self.body.reduced_dims(dims)?;
+        self.of_rows |= rows;
+        let value = if row { self.body.builder.reduce(Reduction::Sum, value) } else { value };
+        if !mean {
+            return Ok(value);
+        }
+        let count = self.body.elements_of(row, rows) as f32;
+        let count = self.body.builder.constant(count);
+        Ok(self.body.builder.binary(Binary::Div, value, count))
     }
 
     /// `pow(a, argument)` for exponents that take few products and roots.

@@ -5,7 +5,13 @@ use ir::{NodeId, PartId, ValueId};
 
 use super::{
     convex::Positions,
-    node::{lowerable, result},
+    formula,
+    node::{KernelMaker, domain_of, lowerable, rows_of},
+};
+use crate::{
+    Kernel, Nest,
+    phases::{MOST_LOOPS, Phases},
+    verify,
 };
 
 /// The most operations of a group.
@@ -79,8 +85,41 @@ impl<'a> Groups<'a> {
     }
 
     /// What an operation of a group makes.
-    pub(super) fn result(&self, position: usize) -> ValueId {
-        result(self.node(position)).expect("what can be lowered has one result")
+    fn results(&self, position: usize) -> impl Iterator<Item = ValueId> + '_ {
+        self.node(position).results()
+    }
+
+    /// The shape that an operation of a group runs over.
+    pub(super) fn domain(&self, position: usize) -> &'a [i64] {
+        let formula = self.formulas[position].as_ref().expect("members can be lowered");
+        domain_of(self.positions.graph, self.id(position), *formula).expect("members have results")
+    }
+
+    fn reduces(&self, position: usize) -> bool {
+        self.formulas[position].as_ref().is_ok_and(|formula| formula::reduces(formula.text))
+    }
+
+    /// The domain of operations of which some may run once for each row of it; none where they have no such.
+    fn domain_of_all(&self, members: &[usize]) -> Option<&'a [i64]> {
+        let domains = members.iter().map(|member| self.domain(*member));
+        let widest = domains.clone().max_by_key(|domain| domain.last().copied())?;
+        let rows = rows_of(widest);
+        domains.clone().all(|domain| domain == widest || domain == rows).then_some(widest)
+    }
+
+    /// The kernel of a group, with what it reads; none where its operations cannot be one.
+    pub(super) fn kernel(&self, members: &[usize]) -> Option<(Kernel, Vec<ValueId>)> {
+        let mut maker = KernelMaker::new(self.positions.graph, self.domain_of_all(members)?);
+        for member in members {
+            let formula = self.formulas[*member].as_ref().expect("members can be lowered");
+            maker.node(self.id(*member), *formula).ok()?;
+        }
+        self.writes(members).into_iter().for_each(|value| maker.write(value));
+        let (kernel, reads) = maker.finish();
+        let nest = Nest::of(&kernel);
+        let loops = Phases::of(&kernel, &nest.inner_strides, kernel.by_rows()).loops();
+        (kernel.operands.len() <= MOST_OPERANDS && loops <= MOST_LOOPS && verify(&kernel).is_ok())
+            .then_some((kernel, reads))
     }
 
     /// Puts an operation into a group of its own, and joins to it those that share tensors with it.
@@ -117,19 +156,21 @@ impl<'a> Groups<'a> {
         near
     }
 
-    /// Whether operations (positions in order) may be one group: of one shape, in one part of the program, with nothing between them that
+    /// Whether operations (positions in order) may be one group: of one domain, in one part of the program, with nothing between them that
     /// must stay where it is.
     fn may_be_one(&self, members: &[usize]) -> bool {
         let (first, last) = (members[0], members[members.len() - 1]);
-        let like = |position: usize| -> (usize, PartId, &[i64]) {
-            let shape = &self.positions.graph.ty(self.result(position)).shape;
-            (self.segment[position], self.node(position).part, shape)
-        };
+        let place =
+            |position: usize| -> (usize, PartId) { (self.segment[position], self.node(position).part) };
+        let by_rows =
+            members.iter().any(|member| self.reduces(*member) || self.domain(*member) != self.domain(first));
         members.len() <= MOST_NODES
             && last - first <= LONGEST
-            && members.iter().all(|member| like(*member) == like(first))
+            && members.iter().all(|member| place(*member) == place(first))
+            && self.domain_of_all(members).is_some()
             && self.reads(members).len() + self.writes(members).len() <= MOST_OPERANDS
             && self.positions.is_convex(members, &self.of)
+            && (!by_rows || self.kernel(members).is_some())
     }
 
     /// The tensors that a group reads and does not make.
@@ -146,7 +187,7 @@ impl<'a> Groups<'a> {
 
     /// The tensors that a group makes for others.
     pub(super) fn writes(&self, members: &[usize]) -> Vec<ValueId> {
-        let results = members.iter().map(|member| self.result(*member));
+        let results = members.iter().flat_map(|member| self.results(*member));
         let needed = |value: &ValueId| {
             self.leaving[*value] || self.users[*value].iter().any(|user| members.binary_search(user).is_err())
         };
@@ -162,7 +203,7 @@ impl<'a> Groups<'a> {
                 let mut read: Vec<ValueId> = self.node(*member).operands().collect();
                 read.sort_unstable();
                 read.dedup();
-                read.into_iter().map(bytes).sum::<u64>() + bytes(self.result(*member))
+                read.into_iter().chain(self.results(*member)).map(bytes).sum::<u64>()
             })
             .sum();
         let together: u64 = self.reads(members).into_iter().chain(self.writes(members)).map(bytes).sum();

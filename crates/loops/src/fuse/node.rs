@@ -4,8 +4,8 @@ use aten::Formula;
 use ir::{Arg, Dtype, Graph, Node, NodeId, Return, Schema, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 
-use super::formula;
-use crate::{Access, Builder, Element, Unary, Value};
+use super::formula::{self, Made};
+use crate::{Access, Builder, Element, Kernel, Unary, Value};
 
 /// The element type of a kernel's operand.
 fn element(dtype: Dtype) -> Option<Element> {
@@ -16,12 +16,29 @@ fn element(dtype: Dtype) -> Option<Element> {
     }
 }
 
-/// The result of an operation that has one.
-pub(super) fn result(node: &Node) -> Option<ValueId> {
-    match node.returns.as_slice() {
-        [Return::Value(value)] => Some(*value),
-        _ => None,
-    }
+/// The tensors that an operation makes; fails for lists of them.
+fn results(node: &Node) -> Result<Vec<Option<ValueId>>, String> {
+    let result = |made: &Return| match made {
+        Return::Value(value) => Ok(Some(*value)),
+        Return::None => Ok(None),
+        Return::Values(_) => Err("a list of results".to_owned()),
+    };
+    node.returns.iter().map(result).collect()
+}
+
+/// The shape of the domain that an operation with a formula runs over: that of its result, or of what it reduces.
+pub(super) fn domain_of(graph: &Graph, id: NodeId, formula: Formula) -> Option<&[i64]> {
+    let node = &graph.nodes[id];
+    let value =
+        if formula::reduces(formula.text) { node.operands().next()? } else { node.results().next()? };
+    Some(&graph.ty(value).shape)
+}
+
+/// The shape of one number for each row of a domain.
+pub(super) fn rows_of(domain: &[i64]) -> Vec<i64> {
+    let mut rows = domain.to_vec();
+    rows.iter_mut().last().into_iter().for_each(|last| *last = 1);
+    rows
 }
 
 /// The strides of a tensor by dimension of a domain that it is broadcast to; none where it does not fit.
@@ -41,47 +58,93 @@ fn strides_in(ty: &TensorType, domain: &[i64]) -> Option<Vec<i64>> {
 /// The formula of an operation that can be part of a kernel, or why it cannot.
 pub(super) fn lowerable(graph: &Graph, id: NodeId) -> Result<Formula, String> {
     let formula = aten::row(graph.op_name(id)).and_then(|row| row.formula).ok_or("no formula")?;
-    let mut builder = Builder::default();
-    KernelMaker::new(&mut builder, graph).node(id, formula).map(|()| formula)
+    let domain = domain_of(graph, id, formula).ok_or("no result")?;
+    KernelMaker::new(graph, domain).node(id, formula).map(|()| formula)
+}
+
+/// What a kernel has of a tensor of the graph.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Known {
+    /// Its elements by point or by row; operations of the kernel may take it.
+    Value(Value),
+    /// One number for each row, without a dimension for the row.
+    OfRow(Value),
+    /// What becomes it when it is summed over all rows.
+    Summed(Value),
 }
 
 /// Puts operations into a kernel.
 pub(super) struct KernelMaker<'a> {
-    builder: &'a mut Builder,
+    builder: Builder,
     graph: &'a Graph,
-    values: FxHashMap<ValueId, Value>,
+    domain: &'a [i64],
+    values: FxHashMap<ValueId, Known>,
     /// Tensors that the kernel reads, in the order of its operands.
     pub(super) reads: Vec<ValueId>,
 }
 
 impl<'a> KernelMaker<'a> {
-    pub(super) fn new(builder: &'a mut Builder, graph: &'a Graph) -> Self {
-        Self { builder, graph, values: FxHashMap::default(), reads: Vec::new() }
+    pub(super) fn new(graph: &'a Graph, domain: &'a [i64]) -> Self {
+        Self { builder: Builder::default(), graph, domain, values: FxHashMap::default(), reads: Vec::new() }
     }
 
     /// Adds an operation; fails with the reason.
     pub(super) fn node(&mut self, id: NodeId, formula: Formula) -> Result<(), String> {
         let node = &self.graph.nodes[id];
-        let result = result(node).ok_or("several results")?;
-        let ty = self.graph.ty(result);
         let schema = Schema::parse(&self.graph.ops[node.op].schema).ok_or("no schema")?;
-        let element = supported(ty)?;
+        let own = domain_of(self.graph, id, formula).ok_or("no result")?;
+        let of_rows = own != self.domain;
+        if of_rows && (own != rows_of(self.domain) || formula::reduces(formula.text)) {
+            return Err("another shape".to_owned());
+        }
         let mut body = Body {
             node,
             schema,
-            domain: &ty.shape,
+            domain: own,
+            of_rows,
             graph: self.graph,
-            builder: self.builder,
+            builder: &mut self.builder,
             values: &mut self.values,
             reads: &mut self.reads,
         };
-        let mut value = formula::value(formula.text, &mut body)?;
+        let made = formula::results(formula.text, &mut body)?;
+        let results = results(node)?;
+        if results.len() != made.len() {
+            return Err("several results".to_owned());
+        }
         // A cast that is asked for rounds; what lies between operations of one kernel does not.
         let casts = aten::row(self.graph.op_name(id)).is_some_and(|row| row.copies);
-        if casts && element == Element::Bf16 {
-            value = self.builder.unary(Unary::RoundBf16, value);
+        for (result, made) in results.into_iter().zip(made) {
+            if let Some(result) = result {
+                self.result(result, made, casts)?;
+            }
         }
-        self.values.insert(result, value);
+        Ok(())
+    }
+
+    fn result(&mut self, result: ValueId, made: Made, casts: bool) -> Result<(), String> {
+        let ty = self.graph.ty(result);
+        let element = supported(ty)?;
+        let last = self.domain.last().copied();
+        let known = match made {
+            Made::OfRows(value)
+                if ty.elements() == 1
+                    || ty.shape.last().copied() == last && Some(ty.elements() as i64) == last =>
+            {
+                Known::Summed(value)
+            }
+            Made::Value(mut value) if *ty.shape == *self.domain || *ty.shape == *rows_of(self.domain) => {
+                if casts && element == Element::Bf16 {
+                    value = self.builder.unary(Unary::RoundBf16, value);
+                }
+                Known::Value(value)
+            }
+            Made::Value(value) if Some(&*ty.shape) == self.domain.split_last().map(|(_, rows)| rows) => {
+                Known::OfRow(value)
+            }
+            _ => return Err("a result of another shape".to_owned()),
+        };
+        self.values.insert(result, known);
         Ok(())
     }
 
@@ -89,8 +152,32 @@ impl<'a> KernelMaker<'a> {
     pub(super) fn write(&mut self, value: ValueId) {
         let ty = self.graph.ty(value);
         let element = element(ty.dtype).expect("results are of types that kernels write");
-        let operand = self.builder.operand(Access::Write, element, ty.strides.to_vec());
-        self.builder.store(operand, self.values[&value]);
+        let mut strides = ty.strides.to_vec();
+        let (access, made) = match self.values[&value] {
+            Known::Value(made) => {
+                if *ty.shape != *self.domain {
+                    strides.iter_mut().last().into_iter().for_each(|last| *last = 0);
+                }
+                (Access::Write, made)
+            }
+            Known::OfRow(made) => {
+                strides.push(0);
+                (Access::Write, made)
+            }
+            Known::Summed(made) => {
+                let last = if ty.elements() == 1 { 0 } else { strides.last().copied().unwrap_or(0) };
+                strides = vec![0; self.domain.len().saturating_sub(1)];
+                strides.push(last);
+                (Access::Add, made)
+            }
+        };
+        let operand = self.builder.operand(access, element, strides);
+        self.builder.store(operand, made);
+    }
+
+    /// The kernel of what has been added and written.
+    pub(super) fn finish(self) -> (Kernel, Vec<ValueId>) {
+        (self.builder.finish(self.domain.to_vec()), self.reads)
     }
 }
 
@@ -106,9 +193,11 @@ pub(super) struct Body<'a> {
     node: &'a Node,
     schema: Schema<'a>,
     domain: &'a [i64],
+    /// Whether the last dimension of the domain stands for a row of the kernel's.
+    of_rows: bool,
     graph: &'a Graph,
     pub(super) builder: &'a mut Builder,
-    values: &'a mut FxHashMap<ValueId, Value>,
+    values: &'a mut FxHashMap<ValueId, Known>,
     reads: &'a mut Vec<ValueId>,
 }
 
@@ -146,16 +235,66 @@ impl<'a> Body<'a> {
     }
 
     fn tensor(&mut self, value: ValueId) -> Result<Value, String> {
-        if let Some(known) = self.values.get(&value) {
-            return Ok(*known);
-        }
         let ty = self.graph.ty(value);
         let element = supported(ty)?;
-        let strides = strides_in(ty, self.domain).ok_or("a tensor that is not broadcast to the result")?;
+        let mut strides =
+            strides_in(ty, self.domain).ok_or("a tensor that is not broadcast to the result")?;
+        match self.values.get(&value) {
+            Some(Known::Value(known)) => return Ok(*known),
+            Some(_) => return Err("a sum that is needed at once".to_owned()),
+            None => {}
+        }
+        if self.of_rows {
+            strides.iter_mut().last().into_iter().for_each(|last| *last = 0);
+        }
         let operand = self.builder.operand(Access::Read, element, strides);
         self.reads.push(value);
         let loaded = self.builder.load(operand);
-        self.values.insert(value, loaded);
+        self.values.insert(value, Known::Value(loaded));
         Ok(loaded)
+    }
+
+    /// Whether an argument is there.
+    pub(super) fn is_given(&self, name: &str) -> Result<bool, String> {
+        Ok(!matches!(self.arg(name)?, Arg::None))
+    }
+
+    /// How many points a row has.
+    pub(super) fn row_length(&self) -> i64 {
+        self.domain.last().copied().unwrap_or(1)
+    }
+
+    /// Fails unless an argument names the last dimension: by its number, or as the only size of a norm.
+    pub(super) fn must_be_the_row(&self, name: &str) -> Result<(), String> {
+        let is_row = match self.arg(name)? {
+            Arg::Ints(sizes) if name == "normalized_shape" => sizes.len() == 1,
+            _ => self.reduced_dims(Some(name))? == (true, false),
+        };
+        if is_row { Ok(()) } else { Err("other dimensions than the last".to_owned()) }
+    }
+
+    /// Whether an argument with dimensions has that of the row, and whether it has all others. Fails where it has some of them.
+    pub(super) fn reduced_dims(&self, name: Option<&str>) -> Result<(bool, bool), String> {
+        let rank = self.domain.len() as i64;
+        let dims = match name.map(|name| self.arg(name)).transpose()? {
+            Some(Arg::Int(dim)) => vec![*dim],
+            Some(Arg::Ints(dims)) => dims.clone(),
+            Some(Arg::None) | None => Vec::new(),
+            Some(_) => return Err("dimensions that are not known".to_owned()),
+        };
+        let has = |dim: i64| dims.is_empty() || dims.contains(&dim) || dims.contains(&(dim - rank));
+        let (row, others) = (rank > 0 && has(rank - 1), (0..rank - 1).filter(|dim| has(*dim)).count() as i64);
+        match others {
+            0 if row => Ok((true, false)),
+            others if others > 0 && others == rank - 1 => Ok((row, true)),
+            _ => Err("other dimensions than the last".to_owned()),
+        }
+    }
+
+    /// How many elements go into a number: of a row, of each column, or all.
+    pub(super) fn elements_of(&self, row: bool, rows: bool) -> i64 {
+        let (last, others) =
+            self.domain.split_last().map_or((1, 1), |(last, others)| (*last, others.iter().product()));
+        (if row { last } else { 1 }) * (if rows { others } else { 1 })
     }
 }

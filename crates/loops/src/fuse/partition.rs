@@ -3,14 +3,14 @@
 use base::Bytes;
 use ir::{Graph, NodeId, Schema, ValueId};
 
-use super::{convex::Positions, groups::Groups, node::KernelMaker, schedule::schedule};
-use crate::{Builder, Kernel, Nest, Op, Unary, verify};
+use super::{convex::Positions, groups::Groups, schedule::schedule};
+use crate::{Kernel, Nest, Op, Unary};
 
 /// The bytes for each point that an error function must save.
 const ERROR_FUNCTION: u64 = 8;
 
 /// The fewest points of a row, where there are several.
-const SHORTEST: usize = 256;
+const SHORTEST: usize = 8;
 
 /// Operations that run as one kernel.
 #[derive(Clone, Debug)]
@@ -74,8 +74,8 @@ pub fn partition(graph: &Graph) -> Partition {
     let worth = groups.members.iter().filter(|members| is_worth(&groups, members));
     // A result whose elements share memory cannot be written by a loop.
     let valid = worth
-        .map(|members| (members, group(&groups, members)))
-        .filter(|(_, group)| verify(&group.kernel).is_ok() && pays(group));
+        .filter_map(|members| Some((members, group(&groups, members)?)))
+        .filter(|(_, group)| pays(group));
     let (kept, made): (Vec<Vec<usize>>, _) = valid.map(|(members, group)| (members.clone(), group)).unzip();
     Partition { order: schedule(&positions, &kept, &groups.fixed), left: left(&groups, &kept), groups: made }
 }
@@ -87,7 +87,7 @@ fn is_fixed(graph: &Graph, id: NodeId) -> bool {
 
 fn is_worth(groups: &Groups<'_>, members: &[usize]) -> bool {
     let slow = |position: &usize| groups.formulas[*position].as_ref().is_ok_and(|formula| formula.slow);
-    let points = |position: &usize| groups.positions.graph.ty(groups.result(*position)).elements();
+    let points = |position: &usize| groups.domain(*position).iter().product::<i64>();
     members.first().is_some_and(|first| points(first) > 0)
         && (groups.saved(members) > 0 || members.iter().any(slow))
         && !groups.writes(members).is_empty()
@@ -104,28 +104,16 @@ fn pays(group: &Group) -> bool {
     errors == 0 || group.saved.0 > errors as u64 * ERROR_FUNCTION * group.kernel.points()
 }
 
-fn group(groups: &Groups<'_>, members: &[usize]) -> Group {
+fn group(groups: &Groups<'_>, members: &[usize]) -> Option<Group> {
     let graph = groups.positions.graph;
-    let mut builder = Builder::default();
-    let mut maker = KernelMaker::new(&mut builder, graph);
-    for member in members {
-        let formula = groups.formulas[*member].as_ref().expect("members can be lowered");
-        maker
-            .node(graph.order[*member], *formula)
-            .expect("what can be lowered alone can be lowered together");
-    }
-    let writes = groups.writes(members);
-    for value in &writes {
-        maker.write(*value);
-    }
-    let reads = maker.reads;
-    Group {
+    let (kernel, reads) = groups.kernel(members)?;
+    Some(Group {
         nodes: members.iter().map(|member| graph.order[*member]).collect(),
-        kernel: builder.finish(graph.ty(writes[0]).shape.to_vec()),
+        kernel,
         reads,
+        writes: groups.writes(members),
         saved: Bytes(groups.saved(members)),
-        writes,
-    }
+    })
 }
 
 /// What is in no group, for each operator and reason.

@@ -1,0 +1,145 @@
+//! What lies on the stack: vectors without a register, numbers of the row, and what reductions have so far.
+
+use iced_x86::{Code, Instruction, MemoryOperand, Register};
+use loops::{Reduction, phases::LANES};
+
+use super::{Done, Emitter, LANE, at};
+use crate::{blocks::Blocks, isa::Isa};
+
+/// Bytes of the lanes of a reduction.
+const LANE_BYTES: usize = 4 * LANES;
+/// The most bytes on the stack.
+const MOST: usize = 4096;
+
+/// Where each lies, from the stack pointer on.
+pub(super) struct Frame {
+    vector: usize,
+    numbers: usize,
+    lanes: usize,
+    /// Where the caller's stack pointer lies.
+    caller: usize,
+    size: usize,
+}
+
+impl Frame {
+    /// The frame of a kernel with so many vectors without a register; none where it is too large.
+    pub(super) fn new(isa: &Isa, slots: u32, blocks: &Blocks) -> Option<Self> {
+        let vector = isa.bytes();
+        let numbers = slots as usize * vector;
+        let lanes = numbers + blocks.numbers as usize * vector;
+        let most = blocks.phases.iter().map(|block| block.reductions.len()).max().unwrap_or(0);
+        let caller = lanes + most * LANE_BYTES;
+        let size = (caller + 8).next_multiple_of(64);
+        (size <= MOST).then_some(Self { vector, numbers, lanes, caller, size })
+    }
+
+    pub(super) fn slot(&self, slot: u32) -> MemoryOperand {
+        at(Register::RSP, slot as usize * self.vector)
+    }
+
+    /// The vector that has a number of the row in all places.
+    pub(super) fn number(&self, number: u32) -> MemoryOperand {
+        at(Register::RSP, self.numbers + number as usize * self.vector)
+    }
+
+    fn lanes_at(&self, position: usize, displacement: usize) -> MemoryOperand {
+        at(Register::RSP, self.lanes + position * LANE_BYTES + displacement)
+    }
+
+    /// What a reduction has at the point.
+    pub(super) fn lanes(&self, position: usize) -> MemoryOperand {
+        let displacement = (self.lanes + position * LANE_BYTES) as i64;
+        MemoryOperand::with_base_index_scale_displ_size(Register::RSP, LANE, 1, displacement, 1)
+    }
+}
+
+impl Emitter<'_> {
+    /// Makes room on the stack, where vectors are aligned.
+    pub(super) fn enter(&mut self) -> Done {
+        self.put(Instruction::with2(Code::Mov_r64_rm64, Register::RAX, Register::RSP))?;
+        self.put(Instruction::with2(Code::And_rm64_imm8, Register::RSP, -64))?;
+        self.put(Instruction::with2(Code::Sub_rm64_imm32, Register::RSP, self.frame.size as i32))?;
+        let caller = at(Register::RSP, self.frame.caller);
+        self.put(Instruction::with2(Code::Mov_rm64_r64, caller, Register::RAX))
+    }
+
+    pub(super) fn leave(&mut self) -> Done {
+        let caller = at(Register::RSP, self.frame.caller);
+        self.put(Instruction::with2(Code::Mov_r64_rm64, Register::RSP, caller))
+    }
+
+    /// Lets all lanes of reductions begin.
+    pub(super) fn start_lanes(&mut self, reductions: &[(Reduction, u32)]) -> Done {
+        for (position, (reduction, _)) in reductions.iter().enumerate() {
+            let place = self.constants.place(reduction.start().to_bits());
+            self.load(self.scratch(), place)?;
+            for displacement in (0..LANE_BYTES).step_by(self.frame.vector) {
+                let to = self.frame.lanes_at(position, displacement);
+                self.put(Instruction::with2(self.isa.store, to, self.scratch()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on to the lanes of the next point.
+    pub(super) fn next_lanes(&mut self) -> Done {
+        let bytes = self.frame.vector as i32;
+        self.put(Instruction::with2(Code::Add_rm32_imm32, Register::EBP, bytes))?;
+        self.put(Instruction::with2(Code::And_rm32_imm32, Register::EBP, LANE_BYTES as i32 - 1))
+    }
+
+    /// Joins the lanes of a reduction by halves, and spreads the result.
+    pub(super) fn join_lanes(&mut self, reduction: Reduction, position: usize, number: u32) -> Done {
+        let mut count = LANE_BYTES / self.frame.vector;
+        let vector = |index: usize| self.isa.first + index as u32;
+        let vectors: Vec<Register> = (0..count).map(vector).collect();
+        for (index, to) in vectors.iter().enumerate() {
+            let from = self.frame.lanes_at(position, index * self.frame.vector);
+            self.put(Instruction::with2(self.isa.load, *to, from))?;
+        }
+        while count > 1 {
+            count /= 2;
+            for index in 0..count {
+                self.join(reduction, vectors[index], vectors[index + count])?;
+            }
+        }
+        let (low, high) = (vectors[0], vectors[1]);
+        if self.isa.wide {
+            let half = Register::YMM0 + 1;
+            self.put(Instruction::with3(Code::EVEX_Vextractf64x4_ymmm256_k1z_zmm_imm8, half, low, 1))?;
+            self.join(reduction, low, high)?;
+        }
+        let half = Register::XMM0 + 1;
+        self.put(Instruction::with3(Code::VEX_Vextractf128_xmmm128_ymm_imm8, half, Register::YMM0, 1))?;
+        self.join(reduction, low, high)?;
+        // The upper two of four numbers, then the second one.
+        for order in [0b1110, 0b01] {
+            let code = Code::VEX_Vpermilps_xmm_xmmm128_imm8;
+            self.put(Instruction::with3(code, half, Register::XMM0, order))?;
+            self.join(reduction, low, high)?;
+        }
+        self.put(Instruction::with2(self.isa.spread, low, Register::XMM0))?;
+        self.put(Instruction::with2(self.isa.store, self.frame.number(number), low))
+    }
+
+    /// Joins the numbers of two vectors into the first one.
+    fn join(&mut self, reduction: Reduction, low: Register, high: Register) -> Done {
+        use crate::{
+            registers::Place,
+            steps::{Code as Step, Compare},
+        };
+        let step = match reduction {
+            Reduction::Sum => Step::Add,
+            Reduction::Max => Step::Max,
+            Reduction::Min => Step::Min,
+        };
+        let (code, _) = self.isa.binary(step).expect("it takes two values");
+        if reduction == Reduction::Sum {
+            return self.put(Instruction::with3(code, low, low, high));
+        }
+        let place = |register: Register| Place::Register((register as u32 - self.isa.first as u32) as u8);
+        let (a, to) = (place(low), self.vector(self.isa.registers - 1));
+        self.put(Instruction::with3(code, to, low, high))?;
+        self.select(Compare::Unordered, low, [a, a], a, place(to))
+    }
+}

@@ -1,0 +1,182 @@
+//! Elements of operands: whole vectors of them, what does not fill one, and one for a row.
+
+use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Register};
+use loops::{Access, Element, Operand, OperandId};
+
+use super::{ADDRESSES, Done, Emitter, POINT, at};
+use crate::registers::Place;
+
+/// The mask of what does not fill a vector, in wide vectors; a register of vectors has it in narrow ones.
+const MASK: Register = Register::K2;
+
+impl Emitter<'_> {
+    /// A constant: constants lie at the beginning of all.
+    pub(super) fn constant(&self, index: usize) -> MemoryOperand {
+        MemoryOperand::with_base_displ(Register::RIP, (index * self.isa.bytes()) as i64)
+    }
+
+    /// The mask of narrow vectors.
+    fn narrow_mask(&self) -> Register {
+        self.vector(self.isa.registers + 1)
+    }
+
+    /// Makes the mask of so many points.
+    pub(super) fn mask(&mut self, points: usize) -> Done {
+        if self.isa.wide {
+            self.put(Instruction::with2(Code::Mov_r32_imm32, Register::EBP, (1_u32 << points) - 1))?;
+            return self.put(Instruction::with2(Code::VEX_Kmovw_kr_r32, MASK, Register::EBP));
+        }
+        let mask = self.constant(self.constants.0.len());
+        self.put(Instruction::with2(self.isa.load, self.narrow_mask(), mask))
+    }
+
+    /// An instruction of a wide vector, for the points that there are: others are read as 0 and not written.
+    fn masked(&self, made: Result<Instruction, IcedError>, is_read: bool) -> Result<Instruction, IcedError> {
+        made.map(|mut made| {
+            made.set_op_mask(MASK);
+            made.set_zeroing_masking(is_read);
+            made
+        })
+    }
+
+    /// The elements of an operand at this point and those behind it, or the one that the row has.
+    fn element(&self, operand: OperandId) -> (MemoryOperand, Element, bool) {
+        let index = operand.0 as usize;
+        // Rows are added up in `f32`, whatever becomes of the sums.
+        let element = match self.kernel.operands[index] {
+            Operand { access: Access::Add, .. } => Element::F32,
+            Operand { element, .. } => element,
+        };
+        let base = ADDRESSES[index];
+        let same = self.nest.inner_strides[index] == 0;
+        let memory = if same {
+            at(base, 0)
+        } else {
+            MemoryOperand::with_base_index_scale(base, POINT, element.bytes() as u32)
+        };
+        (memory, element, same)
+    }
+
+    pub(super) fn read(&mut self, operand: OperandId, to: Register) -> Done {
+        let (memory, element, same) = self.element(operand);
+        match (element, same, self.tail) {
+            (Element::F32, true, _) => self.put(Instruction::with2(self.isa.broadcast, to, memory)),
+            (Element::F32, false, None) => self.put(Instruction::with2(self.isa.load, to, memory)),
+            (Element::F32, false, Some(_)) => self.read_some(memory, to),
+            (Element::Bf16, true, _) => self.read_halves(self.isa.broadcast_half, memory, to, None),
+            (Element::Bf16, false, rest) => self.read_halves(self.isa.widen, memory, to, rest),
+        }
+    }
+
+    fn read_some(&mut self, memory: MemoryOperand, to: Register) -> Done {
+        if self.isa.wide {
+            let made = self.masked(Instruction::with2(self.isa.load, to, memory), true);
+            return self.put(made);
+        }
+        let code = Code::VEX_Vmaskmovps_ymm_ymm_m256;
+        self.put(Instruction::with3(code, to, self.narrow_mask(), memory))
+    }
+
+    /// Reads `bf16` by `code`, or so many of them.
+    fn read_halves(&mut self, code: Code, memory: MemoryOperand, to: Register, rest: Option<usize>) -> Done {
+        match rest {
+            None => self.put(Instruction::with2(code, to, memory))?,
+            Some(_) if self.isa.wide => {
+                let made = self.masked(Instruction::with2(code, to, memory), true);
+                self.put(made)?;
+            }
+            Some(rest) => {
+                let half = Register::XMM0 + (to as u32 - self.isa.first as u32);
+                self.put(Instruction::with3(Code::VEX_Vpxor_xmm_xmm_xmmm128, half, half, half))?;
+                for index in 0..rest {
+                    let (code, from) = (Code::VEX_Vpinsrw_xmm_xmm_r32m16_imm8, behind(memory, 2 * index));
+                    self.put(Instruction::with4(code, half, half, from, index as u32))?;
+                }
+                self.put(Instruction::with2(code, to, half))?;
+            }
+        }
+        self.put(Instruction::with3(self.isa.shift_left, to, to, 16))
+    }
+
+    /// Writes a vector, or the points of it that there are.
+    pub(super) fn store_vector(&mut self, memory: MemoryOperand, from: Register) -> Done {
+        match self.tail {
+            None => self.put(Instruction::with2(self.isa.store, memory, from)),
+            Some(_) if self.isa.wide => {
+                let made = self.masked(Instruction::with2(self.isa.store, memory, from), false);
+                self.put(made)
+            }
+            Some(_) => {
+                let code = Code::VEX_Vmaskmovps_m256_ymm_ymm;
+                self.put(Instruction::with3(code, memory, self.narrow_mask(), from))
+            }
+        }
+    }
+
+    /// A `bf16` has been rounded by steps before; its bits are the upper half.
+    pub(super) fn store(&mut self, operand: OperandId, from: Place) -> Done {
+        let (memory, element, same) = self.element(operand);
+        let scratch = self.scratch();
+        let from = self.in_register(from, scratch)?;
+        match (element, same) {
+            (Element::F32, false) => self.store_vector(memory, from),
+            (Element::F32, true) => {
+                let first = self.first_of(from);
+                self.put(Instruction::with2(self.isa.store_first, memory, first))
+            }
+            (Element::Bf16, _) => {
+                self.put(Instruction::with3(self.isa.shift_right, scratch, from, 16))?;
+                if same {
+                    let first = self.first_of(scratch);
+                    return self.put(Instruction::with3(self.isa.store_first_half, memory, first, 0));
+                }
+                self.store_halves(memory, scratch)
+            }
+        }
+    }
+
+    /// Writes the lower halves of a vector's words, or of as many as there are points.
+    fn store_halves(&mut self, memory: MemoryOperand, words: Register) -> Done {
+        if self.isa.wide {
+            let made = Instruction::with2(Code::EVEX_Vpmovdw_ymmm256_k1z_zmm, memory, words);
+            let made = if self.tail.is_some() { self.masked(made, false) } else { made };
+            return self.put(made);
+        }
+        self.put(Instruction::with3(Code::VEX_Vpackusdw_ymm_ymm_ymmm256, words, words, words))?;
+        self.put(Instruction::with3(Code::VEX_Vpermq_ymm_ymmm256_imm8, words, words, 0b1000))?;
+        let half = self.first_of(words);
+        match self.tail {
+            None => self.put(Instruction::with2(Code::VEX_Vmovdqu_xmmm128_xmm, memory, half)),
+            Some(rest) => (0..rest).try_for_each(|index| {
+                let (code, to) = (Code::VEX_Vpextrw_r32m16_xmm_imm8, behind(memory, 2 * index));
+                self.put(Instruction::with3(code, to, half, index as u32))
+            }),
+        }
+    }
+
+    /// Adds to what the rows before have stored. There is room for a vector behind the last element.
+    pub(super) fn add(&mut self, operand: OperandId, from: Place) -> Done {
+        let (memory, _, same) = self.element(operand);
+        let scratch = self.scratch();
+        let from = self.in_register(from, scratch)?;
+        if same {
+            let (from, sum) = (self.first_of(from), self.first_of(scratch));
+            self.put(Instruction::with3(self.isa.add_first, sum, from, memory))?;
+            return self.put(Instruction::with2(self.isa.store_first, memory, sum));
+        }
+        let (add, _) = self.isa.binary(crate::steps::Code::Add).expect("it takes two values");
+        self.put(Instruction::with3(add, scratch, from, memory))?;
+        self.put(Instruction::with2(self.isa.store, memory, scratch))
+    }
+
+    /// The part of a register that has its first numbers.
+    fn first_of(&self, register: Register) -> Register {
+        Register::XMM0 + (register as u32 - self.isa.first as u32)
+    }
+}
+
+/// The memory so many bytes behind.
+fn behind(memory: MemoryOperand, bytes: usize) -> MemoryOperand {
+    let MemoryOperand { base, index, scale, displacement, .. } = memory;
+    MemoryOperand::with_base_index_scale_displ_size(base, index, scale, displacement + bytes as i64, 1)
+}

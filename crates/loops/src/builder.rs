@@ -1,0 +1,107 @@
+//! Making kernels.
+
+use base::PrimaryMap;
+use rustc_hash::FxHashMap;
+
+use crate::{Access, Binary, Element, Kernel, Op, Operand, OperandId, Reduction, Store, Unary, Value};
+
+/// Makes a kernel; equal values are made once.
+#[derive(Default)]
+pub struct Builder {
+    operands: PrimaryMap<OperandId, Operand>,
+    body: PrimaryMap<Value, Op>,
+    known: FxHashMap<Op, Value>,
+    stores: Vec<Store>,
+}
+
+impl Builder {
+    /// A further operand.
+    pub fn operand(&mut self, access: Access, element: Element, strides: Vec<i64>) -> OperandId {
+        self.operands.push(Operand { access, element, strides })
+    }
+
+    /// The element of an operand.
+    pub fn load(&mut self, operand: OperandId) -> Value {
+        self.value(Op::Load(operand))
+    }
+
+    /// A number.
+    pub fn constant(&mut self, number: f32) -> Value {
+        let number = if number.is_nan() { f32::NAN } else { number };
+        self.value(Op::Const(number.to_bits()))
+    }
+
+    /// A function of one value.
+    pub fn unary(&mut self, unary: Unary, a: Value) -> Value {
+        if let (Unary::Neg, Some(number)) = (unary, self.number(a)) {
+            return self.constant(-number);
+        }
+        self.value(Op::Unary(unary, a))
+    }
+
+    /// A function of two values; a product with one is the other.
+    pub fn binary(&mut self, binary: Binary, a: Value, b: Value) -> Value {
+        if binary == Binary::Mul {
+            match (self.number(a), self.number(b)) {
+                (_, Some(1.0)) => return a,
+                (Some(1.0), _) => return b,
+                _ => {}
+            }
+        }
+        let (a, b) = if binary.commutes() { (a.min(b), a.max(b)) } else { (a, b) };
+        self.value(Op::Binary(binary, a, b))
+    }
+
+    /// `a * b + c`, rounded once.
+    pub fn fma(&mut self, a: Value, b: Value, c: Value) -> Value {
+        self.value(Op::Fma(a, b, c))
+    }
+
+    /// `yes` where the mask holds, else `no`.
+    pub fn select(&mut self, mask: Value, yes: Value, no: Value) -> Value {
+        self.value(Op::Select(mask, yes, no))
+    }
+
+    /// One number for each row.
+    pub fn reduce(&mut self, reduction: Reduction, a: Value) -> Value {
+        self.value(Op::Reduce(reduction, a))
+    }
+
+    /// Writes a value to an operand.
+    pub fn store(&mut self, operand: OperandId, value: Value) {
+        self.stores.push(Store { operand, value });
+    }
+
+    /// How many values there are.
+    pub fn len(&self) -> usize {
+        self.body.len()
+    }
+
+    /// Whether there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.body.is_empty()
+    }
+
+    /// The kernel over `domain`, without values that nothing takes.
+    pub fn finish(self, domain: Vec<i64>) -> Kernel {
+        let operands = self.operands.values().cloned().collect();
+        let body: Vec<Op> = self.body.values().copied().collect();
+        Kernel { domain, operands, body, stores: self.stores }.without_dead()
+    }
+
+    fn number(&self, value: Value) -> Option<f32> {
+        match self.body[value] {
+            Op::Const(bits) => Some(f32::from_bits(bits)),
+            _ => None,
+        }
+    }
+
+    fn value(&mut self, op: Op) -> Value {
+        if let Some(value) = self.known.get(&op) {
+            return *value;
+        }
+        let value = self.body.push(op);
+        self.known.insert(op, value);
+        value
+    }
+}

@@ -1,0 +1,151 @@
+//! Kernels by rows: for each row its numbers, and loops over its points.
+
+use std::cell::Cell;
+
+use smallvec::SmallVec;
+
+use super::{Interpreter, PIECE, TILE, Tile, compute, functions::binary, registers, store};
+use crate::{
+    Access, Memory, Op, Reduction, bf16_of, f32_of,
+    math::{self, Scalar},
+    phases::{LANES, ROWS_OF_A_SUM, sums},
+    tile::TilePhase,
+};
+
+type Lanes = [f32; LANES];
+
+/// Runs a kernel by rows. Rows are added up in groups, and then groups.
+#[inline(always)]
+pub(super) fn run_rows(program: &Interpreter, memory: &[Memory<'_>]) {
+    let size = TILE.min(program.nest.inner.next_multiple_of(PIECE)).max(PIECE);
+    let mut registers = registers(program, size);
+    let operands: Vec<usize> = sums(&program.kernel).collect();
+    let numbers = |operand: &usize| vec![0.0_f32; program.sum_length(*operand)];
+    let mut totals: Vec<Vec<f32>> = operands.iter().map(numbers).collect();
+    let rows = program.nest.rows();
+    for first in (0..rows).step_by(ROWS_OF_A_SUM) {
+        let parts: Vec<Vec<Cell<f32>>> =
+            totals.iter().map(|total| vec![Cell::new(0.0); total.len()]).collect();
+        let mut own: SmallVec<[Memory<'_>; 16]> = memory.into();
+        for (operand, part) in operands.iter().zip(&parts) {
+            own[*operand] = Memory::F32(part);
+        }
+        for row in first..rows.min(first + ROWS_OF_A_SUM) {
+            run_row(program, &mut registers, &own, row);
+        }
+        let added = totals.iter_mut().flatten().zip(parts.iter().flatten());
+        added.for_each(|(total, part)| *total += part.get());
+    }
+    operands.iter().zip(totals).for_each(|(operand, total)| memory[*operand].write(total));
+}
+
+#[inline(always)]
+fn run_row(program: &Interpreter, registers: &mut [Vec<f32>], memory: &[Memory<'_>], row: usize) {
+    let (inner, size) = (program.nest.inner, registers.first().map_or(PIECE, Vec::len));
+    let whole = Tile { start: row * inner, count: size.min(inner) };
+    for phase in &program.tiles.phases {
+        // One number fills a register, so that it is computed as points are.
+        for step in &phase.row {
+            match step.op {
+                Op::Load(operand) => {
+                    let number = first_of(program, operand.0 as usize, memory, row);
+                    registers[step.target].fill(number);
+                }
+                _ => compute(program, step, registers, memory, Tile { start: 0, count: size }),
+            }
+        }
+        let lanes = run_loop(program, phase, registers, memory, whole);
+        for (reduce, lanes) in phase.reductions.iter().zip(lanes) {
+            registers[reduce.target].fill(joined(reduce.reduction, lanes));
+        }
+    }
+    for (operand, register) in &program.tiles.row_stores {
+        let operand = operand.0 as usize;
+        let index = program.nest.start(operand, row);
+        let number = registers[*register][0];
+        match memory[operand] {
+            Memory::F32(cells) if program.kernel.operands[operand].access == Access::Add => {
+                cells[index].set(cells[index].get() + number);
+            }
+            Memory::F32(cells) => cells[index].set(number),
+            Memory::Bf16(cells) => cells[index].set(bf16_of(number)),
+        }
+    }
+}
+
+fn first_of(program: &Interpreter, operand: usize, memory: &[Memory<'_>], row: usize) -> f32 {
+    let index = program.nest.start(operand, row);
+    match memory[operand] {
+        Memory::F32(cells) => cells[index].get(),
+        Memory::Bf16(cells) => f32_of(cells[index].get()),
+    }
+}
+
+/// Runs the loop of a phase over a row, which begins where `whole` does, and gives what its reductions gathered.
+#[inline(always)]
+fn run_loop(
+    program: &Interpreter,
+    phase: &TilePhase,
+    registers: &mut [Vec<f32>],
+    memory: &[Memory<'_>],
+    whole: Tile,
+) -> SmallVec<[Lanes; 4]> {
+    let mut lanes: SmallVec<[Lanes; 4]> =
+        phase.reductions.iter().map(|reduce| [reduce.reduction.start(); LANES]).collect();
+    let inner = program.nest.inner;
+    for at in (0..inner).step_by(whole.count.max(1)) {
+        let tile = Tile { start: whole.start + at, count: whole.count.min(inner - at) };
+        for step in &phase.points {
+            compute(program, step, registers, memory, tile);
+        }
+        for (reduce, lanes) in phase.reductions.iter().zip(&mut lanes) {
+            for points in registers[reduce.from][..tile.count].chunks(LANES) {
+                let before = *lanes;
+                binary(
+                    reduce.reduction.binary(),
+                    &mut lanes[..points.len()],
+                    &before[..points.len()],
+                    points,
+                );
+            }
+        }
+        for (operand, register) in &phase.stores {
+            let operand = operand.0 as usize;
+            if program.kernel.operands[operand].access == Access::Add {
+                add_tile(program, operand, &registers[*register], memory, tile);
+            } else {
+                store(program, operand, &registers[*register], memory, tile);
+            }
+        }
+    }
+    lanes
+}
+
+/// Adds a tile of a row to what the rows before have stored.
+#[inline(always)]
+fn add_tile(program: &Interpreter, operand: usize, from: &[f32], memory: &[Memory<'_>], tile: Tile) {
+    let stride = program.nest.inner_strides[operand];
+    let first = tile.start % program.nest.inner.max(1) * stride;
+    if let Memory::F32(cells) = memory[operand] {
+        let cells = cells[first..].iter().step_by(stride.max(1));
+        cells.zip(&from[..tile.count]).for_each(|(cell, number)| cell.set(cell.get() + number));
+    }
+}
+
+/// The results of all lanes as one: each half with the other.
+#[inline(always)]
+fn joined(reduction: Reduction, mut lanes: Lanes) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            let (low, high) = (lanes[lane], lanes[lane + half]);
+            lanes[lane] = match reduction {
+                Reduction::Sum => low + high,
+                Reduction::Max => math::maximum(&mut Scalar, low, high),
+                Reduction::Min => math::minimum(&mut Scalar, low, high),
+            };
+        }
+        half /= 2;
+    }
+    lanes[0]
+}

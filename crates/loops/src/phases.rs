@@ -1,0 +1,119 @@
+//! The order in which a kernel is computed: numbers of a row, then a loop over its points, in turn.
+
+use crate::{Access, Kernel, Op, Store, Value};
+
+/// The most loops over the points of a row.
+pub const MOST_LOOPS: usize = 4;
+
+/// What is computed for each row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Phases {
+    /// One after the other.
+    pub list: Vec<Phase>,
+    /// What is written once for a row, when all loops are over.
+    pub row_stores: Vec<Store>,
+    /// For each value whether it is one number for each row.
+    pub is_of_row: Vec<bool>,
+}
+
+/// Numbers of a row, and a loop over the points of the row.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Phase {
+    /// What is computed once, before the loop.
+    pub row: Vec<Value>,
+    /// What the loop computes.
+    pub points: Vec<Value>,
+    /// Reductions whose results the loop gives.
+    pub reductions: Vec<Value>,
+    /// What the loop writes.
+    pub stores: Vec<Store>,
+}
+
+impl Phase {
+    /// Whether there is a loop.
+    pub fn loops(&self) -> bool {
+        !self.reductions.is_empty() || !self.stores.is_empty()
+    }
+}
+
+impl Phases {
+    /// The phases of a kernel whose operands have these strides along a row. With `hoist`, what is the same at all points of a row is computed
+    /// once for it; kernels by rows need that.
+    pub fn of(kernel: &Kernel, inner_strides: &[usize], hoist: bool) -> Self {
+        let is_of_row = of_row(kernel, inner_strides, hoist);
+        let phase = phase_of(kernel);
+        let last = phase.iter().copied().max().unwrap_or(0);
+        let mut list = vec![Phase::default(); last + 1];
+        let (row_stores, stores): (Vec<Store>, Vec<Store>) =
+            kernel.stores.iter().partition(|store| hoist && inner_strides[store.operand.0 as usize] == 0);
+        for index in 0..kernel.body.len() {
+            match kernel.body[index] {
+                Op::Const(_) => {}
+                Op::Reduce(_, from) => list[phase[from.0 as usize]].reductions.push(Value(index as u32)),
+                _ if is_of_row[index] => list[phase[index]].row.push(Value(index as u32)),
+                _ => {}
+            }
+        }
+        list[last].stores = stores;
+        for phase in &mut list {
+            phase.points = points(kernel, phase, &is_of_row);
+        }
+        Self { list, row_stores, is_of_row }
+    }
+
+    /// How many loops over the points of a row there are.
+    pub fn loops(&self) -> usize {
+        self.list.iter().filter(|phase| phase.loops()).count()
+    }
+}
+
+fn of_row(kernel: &Kernel, inner_strides: &[usize], hoist: bool) -> Vec<bool> {
+    let mut is: Vec<bool> = Vec::with_capacity(kernel.body.len());
+    for op in &kernel.body {
+        is.push(match op {
+            Op::Const(_) | Op::Reduce(..) => true,
+            Op::Load(operand) => hoist && inner_strides[operand.0 as usize] == 0,
+            _ => hoist && op.operands().all(|value| is[value.0 as usize]),
+        });
+    }
+    is
+}
+
+/// The phase in which each value can be computed first.
+fn phase_of(kernel: &Kernel) -> Vec<usize> {
+    let mut phase: Vec<usize> = Vec::with_capacity(kernel.body.len());
+    for op in &kernel.body {
+        let needed = op.operands().map(|value| phase[value.0 as usize]).max().unwrap_or(0);
+        phase.push(needed + usize::from(matches!(op, Op::Reduce(..))));
+    }
+    phase
+}
+
+/// What a loop must compute, definitions before uses.
+fn points(kernel: &Kernel, phase: &Phase, is_of_row: &[bool]) -> Vec<Value> {
+    let mut needed = vec![false; kernel.body.len()];
+    let reduced = phase.reductions.iter().flat_map(|value| kernel.op(*value).operands());
+    reduced
+        .chain(phase.stores.iter().map(|store| store.value))
+        .for_each(|value| needed[value.0 as usize] = true);
+    for index in (0..kernel.body.len()).rev() {
+        needed[index] &= !is_of_row[index];
+        if needed[index] {
+            kernel.body[index].operands().for_each(|value| needed[value.0 as usize] = true);
+        }
+    }
+    (0..needed.len()).filter(|index| needed[*index]).map(|index| Value(index as u32)).collect()
+}
+
+/// How many rows are added up by themselves before they are added to the others, so that sums of many rows stay exact.
+pub const ROWS_OF_A_SUM: usize = 64;
+
+/// The operands that rows are added up in, by position.
+pub fn sums(kernel: &Kernel) -> impl Iterator<Item = usize> + '_ {
+    let operands = kernel.operands.iter().enumerate();
+    operands.filter(|(_, operand)| operand.access == Access::Add).map(|(index, _)| index)
+}
+
+/// A reduction has this many results, each of every so many points in turn. They are joined by halves, so that all ways of running give
+/// the same bits.
+pub const LANES: usize = 32;
