@@ -15,6 +15,8 @@ pub(crate) struct Blocks {
     pub(crate) end: Steps,
     /// How many numbers of a row there are.
     pub(crate) numbers: u32,
+    /// How many rows of points loops keep for later ones.
+    pub(crate) kept: usize,
 }
 
 /// A phase.
@@ -27,13 +29,34 @@ pub(crate) struct Block {
 }
 
 impl Blocks {
-    /// The blocks of a verified kernel; `scales` says whether the processor multiplies by powers of two in one instruction.
-    pub(crate) fn of(kernel: &Kernel, phases: &Phases, scales: bool) -> Self {
-        let mut kept = Kept { kernel, phases, number: vec![None; kernel.body.len()], scales };
+    /// The blocks of a verified kernel; `scales` says whether the processor multiplies by powers of two in one instruction, and loops may keep
+    /// as many rows as `keeps` for later ones.
+    pub(crate) fn of(kernel: &Kernel, phases: &Phases, scales: bool, keeps: usize) -> Self {
+        let points = kept_points(kernel, phases, keeps);
+        let mut kept = Kept { kernel, phases, number: vec![None; kernel.body.len()], points, scales };
         let numbers = kept.count();
-        let blocks = phases.list.iter().map(|phase| kept.block(phase)).collect();
-        Self { phases: blocks, end: kept.stores(&phases.row_stores), numbers }
+        let blocks = phases.list.iter().enumerate().map(|(index, phase)| kept.block(index, phase)).collect();
+        let end = kept.stores(&phases.row_stores);
+        Self { phases: blocks, end, numbers, kept: kept.points.len() }
     }
+}
+
+/// The values by point that take long to compute and are needed by several loops: each with the first of these.
+fn kept_points(kernel: &Kernel, phases: &Phases, most: usize) -> Vec<(Value, usize)> {
+    let is_long = |value: &Value| {
+        use loops::Unary::{Erf, Exp, Log, Sigmoid, Tanh};
+        matches!(kernel.op(*value), Op::Unary(Exp | Log | Sigmoid | Tanh | Erf, _))
+    };
+    let mut kept: Vec<(Value, usize)> = Vec::new();
+    for (index, phase) in phases.list.iter().enumerate() {
+        let later = |value: &Value| phases.list[index + 1..].iter().any(|phase| phase.points.contains(value));
+        for value in phase.points.iter().filter(|value| is_long(value) && later(value)) {
+            if kept.len() < most && kept.iter().all(|(known, _)| known != value) {
+                kept.push((*value, index));
+            }
+        }
+    }
+    kept
 }
 
 /// Which numbers of a row are kept.
@@ -41,6 +64,8 @@ struct Kept<'a> {
     kernel: &'a Kernel,
     phases: &'a Phases,
     number: Vec<Option<u32>>,
+    /// Values by point that a loop keeps for later ones, with the position of that phase.
+    points: Vec<(Value, usize)>,
     scales: bool,
 }
 
@@ -57,7 +82,7 @@ impl Kept<'_> {
         count
     }
 
-    fn block(&self, phase: &Phase) -> Block {
+    fn block(&self, index: usize, phase: &Phase) -> Block {
         let mut row = self.steps();
         for value in &phase.row {
             let made = row.value(*value);
@@ -66,9 +91,22 @@ impl Kept<'_> {
             }
         }
         let mut points = self.steps();
-        phase.points.iter().for_each(|value| {
-            points.value(*value);
-        });
+        for value in &phase.points {
+            let kept = self.points.iter().position(|(kept, _)| kept == value);
+            match kept.map(|position| (position as u32, self.points[position].1)) {
+                Some((position, maker)) if maker < index => {
+                    let step = points.maker.step(Code::Kept(position), &[]);
+                    points.values[value.0 as usize] = Some(step);
+                }
+                Some((position, _)) => {
+                    let made = points.value(*value);
+                    points.outputs.push((Output::Kept(position), made));
+                }
+                None => {
+                    points.value(*value);
+                }
+            }
+        }
         let mut reductions = Vec::new();
         for value in &phase.reductions {
             let (Op::Reduce(reduction, from), Some(number)) =

@@ -1,6 +1,6 @@
 //! Calling the code of a kernel, for as many rows at once as lie evenly in memory.
 
-use std::cell::Cell;
+use std::{cell::Cell, mem::MaybeUninit};
 
 use base::Result;
 use loops::{
@@ -14,7 +14,7 @@ use crate::emit::Emitted;
 /// A compiled kernel: `addresses` of its operands, and a number of rows.
 type Function = unsafe extern "sysv64" fn(addresses: *const *const u8, rows: usize);
 
-/// The most operands.
+/// The most operands, with what is kept.
 const TABLE: usize = 12;
 /// Numbers of the largest vector: sums of rows are written a vector at a time.
 const VECTOR: usize = 16;
@@ -25,6 +25,8 @@ pub(crate) struct Compiled {
     nest: Nest,
     /// Operands that rows are added up in.
     sums: Vec<usize>,
+    /// How many numbers its loops keep for later ones.
+    kept: usize,
 }
 
 impl Compiled {
@@ -35,7 +37,7 @@ impl Compiled {
         // SAFETY: the emitter makes functions of this type, which begin there.
         let function = unsafe { std::mem::transmute::<*const u8, Function>(code.add(emitted.entry)) };
         let sums = sums(interpreter.kernel()).collect();
-        Self { function, nest: interpreter.nest().clone(), sums }
+        Self { function, nest: interpreter.nest().clone(), sums, kept: emitted.kept }
     }
 
     /// Runs it; `interpreter` is of the same kernel.
@@ -70,6 +72,11 @@ impl Compiled {
 
     /// Runs some rows; `parts` are the memory of operands that rows are added up in.
     fn rows(&self, memory: &[Memory<'_>], parts: &[Vec<Cell<f32>>], mut rows: std::ops::Range<usize>) {
+        let mut kept: Vec<MaybeUninit<f32>> =
+            Vec::with_capacity(if self.kept > 0 { self.kept + VECTOR } else { 0 });
+        // Vectors that lie across two lines of a cache take longer.
+        let kept = kept.spare_capacity_mut().as_mut_ptr().cast::<u8>();
+        let kept = kept.wrapping_add(kept.align_offset(4 * VECTOR) % (4 * VECTOR)).cast_const();
         let along = self.nest.outer.last().copied().unwrap_or(1);
         while rows.start < rows.end {
             let count = (along - rows.start % along).min(rows.end - rows.start);
@@ -80,8 +87,12 @@ impl Compiled {
             for (operand, part) in self.sums.iter().zip(parts) {
                 table[*operand] = part.as_ptr().cast();
             }
+            if self.kept > 0 {
+                table.push(kept);
+            }
             // SAFETY: `check` has shown that every index of the domain lies within its operand, and that what is written is written where
-            // nothing else is read later; the code touches the elements of these rows, and parts, which have room for a vector more.
+            // nothing else is read later; the code touches the elements of these rows, parts, which have room for a vector more, and what it
+            // keeps, which it writes before it reads.
             unsafe { (self.function)(table.as_ptr(), count) };
             rows.start += count;
         }

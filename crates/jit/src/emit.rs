@@ -10,7 +10,7 @@ mod vectors;
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 use loops::{Access, Kernel, Nest, phases::Phases};
 
-use self::frame::Frame;
+use self::{frame::Frame, memory::kept_row};
 use crate::{
     blocks::{Block, Blocks},
     isa::Isa,
@@ -46,11 +46,16 @@ const LANE: Register = Register::RBP;
 /// The most elements of a row, and between rows: instructions hold so many bytes.
 const MOST_ELEMENTS: usize = i32::MAX as usize / 4;
 
+/// The most numbers that loops keep for later ones: they are to stay in a cache.
+const MOST_KEPT: usize = 1 << 16;
+
 /// The code of a kernel, behind the constants that it needs.
 pub(crate) struct Emitted {
     pub(crate) code: Vec<u8>,
     /// Where the function begins.
     pub(crate) entry: usize,
+    /// How many numbers its loops keep for later ones, in memory whose address stands behind those of operands.
+    pub(crate) kept: usize,
 }
 
 /// The code of a verified kernel; none where it has too many operands, one whose neighbours lie apart in memory, or rows that are too long.
@@ -64,7 +69,9 @@ pub(crate) fn emit(kernel: &Kernel, nest: &Nest, isa: &'static Isa) -> Option<Em
         return None;
     }
     let phases = Phases::of(kernel, &nest.inner_strides, true);
-    let blocks = Blocks::of(kernel, &phases, isa.wide);
+    let keeps = if kernel.operands.len() < ADDRESSES.len() { MOST_KEPT / kept_row(nest).max(1) } else { 0 };
+    let blocks = Blocks::of(kernel, &phases, isa.wide, keeps);
+    let kept = blocks.kept * kept_row(nest);
     let mut constants = Constants::default();
     let mut allocated = |steps: &Steps| Actions::of(steps, isa.registers, &mut constants);
     let parts: Vec<(Actions, Actions)> =
@@ -75,7 +82,7 @@ pub(crate) fn emit(kernel: &Kernel, nest: &Nest, isa: &'static Isa) -> Option<Em
         constants.place(reduction.start().to_bits());
     });
     let spilled = parts.iter().flat_map(|(row, points)| [row.slots, points.slots]).chain([end.slots]).max();
-    let frame = Frame::new(isa, spilled.unwrap_or(0), &blocks)?;
+    let frame = Frame::new(isa, spilled.unwrap_or(0), &blocks, nest.inner)?;
     let data = data(&constants, nest, isa);
     let (rest, entry) = (nest.inner % isa.lanes, data.len());
     let mut emitter = Emitter {
@@ -91,7 +98,7 @@ pub(crate) fn emit(kernel: &Kernel, nest: &Nest, isa: &'static Isa) -> Option<Em
     emitter.function(&blocks, &parts, &end, rest).ok()?;
     let mut code = data;
     code.extend(emitter.encoder.take_buffer());
-    Some(Emitted { code, entry })
+    Some(Emitted { code, entry, kept })
 }
 
 /// Constants, each as many times as a vector has numbers, and then a mask of the points that do not fill a vector.
@@ -145,7 +152,8 @@ impl Emitter<'_> {
             self.put(Instruction::with1(Code::Push_r64, register))?;
         }
         self.enter()?;
-        for (index, address) in ADDRESSES.into_iter().enumerate().take(self.kernel.operands.len()) {
+        let addresses = self.kernel.operands.len() + usize::from(blocks.kept > 0);
+        for (index, address) in ADDRESSES.into_iter().enumerate().take(addresses) {
             self.put(Instruction::with2(Code::Mov_r64_rm64, address, at(POINT, 8 * index)))?;
         }
         if rest > 0 {
@@ -237,9 +245,17 @@ impl Emitter<'_> {
                 let from = self.in_register(from, self.scratch())?;
                 self.put(Instruction::with2(self.isa.store, self.frame.number(number), from))
             }
-            Output::Lanes(position) => {
+            Output::Kept(position) => {
                 let from = self.in_register(from, self.scratch())?;
-                self.store_vector(self.frame.lanes(position as usize), from)
+                self.put(Instruction::with2(self.isa.store, self.kept(position), from))
+            }
+            Output::Lanes(position) => {
+                let lanes = self.frame.lanes(position as usize);
+                let from = match self.tail {
+                    Some(_) => self.some_of(from, lanes)?,
+                    None => self.in_register(from, self.scratch())?,
+                };
+                self.put(Instruction::with2(self.isa.store, lanes, from))
             }
         }
     }

@@ -15,6 +15,8 @@ pub(crate) enum Place {
     Row(u32),
     /// What reductions have so far, by position.
     Lanes(u32),
+    /// What earlier loops have kept, by position.
+    Kept(u32),
 }
 
 impl Place {
@@ -111,6 +113,7 @@ impl<'a> Allocation<'a> {
             Code::Bits(bits) => Some(self.constants.place(bits)),
             Code::Row(number) => Some(Place::Row(number)),
             Code::Lanes(position) => Some(Place::Lanes(position)),
+            Code::Kept(position) => Some(Place::Kept(position)),
             _ => None,
         };
         if in_memory.is_some() {

@@ -27,6 +27,8 @@ pub(crate) enum Code {
     Row(u32),
     /// What a reduction has so far at these points, by its position in the loop.
     Lanes(u32),
+    /// What an earlier loop has kept for these points, by position.
+    Kept(u32),
     Add,
     Sub,
     Mul,
@@ -84,6 +86,8 @@ pub(crate) enum Output {
     Row(u32),
     /// To the results of a reduction, by its position in the loop.
     Lanes(u32),
+    /// To memory for later loops, by position.
+    Kept(u32),
 }
 
 /// Steps without branches.

@@ -12,9 +12,9 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// The fastest that this processor has and that has been run: [`Avx512`](Self::Avx512) code has not yet.
+    /// The one with the longest vectors that this processor has.
     pub fn best() -> Self {
-        if has_avx2() { Self::Avx2 } else { Self::Interpreter }
+        Self::all().pop().unwrap_or(Self::Interpreter)
     }
 
     /// All that this processor has, the fastest last.

@@ -114,6 +114,16 @@ pub fn sums(kernel: &Kernel) -> impl Iterator<Item = usize> + '_ {
     operands.filter(|(_, operand)| operand.access == Access::Add).map(|(index, _)| index)
 }
 
-/// A reduction has this many results, each of every so many points in turn. They are joined by halves, so that all ways of running give
-/// the same bits.
-pub const LANES: usize = 32;
+/// The most lanes of a reduction.
+pub const MOST_LANES: usize = 128;
+
+/// How many results a reduction over a row of so many points has, each of every so many points in turn. They are joined by halves, so that
+/// all ways of running give the same bits. Long rows have many, so that no sum waits for the one before; short ones few, so that little is
+/// joined.
+pub const fn lanes(points: usize) -> usize {
+    match points {
+        0..=64 => 16,
+        65..=256 => 32,
+        _ => MOST_LANES,
+    }
+}

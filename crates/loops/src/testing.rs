@@ -59,10 +59,11 @@ fn sums(random: &mut Random, builder: &mut Builder, domain: &[i64], numbers: &[V
 }
 
 fn size(random: &mut Random) -> i64 {
-    match random.below(8) {
-        0 => 1,
-        1 => random.below(200) as i64,
-        2 => 16 * random.below(8) as i64,
+    match random.below(64) {
+        0..8 => 1,
+        8..15 => random.below(200) as i64,
+        15 => random.below(700) as i64,
+        16..24 => 16 * random.below(8) as i64,
         _ => random.below(24) as i64,
     }
 }

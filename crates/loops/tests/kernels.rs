@@ -8,7 +8,7 @@ use ir::testing::Random;
 use unisono_loops::{
     Access, Binary, Element, Interpreter, Kernel, Memory, Op, Operand, Reduction, Unary, Value, bf16_of,
     math::{self, Math, Scalar},
-    phases::LANES,
+    phases,
     testing::{Owned, by_point, memory_for, random_kernel},
     verify,
 };
@@ -120,10 +120,12 @@ fn scalar(op: Op, taken: &[f32]) -> f32 {
 /// The points of a row as one number, by the tree that everything runs on.
 fn reduced(reduction: Reduction, row: &[f32]) -> f32 {
     let join = |a, b| scalar(Op::Binary(reduction.binary(), Value(0), Value(0)), &[a, b]);
-    let mut lanes = [reduction.start(); LANES];
-    row.iter().enumerate().for_each(|(at, point)| lanes[at % LANES] = join(lanes[at % LANES], *point));
-    for half in [16, 8, 4, 2, 1] {
-        (0..half).for_each(|lane| lanes[lane] = join(lanes[lane], lanes[lane + half]));
+    let mut count = phases::lanes(row.len());
+    let mut lanes = vec![reduction.start(); count];
+    row.iter().enumerate().for_each(|(at, point)| lanes[at % count] = join(lanes[at % count], *point));
+    while count > 1 {
+        count /= 2;
+        (0..count).for_each(|lane| lanes[lane] = join(lanes[lane], lanes[lane + count]));
     }
     lanes[0]
 }

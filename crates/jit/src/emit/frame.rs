@@ -1,13 +1,11 @@
 //! What lies on the stack: vectors without a register, numbers of the row, and what reductions have so far.
 
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
-use loops::{Reduction, phases::LANES};
+use loops::{Reduction, phases};
 
 use super::{Done, Emitter, LANE, at};
 use crate::{blocks::Blocks, isa::Isa};
 
-/// Bytes of the lanes of a reduction.
-const LANE_BYTES: usize = 4 * LANES;
 /// The most bytes on the stack.
 const MOST: usize = 4096;
 
@@ -16,6 +14,8 @@ pub(super) struct Frame {
     vector: usize,
     numbers: usize,
     lanes: usize,
+    /// Bytes of the lanes of a reduction.
+    lane_bytes: usize,
     /// Where the caller's stack pointer lies.
     caller: usize,
     size: usize,
@@ -23,14 +23,15 @@ pub(super) struct Frame {
 
 impl Frame {
     /// The frame of a kernel with so many vectors without a register; none where it is too large.
-    pub(super) fn new(isa: &Isa, slots: u32, blocks: &Blocks) -> Option<Self> {
+    pub(super) fn new(isa: &Isa, slots: u32, blocks: &Blocks, points: usize) -> Option<Self> {
         let vector = isa.bytes();
         let numbers = slots as usize * vector;
         let lanes = numbers + blocks.numbers as usize * vector;
         let most = blocks.phases.iter().map(|block| block.reductions.len()).max().unwrap_or(0);
-        let caller = lanes + most * LANE_BYTES;
+        let lane_bytes = 4 * phases::lanes(points);
+        let caller = lanes + most * lane_bytes;
         let size = (caller + 8).next_multiple_of(64);
-        (size <= MOST).then_some(Self { vector, numbers, lanes, caller, size })
+        (size <= MOST).then_some(Self { vector, numbers, lanes, lane_bytes, caller, size })
     }
 
     pub(super) fn slot(&self, slot: u32) -> MemoryOperand {
@@ -43,12 +44,12 @@ impl Frame {
     }
 
     fn lanes_at(&self, position: usize, displacement: usize) -> MemoryOperand {
-        at(Register::RSP, self.lanes + position * LANE_BYTES + displacement)
+        at(Register::RSP, self.lanes + position * self.lane_bytes + displacement)
     }
 
     /// What a reduction has at the point.
     pub(super) fn lanes(&self, position: usize) -> MemoryOperand {
-        let displacement = (self.lanes + position * LANE_BYTES) as i64;
+        let displacement = (self.lanes + position * self.lane_bytes) as i64;
         MemoryOperand::with_base_index_scale_displ_size(Register::RSP, LANE, 1, displacement, 1)
     }
 }
@@ -73,7 +74,7 @@ impl Emitter<'_> {
         for (position, (reduction, _)) in reductions.iter().enumerate() {
             let place = self.constants.place(reduction.start().to_bits());
             self.load(self.scratch(), place)?;
-            for displacement in (0..LANE_BYTES).step_by(self.frame.vector) {
+            for displacement in (0..self.frame.lane_bytes).step_by(self.frame.vector) {
                 let to = self.frame.lanes_at(position, displacement);
                 self.put(Instruction::with2(self.isa.store, to, self.scratch()))?;
             }
@@ -85,25 +86,31 @@ impl Emitter<'_> {
     pub(super) fn next_lanes(&mut self) -> Done {
         let bytes = self.frame.vector as i32;
         self.put(Instruction::with2(Code::Add_rm32_imm32, Register::EBP, bytes))?;
-        self.put(Instruction::with2(Code::And_rm32_imm32, Register::EBP, LANE_BYTES as i32 - 1))
+        self.put(Instruction::with2(Code::And_rm32_imm32, Register::EBP, self.frame.lane_bytes as i32 - 1))
     }
 
     /// Joins the lanes of a reduction by halves, and spreads the result.
     pub(super) fn join_lanes(&mut self, reduction: Reduction, position: usize, number: u32) -> Done {
-        let mut count = LANE_BYTES / self.frame.vector;
-        let vector = |index: usize| self.isa.first + index as u32;
-        let vectors: Vec<Register> = (0..count).map(vector).collect();
-        for (index, to) in vectors.iter().enumerate() {
-            let from = self.frame.lanes_at(position, index * self.frame.vector);
-            self.put(Instruction::with2(self.isa.load, *to, from))?;
+        let mut count = (self.frame.lane_bytes / self.frame.vector).max(1);
+        let (low, high) = (self.isa.first, self.isa.first + 1);
+        let at = |this: &Self, index: usize| this.frame.lanes_at(position, index * this.frame.vector);
+        let (first, second) = (count.div_ceil(2), count / 2);
+        for index in 0..first {
+            let to = self.isa.first + index as u32;
+            self.put(Instruction::with2(self.isa.load, to, at(self, index)))?;
         }
+        for index in 0..second {
+            let scratch = self.scratch();
+            self.put(Instruction::with2(self.isa.load, scratch, at(self, first + index)))?;
+            self.join(reduction, self.isa.first + index as u32, scratch)?;
+        }
+        count = first;
         while count > 1 {
             count /= 2;
             for index in 0..count {
-                self.join(reduction, vectors[index], vectors[index + count])?;
+                self.join(reduction, self.isa.first + index as u32, self.isa.first + (index + count) as u32)?;
             }
         }
-        let (low, high) = (vectors[0], vectors[1]);
         if self.isa.wide {
             let half = Register::YMM0 + 1;
             self.put(Instruction::with3(Code::EVEX_Vextractf64x4_ymmm256_k1z_zmm_imm8, half, low, 1))?;

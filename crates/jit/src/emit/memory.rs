@@ -1,9 +1,9 @@
 //! Elements of operands: whole vectors of them, what does not fill one, and one for a row.
 
 use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Register};
-use loops::{Access, Element, Operand, OperandId};
+use loops::{Access, Element, Nest, Operand, OperandId};
 
-use super::{ADDRESSES, Done, Emitter, POINT, at};
+use super::{ADDRESSES, Done, Emitter, POINT, Source, at};
 use crate::registers::Place;
 
 /// The mask of what does not fill a vector, in wide vectors; a register of vectors has it in narrow ones.
@@ -13,6 +13,13 @@ impl Emitter<'_> {
     /// A constant: constants lie at the beginning of all.
     pub(super) fn constant(&self, index: usize) -> MemoryOperand {
         MemoryOperand::with_base_displ(Register::RIP, (index * self.isa.bytes()) as i64)
+    }
+
+    /// What a loop keeps at these points for later ones: a row for each position, with room for a vector at the end.
+    pub(super) fn kept(&self, position: u32) -> MemoryOperand {
+        let base = ADDRESSES[self.kernel.operands.len()];
+        let displacement = (position as usize * kept_row(self.nest) * 4) as i64;
+        MemoryOperand::with_base_index_scale_displ_size(base, POINT, 4, displacement, 1)
     }
 
     /// The mask of narrow vectors.
@@ -98,8 +105,24 @@ impl Emitter<'_> {
         self.put(Instruction::with3(self.isa.shift_left, to, to, 16))
     }
 
+    /// The points of a value that there are, and what lies in memory for others: a store of all is read back sooner than one under a mask.
+    pub(super) fn some_of(&mut self, from: Place, memory: MemoryOperand) -> Result<Register, IcedError> {
+        let (scratch, mask) = (self.scratch(), self.narrow_mask());
+        self.put(Instruction::with2(self.isa.load, scratch, memory))?;
+        let made = match (self.isa.wide, self.source(from)) {
+            (true, Source::Register(from)) => Instruction::with2(self.isa.load, scratch, from),
+            (true, Source::Memory(from)) => Instruction::with2(self.isa.load, scratch, from),
+            (false, Source::Register(from)) => {
+                Instruction::with4(self.isa.blend, scratch, scratch, from, mask)
+            }
+            (false, Source::Memory(from)) => Instruction::with4(self.isa.blend, scratch, scratch, from, mask),
+        };
+        let made = if self.isa.wide { self.masked(made, false) } else { made };
+        self.put(made).map(|()| scratch)
+    }
+
     /// Writes a vector, or the points of it that there are.
-    pub(super) fn store_vector(&mut self, memory: MemoryOperand, from: Register) -> Done {
+    fn store_vector(&mut self, memory: MemoryOperand, from: Register) -> Done {
         match self.tail {
             None => self.put(Instruction::with2(self.isa.store, memory, from)),
             Some(_) if self.isa.wide => {
@@ -173,6 +196,11 @@ impl Emitter<'_> {
     fn first_of(&self, register: Register) -> Register {
         Register::XMM0 + (register as u32 - self.isa.first as u32)
     }
+}
+
+/// How many numbers a row that is kept takes.
+pub(super) const fn kept_row(nest: &Nest) -> usize {
+    nest.inner.next_multiple_of(16)
 }
 
 /// The memory so many bytes behind.

@@ -26,6 +26,7 @@ impl Emitter<'_> {
             Place::Stack(slot) => Source::Memory(self.frame.slot(slot)),
             Place::Row(number) => Source::Memory(self.frame.number(number)),
             Place::Lanes(position) => Source::Memory(self.frame.lanes(position as usize)),
+            Place::Kept(position) => Source::Memory(self.kept(position)),
         }
     }
 

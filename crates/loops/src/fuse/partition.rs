@@ -9,8 +9,11 @@ use crate::{Kernel, Nest, Op, Unary};
 /// The bytes for each point that an error function must save.
 const ERROR_FUNCTION: u64 = 8;
 
-/// The fewest points of a row, where there are several.
+/// The fewest points of a row, where there are several: the code for a row takes as long as a vector or two of it.
 const SHORTEST: usize = 8;
+
+/// The fewest points of a row whose logarithm is worth a kernel that saves nothing else.
+const SHORTEST_LOGARITHM: usize = 256;
 
 /// Operations that run as one kernel.
 #[derive(Clone, Debug)]
@@ -98,6 +101,11 @@ fn is_worth(groups: &Groups<'_>, members: &[usize]) -> bool {
 fn pays(group: &Group) -> bool {
     let nest = Nest::of(&group.kernel);
     if nest.rows() > 1 && nest.inner < SHORTEST || nest.inner_strides.iter().any(|stride| *stride > 1) {
+        return false;
+    }
+    // PyTorch's kernel takes the logarithms of several rows at once.
+    let logarithms = group.kernel.body.iter().any(|op| matches!(op, Op::Unary(Unary::Log, _)));
+    if group.saved.0 == 0 && group.kernel.by_rows() && logarithms && nest.inner < SHORTEST_LOGARITHM {
         return false;
     }
     let errors = group.kernel.body.iter().filter(|op| matches!(op, Op::Unary(Unary::Erf, _))).count();

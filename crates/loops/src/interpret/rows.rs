@@ -8,11 +8,11 @@ use super::{Interpreter, PIECE, TILE, Tile, compute, functions::binary, register
 use crate::{
     Access, Memory, Op, Reduction, bf16_of, f32_of,
     math::{self, Scalar},
-    phases::{LANES, ROWS_OF_A_SUM, sums},
+    phases::{MOST_LANES, ROWS_OF_A_SUM, lanes, sums},
     tile::TilePhase,
 };
 
-type Lanes = [f32; LANES];
+type Lanes = [f32; MOST_LANES];
 
 /// Runs a kernel by rows. Rows are added up in groups, and then groups.
 #[inline(always)]
@@ -54,9 +54,10 @@ fn run_row(program: &Interpreter, registers: &mut [Vec<f32>], memory: &[Memory<'
                 _ => compute(program, step, registers, memory, Tile { start: 0, count: size }),
             }
         }
+        let count = lanes(inner);
         let lanes = run_loop(program, phase, registers, memory, whole);
         for (reduce, lanes) in phase.reductions.iter().zip(lanes) {
-            registers[reduce.target].fill(joined(reduce.reduction, lanes));
+            registers[reduce.target].fill(joined(reduce.reduction, lanes, count));
         }
     }
     for (operand, register) in &program.tiles.row_stores {
@@ -90,16 +91,16 @@ fn run_loop(
     memory: &[Memory<'_>],
     whole: Tile,
 ) -> SmallVec<[Lanes; 4]> {
-    let mut lanes: SmallVec<[Lanes; 4]> =
-        phase.reductions.iter().map(|reduce| [reduce.reduction.start(); LANES]).collect();
-    let inner = program.nest.inner;
+    let mut gathered: SmallVec<[Lanes; 4]> =
+        phase.reductions.iter().map(|reduce| [reduce.reduction.start(); MOST_LANES]).collect();
+    let (inner, count) = (program.nest.inner, lanes(program.nest.inner));
     for at in (0..inner).step_by(whole.count.max(1)) {
         let tile = Tile { start: whole.start + at, count: whole.count.min(inner - at) };
         for step in &phase.points {
             compute(program, step, registers, memory, tile);
         }
-        for (reduce, lanes) in phase.reductions.iter().zip(&mut lanes) {
-            for points in registers[reduce.from][..tile.count].chunks(LANES) {
+        for (reduce, lanes) in phase.reductions.iter().zip(&mut gathered) {
+            for points in registers[reduce.from][..tile.count].chunks(count) {
                 let before = *lanes;
                 binary(
                     reduce.reduction.binary(),
@@ -118,7 +119,7 @@ fn run_loop(
             }
         }
     }
-    lanes
+    gathered
 }
 
 /// Adds a tile of a row to what the rows before have stored.
@@ -134,8 +135,8 @@ fn add_tile(program: &Interpreter, operand: usize, from: &[f32], memory: &[Memor
 
 /// The results of all lanes as one: each half with the other.
 #[inline(always)]
-fn joined(reduction: Reduction, mut lanes: Lanes) -> f32 {
-    let mut half = LANES / 2;
+fn joined(reduction: Reduction, mut lanes: Lanes, count: usize) -> f32 {
+    let mut half = count / 2;
     while half > 0 {
         for lane in 0..half {
             let (low, high) = (lanes[lane], lanes[lane + half]);
