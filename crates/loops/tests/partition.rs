@@ -15,6 +15,9 @@ op aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
 op aten::gelu(Tensor self, *, str approximate='none') -> Tensor
 op aten::mm(Tensor self, Tensor mat2) -> Tensor
 op aten::exp(Tensor self) -> Tensor
+op aten::rsqrt(Tensor self) -> Tensor
+op aten::mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+op aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 op aten::pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor
 op aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor
 op _c10d_functional::all_reduce(Tensor input, str reduce_op, Any group_name) -> Tensor
@@ -203,14 +206,14 @@ return v1
 }
 
 #[test]
-fn an_error_function_is_left_to_pytorch_unless_much_is_saved() {
+fn an_error_function_of_many_points_is_left_to_pytorch_unless_much_is_saved() {
     check(
         r#"
-input v0: f32[4] = batch "x"
-input v1: f32[4] = batch "y"
+input v0: f32[40000] = batch "x"
+input v1: f32[40000] = batch "y"
 
-v2: f32[4] = aten::gelu(v0, "none")
-v3: f32[4] = aten::mul.Tensor(v2, v1)
+v2: f32[40000] = aten::gelu(v0, "none")
+v3: f32[40000] = aten::mul.Tensor(v2, v1)
 
 return v3
 "#,
@@ -219,6 +222,58 @@ return v3
             aten::mul.Tensor
             left 1 of aten::gelu: no kernel with it would pay
             left 1 of aten::mul.Tensor: no kernel with it would pay
+        "#]],
+    );
+}
+
+#[test]
+fn a_norm_written_out_is_one_kernel_with_what_stands_beside_it() {
+    check(
+        r#"
+input v0: f32[2, 3, 64] = batch "x"
+input v1: f32[2, 3, 64] = batch "y"
+input v2: f32[64] = batch "weight"
+
+v3: f32[2, 3, 64] = aten::add.Tensor(v0, v1, 1)
+v4: f32[2, 3, 64] = aten::pow.Tensor_Scalar(v3, 2)
+v5: f32[2, 3, 1] = aten::mean.dim(v4, [-1], true, none)
+v6: f32[2, 3, 1] = aten::add.Tensor(v5, 0.5, 1)
+v7: f32[2, 3, 1] = aten::rsqrt(v6)
+v8: f32[2, 3, 64] = aten::mul.Tensor(v3, v7)
+v9: f32[2, 3, 64] = aten::mul.Tensor(v8, v2)
+v10: f32[64] = aten::sum.dim_IntList(v9, [0, 1], false, none)
+
+return v3, v7, v9, v10
+"#,
+        &expect![[r#"
+            group [v0, v1, v2] -> [v3, v7, v9, v10] saves 10872
+              kernel [2, 3, 64]
+              read a0: f32 {192, 64, 1}
+              read a1: f32 {192, 64, 1}
+              read a2: f32 {0, 0, 1}
+              write a3: f32 {192, 64, 1}
+              write a4: f32 {3, 1, 0}
+              write a5: f32 {192, 64, 1}
+              add a6: f32 {0, 0, 1}
+              %0 = load a0
+              %1 = const 1.0
+              %2 = load a1
+              %3 = add %0 %2
+              %4 = mul %3 %3
+              %5 = row_sum %4
+              %6 = const 64.0
+              %7 = div %5 %6
+              %8 = const 0.5
+              %9 = add %7 %8
+              %10 = sqrt %9
+              %11 = div %1 %10
+              %12 = mul %3 %11
+              %13 = load a2
+              %14 = mul %12 %13
+              store a3 %3
+              store a4 %11
+              store a5 %14
+              store a6 %14
         "#]],
     );
 }

@@ -9,6 +9,9 @@ use crate::{Kernel, Nest, Op, Unary};
 /// The bytes for each point that an error function must save.
 const ERROR_FUNCTION: u64 = 8;
 
+/// Up to so many points PyTorch's error function takes longer to be called than a kernel to run.
+const FEW_POINTS: u64 = 1 << 14;
+
 /// The fewest points of a row, where there are several: the code for a row takes as long as a vector or two of it.
 const SHORTEST: usize = 8;
 
@@ -109,7 +112,9 @@ fn pays(group: &Group) -> bool {
         return false;
     }
     let errors = group.kernel.body.iter().filter(|op| matches!(op, Op::Unary(Unary::Erf, _))).count();
-    errors == 0 || group.saved.0 > errors as u64 * ERROR_FUNCTION * group.kernel.points()
+    errors == 0
+        || group.kernel.points() <= FEW_POINTS
+        || group.saved.0 > errors as u64 * ERROR_FUNCTION * group.kernel.points()
 }
 
 fn group(groups: &Groups<'_>, members: &[usize]) -> Option<Group> {
