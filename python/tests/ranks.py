@@ -162,11 +162,27 @@ def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Te
     """One rank's part of a tensor, in memory in the order of the whole."""
     if placement == "replicate":
         return tensor
-    dim, _, blocks = placement.removeprefix("shard(").removesuffix(")").partition(", ")
-    pieces = tensor.chunk(int(blocks or 1), int(dim))
-    part = torch.cat([piece.chunk(ranks, int(dim))[rank] for piece in pieces], int(dim))
-    ordered = torch.empty_like(tensor.narrow(int(dim), 0, part.shape[int(dim)]))
+    dim, blocks, chunk = _sharding(placement)
+    block = tensor.shape[dim] // blocks
+    sizes = _sizes(block, chunk, ranks)
+    start = sum(sizes[:rank])
+    part = torch.cat([tensor.narrow(dim, at * block + start, sizes[rank]) for at in range(blocks)], dim)
+    ordered = torch.empty_like(tensor.narrow(dim, 0, part.shape[dim]))
     return ordered.copy_(part)
+
+
+def _sharding(placement: str) -> tuple[int, int, int]:
+    """Dimension, blocks, and what a rank has of a block where it is not the usual."""
+    numbers = placement.removeprefix("shard(").removesuffix(")").split(", ")
+    dim, blocks, chunk = map(int, numbers + ["1", "0"][len(numbers) - 1 :])
+    return dim, blocks, chunk
+
+
+def _sizes(block: int, chunk: int, ranks: int) -> list[int]:
+    """What each rank has of a block: as much as ``torch.chunk`` gives it, or chunks of another size."""
+    chunks = [len(one) for one in torch.arange(block).split(chunk)] if chunk else []
+    chunks = chunks or [len(one) for one in torch.arange(block).chunk(ranks)]
+    return chunks + [0] * (ranks - len(chunks))
 
 
 def whole(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
@@ -175,9 +191,12 @@ def whole(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
         for part in parts[1:]:
             torch.testing.assert_close(part, parts[0], rtol=0, atol=0)
         return parts[0]
-    dim, _, blocks = placement.removeprefix("shard(").removesuffix(")").partition(", ")
-    pieces = [part.chunk(int(blocks or 1), int(dim)) for part in parts]
-    return torch.cat([piece[b] for b in range(int(blocks or 1)) for piece in pieces], int(dim))
+    dim, blocks, _ = _sharding(placement)
+    sizes = [part.shape[dim] // blocks for part in parts]
+    pieces = [
+        part.narrow(dim, at * size, size) for at in range(blocks) for part, size in zip(parts, sizes, strict=True)
+    ]
+    return torch.cat(pieces, dim)
 
 
 def full_tensor(parts: list[torch.Tensor], layout: dict[str, str], mesh: dict[str, int]) -> torch.Tensor:

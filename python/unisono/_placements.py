@@ -23,9 +23,26 @@ def coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
     return {axis: found[axis] for axis in mesh}
 
 
-def _parsed(placement: str) -> tuple[int, int]:
-    dim, _, blocks = placement.removeprefix("shard(").removesuffix(")").partition(", ")
-    return int(dim), int(blocks or 1)
+@dataclass(frozen=True)
+class _Sharding:
+    """What ``shard(DIM, BLOCKS, CHUNK)`` says: of each of its equal blocks a dimension is dealt out in chunks, as ``torch.chunk`` does."""
+
+    dim: int
+    blocks: int = 1
+    #: What a rank has of a block, as long as there is any; 0 for the size of a block over the number of ranks, rounded up.
+    chunk: int = 0
+
+    def part(self, size: int, rank: int, ranks: int) -> tuple[int, int]:
+        """Where in each block of a dimension of this size a rank's shard begins, and how long it is."""
+        block = size // self.blocks
+        chunk = self.chunk or -(-block // ranks)
+        start = min(rank * chunk, block)
+        return start, min(chunk, block - start)
+
+
+def _parsed(placement: str) -> _Sharding:
+    numbers = placement.removeprefix("shard(").removesuffix(")").split(",")
+    return _Sharding(*(int(number) for number in numbers))
 
 
 def holders(placement: str) -> list[int] | None:
@@ -36,14 +53,16 @@ def holders(placement: str) -> list[int] | None:
 
 
 def is_plain(layout: Layout) -> bool:
-    """Whether every rank has one piece of the global tensor, and not several blocks, or none."""
-    return all(p == "replicate" or (holders(p) is None and _parsed(p)[1] == 1) for p in layout.values())
+    """Whether every rank has one piece of the global tensor, as ``DTensor`` deals them out: no blocks or other chunks, and not none."""
+    return all(
+        p == "replicate" or (holders(p) is None and _parsed(p) == _Sharding(_parsed(p).dim)) for p in layout.values()
+    )
 
 
 def plain(layout: Layout) -> Layout:
     """The layout with one piece of the same dimension for each shard, on every stage."""
     return {
-        axis: p if p == "replicate" else f"shard({_parsed(p)[0]})" for axis, p in layout.items() if holders(p) is None
+        axis: p if p == "replicate" else f"shard({_parsed(p).dim})" for axis, p in layout.items() if holders(p) is None
     }
 
 
@@ -69,11 +88,11 @@ def shard(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.
     on = holders(placement)
     if on is not None:
         return tensor if rank in on else tensor.new_empty(0)
-    dim, blocks = _parsed(placement)
+    one = _parsed(placement)
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
-    at = order.index(dim)
-    opened = tensor.permute(order).unflatten(at, (blocks, ranks, tensor.shape[dim] // blocks // ranks))
-    local = opened.select(at + 1, rank).flatten(at, at + 1).contiguous()
+    at = order.index(one.dim)
+    opened = tensor.permute(order).unflatten(at, (one.blocks, tensor.shape[one.dim] // one.blocks))
+    local = opened.narrow(at + 1, *one.part(tensor.shape[one.dim], rank, ranks)).flatten(at, at + 1).contiguous()
     return local.permute([order.index(dim) for dim in range(tensor.dim())])
 
 
@@ -94,12 +113,14 @@ def own_local(tensor: torch.Tensor, layout: Layout, mesh: Mapping[str, int], ran
     return local.clone() if shares and gives_up else local
 
 
-def local_like(shape: Sequence[int], layout: Layout, mesh: Mapping[str, int]) -> torch.Size:
-    """The shape of a global tensor's local one, on a stage that holds it."""
+def local_shape(shape: Sequence[int], layout: Layout, mesh: Mapping[str, int], rank: int) -> torch.Size:
+    """The shape of a global tensor's local one, on a stage that holds it; rank 0 has the largest."""
     sizes = list(shape)
-    for axis, placement in without_stages(layout).items():
+    for axis, coordinate in coordinates(mesh, rank).items():
+        placement = without_stages(layout).get(axis, "replicate")
         if placement != "replicate":
-            sizes[_parsed(placement)[0]] //= mesh[axis]
+            one = _parsed(placement)
+            sizes[one.dim] = one.blocks * one.part(sizes[one.dim], coordinate, mesh[axis])[1]
     return torch.Size(sizes)
 
 
@@ -118,9 +139,9 @@ def unshard(shards: list[torch.Tensor], placement: str) -> torch.Tensor:
     on = holders(placement)
     if on is not None:
         return shards[on[0]]
-    dim, blocks = _parsed(placement)
-    opened = [local.unflatten(dim, (blocks, local.shape[dim] // blocks)) for local in shards]
-    return torch.stack(opened, dim + 1).flatten(dim, dim + 2)
+    one = _parsed(placement)
+    opened = [local.unflatten(one.dim, (one.blocks, local.shape[one.dim] // one.blocks)) for local in shards]
+    return torch.cat(opened, one.dim + 1).flatten(one.dim, one.dim + 1)
 
 
 @dataclass(frozen=True)
@@ -146,11 +167,11 @@ def pieces(shape: Sequence[int], layout: Layout, mesh: Mapping[str, int], rank: 
     for axis, coordinate in coordinates(mesh, rank).items():
         placement = layout.get(axis, "replicate")
         if placement != "replicate" and axis != STAGES:
-            dim, blocks = _parsed(placement)
-            length = sum(size for _, size in spans[dim]) // blocks
-            part = length // mesh[axis]
-            starts = [block * length + coordinate * part for block in range(blocks)]
-            spans[dim] = [span for start in starts for span in _within(spans[dim], start, part)]
+            one = _parsed(placement)
+            size = sum(size for _, size in spans[one.dim])
+            first, part = one.part(size, coordinate, mesh[axis])
+            starts = [block * (size // one.blocks) + first for block in range(one.blocks)]
+            spans[one.dim] = [span for start in starts for span in _within(spans[one.dim], start, part)]
     ends = [[0, *itertools.accumulate(size for _, size in dim)] for dim in spans]
     found = []
     for chosen in itertools.product(*(range(len(dim)) for dim in spans)):

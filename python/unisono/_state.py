@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from unisono._capture.inputs import StepInput
 from unisono._capture.optimizer import state_of
-from unisono._placements import Layout, full_tensor, is_held, local_like, own_local, to_local
+from unisono._placements import Layout, full_tensor, is_held, local_shape, own_local, to_local
 from unisono._ranks import Ranks
 from unisono._user_tensors import UserTensor, close_doors
 
@@ -203,10 +203,19 @@ class State:
         self, name: str, shard: torch.Tensor, layout: Layout | None = None, shape: Sequence[int] = ()
     ) -> list[torch.Tensor]:
         """The shards of all ranks; a collective. On stages that do not hold a tensor of this layout and global shape, anything."""
-        if layout is not None and not is_held(layout, self._mesh, self._ranks.rank):
-            shard = shard.new_empty(local_like(shape, layout, self._mesh))
+        if layout is None:
+            sizes = [shard.shape] * self._ranks.count
+        else:
+            sizes = [local_shape(shape, layout, self._mesh, rank) for rank in range(self._ranks.count)]
+            if not is_held(layout, self._mesh, self._ranks.rank):
+                shard = shard.new_empty(sizes[self._ranks.rank])
+        # What is sent is of one size: that of the largest shard, which is the first one.
+        if any(size != sizes[0] for size in sizes):
+            largest = shard.new_zeros(sizes[0])
+            _first(largest, shard.shape).copy_(shard)
+            shard = largest
         try:
-            return self._ranks.gathered(shard)
+            return [_first(one, size) for one, size in zip(self._ranks.gathered(shard), sizes, strict=True)]
         except RuntimeError as error:
             raise self._ranks.blamed(f"all_gather of `{name}` failed", None, str(error)) from None
 
@@ -232,6 +241,11 @@ class State:
         for door in self._doors:
             door.remove()
         self._doors = []
+
+
+def _first(tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """So many of the first elements along each dimension."""
+    return tensor[tuple(slice(size) for size in sizes)]
 
 
 def _key(item: StepInput) -> Any:

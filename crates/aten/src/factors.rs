@@ -3,10 +3,7 @@
 use ir::{Placement, Reduce};
 use smallvec::SmallVec;
 
-use crate::{
-    Call, Realise, Seed, Strategy,
-    strategy::{Slot, divides},
-};
+use crate::{Call, Realise, Seed, Strategy, strategy::Slot};
 
 /// What sharding a factor means for results that do not have it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,27 +98,44 @@ impl Factors {
         (0..self.results.len()).try_for_each(|result| self.result(result, dim, factor))
     }
 
-    /// The strategy in which the factor of the seed's dimension is sharded.
+    /// The strategy in which the factor of the seed's dimension is sharded. A dimension may have several elements for each value of its
+    /// factor, such as heads of queries for each head of keys, which stay together.
     pub fn seeded(&self, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
-        let map = match seed.slot {
-            Slot::Operand(operand) => self.operands.get(operand)?,
-            Slot::Result(result) => self.results.get(result)?,
+        let (map, shape) = match seed.slot {
+            Slot::Operand(operand) => (self.operands.get(operand)?, &call.operand(operand).shape),
+            Slot::Result(result) => (self.results.get(result)?, &call.result(result).shape),
         };
         let number = (*map.get(seed.dim)?)?;
         let factor = self.factors[number];
-        if !divides(factor.size, seed.blocks, ranks) || (seed.blocks > 1 && !factor.blocks) {
+        if seed.blocks > 1 && !factor.blocks {
+            return None;
+        }
+        let width = |size: i64| (factor.size > 0 && size % factor.size == 0).then(|| size / factor.size);
+        let (chunks, wide) = (seed.chunks(shape, ranks)?, width(*shape.get(seed.dim)?)?);
+        if chunks.chunk % wide != 0 {
             return None;
         }
         let dim_of = |map: &DimMap| map.iter().position(|dim| *dim == Some(number));
-        let shard = |dim: usize| Placement::Shard { dim: dim as u8, blocks: seed.blocks };
+        let shard = |shape: &[i64], dim: usize| {
+            let size = *shape.get(dim)?;
+            Placement::in_chunks(dim, seed.blocks, chunks.chunk / wide * width(size)?, size, ranks)
+        };
         let without = match factor.kind {
             FactorKind::Parallel => Placement::Replicate,
             FactorKind::Reduce(reduce) => Placement::Partial(reduce),
         };
         debug_assert_eq!(self.operands.len(), call.operands.len(), "{}", call.name());
+        let operands = self.operands.iter().enumerate().map(|(operand, map)| match dim_of(map) {
+            Some(dim) => shard(&call.operand(operand).shape, dim),
+            None => Some(Placement::Replicate),
+        });
+        let results = self.results.iter().enumerate().map(|(result, map)| match dim_of(map) {
+            Some(dim) => shard(&call.result(result).shape, dim),
+            None => Some(without),
+        });
         Some(Strategy {
-            operands: self.operands.iter().map(|m| dim_of(m).map_or(Placement::Replicate, shard)).collect(),
-            results: self.results.iter().map(|m| dim_of(m).map_or(without, shard)).collect(),
+            operands: operands.collect::<Option<_>>()?,
+            results: results.collect::<Option<_>>()?,
             realise: factor.realise,
         })
     }

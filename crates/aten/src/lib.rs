@@ -25,5 +25,5 @@ pub use row::{
     Fill, Formula, Linear, ListForm, Memory, Random, Rewrite, Role, Row, Rule, Sizes, Strides, Work,
 };
 pub use strategies::{is_norm, replicated, seeded, strategies};
-pub use strategy::{Realise, Seed, Strategy};
+pub use strategy::{Realise, Seed, Slot, Strategy};
 pub use table::{ROWS, list_forms, row};

@@ -62,6 +62,8 @@ pub struct Row {
     pub with_tensor: Option<(&'static str, &'static [i64])>,
     /// What each element of its result is, so that it can be part of a kernel.
     pub formula: Option<Formula>,
+    /// Whether its kernel computes on an empty shard what it should: an empty part of the result, or 0 of a sum.
+    pub may_be_empty: bool,
 }
 
 /// What each element of a result is.
@@ -303,6 +305,7 @@ impl Row {
             scaled: None,
             with_tensor: None,
             formula: None,
+            may_be_empty: true,
         }
     }
 
@@ -459,6 +462,12 @@ impl Row {
     /// The same for what PyTorch takes longer for than memory does.
     pub(crate) const fn computes_slowly(mut self, text: &'static str) -> Self {
         self.formula = Some(Formula { text, slow: true });
+        self
+    }
+
+    /// Its kernel refuses empty tensors, or makes of them what it should not.
+    pub(crate) const fn never_empty(mut self) -> Self {
+        self.may_be_empty = false;
         self
     }
 

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Call, Linear, Row, Rule,
-    strategy::{Realise, Seed, Strategy, divides},
+    strategy::{Realise, Seed, Strategy},
 };
 
 /// The strategy that every operation has.
@@ -26,7 +26,7 @@ pub fn seeded(row: &Row, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Stra
         Rule::Factors(factors) => factors(call)?.seeded(call, seed, ranks),
         Rule::Seeded(strategy) => strategy(call, seed, ranks),
     };
-    found.filter(|strategy| suits(call, strategy, ranks))
+    found.filter(|strategy| suits(row, call, strategy, ranks))
 }
 
 /// All strategies of an operation along an axis of `ranks`: replicated, those that follow from `seeds`, and those in which a partial
@@ -42,12 +42,13 @@ pub fn strategies(row: &Row, call: &Call<'_>, seeds: &[Seed], ranks: u32) -> Vec
     all
 }
 
-/// Whether every sharded dimension is there and can be sharded: a rule takes the shapes of a call for those that the operation makes, which
-/// a graph need not have that was not captured.
-fn suits(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> bool {
+/// Whether every sharded dimension is there and can be sharded, and no rank is left without an element where that is wrong: a rule takes the
+/// shapes of a call for those that the operation makes, which a graph need not have that was not captured.
+fn suits(row: &Row, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> bool {
+    let may_be_empty = row.may_be_empty && strategy.realise.may_be_empty();
     let suits = |shape: &[i64], placement: &Placement| match placement {
-        Placement::Shard { dim, blocks } => {
-            shape.get(usize::from(*dim)).is_some_and(|size| divides(*size, *blocks, ranks))
+        Placement::Shard { .. } => {
+            placement.chunks(shape, ranks).is_some_and(|(_, chunks)| may_be_empty || !chunks.leaves_empty())
         }
         Placement::Replicate | Placement::Partial(_) => true,
     };

@@ -1,6 +1,6 @@
 //! Strategies: the ways in which an operation can run along one mesh axis.
 
-use ir::Placement;
+use ir::{Chunks, Placement};
 use smallvec::SmallVec;
 
 /// One way to run an operation along one axis: the placement that each operand must have and each result then has.
@@ -54,6 +54,12 @@ impl Realise {
             | Self::EmbeddingRowsBackward => 0,
         }
     }
+
+    /// Whether it also gives the right result where some rank's shard is empty: there is no largest element of nothing, and nothing to look
+    /// up in a table without rows.
+    pub const fn may_be_empty(self) -> bool {
+        !matches!(self, Self::Softmax | Self::LogSoftmax | Self::EmbeddingRows)
+    }
 }
 
 /// A sharding that some operand or result is to have: where a strategy starts from.
@@ -65,6 +71,8 @@ pub struct Seed {
     pub dim: usize,
     /// The number of blocks, see [`Placement::Shard`].
     pub blocks: u32,
+    /// What a rank holds of a block, see [`Placement::Shard`].
+    pub chunk: u32,
 }
 
 /// An operand or a result of an operation, by its number.
@@ -77,18 +85,14 @@ pub enum Slot {
 }
 
 impl Seed {
-    /// Operand number `operand`, sharded.
-    pub const fn operand(operand: usize, dim: usize, blocks: u32) -> Self {
-        Self { slot: Slot::Operand(operand), dim, blocks }
+    /// What a sharding of an operand or a result seeds; none for another placement.
+    pub fn of(slot: Slot, placement: Placement) -> Option<Self> {
+        let Placement::Shard { dim, blocks, chunk } = placement else { return None };
+        Some(Self { slot, dim: usize::from(dim), blocks, chunk })
     }
 
-    /// Result number `result`, sharded.
-    pub const fn result(result: usize, dim: usize, blocks: u32) -> Self {
-        Self { slot: Slot::Result(result), dim, blocks }
+    /// Who holds what of its dimension in a tensor of `shape`.
+    pub fn chunks(&self, shape: &[i64], ranks: u32) -> Option<Chunks> {
+        Chunks::new(*shape.get(self.dim)?, self.blocks, self.chunk, ranks)
     }
-}
-
-/// Whether a dimension of `size` made of `blocks` blocks can be sharded evenly over `ranks`.
-pub fn divides(size: i64, blocks: u32, ranks: u32) -> bool {
-    size > 0 && size % (i64::from(blocks) * i64::from(ranks)) == 0
 }

@@ -8,4 +8,4 @@ mod time;
 
 pub use collectives::{Company, collective_time, direct_limit};
 pub use machine::Machine;
-pub use time::{amounts, compute_rate, local_time, main_dtype, operation_time, reshard_time};
+pub use time::{amounts, compute_rate, local_time, main_dtype, operation_time, reshard_time, shares};

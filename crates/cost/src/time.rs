@@ -4,8 +4,8 @@ use aten::{Call, Row, Strategy, Work};
 use base::Bytes;
 use cluster::{Amounts, Cluster, Fit};
 use ir::{
-    AxisKind, Collective, CollectiveKind, Dtype, MeshAxis, Placement, Reshard, TensorType, local_bytes,
-    reshard_steps,
+    AxisKind, Chunks, Collective, CollectiveKind, Dtype, MeshAxis, Placement, Reshard, TensorType,
+    local_bytes, reshard_steps,
 };
 
 use crate::{
@@ -31,18 +31,41 @@ pub fn reshard_time(
     let collectives: i64 = steps.iter().map(time).sum();
     let copies = match (reshard.from, reshard.to) {
         (from, to) if from == to => 0,
-        (Placement::Shard { dim: 0, blocks: 1 }, Placement::Replicate)
-        | (Placement::Replicate, Placement::Shard { dim: 0, blocks: 1 })
-        | (Placement::Partial(_), Placement::Replicate | Placement::Shard { dim: 0, blocks: 1 }) => 0,
-        (Placement::Replicate, Placement::Shard { .. }) => {
-            traffic(cluster, 2 * ty.bytes().0 / u64::from(axis.size))
+        (Placement::Shard { dim: 0, blocks: 1, .. }, Placement::Replicate)
+        | (Placement::Replicate, Placement::Shard { dim: 0, blocks: 1, .. })
+        | (Placement::Partial(_), Placement::Replicate | Placement::Shard { dim: 0, blocks: 1, .. }) => 0,
+        (Placement::Replicate, to @ Placement::Shard { .. }) => {
+            traffic(cluster, 2 * local_bytes(ty, to, axis.size))
         }
         (Placement::Replicate, _) | (Placement::Shard { blocks: 1, .. }, Placement::Partial(_)) => {
             traffic(cluster, ty.bytes().0)
         }
         _ => traffic(cluster, 2 * ty.bytes().0),
     };
-    Some(collectives + copies)
+    Some(collectives + copies + padding_time(machine, ty, reshard, axis))
+}
+
+/// The time of the copies that pad uneven shards to the largest, and take what was padded away again: the latter is a view of the first
+/// elements in memory where it is the first dimension.
+fn padding_time(machine: Machine<'_>, ty: &TensorType, reshard: Reshard, axis: &MeshAxis) -> i64 {
+    use Placement::{Partial, Replicate, Shard};
+    let ranks = axis.size;
+    let is_uneven = |placement: Placement| placement.is_uneven(&ty.shape, ranks);
+    let copied = |bytes: u64| traffic(machine.cluster, 2 * bytes);
+    let (own, whole) = (|placement| copied(local_bytes(ty, placement, ranks)), || copied(ty.bytes().0));
+    let is_first = |placement| matches!(placement, Shard { dim: 0, blocks: 1, .. });
+    match (reshard.from, reshard.to) {
+        (from, to) if from == to => 0,
+        (Partial(_), to) if is_uneven(to) => whole() + if is_first(to) { 0 } else { own(to) },
+        (from @ Shard { .. }, Replicate | Partial(_)) if is_uneven(from) => {
+            own(from) + if is_first(from) { 0 } else { whole() }
+        }
+        (from @ Shard { .. }, to @ Shard { .. }) => {
+            let of_from = if is_uneven(from) { own(from) + own(to) } else { 0 };
+            of_from + if is_uneven(to) { own(from) + own(to) } else { 0 }
+        }
+        _ => 0,
+    }
 }
 
 /// The time of one operation of a rank's graph.
@@ -58,7 +81,8 @@ pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy
     }
     let (cluster, ranks) = (machine.cluster, axis.size);
     if let Some(collective) = call.graph.collective(call.id) {
-        return collective_time(machine, of_part(collective, strategy, ranks));
+        let part = collective.bytes.0 as f64 / divisor(call, strategy, ranks);
+        return collective_time(machine, Collective { bytes: Bytes(part as u64), ..collective });
     }
     let Some(row) = aten::row(call.name()) else {
         return traffic(cluster, bytes(call, strategy, ranks));
@@ -88,28 +112,30 @@ pub fn compute_rate(cluster: &Cluster, row: &Row, dtype: Dtype) -> f64 {
 /// What an operation does on one rank under a strategy; nothing for what takes no time.
 pub fn amounts(call: &Call<'_>, row: &Row, strategy: &Strategy, ranks: u32) -> Amounts {
     let flops = match row.work {
-        Work::Flops(flops) => {
-            let mut placements = strategy.operands.iter().chain(&strategy.results);
-            let divided = placements.any(|p| matches!(p, Placement::Shard { .. }));
-            flops(call).0 as f64 / if divided { f64::from(ranks) } else { 1.0 }
-        }
+        Work::Flops(flops) => flops(call).0 as f64 / divisor(call, strategy, ranks),
         Work::View | Work::Nothing | Work::Traffic => 0.0,
     };
     let tensors = strategy.operands.len() + strategy.results.len();
     Amounts { flops, bytes: bytes(call, strategy, ranks), tensors }
 }
 
+/// Who computes what of an operation under a strategy that shards it.
+pub fn shares(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> Option<Chunks> {
+    let operands = strategy.operands.iter().enumerate().map(|(i, p)| (*p, call.operand(i)));
+    let results = strategy.results.iter().enumerate().map(|(i, p)| (*p, call.result(i)));
+    let chunks = operands.chain(results).find_map(|(placement, ty)| placement.chunks(&ty.shape, ranks));
+    chunks.map(|(_, chunks)| chunks)
+}
+
+/// How many times as much an operation is than what the first rank, which has the most, computes of it.
+fn divisor(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> f64 {
+    shares(call, strategy, ranks).map_or(1.0, |chunks| chunks.block as f64 / chunks.chunk as f64)
+}
+
 /// The element type that an operation computes in: that of its first result, or of its first operand.
 pub fn main_dtype(call: &Call<'_>) -> Option<Dtype> {
     let first = call.results.first().or(call.operands.first());
     first.map(|value| call.graph.ty(*value).dtype)
-}
-
-/// A collective along another axis on one rank's part of its tensor.
-fn of_part<'a>(collective: Collective<'a>, strategy: &Strategy, ranks: u32) -> Collective<'a> {
-    let sharded = matches!(strategy.operands.first(), Some(Placement::Shard { .. }));
-    let parts = if sharded { u64::from(ranks) } else { 1 };
-    Collective { bytes: Bytes(collective.bytes.0 / parts), ..collective }
 }
 
 /// Bytes that an operation reads and writes on one rank.
@@ -127,15 +153,11 @@ fn inner_collectives(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy,
     if count == 0 {
         return 0;
     }
-    let Some(Placement::Shard { dim, .. }) = strategy.results.first() else { return 0 };
+    let Some(placement @ Placement::Shard { dim, .. }) = strategy.results.first() else { return 0 };
     let result = call.result(0);
     let bytes = Bytes(result.bytes().0 / result.shape[usize::from(*dim)].max(1) as u64);
-    let passes = traffic(machine.cluster, 2 * bytes_of_part(result, axis.size));
+    let passes = traffic(machine.cluster, 2 * local_bytes(result, *placement, axis.size));
     let reduction = Collective { kind: CollectiveKind::AllReduce, reduction: None, axis: &axis.name, bytes };
     let time = least_time(machine, reduction, Company::Alone);
     count * (time + passes)
-}
-
-fn bytes_of_part(ty: &TensorType, ranks: u32) -> u64 {
-    ty.bytes().0 / u64::from(ranks)
 }

@@ -66,7 +66,7 @@ fn a_shard_takes_what_its_part_of_the_operation_takes() {
 }
 
 fn shard(dim: u8) -> Placement {
-    Placement::Shard { dim, blocks: 1 }
+    Placement::Shard { dim, blocks: 1, chunk: 0 }
 }
 
 /// What pairs of a query and a key count, by trying each.

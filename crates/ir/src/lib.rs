@@ -31,9 +31,10 @@ pub use graph::{
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
 pub use patch::{Change, Edits, Patch};
 pub use placement::{
-    AxisKind, MICRO_BATCHES, Mesh, MeshAxis, Placement, Reduce, STAGES, local_bytes, local_shape,
+    AxisKind, Chunks, MICRO_BATCHES, Mesh, MeshAxis, Placement, Reduce, STAGES, local_bytes, local_shape,
+    local_shape_at,
 };
-pub use reshard::{Reshard, reshard_steps};
+pub use reshard::{Reshard, UNEVEN, reshard_steps};
 pub use schema::{Parameter, Schema, SchemaType};
 pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};
 pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides, memory_order};

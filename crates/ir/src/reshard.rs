@@ -3,7 +3,11 @@
 use base::Bytes;
 use smallvec::SmallVec;
 
-use crate::{Collective, CollectiveKind, MeshAxis, Placement, Reduce, Reduction, TensorType};
+use crate::{Collective, CollectiveKind, MeshAxis, Placement, Reduce, Reduction, TensorType, local_bytes};
+
+/// Ends the label of a change of placement from or to shards of different sizes: its nodes may do nothing, or what others do too, on some
+/// ranks only.
+pub const UNEVEN: &str = ", uneven";
 
 /// A change of placement.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -23,6 +27,8 @@ pub fn reshard_steps<'a>(
 ) -> Option<SmallVec<[Collective<'a>; 1]>> {
     use Placement::{Partial, Replicate, Shard};
     let global = ty.bytes();
+    // Uneven shards are padded to the largest.
+    let padded = |placement| Bytes(local_bytes(ty, placement, axis.size) * u64::from(axis.size));
     let none = || Some(SmallVec::new());
     let one = |kind: CollectiveKind, bytes| {
         let reduces = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
@@ -33,14 +39,16 @@ pub fn reshard_steps<'a>(
         (from, to) if from == to => none(),
         (Replicate, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm))
         | (Shard { blocks: 1, .. }, Partial(Reduce::Sum | Reduce::Norm)) => none(),
-        (Shard { dim: a, .. }, Shard { dim: b, .. }) if a != b => {
-            one(CollectiveKind::AllToAll, Bytes(global.0 / u64::from(axis.size)))
+        (from @ Shard { dim: a, .. }, to @ Shard { dim: b, .. }) if a != b => {
+            let (sent, parts) = (local_bytes(ty, from, axis.size), global.0.max(1));
+            let widened = u128::from(sent) * u128::from(padded(to).0) / u128::from(parts);
+            one(CollectiveKind::AllToAll, Bytes(widened as u64))
         }
         // Other blocks of the same dimension, and partial values, go through `replicate`.
-        (Shard { .. }, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm)) => {
-            one(CollectiveKind::AllGather, global)
+        (from @ Shard { .. }, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm)) => {
+            one(CollectiveKind::AllGather, padded(from))
         }
-        (Partial(Reduce::Sum), Shard { .. }) => one(CollectiveKind::ReduceScatter, global),
+        (Partial(Reduce::Sum), to @ Shard { .. }) => one(CollectiveKind::ReduceScatter, padded(to)),
         (Partial(_), Replicate | Shard { .. }) => one(CollectiveKind::AllReduce, global),
         (_, Partial(_)) => None,
     }

@@ -8,7 +8,11 @@ use base::Result;
 use ir::{Graph, LabelId, PartKind, Patch, ValueId};
 use rustc_hash::FxHashMap;
 
-use crate::{Pass, facts::Facts, recompute::RECOMPUTE};
+use crate::{
+    Pass,
+    facts::{Facts, is_uneven},
+    recompute::RECOMPUTE,
+};
 
 /// Keeps the first of equal nodes.
 #[derive(Default)]
@@ -39,7 +43,10 @@ impl Pass for CommonSubexpressions {
             let first_of = |value: ValueId| kept.get(&value).unwrap_or(&value).0;
             // What a change of placement made may equal the user's own on one rank only (a slice that begins at 0): never merged, so that
             // the graphs of all ranks stay alike.
-            match known.entry((node.label.is_some(), again, node.key(first_of))) {
+            // Nor is one that has another size on each rank, unless it is the same change.
+            let change =
+                node.label.filter(|_| is_uneven(graph, *id)).map(|label| graph.labels[label].as_str());
+            match known.entry((node.label.is_some(), change, again, node.key(first_of))) {
                 std::collections::hash_map::Entry::Vacant(entry) => drop(entry.insert(*id)),
                 std::collections::hash_map::Entry::Occupied(entry) => {
                     for (again, first) in node.results().zip(graph.nodes[*entry.get()].results()) {

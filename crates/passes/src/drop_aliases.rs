@@ -5,7 +5,7 @@
 use base::Result;
 use ir::{Arg, Graph, Node, Patch, Return, ValueId};
 
-use crate::Pass;
+use crate::{Pass, facts::is_uneven};
 
 /// Gives the operand of an alias to its users.
 pub struct DropAliases;
@@ -20,6 +20,9 @@ impl Pass for DropAliases {
         patch.label("drop_aliases");
         for id in &graph.order {
             let node = &graph.nodes[*id];
+            if is_uneven(graph, *id) {
+                continue;
+            }
             if let Some((operand, result)) = alias(graph, node) {
                 patch.replace(result, operand);
                 patch.remove(*id);

@@ -3,7 +3,7 @@
 use aten::Random;
 use base::{Fingerprint, Fingerprinter, Id, PrimaryMap, SecondaryMap};
 use fixedbitset::FixedBitSet;
-use ir::{Arg, CollectiveKind, Graph, InputClass, Node, NodeId, Op, OpId, Schema, ValueDef, ValueId};
+use ir::{Arg, CollectiveKind, Graph, InputClass, Node, NodeId, Op, OpId, Schema, UNEVEN, ValueDef, ValueId};
 use smallvec::SmallVec;
 
 /// What is known of each operator of a graph.
@@ -113,6 +113,11 @@ impl Facts {
     pub fn is_collective(&self, node: &Node) -> bool {
         self.ops[node.op].kind == Kind::Collective
     }
+}
+
+/// Whether a node is part of a change of placement from or to shards of different sizes: what it does on one rank says nothing of others.
+pub fn is_uneven(graph: &Graph, id: NodeId) -> bool {
+    graph.nodes[id].label.is_some_and(|label| graph.labels[label].ends_with(UNEVEN))
 }
 
 /// The node that makes a value; none for inputs.

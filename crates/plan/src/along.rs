@@ -13,7 +13,7 @@ use crate::{
     moments::Charges,
     pins::{Demand, Demands, can_be, demand_on_batch, pinned},
     prices::Prices,
-    run::{Found, Run},
+    run::{Found, Run, offered},
     tables::Tables,
 };
 
@@ -31,7 +31,7 @@ pub fn explored(run: &Run<'_>, graph: &Graph, number: usize) -> Result<Vec<Found
     if axis.kind == AxisKind::Stage {
         return explored(run, graph, number + 1);
     }
-    let space = Space::new(graph, axis);
+    let space = Space::new(graph, axis, offered(request.mesh, axis));
     let demands = match axis.kind {
         AxisKind::Ranks => pinned(graph, &space, request.pins, request.mesh)?,
         AxisKind::Time | AxisKind::Stage => Demands::default(),
@@ -71,10 +71,9 @@ impl Along<'_> {
     fn branched(&self) -> Vec<Found> {
         let batch = || self.graph.inputs.iter().filter(|(_, input)| input.class == InputClass::Batch);
         let offers = batch().flat_map(|(_, input)| &self.space.offers[input.value]);
-        let offers: BTreeSet<(u8, u32)> = offers.copied().collect();
+        let offers: BTreeSet<Placement> = offers.copied().collect();
         let mut found = Vec::new();
-        for (dim, blocks) in offers {
-            let placement = Placement::Shard { dim, blocks };
+        for placement in offers {
             let sharded = batch().filter(|(id, _)| can_be(self.graph, self.space, *id, placement));
             let mut demands = self.demands.clone();
             demands.extend(sharded.map(|(id, _)| (id, Demand { placement, soft: true })));

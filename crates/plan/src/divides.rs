@@ -2,11 +2,13 @@
 
 use base::{Code, Diagnostic, Result};
 use ir::{AxisKind, Graph, InputClass, MeshAxis, Placement};
-use shard::Space;
+use shard::{Offered, Space};
 
 /// Refuses a number of micro-batches that nothing which computes can be sliced into.
 pub fn require_slices(graph: &Graph, axis: &MeshAxis) -> Result<()> {
-    let slices = |count: u32| axis.size == 1 || divides(graph, &MeshAxis { size: count, ..axis.clone() });
+    let slices = |count: u32| {
+        axis.size == 1 || divides(graph, &MeshAxis { size: count, ..axis.clone() }, Offered::Even)
+    };
     if slices(axis.size) {
         return Ok(());
     }
@@ -27,12 +29,16 @@ pub fn require_slices(graph: &Graph, axis: &MeshAxis) -> Result<()> {
 const MOST_TRIED: u32 = 64;
 
 /// Whether what is mostly computation can be sharded along an axis by a dimension of the batch.
-pub fn divides(graph: &Graph, axis: &MeshAxis) -> bool {
-    let space = Space::new(graph, axis);
+pub fn divides(graph: &Graph, axis: &MeshAxis, offered: Offered) -> bool {
+    let space = Space::new(graph, axis, offered);
     let is_sharded = |placement: &Placement| matches!(placement, Placement::Shard { .. });
     let by_batch = axis.kind == AxisKind::Ranks || {
         let mut batch = graph.inputs.values().filter(|input| input.class == InputClass::Batch);
-        batch.any(|input| space.offers[input.value].iter().any(|(dim, _)| *dim == 0))
+        batch.any(|input| {
+            space.offers[input.value]
+                .iter()
+                .any(|placement| matches!(placement, Placement::Shard { dim: 0, .. }))
+        })
     };
     by_batch
         && graph.order.iter().any(|id| {

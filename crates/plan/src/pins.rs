@@ -61,7 +61,7 @@ pub fn pinned(graph: &Graph, space: &Space, pins: &Pins, mesh: &Mesh) -> Result<
 /// Whether an input can have a placement along the axis of `space`.
 pub fn can_be(graph: &Graph, space: &Space, id: InputId, placement: Placement) -> bool {
     match placement {
-        Placement::Shard { dim, blocks } => space.offers[graph.inputs[id].value].contains(&(dim, blocks)),
+        Placement::Shard { .. } => space.offers[graph.inputs[id].value].contains(&placement),
         _ => true,
     }
 }

@@ -11,6 +11,7 @@ use shard::{Assignment, Space, partition_mesh};
 
 use crate::{
     pins::Pins,
+    run::offered,
     stages::Stages,
     text::{Decisions, decoded, encoded, inputs::Layouts},
 };
@@ -311,13 +312,12 @@ impl Plan {
 
     /// The decisions along an axis, on the graph that the axes outside it leave.
     fn assignment(&self, graph: &Graph, axis: &MeshAxis) -> Result<Assignment> {
-        let space = Space::new(graph, axis);
+        let space = Space::new(graph, axis, offered(&self.mesh(), axis));
         let mut inputs = FxHashMap::default();
         for (id, input) in graph.inputs.iter() {
             let placement = self.inputs.get(&input.name).and_then(|layout| layout.get(&axis.name));
             let placement = placement.copied().unwrap_or(Placement::Replicate);
-            if let Placement::Shard { dim, blocks } = placement
-                && !space.offers[input.value].contains(&(dim, blocks))
+            if matches!(placement, Placement::Shard { .. }) && !space.offers[input.value].contains(&placement)
             {
                 return Err(foreign(&format!(
                     "`{}` cannot be `{placement}` along `{}`",

@@ -9,7 +9,7 @@ use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use memory::Category;
 use passes::{Direct, DirectAxes};
 use serde::{Deserialize, Serialize};
-use shard::{Assignment, partition_mesh};
+use shard::{Assignment, Offered, partition_mesh};
 
 use crate::{
     divides::divides,
@@ -194,9 +194,16 @@ impl Run<'_> {
     /// The axes along which nothing that is mostly computation can be sharded.
     pub fn undivided(&self, graph: &Graph) -> Vec<String> {
         let axes =
-            self.request.mesh.sharding_axes().filter(|axis| axis.rank_count() > 1 && !divides(graph, axis));
+            self.request.mesh.sharding_axes().filter(|axis| {
+                axis.rank_count() > 1 && !divides(graph, axis, offered(self.request.mesh, axis))
+            });
         axes.map(|axis| axis.name.clone()).collect()
     }
+}
+
+/// Which dimensions are sharded along an axis where its ranks do not divide them.
+pub fn offered(mesh: &Mesh, axis: &MeshAxis) -> Offered {
+    if mesh.may_be_uneven(&axis.name) { Offered::Useful } else { Offered::Even }
 }
 
 /// Along which axes, and up to which size, collectives are faster from each rank to each.

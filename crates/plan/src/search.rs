@@ -3,7 +3,7 @@
 use base::{Code, Diagnostic, Fingerprint, Result};
 use cost::Machine;
 use ir::{Graph, Mesh};
-use shard::{Assignment, Space, canonical};
+use shard::{Assignment, Offered, Space, canonical};
 
 use crate::{
     along::explored,
@@ -104,7 +104,8 @@ fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
 /// Operators that run replicated because nothing is known of how they shard, with their number.
 fn without_row(graph: &Graph, mesh: &Mesh) -> std::collections::BTreeMap<String, u32> {
     let axis = mesh.sharding_axes().find(|axis| axis.rank_count() > 1);
-    axis.map(|axis| Space::new(graph, axis).without_row.into_iter().collect()).unwrap_or_default()
+    axis.map(|axis| Space::new(graph, axis, Offered::Even).without_row.into_iter().collect())
+        .unwrap_or_default()
 }
 
 /// What limits a plan, in a sentence.

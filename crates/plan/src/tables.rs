@@ -104,8 +104,7 @@ impl<'a> Tables<'a> {
             input.class.is_state() && input.class != InputClass::Constant || input.class == InputClass::Batch;
         if may_be_cut {
             let offers = &setting.space.offers[input.value];
-            placements
-                .extend(offers.iter().map(|(dim, blocks)| Placement::Shard { dim: *dim, blocks: *blocks }));
+            placements.extend_from_slice(offers);
         }
         match setting.pins.get(&id) {
             Some(Demand { placement, .. }) if placements.contains(placement) => {

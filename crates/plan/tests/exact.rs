@@ -15,7 +15,7 @@ use ir::{
     contiguous_strides,
 };
 use passes::{DirectCollectives, Pass};
-use shard::{Assignment, Space, canonical, partition};
+use shard::{Assignment, Offered, Space, canonical, partition};
 use unisono_plan::{Effort, Pins, Request, direct, search};
 
 /// A machine on which only products and bytes sent take time.
@@ -101,7 +101,7 @@ fn time_of(graph: &Graph, assignment: &Assignment, cluster: &Cluster, mesh: &Mes
 
 /// The least time of any choice of strategies and of placements of parameters, in picoseconds, and how many there are.
 fn by_trying_everything(graph: &Graph, cluster: &Cluster, mesh: &Mesh) -> (i64, usize) {
-    let space = Space::new(graph, &mesh.axes[0]);
+    let space = Space::new(graph, &mesh.axes[0], Offered::Useful);
     let nodes: Vec<(NodeId, &[Strategy])> =
         graph.order.iter().map(|id| (*id, space.strategies(*id))).collect();
     let inputs: Vec<(InputId, Vec<Placement>)> = graph
@@ -109,8 +109,7 @@ fn by_trying_everything(graph: &Graph, cluster: &Cluster, mesh: &Mesh) -> (i64, 
         .iter()
         .filter(|(_, input)| input.class == InputClass::Parameter)
         .map(|(id, input)| {
-            let cuts = space.offers[input.value].iter();
-            let cuts = cuts.map(|(dim, blocks)| Placement::Shard { dim: *dim, blocks: *blocks });
+            let cuts = space.offers[input.value].iter().copied();
             (id, std::iter::once(Placement::Replicate).chain(cuts).collect())
         })
         .collect();

@@ -200,6 +200,13 @@ impl Graph {
         })?;
         Ok((Self(exam.canonical), PyBytes::new(py, &questions), exam.claims))
     }
+
+    /// The graphs of all ranks under strategies that numbers draw, and the placements of inputs; for a proof.
+    fn drawn(&self, py: Python<'_>, ranks: u32, numbers: Vec<u64>) -> PyResult<(Vec<String>, Vec<Self>)> {
+        let drawn = run(py, || shard::drawn(&self.0, ranks, &numbers))?;
+        let inputs = drawn.inputs.iter().map(ToString::to_string).collect();
+        Ok((inputs, drawn.graphs.into_iter().map(Self).collect()))
+    }
 }
 
 /// The memory limit that a plan keeps where this one was asked for.

@@ -122,7 +122,7 @@ impl Rewriter<'_> {
     fn emitter(&mut self, id: NodeId) -> Emitter<'_> {
         let node = &self.graph.nodes[id];
         let origin = Origin::of(node);
-        Emitter { graph: &mut self.out, origin }
+        Emitter::new(&mut self.out, origin)
     }
 
     /// The operand that argument `arg` is.

@@ -35,15 +35,56 @@ impl Origin {
     }
 }
 
+/// Which nodes the first rank's graph has where that depends on the sizes of shards. Other ranks, whose shards may be smaller, have the same
+/// nodes, so that all graphs are alike.
+#[derive(Default)]
+pub struct Script {
+    decisions: Vec<bool>,
+    /// The decision that comes next; none while decisions are written down.
+    next: Option<usize>,
+}
+
+impl Script {
+    /// The same decisions, for a graph that follows them.
+    pub fn followed(self) -> Self {
+        Self { next: Some(0), ..self }
+    }
+
+    fn decide(&mut self, own: bool) -> bool {
+        match &mut self.next {
+            None => {
+                self.decisions.push(own);
+                own
+            }
+            Some(next) => {
+                *next += 1;
+                self.decisions.get(*next - 1).copied().unwrap_or(own)
+            }
+        }
+    }
+}
+
 /// Writes nodes, all of one origin, at the end of a graph.
 pub struct Emitter<'a> {
     /// The graph.
     pub graph: &'a mut Graph,
     /// The origin of what is written.
     pub origin: Origin,
+    /// What the graphs of all ranks have in common; none for a graph of which there is one.
+    pub script: Option<&'a mut Script>,
 }
 
-impl Emitter<'_> {
+impl<'a> Emitter<'a> {
+    /// One for a graph of which there is one.
+    pub const fn new(graph: &'a mut Graph, origin: Origin) -> Self {
+        Self { graph, origin, script: None }
+    }
+
+    /// Whether to do something that depends on sizes: on the first rank what `own` says, on the others what was done on the first.
+    pub fn decide(&mut self, own: bool) -> bool {
+        self.script.as_mut().map_or(own, |script| script.decide(own))
+    }
+
     /// Writes an operation with one result.
     pub fn op(&mut self, schema: &str, args: Vec<Arg>, ty: TensorType) -> ValueId {
         let node = self.graph.nodes.next_id();
@@ -69,7 +110,9 @@ impl Emitter<'_> {
 
     /// A view of a contiguous value in another shape.
     pub fn view(&mut self, value: ValueId, shape: &[i64]) -> ValueId {
-        if self.graph.ty(value).shape.as_slice() == shape {
+        let is_there = self.graph.ty(value).shape.as_slice() == shape;
+        if self.decide(is_there) {
+            debug_assert!(is_there, "a view on this rank only");
             return value;
         }
         let ty = self.contiguous(value, shape);
@@ -82,7 +125,8 @@ impl Emitter<'_> {
 
     /// Reorders dimensions: result dimension `i` is dimension `order[i]`.
     pub fn permute(&mut self, value: ValueId, order: &[usize]) -> ValueId {
-        if order.iter().copied().eq(0..order.len()) {
+        if self.decide(order.iter().copied().eq(0..order.len())) {
+            debug_assert!(order.iter().copied().eq(0..order.len()), "a permutation on this rank only");
             return value;
         }
         let old = self.ty(value);
@@ -101,9 +145,16 @@ impl Emitter<'_> {
 
     /// The same value in row-major order, copied if it is not.
     pub fn in_order(&mut self, value: ValueId) -> ValueId {
-        if self.graph.ty(value).is_contiguous() {
+        let is_contiguous = self.graph.ty(value).is_contiguous();
+        if self.decide(is_contiguous) {
+            debug_assert!(is_contiguous, "a copy on this rank only: {}", self.graph.ty(value));
             return value;
         }
+        self.copied(value)
+    }
+
+    /// A copy of the value in row-major order.
+    fn copied(&mut self, value: ValueId) -> ValueId {
         let shape = self.graph.ty(value).shape.clone();
         let ty = self.contiguous(value, &shape);
         let format = Arg::MemoryFormat("contiguous".into());
@@ -112,6 +163,17 @@ impl Emitter<'_> {
             vec![Arg::Value(value), format],
             ty,
         )
+    }
+
+    /// The same value in row-major order, copied if it is not, or would not be on another rank, which has one of `sizes` along a dimension.
+    pub fn in_order_everywhere(&mut self, value: ValueId, dim: usize, sizes: &[i64]) -> ValueId {
+        let ty = self.ty(value);
+        let is_contiguous = |size: &i64| {
+            let mut other = ty.clone();
+            other.shape[dim] = *size;
+            other.is_contiguous()
+        };
+        if sizes.iter().all(is_contiguous) { value } else { self.copied(value) }
     }
 
     /// The real and imaginary parts of a contiguous complex value, in a last dimension.

@@ -3,15 +3,17 @@
 
 use aten::{Call, Strategy};
 use base::Result;
-use ir::{Graph, InputClass, MeshAxis, NodeId, RankGraph};
+use ir::{Graph, InputClass, MeshAxis, NodeId, Placement, RankGraph, Reshard, ValueId, reshard_steps};
+use rustc_hash::FxHashMap;
 
 use crate::{
     canonical::canonical,
-    emit::{Emitter, Origin},
+    emit::{Emitter, Origin, Script},
     local::local_type,
+    partition::{Assignment, partition},
     realise::Realised,
     reshard::Resharder,
-    space::Space,
+    space::{Offered, Space},
 };
 
 /// One operation under one strategy.
@@ -42,6 +44,55 @@ pub fn exam(graph: &Graph, ranks: u32) -> Result<Exam> {
     Ok(Exam { canonical, questions, claims })
 }
 
+/// A graph under strategies that nobody chose.
+pub struct Drawn {
+    /// The placement of each input.
+    pub inputs: Vec<Placement>,
+    /// For each rank its graph.
+    pub graphs: Vec<RankGraph>,
+}
+
+/// The graphs of all ranks where `numbers` say which of its strategies each operation has, and where each input is: as many as there are,
+/// begun again where they end.
+pub fn drawn(graph: &Graph, ranks: u32, numbers: &[u64]) -> Result<Drawn> {
+    aten::check(graph)?;
+    let canonical = canonical(graph).renumbered();
+    let axis = MeshAxis::ranks("exam", ranks);
+    let space = Space::new(&canonical, &axis, Offered::All);
+    let mut numbers = numbers.iter().cycle();
+    let mut below =
+        |count: usize| numbers.next().map_or(0, |number| (*number % count.max(1) as u64) as usize);
+    let mut assignment = Assignment::default();
+    let mut held: FxHashMap<ValueId, Placement> = FxHashMap::default();
+    for (id, input) in canonical.inputs.iter() {
+        let offers = &space.offers[input.value];
+        let placement =
+            below(offers.len() + 1).checked_sub(1).map_or(Placement::Replicate, |one| offers[one]);
+        assignment.inputs.insert(id, placement);
+        held.insert(input.value, placement);
+    }
+    for node in &canonical.order {
+        let call = Call::new(&canonical, *node);
+        let leads = |value: &ValueId, to: Placement| {
+            let reshard = Reshard { from: held[value], to };
+            reshard_steps(canonical.ty(*value), reshard, &axis).is_some()
+        };
+        let possible: Vec<&Strategy> = space
+            .strategies(*node)
+            .iter()
+            .filter(|one| call.operands.iter().zip(&one.operands).all(|(value, to)| leads(value, *to)))
+            .collect();
+        let strategy = possible[below(possible.len())].clone();
+        held.extend(call.results.iter().copied().zip(strategy.results.iter().copied()));
+        assignment.nodes.insert(*node, strategy);
+    }
+    let inputs = canonical.inputs.ids().map(|id| assignment.inputs[&id]).collect();
+    let graphs = (0..ranks)
+        .map(|coordinate| Ok(partition(&canonical, &assignment, &axis, coordinate)?.into_renumbered()))
+        .collect::<Result<_>>()?;
+    Ok(Drawn { inputs, graphs })
+}
+
 fn claims(graph: &Graph, ranks: u32) -> Vec<(String, String, bool)> {
     let mut claims = Vec::new();
     for node in &graph.order {
@@ -54,31 +105,43 @@ fn claims(graph: &Graph, ranks: u32) -> Vec<(String, String, bool)> {
 
 fn questions(graph: &Graph, ranks: u32) -> Vec<Question> {
     let axis = MeshAxis::ranks("exam", ranks);
-    let space = Space::new(graph, &axis);
+    let space = Space::new(graph, &axis, Offered::All);
     let mut questions = Vec::new();
     for node in &graph.order {
         let call = Call::new(graph, *node);
         for strategy in space.strategies(*node) {
-            let graphs = (0..ranks).map(|coordinate| alone(&call, strategy, &axis, coordinate)).collect();
+            let mut script = Script::default();
+            let graphs = (0..ranks).map(|coordinate| {
+                let graph = alone(&call, strategy, (&axis, coordinate), &mut script);
+                script = std::mem::take(&mut script).followed();
+                graph
+            });
+            let graphs = graphs.collect();
             questions.push(Question { node: *node, strategy: strategy.clone(), graphs });
         }
     }
     questions
 }
 
-fn alone(call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis, coordinate: u32) -> RankGraph {
+fn alone(
+    call: &Call<'_>,
+    strategy: &Strategy,
+    (axis, coordinate): (&MeshAxis, u32),
+    script: &mut Script,
+) -> RankGraph {
     let mut graph =
         Graph { ops: call.graph.ops.clone(), parts: call.graph.parts.clone(), ..Graph::default() };
     let operands = call.operands.iter().zip(&strategy.operands).enumerate();
     let operands = operands
         .map(|(number, (value, placement))| {
-            let ty = local_type(call.graph.ty(*value), *placement, axis.size);
+            let ty = local_type(call.graph.ty(*value), *placement, axis.size, coordinate);
             graph.input(InputClass::Constant, format!("constants.{number}"), ty)
         })
         .collect();
     let resharder = Resharder { axis, coordinate, group: "axis:exam" };
     let realised = Realised { call, strategy, operands, resharder: &resharder };
-    let results = realised.write(&mut Emitter { graph: &mut graph, origin: Origin::default() });
+    let origin = Origin::default();
+    let results = realised.write(&mut Emitter { graph: &mut graph, origin, script: Some(script) });
     graph.returns = results.to_vec();
     graph.into_renumbered()
 }

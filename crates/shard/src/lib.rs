@@ -18,8 +18,8 @@ pub mod stages;
 mod unroll;
 
 pub use canonical::canonical;
-pub use exam::{Exam, Question, exam};
+pub use exam::{Drawn, Exam, Question, drawn, exam};
 pub use local::local_type;
 pub use partition::{Assignment, partition};
-pub use space::{ClassId, KindId, Offer, Space};
+pub use space::{ClassId, KindId, Offered, Space};
 pub use unroll::{divided, partition_mesh};

@@ -2,11 +2,12 @@
 
 use std::cmp::Ordering;
 
-use ir::{Dims, Placement, TensorType, local_shape, memory_order};
+use ir::{Dims, Placement, TensorType, local_shape_at, memory_order};
 
-/// The type of the local tensor that a rank makes: dense, with its dimensions in the same order in memory as the global tensor's.
-pub fn local_type(ty: &TensorType, placement: Placement, ranks: u32) -> TensorType {
-    let shape = local_shape(&ty.shape, placement, ranks);
+/// The type of the local tensor that the rank at `coordinate` of `ranks` makes: dense, with its dimensions in the same order in memory as the
+/// global tensor's.
+pub fn local_type(ty: &TensorType, placement: Placement, ranks: u32, coordinate: u32) -> TensorType {
+    let shape = local_shape_at(&ty.shape, placement, ranks, coordinate);
     let strides = if placement == Placement::Replicate && is_dense(ty) {
         ty.strides.clone()
     } else {
@@ -153,7 +154,7 @@ mod tests {
     fn a_local_tensor_keeps_the_memory_order_of_the_global_one() {
         let mut ty = TensorType::contiguous(Dtype::F32, Dims::from_slice(&[2, 8, 6]));
         ty.strides = Dims::from_slice(&[48, 1, 8]);
-        let part = local_type(&ty, Placement::shard(1), 4);
+        let part = local_type(&ty, Placement::shard(1), 4, 0);
         assert_eq!((part.shape.as_slice(), part.strides.as_slice()), (&[2, 2, 6][..], &[12, 1, 2][..]));
     }
 }

@@ -3,14 +3,14 @@
 use aten::{Call, Strategy};
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
-    GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId, Placement, RankGraph, Reshard, ValueDef,
-    ValueId, reshard_steps,
+    GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId, Placement, RankGraph, Reshard, UNEVEN,
+    ValueDef, ValueId, reshard_steps,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::{
-    emit::{Emitter, Origin},
+    emit::{Emitter, Origin, Script},
     local::local_type,
     realise::Realised,
     reshard::Resharder,
@@ -46,6 +46,35 @@ pub fn partition(
     axis: &MeshAxis,
     coordinate: u32,
 ) -> Result<RankGraph> {
+    // Shards of one size lead to the same decisions on all ranks.
+    if coordinate == 0 || !is_uneven(graph, assignment, axis) {
+        return Ok(written(graph, assignment, (axis, coordinate), Script::default())?.0);
+    }
+    let (_, script) = written(graph, assignment, (axis, 0), Script::default())?;
+    Ok(written(graph, assignment, (axis, coordinate), script.followed())?.0)
+}
+
+/// Whether shards of different sizes come of an assignment.
+fn is_uneven(graph: &Graph, assignment: &Assignment, axis: &MeshAxis) -> bool {
+    let is_uneven =
+        |value: ValueId, placement: &Placement| placement.is_uneven(&graph.ty(value).shape, axis.size);
+    let mut inputs = assignment.inputs.iter();
+    let mut nodes = assignment.nodes.iter();
+    inputs.any(|(input, placement)| is_uneven(graph.inputs[*input].value, placement))
+        || nodes.any(|(id, strategy)| {
+            let operands = graph.nodes[*id].operands().zip(&strategy.operands);
+            let results = graph.nodes[*id].results().zip(&strategy.results);
+            operands.chain(results).any(|(value, placement)| is_uneven(value, placement))
+        })
+}
+
+/// The graph of a rank, and the decisions that it took or followed.
+fn written(
+    graph: &Graph,
+    assignment: &Assignment,
+    (axis, coordinate): (&MeshAxis, u32),
+    script: Script,
+) -> Result<(RankGraph, Script)> {
     let group = format!("{GROUP_PREFIX}{}", axis.name);
     let resharder = Resharder { axis, coordinate, group: &group };
     let mut state = Partition {
@@ -63,13 +92,14 @@ pub fn partition(
         held: SecondaryMap::default(),
         wanted_whole: wanted_whole(graph, assignment),
         names: names(graph),
+        script,
     };
     state.inputs();
     for node in &graph.order {
         state.node(*node)?;
     }
     state.finish()?;
-    Ok(state.out)
+    Ok((state.out, state.script))
 }
 
 /// The values that some use requires replicated, by the part of the program of that use, or by the part that a later one expects to have
@@ -110,13 +140,15 @@ struct Partition<'a> {
     held: SecondaryMap<ValueId, SmallVec<[Held; 2]>>,
     wanted_whole: FxHashSet<(ValueId, PartId)>,
     names: FxHashMap<ValueId, &'a str>,
+    script: Script,
 }
 
 impl Partition<'_> {
     fn inputs(&mut self) {
         for (id, input) in self.graph.inputs.iter() {
             let placement = self.assignment.inputs.get(&id).copied().unwrap_or(Placement::Replicate);
-            let ty = local_type(self.graph.ty(input.value), placement, self.resharder.axis.size);
+            let Resharder { axis, coordinate, .. } = self.resharder;
+            let ty = local_type(self.graph.ty(input.value), placement, axis.size, *coordinate);
             let local = self.out.input(input.class, input.name.clone(), ty);
             self.hold(input.value, Held { placement, local, part: PartId(0) });
         }
@@ -139,7 +171,8 @@ impl Partition<'_> {
             operands.push(self.require(*value, *placement, origin)?);
         }
         let realised = Realised { call: &call, strategy: &strategy, operands, resharder: self.resharder };
-        let results = realised.write(&mut Emitter { graph: &mut self.out, origin });
+        let script = Some(&mut self.script);
+        let results = realised.write(&mut Emitter { graph: &mut self.out, origin, script });
         for ((value, local), placement) in call.results.iter().zip(results).zip(&strategy.results) {
             self.hold(*value, Held { placement: *placement, local, part: node.part });
         }
@@ -177,7 +210,9 @@ impl Partition<'_> {
             return self.require(value, placement, origin);
         }
         let label = self.label(value, reshard);
-        let mut emitter = Emitter { graph: &mut self.out, origin: Origin { label: Some(label), ..origin } };
+        let origin_of_change = Origin { label: Some(label), ..origin };
+        let script = Some(&mut self.script);
+        let mut emitter = Emitter { graph: &mut self.out, origin: origin_of_change, script };
         let local = self.resharder.reshard(&mut emitter, source.local, &ty.shape, reshard);
         self.hold(value, Held { placement, local, part: origin.part });
         Ok(local)
@@ -199,10 +234,12 @@ impl Partition<'_> {
 
     fn label(&mut self, value: ValueId, reshard: Reshard) -> LabelId {
         let name = self.names.get(&value).map_or_else(|| self.made_by(value), |name| (*name).to_owned());
-        self.out.labels.push(format!(
-            "reshard {name} on {}: {} -> {}",
-            self.resharder.axis.name, reshard.from, reshard.to
-        ))
+        let axis = self.resharder.axis;
+        let is_uneven = |placement: Placement| placement.is_uneven(&self.graph.ty(value).shape, axis.size);
+        let sizes = if is_uneven(reshard.from) || is_uneven(reshard.to) { UNEVEN } else { "" };
+        self.out
+            .labels
+            .push(format!("reshard {name} on {}: {} -> {}{sizes}", axis.name, reshard.from, reshard.to))
     }
 
     /// The name of a value that is no input: the operation and the module that made it.

@@ -1,7 +1,7 @@
 //! What an operation becomes on one rank.
 
 use aten::{Call, Realise, Row, Sizes, Strategy, Strides};
-use ir::{Arg, Dtype, Placement, Reduction, Return, TensorType, ValueDef, ValueId, local_shape};
+use ir::{Arg, Chunks, Dtype, Placement, Reduction, Return, TensorType, ValueDef, ValueId, local_shape_at};
 use smallvec::SmallVec;
 
 use crate::{
@@ -52,7 +52,8 @@ impl Realised<'_> {
         let row = aten::row(self.call.name());
         if row.is_some_and(|row| row.strides == Strides::Reshaped) {
             let shape = self.result_shape(0);
-            if reshaped(out.graph.ty(operands[0]), &shape).is_none() {
+            let needs_copy = reshaped(out.graph.ty(operands[0]), &shape).is_none();
+            if out.decide(needs_copy) {
                 operands[0] = out.in_order(operands[0]);
             }
         }
@@ -71,12 +72,13 @@ impl Realised<'_> {
     fn lay_out_as_whole(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
         for (slot, operand) in operands.iter_mut().enumerate() {
             let global = self.call.operand(slot);
-            let wanted = local_type(global, self.strategy.operands[slot], self.ranks());
+            let wanted = self.local_type(global, self.strategy.operands[slot]);
             let actual = out.graph.ty(*operand);
             let repeated =
                 global.shape.iter().zip(&global.strides).any(|(size, step)| *size > 1 && *step == 0);
-            if !repeated && !same_order(&actual.shape, &actual.strides, &wanted.strides) {
-                *operand = out.laid_out(*operand, &ir::memory_order(&wanted.strides));
+            let is_turned = !same_order(&actual.shape, &actual.strides, &wanted.strides);
+            if !repeated && out.decide(is_turned) {
+                *operand = out.laid_out(*operand, &ir::memory_order(&global.strides));
             }
         }
     }
@@ -86,14 +88,23 @@ impl Realised<'_> {
         let first = out.ty(operands[0]);
         for operand in &mut operands[1..] {
             let ty = out.graph.ty(*operand);
-            if ty.shape == first.shape && ty.strides != first.strides && first.is_contiguous() {
+            let is_turned = ty.shape == first.shape && ty.strides != first.strides && first.is_contiguous();
+            if out.decide(is_turned) {
                 *operand = out.in_order(*operand);
             }
         }
     }
 
     fn result_shape(&self, result: usize) -> ir::Dims {
-        local_shape(&self.call.result(result).shape, self.strategy.results[result], self.ranks())
+        self.local_shape(self.call.result(result), self.strategy.results[result])
+    }
+
+    fn local_shape(&self, ty: &TensorType, placement: Placement) -> ir::Dims {
+        local_shape_at(&ty.shape, placement, self.ranks(), self.resharder.coordinate)
+    }
+
+    fn local_type(&self, ty: &TensorType, placement: Placement) -> TensorType {
+        local_type(ty, placement, self.ranks(), self.resharder.coordinate)
     }
 
     /// The arguments with local operands and localised sizes.
@@ -107,34 +118,34 @@ impl Realised<'_> {
             Sizes::None => {}
             Sizes::Shape(arg) => args[arg] = Arg::Ints(self.result_shape(0).to_vec()),
             Sizes::Batch(arg) => {
-                let local = local_shape(&self.call.operand(0).shape, self.strategy.operands[0], self.ranks());
+                let local = self.local_shape(self.call.operand(0), self.strategy.operands[0]);
                 args[arg] = Arg::Int(local[0]);
             }
             Sizes::Splits(lists) => {
                 let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim: 0, .. });
+                let local = self.local_shape(self.call.operand(0), self.strategy.operands[0]);
                 for arg in lists.iter().filter(|_| sharded) {
-                    self.divide(&mut args[*arg]);
+                    if let Arg::Ints(sizes) = &mut args[*arg] {
+                        let count = sizes.len() as i64;
+                        sizes.iter_mut().for_each(|size| *size = local[0] / count);
+                    }
                 }
             }
             Sizes::Pieces { sizes, dim } => {
                 let along = self.call.dim(dim, self.call.operand(0).rank());
                 let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim, .. } if Some(usize::from(dim)) == along);
-                if sharded {
-                    self.divide(&mut args[sizes]);
+                if let (true, Some(along)) = (sharded, along) {
+                    // Pieces of one size, each of which is sharded.
+                    let piece = self.result_shape(0)[along];
+                    match &mut args[sizes] {
+                        Arg::Int(size) => *size = piece,
+                        Arg::Ints(sizes) => sizes.iter_mut().for_each(|size| *size = piece),
+                        _ => {}
+                    }
                 }
             }
         }
         args
-    }
-
-    /// Sizes of pieces, each of which is sharded.
-    fn divide(&self, sizes: &mut Arg) {
-        let ranks = i64::from(self.ranks());
-        match sizes {
-            Arg::Int(size) => *size /= ranks,
-            Arg::Ints(sizes) => sizes.iter_mut().for_each(|size| *size /= ranks),
-            _ => {}
-        }
     }
 
     /// Writes the operation itself.
@@ -179,7 +190,7 @@ impl Realised<'_> {
         if is_whole && operands.iter().enumerate().all(unchanged) {
             return self.call.result(result).clone();
         }
-        let ty = local_type(self.call.result(result), self.strategy.results[result], self.ranks());
+        let ty = self.local_type(self.call.result(result), self.strategy.results[result]);
         let operand = operands.first().map(|operand| out.graph.ty(*operand));
         match operand.and_then(|operand| view_strides(self.call, operand, &ty.shape)) {
             Some(strides) => TensorType { strides, ..ty },
@@ -187,14 +198,32 @@ impl Realised<'_> {
         }
     }
 
+    /// A mean of what this rank has, times the share that this is of all; nothing of nothing is 0, not undefined.
     fn averaged(&self, out: &mut Emitter<'_>) -> SmallVec<[ValueId; 2]> {
-        let share = 1.0 / f64::from(self.ranks());
-        let floating = |value: ValueId, out: &Emitter<'_>| out.graph.ty(value).dtype.is_floating();
-        let results = self.plain(out);
+        let (_, chunks) = self.chunks(0);
+        let (_, part) = chunks.part(self.resharder.coordinate);
+        let share = part as f64 / chunks.block as f64;
+        let mut results = self.plain(out);
+        for (result, value) in results.iter_mut().enumerate() {
+            if !out.graph.ty(*value).dtype.is_floating() {
+                continue;
+            }
+            *value = out.scaled(*value, share);
+            if chunks.leaves_empty() && matches!(self.strategy.results[result], Placement::Partial(_)) {
+                *value = out.kept_or_zeros(*value, part > 0);
+            }
+        }
         results
-            .into_iter()
-            .map(|value| if floating(value, out) { out.scaled(value, share) } else { value })
-            .collect()
+    }
+
+    /// The first of these tensors, operands before results, that is sharded: its dimension, and who holds what of it.
+    fn chunks(&self, first: usize) -> (usize, Chunks) {
+        let operands = self.strategy.operands.iter().enumerate().map(|(i, p)| (*p, self.call.operand(i)));
+        let results = self.strategy.results.iter().enumerate().map(|(i, p)| (*p, self.call.result(i)));
+        let mut sharded = operands.chain(results).skip(first);
+        sharded
+            .find_map(|(placement, ty)| placement.chunks(&ty.shape, self.ranks()))
+            .expect("this realisation belongs to a strategy that shards something")
     }
 
     /// The sharded dimension of the operand `slot`.
@@ -264,16 +293,16 @@ impl Realised<'_> {
         self.as_result_type(out, result)
     }
 
-    /// Indices of rows or classes relative to the first of this rank's `own`, and a mask of those that belong to other ranks or equal
+    /// Indices of rows or classes relative to the first of this rank's own, and a mask of those that belong to other ranks or equal
     /// `without`.
     fn own_numbers(
         &self,
         out: &mut Emitter<'_>,
         numbers: ValueId,
-        own: i64,
+        chunks: Chunks,
         without: Option<i64>,
     ) -> (ValueId, ValueId) {
-        let first = own * i64::from(self.resharder.coordinate);
+        let (first, own) = chunks.part(self.resharder.coordinate);
         let shifted = out.shifted(numbers, Arg::Int(-first));
         let below = out.compare("lt", shifted, 0);
         let above = out.compare("ge", shifted, own);
@@ -293,9 +322,9 @@ impl Realised<'_> {
         targets: usize,
         ignore_arg: usize,
     ) -> SmallVec<[ValueId; 2]> {
-        let own = out.graph.ty(self.operands[scores]).shape[1];
         let ignored = self.call.int(ignore_arg);
-        let (shifted, others) = self.own_numbers(out, self.operands[targets], own, ignored);
+        let (_, classes) = self.chunks(scores);
+        let (shifted, others) = self.own_numbers(out, self.operands[targets], classes, ignored);
         let mut operands = self.operands.clone();
         operands[targets] = out.masked_fill(shifted, others, Arg::Int(IGNORED));
         let mut args = self.args(&operands);
@@ -304,8 +333,8 @@ impl Realised<'_> {
     }
 
     fn embedding(&self, out: &mut Emitter<'_>) -> ValueId {
-        let own = out.graph.ty(self.operands[0]).shape[0];
-        let (shifted, others) = self.own_numbers(out, self.operands[1], own, None);
+        let (_, rows) = self.chunks(0);
+        let (shifted, others) = self.own_numbers(out, self.operands[1], rows, None);
         let mut operands = self.operands.clone();
         operands[1] = out.masked_fill(shifted, others, Arg::Int(0));
         let mut args = self.args(&operands);
@@ -326,7 +355,8 @@ impl Realised<'_> {
     fn embedding_backward(&self, out: &mut Emitter<'_>) -> ValueId {
         let own = self.result_shape(0)[0];
         let padding = self.call.int(3).filter(|row| *row >= 0);
-        let (shifted, others) = self.own_numbers(out, self.operands[1], own, padding);
+        let (_, rows) = self.chunks(0);
+        let (shifted, others) = self.own_numbers(out, self.operands[1], rows, padding);
         let numbers = out.masked_fill(shifted, others, Arg::Int(own));
         let mut shape = self.result_shape(0);
         shape[0] = own + 1;

@@ -1,7 +1,8 @@
 //! The nodes that do changes of placement.
 
 use ir::{
-    Arg, CollectiveKind, Dims, MeshAxis, Placement, Reduce, Reduction, Reshard, TensorType, ValueId, WAIT,
+    Arg, Chunks, CollectiveKind, Dims, MeshAxis, Placement, Reduce, Reduction, Reshard, TensorType, ValueId,
+    WAIT,
 };
 
 use crate::emit::{Emitter, VIEW_AS_COMPLEX};
@@ -21,23 +22,23 @@ impl Resharder<'_> {
     /// [`ir::reshard_steps`].
     pub fn reshard(&self, out: &mut Emitter<'_>, value: ValueId, shape: &[i64], reshard: Reshard) -> ValueId {
         use Placement::{Partial, Replicate, Shard};
+        let chunks = |placement: Placement| {
+            placement.chunks(shape, self.axis.size).expect("a strategy shards what can be sharded")
+        };
         match (reshard.from, reshard.to) {
             (from, to) if from == to => value,
-            (Replicate, Shard { dim, blocks }) => self.shard(out, value, usize::from(dim), blocks),
+            (Replicate, to @ Shard { .. }) => self.shard(out, value, chunks(to)),
             (Replicate, Partial(_)) => out.kept_or_zeros(value, self.coordinate == 0),
-            (Shard { dim, blocks: 1 }, Partial(Reduce::Sum | Reduce::Norm)) => {
-                let dim = usize::from(dim);
-                let part = out.graph.ty(value).shape[dim];
-                let before = part * i64::from(self.coordinate);
-                out.pad(value, dim, before, part * i64::from(self.axis.size) - part - before)
+            (from @ Shard { blocks: 1, .. }, Partial(Reduce::Sum | Reduce::Norm)) => {
+                let (dim, chunks) = chunks(from);
+                let (before, part) = chunks.part(self.coordinate);
+                out.pad(value, dim, before, chunks.block - part - before)
             }
-            (Shard { dim, blocks }, Replicate) => self.gather(out, value, usize::from(dim), blocks),
-            (Shard { dim: from, blocks: a }, Shard { dim: to, blocks: b }) if from != to => {
-                self.exchange(out, value, (usize::from(from), a), (usize::from(to), b))
+            (from @ Shard { .. }, Replicate) => self.gather(out, value, chunks(from)),
+            (from @ Shard { dim: a, .. }, to @ Shard { dim: b, .. }) if a != b => {
+                self.exchange(out, value, chunks(from), chunks(to))
             }
-            (Partial(Reduce::Sum), Shard { dim, blocks }) => {
-                self.reduce_scatter(out, value, usize::from(dim), blocks)
-            }
+            (Partial(Reduce::Sum), to @ Shard { .. }) => self.reduce_scatter(out, value, chunks(to)),
             (Partial(Reduce::Sum), Replicate) => self.all_reduce(out, value, Reduction::Sum),
             (Partial(Reduce::Norm), Replicate) => {
                 let squares = out.binary("mul.Tensor", value, value);
@@ -56,25 +57,73 @@ impl Resharder<'_> {
     }
 
     /// This rank's shard of a replicated tensor.
-    fn shard(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
-        let size = out.graph.ty(value).shape[dim];
-        let part = size / i64::from(self.axis.size);
-        if blocks == 1 {
-            let start = part * i64::from(self.coordinate);
+    fn shard(&self, out: &mut Emitter<'_>, value: ValueId, (dim, chunks): (usize, Chunks)) -> ValueId {
+        let (start, part) = chunks.part(self.coordinate);
+        if chunks.blocks == 1 {
             let shard = out.slice(value, dim, start, start + part);
             // With leading dimensions of size 1 the slice is in order already.
-            return out.in_order(shard);
+            return out.in_order_everywhere(shard, dim, &chunks.sizes());
         }
         let global = out.in_order(value);
-        let opened = self.open(out, global, dim, blocks);
+        if !chunks.is_even() {
+            let opened = self.in_blocks(out, global, dim, chunks.blocks);
+            let mine = out.slice(opened, dim + 1, start, start + part);
+            let mine = out.in_order_everywhere(mine, dim + 1, &chunks.sizes());
+            return self.close(out, mine, dim);
+        }
+        let opened = self.open(out, global, dim, chunks.blocks);
         let mine = out.select(opened, dim + 1, i64::from(self.coordinate));
         self.close(out, mine, dim)
     }
 
+    /// A view with dimension `dim` as `[blocks, rest]`.
+    fn in_blocks(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: i64) -> ValueId {
+        let mut opened = out.graph.ty(value).shape.clone();
+        opened[dim] /= blocks;
+        opened.insert(dim, blocks);
+        out.view(value, &opened)
+    }
+
+    /// The value with zeros at the end of each block of a dimension, so that blocks are as large as `block` says.
+    fn padded(
+        &self,
+        out: &mut Emitter<'_>,
+        value: ValueId,
+        dim: usize,
+        (blocks, block): (i64, i64),
+    ) -> ValueId {
+        let missing = block - out.graph.ty(value).shape[dim] / blocks;
+        if blocks == 1 {
+            return out.pad(value, dim, 0, missing);
+        }
+        let value = out.in_order(value);
+        let opened = self.in_blocks(out, value, dim, blocks);
+        let padded = out.pad(opened, dim + 1, 0, missing);
+        self.close(out, padded, dim)
+    }
+
+    /// The value without what is behind the first `block` elements of each block of a dimension; other ranks take one of `sizes`.
+    fn trimmed(
+        &self,
+        out: &mut Emitter<'_>,
+        value: ValueId,
+        dim: usize,
+        (blocks, block, sizes): (i64, i64, &[i64]),
+    ) -> ValueId {
+        if blocks == 1 {
+            let trimmed = out.slice(value, dim, 0, block);
+            return out.in_order_everywhere(trimmed, dim, sizes);
+        }
+        let opened = self.in_blocks(out, value, dim, blocks);
+        let trimmed = out.slice(opened, dim + 1, 0, block);
+        let trimmed = out.in_order_everywhere(trimmed, dim + 1, sizes);
+        self.close(out, trimmed, dim)
+    }
+
     /// A view with dimension `dim` as `[blocks, ranks, rest]`.
-    fn open(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
+    fn open(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: i64) -> ValueId {
         let shape = out.graph.ty(value).shape.clone();
-        let (blocks, ranks) = (i64::from(blocks), i64::from(self.axis.size));
+        let ranks = i64::from(self.axis.size);
         let mut opened = Dims::from_slice(&shape[..dim]);
         opened.extend([blocks, ranks, shape[dim] / blocks / ranks]);
         opened.extend_from_slice(&shape[dim + 1..]);
@@ -90,15 +139,25 @@ impl Resharder<'_> {
         out.view(value, &shape)
     }
 
-    /// The global tensor from all shards.
-    fn gather(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
+    /// The global tensor from all shards. Uneven ones are padded to the largest; the whole is then what the zeros lie behind.
+    fn gather(&self, out: &mut Emitter<'_>, value: ValueId, (dim, chunks): (usize, Chunks)) -> ValueId {
+        if out.graph.ty(value).shape.is_empty() {
+            return out.in_order(value);
+        }
+        if !chunks.is_even() {
+            let largest = self.padded(out, value, dim, (chunks.blocks, chunks.chunk));
+            let gathered = self.gather_equal(out, largest, dim, chunks.blocks);
+            return self.trimmed(out, gathered, dim, (chunks.blocks, chunks.block, &[chunks.block]));
+        }
+        self.gather_equal(out, value, dim, chunks.blocks)
+    }
+
+    /// The tensor that equal shards make.
+    fn gather_equal(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: i64) -> ValueId {
         let value = out.in_order(value);
         let ty = out.ty(value);
         let ranks = i64::from(self.axis.size);
         let mut gathered_ty = ty.clone();
-        if ty.shape.is_empty() {
-            return value;
-        }
         gathered_ty.shape[0] *= ranks;
         gathered_ty.strides = ir::contiguous_strides(&gathered_ty.shape);
         let args = vec![Arg::Value(value), Arg::Int(ranks), Arg::Str(self.group.into())];
@@ -116,9 +175,8 @@ impl Resharder<'_> {
         value: ValueId,
         part: &[i64],
         dim: usize,
-        blocks: u32,
+        blocks: i64,
     ) -> ValueId {
-        let blocks = i64::from(blocks);
         let mut stacked = Dims::from_slice(&[i64::from(self.axis.size)]);
         stacked.extend_from_slice(&part[..dim]);
         stacked.extend([blocks, part[dim] / blocks]);
@@ -136,10 +194,15 @@ impl Resharder<'_> {
         out.view(turned, &global)
     }
 
-    /// The shards of all ranks one after the other, `[ranks * shard...]`, of a tensor that is not sharded along `dim`.
-    fn deal(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> (ValueId, Dims) {
-        let value = out.in_order(value);
-        let opened = self.open(out, value, dim, blocks);
+    /// The shards of all ranks one after the other, `[ranks * shard...]`, of a tensor that is not sharded along `dim`; uneven ones padded to
+    /// the largest.
+    fn deal(&self, out: &mut Emitter<'_>, value: ValueId, (dim, chunks): (usize, Chunks)) -> (ValueId, Dims) {
+        let value = if chunks.is_even() {
+            out.in_order(value)
+        } else {
+            self.padded(out, value, dim, (chunks.blocks, chunks.padded()))
+        };
+        let opened = self.open(out, value, dim, chunks.blocks);
         let rank = out.graph.ty(opened).rank();
         let mut order = vec![dim + 1];
         order.extend((0..rank).filter(|d| *d != dim + 1));
@@ -152,9 +215,18 @@ impl Resharder<'_> {
         (out.view(turned, &dealt), part)
     }
 
+    /// A rank's shard, of one as large as the largest.
+    fn own(&self, out: &mut Emitter<'_>, value: ValueId, (dim, chunks): (usize, Chunks)) -> ValueId {
+        if chunks.is_even() {
+            return value;
+        }
+        let (_, part) = chunks.part(self.coordinate);
+        self.trimmed(out, value, dim, (chunks.blocks, part, &chunks.sizes()))
+    }
+
     /// This rank's shard of the sum.
-    fn reduce_scatter(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: u32) -> ValueId {
-        let (dealt, part) = self.deal(out, value, dim, blocks);
+    fn reduce_scatter(&self, out: &mut Emitter<'_>, value: ValueId, to: (usize, Chunks)) -> ValueId {
+        let (dealt, part) = self.deal(out, value, to);
         let ty = TensorType { strides: ir::contiguous_strides(&part), shape: part, ..out.ty(dealt) };
         let args = vec![
             Arg::Value(dealt),
@@ -162,7 +234,8 @@ impl Resharder<'_> {
             Arg::Int(i64::from(self.axis.size)),
             Arg::Str(self.group.into()),
         ];
-        collective(out, CollectiveKind::ReduceScatter, args, ty)
+        let sum = collective(out, CollectiveKind::ReduceScatter, args, ty);
+        self.own(out, sum, to)
     }
 
     /// From shards of one dimension to shards of another.
@@ -170,10 +243,16 @@ impl Resharder<'_> {
         &self,
         out: &mut Emitter<'_>,
         value: ValueId,
-        from: (usize, u32),
-        to: (usize, u32),
+        from: (usize, Chunks),
+        to: (usize, Chunks),
     ) -> ValueId {
-        let (dealt, part) = self.deal(out, value, to.0, to.1);
+        let (dim, chunks) = from;
+        let value = if chunks.is_even() {
+            value
+        } else {
+            self.padded(out, value, dim, (chunks.blocks, chunks.chunk))
+        };
+        let (dealt, part) = self.deal(out, value, to);
         let ty = out.ty(dealt);
         let splits = vec![ty.shape[0] / i64::from(self.axis.size); self.axis.size as usize];
         let args = vec![
@@ -183,7 +262,13 @@ impl Resharder<'_> {
             Arg::Str(self.group.into()),
         ];
         let received = collective(out, CollectiveKind::AllToAll, args, ty);
-        self.interleave(out, received, &part, from.0, from.1)
+        let whole = self.interleave(out, received, &part, dim, chunks.blocks);
+        let whole = if chunks.is_even() {
+            whole
+        } else {
+            self.trimmed(out, whole, dim, (chunks.blocks, chunks.block, &[chunks.block]))
+        };
+        self.own(out, whole, to)
     }
 
     /// The reduction of all, on every rank.
@@ -218,13 +303,13 @@ mod tests {
         [0, 1].map(|coordinate| {
             let mut graph = Graph::default();
             let global = TensorType::contiguous(ir::Dtype::F32, Dims::from_slice(&[4, 6]));
-            let local = crate::local::local_type(&global, from, 2);
+            let local = crate::local::local_type(&global, from, 2, coordinate);
             let value = graph.input(InputClass::Constant, "constants.0", local);
             let axis = MeshAxis::ranks("a", 2);
             let resharder = Resharder { axis: &axis, coordinate, group: "axis:a" };
-            let mut emitter = Emitter { graph: &mut graph, origin: Origin::default() };
+            let mut emitter = Emitter::new(&mut graph, Origin::default());
             let result = resharder.reshard(&mut emitter, value, &global.shape, Reshard { from, to });
-            assert_eq!(graph.ty(result).shape, crate::local::local_type(&global, to, 2).shape);
+            assert_eq!(graph.ty(result).shape, crate::local::local_type(&global, to, 2, coordinate).shape);
             let numbers = |node: &ir::NodeId| {
                 let numbers =
                     graph.nodes[*node].args.iter().filter(|arg| matches!(arg, Arg::Ints(_) | Arg::Bool(_)));
@@ -248,7 +333,7 @@ mod tests {
         let value = graph.input(InputClass::Constant, "constants.0", ty.clone());
         let axis = MeshAxis::ranks("a", 2);
         let resharder = Resharder { axis: &axis, coordinate: 0, group: "axis:a" };
-        let mut emitter = Emitter { graph: &mut graph, origin: Origin::default() };
+        let mut emitter = Emitter::new(&mut graph, Origin::default());
         let sum = resharder.all_reduce(&mut emitter, value, Reduction::Sum);
         assert_eq!(*graph.ty(sum), ty);
         let lines: Vec<_> = graph.order.iter().map(|node| graph.op_name(*node).to_owned()).collect();

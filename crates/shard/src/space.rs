@@ -1,8 +1,8 @@
 //! The search space: the shardings that values may have, and the strategies that operations may use, along one axis.
 
-use aten::{Call, Linear, Row, Seed, Strategy};
+use aten::{Call, Linear, Row, Seed, Slot, Strategy};
 use base::{PrimaryMap, SecondaryMap, define_id};
-use ir::{AxisKind, Graph, MeshAxis, NodeId, PartKind, Placement, TensorType, ValueDef, ValueId};
+use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, PartKind, Placement, TensorType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -15,11 +15,34 @@ define_id!(
     ClassId, "class"
 );
 
-/// A sharding that a value may have.
-pub type Offer = (u8, u32);
-
-/// Maximum number of shardings offered for a value; those with more than one block are left out first.
+/// Maximum number of even shardings offered for a value; those with more than one block are left out first.
 const MOST_OFFERS: usize = 12;
+
+/// Maximum number of uneven shardings offered for a value beside them.
+const MOST_UNEVEN: usize = 6;
+
+/// Which dimensions are sharded where the ranks do not divide them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Offered {
+    /// None.
+    Even,
+    /// Those along which ranks hold at least half as much as they would if all held equally much, on average.
+    Useful,
+    /// All: for a proof.
+    All,
+}
+
+impl Offered {
+    /// Whether a dimension of `size` is sharded over so many ranks, which do not divide it.
+    fn includes(self, size: i64, ranks: u32) -> bool {
+        let chunks = Chunks::new(size, 1, 0, ranks);
+        chunks.is_some_and(|chunks| match self {
+            Self::Even => false,
+            Self::Useful => 2 * size > chunks.padded(),
+            Self::All => true,
+        })
+    }
+}
 
 /// The search space of a graph along one axis.
 pub struct Space {
@@ -31,14 +54,14 @@ pub struct Space {
     pub kinds: SecondaryMap<ValueId, KindId>,
     class_of: SecondaryMap<NodeId, ClassId>,
     /// The shardings that each value may have.
-    pub offers: SecondaryMap<ValueId, SmallVec<[Offer; 4]>>,
+    pub offers: SecondaryMap<ValueId, SmallVec<[Placement; 4]>>,
     /// Operators without a row, which run replicated, with the number of their nodes; in program order.
     pub without_row: Vec<(String, u32)>,
 }
 
 impl Space {
     /// The space of `graph` along an axis.
-    pub fn new(graph: &Graph, axis: &MeshAxis) -> Self {
+    pub fn new(graph: &Graph, axis: &MeshAxis, offered: Offered) -> Self {
         let mut space = Self {
             axis: axis.clone(),
             classes: PrimaryMap::new(),
@@ -47,7 +70,7 @@ impl Space {
             offers: SecondaryMap::default(),
             without_row: Vec::new(),
         };
-        space.offer(graph);
+        space.offer(graph, offered);
         space.tell_kinds(graph);
         let mut known = FxHashMap::default();
         for node in &graph.order {
@@ -71,7 +94,7 @@ impl Space {
     }
 
     fn tell_kinds(&mut self, graph: &Graph) {
-        let mut known: FxHashMap<(&TensorType, SmallVec<[Offer; 4]>), KindId> = FxHashMap::default();
+        let mut known: FxHashMap<(&TensorType, SmallVec<[Placement; 4]>), KindId> = FxHashMap::default();
         for (value, info) in graph.values.iter() {
             let next = KindId(known.len() as u32);
             self.kinds[value] = *known.entry((&info.ty, self.offers[value].clone())).or_insert(next);
@@ -113,28 +136,42 @@ impl Space {
     }
 
     fn seeds<'a>(&'a self, call: &'a Call<'_>) -> impl Iterator<Item = Seed> + 'a {
-        let operands = call.operands.iter().enumerate().flat_map(move |(i, value)| {
-            self.offers[*value].iter().map(move |(dim, blocks)| Seed::operand(i, usize::from(*dim), *blocks))
-        });
-        let results = call.results.iter().enumerate().flat_map(move |(i, value)| {
-            self.offers[*value].iter().map(move |(dim, blocks)| Seed::result(i, usize::from(*dim), *blocks))
-        });
-        operands.chain(results)
+        let operands = call.operands.iter().enumerate().map(|(i, value)| (Slot::Operand(i), value));
+        let results = call.results.iter().enumerate().map(|(i, value)| (Slot::Result(i), value));
+        let offers = |(slot, value): (Slot, &ValueId)| {
+            self.offers[*value].iter().filter_map(move |placement| Seed::of(slot, *placement))
+        };
+        operands.chain(results).flat_map(offers)
     }
 
-    /// Offers every value even sharding of each dimension, and follows what rules make of it: views, splits and joins lead to sharding
-    /// inside blocks, on either side.
-    fn offer(&mut self, graph: &Graph) {
-        let mut queue: Vec<(ValueId, Offer)> = Vec::new();
+    /// Offers every value each sharding of one dimension, and follows what rules make of it: views, splits and joins lead to sharding
+    /// inside blocks, or in chunks of another size, on either side. Even ones come first, and no uneven one takes their place.
+    fn offer(&mut self, graph: &Graph, offered: Offered) {
+        let users = users(graph);
+        let ranks = i64::from(self.axis.size);
+        self.offer_where(graph, &users, MOST_OFFERS, |size| size % ranks == 0);
+        if offered != Offered::Even {
+            let most = MOST_OFFERS + MOST_UNEVEN;
+            let includes = |size| size % ranks != 0 && offered.includes(size, ranks as u32);
+            self.offer_where(graph, &users, most, includes);
+        }
+    }
+
+    fn offer_where(
+        &mut self,
+        graph: &Graph,
+        users: &SecondaryMap<ValueId, SmallVec<[NodeId; 4]>>,
+        most: usize,
+        is_offered: impl Fn(i64) -> bool,
+    ) {
+        let mut queue: Vec<(ValueId, Placement)> = Vec::new();
         for (value, info) in graph.values.iter() {
             for (dim, size) in info.ty.shape.iter().enumerate() {
-                if *size > 0 && size % i64::from(self.axis.size) == 0 {
-                    self.offers[value].push((dim as u8, 1));
-                    queue.push((value, (dim as u8, 1)));
+                if *size > 0 && is_offered(*size) {
+                    self.add(value, Placement::shard(dim), most.max(info.ty.rank()), &mut queue);
                 }
             }
         }
-        let users = users(graph);
         let mut next = 0;
         while let Some((value, offer)) = queue.get(next).copied() {
             next += 1;
@@ -143,7 +180,7 @@ impl Space {
                 ValueDef::Input(_) => None,
             };
             for node in maker.into_iter().chain(users[value].iter().copied()) {
-                self.follow(graph, node, value, offer, &mut queue);
+                self.follow(graph, node, (value, offer), most, &mut queue);
             }
         }
     }
@@ -153,42 +190,39 @@ impl Space {
         &mut self,
         graph: &Graph,
         node: NodeId,
-        value: ValueId,
-        offer: Offer,
-        queue: &mut Vec<(ValueId, Offer)>,
+        (value, offer): (ValueId, Placement),
+        most: usize,
+        queue: &mut Vec<(ValueId, Placement)>,
     ) {
         let Some(row) = aten::row(graph.op_name(node)) else { return };
-        // One block stays one block except where dimensions are regrouped.
-        if offer.1 == 1 && !regroups(row) {
+        let ranks = self.axis.size;
+        // An even shard of one block stays one except where dimensions are regrouped.
+        let Placement::Shard { blocks, .. } = offer else { return };
+        if blocks == 1 && !regroups(row) && !offer.is_uneven(&graph.ty(value).shape, ranks) {
             return;
         }
         let call = Call::new(graph, node);
-        let seed = |slot: usize, operand: bool| {
-            let dim = usize::from(offer.0);
-            if operand { Seed::operand(slot, dim, offer.1) } else { Seed::result(slot, dim, offer.1) }
-        };
-        let as_operands =
-            call.operands.iter().enumerate().filter(|(_, v)| **v == value).map(|(i, _)| seed(i, true));
-        let as_results =
-            call.results.iter().enumerate().filter(|(_, v)| **v == value).map(|(i, _)| seed(i, false));
-        let ranks = self.axis.size;
-        for strategy in as_operands.chain(as_results).filter_map(|s| aten::seeded(row, &call, s, ranks)) {
+        let operands = call.operands.iter().enumerate().map(|(i, value)| (Slot::Operand(i), value));
+        let results = call.results.iter().enumerate().map(|(i, value)| (Slot::Result(i), value));
+        let slots = operands.chain(results).filter(|(_, v)| **v == value);
+        let seeds = slots.filter_map(|(slot, _)| Seed::of(slot, offer));
+        for strategy in seeds.filter_map(|s| aten::seeded(row, &call, s, ranks)) {
             let placed = call
                 .operands
                 .iter()
                 .zip(&strategy.operands)
                 .chain(call.results.iter().zip(&strategy.results));
             for (value, placement) in placed {
-                if let Placement::Shard { dim, blocks } = placement {
-                    self.add(*value, (*dim, *blocks), queue);
+                if matches!(placement, Placement::Shard { .. }) {
+                    self.add(*value, *placement, most, queue);
                 }
             }
         }
     }
 
-    fn add(&mut self, value: ValueId, offer: Offer, queue: &mut Vec<(ValueId, Offer)>) {
+    fn add(&mut self, value: ValueId, offer: Placement, most: usize, queue: &mut Vec<(ValueId, Placement)>) {
         let offers = &mut self.offers[value];
-        if !offers.contains(&offer) && offers.len() < MOST_OFFERS {
+        if !offers.contains(&offer) && offers.len() < most {
             offers.push(offer);
             queue.push((value, offer));
         }

@@ -237,7 +237,7 @@ impl<'a> Writer<'a> {
                     // In the part that makes what is added.
                     let part = self.summed(id).unwrap_or(id);
                     let origin = Origin { part: self.origin(part).part, ..self.origin_in(id) };
-                    let mut emitter = Emitter { graph: &mut self.out, origin };
+                    let mut emitter = Emitter::new(&mut self.out, origin);
                     match first.collective(id).and_then(|collective| collective.reduction) {
                         Some(Reduction::Max) => emitter.binary("maximum", before, mine),
                         _ => emitter.sum("add", before, mine),
@@ -260,7 +260,7 @@ impl<'a> Writer<'a> {
         let Role::Combine(kind) = self.roles[id] else { return };
         let Collected { reduced, parts } = std::mem::take(&mut self.collected[id]);
         let origin = self.origin(id);
-        let mut out = Emitter { graph: &mut self.out, origin };
+        let mut out = Emitter::new(&mut self.out, origin);
         let slices = |out: &mut Emitter<'_>, of: ValueId| -> Vec<ValueId> {
             let size = out.graph.ty(of).shape[0] / count;
             (0..count).map(|t| out.slice(of, 0, t * size, (t + 1) * size)).collect()

@@ -4,7 +4,7 @@
 use aten::Strategy;
 use expect_test::expect;
 use ir::{Graph, Mesh, MeshAxis, NodeId, PartKind, Placement, Reduce};
-use unisono_shard::{Assignment, Space, partition_mesh};
+use unisono_shard::{Assignment, Offered, Space, partition_mesh};
 
 /// A layer whose output is centred over the batch, which therefore is needed whole in the middle, with a mask drawn at random.
 const STEP: &str = r#"unisono graph 2
@@ -54,7 +54,7 @@ update "params.w" = v8
 
 /// Every operation in slices of the batch where it can be.
 fn in_slices(graph: &Graph, axis: &MeshAxis) -> Assignment {
-    let space = Space::new(graph, axis);
+    let space = Space::new(graph, axis, Offered::Even);
     let rows = |placement: &Placement| *placement == Placement::shard(0);
     let sum = |placement: &Placement| *placement == Placement::Partial(Reduce::Sum);
     let contracts = |strategy: &&Strategy| {

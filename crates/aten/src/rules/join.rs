@@ -1,12 +1,9 @@
 //! Operations that put tensors together or take them apart.
 
-use ir::Placement;
+use ir::{Chunks, Placement};
 use smallvec::SmallVec;
 
-use crate::{
-    Call, FactorKind, Factors, Realise, Seed, Strategy,
-    strategy::{Slot, divides},
-};
+use crate::{Call, FactorKind, Factors, Realise, Seed, Strategy, strategy::Slot};
 
 /// `cat(tensors, dim)`: other dimensions as they are; `dim` in as many blocks as there are tensors, if these are equal.
 pub fn cat(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
@@ -26,7 +23,12 @@ pub fn split(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
     let dim = call.dim(2, call.operand(0).rank())?;
     let pieces: SmallVec<[i64; 4]> =
         (0..call.results.len()).map(|i| call.result_size(i, dim)).collect::<Option<_>>()?;
-    joined(call, seed, ranks, dim, &pieces, matches!(seed.slot, Slot::Operand(_)))
+    let found = joined(call, seed, ranks, dim, &pieces, matches!(seed.slot, Slot::Operand(_)))?;
+    // A number of elements takes nothing apart into one piece, not into several.
+    let empty = |(_, chunks): (usize, Chunks)| seed.dim == dim && chunks.leaves_empty();
+    let is_empty = found.results[0].chunks(&call.result(0).shape, ranks).is_some_and(empty);
+    let in_sizes = matches!(call.node.args.get(1), Some(ir::Arg::Ints(_)));
+    (!is_empty || in_sizes).then_some(found)
 }
 
 /// The strategy of a join or split along `dim` into `pieces`, from a seed on the joined tensor or on a piece.
@@ -50,21 +52,21 @@ fn joined(
         (seed.blocks.checked_mul(count)?, seed.blocks)
     };
     let size = if seed.dim == dim { first } else { *call.result(0).shape.get(seed.dim)? };
-    if whole_blocks == 0 || piece_blocks == 0 || !divides(size, piece_blocks, ranks) {
+    if whole_blocks == 0 || piece_blocks == 0 {
         return None;
     }
     if seed.dim == dim && piece_blocks.checked_mul(count) != Some(whole_blocks) {
         return None;
     }
-    let shard = |blocks| Placement::Shard { dim: seed.dim as u8, blocks };
-    let (operands, results) = if call.operands.len() > 1 || call.results.len() == 1 {
-        (piece_blocks, whole_blocks)
-    } else {
-        (whole_blocks, piece_blocks)
-    };
+    let chunk = Chunks::new(size, piece_blocks, seed.chunk, ranks)?.chunk;
+    let whole = if seed.dim == dim { size.checked_mul(i64::from(count))? } else { size };
+    let piece = Placement::in_chunks(seed.dim, piece_blocks, chunk, size, ranks)?;
+    let whole = Placement::in_chunks(seed.dim, whole_blocks, chunk, whole, ranks)?;
+    let (operands, results) =
+        if call.operands.len() > 1 || call.results.len() == 1 { (piece, whole) } else { (whole, piece) };
     Some(Strategy {
-        operands: SmallVec::from_elem(shard(operands), call.operands.len()),
-        results: SmallVec::from_elem(shard(results), call.results.len()),
+        operands: SmallVec::from_elem(operands, call.operands.len()),
+        results: SmallVec::from_elem(results, call.results.len()),
         realise: Realise::Plain,
     })
 }

@@ -41,7 +41,7 @@ pub fn with_bias(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
     if !inner {
         return product(call, batch)?.seeded(call, seed, ranks);
     }
-    let shard = |dim: usize| Placement::Shard { dim: dim as u8, blocks: seed.blocks };
+    let shard = |dim: usize| Placement::Shard { dim: dim as u8, blocks: seed.blocks, chunk: seed.chunk };
     Some(Strategy {
         operands: [Placement::Partial(Reduce::Sum), shard(batch + 1), shard(batch)].into_iter().collect(),
         results: std::iter::once(Placement::Partial(Reduce::Sum)).collect(),

@@ -1,25 +1,21 @@
 //! Operations that only look at elements in another order or shape.
 
-use ir::{Placement, TensorType};
+use ir::{Chunks, Placement, TensorType};
 use smallvec::SmallVec;
 
-use crate::{
-    Call, FactorKind, Factors, Realise, Seed, Strategy,
-    strategy::{Slot, divides},
-};
+use crate::{Call, FactorKind, Factors, Realise, Seed, Strategy, strategy::Slot};
 
 /// `view` and its like: a sharding is known by how many equal pieces of row-major memory it takes turns through, blocks times the sizes
-/// of the dimensions before; the other side's sharding is the one with the same number of pieces.
+/// of the dimensions before; the other side's sharding is the one with the same number of pieces, and with as much memory of each piece on
+/// each rank.
 pub fn reshape(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
     let (from, to) = match seed.slot {
         Slot::Operand(_) => (call.operand(0), call.result(0)),
         Slot::Result(_) => (call.result(0), call.operand(0)),
     };
-    if !divides(*from.shape.get(seed.dim)?, seed.blocks, ranks) {
-        return None;
-    }
-    let here = Placement::Shard { dim: seed.dim as u8, blocks: seed.blocks };
-    let there = same_pieces(from, seed.dim, seed.blocks, to, ranks)?;
+    let chunks = seed.chunks(&from.shape, ranks)?;
+    let here = Placement::in_chunks(seed.dim, seed.blocks, chunks.chunk, from.shape[seed.dim], ranks)?;
+    let there = same_pieces(from, seed.dim, chunks, to, ranks)?;
     let (operand, result) = match seed.slot {
         Slot::Operand(_) => (here, there),
         Slot::Result(_) => (there, here),
@@ -31,9 +27,16 @@ pub fn reshape(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
     })
 }
 
-/// The sharding of `to` that takes turns through as many pieces as that of `from` by `dim` in `blocks`.
-fn same_pieces(from: &TensorType, dim: usize, blocks: u32, to: &TensorType, ranks: u32) -> Option<Placement> {
-    let pieces = i64::from(blocks) * from.shape[..dim].iter().product::<i64>();
+/// The sharding of `to` that takes turns through as many pieces, in chunks of as much memory, as that of `from` by `dim`.
+fn same_pieces(
+    from: &TensorType,
+    dim: usize,
+    chunks: Chunks,
+    to: &TensorType,
+    ranks: u32,
+) -> Option<Placement> {
+    let pieces = chunks.blocks * from.shape[..dim].iter().product::<i64>();
+    let memory = chunks.chunk * from.shape[dim + 1..].iter().product::<i64>();
     let mut before = 1;
     for (dim, size) in to.shape.iter().enumerate() {
         if *size > 1
@@ -43,8 +46,11 @@ fn same_pieces(from: &TensorType, dim: usize, blocks: u32, to: &TensorType, rank
             && *size % (pieces / before).max(1) == 0
         {
             let blocks = u32::try_from(pieces / before).ok()?;
-            if divides(*size, blocks, ranks) {
-                return Some(Placement::Shard { dim: dim as u8, blocks });
+            let after: i64 = to.shape[dim + 1..].iter().product();
+            let fits = after > 0 && memory % after == 0;
+            let there = fits.then(|| Placement::in_chunks(dim, blocks, memory / after, *size, ranks));
+            if let Some(Some(placement)) = there {
+                return Some(placement);
             }
         }
         before *= size;

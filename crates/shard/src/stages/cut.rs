@@ -233,7 +233,7 @@ impl<'a> Writer<'a> {
             label: Some(label),
             ..self.origin
         };
-        Emitter { graph: &mut self.out, origin }
+        Emitter::new(&mut self.out, origin)
     }
 
     fn node(&mut self, id: NodeId) -> Result<()> {
