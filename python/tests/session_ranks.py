@@ -75,13 +75,13 @@ def compare_all() -> None:
     found: dict[str, Any] = {}
     for model, family in cases(ranks):
         try:
-            found[f"{model}, {family}"] = _compare(model, family, ranks)
+            found[f"{model}, {family}"] = compare(model, family, ranks)
         except Exception:
             found[f"{model}, {family}"] = {"error": traceback.format_exc()}
     Path(f"{torch.distributed.get_rank()}.json").write_text(json.dumps(found))
 
 
-def _compare(model: str, family: str, ranks: int) -> dict[str, Any]:
+def compare(model: str, family: str, ranks: int) -> dict[str, Any]:
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family.split(", ")[0]].items()}
     alone, together = getattr(steps, model)(), getattr(steps, model)()
     settings: dict[str, Any] = {

@@ -189,6 +189,51 @@ def llama(count: int = 5, batch: int = 4, adamw: bool = True) -> Training:
     return Training(model, optimizer, step, _tokens(count, batch))
 
 
+def odd_gpt(count: int = 5) -> Training:
+    """A small GPT with AdamW in which no number of ranks divides the batch, the vocabulary or the heads; some targets do not count."""
+    torch.manual_seed(5)
+    model = GPT(vocabulary=101, width=35, heads=5, layers=2, length=11)
+    optimizer = _adamw(model)
+
+    def step(tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens_BT).flatten(0, 1), targets_BT.flatten(), ignore_index=-1)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    batches = []
+    for _ in range(count):
+        tokens, targets = (torch.randint(0, 101, (7, 11)) for _ in range(2))
+        # All of the last sample, which is what the last of three ranks has.
+        targets[-1], targets[:, :2] = -1, -1
+        batches.append((tokens, targets))
+    return Training(model, optimizer, step, batches)
+
+
+def odd_means(count: int = 5) -> Training:
+    """Losses that are means over seven samples, of a model with a bias of five elements and norms of the batch."""
+    torch.manual_seed(6)
+    model = nn.Sequential(
+        nn.Linear(9, 13, bias=False), nn.BatchNorm1d(13), nn.GELU(), nn.Linear(13, 7), nn.LayerNorm(7), nn.Linear(7, 5)
+    )
+    optimizer = _adamw(model)
+
+    def step(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        made = model(x)
+        loss = F.mse_loss(made, y) + F.smooth_l1_loss(made, y) + F.l1_loss(made, y) + F.huber_loss(made, y)
+        loss = loss + F.binary_cross_entropy_with_logits(made, y.sigmoid()) + (weight * made).mean()
+        loss = loss + F.nll_loss(F.log_softmax(made, 1), weight.argmax(1)) + made.var() + made.norm()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    batches = [(torch.randn(7, 9), torch.randn(7, 5), torch.randn(7, 5)) for _ in range(count)]
+    return Training(model, optimizer, step, batches)
+
+
 def adversaries(count: int = 3) -> Training:
     """A generator and its critic, each with an optimizer of its own."""
     torch.manual_seed(4)

@@ -30,6 +30,15 @@ from unisono._reference import call, operation
 TOLERANCE = {"rtol": 1e-7, "atol": 1e-8}
 
 
+#: Numbers of ranks that leave samples with shards of one size, of several, and empty ones.
+RANKS = (2, 5, 7)
+
+
+def ranks_for(tensors):
+    """Numbers of ranks to ask a sample on."""
+    return (*RANKS, 11) if any(20 in tensor.shape for tensor in tensors) else RANKS
+
+
 #: What the table claims of the operators that tests of this file have met, and whether one has asked it.
 CLAIMS: dict[tuple[str, str], bool] = {}
 
@@ -145,7 +154,8 @@ def remember(claims):
 
 def note(bytes_, _):
     """Notes what a graph asks without running it."""
-    remember(_native.Graph(bytes_).exam(2)[2])
+    for ranks in (*RANKS, 3, 4, 11):
+        remember(_native.Graph(bytes_).exam(ranks)[2])
 
 
 def ask(bytes_, tensors, ranks, seen=None):
@@ -252,7 +262,7 @@ def test_every_strategy_of_the_samples_of_an_operation_gives_the_whole_result(op
         function, tensors = sampled(op, sample)
         if any(t.numel() > 20_000 or t.is_complex() for t in tensors):
             continue
-        for ranks in (2, 5):
+        for ranks in ranks_for(tensors):
             asked += sum(examine(function, tensors, ranks, seen).values())
     assert asked or op.full_name in WITHOUT_A_ROW
 
@@ -365,6 +375,11 @@ BACKWARD = {
         lambda q, k, v: torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, scale=0.3)[0],
         [rand(4, 12, 6, 8), rand(4, 6, 5, 8) + 1, rand(4, 6, 5, 8) - 1],
     ),
+    "flash attention of an odd number of groups of queries": (
+        lambda q, k, v: torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, scale=0.3)[0],
+        [rand(3, 10, 6, 8), rand(3, 5, 5, 8) + 1, rand(3, 5, 5, 8) - 1],
+    ),
+    "group norm of an odd batch": (lambda x, w, b: F.group_norm(x, 3, w, b), [rand(11, 6, 4), rand(6), rand(6)]),
     "memory-efficient attention": (
         lambda q, k, v, m: torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, m, compute_log_sumexp=True)[
             0
@@ -398,11 +413,47 @@ BACKWARD = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("name", BACKWARD)
 def test_every_strategy_of_an_operation_and_its_backward_gives_the_whole_result(name, ranks):
     function, tensors = BACKWARD[name]
     assert examine(*with_gradients(function, tensors), ranks)
+
+
+#: Sizes that no number of ranks divides, in place of such as 2 and 3 divide.
+ODD = {12: 11, 6: 5}
+
+
+def odd(args):
+    """Arguments of odd sizes: tensors without their last elements, lists of sizes of a batch and channels, numbers within them."""
+
+    def smaller(one):
+        if isinstance(one, torch.Tensor):
+            kept = one[tuple(slice(ODD.get(size, size)) for size in one.shape)].clone(
+                memory_format=torch.preserve_format
+            )
+            return kept if one.is_floating_point() or one.dtype == torch.bool else kept.clamp(max=10)
+        if isinstance(one, list | tuple) and list(one[:2]) == [6, 12]:
+            return [ODD.get(size, size) for size in one]
+        return [smaller(part) for part in one] if isinstance(one, list) else one
+
+    return [smaller(one) for one in args]
+
+
+#: Programs of fixed sizes.
+FIXED = {
+    "a fused projection, split into heads",
+    "expand and mean",
+    "group norm",
+    "flash attention of grouped queries",
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", [name for name in BACKWARD if name not in FIXED])
+def test_every_strategy_at_odd_sizes_gives_the_whole_result(name, ranks):
+    function, tensors = BACKWARD[name]
+    assert examine(*with_gradients(function, odd(tensors)), ranks)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "adagrad"])
@@ -589,8 +640,13 @@ def test_every_claim_of_every_row_is_asked():
     if missing() != ([], []):
         for name, args in DIRECT.items():
             note(*call_message(overload(name), args))
-        for function, tensors in BACKWARD.values():
+            note(*call_message(overload(name), odd(args)))
+        for name, args in MORE.values():
+            note(*call_message(overload(name), args))
+        for name, (function, tensors) in BACKWARD.items():
             note(*message(*with_gradients(function, tensors)))
+            if name not in FIXED:
+                note(*message(*with_gradients(function, odd(tensors))))
         for op in (op for op in SUPPORTED if op.name in NAMES):
             for sample in itertools.islice(op.sample_inputs("cpu", torch.float64), 24):
                 function, tensors = sampled(op, sample)

@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
+import functools
+import json
+
+import launch
 import pytest
 import uneven_graphs
+import uneven_ranks
 
 GRAPHS = 120
 TOGETHER = 20
+
+CASES = [(ranks, f"{model}, {family}") for ranks in (2, 3, 4) for model, family in uneven_ranks.cases(ranks)]
 
 
 @pytest.mark.parametrize("first", range(0, GRAPHS, TOGETHER))
 def test_random_graphs_on_any_number_of_ranks_give_what_one_rank_gives(first):
     for seed in range(first, first + TOGETHER):
         assert uneven_graphs.ask(seed) > 0
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """For a number of ranks, what each rank found in each case; the processes start once."""
+
+    @functools.cache
+    def run(ranks):
+        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        ended = launch.run("uneven_ranks:compare_all", ranks, folder, 280)
+        for rank, one in enumerate(ended):
+            assert one.status == 0, f"rank {rank} ended with {one.status}: {one.err[-3000:]}"
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+    return run
+
+
+@pytest.mark.parametrize(("ranks", "case"), CASES)
+def test_five_steps_are_as_on_one_device(compared, ranks, case):
+    for found in (rank[case] for rank in compared(ranks)):
+        assert "error" not in found, found["error"]
+        assert found["returned"] < 1e-5
+        assert found["state"] < 1e-5, found["worst"]
+        assert found["optimizer"] < 2e-5
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_pins_shard_what_the_ranks_do_not_divide(compared, ranks):
+    found = compared(ranks)[0]
+    assert {"batch.x", "batch.y", "batch.weight"} <= set(found["odd_means, batch cut"]["plan"])
+    cut = found["odd_gpt, state cut"]["plan"]
+    assert cut["params.head.weight"] == {"a": "shard(0)"}
+    assert sum(name.startswith("params.") for name in cut) > 20

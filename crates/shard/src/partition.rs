@@ -197,8 +197,13 @@ impl Partition<'_> {
             .ok_or_else(|| Diagnostic::bug(format!("no copy of {value}")))?;
         let reshard = Reshard { from: source.placement, to: placement };
         let Some(steps) = reshard_steps(ty, reshard, axis) else {
-            let message = format!("{value} cannot go from {} to {placement}", source.placement);
-            return Err(Diagnostic::bug(message));
+            if placement == Placement::Replicate || source.placement == Placement::Replicate {
+                let message = format!("{value} cannot go from {} to {placement}", source.placement);
+                return Err(Diagnostic::bug(message));
+            }
+            // A part of a norm is no part of a sum: only the whole is.
+            self.require(value, Placement::Replicate, origin)?;
+            return self.require(value, placement, origin);
         };
         // Where another use in this part of the program needs the value replicated, it is gathered first and sliced for this use: two
         // collectives would send it twice.

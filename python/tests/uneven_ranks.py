@@ -1,0 +1,31 @@
+"""What the ranks of tests with unequal shards run; see ``test_uneven.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from session_ranks import compare
+
+
+def cases(ranks: int) -> Iterator[tuple[str, str]]:
+    """The models and families of plans that a number of ranks runs."""
+    for model in ("odd_means", "odd_gpt"):
+        families = ("free", "batch cut", "state cut", "tensors cut") if ranks < 4 else ("free", "state cut")
+        yield from ((model, family) for family in families)
+
+
+def compare_all() -> None:
+    """Runs all cases and writes for each the largest differences from one device, and the plan, as JSON."""
+    found: dict[str, Any] = {}
+    for model, family in cases(int(os.environ["WORLD_SIZE"])):
+        try:
+            found[f"{model}, {family}"] = compare(model, family, int(os.environ["WORLD_SIZE"]))
+        except Exception:
+            found[f"{model}, {family}"] = {"error": traceback.format_exc()}
+    Path(f"{torch.distributed.get_rank()}.json").write_text(json.dumps(found))
