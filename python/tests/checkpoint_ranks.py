@@ -31,15 +31,24 @@ PLACED: dict[str, tuple[dict[str, int], dict[str, dict[str, str]]]] = {
     ),
     "stages": ({"stages": 2}, {}),
     "stages of 2": ({"stages": 2, "b": 2}, {"batch.*": {"b": "shard(0)"}, "params.*.weight": {"b": "shard(0)"}}),
-    "3 ranks": ({"a": 3}, {"batch.*": {"a": "shard(0)"}, "params.tokens.weight": {"a": "shard(0)"}}),
+    "3 ranks": (
+        {"a": 3},
+        {
+            **{name: {"a": "shard(0)"} for name in ("batch.*", "params.tokens.weight", "params.positions.weight")},
+            **{f"optimizer.{name}.weight.exp_avg": {"a": "shard(0)"} for name in ("tokens", "positions")},
+        },
+    ),
 }  # fmt: skip
 
 
 class Language(steps.GPT):
-    """A language model with tied weights, a buffer that steps change, one that is not saved, and a frozen parameter."""
+    """A language model with tied weights, a buffer that steps change, one that is not saved, and a frozen parameter.
+
+    Three ranks have unequal shards of its tables, and so have two within two.
+    """
 
     def __init__(self) -> None:
-        super().__init__(vocabulary=48, width=24, heads=6, length=12)
+        super().__init__(vocabulary=50, width=24, heads=6, length=13)
         self.head.weight = self.tokens.weight
         self.scale = nn.BatchNorm1d(24)
         self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)

@@ -40,6 +40,11 @@ def saved(tmp_path_factory):
         ({"a": 2, "b": 2}, {"a": "shard(0, 3)", "b": "shard(0)"}),
         ({"a": 3, "b": 2}, {"a": "shard(0)", "b": "shard(0, 2)"}),
         ({"a": 2, "b": 2}, {"b": "shard(1, 3)"}),
+        ({"a": 5}, {"a": "shard(0)"}),
+        ({"a": 8}, {"a": "shard(1, 3)"}),
+        ({"a": 4}, {"a": "shard(1, 2, 3)"}),
+        ({"a": 2, "b": 4}, {"a": "shard(0)", "b": "shard(0)"}),
+        ({"a": 5, "b": 2}, {"a": "shard(1)", "b": "shard(0, 2, 4)"}),
     ],
 )
 def test_the_pieces_of_a_rank_are_its_shard(mesh, layout):
@@ -70,7 +75,7 @@ def test_shards_are_dtensors_on_the_mesh_of_the_step(saved):
     assert placements("state", "tokens.weight") == placements("state", "head.weight") == "(Shard(dim=0),)"
     assert placements("tensors", "blocks.0.qkv.weight") == "(Shard(dim=0),)"
     assert placements("2 x 2", "blocks.0.up.weight") == "(Shard(dim=0), Shard(dim=0))"
-    assert placements("3 ranks", "tokens.weight") == "(Shard(dim=0),)"
+    assert placements("3 ranks", "tokens.weight") == placements("3 ranks", "positions.weight") == "(Shard(dim=0),)"
 
 
 def made(step_of=steps.mlp):

@@ -17,7 +17,7 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
         let ranks = plan.mesh.get(axis).copied().unwrap_or(1);
         let _ = writeln!(
             text,
-            "  warning: {}\n  hint: choose a number of ranks that divides the batch",
+            "  warning: {}\n  hint: choose no more ranks than the batch has samples",
             undivided(axis, ranks)
         );
     }
@@ -95,7 +95,7 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
 /// What it means that an axis divides nothing that is mostly computation.
 pub fn undivided(axis: &str, ranks: u32) -> String {
     format!(
-        "no matrix product, attention or convolution of this step has a dimension that the {ranks} ranks of `{axis}` divide: each of \
+        "no matrix product, attention or convolution of this step has a dimension that the {ranks} ranks of `{axis}` can share: each of \
          them does all of that work"
     )
 }

@@ -3,7 +3,7 @@
 use aten::{Call, Work};
 use base::Result;
 use cost::{Machine, operation_time};
-use ir::{Graph, InputClass, MeshAxis, Placement};
+use ir::{AxisKind, Chunks, Graph, InputClass, MeshAxis, NodeId, Placement};
 use shard::{Assignment, partition};
 
 use crate::roles::{gradients, of_state};
@@ -30,6 +30,10 @@ pub fn label(graph: &Graph, assignments: &[Assignment], machine: Machine<'_>) ->
     let mut local = graph.clone();
     for (axis, assignment) in axes().zip(assignments).filter(|(axis, _)| axis.rank_count() > 1) {
         let name = along(&local, assignment, axis, machine);
+        let name = match idle(&local, assignment, axis, machine) {
+            0 => name,
+            idle => format!("{name}, {idle} of {} ranks idle", axis.size),
+        };
         names.push(if several { format!("{name} on {}", axis.name) } else { name });
         if several {
             local = partition(&local, assignment, axis, 0)?.into_renumbered();
@@ -68,6 +72,33 @@ fn along(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Machi
         }
         _ => computation,
     }
+}
+
+/// A rank is idle whose operations take less than this share of those of the first rank, in percent.
+const IDLE: i64 = 10;
+
+/// How many ranks have next to nothing to compute: what is sharded in unequal parts may leave none for the last ranks.
+fn idle(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Machine<'_>) -> u32 {
+    let mut times = vec![0_i64; axis.size as usize];
+    let is_uneven = |chunks: &Chunks| !chunks.is_even();
+    let uneven = |id: &NodeId| {
+        let strategy = assignment.nodes.get(id)?;
+        cost::shares(&Call::new(graph, *id), strategy, axis.size).filter(is_uneven)
+    };
+    if axis.kind != AxisKind::Ranks || !graph.order.iter().any(|id| uneven(id).is_some()) {
+        return 0;
+    }
+    for id in &graph.order {
+        let call = Call::new(graph, *id);
+        let replicated = || aten::replicated(&call);
+        let strategy = assignment.nodes.get(id).cloned().unwrap_or_else(replicated);
+        let time = operation_time(machine, &call, &strategy, axis);
+        let chunks = uneven(id);
+        for (coordinate, sum) in times.iter_mut().enumerate() {
+            *sum += chunks.map_or(time, |chunks| time * chunks.part(coordinate as u32).1 / chunks.chunk);
+        }
+    }
+    times.iter().filter(|time| **time * 100 < times[0] * IDLE).count() as u32
 }
 
 fn shares(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Machine<'_>) -> Shares {

@@ -97,7 +97,7 @@ fn binds_nothing(
     );
     Diagnostic::new(Code::BAD_PIN, message)
         .because(format!("it matches {}", shapes.join(", ")))
-        .hint("a dimension is sharded evenly or not at all: pin another one, or `replicate`")
+        .hint("a dimension with too few elements for so many ranks, or for ranks of several axes, is not sharded: pin another one, or `replicate`")
 }
 
 /// Maximum number of inputs listed in an error.

@@ -326,7 +326,9 @@ fn impossible_pin(setting: &Setting<'_>, id: InputId, pin: Placement) -> Box<Dia
             input.name, setting.space.axis.size
         ),
     )
-    .because("a dimension is sharded evenly or not at all")
+    .because(
+        "a dimension with too few elements for so many ranks, or for ranks of several axes, is not sharded",
+    )
     .hint("pin another dimension, or `replicate`")
 }
 
