@@ -344,17 +344,14 @@ def test_a_step_gives_on_ranks_what_eager_gives(name):
 
     optimizer, step = with_optimizer(model, run)
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=batch)
-    for family, demanded in FAMILIES.items():
-        pins = {pattern: {"a": placement} for pattern, placement in demanded.items()}
-        settings = msgpack.packb({"mesh": {"a": 2}, "pins": pins, "memory_limit": None})
-        if name == "a_batch_that_ranks_do_not_divide" and demanded.get("batch.*", "").startswith("shard"):
-            with pytest.raises(unisono.errors.ConfigurationError, match="binds nothing"):
-                graph.native.plan(DEAR_COMPUTING, settings)
-            continue
-        plan = graph.native.plan(DEAR_COMPUTING, settings)
-        found, after = train(graph, plan, {"a": 2}, [tensors(batch)] * STEPS, passes=True)
+    for ranks, family in [(ranks, family) for ranks in (2, 3) for family in FAMILIES]:
+        pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
+        plan = graph.native.plan(
+            DEAR_COMPUTING, msgpack.packb({"mesh": {"a": ranks}, "pins": pins, "memory_limit": None})
+        )
+        found, after = train(graph, plan, {"a": ranks}, [tensors(batch)] * STEPS, passes=True)
         for first, wanted in zip(found, expected, strict=True):
-            assert_close(first, wanted[0], f"the first returned tensor of {family}")
+            assert_close(first, wanted[0], f"the first returned tensor of {family} on {ranks} ranks")
         for key, parameter in reference.named_parameters():
             if key in after:
-                assert_close(after[key], parameter, f"{key} of {family}")
+                assert_close(after[key], parameter, f"{key} of {family} on {ranks} ranks")

@@ -4,7 +4,7 @@ use aten::{Call, Row, Strategy, Work};
 use base::Bytes;
 use cluster::{Amounts, Cluster, Fit};
 use ir::{
-    AxisKind, Chunks, Collective, CollectiveKind, Dtype, MeshAxis, Placement, Reshard, TensorType,
+    AxisKind, Chunks, Collective, CollectiveKind, Dtype, MeshAxis, Placement, Reduce, Reshard, TensorType,
     local_bytes, reshard_steps,
 };
 
@@ -29,6 +29,10 @@ pub fn reshard_time(
     let steps = reshard_steps(ty, reshard, axis)?;
     let time = |step: &Collective<'_>| least_time(machine, *step, company);
     let collectives: i64 = steps.iter().map(time).sum();
+    let is_uneven = |placement: Placement| placement.is_uneven(&ty.shape, axis.size);
+    if is_uneven(reshard.from) || is_uneven(reshard.to) {
+        return Some(collectives + traffic(cluster, 2 * copied(ty, reshard, axis)));
+    }
     let copies = match (reshard.from, reshard.to) {
         (from, to) if from == to => 0,
         (Placement::Shard { dim: 0, blocks: 1, .. }, Placement::Replicate)
@@ -42,29 +46,26 @@ pub fn reshard_time(
         }
         _ => traffic(cluster, 2 * ty.bytes().0),
     };
-    Some(collectives + copies + padding_time(machine, ty, reshard, axis))
+    Some(collectives + copies)
 }
 
-/// The time of the copies that pad uneven shards to the largest, and take what was padded away again: the latter is a view of the first
-/// elements in memory where it is the first dimension.
-fn padding_time(machine: Machine<'_>, ty: &TensorType, reshard: Reshard, axis: &MeshAxis) -> i64 {
+/// The bytes that are copied on one rank for a change between unequal shards: to pad what is sent, to put it in order, and to take out what
+/// is wanted where that is no view.
+fn copied(ty: &TensorType, Reshard { from, to }: Reshard, axis: &MeshAxis) -> u64 {
     use Placement::{Partial, Replicate, Shard};
-    let ranks = axis.size;
-    let is_uneven = |placement: Placement| placement.is_uneven(&ty.shape, ranks);
-    let copied = |bytes: u64| traffic(machine.cluster, 2 * bytes);
-    let (own, whole) = (|placement| copied(local_bytes(ty, placement, ranks)), || copied(ty.bytes().0));
+    let whole = ty.bytes().0;
+    let own = |placement| local_bytes(ty, placement, axis.size);
     let is_first = |placement| matches!(placement, Shard { dim: 0, blocks: 1, .. });
-    match (reshard.from, reshard.to) {
-        (from, to) if from == to => 0,
-        (Partial(_), to) if is_uneven(to) => whole() + if is_first(to) { 0 } else { own(to) },
-        (from @ Shard { .. }, Replicate | Partial(_)) if is_uneven(from) => {
-            own(from) + if is_first(from) { 0 } else { whole() }
-        }
-        (from @ Shard { .. }, to @ Shard { .. }) => {
-            let of_from = if is_uneven(from) { own(from) + own(to) } else { 0 };
-            of_from + if is_uneven(to) { own(from) + own(to) } else { 0 }
-        }
-        _ => 0,
+    match (from, to) {
+        (Replicate, to) if is_first(to) => 0,
+        (Replicate, to) => own(to),
+        (from @ Shard { blocks: 1, .. }, Partial(_)) => whole - own(from),
+        (from, Replicate) if is_first(from) => own(from),
+        (from @ Shard { .. }, Replicate) => 2 * own(from) + whole,
+        (Partial(Reduce::Sum), to) if is_first(to) => whole,
+        (Partial(Reduce::Sum), to) => whole + own(to),
+        (Shard { dim: a, .. }, Shard { dim: b, .. }) if a != b => 2 * own(from) + own(to),
+        _ => 2 * (own(from) + whole),
     }
 }
 

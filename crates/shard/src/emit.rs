@@ -13,6 +13,9 @@ pub const EMPTY: &str = "aten::empty.memory_format(SymInt[] size, *, ScalarType?
 /// The schema of complex numbers of their real and imaginary parts.
 pub const VIEW_AS_COMPLEX: &str = "aten::view_as_complex(Tensor(a) self) -> Tensor(a)";
 
+/// The numbers of dimensions of images and volumes, which PyTorch may take for ones with channels last and keep so.
+const IMAGES: std::ops::RangeInclusive<usize> = 4..=5;
+
 /// Where new nodes come from.
 #[derive(Clone, Copy, Default)]
 pub struct Origin {
@@ -236,13 +239,35 @@ impl<'a> Emitter<'a> {
     /// The value with `before` and `after` zeros around it along a dimension.
     pub fn pad(&mut self, value: ValueId, dim: usize, before: i64, after: i64) -> ValueId {
         let value = self.in_order(value);
+        let mut around = vec![(0, 0); dim];
+        around.push((before, after));
+        self.widened(value, &around)
+    }
+
+    /// The value with zeros before and behind it along each of its first dimensions, in row-major order. Where nothing may be missing it has
+    /// to be in that order already.
+    pub fn widened(&mut self, value: ValueId, around: &[(i64, i64)]) -> ValueId {
+        let mut value = value;
         let mut ty = self.ty(value);
-        let mut around = vec![0; 2 * (ty.rank() - 1 - dim)];
-        around.extend([before, after]);
-        ty.shape[dim] += before + after;
-        ty.strides = ir::contiguous_strides(&ty.shape);
-        let args = vec![Arg::Value(value), Arg::Ints(around), Arg::Int(0)];
-        self.op("aten::constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor", args, ty)
+        let mut wide = ty.clone();
+        while IMAGES.contains(&wide.rank()) {
+            let last = Arg::Int(wide.rank() as i64);
+            wide.shape.push(1);
+            wide.strides.push(1);
+            let schema = "aten::unsqueeze(Tensor(a) self, int dim) -> Tensor(a)";
+            value = self.op(schema, vec![Arg::Value(value), last], wide.clone());
+        }
+        let mut pads = vec![0; 2 * (wide.rank() - around.len())];
+        for (dim, (before, after)) in around.iter().enumerate().rev() {
+            pads.extend([*before, *after]);
+            wide.shape[dim] += before + after;
+            ty.shape[dim] += before + after;
+        }
+        let wide = TensorType { strides: ir::contiguous_strides(&wide.shape), ..wide };
+        let args = vec![Arg::Value(value), Arg::Ints(pads), Arg::Int(0)];
+        let schema = "aten::constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor";
+        let padded = self.op(schema, args, wide);
+        self.view(padded, &ty.shape)
     }
 
     /// An operation on each element of a tensor that keeps their type.

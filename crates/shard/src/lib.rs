@@ -15,6 +15,7 @@ mod realise;
 mod reshard;
 mod space;
 pub mod stages;
+mod uneven;
 mod unroll;
 
 pub use canonical::canonical;

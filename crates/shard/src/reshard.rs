@@ -58,66 +58,19 @@ impl Resharder<'_> {
 
     /// This rank's shard of a replicated tensor.
     fn shard(&self, out: &mut Emitter<'_>, value: ValueId, (dim, chunks): (usize, Chunks)) -> ValueId {
-        let (start, part) = chunks.part(self.coordinate);
+        if !chunks.is_even() {
+            return self.shard_uneven(out, value, (dim, chunks));
+        }
         if chunks.blocks == 1 {
+            let (start, part) = chunks.part(self.coordinate);
             let shard = out.slice(value, dim, start, start + part);
             // With leading dimensions of size 1 the slice is in order already.
-            return out.in_order_everywhere(shard, dim, &chunks.sizes());
+            return out.in_order(shard);
         }
         let global = out.in_order(value);
-        if !chunks.is_even() {
-            let opened = self.in_blocks(out, global, dim, chunks.blocks);
-            let mine = out.slice(opened, dim + 1, start, start + part);
-            let mine = out.in_order_everywhere(mine, dim + 1, &chunks.sizes());
-            return self.close(out, mine, dim);
-        }
         let opened = self.open(out, global, dim, chunks.blocks);
         let mine = out.select(opened, dim + 1, i64::from(self.coordinate));
         self.close(out, mine, dim)
-    }
-
-    /// A view with dimension `dim` as `[blocks, rest]`.
-    fn in_blocks(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: i64) -> ValueId {
-        let mut opened = out.graph.ty(value).shape.clone();
-        opened[dim] /= blocks;
-        opened.insert(dim, blocks);
-        out.view(value, &opened)
-    }
-
-    /// The value with zeros at the end of each block of a dimension, so that blocks are as large as `block` says.
-    fn padded(
-        &self,
-        out: &mut Emitter<'_>,
-        value: ValueId,
-        dim: usize,
-        (blocks, block): (i64, i64),
-    ) -> ValueId {
-        let missing = block - out.graph.ty(value).shape[dim] / blocks;
-        if blocks == 1 {
-            return out.pad(value, dim, 0, missing);
-        }
-        let value = out.in_order(value);
-        let opened = self.in_blocks(out, value, dim, blocks);
-        let padded = out.pad(opened, dim + 1, 0, missing);
-        self.close(out, padded, dim)
-    }
-
-    /// The value without what is behind the first `block` elements of each block of a dimension; other ranks take one of `sizes`.
-    fn trimmed(
-        &self,
-        out: &mut Emitter<'_>,
-        value: ValueId,
-        dim: usize,
-        (blocks, block, sizes): (i64, i64, &[i64]),
-    ) -> ValueId {
-        if blocks == 1 {
-            let trimmed = out.slice(value, dim, 0, block);
-            return out.in_order_everywhere(trimmed, dim, sizes);
-        }
-        let opened = self.in_blocks(out, value, dim, blocks);
-        let trimmed = out.slice(opened, dim + 1, 0, block);
-        let trimmed = out.in_order_everywhere(trimmed, dim + 1, sizes);
-        self.close(out, trimmed, dim)
     }
 
     /// A view with dimension `dim` as `[blocks, ranks, rest]`.
@@ -139,23 +92,22 @@ impl Resharder<'_> {
         out.view(value, &shape)
     }
 
-    /// The global tensor from all shards. Uneven ones are padded to the largest; the whole is then what the zeros lie behind.
+    /// The global tensor from all shards.
     fn gather(&self, out: &mut Emitter<'_>, value: ValueId, (dim, chunks): (usize, Chunks)) -> ValueId {
-        if out.graph.ty(value).shape.is_empty() {
-            return out.in_order(value);
+        if chunks.is_even() {
+            self.gather_equal(out, value, dim, chunks.blocks)
+        } else {
+            self.gather_uneven(out, value, (dim, chunks))
         }
-        if !chunks.is_even() {
-            let largest = self.padded(out, value, dim, (chunks.blocks, chunks.chunk));
-            let gathered = self.gather_equal(out, largest, dim, chunks.blocks);
-            return self.trimmed(out, gathered, dim, (chunks.blocks, chunks.block, &[chunks.block]));
-        }
-        self.gather_equal(out, value, dim, chunks.blocks)
     }
 
     /// The tensor that equal shards make.
-    fn gather_equal(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: i64) -> ValueId {
+    pub fn gather_equal(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: i64) -> ValueId {
         let value = out.in_order(value);
         let ty = out.ty(value);
+        if ty.shape.is_empty() {
+            return value;
+        }
         let ranks = i64::from(self.axis.size);
         let mut gathered_ty = ty.clone();
         gathered_ty.shape[0] *= ranks;
@@ -194,15 +146,10 @@ impl Resharder<'_> {
         out.view(turned, &global)
     }
 
-    /// The shards of all ranks one after the other, `[ranks * shard...]`, of a tensor that is not sharded along `dim`; uneven ones padded to
-    /// the largest.
-    fn deal(&self, out: &mut Emitter<'_>, value: ValueId, (dim, chunks): (usize, Chunks)) -> (ValueId, Dims) {
-        let value = if chunks.is_even() {
-            out.in_order(value)
-        } else {
-            self.padded(out, value, dim, (chunks.blocks, chunks.padded()))
-        };
-        let opened = self.open(out, value, dim, chunks.blocks);
+    /// The shards of all ranks one after the other, `[ranks * shard...]`, of a tensor that is not sharded along `dim`.
+    fn deal(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize, blocks: i64) -> (ValueId, Dims) {
+        let value = out.in_order(value);
+        let opened = self.open(out, value, dim, blocks);
         let rank = out.graph.ty(opened).rank();
         let mut order = vec![dim + 1];
         order.extend((0..rank).filter(|d| *d != dim + 1));
@@ -215,27 +162,29 @@ impl Resharder<'_> {
         (out.view(turned, &dealt), part)
     }
 
-    /// A rank's shard, of one as large as the largest.
-    fn own(&self, out: &mut Emitter<'_>, value: ValueId, (dim, chunks): (usize, Chunks)) -> ValueId {
-        if chunks.is_even() {
-            return value;
-        }
-        let (_, part) = chunks.part(self.coordinate);
-        self.trimmed(out, value, dim, (chunks.blocks, part, &chunks.sizes()))
-    }
-
     /// This rank's shard of the sum.
     fn reduce_scatter(&self, out: &mut Emitter<'_>, value: ValueId, to: (usize, Chunks)) -> ValueId {
-        let (dealt, part) = self.deal(out, value, to);
-        let ty = TensorType { strides: ir::contiguous_strides(&part), shape: part, ..out.ty(dealt) };
+        let (dim, chunks) = to;
+        if !chunks.is_even() {
+            return self.reduce_scatter_uneven(out, value, to);
+        }
+        let (dealt, part) = self.deal(out, value, dim, chunks.blocks);
+        let sum = self.scatter(out, dealt);
+        out.view(sum, &part)
+    }
+
+    /// This rank's part of the sum of what is dealt.
+    pub fn scatter(&self, out: &mut Emitter<'_>, dealt: ValueId) -> ValueId {
+        let mut ty = out.ty(dealt);
+        ty.shape[0] /= i64::from(self.axis.size);
+        let ty = TensorType { strides: ir::contiguous_strides(&ty.shape), ..ty };
         let args = vec![
             Arg::Value(dealt),
             Arg::Str(Reduction::Sum.text().into()),
             Arg::Int(i64::from(self.axis.size)),
             Arg::Str(self.group.into()),
         ];
-        let sum = collective(out, CollectiveKind::ReduceScatter, args, ty);
-        self.own(out, sum, to)
+        collective(out, CollectiveKind::ReduceScatter, args, ty)
     }
 
     /// From shards of one dimension to shards of another.
@@ -246,13 +195,16 @@ impl Resharder<'_> {
         from: (usize, Chunks),
         to: (usize, Chunks),
     ) -> ValueId {
-        let (dim, chunks) = from;
-        let value = if chunks.is_even() {
-            value
-        } else {
-            self.padded(out, value, dim, (chunks.blocks, chunks.chunk))
-        };
-        let (dealt, part) = self.deal(out, value, to);
+        if !from.1.is_even() || !to.1.is_even() {
+            return self.exchange_uneven(out, value, from, to);
+        }
+        let (dealt, part) = self.deal(out, value, to.0, to.1.blocks);
+        let received = self.all_to_all(out, dealt);
+        self.interleave(out, received, &part, from.0, from.1.blocks)
+    }
+
+    /// What all ranks have dealt to this one, one after the other.
+    pub fn all_to_all(&self, out: &mut Emitter<'_>, dealt: ValueId) -> ValueId {
         let ty = out.ty(dealt);
         let splits = vec![ty.shape[0] / i64::from(self.axis.size); self.axis.size as usize];
         let args = vec![
@@ -261,14 +213,7 @@ impl Resharder<'_> {
             Arg::Ints(splits),
             Arg::Str(self.group.into()),
         ];
-        let received = collective(out, CollectiveKind::AllToAll, args, ty);
-        let whole = self.interleave(out, received, &part, dim, chunks.blocks);
-        let whole = if chunks.is_even() {
-            whole
-        } else {
-            self.trimmed(out, whole, dim, (chunks.blocks, chunks.block, &[chunks.block]))
-        };
-        self.own(out, whole, to)
+        collective(out, CollectiveKind::AllToAll, args, ty)
     }
 
     /// The reduction of all, on every rank.
