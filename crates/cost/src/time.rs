@@ -57,6 +57,7 @@ fn copied(ty: &TensorType, Reshard { from, to }: Reshard, axis: &MeshAxis) -> u6
     let own = |placement| local_bytes(ty, placement, axis.size);
     let is_first = |placement| matches!(placement, Shard { dim: 0, blocks: 1, .. });
     match (from, to) {
+        (from, to) if from == to => 0,
         (Replicate, to) if is_first(to) => 0,
         (Replicate, to) => own(to),
         (from @ Shard { blocks: 1, .. }, Partial(_)) => whole - own(from),

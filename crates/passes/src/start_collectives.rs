@@ -11,7 +11,7 @@ use ir::{Graph, NodeId, Patch};
 
 use crate::{
     Pass,
-    facts::{Facts, end_values, maker, of_state_alone, users},
+    facts::{Facts, end_values, is_uneven, maker, of_state_alone, users},
 };
 
 /// Starts collectives early.
@@ -62,7 +62,9 @@ fn preparations(graph: &Graph, facts: &Facts) -> FixedBitSet {
         let serves =
             |user: &NodeId| facts.is_collective(&graph.nodes[*user]) || prepares.contains(user.index());
         let alone = || results().all(serves) && !node.results().any(|result| ends.contains(result.index()));
-        let is_light = facts.carries(node) && !facts.is_wait(node) || facts.joins(node);
+        // What pads an unequal shard serves nothing else.
+        let pads = is_uneven(graph, *id) && facts.is_pure(node) && node.operands().count() == 1;
+        let is_light = facts.carries(node) && !facts.is_wait(node) || facts.joins(node) || pads;
         if is_light && results().any(serves) && (facts.is_view(node) || alone()) {
             prepares.insert(id.index());
         }
