@@ -214,7 +214,10 @@ impl Plan {
                 self.inputs.entry(input.name.clone()).or_default().insert(axis.name.clone(), placement);
             }
         }
-        self.axes.insert(axis.name.clone(), encoded(graph, &Space::new(graph, axis), assignment));
+        self.axes.insert(
+            axis.name.clone(),
+            encoded(graph, &Space::new(graph, axis, offered(&self.mesh(), axis)), assignment),
+        );
     }
 
     /// The text form.

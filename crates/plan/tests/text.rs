@@ -4,7 +4,7 @@
 use base::Fingerprint;
 use expect_test::expect;
 use ir::{Graph, Mesh, MeshAxis, PartId, Placement, ValueDef, ValueId, testing::Random};
-use shard::{Assignment, Space, canonical, partition_mesh};
+use shard::{Assignment, Offered, Space, canonical, partition_mesh};
 use unisono_plan::Plan;
 
 /// Two layers with a residual, a weight that is used twice, and an update.
@@ -50,8 +50,9 @@ fn written(graph: &Graph, mesh: &Mesh, assignments: &[Assignment]) -> Plan {
 }
 
 /// Any strategies, any storage, and any placements in which values enter parts.
-fn any(random: &mut Random, graph: &Graph, axis: &MeshAxis) -> Assignment {
-    let space = Space::new(graph, axis);
+fn any(random: &mut Random, graph: &Graph, mesh: &Mesh, axis: &MeshAxis) -> Assignment {
+    let offered = if mesh.may_be_uneven(&axis.name) { Offered::Useful } else { Offered::Even };
+    let space = Space::new(graph, axis, offered);
     let mut assignment = Assignment::default();
     let changes = random.below(4) != 0;
     for id in &graph.order {
@@ -65,8 +66,7 @@ fn any(random: &mut Random, graph: &Graph, axis: &MeshAxis) -> Assignment {
         if offers.is_empty() || random.once_in(2) {
             return Placement::Replicate;
         }
-        let (dim, blocks) = *random.pick(offers);
-        Placement::Shard { dim, blocks }
+        *random.pick(offers)
     };
     for (id, input) in graph.inputs.iter() {
         assignment.inputs.insert(id, placement(input.value));
@@ -99,7 +99,7 @@ fn any_decisions_are_read_back_as_they_were_meant() {
         let mesh = Mesh { axes: axes.collect() };
         let mut assignments = Vec::new();
         let decided = partition_mesh(&graph, &mesh, 0, |graph, axis| {
-            assignments.push(any(&mut random, graph, axis));
+            assignments.push(any(&mut random, graph, &mesh, axis));
             Ok(assignments.last().unwrap().clone())
         });
         // Some changes of placement are not possible.
@@ -125,7 +125,7 @@ fn any_decisions_are_read_back_as_they_were_meant() {
 fn layers() -> (Graph, Plan) {
     let graph = canonical(&Graph::from_text("step", LAYERS).unwrap());
     let mesh = Mesh { axes: vec![MeshAxis::ranks("ranks", 2)] };
-    let space = Space::new(&graph, &mesh.axes[0]);
+    let space = Space::new(&graph, &mesh.axes[0], Offered::Useful);
     let mut assignment = Assignment::default();
     for (id, input) in graph.inputs.iter().filter(|(_, input)| input.name.starts_with("params")) {
         assignment.inputs.insert(id, Placement::shard(1));
