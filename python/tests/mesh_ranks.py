@@ -10,13 +10,15 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from machines import machine
-from steps import EAGER_TO_CUT, EPSILON
+from steps import EPSILON
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import unisono
 
 MACHINE = machine(memory_bandwidth=1e10, flops=1e9, latency_ns=1e3, bandwidth=1e9)
+#: One on which nothing but products takes time.
+SLOW_PRODUCTS = machine(memory_bandwidth=1e9, flops=1e6, latency_ns=10.0, bandwidth=1e11, operation_ns=1.0)
 AXES = {"outer": 2, "inner": 2}
 PINS = {
     "batch.*": {"outer": "shard(0)"},
@@ -56,19 +58,19 @@ def train() -> None:
 def choose() -> None:
     """The planner chooses the mesh where four divides nothing and two does, also for a step that goes on with gradients in place.
 
-    What it chose is a plan to give.
+    On four ranks along one axis one of them would have no share of six. What it chose is a plan to give.
     """
     torch.manual_seed(0)
     torch.distributed.init_process_group("gloo")
-    start = nn.Sequential(nn.Linear(18, 30), nn.GELU(), nn.Linear(30, 18))
-    batch = tuple(torch.randn(2, 6, 18))
+    start = nn.Sequential(nn.Linear(6, 10), nn.GELU(), nn.Linear(10, 6))
+    batch = tuple(torch.randn(2, 6, 6))
     found, text = {}, None
     for name in ("searched", "given", "gradients stay"):
         one, many = copy.deepcopy(start), copy.deepcopy(start)
         to_none = name != "gradients stay"
         (alone, _), (together, optimizer) = _step(one, to_none), _step(many, to_none)
         step = unisono.parallelize(
-            together, model=many, optimizer=optimizer, example=batch, mesh="auto", plan=text, cluster=EAGER_TO_CUT
+            together, model=many, optimizer=optimizer, example=batch, mesh="auto", plan=text, cluster=SLOW_PRODUCTS
         )
         losses = [abs(step(*batch).item() - alone(*batch).item()) for _ in range(3)]
         whole = {key: value.full_tensor() for key, value in step.state_dict()["model"].items()}

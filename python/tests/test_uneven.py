@@ -18,8 +18,8 @@ CASES = [(ranks, f"{model}, {family}") for ranks in (2, 3, 4) for model, family 
 
 @pytest.mark.parametrize("first", range(0, GRAPHS, TOGETHER))
 def test_random_graphs_on_any_number_of_ranks_give_what_one_rank_gives(first):
-    for seed in range(first, first + TOGETHER):
-        assert uneven_graphs.ask(seed) > 0
+    asked = sum(uneven_graphs.ask(seed) for seed in range(first, first + TOGETHER))
+    assert asked > 0.7 * TOGETHER * uneven_graphs.DRAWS
 
 
 @pytest.fixture(scope="module")

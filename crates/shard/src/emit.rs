@@ -239,14 +239,12 @@ impl<'a> Emitter<'a> {
     /// The value with `before` and `after` zeros around it along a dimension.
     pub fn pad(&mut self, value: ValueId, dim: usize, before: i64, after: i64) -> ValueId {
         let value = self.in_order(value);
-        let mut around = vec![(0, 0); dim];
-        around.push((before, after));
-        self.widened(value, &around)
+        self.widened(value, dim, &[(before, after)])
     }
 
-    /// The value with zeros before and behind it along each of its first dimensions, in row-major order. Where nothing may be missing it has
-    /// to be in that order already.
-    pub fn widened(&mut self, value: ValueId, around: &[(i64, i64)]) -> ValueId {
+    /// The value with zeros before and behind it along dimensions from `first` on, in row-major order. Where nothing may be missing it has to
+    /// be in that order already.
+    pub fn widened(&mut self, value: ValueId, first: usize, around: &[(i64, i64)]) -> ValueId {
         let mut value = value;
         let mut ty = self.ty(value);
         let mut wide = ty.clone();
@@ -257,11 +255,11 @@ impl<'a> Emitter<'a> {
             let schema = "aten::unsqueeze(Tensor(a) self, int dim) -> Tensor(a)";
             value = self.op(schema, vec![Arg::Value(value), last], wide.clone());
         }
-        let mut pads = vec![0; 2 * (wide.rank() - around.len())];
-        for (dim, (before, after)) in around.iter().enumerate().rev() {
+        let mut pads = vec![0; 2 * (wide.rank() - first - around.len())];
+        for (number, (before, after)) in around.iter().enumerate().rev() {
             pads.extend([*before, *after]);
-            wide.shape[dim] += before + after;
-            ty.shape[dim] += before + after;
+            wide.shape[first + number] += before + after;
+            ty.shape[first + number] += before + after;
         }
         let wide = TensorType { strides: ir::contiguous_strides(&wide.shape), ..wide };
         let args = vec![Arg::Value(value), Arg::Ints(pads), Arg::Int(0)];

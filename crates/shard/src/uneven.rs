@@ -33,7 +33,7 @@ impl Resharder<'_> {
         let (first, back) = outermost(out, value, &[at]);
         let first = out.in_order(first);
         let missing = chunks.chunk - out.graph.ty(first).shape[0];
-        let padded = out.widened(first, &[(0, missing)]);
+        let padded = out.widened(first, 0, &[(0, missing)]);
         let gathered = self.gather_equal(out, padded, 0, 1);
         let whole = out.slice(gathered, 0, 0, chunks.block);
         let whole = out.permute(whole, &back);
@@ -50,7 +50,7 @@ impl Resharder<'_> {
     ) -> ValueId {
         let (value, at) = opened(out, value, (dim, chunks));
         let (first, back) = outermost(out, value, &[at]);
-        let padded = out.widened(first, &[(0, chunks.padded() - chunks.block)]);
+        let padded = out.widened(first, 0, &[(0, chunks.padded() - chunks.block)]);
         let sum = self.scatter(out, padded);
         let mine = out.slice(sum, 0, 0, chunks.part(self.coordinate).1);
         let mine = out.permute(mine, &back);
@@ -77,7 +77,7 @@ impl Resharder<'_> {
         let ranks = i64::from(self.axis.size);
         let (chunk, part) = (to.1.chunk, from.1.chunk);
         let missing = part - out.graph.ty(first).shape[1];
-        let padded = out.widened(first, &[(0, to.1.padded() - to.1.block), (0, missing)]);
+        let padded = out.widened(first, 0, &[(0, to.1.padded() - to.1.block), (0, missing)]);
         // [ranks * chunk, part, rest..] -> [ranks, part, chunk, rest..]
         let rest: Dims = out.graph.ty(padded).shape[2..].into();
         let shape = |front: &[i64]| -> Dims { front.iter().chain(&rest).copied().collect() };
