@@ -421,21 +421,25 @@ def test_every_strategy_of_an_operation_and_its_backward_gives_the_whole_result(
 
 
 #: Sizes that no number of ranks divides, in place of such as 2 and 3 divide.
-ODD = {12: 11, 6: 5}
+ODD = {12: 11, 6: 5, 72: 55, 96: 80}
 
 
-def odd(args):
-    """Arguments of odd sizes: tensors without their last elements, lists of sizes of a batch and channels, numbers within them."""
+def odd(args, dims=9):
+    """Arguments of odd sizes along so many first dimensions: tensors without their last elements, lists of sizes, numbers within."""
+
+    def size_of(dim, size):
+        return ODD.get(size, size) if dim < dims or size == 96 else size
 
     def smaller(one):
         if isinstance(one, torch.Tensor):
-            kept = one[tuple(slice(ODD.get(size, size)) for size in one.shape)].clone(
-                memory_format=torch.preserve_format
-            )
+            sizes = tuple(slice(size_of(dim, size)) for dim, size in enumerate(one.shape))
+            kept = one[sizes].clone(memory_format=torch.preserve_format)
             return kept if one.is_floating_point() or one.dtype == torch.bool else kept.clamp(max=10)
-        if isinstance(one, list | tuple) and list(one[:2]) == [6, 12]:
-            return [ODD.get(size, size) for size in one]
-        return [smaller(part) for part in one] if isinstance(one, list) else one
+        if not isinstance(one, list | tuple):
+            return one
+        if all(isinstance(part, int) for part in one):
+            return [ODD.get(size, size) for size in one] if list(one[:2]) in ([6, 12], [72]) else one
+        return [smaller(part) for part in one]
 
     return [smaller(one) for one in args]
 
@@ -445,6 +449,7 @@ FIXED = {
     "a fused projection, split into heads",
     "expand and mean",
     "group norm",
+    "group norm of an odd batch",
     "flash attention of grouped queries",
 }
 
@@ -484,7 +489,8 @@ def test_every_strategy_of_a_fused_optimizer_gives_the_whole_result(kind):
             )
         return [t for group in made for t in group]
 
-    assert f"aten::_fused_{kind}.tensor_lr" in examine(update, tensors, 2)
+    for ranks in (2, 3, 7):
+        assert f"aten::_fused_{kind}.tensor_lr" in examine(update, tensors, ranks)
 
 
 def _rms_norm_backward(gradient, x, shape, rstd, weight, mask):
@@ -581,6 +587,10 @@ MORE = {
         "_scaled_mm",
         (narrow(12, 32), narrow(24, 32).t(), torch.tensor(0.5), torch.tensor(2.0), None, None, torch.float32),
     ),
+    "one scale at odd sizes": (
+        "_scaled_mm",
+        (narrow(11, 32), narrow(80, 32).t(), torch.tensor(0.5), torch.tensor(2.0), None, None, torch.float32),
+    ),
     "groups of rows": ("_grouped_mm", (whole_numbers(96, 32), whole_numbers(3, 32, 96), _OFFSETS)),
     "groups of columns": ("_grouped_mm", (whole_numbers(3, 96, 32), whole_numbers(32, 96), _OFFSETS)),
     "groups of inner elements": ("_grouped_mm", (whole_numbers(96, 96), whole_numbers(96, 96), _OFFSETS)),
@@ -594,10 +604,19 @@ def overload(name):
     return getattr(getattr(getattr(torch.ops, namespace), base), variant or "default")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, 3, 7])
 @pytest.mark.parametrize("name", DIRECT)
 def test_every_strategy_of_a_call_gives_the_whole_result(name, ranks):
     bytes_, tensors = call_message(overload(name), DIRECT[name])
+    asked = ask(bytes_, tensors, ranks)
+    # Kernels that refuse empty tensors are not asked on more ranks than there is for.
+    assert f"aten::{name}" in asked or (ranks == 7 and name in {"_scaled_mm", "_grouped_mm"})
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", DIRECT)
+def test_every_strategy_of_a_call_at_odd_sizes_gives_the_whole_result(name, ranks):
+    bytes_, tensors = call_message(overload(name), odd(DIRECT[name], 2 if "pad" in name else 9))
     assert f"aten::{name}" in ask(bytes_, tensors, ranks)
 
 
@@ -630,7 +649,7 @@ def test_every_claim_of_every_row_is_asked():
 
     def missing():
         asked = {operator for (operator, _), is_asked in CLAIMS.items() if is_asked}
-        unasked = [claim for claim, is_asked in CLAIMS.items() if not is_asked]
+        unasked = [claim for claim, is_asked in CLAIMS.items() if not is_asked and not claim[1].endswith(", uneven")]
         # Collectives along another axis are asked by the meshes of `test_plans.py`.
         expected = [name for name, row in rows().items() if row["has_rule"] and "c10d" not in name]
         # `test_every_strategy_of_a_call_gives_the_whole_result` asserts that each of these is asked.
@@ -640,7 +659,7 @@ def test_every_claim_of_every_row_is_asked():
     if missing() != ([], []):
         for name, args in DIRECT.items():
             note(*call_message(overload(name), args))
-            note(*call_message(overload(name), odd(args)))
+            note(*call_message(overload(name), odd(args, 2 if "pad" in name else 9)))
         for name, args in MORE.values():
             note(*call_message(overload(name), args))
         for name, (function, tensors) in BACKWARD.items():
@@ -653,6 +672,9 @@ def test_every_claim_of_every_row_is_asked():
                 if not any(t.numel() > 20_000 or t.is_complex() for t in tensors):
                     note(*message(function, tensors))
     assert missing() == ([], [])
+    # Batches of four are asked with equal and empty shards only; random graphs ask such with unequal ones.
+    uneven = [is_asked for (_, claim), is_asked in CLAIMS.items() if claim.endswith(", uneven")]
+    assert sum(uneven) > 0.9 * len(uneven)
 
 
 def written(schema):

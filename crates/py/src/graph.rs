@@ -201,6 +201,7 @@ impl Graph {
         Ok((Self(exam.canonical), PyBytes::new(py, &questions), exam.claims))
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     /// The graphs of all ranks under strategies that numbers draw, and the placements of inputs; for a proof.
     fn drawn(&self, py: Python<'_>, ranks: u32, numbers: Vec<u64>) -> PyResult<(Vec<String>, Vec<Self>)> {
         let drawn = run(py, || shard::drawn(&self.0, ranks, &numbers))?;

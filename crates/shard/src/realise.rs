@@ -127,7 +127,7 @@ impl Realised<'_> {
                 for arg in lists.iter().filter(|_| sharded) {
                     if let Arg::Ints(sizes) = &mut args[*arg] {
                         let count = sizes.len() as i64;
-                        sizes.iter_mut().for_each(|size| *size = local[0] / count);
+                        sizes.fill(local[0] / count);
                     }
                 }
             }
@@ -139,7 +139,7 @@ impl Realised<'_> {
                     let piece = self.result_shape(0)[along];
                     match &mut args[sizes] {
                         Arg::Int(size) => *size = piece,
-                        Arg::Ints(sizes) => sizes.iter_mut().for_each(|size| *size = piece),
+                        Arg::Ints(sizes) => sizes.fill(piece),
                         _ => {}
                     }
                 }
