@@ -9,11 +9,12 @@ use solve::{Failure, Solver};
 
 use crate::{
     axis::{Along, Model, Tries},
+    divides::offered,
     effort::Effort,
     moments::Charges,
     pins::{Demand, Demands, can_be, demand_on_batch, pinned},
     prices::Prices,
-    run::{Found, Run, offered},
+    run::{Found, Run},
     tables::Tables,
 };
 

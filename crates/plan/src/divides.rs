@@ -1,7 +1,7 @@
 //! Whether an axis divides what a step computes.
 
 use base::{Code, Diagnostic, Result};
-use ir::{AxisKind, Graph, InputClass, MeshAxis, Placement};
+use ir::{AxisKind, Graph, InputClass, Mesh, MeshAxis, Placement};
 use shard::{Offered, Space};
 
 /// Refuses a number of micro-batches that nothing which computes can be sliced into.
@@ -27,6 +27,11 @@ pub fn require_slices(graph: &Graph, axis: &MeshAxis) -> Result<()> {
 
 /// The largest number that a hint proposes.
 const MOST_TRIED: u32 = 64;
+
+/// Which dimensions are sharded along an axis where its ranks do not divide them.
+pub fn offered(mesh: &Mesh, axis: &MeshAxis) -> Offered {
+    if mesh.may_be_uneven(&axis.name) { Offered::Useful } else { Offered::Even }
+}
 
 /// Whether what is mostly computation can be sharded along an axis by a dimension of the batch.
 pub fn divides(graph: &Graph, axis: &MeshAxis, offered: Offered) -> bool {

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use shard::{Assignment, Space, partition_mesh};
 
 use crate::{
+    divides::offered,
     pins::Pins,
-    run::offered,
     stages::Stages,
     text::{Decisions, decoded, encoded, inputs::Layouts},
 };

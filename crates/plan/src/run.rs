@@ -9,10 +9,10 @@ use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use memory::Category;
 use passes::{Direct, DirectAxes};
 use serde::{Deserialize, Serialize};
-use shard::{Assignment, Offered, partition_mesh};
+use shard::{Assignment, partition_mesh};
 
 use crate::{
-    divides::divides,
+    divides::{divides, offered},
     effort::{Effort, Extent},
     pins::Pins,
     plan::Prediction,
@@ -199,11 +199,6 @@ impl Run<'_> {
             });
         axes.map(|axis| axis.name.clone()).collect()
     }
-}
-
-/// Which dimensions are sharded along an axis where its ranks do not divide them.
-pub fn offered(mesh: &Mesh, axis: &MeshAxis) -> Offered {
-    if mesh.may_be_uneven(&axis.name) { Offered::Useful } else { Offered::Even }
 }
 
 /// Along which axes, and up to which size, collectives are faster from each rank to each.
