@@ -234,7 +234,10 @@ def test_a_step_that_depends_on_data_is_refused_with_the_users_line(line, says, 
     assert caught.value.hint
 
 
-def test_a_distribution_that_checks_its_arguments_is_refused_with_the_setting_that_helps():
+def test_a_distribution_that_checks_its_arguments_is_refused_with_the_setting_that_helps(monkeypatch):
+    # PyTorch's own default, which `torch.compile` turns off in the whole process.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
     def drawing(validate):
         def step(x):
             return torch.distributions.Normal(x, x.exp(), validate_args=validate).log_prob(x).sum()
