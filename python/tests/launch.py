@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib
 import itertools
+import json
 import multiprocessing
 import os
 import runpy
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +125,20 @@ def run(function: str, ranks: int, folder: Path, seconds: float, **arguments: An
     """Runs a function on each of `ranks` processes and returns how they ended; see :class:`Processes`."""
     with Processes(function, ranks, folder, **arguments) as processes:
         return processes.ended(seconds)
+
+
+def found_by_ranks(function: str, new_folder: Callable[[str], Path]) -> Callable[[int], list[Any]]:
+    """For a number of ranks, what each of them left as JSON under its number; the processes of a number start once."""
+
+    @functools.cache
+    def found(ranks: int) -> list[Any]:
+        folder = new_folder(f"ranks{ranks}")
+        ended = run(function, ranks, folder, 280)
+        for rank, one in enumerate(ended):
+            assert one.status == 0, f"rank {rank} ended with {one.status}: {one.err[-3000:]}"
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+    return found
 
 
 def run_script(path: Path, ranks: int, folder: Path, seconds: float, *arguments: str) -> list[Ended]:

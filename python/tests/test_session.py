@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 import launch
@@ -15,16 +14,7 @@ CASES = [(ranks, f"{model}, {family}") for ranks in (1, 2, 4) for model, family 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """For a number of ranks, what each rank found in each case; the processes start once."""
-
-    @functools.cache
-    def run(ranks):
-        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        ended = launch.run("session_ranks:compare_all", ranks, folder, 280)
-        for rank, one in enumerate(ended):
-            assert one.status == 0, f"rank {rank} ended with {one.status}: {one.err[-3000:]}"
-        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-    return run
+    return launch.found_by_ranks("session_ranks:compare_all", tmp_path_factory.mktemp)
 
 
 @pytest.mark.parametrize(("ranks", "case"), CASES)

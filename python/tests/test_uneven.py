@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
-
 import launch
 import pytest
 import uneven_graphs
@@ -25,16 +22,7 @@ def test_random_graphs_on_any_number_of_ranks_give_what_one_rank_gives(first):
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """For a number of ranks, what each rank found in each case; the processes start once."""
-
-    @functools.cache
-    def run(ranks):
-        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        ended = launch.run("uneven_ranks:compare_all", ranks, folder, 280)
-        for rank, one in enumerate(ended):
-            assert one.status == 0, f"rank {rank} ended with {one.status}: {one.err[-3000:]}"
-        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-    return run
+    return launch.found_by_ranks("uneven_ranks:compare_all", tmp_path_factory.mktemp)
 
 
 @pytest.mark.parametrize(("ranks", "case"), CASES)

@@ -9,7 +9,10 @@ use ir::{CollectiveKind, Graph, NodeId, PartKind, RankGraph, ValueId};
 use serde::Serialize;
 use sim::{Factor, Interval, Observer, Programs};
 
-use crate::roles::{gradients, of_state};
+use crate::{
+    roles::{gradients, of_state},
+    text::patterns::folded,
+};
 
 const PICOS_PER_MILLI: f64 = 1e9;
 
@@ -125,12 +128,6 @@ fn by_module(graph: &Graph, times: &Times<'_>) -> Vec<ModuleTime> {
         ms: millis(*time),
     };
     sums.iter().map(entry).collect()
-}
-
-/// A module's path with `*` for numbers, so that equal layers are one.
-pub fn folded(path: &str) -> String {
-    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    path.split('.').map(|part| if is_number(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
 }
 
 fn by_collective(graph: &Graph, times: &Times<'_>) -> Vec<CollectiveTime> {

@@ -121,11 +121,8 @@ impl Along<'_> {
         }
         let is_thrifty = self.run.extent.is_thrifty;
         let mut enough = is_thrifty && !self.is_last() && !tries.found.is_empty();
-        if self.run.may_recompute() {
-            for (prices, _) in &over {
-                tries.make_room();
-                self.without_copies(strict, *prices, &mut tries)?;
-            }
+        if self.run.may_recompute() && !over.is_empty() {
+            self.without_copies(strict, over.iter().map(|(prices, _)| *prices), &mut tries)?;
             enough |= is_thrifty && tries.found.iter().any(|found| self.run.could_fit(found));
         }
         for (prices, free) in over {

@@ -39,17 +39,25 @@ impl Known {
 }
 
 impl Along<'_> {
-    /// Adds the candidate that holds no copy of state from one part of the program to a later one, as far as shards of it do: gathered again
-    /// in backward instead of being kept. What it holds for backward beside that, forward can be run again for.
-    pub fn without_copies(&self, strict: bool, prices: Prices, tries: &mut Tries<'_>) -> Result<()> {
+    /// Adds candidates that hold no copy of state from one part of the program to a later one, as far as shards of it do: gathered again in
+    /// backward instead of being kept. What they hold for backward beside that, forward can be run again for.
+    pub fn without_copies(
+        &self,
+        strict: bool,
+        prices: impl Iterator<Item = Prices>,
+        tries: &mut Tries<'_>,
+    ) -> Result<()> {
         let charges = Alive::new(self.graph).copies();
         let setting = self.setting(strict, &charges);
         let tables = Tables::new(&setting)?;
-        let problem = tables.problem.scaled(|class| prices.percent(class));
-        let mut solver = Solver::new(&problem, self.proposing(strict));
-        let mut round = Round { along: self, solver: &mut solver, tables: &tables, tries };
-        if let Tried::Nothing { least } = round.tried(0)? {
-            round.tried(least)?;
+        for prices in prices {
+            tries.make_room();
+            let problem = tables.problem.scaled(|class| prices.percent(class));
+            let mut solver = Solver::new(&problem, self.proposing(strict));
+            let mut round = Round { along: self, solver: &mut solver, tables: &tables, tries };
+            if let Tried::Nothing { least } = round.tried(0)? {
+                round.tried(least)?;
+            }
         }
         Ok(())
     }

@@ -4,12 +4,14 @@
 //! limit holds too much: the state, and for each memory that is alive then the bytes of the one decision that says in which placement it
 //! is held. Lifetimes are those of crate `memory` on the graph before partition.
 
-use base::{Bytes, Id, SecondaryMap};
+use base::{Bytes, Id};
 use ir::{Graph, MeshAxis, PartId, Placement, ValueDef, ValueId, local_bytes};
 use memory::{Lifetimes, Steps, curve, in_place, steps_of};
 use rustc_hash::FxHashMap;
 use shard::Assignment;
 use smallvec::SmallVec;
+
+use crate::roles::of_state;
 
 /// How much of a value's memory counts.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Debug)]
@@ -124,9 +126,9 @@ impl<'g> Alive<'g> {
     /// Copies of state, as it is stored or worked on, that a later part of the program uses again: gathered once, they are held from part to
     /// part; whatever else is held there, forward can be run again for. Small ones are left out, which hold next to nothing.
     pub fn copies(&self) -> Charges {
-        let derived = derived_from_state(self.graph);
+        let of_state = of_state(self.graph);
         let mut copies: Vec<(u64, PartId, ValueId)> = Vec::new();
-        for held in self.spans.iter().filter(|held| derived[held.owner]) {
+        for held in self.spans.iter().filter(|held| of_state[held.owner]) {
             let made = self.parts[held.from];
             let bytes = self.graph.ty(held.owner).bytes().0;
             let mut later: Vec<(PartId, ValueId)> = Vec::new();
@@ -184,22 +186,6 @@ impl<'g> Alive<'g> {
         }
         .unwrap_or(Placement::Replicate)
     }
-}
-
-/// State, and what is computed of nothing else.
-fn derived_from_state(graph: &Graph) -> SecondaryMap<ValueId, bool> {
-    let mut derived = SecondaryMap::with_default(false);
-    for input in graph.inputs.values() {
-        derived[input.value] = input.class.is_state();
-    }
-    for id in &graph.order {
-        let node = &graph.nodes[*id];
-        let mut operands = node.operands().peekable();
-        if operands.peek().is_some() && operands.all(|value| derived[value]) {
-            node.results().for_each(|value| derived[value] = true);
-        }
-    }
-    derived
 }
 
 /// State from the first to the last operation that reads it.

@@ -330,8 +330,11 @@ impl Plan {
             inputs.insert(id, placement);
         }
         let none = Decisions::default();
-        decoded(self.axes.get(&axis.name).unwrap_or(&none), graph, &space, inputs)
-            .map_err(|what| foreign(&format!("along `{}` {what}", axis.name)))
+        decoded(self.axes.get(&axis.name).unwrap_or(&none), graph, &space, inputs).map_err(|what| {
+            Diagnostic::new(Code::FOREIGN_PLAN, "the plan's lines do not suit this training step")
+                .because(format!("along `{}` {what}", axis.name))
+                .hint("mend the line, or plan again")
+        })
     }
 }
 

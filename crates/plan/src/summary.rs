@@ -13,8 +13,9 @@ use serde::Serialize;
 use shard::stages::Schedule;
 
 use crate::{
-    account::{Account, account, folded},
+    account::{Account, account},
     plan::Plan,
+    text::patterns::folded,
 };
 
 /// Summaries are in milliseconds, everything else is in nanoseconds.

@@ -10,7 +10,7 @@ use shard::{Assignment, Space};
 use super::{
     follow::Follower,
     names::{INPUTS, Name, Names, Origin, parts, result_of},
-    patterns::{Component, Set, components, fold, pattern, set_text},
+    patterns::{Component, Set, components, fold, folded, pattern, set_text},
     strategies::{Texts, text_of},
 };
 
@@ -125,7 +125,7 @@ struct Layers {
 
 /// The operations that have a line, by position: those that do not follow, and where all layers run alike, those of all layers.
 fn listed(told: &[Told<'_>]) -> Vec<usize> {
-    let templates: Vec<String> = told.iter().map(|one| template(one.name.path)).collect();
+    let templates: Vec<String> = told.iter().map(|one| folded(one.name.path)).collect();
     let key = |at: usize| {
         let Name { part, operator, number, .. } = told[at].name;
         (part, templates[at].as_str(), operator, number)
@@ -141,15 +141,6 @@ fn listed(told: &[Told<'_>]) -> Vec<usize> {
         !told[*at].follows || (are_alike && !follow)
     };
     (0..told.len()).filter(is_listed).collect()
-}
-
-/// A path without numbers.
-fn template(path: &str) -> String {
-    let word = |component| match component {
-        Component::Number(_) => "#".to_owned(),
-        Component::Word(word) => word,
-    };
-    components(path).into_iter().map(word).collect::<Vec<_>>().join(".")
 }
 
 /// `path operator`, or `path operator#number`.

@@ -21,6 +21,12 @@ pub fn components(name: &str) -> Vec<Component> {
     name.split('.').map(component).collect()
 }
 
+/// A module's path with `*` for numbers, so that equal layers are one.
+pub fn folded(path: &str) -> String {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    path.split('.').map(|part| if is_number(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
+}
+
 fn component(text: &str) -> Component {
     match text.parse() {
         Ok(number) if u32::to_string(&number) == text => Component::Number(number),
