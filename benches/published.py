@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import real_sizes
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -145,14 +146,7 @@ def captured(shape: Shape, sequences: int, length: int) -> StepGraph:
         model, tokens = Decoder(shape), torch.zeros(sequences, length, dtype=torch.int64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x).float().flatten(0, 1), y.flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss
-
+    step = real_sizes.make_step(model, optimizer)
     return unisono.capture(step, model=model, optimizer=optimizer, example=(tokens, tokens), device="cuda")
 
 

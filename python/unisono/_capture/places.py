@@ -232,7 +232,8 @@ def _sparse(func: Any, origin: Origin) -> UnsupportedError:
     )
 
 
-_INSTEAD_OF_SELECTING = (
+#: What users can write instead of what is as large as values say.
+INSTEAD_OF_SELECTING = (
     "use `torch.where`, a mask that is multiplied, or padding instead of selecting by a mask or by `nonzero`"
 )
 #: What users can write instead of an operation, by its name.
@@ -252,7 +253,7 @@ def data_dependence(func: Any, origin: Origin, error: Exception) -> StepError:
     if isinstance(error, DynamicOutputShapeException):
         message = f"the shape of a result of `{name}` depends on data"
         cause = "one graph must serve every batch, so all shapes must be known beforehand"
-        hint = _INSTEAD.get(name.split(".")[1], _INSTEAD_OF_SELECTING)
+        hint = _INSTEAD.get(name.split(".")[1], INSTEAD_OF_SELECTING)
     else:
         found = read_back(origin.place)
         if _is_within(os.path.join("torch", "distributions")):

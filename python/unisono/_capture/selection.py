@@ -15,7 +15,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from unisono._capture.places import user_line
+from unisono._capture.places import INSTEAD_OF_SELECTING, user_line
 from unisono._capture.record import Recorder
 from unisono.errors import StepError
 
@@ -238,7 +238,7 @@ def _instead_of(name: str) -> str:
         return "count by the mask: `mask.sum()` is a tensor; choose by `torch.where`"
     if name == "dropout":
         return "drop out before selecting, `F.dropout(x)[mask]`, or keep the shape with `torch.where`"
-    return "use `torch.where`, a mask that is multiplied, or padding instead of selecting by a mask or by `nonzero`"
+    return INSTEAD_OF_SELECTING
 
 
 def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
