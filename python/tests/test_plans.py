@@ -186,6 +186,45 @@ def test_when_memory_is_scarce_parameters_are_gathered_again_for_backward_in_sma
     assert other["prediction"]["step_ns"] < plan["prediction"]["step_ns"]
 
 
+class Cast(nn.Module):
+    """Products in bfloat16 of parameters in float32, as mixed precision has them."""
+
+    def __init__(self, width=1024, layers=12):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x):
+        x = x.to(torch.bfloat16)
+        for layer in self.layers:
+            x = x + F.gelu(F.linear(x, layer.weight.to(torch.bfloat16), layer.bias.to(torch.bfloat16)))
+        return x.float()
+
+
+def cast_graph():
+    model = Cast()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batch = torch.empty(2, 8192, 1024)
+    return unisono.capture(step, model=model, optimizer=optimizer, example=tuple(batch))
+
+
+def test_parameters_that_are_cast_are_gathered_again_where_forward_runs_again():
+    graph, limit = cast_graph(), 70_000_000
+    settings = {"pins": {"batch.*": {"a": "shard(0)"}}, "memory_limit": limit, "micro_batches": 1}
+    _, plan = planned(graph, ranks=8, flops="1e12", **settings)
+    assert plan["prediction"]["peak_bytes"] <= limit
+    assert plan["prediction"]["recomputed_ns"] > 0
+    with pytest.raises(unisono.errors.ResourceError, match="no plan fits"):
+        planned(graph, ranks=8, flops="1e12", recompute="none", **settings)
+
+
 def test_less_memory_never_takes_less_time(graphs):
     graph = graphs(4)
     _, free = planned(graph, flops="1e11")

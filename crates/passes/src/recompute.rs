@@ -128,7 +128,7 @@ pub struct Repeatable {
     views: FixedBitSet,
     /// For each part of the program and value of forward that is gathered from state, the same as the part gathers it.
     twins: FxHashMap<(PartId, ValueId), ValueId>,
-    /// The values of forward among them.
+    /// The values of forward among them, and views of these.
     has_twin: FixedBitSet,
 }
 
@@ -151,6 +151,12 @@ impl Repeatable {
         for (_, value) in twins.keys() {
             has_twin.insert(value.index());
         }
+        // A view of forward's is made again of what is gathered in backward.
+        for id in graph.order.iter().filter(|id| views.contains(id.index())) {
+            if graph.nodes[*id].operands().any(|operand| has_twin.contains(operand.index())) {
+                graph.nodes[*id].results().for_each(|result| has_twin.insert(result.index()));
+            }
+        }
         Self { nodes, views, twins, has_twin }
     }
 
@@ -159,7 +165,7 @@ impl Repeatable {
         self.nodes.contains(id.index())
     }
 
-    /// Whether a later part of the program gathers itself what is equal to a value that forward gathers.
+    /// Whether a value is gathered by forward, or a view of what is, and a later part of the program gathers the same itself.
     pub fn has_twin(&self, value: ValueId) -> bool {
         self.has_twin.contains(value.index())
     }
@@ -175,7 +181,7 @@ impl Repeatable {
     }
 }
 
-/// Values of forward that are gathered from state, and equal ones of later parts.
+/// Values of forward that are gathered from state, as it is or cast, and equal ones of later parts.
 fn twins(graph: &Graph, facts: &Facts) -> FxHashMap<(PartId, ValueId), ValueId> {
     let mut twins = FxHashMap::default();
     let mut first: SecondaryMap<ValueId, Option<ValueId>> = SecondaryMap::with_default(None);
@@ -186,8 +192,7 @@ fn twins(graph: &Graph, facts: &Facts) -> FxHashMap<(PartId, ValueId), ValueId> 
     let mut known: FxHashMap<Vec<u8>, NodeId> = FxHashMap::default();
     for id in &graph.order {
         let node = &graph.nodes[*id];
-        let passes_on = facts.is_communication(node) || facts.is_view(node);
-        if facts.has_effect(node) || !passes_on || !node.operands().all(|operand| first[operand].is_some()) {
+        if facts.has_effect(node) || !node.operands().all(|operand| first[operand].is_some()) {
             continue;
         }
         let of_first = *known.entry(node.key(|value| first[value].unwrap_or(value).0)).or_insert(*id);
