@@ -61,6 +61,9 @@ impl Along<'_> {
             return self.solutions(false);
         }
         let mut found = found?;
+        if self.run.extent.is_thrifty && found.iter().any(|one| self.run.is_in_reach(one)) {
+            return Ok(found);
+        }
         if self.number == 0 && !self.is_hopeless(&found) && self.run.request.effort == Effort::Full {
             found.extend(self.branched());
         }
@@ -122,7 +125,7 @@ impl Along<'_> {
         let is_thrifty = self.run.extent.is_thrifty;
         let mut enough = is_thrifty && !self.is_last() && !tries.found.is_empty();
         if self.run.may_recompute() && !over.is_empty() {
-            self.without_copies(strict, over.iter().map(|(prices, _)| *prices), &mut tries)?;
+            self.without_copies(strict, over.iter().map(|(prices, free)| (*prices, free)), &mut tries)?;
             enough |= is_thrifty && tries.found.iter().any(|found| self.run.could_fit(found));
         }
         for (prices, free) in over {

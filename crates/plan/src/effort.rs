@@ -1,5 +1,6 @@
 //! How much a search tries.
 
+use ir::Mesh;
 use serde::{Deserialize, Serialize};
 
 /// How much a search tries.
@@ -34,7 +35,7 @@ pub struct Extent {
     pub is_thrifty: bool,
 }
 
-/// Programs with more nodes are searched under fewer prices.
+/// Larger searches try less.
 const LARGE: usize = 2_000;
 
 impl Extent {
@@ -69,11 +70,14 @@ impl Extent {
         is_thrifty: true,
     };
 
-    /// What is tried for a program of so many nodes.
-    pub fn of(effort: Effort, nodes: usize) -> Self {
+    /// What is tried for a program of so many nodes on a mesh. Each solution along one axis is a search along the next, and micro-batches are
+    /// written out.
+    pub fn of(effort: Effort, nodes: usize, mesh: &Mesh) -> Self {
+        let axes = mesh.sharding_axes().count().max(1);
+        let searched = nodes * axes * axes * mesh.micro_batches() as usize;
         match effort {
             Effort::Quick => Self::QUICK,
-            Effort::Full if nodes > LARGE => Self::LARGE,
+            Effort::Full if searched > LARGE => Self::LARGE,
             Effort::Full => Self::SMALL,
         }
     }

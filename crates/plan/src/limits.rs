@@ -18,6 +18,8 @@ const ROUNDS: usize = 4;
 const FALLS: usize = 6;
 /// Budgets along an outer axis fall by at least this part, because each is carried on through the axes within it.
 const STEPS: u64 = 8;
+/// Budgets on copies of state lie so many parts of what is between the least and the most apart.
+const PARTS: u64 = 4;
 
 /// A solution that was carried on.
 #[derive(Clone)]
@@ -39,24 +41,32 @@ impl Known {
 }
 
 impl Along<'_> {
-    /// Adds candidates that hold no copy of state from one part of the program to a later one, as far as shards of it do: gathered again in
-    /// backward instead of being kept. What they hold for backward beside that, forward can be run again for.
-    pub fn without_copies(
+    /// Adds candidates that hold no or fewer copies of state from one part of the program to a later one, as far as shards of it do: gathered
+    /// again in backward instead of being kept. What they hold for backward beside that, forward can be run again for.
+    pub fn without_copies<'f>(
         &self,
         strict: bool,
-        prices: impl Iterator<Item = Prices>,
+        over: impl Iterator<Item = (Prices, &'f Carried)>,
         tries: &mut Tries<'_>,
     ) -> Result<()> {
         let charges = Alive::new(self.graph).copies();
         let setting = self.setting(strict, &charges);
         let tables = Tables::new(&setting)?;
-        for prices in prices {
+        for (number, (prices, free)) in over.enumerate() {
             tries.make_room();
             let problem = tables.problem.scaled(|class| prices.percent(class));
             let mut solver = Solver::new(&problem, self.proposing(strict));
             let mut round = Round { along: self, solver: &mut solver, tables: &tables, tries };
-            if let Tried::Nothing { least } = round.tried(0)? {
-                round.tried(least)?;
+            let least = match round.tried(0)? {
+                Tried::Nothing { least } if least > 0 => {
+                    round.tried(least)?;
+                    least
+                }
+                _ => 0,
+            };
+            let most = weigh(&tables.problem, &free.choices);
+            for part in (1..PARTS).filter(|_| number == 0) {
+                round.tried(least + most.saturating_sub(least) / PARTS * part)?;
             }
         }
         Ok(())

@@ -26,6 +26,22 @@ impl Run<'_> {
         self.request.memory_limit.is_none_or(|limit| least <= limit)
     }
 
+    /// About what a candidate takes once it keeps the memory limit: to make all that forward leaves again takes about a quarter of a step's
+    /// operations, and little of it is dear, because what is cheap for its memory is made again first.
+    fn expected_ns(&self, found: &Found) -> i64 {
+        let Prediction { peak_bytes, activation_bytes, compute_ns, .. } = found.prediction;
+        let over = peak_bytes.saturating_sub(self.request.memory_limit.unwrap_or(u64::MAX));
+        let share = over as f64 / activation_bytes.max(1) as f64;
+        found.least_ns + (compute_ns as f64 / 4.0 * share * share) as i64
+    }
+
+    /// Whether a candidate will most likely keep the memory limit once parts of forward run again: most of what forward leaves would do.
+    pub fn is_in_reach(&self, found: &Found) -> bool {
+        let Prediction { peak_bytes, activation_bytes, .. } = found.prediction;
+        let over = peak_bytes.saturating_sub(self.request.memory_limit.unwrap_or(u64::MAX));
+        self.may_recompute() && over <= activation_bytes / 4 * 3
+    }
+
     /// The candidates with what of their forward is to be made again: all of it where that is asked for, or what those over the memory limit
     /// need that could be faster than the best within it.
     pub fn with_recomputation(&self, canonical: &Graph, found: &[Found]) -> Result<Vec<Found>> {
@@ -36,13 +52,13 @@ impl Run<'_> {
         }
         let could_fit = |one: &&Found| full || !one.fits(limit) && self.could_fit(one);
         let mut fastest: Vec<&Found> = found.iter().filter(could_fit).collect();
-        fastest.sort_by_key(|one| (one.least_ns, one.prediction.peak_bytes));
+        fastest.sort_by_key(|one| (self.expected_ns(one), one.prediction.peak_bytes));
         let mut least = found.iter().filter(|one| one.fits(limit)).map(|one| one.prediction.step_ns).min();
         let mut again = Vec::new();
         for one in fastest.into_iter().take(self.extent.recomputed) {
             // Running again only takes time.
             if !full && least.is_some_and(|least| one.least_ns >= least) {
-                break;
+                continue;
             }
             let local = self.local(canonical, &one.assignments)?;
             if let Some(made) = self.recomputed(&local, one, full)? {

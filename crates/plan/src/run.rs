@@ -108,13 +108,19 @@ impl Run<'_> {
     pub fn predicted(&self, graph: &RankGraph) -> Result<Found> {
         let mut last = None;
         let mut least_ns = i64::MAX;
-        for passes in self.ladder() {
+        let mut rungs = self.ladder();
+        let mut rung = rungs.next();
+        while let Some(passes) = rung {
             let prediction = self.simulated(graph, &passes)?;
             least_ns = least_ns.min(prediction.step_ns);
             let found = Found { assignments: Vec::new(), passes, prediction, least_ns };
             if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {
                 return Ok(found);
             }
+            // Only what collectives hold becomes less.
+            let without = found.prediction.peak_bytes - found.prediction.collective_bytes;
+            let is_over = self.request.memory_limit.is_some_and(|limit| without > limit);
+            rung = if is_over { rungs.by_ref().last() } else { rungs.next() };
             last = Some(found);
         }
         last.ok_or_else(|| Diagnostic::bug("there are no settings of passes"))

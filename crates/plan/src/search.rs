@@ -42,7 +42,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
         request,
         machine: Machine { cluster: request.cluster, mesh: request.mesh },
         direct: direct(request.cluster, request.mesh),
-        extent: Extent::of(request.effort, canonical.order.len()),
+        extent: Extent::of(request.effort, canonical.order.len(), request.mesh),
     };
     let mut found = explored(&run, &canonical, 0)?;
     found.extend(run.replicated(&canonical)?);

@@ -129,21 +129,18 @@ pub fn plan_telling(
     if settings.mesh().stages() > 1 {
         return asked.in_stages();
     }
-    match asked.planned(settings.micro_batches.unwrap_or(1), told) {
+    match asked.planned(settings.micro_batches.unwrap_or(1), settings.effort, told) {
         Err(refused) if refused.code == Code::NO_PLAN && settings.micro_batches.is_none() => {
-            asked.sliced().next().ok_or(refused)
+            asked.sliced(settings.effort).next().map(|(_, plan)| plan).ok_or(refused)
         }
         // Slices may be faster than to run parts of forward twice.
         Ok(plan)
             if plan.prediction.recomputed_ns > 0
                 && settings.recompute.is_none()
                 && settings.micro_batches.is_none()
-                && cleaned.order.len() <= MOST_WEIGHED =>
+                && cleaned.order.len() * settings.mesh().sharding_axes().count().max(1) <= MOST_WEIGHED =>
         {
-            let plans = std::iter::once(plan).chain(asked.sliced());
-            plans
-                .min_by_key(|plan| plan.prediction.step_ns)
-                .ok_or_else(|| Diagnostic::bug("of one plan there is none"))
+            Ok(asked.weighed(plan))
         }
         other => other,
     }
@@ -155,7 +152,8 @@ const TRIED: [u32; 4] = [2, 4, 8, 16];
 /// Programs of more nodes are not tried: all slices are written out.
 const MOST_NODES: usize = 1 << 17;
 
-/// For steps of more nodes micro-batches are not weighed against running parts of forward twice: that takes several times as long.
+/// For steps of more nodes, times axes, micro-batches are not weighed against running parts of forward twice: that takes several times as
+/// long.
 const MOST_WEIGHED: usize = 2_000;
 
 /// What is asked of the planner.
@@ -168,13 +166,13 @@ struct Asked<'a> {
 
 impl Asked<'_> {
     /// The plan with a number of micro-batches.
-    fn planned(&self, micro_batches: u32, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
+    fn planned(&self, micro_batches: u32, effort: Effort, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
         let settings = self.settings;
         let mesh = settings.mesh_of(micro_batches);
         if let Some(axis) = mesh.time_axis() {
             require_slices(&canonical(self.cleaned), axis)?;
         }
-        let request = self.request(&mesh);
+        let request = Request { effort, ..self.request(&mesh) };
         match settings.ranks.filter(|_| settings.mesh.is_empty()) {
             Some(ranks) => search_meshes(&request, ranks, told),
             None => Ok(search(&request)?.plan),
@@ -221,10 +219,29 @@ impl Asked<'_> {
     }
 
     /// Plans with more and more micro-batches that keep the memory limit.
-    fn sliced(&self) -> impl Iterator<Item = Plan> {
+    fn sliced(&self, effort: Effort) -> impl Iterator<Item = (u32, Plan)> {
         let nodes = self.cleaned.order.len();
-        let tried = TRIED.iter().filter(move |count| nodes * **count as usize <= MOST_NODES);
-        tried.filter_map(|count| self.planned(*count, |_| {}).ok())
+        let tried = TRIED.into_iter().filter(move |count| nodes * *count as usize <= MOST_NODES);
+        tried.filter_map(move |count| Some((count, self.planned(count, effort, |_| {}).ok()?)))
+    }
+
+    /// A plan that runs parts of forward again, or a faster one with micro-batches: those that are faster by a quick search are searched with
+    /// all effort.
+    fn weighed(&self, plan: Plan) -> Plan {
+        let mut best = plan;
+        for (count, sliced) in self.sliced(Effort::Quick) {
+            // More slices than keep the limit by themselves only cost time.
+            let is_enough = sliced.prediction.recomputed_ns == 0;
+            if sliced.prediction.step_ns < best.prediction.step_ns {
+                let full = self.planned(count, self.settings.effort, |_| {});
+                let faster = |one: &Plan| one.prediction.step_ns < sliced.prediction.step_ns;
+                best = full.ok().filter(faster).unwrap_or(sliced);
+            }
+            if is_enough {
+                break;
+            }
+        }
+        best
     }
 }
 
