@@ -81,25 +81,53 @@ fn a_plan_is_for_all_ranks_of_a_preset_within_the_memory_of_its_device() {
 
 #[test]
 fn figures_as_json_agree_with_each_other() {
-    let found = figures(&files("figures"), "--cluster h100:8 --mesh data=2,tensor=4");
+    let files = files("figures");
+    let found = figures(&files, "--cluster h100:8 --mesh data=2,tensor=4");
     let number = |name: &str| found[name].as_f64().unwrap();
     assert_eq!(found["tokens_per_step"], 8192);
     let rate = 8192.0 / number("step_ms") * 1e3;
     assert!((number("tokens_per_second") / rate - 1.0).abs() < 1e-9);
     assert!((number("compute_ms") + number("exposed_ms") - number("step_ms")).abs() < 1e-3, "{found}");
     assert!(number("bound_ms") <= number("model_ms") && number("least_ms") <= number("step_ms"), "{found}");
-    let memory: u64 =
-        found["memory"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
-    assert_eq!(found["peak_bytes"], memory);
-    let sum = |list: &str, what: &str| -> f64 {
-        found[list].as_array().unwrap().iter().map(|one| one[what].as_f64().unwrap()).sum()
-    };
-    assert!((sum("modules", "ms") - number("compute_ms")).abs() < 1e-3, "{found}");
-    assert!((sum("collectives", "ms") - number("communication_ms")).abs() < 1e-3, "{found}");
-    assert!((sum("collectives", "exposed_ms") - number("exposed_ms")).abs() < 1e-3, "{found}");
     let layers =
         found["state"].as_array().unwrap().iter().find(|one| one["names"] == "params.layers.*.weight");
     assert!(layers.is_some_and(|one| one["count"] == 2 && one["bytes"] == 67_108_864), "{found}");
+    for arguments in [
+        "--cluster h100:8 --mesh data=2,tensor=4",
+        "--cluster h100:8 --mesh data=8 --micro-batches 2",
+        "--cluster h100:8 --mesh stages=2,data=2 --micro-batches 2",
+        "--cluster h100:8 --mesh data=2,tensor=4 --memory-limit 150MB",
+    ] {
+        parts_add_up(&figures(&files, arguments));
+    }
+}
+
+/// Whether what is said of modules, collectives and categories of memory adds up to what is said of all.
+fn parts_add_up(found: &Value) {
+    let number = |name: &str| found[name].as_f64().unwrap();
+    let list = |of: &Value, name: &str| of[name].as_array().unwrap().clone();
+    let sum = |of: &[Value], what: &str| of.iter().map(|one| one[what].as_f64().unwrap()).sum::<f64>();
+    let is_near = |a: f64, b: f64| assert!((a - b).abs() < 1e-3, "{a} {b}: {found}");
+    let collectives = list(found, "collectives");
+    is_near(sum(&list(found, "modules"), "ms"), number("compute_ms"));
+    is_near(sum(&collectives, "ms"), number("communication_ms"));
+    is_near(sum(&collectives, "exposed_ms") + number("idle_ms"), number("exposed_ms"));
+    for one in &collectives {
+        let causes = list(one, "causes");
+        for what in ["ms", "exposed_ms", "count", "bytes"] {
+            is_near(sum(&causes, what), one[what].as_f64().unwrap());
+        }
+        for one in &causes {
+            assert!(one["exposed_ms"].as_f64().unwrap() <= one["ms"].as_f64().unwrap() + 1e-6, "{one}");
+        }
+    }
+    let memory = found["memory"].as_object().unwrap();
+    is_near(memory.values().map(|bytes| bytes.as_f64().unwrap()).sum(), number("peak_bytes"));
+    for category in ["activations", "gradients", "collectives", "temporary"] {
+        let held: Vec<Value> =
+            list(found, "held").into_iter().filter(|one| one["category"] == category).collect();
+        is_near(sum(&held, "bytes"), memory[category].as_f64().unwrap());
+    }
 }
 
 #[test]

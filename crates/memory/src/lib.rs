@@ -19,5 +19,5 @@ pub use graph::steps_of;
 pub use inplace::in_place;
 pub use lifetimes::Lifetimes;
 pub use once::{Once, once};
-pub use peak::{ByCategory, Category, Held, Peak, held, peak};
+pub use peak::{ByCategory, Category, Held, Peak, at_peak, held, peak};
 pub use steps::{Effect, Info, Step, Steps};

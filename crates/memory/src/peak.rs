@@ -115,14 +115,33 @@ pub struct Held {
 pub fn held(graph: &Graph) -> Vec<Held> {
     let steps = steps_of(graph);
     let run = curve(&steps, limit(graph));
-    let standing = standing(&steps, &run);
+    held_in(graph, &steps, &run)
+}
+
+/// What of that is held at the moment at which it is most, where buffers keep a limit as in [`Peak::within`].
+pub fn at_peak(graph: &Graph, within: Option<Bytes>) -> Vec<Held> {
+    let steps = steps_of(graph);
+    let mut run = curve(&steps, limit(graph));
+    if within.is_some_and(|within| worst(graph, &steps, &run).total() > within) {
+        run = curve(&steps, Bytes(0));
+    }
+    let moment = run.worst();
+    let is_held = |held: &Held| match (held.from, moment) {
+        (Some(from), Some(moment)) => from <= moment && held.to.is_none_or(|to| moment <= to),
+        (from, _) => from.is_none(),
+    };
+    held_in(graph, &steps, &run).into_iter().filter(is_held).collect()
+}
+
+fn held_in(graph: &Graph, steps: &Steps, run: &Curve) -> Vec<Held> {
+    let standing = standing(steps, run);
     let standing = Category::ALL.into_iter().map(|category| {
         let bytes = standing.of(category);
         Held { category, bytes, from: None, to: None }
     });
     let made = run.spans.iter().map(|span| {
         let to = Some(span.to).filter(|to| *to < graph.order.len());
-        Held { category: category(graph, &steps, span), bytes: Bytes(span.bytes), from: Some(span.from), to }
+        Held { category: category(graph, steps, span), bytes: Bytes(span.bytes), from: Some(span.from), to }
     });
     let workspaces = run.workspaces.iter().enumerate().map(|(at, bytes)| {
         let (category, bytes) = (Category::Temporary, Bytes(*bytes));

@@ -43,7 +43,7 @@ mod summary;
 mod tables;
 mod text;
 
-pub use account::{Account, CollectiveTime, ModuleTime};
+pub use account::{Account, CauseTime, CollectiveTime, HeldByModule, ModuleTime};
 pub use effort::Effort;
 pub use labels::label;
 pub use meshes::Candidate;

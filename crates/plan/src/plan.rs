@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use base::{Bytes, Code, Diagnostic, Fingerprint, Result};
 use indexmap::IndexMap;
 use ir::{AxisKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
+use memory::Category;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use shard::{Assignment, Space, partition_mesh};
@@ -70,18 +71,31 @@ pub struct AtPeak {
     pub bytes: u64,
 }
 
+/// What a category of memory is called in figures.
+pub const fn category_name(category: Category) -> &'static str {
+    match category {
+        Category::State => "state",
+        Category::Batch => "batch",
+        Category::Kept => "kept",
+        Category::Activation => "activations",
+        Category::Gradient => "gradients",
+        Category::Collective => "collectives",
+        Category::Temporary => "temporary",
+    }
+}
+
 impl Prediction {
     /// The parts whose sum is the peak.
     pub fn at_peak_by_category(&self) -> [AtPeak; 7] {
-        let part = |name, what, bytes| AtPeak { name, what, bytes };
+        let part = |category, what, bytes| AtPeak { name: category_name(category), what, bytes };
         [
-            part("state", "state", self.state_bytes),
-            part("batch", "batch", self.batch_bytes),
-            part("kept", "kept for small results", self.kept_bytes),
-            part("activations", "activations", self.activation_bytes),
-            part("gradients", "gradients", self.gradient_bytes),
-            part("collectives", "results of collectives", self.collective_bytes),
-            part("temporary", "temporary", self.temporary_bytes),
+            part(Category::State, "state", self.state_bytes),
+            part(Category::Batch, "batch", self.batch_bytes),
+            part(Category::Kept, "kept for small results", self.kept_bytes),
+            part(Category::Activation, "activations", self.activation_bytes),
+            part(Category::Gradient, "gradients", self.gradient_bytes),
+            part(Category::Collective, "results of collectives", self.collective_bytes),
+            part(Category::Temporary, "temporary", self.temporary_bytes),
         ]
     }
 
@@ -104,6 +118,9 @@ pub struct RunnerUp {
     pub step_ns: i64,
     /// Its predicted memory, in bytes.
     pub peak_bytes: u64,
+    /// What of the time is waiting for collectives, in nanoseconds; none in plans of before this was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exposed_ns: Option<i64>,
     /// Whether it is within the memory limit.
     #[serde(default = "yes")]
     pub fits: bool,

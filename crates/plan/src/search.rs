@@ -75,7 +75,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
         if plan.runners_up.len() == MOST_RUNNERS_UP {
             break;
         }
-        let Prediction { step_ns, peak_bytes, .. } = other.prediction;
+        let Prediction { step_ns, peak_bytes, exposed_ns, .. } = other.prediction;
         let other_name = name(&other)?;
         // Of plans that are called alike the fastest is enough.
         if other_name == plan.label || plan.runners_up.iter().any(|known| known.name == other_name) {
@@ -85,6 +85,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
             name: other_name,
             step_ns,
             peak_bytes,
+            exposed_ns: Some(exposed_ns),
             fits: other.fits(request.memory_limit),
             pins: pins_of(&canonical, &other.assignments, request.mesh),
         });

@@ -290,6 +290,7 @@ fn in_stages(
             name: format!("stages from {:?} on in the order {}", stages.cuts, stages.schedule),
             step_ns: prediction.step_ns,
             peak_bytes: prediction.peak_bytes,
+            exposed_ns: Some(prediction.exposed_ns),
             fits: prediction.peak_bytes <= limit,
             pins: Pins::default(),
         })

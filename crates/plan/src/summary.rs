@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use aten::{Call, Work};
-use base::{Nanos, Result};
+use base::{Bytes, Nanos, Result};
 use cluster::Cluster;
 use cost::Machine;
 use indexmap::IndexMap;
@@ -15,6 +15,7 @@ use shard::stages::Schedule;
 use crate::{
     account::{Account, account},
     plan::Plan,
+    simulate::pipeline,
     text::patterns::folded,
 };
 
@@ -49,6 +50,8 @@ pub struct OtherPlan {
     pub step_ms: f64,
     /// Its predicted memory, in bytes.
     pub peak_bytes: u64,
+    /// What of the time is waiting for collectives, in milliseconds; none where the plan was made before this was kept.
+    pub exposed_ms: Option<f64>,
     /// Whether it keeps the memory limit.
     pub fits: bool,
 }
@@ -150,6 +153,7 @@ pub fn summary(
         label: other.name.clone(),
         step_ms: millis(other.step_ns),
         peak_bytes: other.peak_bytes,
+        exposed_ms: other.exposed_ns.map(millis),
         fits: other.fits,
     });
     Ok(Summary {
@@ -187,11 +191,25 @@ pub fn summary(
         memory_limit,
         limited_by: plan.limit.clone(),
         state: state(graph, plan),
-        account: account(local, Machine { cluster, mesh: &mesh })?,
+        account: accounted(graph, local, plan, cluster, memory_limit)?,
         runners_up: others.collect(),
         undivided: plan.undivided.clone(),
         without_row: plan.without_row.clone(),
     })
+}
+
+/// Where time and memory go: in the program of one rank that stands for all, or in those of the pipeline's stages.
+pub fn accounted(
+    graph: &Graph,
+    local: &RankGraph,
+    plan: &Plan,
+    cluster: &Cluster,
+    memory_limit: Option<u64>,
+) -> Result<Account> {
+    let mesh = plan.mesh();
+    let stages = pipeline(graph, plan, cluster)?;
+    let programs = stages.as_ref().map_or_else(|| vec![local], |stages| stages.programs.iter().collect());
+    account(&programs, Machine { cluster, mesh: &mesh }, memory_limit.map(Bytes))
 }
 
 /// The time of what is mostly computation, divided over all ranks, in milliseconds.
