@@ -41,7 +41,7 @@ fn a_plan_is_printed_and_can_be_explained() {
     assert!(plan.contains("[inputs.a]\n\"params.w\" = \"shard(1)\""), "{plan}");
     let (status, text, errors) = files.write("plan.toml", &plan).run("explain step.txt plan.toml");
     assert_eq!((status, errors.as_str()), (0, ""));
-    assert!(text.starts_with("plan ") && text.contains("tensor parallel, state sharded"), "{text}");
+    assert!(text.starts_with("plan ") && text.contains("tensor parallel 4, state sharded"), "{text}");
 }
 
 #[test]

@@ -1,9 +1,98 @@
-//! Pins that demand the placements of a plan that was not chosen, so that it can be tried.
+//! The best of the plans that were not chosen: what they are, and pins that demand their placements, so that they can be tried.
 
-use ir::{Graph, InputClass, Mesh, Placement};
+use base::Result;
+use cost::Machine;
+use ir::{Graph, InputClass, InputId, Mesh, Placement};
 use shard::Assignment;
 
-use crate::pins::Pins;
+use crate::{
+    labels::label,
+    pins::Pins,
+    plan::{Prediction, RunnerUp},
+    run::Found,
+};
+
+/// How many runners-up a plan names.
+pub const MOST_RUNNERS_UP: usize = 5;
+
+/// What candidates are called by.
+pub struct Naming<'a> {
+    /// The graph in canonical form.
+    pub graph: &'a Graph,
+    /// The mesh, on its machine.
+    pub machine: Machine<'a>,
+    /// Most bytes of one rank.
+    pub limit: Option<u64>,
+}
+
+impl Naming<'_> {
+    /// What a candidate is in the field's words.
+    pub fn label(&self, found: &Found) -> Result<String> {
+        label(self.graph, &found.assignments, self.machine)
+    }
+
+    /// The best of `others`, which come best first: plans that are called otherwise than `chosen`, whose name is `name`, and each other; where
+    /// these are few, also such as place other inputs.
+    pub fn runners_up(
+        &self,
+        name: &str,
+        chosen: &Found,
+        others: impl Iterator<Item = Found>,
+    ) -> Result<Vec<RunnerUp>> {
+        let mut known: Vec<(String, Found)> = Vec::new();
+        let (mut distinct, mut alike) = (Vec::new(), Vec::new());
+        for (rank, other) in others.enumerate() {
+            if distinct.len() == MOST_RUNNERS_UP {
+                break;
+            }
+            let label = self.label(&other)?;
+            let called_so = known.iter().filter(|(of, _)| *of == label).map(|(_, found)| found);
+            let called_so = called_so.chain((label == name).then_some(chosen));
+            // Of plans that place all inputs alike the fastest is enough.
+            let differences: Option<Vec<String>> =
+                called_so.map(|known| self.difference(known, &other)).collect();
+            match differences.as_deref() {
+                None => continue,
+                Some([]) => distinct.push((rank, self.named(label.clone(), &other))),
+                Some([.., with]) => alike.push((rank, self.named(format!("{label}, {with}"), &other))),
+            }
+            known.push((label, other));
+        }
+        alike.truncate(MOST_RUNNERS_UP.saturating_sub(distinct.len()));
+        distinct.append(&mut alike);
+        distinct.sort_by_key(|(rank, _)| *rank);
+        Ok(distinct.into_iter().map(|(_, other)| other).collect())
+    }
+
+    fn named(&self, name: String, found: &Found) -> RunnerUp {
+        let Prediction { step_ns, peak_bytes, exposed_ns, .. } = found.prediction;
+        RunnerUp {
+            name,
+            step_ns,
+            peak_bytes,
+            exposed_ns: Some(exposed_ns),
+            fits: found.fits(self.limit),
+            pins: pins_of(self.graph, &found.assignments, self.machine.mesh),
+        }
+    }
+
+    /// The largest input that another candidate places otherwise than a known one, with its placement; none where there is none.
+    fn difference(&self, known: &Found, other: &Found) -> Option<String> {
+        let placed = |found: &Found, id: InputId| -> Vec<Placement> {
+            let of = |assignment: &Assignment| assignment.inputs.get(&id).copied();
+            found.assignments.iter().map(|one| of(one).unwrap_or(Placement::Replicate)).collect()
+        };
+        let differs = |id: &InputId| placed(known, *id) != placed(other, *id);
+        let bytes = |id: &InputId| self.graph.ty(self.graph.inputs[*id].value).bytes();
+        // Of equals the first.
+        let largest =
+            self.graph.inputs.ids().filter(differs).min_by_key(|id| std::cmp::Reverse(bytes(id)))?;
+        let (before, after) = (placed(known, largest), placed(other, largest));
+        let axes = self.machine.mesh.sharding_axes().zip(before.iter().zip(&after));
+        let (axis, (_, placement)) = axes.into_iter().find(|(_, (before, after))| before != after)?;
+        Some(format!("`{}` {placement} on {}", self.graph.inputs[largest].name, axis.name))
+    }
+}
 
 /// Classes of inputs with the pattern of their names.
 const CLASSES: [(InputClass, &str); 3] = [

@@ -8,10 +8,9 @@ use shard::{Assignment, Offered, Space, canonical};
 use crate::{
     along::explored,
     effort::Extent,
-    labels::label,
-    plan::{Plan, Prediction, RunnerUp},
+    plan::{Plan, Prediction},
     run::{Found, Recomputation, Request, Run, direct},
-    runners_up::pins_of,
+    runners_up::Naming,
 };
 
 /// A plan with what it was made on.
@@ -23,9 +22,6 @@ pub struct Searched {
     /// The plan's decisions, one for each axis.
     pub assignments: Vec<Assignment>,
 }
-
-/// How many runners-up a plan names.
-pub const MOST_RUNNERS_UP: usize = 5;
 
 /// Finds the plan of least predicted time under the memory limit that keeps the pins.
 pub fn search(request: &Request<'_>) -> Result<Searched> {
@@ -64,32 +60,14 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
         request.mesh,
         &best.assignments,
     )?;
-    let name = |found: &Found| label(&canonical, &found.assignments, run.machine);
-    plan.label = name(&best)?;
+    let naming = Naming { graph: &canonical, machine: run.machine, limit: request.memory_limit };
+    plan.label = naming.label(&best)?;
     plan.limit = limit(&best, request.memory_limit);
     plan.without_row = without_row(&canonical, request.mesh);
     plan.undivided = run.undivided(&canonical);
+    plan.runners_up = naming.runners_up(&plan.label, &best, others)?;
     plan.passes = best.passes;
     plan.prediction = best.prediction;
-    for other in others {
-        if plan.runners_up.len() == MOST_RUNNERS_UP {
-            break;
-        }
-        let Prediction { step_ns, peak_bytes, exposed_ns, .. } = other.prediction;
-        let other_name = name(&other)?;
-        // Of plans that are called alike the fastest is enough.
-        if other_name == plan.label || plan.runners_up.iter().any(|known| known.name == other_name) {
-            continue;
-        }
-        plan.runners_up.push(RunnerUp {
-            name: other_name,
-            step_ns,
-            peak_bytes,
-            exposed_ns: Some(exposed_ns),
-            fits: other.fits(request.memory_limit),
-            pins: pins_of(&canonical, &other.assignments, request.mesh),
-        });
-    }
     Ok(Searched { plan, assignments: best.assignments, canonical })
 }
 

@@ -23,7 +23,8 @@ use crate::{
     pins::Pins,
     plan::{Plan, Prediction, RunnerUp},
     run::Request,
-    search::{MOST_RUNNERS_UP, Searched, search, too_small},
+    runners_up::MOST_RUNNERS_UP,
+    search::{Searched, search, too_small},
 };
 
 /// How a step is taken apart into pipeline stages.
