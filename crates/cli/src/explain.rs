@@ -14,6 +14,9 @@ pub struct Explain {
     graph: PathBuf,
     /// The plan
     plan: PathBuf,
+    /// The cluster description, or a preset such as `h100:8x8`: says also where time and memory go
+    #[arg(long)]
+    cluster: Option<String>,
 }
 
 impl Explain {
@@ -21,6 +24,7 @@ impl Explain {
     pub fn run(self, out: &mut dyn Write) -> Result<()> {
         let graph = files::graph(&self.graph)?;
         let plan = plan::Plan::parse(&files::text(&self.plan)?, &self.plan.to_string_lossy())?;
-        print(out, &plan::explain_plan(&graph, &plan)?)
+        let cluster = self.cluster.as_deref().map(files::cluster).transpose()?;
+        print(out, &plan::explain_plan(&graph, &plan, cluster.as_ref(), None)?)
     }
 }

@@ -1,5 +1,7 @@
 //! `unisono plan`: find the plan of a captured step for a cluster.
 
+mod other;
+
 use std::{io::Write, path::PathBuf};
 
 use base::{Bytes, Code, Diagnostic, Nanos, Result};
@@ -7,7 +9,7 @@ use clap::{Args, ValueEnum};
 use cluster::Cluster;
 use indexmap::IndexMap;
 use ir::STAGES;
-use plan::{Candidate, Cut, Effort, Pins, PlanSettings, Recomputation, Schedule, Sensitivity};
+use plan::{Candidate, Cut, Effort, Pins, PlanSettings, Recomputation, Schedule, Sensitivity, WhyNot};
 use serde::Serialize;
 
 use crate::files;
@@ -77,6 +79,11 @@ pub struct Plan {
     /// Plan again with more memory, faster links and a faster device, and say what each gives
     #[arg(long)]
     sensitivity: bool,
+    /// Say also why the plan is not another one, which is planned under the same settings and priced alike: `data`, `zero-1`, `zero-3`,
+    /// `tensor`, `sequence`, `expert` or `replicated` parallel, along any axis or as in `tensor on data`; `2`, the second runner-up; another
+    /// mesh such as `data=4,tensor=2`; a file with pins. May be given several times
+    #[arg(long, value_name = "OTHER")]
+    why_not: Vec<String>,
     /// Print the plan's figures as JSON instead: what it is, what it takes, where time and memory go, what it was chosen over
     #[arg(long)]
     json: bool,
@@ -108,6 +115,12 @@ impl Plan {
         if let Some(path) = &self.output {
             files::write(path, &plan.text())?;
         }
+        let answer = |asked: &String| {
+            let alternative = other::named(asked)?;
+            let answer = plan::why_not(&graph, &plan, &cluster, &settings, &alternative)?;
+            Ok(WhyNot { asked: asked.clone(), ..answer })
+        };
+        let why_not = self.why_not.iter().map(answer).collect::<Result<Vec<_>>>()?;
         let mut others = Vec::new();
         if self.json || self.html.is_some() || self.sensitivity {
             let local = plan::program(&graph, &plan, 0, |_| {})?;
@@ -122,7 +135,7 @@ impl Plan {
                 others = plan::sensitivities(&graph, &plan, &cluster, &settings)?;
             }
             if self.json {
-                let figures = Figures { search_cpu_s: searched, summary, sensitivity: others };
+                let figures = Figures { search_cpu_s: searched, summary, sensitivity: others, why_not };
                 let text = serde_json::to_string_pretty(&figures);
                 let text = text.map_err(|error| Diagnostic::bug(error.to_string()))?;
                 return print(out, &format!("{text}\n"));
@@ -130,11 +143,16 @@ impl Plan {
         }
         // A plan with comments is a plan.
         let (text, indent) = match &self.output {
-            Some(_) => (plan::explain_plan(&graph, &plan)?, "  "),
+            Some(_) => {
+                let limit = settings.memory_limit(&cluster);
+                (plan::explain_plan(&graph, &plan, Some(&cluster), limit)?, "  ")
+            }
             None => (plan.text(), "# "),
         };
         print(out, &text)?;
-        others.iter().try_for_each(|other| print(out, &format!("{indent}{other}\n")))
+        others.iter().try_for_each(|other| print(out, &format!("{indent}{other}\n")))?;
+        let answers: String = why_not.iter().map(ToString::to_string).collect();
+        answers.lines().try_for_each(|line| print(out, &format!("{indent}{line}\n")))
     }
 
     /// How many ranks there are, where no mesh says so.
@@ -222,15 +240,7 @@ impl Plan {
     }
 
     fn pins(&self) -> Result<Pins> {
-        let Some(path) = &self.pins else { return Ok(Pins::default()) };
-        let text = files::text(path)?;
-        toml::from_str(&text).map_err(|error| {
-            let before = &text[..error.span().map_or(0, |span| span.start).min(text.len())];
-            let line = 1 + before.matches('\n').count() as u32;
-            Diagnostic::new(Code::BAD_PIN, format!("pins that cannot be used: {}", error.message()))
-                .at_line(path.to_string_lossy(), line, 0)
-                .hint("pins map name patterns to placements by axis: \"params.*\" = { ranks = \"shard(0)\" }")
-        })
+        self.pins.as_deref().map_or_else(|| Ok(Pins::default()), other::pins)
     }
 }
 
@@ -244,6 +254,9 @@ struct Figures {
     /// What more of something would give, where it was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     sensitivity: Vec<Sensitivity>,
+    /// What was asked for instead.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    why_not: Vec<WhyNot>,
 }
 
 /// Ticks of the clock that Linux counts processor time in, per second.

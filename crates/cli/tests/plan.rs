@@ -76,7 +76,10 @@ fn a_plan_written_to_a_file_is_explained_and_equals_the_printed_one() {
     let (status, text, errors) = files.run("plan step.txt --ranks 2 --cluster cluster.toml -o plan.toml");
     assert_eq!((status, errors.as_str()), (0, ""));
     assert_eq!(std::fs::read_to_string(files.0.join("plan.toml")).unwrap(), printed);
-    assert_eq!(files.run("explain step.txt plan.toml").1, text);
+    assert_eq!(files.run("explain step.txt plan.toml --cluster cluster.toml").1, text);
+    let short = files.run("explain step.txt plan.toml").1;
+    assert!(text.contains("operations by module") && !short.contains("operations by module"), "{text}");
+    assert!(short.lines().all(|line| text.contains(line)), "{short}");
 }
 
 #[test]
@@ -215,4 +218,33 @@ fn a_plan_of_another_step_is_not_explained() {
     files.write("other.txt", &GRAPH.replace("1024", "512"));
     let (status, _, errors) = files.run("explain other.txt plan.toml");
     assert!(status == 1 && errors.contains("[U0203]"), "{errors}");
+}
+
+#[test]
+fn alternatives_are_priced_beside_the_plan() {
+    let files = files("alternatives");
+    files.write("other.toml", "\"params.w\".a = \"shard(0)\"\n");
+    files.write("none.toml", "\"params.*\".a = \"shard(5)\"\n");
+    let line = "plan step.txt --mesh a=4 --cluster cluster.toml --why-not data --why-not other.toml --why-not none.toml --why-not a=2";
+    let (status, json, errors) = files.run(&format!("{line} --json"));
+    assert_eq!((status, errors.as_str()), (0, ""));
+    let said: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let answers = said["why_not"].as_array().unwrap();
+    let of = |number: usize, what: &str| answers[number]["plan"][what].clone();
+    assert_eq!(
+        answers.iter().map(|one| &one["asked"]).collect::<Vec<_>>(),
+        ["data", "other.toml", "none.toml", "a=2"]
+    );
+    assert_eq!(of(0, "label"), "data parallel 4");
+    assert_eq!(of(3, "mesh")["a"], 2);
+    assert!(answers[2]["refused"]["message"].as_str().unwrap().contains("binds nothing"), "{json}");
+    for number in [0, 1, 3] {
+        let slower = of(number, "step_ms").as_f64().unwrap() - said["step_ms"].as_f64().unwrap();
+        assert!((of(number, "slower_ms").as_f64().unwrap() - slower).abs() < 1e-6, "{json}");
+    }
+    let (_, plan, _) = files.run(line);
+    assert!(plan.contains("\n# why not data: data parallel 4\n"), "{plan}");
+    assert_eq!(files.write("plan.toml", &plan).run("explain step.txt plan.toml").0, 0);
+    let (status, _, errors) = files.run("plan step.txt --mesh a=4 --cluster cluster.toml --why-not tensro");
+    assert!(status == 1 && errors.contains("did you mean `tensor`?"), "{errors}");
 }

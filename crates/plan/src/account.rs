@@ -14,7 +14,8 @@ use serde::Serialize;
 pub use collectives::{CauseTime, CollectiveTime};
 pub use modules::{HeldByModule, ModuleTime};
 
-use times::{Times, millis, timed};
+pub use causes::changes;
+pub use times::{Times, millis, timed};
 
 /// Where the time of a step goes, most first, and the memory of its worst moment.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
@@ -33,9 +34,8 @@ pub struct Account {
 /// busy longest, and the memory that of the one that needs most.
 pub fn account(programs: &[&RankGraph], machine: Machine<'_>, limit: Option<Bytes>) -> Result<Account> {
     let times = timed(programs, machine)?;
-    let busy = |(_, times): &(usize, &Times)| times.operations.iter().sum::<i64>();
     // Of equals the first.
-    let busiest = times.iter().enumerate().rev().max_by_key(busy);
+    let busiest = times.iter().enumerate().rev().max_by_key(|(_, times)| times.compute());
     let peak = |graph: &&&RankGraph| memory::peak(graph).within(limit).0.total();
     let largest = programs.iter().rev().max_by_key(peak);
     let Some((number, times)) = busiest else { return Ok(Account::default()) };

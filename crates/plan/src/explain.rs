@@ -1,14 +1,33 @@
 //! A plan for people.
 
+mod goes;
+
 use std::{collections::BTreeMap, fmt::Write};
 
-use base::{Bytes, Nanos};
-use ir::{Placement, RankGraph};
+use base::{Bytes, Nanos, Result};
+use cluster::Cluster;
+use ir::{Graph, Placement, RankGraph};
 
-use crate::Plan;
+use crate::{account::Account, plan::Plan, step::program, summary::accounted};
 
-/// What a plan does, what it is expected to cost and what it was chosen over; `graph` is one rank's graph.
-pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
+pub use goes::changes;
+use goes::goes;
+
+/// What a plan does, for people; with a cluster also where time and memory go on it.
+pub fn explain_plan(
+    graph: &Graph,
+    plan: &Plan,
+    cluster: Option<&Cluster>,
+    memory_limit: Option<u64>,
+) -> Result<String> {
+    let local = program(graph, plan, 0, |_| {})?;
+    let account = cluster.map(|cluster| accounted(graph, &local, plan, cluster, memory_limit)).transpose()?;
+    Ok(explain(plan, &local, account.as_ref()))
+}
+
+/// What a plan does, what it is expected to cost and what it was chosen over; `graph` is one rank's graph. Where time and memory go is said
+/// where an account is given.
+fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String {
     let mut text = String::new();
     let axes: Vec<String> = plan.mesh.iter().map(|(name, size)| format!("{name} = {size}")).collect();
     let p = &plan.prediction;
@@ -76,10 +95,15 @@ pub fn explain(plan: &Plan, graph: &RankGraph) -> String {
     for (what, count) in collectives(graph) {
         let _ = writeln!(text, "  {count:>4} x {what}");
     }
+    let whose = if plan.stages.is_some() { ", of the stage that is busy longest" } else { "" };
+    text.push_str(&account.map_or_else(String::new, |account| goes(account, whose)));
     for other in &plan.runners_up {
+        let waiting = other
+            .exposed_ns
+            .map_or_else(String::new, |waiting| format!(", {} of it waiting", Nanos(waiting)));
         let _ = writeln!(
             text,
-            "  rejected: {}: {} predicted, {}{}",
+            "  rejected: {}: {} predicted{waiting}, {}{}",
             other.name,
             Nanos(other.step_ns),
             Bytes(other.peak_bytes),

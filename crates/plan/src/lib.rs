@@ -42,9 +42,11 @@ mod step;
 mod summary;
 mod tables;
 mod text;
+mod why_not;
 
 pub use account::{Account, CauseTime, CollectiveTime, HeldByModule, ModuleTime};
 pub use effort::Effort;
+pub use explain::explain_plan;
 pub use labels::label;
 pub use meshes::Candidate;
 pub use page::page;
@@ -56,6 +58,10 @@ pub use search::{Searched, search};
 pub use sensitivity::{Sensitivity, sensitivities};
 pub use simulate::{Pipeline, Ranks, pipeline, simulate_one, simulate_plan, simulate_rank};
 pub use stages::{Cut, StagePrediction, Stages};
-pub use step::{PlanSettings, explain_plan, plan_graph, plan_telling, program, rank_graph};
+pub use step::{PlanSettings, plan_graph, plan_telling, program, rank_graph};
 pub use summary::{OtherPlan, StatePattern, Summary, summary};
 pub use text::Decisions;
+pub use why_not::{
+    Alternative, Difference, FirstDifference, PlacedOtherwise, Priced as PricedAlternative, Refused, WhyNot,
+    why_not,
+};

@@ -11,7 +11,6 @@ use shard::{canonical, stages::Schedule};
 use crate::{
     divides::require_slices,
     effort::Effort,
-    explain::explain,
     meshes::{Candidate, search_meshes},
     pins::Pins,
     plan::{Plan, mesh_of},
@@ -280,9 +279,4 @@ fn stage_graph(
 /// The program that `rank` runs under a plan for `graph`: its graph after the passes; `observe` hears of each.
 pub fn program(graph: &Graph, plan: &Plan, rank: u32, observe: impl FnMut(&Outcome)) -> Result<RankGraph> {
     passes::run(&pipeline(&plan.passes), &rank_graph(graph, plan, rank)?, observe)
-}
-
-/// What a plan does, for people.
-pub fn explain_plan(graph: &Graph, plan: &Plan) -> Result<String> {
-    Ok(explain(plan, &program(graph, plan, 0, |_| {})?))
 }

@@ -103,9 +103,20 @@ impl Graph {
         .map(Plan)
     }
 
-    /// What a plan for the graph does, for people.
-    fn explain(&self, py: Python<'_>, plan: &Plan) -> PyResult<String> {
-        run(py, || plan::explain_plan(&self.0, &plan.0))
+    /// What a plan for the graph does, for people; with a cluster also where time and memory go on it.
+    #[pyo3(signature = (plan, cluster=None, memory_limit=None))]
+    fn explain(
+        &self,
+        py: Python<'_>,
+        plan: &Plan,
+        cluster: Option<&str>,
+        memory_limit: Option<u64>,
+    ) -> PyResult<String> {
+        run(py, || {
+            let cluster = cluster.map(|text| Cluster::parse(text, "the cluster description")).transpose()?;
+            let limit = cluster.as_ref().and_then(|cluster| limit(memory_limit, cluster));
+            plan::explain_plan(&self.0, &plan.0, cluster.as_ref(), limit)
+        })
     }
 
     /// The figures of a plan for the graph on a cluster, as JSON: the fields of `unisono plan --json`.

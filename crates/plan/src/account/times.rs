@@ -26,6 +26,13 @@ pub struct Times {
     pub idle: i64,
 }
 
+impl Times {
+    /// All operations.
+    pub fn compute(&self) -> i64 {
+        self.operations.iter().sum()
+    }
+}
+
 /// The times of one rank that stands for all, or of one rank of each pipeline stage.
 pub fn timed(programs: &[&RankGraph], machine: Machine<'_>) -> Result<Vec<Times>> {
     let run = match programs {
