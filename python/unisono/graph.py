@@ -100,7 +100,7 @@ class StepGraph:
             "memory_limit": limit,
             "pins": plain_pins(pins),
         }
-        return Plan(self.native.plan(description, pack(settings)), self.native, description, limit)
+        return Plan(self.native.plan(description, pack(settings)), self.native, description, limit, settings)
 
     def decoded(self) -> dict[str, Any]:
         """The graph as plain Python data, with the field names of crate ``ir``."""

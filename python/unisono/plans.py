@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from unisono import _native
-from unisono._message import unpack
+from unisono._message import pack, unpack
 from unisono._placements import STAGES
+
+
+@dataclasses.dataclass(frozen=True)
+class WhyNot:
+    """Why a plan is not another one; ``print`` shows it.
+
+    Attributes:
+        text: the answer for people.
+        figures: the same in figures: one of the ``why_not`` of ``unisono plan --json`` (``docs/clusters.md``).
+    """
+
+    text: str = dataclasses.field(repr=False)
+    figures: dict[str, Any]
+
+    def __str__(self) -> str:
+        """The answer for people."""
+        return self.text
 
 
 class Plan:
@@ -20,6 +39,7 @@ class Plan:
         graph: the graph that it is for, if it is known.
         cluster: the description of the cluster that it was made for, if it is known.
         memory_limit: the most bytes of a rank that were asked for; without, those of the device of a cluster that is not there.
+        settings: what the planner was asked for, if it is known: its mesh, memory limit, pins and so on, as plain data.
     """
 
     def __init__(
@@ -28,10 +48,12 @@ class Plan:
         graph: _native.Graph | None = None,
         cluster: str | None = None,
         memory_limit: int | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         """Reads the text form; raises :class:`~unisono.errors.ConfigurationError` where it is none."""
         self.native = _native.Plan(plan) if isinstance(plan, str) else plan
         self.graph, self.cluster, self.memory_limit = graph, cluster, memory_limit
+        self.settings = settings
         self.text, self.fingerprint = self.native.text(), self.native.fingerprint()
         self._content: dict[str, Any] = unpack(self.native.content())
 
@@ -86,10 +108,46 @@ class Plan:
         return self._content["prediction"]
 
     def explain(self) -> str:
-        """What the plan does, what it is expected to cost and why it is not another one, for people."""
+        """What the plan does, what it is expected to cost, where time and memory go and what it was chosen over, for people."""
         if self.graph is None:
             raise ValueError("a plan that was read from a file is explained with its graph: `step.plan.explain()`")
-        return self.graph.explain(self.native)
+        return self.graph.explain(self.native, self.cluster, self.memory_limit)
+
+    def why_not(
+        self, other: str | int | Mapping[str, int] = "", *, pins: Mapping[str, Mapping[str, str]] | None = None
+    ) -> WhyNot:
+        """Why this is not another plan: that one planned under the same settings, priced alike, and held against it.
+
+        Args:
+            other: a family, along any axis or one of them (``"tensor"``, ``"zero-3 on data"``), a runner-up by its name or its number,
+                counted from 1, or another mesh (``{"data": 4, "tensor": 2}``).
+            pins: instead, placements by name pattern and axis, as in :func:`unisono.parallelize`, behind those of the plan.
+
+        Returns:
+            What the other plan takes, the first difference that costs, and all differences by cause; or why there is none.
+
+        Raises:
+            ConfigurationError: nothing is called ``other``.
+        """
+        graph, cluster, settings = self._planner()
+        asked = ",".join(f"{axis}={size}" for axis, size in other.items()) if isinstance(other, Mapping) else str(other)
+        packed = None if pins is None else pack({pattern: dict(axes) for pattern, axes in pins.items()})
+        text, figures = _native.why_not(graph, self.native, cluster, settings, asked, packed)
+        return WhyNot(text, json.loads(figures))
+
+    def sensitivity(self) -> list[dict[str, Any]]:
+        """What 1 GiB more memory of a rank (where the limit keeps a faster plan out), links twice as fast and a device 10 % faster would
+        give, answered by planning again: each with what, the ``label``, ``step_ms`` and the share of the time that it ``saves``.
+        """
+        graph, cluster, settings = self._planner()
+        return json.loads(_native.sensitivity_json(graph, self.native, cluster, settings))
+
+    def _planner(self) -> tuple[_native.Graph, str, bytes]:
+        """What the planner is asked with."""
+        if self.graph is None or self.cluster is None:
+            raise ValueError("a plan that was read from a file is not planned again: ask `step.plan`")
+        known = {"mesh": self.mesh, "memory_limit": self.memory_limit, "micro_batches": self.micro_batches}
+        return self.graph, self.cluster, pack(self.settings or known)
 
     def figures(self) -> dict[str, Any]:
         """The plan in figures: what it is, what it takes, where time and memory go, what it was chosen over.

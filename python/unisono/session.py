@@ -271,6 +271,8 @@ class CapturedStep:
         text = self.ranks.tell(answer)
         found = found or Plan(text, graph)
         found.cluster, found.memory_limit = self.cluster, memory_limit
+        known = {"mesh": found.mesh, "memory_limit": memory_limit, "pins": pins, "micro_batches": found.micro_batches}
+        found.settings = found.settings or known
         if self._session.searches_mesh:
             self._session.take_mesh(found.mesh)
         return found
@@ -313,7 +315,7 @@ class CapturedStep:
                 code="U0205",
                 hint='give the mesh an axis of them, as in mesh={"stages": 2, "data": 4}, or leave them out',
             )
-        return Plan(graph.plan(self.cluster, pack(settings), _profile.cache_folder()), graph)
+        return Plan(graph.plan(self.cluster, pack(settings), _profile.cache_folder()), graph, settings=settings)
 
     # This rank's program.
 

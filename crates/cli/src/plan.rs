@@ -34,9 +34,14 @@ impl Recompute {
 
 /// Find the plan of a captured training step: who holds and computes what
 #[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct Plan {
     /// The captured step, as `unisono capture` prints it or as a message (`-` reads stdin)
-    graph: PathBuf,
+    #[arg(required_unless_present = "schema")]
+    graph: Option<PathBuf>,
+    /// Print the JSON schema of what `--json` prints
+    #[arg(long, exclusive = true)]
+    schema: bool,
     /// How many ranks there are: along one mesh axis called `ranks`, or with `--mesh auto` along the axes that suit best. All of the
     /// cluster's, where neither this nor a mesh is given and it says how many it has
     #[arg(long)]
@@ -95,8 +100,9 @@ pub struct Plan {
 impl Plan {
     /// Reads, searches, prints.
     pub fn run(self, out: &mut dyn Write) -> Result<()> {
+        let Some(path) = &self.graph else { return print(out, SCHEMA) };
         let cluster = self.cluster()?;
-        let graph = files::graph(&self.graph)?;
+        let graph = files::graph(path)?;
         let ranks = self.ranks(&cluster)?;
         let settings = PlanSettings {
             pins: self.pins()?,
@@ -243,6 +249,9 @@ impl Plan {
         self.pins.as_deref().map_or_else(|| Ok(Pins::default()), other::pins)
     }
 }
+
+/// The JSON schema of [`Figures`].
+const SCHEMA: &str = include_str!("plan/figures.schema.json");
 
 /// What `--json` prints.
 #[derive(Serialize)]

@@ -90,11 +90,7 @@ impl Graph {
         let planner: PathBuf = py.import("unisono._native")?.filename()?.extract()?;
         run(py, || {
             let cluster = Cluster::parse(cluster, "the cluster description")?;
-            let settings: PlanSettings = unpacked(settings, Code::BAD_PIN).map_err(|refused| {
-                refused.hint(
-                    "pins map name patterns to placements per axis: {\"params.*\": {\"a\": \"shard(0)\"}}",
-                )
-            })?;
+            let settings = settings_of(settings)?;
             match folder {
                 Some(folder) => Kept { folder }.plan(&planner, &self.0, &cluster, &settings),
                 None => plan::plan_graph(&self.0, &cluster, &settings),
@@ -221,6 +217,13 @@ impl Graph {
     }
 }
 
+/// The planner's settings of a message.
+pub fn settings_of(message: &[u8]) -> Result<PlanSettings> {
+    unpacked(message, Code::BAD_PIN).map_err(|refused: Box<Diagnostic>| {
+        refused.hint("pins map name patterns to placements per axis: {\"params.*\": {\"a\": \"shard(0)\"}}")
+    })
+}
+
 /// The memory limit that a plan keeps where this one was asked for.
 pub fn limit(memory_limit: Option<u64>, cluster: &Cluster) -> Option<u64> {
     PlanSettings { memory_limit, ..PlanSettings::default() }.memory_limit(cluster)
@@ -312,7 +315,7 @@ fn of((ranks, threads, identity): (u32, u32, String)) -> Measured {
 }
 
 /// Settings from MessagePack.
-fn unpacked<T: DeserializeOwned>(bytes: &[u8], code: Code) -> Result<T> {
+pub fn unpacked<T: DeserializeOwned>(bytes: &[u8], code: Code) -> Result<T> {
     rmp_serde::from_slice(bytes)
         .map_err(|error| Diagnostic::new(code, format!("settings that cannot be used: {error}")))
 }

@@ -5,6 +5,7 @@
 mod balance;
 mod error;
 mod exec;
+mod explained;
 mod graph;
 mod page;
 mod rows;
@@ -50,6 +51,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     balance::register(module)?;
     error::register(module)?;
     exec::register(module)?;
+    explained::register(module)?;
     graph::register(module)?;
     page::register(module)?;
     rows::register(module)?;
