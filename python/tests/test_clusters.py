@@ -129,3 +129,36 @@ def test_what_cannot_be_planned_for_is_refused(graph, tmp_path):
 def test_a_preset_is_named_in_a_file_of_settings(tmp_path):
     step = parallel(written(tmp_path, 'cluster = "cpu:1"\n'))
     assert step.plan.figures()["device"] == "CPU-32-cores"
+
+
+@pytest.fixture(scope="module")
+def two_axes():
+    return perceptron().plan("h100:8", mesh={"data": 2, "tensor": 4})
+
+
+def test_a_plan_says_where_time_and_memory_go(two_axes):
+    text, figures = two_axes.explain(), two_axes.figures()
+    assert figures["label"] in text and "operations by module" in text and "at the peak" in text
+    assert all(one["label"] in text for one in figures["runners_up"])
+    assert sum(one["exposed_ms"] for one in figures["collectives"]) == pytest.approx(figures["exposed_ms"], abs=1e-3)
+
+
+def test_a_plan_says_why_it_is_not_another_one(two_axes):
+    figures = two_axes.figures()
+    for answer in (two_axes.why_not("zero-3 on data"), two_axes.why_not(1), two_axes.why_not({"data": 8})):
+        found = answer.figures["plan"]
+        assert found["slower_ms"] == pytest.approx(found["step_ms"] - figures["step_ms"])
+        assert sum(one["ms"] for one in answer.figures["differences"]) == pytest.approx(found["slower_ms"], abs=1e-3)
+        assert found["label"] in str(answer)
+    pinned = two_axes.why_not(pins={"params.*": {"data": "replicate", "tensor": "replicate"}})
+    assert "state sharded" not in pinned.figures["plan"]["label"].replace("optimizer state sharded", "")
+    refused = two_axes.why_not(pins={"params.*": {"data": "shard(7)"}}).figures
+    assert refused["plan"] is None and "binds nothing" in refused["refused"]["message"]
+    with pytest.raises(unisono.errors.ConfigurationError, match="no plan is called"):
+        two_axes.why_not("tensro")
+
+
+def test_a_plan_says_what_more_of_something_would_give(two_axes):
+    others = two_axes.sensitivity()
+    assert [one["with"] for one in others] == ["links 2 times as fast", "a device 10 % faster"]
+    assert all(one["saves"] >= 0 for one in others)

@@ -42,8 +42,10 @@ pub fn page(
         steps: stages.into_iter().chain(steps).collect(),
         memory: memory(summary, &rank),
         at_peak: tables::at_peak(summary),
+        held: tables::held(summary),
         modules: tables::modules(summary),
         collectives: tables::collectives(summary),
+        causes: tables::causes(summary),
         state: tables::state(summary),
         plans: considered(summary),
     };
@@ -153,12 +155,14 @@ fn considered(summary: &Summary) -> Vec<Considered> {
     let chosen = Considered {
         label: summary.label.clone(),
         step: nanos(summary.step_ms),
+        waiting: Some(nanos(summary.exposed_ms)),
         memory: Bytes(summary.peak_bytes),
         fits: true,
     };
     let others = summary.runners_up.iter().map(|other| Considered {
         label: other.label.clone(),
         step: nanos(other.step_ms),
+        waiting: other.exposed_ms.map(nanos),
         memory: Bytes(other.peak_bytes),
         fits: other.fits,
     });

@@ -122,6 +122,8 @@ pub struct Considered {
     pub label: String,
     /// Predicted time of a step.
     pub step: Nanos,
+    /// What of it is waiting for collectives, where it is known.
+    pub waiting: Option<Nanos>,
     /// Predicted memory of a rank.
     pub memory: Bytes,
     /// Whether it keeps the memory limit.
@@ -278,6 +280,7 @@ mod tests {
     fn plans_lie_by_their_time_and_memory() {
         let plan = |step, memory, fits| Considered {
             label: "data parallel".into(),
+            waiting: None,
             step: Nanos(step),
             memory: Bytes(memory),
             fits,

@@ -82,10 +82,14 @@ pub struct PlanPage {
     pub memory: Memory,
     /// What is in memory at the peak.
     pub at_peak: Table,
+    /// Who has made that.
+    pub held: Table,
     /// Time by module.
     pub modules: Table,
     /// Collectives.
     pub collectives: Table,
+    /// Why these exist.
+    pub causes: Table,
     /// State with its layout.
     pub state: Table,
     /// The plans that were considered, the chosen one first.
@@ -187,6 +191,7 @@ mod tests {
                 ..Memory::default()
             },
             at_peak: Table::default(),
+            held: Table::default(),
             modules: Table {
                 heading: name.into(),
                 heads: vec![name.into()],
@@ -194,10 +199,12 @@ mod tests {
                 ..Table::default()
             },
             collectives: Table::default(),
+            causes: Table::default(),
             state: Table::default(),
             plans: vec![Considered {
                 label: name.into(),
                 step: Nanos(1000),
+                waiting: Some(Nanos(10)),
                 memory: Bytes(1 << 30),
                 fits: true,
             }],

@@ -6,7 +6,11 @@ use ir::{PartKind, Placement};
 use report::{Paint, Row, Share, Table};
 
 use super::{lanes::paint, percent};
-use crate::summary::{StatePattern, Summary};
+use crate::{
+    account::{CauseTime, CollectiveTime},
+    explain::changes,
+    summary::{StatePattern, Summary},
+};
 
 /// What a rank has in memory at the peak.
 pub fn at_peak(summary: &Summary) -> Table {
@@ -26,6 +30,28 @@ pub fn at_peak(summary: &Summary) -> Table {
     }
 }
 
+/// Which modules have made what is in memory at the peak.
+pub fn held(summary: &Summary) -> Table {
+    let most = summary.account.held.first().map_or(0.0, |one| one.bytes as f64);
+    let rows = summary.account.held.iter().map(|one| Row {
+        cells: vec![named(&one.module), one.category.to_owned(), Bytes(one.bytes).to_string()],
+        bar: vec![plain(Paint::Forward, percent(one.bytes as f64, most))],
+    });
+    Table {
+        heading: "What holds memory at the peak".into(),
+        note:
+            "By the module whose operations make it; state, the batch and what stays from step to step aside."
+                .into(),
+        heads: heads(&["module", "what", "bytes", ""]),
+        rows: rows.collect(),
+    }
+}
+
+/// What a module is called.
+fn named(module: &str) -> String {
+    if module.is_empty() { "outside of modules".to_owned() } else { module.to_owned() }
+}
+
 /// Time of operations by module and part of the program.
 pub fn modules(summary: &Summary) -> Table {
     let mut times: IndexMap<&str, [f64; 3]> = IndexMap::new();
@@ -38,8 +64,7 @@ pub fn modules(summary: &Summary) -> Table {
     let most = times.values().map(total).fold(0.0, f64::max);
     let millis = |ms: f64| millis(ms, summary.step_ms);
     let row = |(module, parts): (&&str, &[f64; 3])| {
-        let name = if module.is_empty() { "outside of modules" } else { module };
-        let mut cells = vec![name.to_owned()];
+        let mut cells = vec![named(module)];
         cells.extend(parts.iter().chain([&total(parts)]).map(|ms| millis(*ms)));
         cells.push(format!("{:.1} %", percent(total(parts), summary.step_ms)));
         let kinds = PartKind::NAMES.into_iter().zip(parts);
@@ -74,9 +99,41 @@ pub fn collectives(summary: &Summary) -> Table {
     });
     Table {
         heading: "Collectives".into(),
-        note: "Bytes are those of one rank's operands. Waiting (red) makes the step longer, the rest is hidden beside operations; waiting for a \
-               collective includes that for those before it on its lane.".into(),
+        note: "Bytes are those of the whole tensors, of an all-to-all those of one rank. Waiting (red) makes the step longer, the rest is hidden \
+               beside operations.".into(),
         heads: heads(&["what", "axis", "number", "bytes", "ms", "waiting, ms", ""]),
+        rows: rows.collect(),
+    }
+}
+
+/// Collectives by the changes of placement that they serve, those that are waited for most first.
+pub fn causes(summary: &Summary) -> Table {
+    let mut found: Vec<(&CollectiveTime, &CauseTime)> = Vec::new();
+    for one in &summary.account.collectives {
+        found.extend(one.causes.iter().map(|cause| (one, cause)));
+    }
+    found.sort_by(|(_, a), (_, b)| b.exposed_ms.total_cmp(&a.exposed_ms).then(b.ms.total_cmp(&a.ms)));
+    let most = found.iter().map(|(_, one)| one.ms).fold(0.0, f64::max);
+    let millis = |ms: f64| millis(ms, summary.step_ms);
+    let rows = found.iter().map(|(of, cause)| Row {
+        cells: vec![
+            changes(&cause.changes),
+            format!("{} on {}", of.kind, of.axis),
+            cause.place.clone().unwrap_or_default(),
+            cause.count.to_string(),
+            millis(cause.ms),
+            millis(cause.exposed_ms),
+        ],
+        bar: vec![
+            plain(Paint::Wait, percent(cause.exposed_ms, most)),
+            plain(Paint::Collective, percent(cause.ms - cause.exposed_ms, most)),
+        ],
+    });
+    Table {
+        heading: "Why there are collectives".into(),
+        note: "The changes of placement that they serve, several where a bucket joins them, and the first one's line."
+            .into(),
+        heads: heads(&["change", "what", "line", "number", "ms", "waiting, ms", ""]),
         rows: rows.collect(),
     }
 }
