@@ -14,7 +14,7 @@ use serde::Serialize;
 pub use collectives::{CauseTime, CollectiveTime};
 pub use modules::{HeldByModule, ModuleTime};
 
-pub use causes::changes;
+pub use causes::{changes, meant};
 pub use times::{Times, millis, timed};
 
 /// Where the time of a step goes, most first, and the memory of its worst moment.

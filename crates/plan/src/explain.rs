@@ -10,8 +10,8 @@ use ir::{Graph, Placement, RankGraph};
 
 use crate::{account::Account, plan::Plan, step::program, summary::accounted};
 
-pub use goes::changes;
 use goes::goes;
+pub use goes::{changes, short};
 
 /// What a plan does, for people; with a cluster also where time and memory go on it.
 pub fn explain_plan(

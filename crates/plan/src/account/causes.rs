@@ -9,6 +9,15 @@ const RESHARD: &str = "reshard ";
 /// What begins a transfer between pipeline stages.
 const TRANSFER: &str = "transfer ";
 
+/// What a node's collective does, and whether it does so by a direct exchange; nothing of a node that is none.
+pub fn meant(graph: &Graph, id: NodeId) -> (String, bool) {
+    let label = graph.nodes[id].label.map(|label| graph.labels[label].as_str());
+    match (label.and_then(passes::direct_form_of), graph.collective(id)) {
+        (Some(kind), _) => (kind.to_owned(), true),
+        (None, collective) => (collective.map_or_else(String::new, |one| one.kind.to_string()), false),
+    }
+}
+
 /// The changes that a collective serves, with `*` for numbers in paths, each once; several where it is a bucket.
 pub fn changes(graph: &Graph, id: NodeId) -> Vec<String> {
     let node = &graph.nodes[id];

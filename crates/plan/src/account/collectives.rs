@@ -5,7 +5,7 @@ use ir::{CollectiveKind, Graph, NodeId, PartKind};
 use serde::Serialize;
 
 use super::{
-    causes::changes,
+    causes::{changes, meant},
     times::{Times, millis},
 };
 use crate::roles::{gradients, of_state};
@@ -15,6 +15,8 @@ use crate::roles::{gradients, of_state};
 pub struct CollectiveTime {
     /// What they do.
     pub kind: String,
+    /// Whether each rank sends to each other one, in one round.
+    pub direct: bool,
     /// Along which axis.
     pub axis: String,
     /// What they move: `parameters`, `gradients`, `new parameters`, `activations`.
@@ -29,6 +31,13 @@ pub struct CollectiveTime {
     pub exposed_ms: f64,
     /// Why they exist, most time first.
     pub causes: Vec<CauseTime>,
+}
+
+impl CollectiveTime {
+    /// What they do, for people.
+    pub fn name(&self) -> String {
+        if self.direct { format!("direct {}", self.kind) } else { self.kind.clone() }
+    }
 }
 
 /// Collectives that serve the same changes of placement, but for numbers in paths.
@@ -53,8 +62,7 @@ pub fn moved(graph: &Graph) -> impl Fn(NodeId) -> &'static str {
     let (of_state, gradients) = (of_state(graph), gradients(graph));
     move |id| {
         let node = &graph.nodes[id];
-        let gathers =
-            graph.collective(id).is_some_and(|collective| collective.kind == CollectiveKind::AllGather);
+        let gathers = meant(graph, id).0 == CollectiveKind::AllGather.text();
         if node.operands().all(|value| of_state[value]) {
             "parameters"
         } else if gathers && graph.part_kind(id) == PartKind::Update {
@@ -67,14 +75,16 @@ pub fn moved(graph: &Graph) -> impl Fn(NodeId) -> &'static str {
     }
 }
 
+/// What collectives do, whether they are direct, their axis, and what they move.
+type Key = ((String, bool), String, &'static str);
+
 /// The collectives that a rank runs.
 pub fn by_collective(graph: &Graph, times: &Times) -> Vec<CollectiveTime> {
     let moved = moved(graph);
-    let mut sums: IndexMap<(String, String, &'static str), IndexMap<Vec<String>, CauseTime>> =
-        IndexMap::new();
+    let mut sums: IndexMap<Key, IndexMap<Vec<String>, CauseTime>> = IndexMap::new();
     for (at, id) in graph.order.iter().enumerate() {
         let Some(collective) = graph.collective(*id) else { continue };
-        let key = (collective.kind.to_string(), collective.axis.to_owned(), moved(*id));
+        let key = (meant(graph, *id), collective.axis.to_owned(), moved(*id));
         let changes = changes(graph, *id);
         let cause = sums.entry(key).or_default().entry(changes.clone()).or_insert_with(|| CauseTime {
             changes,
@@ -86,11 +96,12 @@ pub fn by_collective(graph: &Graph, times: &Times) -> Vec<CollectiveTime> {
         cause.ms += millis(times.collectives[at]);
         cause.exposed_ms += millis(times.exposed[at]);
     }
-    let all = sums.into_iter().map(|((kind, axis, of), causes)| {
+    let all = sums.into_iter().map(|(((kind, direct), axis, of), causes)| {
         let mut causes: Vec<CauseTime> = causes.into_values().collect();
         causes.sort_by(|a, b| b.ms.total_cmp(&a.ms));
         CollectiveTime {
             kind,
+            direct,
             axis,
             of,
             count: causes.iter().map(|cause| cause.count).sum(),

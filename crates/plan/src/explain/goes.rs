@@ -84,11 +84,11 @@ fn collectives(text: &mut String, account: &Account, whose: &str) {
             nanos(cause.exposed_ms).to_string(),
             nanos(cause.ms),
             cause.count,
-            of.kind,
+            of.name(),
             of.axis,
             of.of,
             changes(&cause.changes),
-            cause.place.as_ref().map_or_else(String::new, |place| format!(", {place}"))
+            cause.place.as_deref().map_or_else(String::new, |place| format!(", {}", short(place)))
         );
     }
     let rest = causes.get(MOST_CAUSES..).unwrap_or_default();
@@ -110,6 +110,11 @@ pub fn changes(changes: &[String]) -> String {
         0 => shown,
         more => format!("{shown}; {more} more"),
     }
+}
+
+/// A line of the user's code without the folder of its file.
+pub fn short(place: &str) -> &str {
+    place.rsplit(['/', '\\']).next().unwrap_or(place)
 }
 
 fn memory(text: &mut String, account: &Account) {

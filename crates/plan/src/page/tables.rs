@@ -8,7 +8,7 @@ use report::{Paint, Row, Share, Table};
 use super::{lanes::paint, percent};
 use crate::{
     account::{CauseTime, CollectiveTime},
-    explain::changes,
+    explain::{changes, short},
     summary::{StatePattern, Summary},
 };
 
@@ -85,7 +85,7 @@ pub fn collectives(summary: &Summary) -> Table {
     let millis = |ms: f64| millis(ms, summary.step_ms);
     let rows = found.iter().map(|one| Row {
         cells: vec![
-            format!("{} of {}", one.kind, one.of),
+            format!("{} of {}", one.name(), one.of),
             one.axis.clone(),
             one.count.to_string(),
             Bytes(one.bytes).to_string(),
@@ -99,7 +99,7 @@ pub fn collectives(summary: &Summary) -> Table {
     });
     Table {
         heading: "Collectives".into(),
-        note: "Bytes are those of the whole tensors, of an all-to-all those of one rank. Waiting (red) makes the step longer, the rest is hidden \
+        note: "Bytes are those of the whole tensors, of an all-to-all or a direct exchange those of one rank. Waiting (red) makes the step longer, the rest is hidden \
                beside operations.".into(),
         heads: heads(&["what", "axis", "number", "bytes", "ms", "waiting, ms", ""]),
         rows: rows.collect(),
@@ -118,8 +118,8 @@ pub fn causes(summary: &Summary) -> Table {
     let rows = found.iter().map(|(of, cause)| Row {
         cells: vec![
             changes(&cause.changes),
-            format!("{} on {}", of.kind, of.axis),
-            cause.place.clone().unwrap_or_default(),
+            format!("{} on {}", of.name(), of.axis),
+            cause.place.as_deref().map_or_else(String::new, |place| short(place).to_owned()),
             cause.count.to_string(),
             millis(cause.ms),
             millis(cause.exposed_ms),

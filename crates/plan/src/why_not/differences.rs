@@ -8,7 +8,7 @@ use ir::{Graph, PartKind, RankGraph};
 use serde::Serialize;
 
 use crate::{
-    account::{Times, changes, millis, timed},
+    account::{Times, changes, meant, millis, timed},
     plan::Plan,
     simulate::pipeline,
     step::program,
@@ -152,7 +152,9 @@ impl Costs {
             line.exposed += exposed;
             if let Some(collective) = graph.collective(*id) {
                 let why = crate::explain::changes(&changes(graph, *id));
-                let what = format!("{} on {}, {why}", collective.kind, collective.axis);
+                let (kind, is_direct) = meant(graph, *id);
+                let kind = if is_direct { format!("direct {kind}") } else { kind };
+                let what = format!("{kind} on {}, {why}", collective.axis);
                 *line.parts.entry(what.clone()).or_default() += exposed;
                 *self.causes.entry(("waiting", what)).or_default() += exposed;
             } else {
