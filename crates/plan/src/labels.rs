@@ -4,48 +4,76 @@ mod division;
 mod origins;
 mod state;
 
+use std::{borrow::Cow, cell::OnceCell};
+
 use aten::Call;
 use base::Result;
 use cost::{Machine, operation_time};
 use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId};
 use shard::{Assignment, partition};
 
-/// The name of a plan: a phrase for each axis of more than one rank.
-pub fn label(graph: &Graph, assignments: &[Assignment], machine: Machine<'_>) -> Result<String> {
-    let axes = || machine.mesh.sharding_axes();
-    let several = axes().filter(|axis| axis.rank_count() > 1).count() > 1;
-    let mut names = Vec::new();
-    let mut local = graph.clone();
-    for (axis, assignment) in axes().zip(assignments).filter(|(axis, _)| axis.rank_count() > 1) {
-        names.push(along(&local, assignment, axis, machine, several));
-        if several {
-            local = partition(&local, assignment, axis, 0)?.into_renumbered();
-        }
-    }
-    let names = if names.is_empty() { "one rank".into() } else { names.join("; ") };
-    Ok(match machine.mesh.micro_batches() {
-        1 => names,
-        count => format!("{names}; {count} micro-batches"),
-    })
+use origins::Origins;
+
+/// Names plans for one graph on one machine.
+pub struct Labels<'a> {
+    /// The graph in canonical form.
+    graph: &'a Graph,
+    machine: Machine<'a>,
+    /// What comes from which dimension of the batch, along the outermost axis: the same for all plans.
+    origins: OnceCell<Origins>,
 }
 
-/// The phrase of an axis: how computation is divided along it, how state is, and whether ranks have nothing to do.
-fn along(
-    graph: &Graph,
-    assignment: &Assignment,
-    axis: &MeshAxis,
-    machine: Machine<'_>,
-    several: bool,
-) -> String {
-    let computation = division::divided(graph, assignment, axis, machine);
-    let on = if several { format!(" on {}", axis.name) } else { String::new() };
-    let idle = match idle(graph, assignment, axis, machine) {
-        0 => None,
-        idle => Some(format!("{idle} of {} ranks idle", axis.size)),
-    };
-    let state = state::placed(graph, assignment);
-    let further = computation.further.map(str::to_owned).into_iter().chain(state).chain(idle);
-    std::iter::once(format!("{}{on}", computation.name)).chain(further).collect::<Vec<_>>().join(", ")
+impl<'a> Labels<'a> {
+    /// For plans for a graph in canonical form.
+    pub const fn new(graph: &'a Graph, machine: Machine<'a>) -> Self {
+        Self { graph, machine, origins: OnceCell::new() }
+    }
+
+    /// The name of a plan: a phrase for each axis of more than one rank.
+    pub fn label(&self, assignments: &[Assignment]) -> Result<String> {
+        let axes = || self.machine.mesh.sharding_axes();
+        let several = axes().filter(|axis| axis.rank_count() > 1).count() > 1;
+        let mut names = Vec::new();
+        let mut local = Cow::Borrowed(self.graph);
+        for (axis, assignment) in axes().zip(assignments).filter(|(axis, _)| axis.rank_count() > 1) {
+            let found;
+            let origins = if matches!(local, Cow::Borrowed(_)) {
+                self.origins.get_or_init(|| Origins::new(self.graph, axis.size))
+            } else {
+                found = Origins::new(&local, axis.size);
+                &found
+            };
+            names.push(self.along(&local, origins, assignment, axis, several));
+            if several {
+                local = Cow::Owned(partition(&local, assignment, axis, 0)?.into_renumbered());
+            }
+        }
+        let names = if names.is_empty() { "one rank".into() } else { names.join("; ") };
+        Ok(match self.machine.mesh.micro_batches() {
+            1 => names,
+            count => format!("{names}; {count} micro-batches"),
+        })
+    }
+
+    /// The phrase of an axis: how computation is divided along it, how state is, and whether ranks have nothing to do.
+    fn along(
+        &self,
+        graph: &Graph,
+        origins: &Origins,
+        assignment: &Assignment,
+        axis: &MeshAxis,
+        several: bool,
+    ) -> String {
+        let computation = division::divided(graph, origins, assignment, axis, self.machine);
+        let on = if several { format!(" on {}", axis.name) } else { String::new() };
+        let idle = match idle(graph, assignment, axis, self.machine) {
+            0 => None,
+            idle => Some(format!("{idle} of {} ranks idle", axis.size)),
+        };
+        let state = state::placed(graph, assignment);
+        let further = computation.further.map(str::to_owned).into_iter().chain(state).chain(idle);
+        std::iter::once(format!("{}{on}", computation.name)).chain(further).collect::<Vec<_>>().join(", ")
+    }
 }
 
 /// A rank is idle whose operations take less than this share of those of the first rank, in percent.

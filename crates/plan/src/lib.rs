@@ -47,7 +47,6 @@ mod why_not;
 pub use account::{Account, CauseTime, CollectiveTime, HeldByModule, ModuleTime};
 pub use effort::Effort;
 pub use explain::explain_plan;
-pub use labels::label;
 pub use meshes::Candidate;
 pub use page::page;
 pub use pins::{Pins, glob};

@@ -6,7 +6,7 @@ use ir::{Graph, InputClass, InputId, Mesh, Placement};
 use shard::Assignment;
 
 use crate::{
-    labels::label,
+    labels::Labels,
     pins::Pins,
     plan::{Prediction, RunnerUp},
     run::Found,
@@ -17,18 +17,21 @@ pub const MOST_RUNNERS_UP: usize = 5;
 
 /// What candidates are called by.
 pub struct Naming<'a> {
-    /// The graph in canonical form.
-    pub graph: &'a Graph,
-    /// The mesh, on its machine.
-    pub machine: Machine<'a>,
-    /// Most bytes of one rank.
-    pub limit: Option<u64>,
+    graph: &'a Graph,
+    machine: Machine<'a>,
+    limit: Option<u64>,
+    labels: Labels<'a>,
 }
 
-impl Naming<'_> {
+impl<'a> Naming<'a> {
+    /// Names candidates for a graph in canonical form.
+    pub const fn new(graph: &'a Graph, machine: Machine<'a>, limit: Option<u64>) -> Self {
+        Self { graph, machine, limit, labels: Labels::new(graph, machine) }
+    }
+
     /// What a candidate is in the field's words.
     pub fn label(&self, found: &Found) -> Result<String> {
-        label(self.graph, &found.assignments, self.machine)
+        self.labels.label(&found.assignments)
     }
 
     /// The best of `others`, which come best first: plans that are called otherwise than `chosen`, whose name is `name`, and each other; where

@@ -60,7 +60,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
         request.mesh,
         &best.assignments,
     )?;
-    let naming = Naming { graph: &canonical, machine: run.machine, limit: request.memory_limit };
+    let naming = Naming::new(&canonical, run.machine, request.memory_limit);
     plan.label = naming.label(&best)?;
     plan.limit = limit(&best, request.memory_limit);
     plan.without_row = without_row(&canonical, request.mesh);

@@ -67,8 +67,14 @@ struct Sums {
 }
 
 /// How the computation along an axis is divided.
-pub fn divided(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Machine<'_>) -> Division {
-    let sums = sums(graph, assignment, axis, machine);
+pub fn divided(
+    graph: &Graph,
+    origins: &Origins,
+    assignment: &Assignment,
+    axis: &MeshAxis,
+    machine: Machine<'_>,
+) -> Division {
+    let sums = sums(graph, origins, assignment, axis, machine);
     let total = sums.ways.iter().sum::<i64>().max(1);
     let share = |way: Way| sums.ways[way as usize] * 100 / total;
     let mut named: Vec<Way> = Way::ALL.into_iter().filter(|way| share(*way) >= NAMED).collect();
@@ -95,23 +101,30 @@ pub fn divided(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine:
     Division { name, further }
 }
 
-fn sums(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Machine<'_>) -> Sums {
-    let reader = Reader {
-        graph,
-        origins: Origins::new(graph, axis.size),
-        of_state: of_state(graph),
-        gradients: gradients(graph),
-    };
+fn sums(
+    graph: &Graph,
+    origins: &Origins,
+    assignment: &Assignment,
+    axis: &MeshAxis,
+    machine: Machine<'_>,
+) -> Sums {
+    let reader = Reader { graph, origins, of_state: of_state(graph), gradients: gradients(graph) };
     let mut sums = Sums::default();
     for id in &graph.order {
         let call = Call::new(graph, *id);
         let Some(row) = aten::row(call.name()) else { continue };
-        let strategy = assignment.nodes.get(id).cloned().unwrap_or_else(|| aten::replicated(&call));
-        let time = || operation_time(machine, &call, &strategy, axis);
+        let replicated;
+        let strategy = if let Some(strategy) = assignment.nodes.get(id) {
+            strategy
+        } else {
+            replicated = aten::replicated(&call);
+            &replicated
+        };
+        let time = || operation_time(machine, &call, strategy, axis);
         match row.work {
-            Work::Flops(_) => sums.ways[reader.way(&call, &strategy) as usize] += time(),
+            Work::Flops(_) => sums.ways[reader.way(&call, strategy) as usize] += time(),
             Work::Traffic if reader.is_of_activations(&call) => {
-                match (reader.way(&call, &strategy), reader.origin(&call, &strategy)) {
+                match (reader.way(&call, strategy), reader.origin(&call, strategy)) {
                     (_, Some(Origin::Samples)) => sums.by_samples += time(),
                     (_, Some(Origin::Positions)) => sums.by_positions += time(),
                     (Way::None, None) => sums.alike += time(),
@@ -126,7 +139,7 @@ fn sums(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, machine: Machin
 
 struct Reader<'g> {
     graph: &'g Graph,
-    origins: Origins,
+    origins: &'g Origins,
     of_state: SecondaryMap<ValueId, bool>,
     gradients: SecondaryMap<ValueId, bool>,
 }
