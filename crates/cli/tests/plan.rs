@@ -80,6 +80,8 @@ fn a_plan_written_to_a_file_is_explained_and_equals_the_printed_one() {
     let short = files.run("explain step.txt plan.toml").1;
     assert!(text.contains("operations by module") && !short.contains("operations by module"), "{text}");
     assert!(short.lines().all(|line| text.contains(line)), "{short}");
+    let other = files.run("explain step.txt plan.toml --cluster h100:2").1;
+    assert!(other.contains("made for another machine") && !text.contains("another machine"), "{other}");
 }
 
 #[test]

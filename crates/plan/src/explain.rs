@@ -10,7 +10,7 @@ use ir::{Graph, Placement, RankGraph};
 
 use crate::{account::Account, plan::Plan, step::program, summary::accounted};
 
-use goes::goes;
+use goes::{Whose, goes};
 pub use goes::{changes, short};
 
 /// What a plan does, for people; with a cluster also where time and memory go on it.
@@ -22,7 +22,13 @@ pub fn explain_plan(
 ) -> Result<String> {
     let local = program(graph, plan, 0, |_| {})?;
     let account = cluster.map(|cluster| accounted(graph, &local, plan, cluster, memory_limit)).transpose()?;
-    Ok(explain(plan, &local, account.as_ref()))
+    let mut text = explain(plan, &local, account.as_ref());
+    if cluster.is_some_and(|cluster| cluster.fingerprint() != plan.cluster) {
+        text.push_str(
+            "  note: the plan was made for another machine than the one that is said to take these times\n",
+        );
+    }
+    Ok(text)
 }
 
 /// What a plan does, what it is expected to cost and what it was chosen over; `graph` is one rank's graph. Where time and memory go is said
@@ -95,7 +101,7 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
     for (what, count) in collectives(graph) {
         let _ = writeln!(text, "  {count:>4} x {what}");
     }
-    let whose = if plan.stages.is_some() { ", of the stage that is busy longest" } else { "" };
+    let whose = if plan.stages.is_some() { Whose::STAGES } else { Whose::default() };
     text.push_str(&account.map_or_else(String::new, |account| goes(account, whose)));
     for other in &plan.runners_up {
         let waiting = other

@@ -139,3 +139,14 @@ fn runners_up_are_found_by_number_and_by_name() {
     let by_number = asked(&plan, &settings, "1").plan.unwrap();
     assert_eq!(asked(&plan, &settings, &other.name).plan.unwrap(), by_number);
 }
+
+#[test]
+fn a_pipeline_is_held_against_a_plan_without_stages() {
+    let settings = settings(&[("stages", 2), ("a", 2)]);
+    let schedule = Some("1f1b".parse().unwrap());
+    let settings = PlanSettings { schedule, micro_batches: Some(2), ..settings };
+    let plan = plan_graph(&step(), &slow(), &settings).unwrap();
+    let found = asked(&plan, &settings, "a=4").plan.unwrap();
+    assert!(found.label.contains("parallel 4"), "{found:?}");
+    assert_eq!(found.mesh.get("stages"), None);
+}

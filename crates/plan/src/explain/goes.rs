@@ -17,12 +17,27 @@ const MOST_HOLDERS: usize = 4;
 /// Maximum number of changes listed of a bucket.
 const MOST_CHANGES: usize = 2;
 
-/// The largest parts of the time of operations, of the time of collectives, and of the memory at the peak; `whose` is whose the times are.
-pub fn goes(account: &Account, whose: &str) -> String {
+/// Whose times and memory an account is of, where ranks differ.
+#[derive(Clone, Copy, Default)]
+pub struct Whose {
+    /// Of the times.
+    pub times: &'static str,
+    /// Of the memory.
+    pub memory: &'static str,
+}
+
+impl Whose {
+    /// Of a pipeline.
+    pub const STAGES: Self =
+        Self { times: ", of the stage that is busy longest", memory: ", in the stage that needs most," };
+}
+
+/// The largest parts of the time of operations, of the time of collectives, and of the memory at the peak.
+pub fn goes(account: &Account, whose: Whose) -> String {
     let mut text = String::new();
-    operations(&mut text, account, whose);
-    collectives(&mut text, account, whose);
-    memory(&mut text, account);
+    operations(&mut text, account, whose.times);
+    collectives(&mut text, account, whose.times);
+    memory(&mut text, account, whose.memory);
     text
 }
 
@@ -117,7 +132,7 @@ pub fn short(place: &str) -> &str {
     place.rsplit(['/', '\\']).next().unwrap_or(place)
 }
 
-fn memory(text: &mut String, account: &Account) {
+fn memory(text: &mut String, account: &Account, whose: &str) {
     if account.held.is_empty() {
         return;
     }
@@ -126,5 +141,5 @@ fn memory(text: &mut String, account: &Account) {
         held.map(|one| format!("{} {} of {}", Bytes(one.bytes), one.category, name(&one.module))).collect();
     let rest: u64 = account.held.iter().skip(MOST_HOLDERS).map(|one| one.bytes).sum();
     let rest = if rest > 0 { format!(", {} of others", Bytes(rest)) } else { String::new() };
-    let _ = writeln!(text, "  at the peak {}{rest}", held.join(", "));
+    let _ = writeln!(text, "  at the peak{whose} {}{rest}", held.join(", "));
 }

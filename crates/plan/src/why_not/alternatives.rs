@@ -199,7 +199,11 @@ impl Alternative {
         match self {
             Self::Pins(pins) => with(pins, Meant::Any),
             Self::Mesh(mesh) => {
-                let settings = PlanSettings { mesh: mesh.clone(), ..same };
+                let mut settings = PlanSettings { mesh: mesh.clone(), ..same };
+                // Without stages there is nothing to cut.
+                if settings.mesh().stages() == 1 {
+                    (settings.schedule, settings.cuts) = (None, None);
+                }
                 Ok(vec![Tried { settings, meant: Meant::Any }])
             }
             Self::RunnerUp(number) => {
