@@ -7,7 +7,7 @@ use memory::Category;
 use serde::Serialize;
 
 use super::times::{Times, millis};
-use crate::{plan::category_name, text::patterns::folded};
+use crate::{prediction::category_name, text::patterns::folded};
 
 /// The operations of a module, or of all modules that differ in numbers only.
 #[derive(Clone, PartialEq, Debug, Serialize)]

@@ -1,0 +1,94 @@
+//! What a plan is expected to cost.
+
+use base::Bytes;
+use memory::Category;
+use serde::{Deserialize, Serialize};
+
+/// What a plan is expected to cost.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Prediction {
+    /// Time of a step of the program that runs, simulated, in nanoseconds.
+    pub step_ns: i64,
+    /// Operations alone.
+    pub compute_ns: i64,
+    /// What they take longer because operations of forward run again in backward.
+    #[serde(default)]
+    pub recomputed_ns: i64,
+    /// Collectives alone, hidden or not.
+    pub communication_ns: i64,
+    /// Waiting for collectives: communication that no operation hides.
+    pub exposed_ns: i64,
+    /// Most memory of one rank, in bytes: the sum of the seven that follow.
+    pub peak_bytes: u64,
+    /// State of one rank: parameters, buffers, optimizer state.
+    pub state_bytes: u64,
+    /// What is passed to the step.
+    pub batch_bytes: u64,
+    /// Small results and constants that stay from step to step.
+    pub kept_bytes: u64,
+    /// Made in the forward part, alive at the peak, read in the backward part.
+    pub activation_bytes: u64,
+    /// Gradients, and what else the backward part makes for the update.
+    pub gradient_bytes: u64,
+    /// Results of collectives.
+    pub collective_bytes: u64,
+    /// Everything else at the peak: results that are read soon, and what kernels take for themselves.
+    pub temporary_bytes: u64,
+    /// What of `kept_bytes` is for small results; the executor takes no more.
+    pub buffer_bytes: u64,
+    /// Collectives in a step.
+    pub collectives: u32,
+    /// What the search's own model says of this plan along the innermost axis, in nanoseconds: operations and collectives one after the
+    /// other, as they are before the passes.
+    pub model_ns: i64,
+    /// No choice along that axis takes less in the same model, in nanoseconds.
+    pub bound_ns: i64,
+}
+
+/// A part of what is alive at the peak.
+pub struct AtPeak {
+    /// What it is called in figures.
+    pub name: &'static str,
+    /// What it is, for people.
+    pub what: &'static str,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// What a category of memory is called in figures.
+pub const fn category_name(category: Category) -> &'static str {
+    match category {
+        Category::State => "state",
+        Category::Batch => "batch",
+        Category::Kept => "kept",
+        Category::Activation => "activations",
+        Category::Gradient => "gradients",
+        Category::Collective => "collectives",
+        Category::Temporary => "temporary",
+    }
+}
+
+impl Prediction {
+    /// The parts whose sum is the peak.
+    pub fn at_peak_by_category(&self) -> [AtPeak; 7] {
+        let part = |category, what, bytes| AtPeak { name: category_name(category), what, bytes };
+        [
+            part(Category::State, "state", self.state_bytes),
+            part(Category::Batch, "batch", self.batch_bytes),
+            part(Category::Kept, "kept for small results", self.kept_bytes),
+            part(Category::Activation, "activations", self.activation_bytes),
+            part(Category::Gradient, "gradients", self.gradient_bytes),
+            part(Category::Collective, "results of collectives", self.collective_bytes),
+            part(Category::Temporary, "temporary", self.temporary_bytes),
+        ]
+    }
+
+    /// What is alive at the peak, most first.
+    pub fn at_peak(&self) -> String {
+        let mut parts = self.at_peak_by_category();
+        parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+        let parts = parts.iter().filter(|part| part.bytes > 0);
+        let said: Vec<String> = parts.map(|part| format!("{} {}", Bytes(part.bytes), part.what)).collect();
+        said.join(", ")
+    }
+}
