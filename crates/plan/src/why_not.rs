@@ -11,6 +11,7 @@ use ir::Graph;
 use serde::Serialize;
 
 use crate::{
+    pins::Pins,
     plan::Plan,
     step::{PlanSettings, plan_graph},
     summary::NANOS_PER_MILLI,
@@ -19,7 +20,7 @@ use crate::{
 pub use alternatives::Alternative;
 pub use differences::{Difference, FirstDifference, PlacedOtherwise};
 
-use alternatives::{Distance, Meant, Tried};
+use alternatives::{Distance, Tried};
 use differences::Compared;
 
 /// What an alternative to a plan is and takes.
@@ -50,6 +51,8 @@ pub struct Priced {
     pub mesh: IndexMap<String, u32>,
     /// How many micro-batches a rank computes one after the other.
     pub micro_batches: u32,
+    /// The pins that lead to it.
+    pub pins: Pins,
     /// Its predicted time, in milliseconds.
     pub step_ms: f64,
     /// Operations alone.
@@ -131,7 +134,7 @@ fn compared(
 ) -> Result<WhyNot> {
     let limit = settings.memory_limit(cluster);
     let other = &found.plan;
-    answer.plan = Some(priced(plan, other, limit));
+    answer.plan = Some(priced(plan, found, limit));
     answer.notes.extend(found.note(plan));
     if other.fingerprint() == plan.fingerprint() {
         answer.notes.push("this is the plan that was chosen".into());
@@ -139,7 +142,7 @@ fn compared(
     }
     if other.prediction.step_ns <= plan.prediction.step_ns && answer.refused.is_none() {
         answer.notes.push(
-            "it takes no longer than the plan: other pins, or a search that tried less, kept it out".into(),
+            "it takes no longer than the plan: other pins, or the coarse model of the search, kept it out, and its pins lead to it".into(),
         );
     }
     let Compared { placed_otherwise, first, differences } =
@@ -151,7 +154,7 @@ fn compared(
 struct Found<'t> {
     plan: Plan,
     distance: Distance,
-    meant: &'t Meant,
+    tried: &'t Tried,
 }
 
 impl Found<'_> {
@@ -160,7 +163,7 @@ impl Found<'_> {
         if self.distance < Distance::Far {
             return None;
         }
-        let meant = self.meant;
+        let meant = &self.tried.meant;
         let known = plan.runners_up.iter().find(|other| meant.distance(&other.name) < Distance::Far);
         let known = known.map_or_else(String::new, |other| {
             let (step, memory) = (Nanos(other.step_ns), Bytes(other.peak_bytes));
@@ -177,9 +180,9 @@ impl Found<'_> {
 fn best<'t>(graph: &Graph, cluster: &Cluster, tried: &'t [Tried]) -> Result<Found<'t>> {
     let mut found: Vec<Found<'t>> = Vec::new();
     let mut refused: Option<Box<Diagnostic>> = None;
-    for Tried { settings, meant } in tried {
-        match plan_graph(graph, cluster, settings) {
-            Ok(plan) => found.push(Found { distance: meant.distance(&plan.label), plan, meant }),
+    for tried in tried {
+        match plan_graph(graph, cluster, &tried.settings) {
+            Ok(plan) => found.push(Found { distance: tried.meant.distance(&plan.label), plan, tried }),
             Err(other) => {
                 let is_worth_more =
                     |known: &Diagnostic| known.code != Code::NO_PLAN && other.code == Code::NO_PLAN;
@@ -199,13 +202,14 @@ fn best<'t>(graph: &Graph, cluster: &Cluster, tried: &'t [Tried]) -> Result<Foun
     }
 }
 
-fn priced(plan: &Plan, other: &Plan, limit: Option<u64>) -> Priced {
+fn priced(plan: &Plan, Found { plan: other, tried, .. }: &Found<'_>, limit: Option<u64>) -> Priced {
     let (a, b) = (&plan.prediction, &other.prediction);
     let millis = |nanos: i64| nanos as f64 / NANOS_PER_MILLI;
     Priced {
         label: other.label.clone(),
         mesh: other.mesh.clone(),
         micro_batches: other.micro_batches,
+        pins: tried.settings.pins.clone(),
         step_ms: millis(b.step_ns),
         compute_ms: millis(b.compute_ns),
         exposed_ms: millis(b.exposed_ns),

@@ -90,6 +90,9 @@ fn what_is_no_slower_says_so() {
     let answer = asked(&plan, &pinned, "zero-3");
     assert!(answer.plan.as_ref().unwrap().slower_ms < 0.0, "{answer}");
     assert!(answer.notes.iter().any(|note| note.contains("takes no longer")), "{answer}");
+    let found = answer.plan.unwrap();
+    let again = plan_graph(&step(), &slow(), &PlanSettings { pins: found.pins, ..free.clone() }).unwrap();
+    assert_eq!(again.label, found.label);
     let best = plan_graph(&step(), &slow(), &free).unwrap();
     let same = Alternative::Mesh(free.mesh.clone());
     let answer = why_not(&step(), &best, &slow(), &free, &same).unwrap();
