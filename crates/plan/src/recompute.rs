@@ -32,7 +32,7 @@ impl Run<'_> {
         let Prediction { peak_bytes, activation_bytes, compute_ns, .. } = found.prediction;
         let over = peak_bytes.saturating_sub(self.request.memory_limit.unwrap_or(u64::MAX));
         let share = over as f64 / activation_bytes.max(1) as f64;
-        found.least_ns + (compute_ns as f64 / 4.0 * share * share) as i64
+        found.least_ns.saturating_add((compute_ns as f64 / 4.0 * share * share) as i64)
     }
 
     /// Whether a candidate will most likely keep the memory limit once parts of forward run again: most of what forward leaves would do.
