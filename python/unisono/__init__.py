@@ -17,14 +17,28 @@ if TYPE_CHECKING:
 
     from unisono._deferred.making import deferred_init
     from unisono._deferred.models import materialize
+    from unisono._rules import register_rule
     from unisono.graph import StepGraph
     from unisono.parallel import ParallelStep
     from unisono.plans import Plan
 
-__all__ = ["__version__", "capture", "cluster", "deferred_init", "errors", "materialize", "parallelize"]
+__all__ = [
+    "__version__",
+    "capture",
+    "cluster",
+    "deferred_init",
+    "errors",
+    "materialize",
+    "parallelize",
+    "register_rule",
+]
 
 #: What needs PyTorch is imported when it is first asked for.
-_LATER = {"deferred_init": "unisono._deferred.making", "materialize": "unisono._deferred.models"}
+_LATER = {
+    "deferred_init": "unisono._deferred.making",
+    "materialize": "unisono._deferred.models",
+    "register_rule": "unisono._rules",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -63,5 +63,9 @@ class CaptureNotice(UserWarning):
     """A step was captured and planned again, because something is not as it was; it says how long that took."""
 
 
+class RuleNotice(UserWarning):
+    """An operation of the user's is sharded by a rule that was found by trying, or that could not be examined here; it says which."""
+
+
 class CompileNotice(UserWarning):
     """A graph that ``torch.compile(.., backend="unisono")`` was given runs as in eager PyTorch; it says why."""

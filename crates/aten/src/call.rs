@@ -1,6 +1,6 @@
 //! One operation in a graph, as rules see it.
 
-use ir::{Arg, Graph, Node, NodeId, TensorType, ValueId};
+use ir::{Arg, Graph, Node, NodeId, Op, TensorType, ValueId};
 use smallvec::SmallVec;
 
 /// A node with its tensor operands and results numbered: operands in argument order, lists flattened, absent ones left out.
@@ -36,6 +36,11 @@ impl<'a> Call<'a> {
     /// The operator's name, overload included.
     pub fn name(&self) -> &'a str {
         &self.graph.ops[self.node.op].name
+    }
+
+    /// The operator.
+    pub fn op(&self) -> &'a Op {
+        &self.graph.ops[self.node.op]
     }
 
     /// The position of the argument of that name.

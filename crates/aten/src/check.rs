@@ -6,7 +6,7 @@
 use base::{Code, Diagnostic, Result};
 use ir::{Arg, Graph, NodeId, Op, Parameter, Schema, SchemaType, ValueId};
 
-use crate::{Call, Linear, Row, Rule, Strides, Work, factors::DimMap, row};
+use crate::{Call, Linear, Row, Rule, Strides, Work, factors::DimMap, row_of};
 
 /// Checks that every node of a verified graph is a call that its operation's row knows. Operations without a row may be anything.
 ///
@@ -14,7 +14,10 @@ use crate::{Call, Linear, Row, Rule, Strides, Work, factors::DimMap, row};
 pub fn check(graph: &Graph) -> Result<()> {
     let mut rows = base::PrimaryMap::with_capacity(graph.ops.len());
     for op in graph.ops.values() {
-        rows.push(row(&op.name).map(|row| schema(row, op).map(|()| row)));
+        rows.push(row_of(op).map(|row| match row.rule {
+            Rule::Registered => Ok(row),
+            _ => schema(row, op).map(|()| row),
+        }));
     }
     graph.order.iter().try_for_each(|id| {
         let node = &graph.nodes[*id];
@@ -80,13 +83,19 @@ fn call(graph: &Graph, id: NodeId, row: &Row) -> Result<(), String> {
         }
     }
     let call = Call::new(graph, id);
-    dims(&call, row, &schema)?;
+    if !matches!(row.rule, Rule::Registered) {
+        dims(&call, row, &schema)?;
+    }
     if matches!(row.work, Work::View) {
         view(&call, row)?;
     }
     match row.rule {
         Rule::Einsum(text) if crate::einsum::factors(text, &call).is_none() => {
             Err(format!("its tensors do not have the dimensions {text}"))
+        }
+        Rule::Registered if crate::einsum::registered(&call).is_none() => {
+            let rule = call.op().rule.as_deref().unwrap_or_default();
+            Err(format!("its tensors do not have the dimensions of its rule, {rule}"))
         }
         Rule::Each if crate::rules::pointwise::broadcast(&call).is_none() => {
             Err("its operands do not broadcast to its results".to_owned())
@@ -236,6 +245,23 @@ v1: f32[4, 8] = aten::transpose.int(v0, 9, 0) @p0
 return v1
 "#;
         assert!(fault(text).contains("argument `dim0` is 9, and the tensor has rank 2"), "{}", fault(text));
+    }
+
+    #[test]
+    fn a_registered_rule_for_other_dimensions_than_a_call_has_is_refused() {
+        let called = |rule: &str| {
+            fault(&format!(
+                r#"op mylib::norm(Tensor x, int dim) -> Tensor rule "{rule}"
+input v0: f32[4, 8] = parameter "params.w"
+v1: f32[4] = mylib::norm(v0, 7) @p0
+return v1
+"#
+            ))
+        };
+        assert_eq!(called("b _ -> b"), "");
+        let fault = called("b s _ -> b");
+        assert!(fault.contains("its tensors do not have the dimensions of its rule, b s _ -> b"), "{fault}");
+        assert!(fault.contains("train.py:12"), "{fault}");
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub fn claims(row: &Row, call: &Call<'_>, ranks: u32) -> Vec<Claim> {
         Rule::Seeded(_) => return of_sharding(row, call, ranks),
         Rule::Each => crate::rules::pointwise::broadcast(call),
         Rule::Einsum(text) => crate::einsum::factors(text, call),
+        Rule::Registered => crate::einsum::registered(call),
         Rule::Factors(factors) => factors(call),
     };
     space

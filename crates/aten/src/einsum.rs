@@ -34,6 +34,11 @@ pub fn factors(text: &str, call: &Call<'_>) -> Option<Factors> {
     Some(space)
 }
 
+/// The iteration space that the rule describes which the graph has for the operator of `call`.
+pub fn registered(call: &Call<'_>) -> Option<Factors> {
+    factors(call.op().rule.as_deref()?, call)
+}
+
 /// The arguments of the schema that are tensors, by position.
 fn tensor_args(call: &Call<'_>) -> Vec<usize> {
     let schema = &call.graph.ops[call.node.op].schema;

@@ -26,4 +26,4 @@ pub use row::{
 };
 pub use strategies::{is_norm, replicated, seeded, strategies};
 pub use strategy::{Realise, Seed, Slot, Strategy};
-pub use table::{ROWS, list_forms, row};
+pub use table::{ROWS, list_forms, row, row_of};

@@ -178,6 +178,8 @@ pub enum Rule {
     Each,
     /// As an einsum says, see [`crate::einsum`].
     Einsum(&'static str),
+    /// As the einsum says that the graph has for the operator.
+    Registered,
     /// As the iteration space of the call says.
     Factors(fn(&Call<'_>) -> Option<Factors>),
     /// As a function of the sharding that one operand or result is to have.

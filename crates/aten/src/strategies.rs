@@ -23,6 +23,7 @@ pub fn seeded(row: &Row, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Stra
         Rule::Unknown | Rule::Fixed => None,
         Rule::Each => crate::rules::pointwise::broadcast(call)?.seeded(call, seed, ranks),
         Rule::Einsum(text) => crate::einsum::factors(text, call)?.seeded(call, seed, ranks),
+        Rule::Registered => crate::einsum::registered(call)?.seeded(call, seed, ranks),
         Rule::Factors(factors) => factors(call)?.seeded(call, seed, ranks),
         Rule::Seeded(strategy) => strategy(call, seed, ranks),
     };

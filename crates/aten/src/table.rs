@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use ir::Op;
 use rustc_hash::FxHashMap;
 
 use crate::{
@@ -61,6 +62,15 @@ pub fn row(name: &str) -> Option<&'static Row> {
     static BY_NAME: OnceLock<FxHashMap<&'static str, &'static Row>> = OnceLock::new();
     BY_NAME.get_or_init(|| ROWS.iter().map(|row| (row.name, row)).collect()).get(name).copied()
 }
+
+/// What is known of an operator: its row in the table, or that of operations with a rule that the user registered.
+pub fn row_of(op: &Op) -> Option<&'static Row> {
+    row(&op.name).or_else(|| op.rule.is_some().then_some(&REGISTERED))
+}
+
+/// Operations of which the graph says how they may be sharded. No empty tensor is asked when a rule is proved.
+static REGISTERED: Row =
+    Row { rule: Rule::Registered, may_be_empty: false, ..Row::new("registered(...) -> ...") };
 
 /// The operations on lists that do what `single` does on one tensor, each with how: where a node fits several, the first of equals.
 pub fn list_forms(single: &str) -> impl Iterator<Item = (&'static Row, &'static ListForm)> {

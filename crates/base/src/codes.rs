@@ -109,6 +109,7 @@ codes! {
     NO_PLAN = 204, Resources, "no plan fits the memory limit";
     BAD_MESH = 205, Configuration, "a mesh that does not fit the ranks";
     BAD_CHECKPOINT = 206, Configuration, "a checkpoint that is damaged, or of another model, optimizer or step";
+    BAD_RULE = 207, Configuration, "a rule for an operation that cannot be read, or is wrong";
 
     // 03xx: the executor and PyTorch
     TORCH_NOT_LOADED = 300, Hardware, "PyTorch's library is not loaded";

@@ -25,9 +25,10 @@ impl From<TensorType> for ReturnType {
 }
 
 impl fmt::Display for Op {
-    /// As PyTorch prints it: `aten::mm(Tensor self, Tensor mat2) -> Tensor`.
+    /// As PyTorch prints it: `aten::mm(Tensor self, Tensor mat2) -> Tensor`, and a registered rule behind it: `rule "m k, k n -> m n"`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.name, self.schema)
+        write!(f, "{}{}", self.name, self.schema)?;
+        self.rule.iter().try_for_each(|rule| write!(f, "{RULE}{rule}\""))
     }
 }
 
@@ -39,11 +40,18 @@ impl FromStr for Op {
         let wrong =
             || format!("`{text}` is no schema such as `aten::mm(Tensor self, Tensor mat2) -> Tensor`");
         let start = text.find('(').filter(|start| text[..*start].contains("::")).ok_or_else(wrong)?;
-        let (name, schema) = text.split_at(start);
+        let (name, rest) = text.split_at(start);
+        let (schema, rule) = match rest.strip_suffix('"').and_then(|rest| rest.rsplit_once(RULE)) {
+            Some((schema, rule)) => (schema, Some(rule.to_owned())),
+            None => (rest, None),
+        };
         Schema::parse(schema).ok_or_else(wrong)?;
-        Ok(Self { name: name.into(), schema: schema.into() })
+        Ok(Self { name: name.into(), schema: schema.into(), rule })
     }
 }
+
+/// Begins the rule behind a schema.
+const RULE: &str = " rule \"";
 
 impl Graph {
     /// The id of the operator that `text` is the schema of, added where the table lacks it.

@@ -21,6 +21,10 @@ pub struct Op {
     pub name: String,
     /// Arguments and returns as PyTorch prints them, such as `(Tensor self, Tensor mat2) -> Tensor`.
     pub schema: String,
+    /// How it may be sharded, for an operator that the operation table does not know and that the user registered a rule for: as an
+    /// einsum, `b s h, h d -> b s d`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
 }
 
 /// What an input is to the step.

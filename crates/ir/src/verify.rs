@@ -65,13 +65,16 @@ fn operators(graph: &Graph) -> Result<PrimaryMap<OpId, Schema<'_>>> {
 }
 
 fn operator(op: &Op) -> Result<Schema<'_>, String> {
-    let Op { name, schema } = op;
+    let Op { name, schema, rule } = op;
     let letter = |c: char| c.is_ascii_alphanumeric() || "_:.".contains(c);
     if !name.contains("::") || !name.chars().all(letter) {
         return Err(format!("{name:?} is no operator's name, such as `aten::add.Tensor`"));
     }
     if schema.chars().any(char::is_control) || schema.trim() != schema {
         return Err(format!("the schema of {name} has line breaks or blanks around it"));
+    }
+    if rule.iter().flat_map(|rule| rule.chars()).any(|c| c == '"' || c.is_control()) {
+        return Err(format!("the rule of {name} has quotes or line breaks"));
     }
     Schema::parse(schema).ok_or_else(|| format!("the schema of {name} cannot be parsed: {schema}"))
 }

@@ -11,7 +11,7 @@ op aten::max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Te
 op aten::index.Tensor(Tensor self, Tensor?[] indices) -> Tensor
 op aten::split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]
 op aten::to.device(Tensor self, Device device, ScalarType dtype, MemoryFormat? memory_format=None) -> Tensor
-op custom::odd(Tensor self, float[] scales, bool[] mask, str[] names, Layout layout, float eps) -> ()
+op custom::odd(Tensor self, float[] scales, bool[] mask, str[] names, Layout layout, float eps) -> () rule "b _ ->"
 
 input v0: f32[8, 4] = parameter "params.w"
 input v1: f32[4, 8]{1, 4} cuda:1 = batch "batch.\"0\""

@@ -18,7 +18,7 @@ use crate::{
 const PROPOSED_TABLE_LIMIT: u64 = 1 << 18;
 /// A peak is far over a memory limit where it is so many parts of the limit over it.
 const FAR: u64 = 4;
-const PICOS_PER_NANO: i64 = 1_000;
+pub const PICOS_PER_NANO: i64 = 1_000;
 
 /// What the tables say of a solution, in picoseconds: its time, and the least that they allow.
 #[derive(Clone, Copy, Default)]

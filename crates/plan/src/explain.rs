@@ -116,8 +116,10 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
             if other.fits { "" } else { ", over the memory limit" }
         );
     }
+    let ranks = plan.mesh().ranks();
     for (operator, count) in &plan.without_row {
-        let _ = writeln!(text, "  note: {}", without_row(operator, *count));
+        let nanos = plan.without_row_ns.get(operator).copied();
+        let _ = writeln!(text, "  note: {}", without_row(operator, *count, nanos, ranks));
     }
     text
 }
@@ -130,9 +132,17 @@ pub fn undivided(axis: &str, ranks: u32) -> String {
     )
 }
 
-/// What it means that nothing is known of an operator.
-pub fn without_row(operator: &str, count: u32) -> String {
-    format!("{count} x {operator} runs replicated: the operation table has no row for it")
+/// What it means that nothing is known of an operator, and what that costs.
+pub fn without_row(operator: &str, count: u32, nanos: Option<i64>, ranks: u32) -> String {
+    let reason = "the operation table has no row for it, and no rule is registered";
+    let cost = nanos.map(|nanos| {
+        let divided = Nanos(nanos / i64::from(ranks.max(1)));
+        format!(
+            "; moving its tensors alone takes {} on every rank, and {divided} if it were sharded",
+            Nanos(nanos)
+        )
+    });
+    format!("{count} x {operator} runs replicated: {reason}{}", cost.unwrap_or_default())
 }
 
 /// What names of the batch's tensors begin with.

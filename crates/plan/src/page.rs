@@ -119,7 +119,10 @@ fn grouped(number: f64) -> String {
 fn warnings(summary: &Summary) -> Vec<String> {
     let ranks = |axis: &String| summary.mesh.get(axis).copied().unwrap_or(1);
     let axes = summary.undivided.iter().map(|axis| undivided(axis, ranks(axis)));
-    let operators = summary.without_row.iter().map(|(operator, count)| without_row(operator, *count));
+    let operators = summary.without_row.iter().map(|(operator, count)| {
+        let nanos = summary.without_row_ns.get(operator).copied();
+        without_row(operator, *count, nanos, summary.ranks)
+    });
     axes.chain(operators).collect()
 }
 

@@ -90,6 +90,9 @@ pub struct Plan {
     pub runners_up: Vec<RunnerUp>,
     /// Operators that run replicated because the operation table has no row for them, with their number.
     pub without_row: BTreeMap<String, u32>,
+    /// What each of them takes on every rank at least, all its calls together.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub without_row_ns: BTreeMap<String, i64>,
     /// How collectives are put into buckets and started ahead.
     #[serde(default)]
     pub passes: passes::Settings,
@@ -122,6 +125,7 @@ impl Plan {
             prediction: Prediction::default(),
             runners_up: Vec::new(),
             without_row: BTreeMap::new(),
+            without_row_ns: BTreeMap::new(),
             passes: passes::Settings::default(),
             inputs: BTreeMap::new(),
             axes: IndexMap::new(),

@@ -1,5 +1,8 @@
 //! The search: candidates from the solver under several prices, each partitioned, put through the passes and simulated; the best is kept.
 
+use std::collections::BTreeMap;
+
+use aten::Call;
 use base::{Code, Diagnostic, Fingerprint, Result};
 use cost::Machine;
 use ir::{Graph, Mesh};
@@ -7,6 +10,7 @@ use shard::{Assignment, Offered, Space, canonical};
 
 use crate::{
     along::explored,
+    axis::PICOS_PER_NANO,
     effort::Extent,
     plan::{Plan, Prediction},
     run::{Found, Recomputation, Request, Run, direct},
@@ -64,6 +68,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     plan.label = naming.label(&best)?;
     plan.limit = limit(&best, request.memory_limit);
     plan.without_row = without_row(&canonical, request.mesh);
+    plan.without_row_ns = replicated_ns(&canonical, run.machine, &plan.without_row);
     plan.undivided = run.undivided(&canonical);
     plan.runners_up = naming.runners_up(&plan.label, &best, others)?;
     plan.passes = best.passes;
@@ -81,10 +86,24 @@ fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
 }
 
 /// Operators that run replicated because nothing is known of how they shard, with their number.
-fn without_row(graph: &Graph, mesh: &Mesh) -> std::collections::BTreeMap<String, u32> {
+fn without_row(graph: &Graph, mesh: &Mesh) -> BTreeMap<String, u32> {
     let axis = mesh.sharding_axes().find(|axis| axis.rank_count() > 1);
     axis.map(|axis| Space::new(graph, axis, Offered::Even).without_row.into_iter().collect())
         .unwrap_or_default()
+}
+
+/// What operators that run replicated take on every rank, by their memory traffic.
+fn replicated_ns(
+    graph: &Graph,
+    machine: Machine<'_>,
+    operators: &BTreeMap<String, u32>,
+) -> BTreeMap<String, i64> {
+    let mut picos: BTreeMap<String, i64> = BTreeMap::new();
+    for id in graph.order.iter().filter(|id| operators.contains_key(graph.op_name(**id))) {
+        let time = cost::local_time(machine, &Call::new(graph, *id));
+        *picos.entry(graph.op_name(*id).to_owned()).or_default() += time;
+    }
+    picos.into_iter().map(|(operator, picos)| (operator, picos / PICOS_PER_NANO)).collect()
 }
 
 /// What limits a plan, in a sentence.

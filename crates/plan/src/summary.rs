@@ -134,6 +134,8 @@ pub struct Summary {
     pub undivided: Vec<String>,
     /// Operators that run replicated because nothing is known of how they shard, with their number.
     pub without_row: BTreeMap<String, u32>,
+    /// What each of them takes on every rank at least, all its calls together.
+    pub without_row_ns: BTreeMap<String, i64>,
 }
 
 /// The figures of a plan for a graph on a cluster; `local` is what a rank runs: its graph after the passes.
@@ -195,6 +197,7 @@ pub fn summary(
         runners_up: others.collect(),
         undivided: plan.undivided.clone(),
         without_row: plan.without_row.clone(),
+        without_row_ns: plan.without_row_ns.clone(),
     })
 }
 

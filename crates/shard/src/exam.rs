@@ -97,7 +97,8 @@ fn claims(graph: &Graph, ranks: u32) -> Vec<(String, String, bool)> {
     let mut claims = Vec::new();
     for node in &graph.order {
         let name = graph.op_name(*node);
-        let made = aten::row(name).map(|row| aten::claims(row, &Call::new(graph, *node), ranks));
+        let call = Call::new(graph, *node);
+        let made = aten::row_of(call.op()).map(|row| aten::claims(row, &call, ranks));
         claims.extend(made.into_iter().flatten().map(|claim| (name.to_owned(), claim.what, claim.asked)));
     }
     claims

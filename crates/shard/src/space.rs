@@ -2,7 +2,7 @@
 
 use aten::{Call, Linear, Row, Seed, Slot, Strategy};
 use base::{PrimaryMap, SecondaryMap, define_id};
-use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, PartKind, Placement, TensorType, ValueDef, ValueId};
+use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, Op, PartKind, Placement, TensorType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -78,7 +78,7 @@ impl Space {
                 .entry(space.class_key(graph, *node))
                 .or_insert_with(|| space.classes.push(space.strategies_of(graph, *node)));
             space.class_of[*node] = class;
-            space.note_missing_row(graph.op_name(*node));
+            space.note_missing_row(&graph.ops[graph.nodes[*node].op]);
         }
         space
     }
@@ -117,19 +117,19 @@ impl Space {
         self.axis.kind == AxisKind::Time && graph.part_kind(node) == PartKind::Update
     }
 
-    fn note_missing_row(&mut self, operator: &str) {
-        if aten::row(operator).is_some_and(aten::Row::has_rule) {
+    fn note_missing_row(&mut self, op: &Op) {
+        if aten::row_of(op).is_some_and(aten::Row::has_rule) {
             return;
         }
-        match self.without_row.iter_mut().find(|(name, _)| name == operator) {
+        match self.without_row.iter_mut().find(|(name, _)| *name == op.name) {
             Some((_, count)) => *count += 1,
-            None => self.without_row.push((operator.to_owned(), 1)),
+            None => self.without_row.push((op.name.clone(), 1)),
         }
     }
 
     fn strategies_of(&self, graph: &Graph, node: NodeId) -> Vec<Strategy> {
         let call = Call::new(graph, node);
-        let row = aten::row(call.name()).filter(|_| !self.is_after_micro_batches(graph, node));
+        let row = aten::row_of(call.op()).filter(|_| !self.is_after_micro_batches(graph, node));
         let Some(row) = row else { return vec![aten::replicated(&call)] };
         let seeds: Vec<Seed> = self.seeds(&call).collect();
         aten::strategies(row, &call, &seeds, self.axis.size)
@@ -194,7 +194,7 @@ impl Space {
         most: usize,
         queue: &mut Vec<(ValueId, Placement)>,
     ) {
-        let Some(row) = aten::row(graph.op_name(node)) else { return };
+        let Some(row) = aten::row_of(&graph.ops[graph.nodes[node].op]) else { return };
         let ranks = self.axis.size;
         // An even shard of one block stays one except where dimensions are regrouped.
         let Placement::Shard { blocks, .. } = offer else { return };

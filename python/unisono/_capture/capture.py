@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 
 from unisono._call import Call
 from unisono._capture import scaling
+from unisono._capture.calls import call_of
+from unisono._capture.custom import proved_rules
 from unisono._capture.forks import Way, merged
 from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
@@ -90,6 +92,7 @@ def capture_step(
     for item in inputs.inputs:
         if item.cls == "constant":
             item.paths = tuple(kept.paths_to(item.tensor))
+    encoder.rules = proved_rules([call_of(node, inputs.target.elsewhere) for node in encoder.custom])
     return Capture(
         encoder.bytes(), inputs, traced.returns, traced.leaves, traced.return_constants, settings, kept, traced, ways
     )

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 
-from unisono import _devices
+from unisono import _devices, _rules
 from unisono._capture.digest import Unknowable, Walk
 from unisono._capture.origins import PACKAGES, PURE, STDLIB, origin, origin_of_file
 
@@ -75,6 +75,7 @@ def _settings() -> list[Any]:
         sorted(name for name in torch.library._impls if not name.startswith(("unisono/", "unisono_python/"))),
         hooks,
         optimizers,
+        _rules.registered(),
     ]
 
 

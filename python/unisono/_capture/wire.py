@@ -25,6 +25,8 @@ _DTYPES = {
     torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64", torch.bool: "bool",
 }  # fmt: skip
 TORCH_DTYPES = {text: dtype for dtype, text in _DTYPES.items()}
+#: Whose operations nobody can register rules for.
+_NOT_CUSTOM = frozenset(("aten", "prims", "prim", "c10d", "_c10d_functional", "unisono"))
 _FORMATS = {
     torch.contiguous_format: "contiguous",
     torch.preserve_format: "preserve",
@@ -48,6 +50,9 @@ class Encoder:
         self.returns: list[int] = []
         #: Whether the graph reads gradients that an earlier step left.
         self.reads_stale_gradients = False
+        #: The calls of operations that are not PyTorch's own, and the rules that are proved for them.
+        self.custom: list[torch.fx.Node] = []
+        self.rules: dict[str, str] = {}
         self._stale: set[torch.fx.Node] = set()
         self._origins: list[Origin | None] = []
         # What each FX node stands for: the number of a value, a list or tuple of such, or a Python constant.
@@ -63,7 +68,9 @@ class Encoder:
         """The message before it is packed, with the field names of crate ``ir``."""
         parts = self._parts()
         return {
-            "ops": [{"name": name, "schema": schema} for name, (_, schema) in self.ops.items()],
+            "ops": [
+                {"name": name, "schema": schema, "rule": self.rules.get(name)} for name, (_, schema) in self.ops.items()
+            ],
             "inputs": [{"class": i.cls, "name": i.name, "value": n} for n, i in self._numbered_inputs],
             "values": self.values,
             "nodes": [{**node, "part": part} for node, (part, _) in zip(self.nodes, parts, strict=True)],
@@ -122,6 +129,7 @@ class Encoder:
     def _constant(self, node: torch.fx.Node, tensor: Any) -> int:
         if not isinstance(tensor, torch.Tensor):
             raise UnsupportedError(f"the step calls `{node.target}`, which is no operation on tensors", code="U0105")
+        node.meta["val"] = TensorType(tensor)
         return self._new_constant(tensor)
 
     def _new_constant(self, tensor: torch.Tensor) -> int:
@@ -180,6 +188,8 @@ class Encoder:
     def _append(self, node: torch.fx.Node, target: Any, arguments: list[Any], returns: list[Any]) -> None:
         origin = self._origin(node)
         self._origins.append(origin)
+        if target.namespace not in _NOT_CUSTOM:
+            self.custom.append(node)
         self.nodes.append(
             {
                 "op": self._op(target),
@@ -199,9 +209,9 @@ class Encoder:
         number = len(self.nodes)
         self._env[node] = self._value(tensor, {"result": [number, 0]})
         arguments = [
-            _plain(list(tensor.shape), "int"),
-            _plain(0),
-            _plain(tensor.dtype),
+            plain(list(tensor.shape), "int"),
+            plain(0),
+            plain(tensor.dtype),
             "none",
             self._argument(tensor.device, "Device", node),
             "none",
@@ -214,7 +224,7 @@ class Encoder:
         if node.target is not torch.ops.aten.copy.default:
             return node.target is torch.ops.aten.detach.default
         old, new = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
-        return _tensor_type(old) == _tensor_type(new)
+        return tensor_type(old) == tensor_type(new)
 
     def _update(self, node: torch.fx.Node) -> None:
         position = self._placeholders[node.args[0]]  # type: ignore[index]
@@ -232,7 +242,7 @@ class Encoder:
         self._env[node] = self._env[node.args[1]]  # type: ignore[index]
 
     def _op(self, target: torch._ops.OpOverload) -> int:
-        name = target._schema.name + (f".{target._schema.overload_name}" if target._schema.overload_name else "")
+        name = name_of(target)
         if name not in self.ops:
             schema = str(target._schema)
             self.ops[name] = (len(self.ops), schema[schema.index("(") :])
@@ -247,7 +257,7 @@ class Encoder:
         return self.places.setdefault((origin.file, origin.line), len(self.places))
 
     def _value(self, tensor: torch.Tensor | TensorType, definition: dict[str, Any]) -> int:
-        known = {**_tensor_type(tensor), "device": _device(self.inputs.target.shown(tensor.device))}
+        known = {**tensor_type(tensor), "device": _device(self.inputs.target.shown(tensor.device))}
         self.values.append({"type": known, "def": definition})
         return len(self.values) - 1
 
@@ -278,7 +288,7 @@ class Encoder:
 
     def _arguments(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> list[Any]:
         arguments = []
-        for position, (name, kwarg_only, default, kind) in enumerate(_parameters(target)):
+        for position, (name, kwarg_only, default, kind) in enumerate(parameters(target)):
             given = position < len(node.args) and not kwarg_only
             value = node.args[position] if given else node.kwargs.get(name, default)
             arguments.append(self._argument(value, kind, node))
@@ -288,20 +298,26 @@ class Encoder:
         if isinstance(value, torch.fx.Node):
             value = self._env[value]
             # A return that is no tensor is known when the graph is made.
-            return {"value": value} if "Tensor" in kind else _plain(value)
+            return {"value": value} if "Tensor" in kind else plain(value)
         if isinstance(value, list | tuple):
             if "Tensor" in kind:
                 return {"values": [None if item is None else self._env[item] for item in value]}
-            return _plain([self._env.get(i, i) if isinstance(i, torch.fx.Node) else i for i in value], kind)
+            return plain([self._env.get(i, i) if isinstance(i, torch.fx.Node) else i for i in value], kind)
         value = self.inputs.target.shown(value) if isinstance(value, torch.device) else value
         if isinstance(value, complex) and kind == "Tensor":
             return {"value": self._new_constant(torch.tensor(value, dtype=_complex_type(node)))}
-        encoded = _plain(value, kind)
+        encoded = plain(value, kind)
         if encoded is None:
             message = f"argument of `{node.target}` of type {type(value).__name__} is not supported"
             hint = "multiply by the number: `torch.ones(..) * 1j`, `x + y * 1j`" if isinstance(value, complex) else None
             raise UnsupportedError(message, code="U0108", place=place_of(node), hint=hint)
         return encoded
+
+
+def name_of(target: torch._ops.OpOverload) -> str:
+    """An operation's name as a graph has it: with the overload, unless that is the default one."""
+    schema = target._schema
+    return schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
 
 
 def _for_complex(target: Any, args: Any) -> Any:
@@ -317,12 +333,12 @@ def _complex_type(node: torch.fx.Node) -> torch.dtype:
 
 
 @functools.cache
-def _parameters(target: torch._ops.OpOverload) -> list[tuple[str, bool, Any, str]]:
+def parameters(target: torch._ops.OpOverload) -> list[tuple[str, bool, Any, str]]:
     """Name, whether it must be named, default value and kind of each argument of an operation."""
     return [(one.name, one.kwarg_only, one.default_value, str(one.real_type)) for one in target._schema.arguments]
 
 
-def _plain(value: Any, kind: str = "") -> Any:
+def plain(value: Any, kind: str = "") -> Any:
     """An argument that is no tensor."""
     if value is None:
         return "none"
@@ -359,7 +375,7 @@ def _device(device: torch.device) -> dict[str, Any]:
     return {"kind": device.type, "index": device.index or 0}
 
 
-def _tensor_type(tensor: torch.Tensor | TensorType) -> dict[str, Any]:
+def tensor_type(tensor: torch.Tensor | TensorType) -> dict[str, Any]:
     known = TensorType(tensor) if isinstance(tensor, torch.Tensor) else tensor
     return {
         "dtype": _DTYPES[known.dtype],
