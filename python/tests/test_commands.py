@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import steps
-import torch
 
 import unisono
 from unisono import _native
@@ -141,14 +140,3 @@ def test_a_number_of_ranks_that_is_none_is_a_usage_error(tmp_path):
     done = command(tmp_path, "profile", "--ranks", "none")
     assert done.returncode == 2
     assert "none is no number of ranks" in done.stderr
-
-
-def test_the_doctor_tells_which_functions_routes_and_networks_there_are(tmp_path):
-    done = command(tmp_path, "doctor")
-    assert done.returncode == 0, done.stderr
-    rows = dict(re.findall(r"^(\w+) +(.*)", done.stdout, re.MULTILINE))
-    assert rows["torch"].startswith(torch.__version__)
-    found, of = map(int, rows["functions"].split(" of "))
-    assert of - 3 <= found <= of
-    assert (rows["dispatcher"], rows["proxy"]) == ("passes", "passes")
-    assert "gloo" in rows["networks"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -69,29 +72,32 @@ def capture(arguments: Sequence[str]) -> None:
     _write(options.output, text)
 
 
-@_reporting
-def doctor(arguments: Sequence[str]) -> None:
-    """Prints the native command's facts, and what this PyTorch offers: functions, routes that pass the self-test, networks."""
-    argparse.ArgumentParser(
-        prog="unisono doctor", description="Say whether this machine's PyTorch can run steps, and by which routes."
-    ).parse_args(arguments)
-    import torch
+def doctor(arguments: Sequence[str]) -> int:
+    """Looks at all that a run needs, and says for each how it is and what to do; under ``torchrun`` at the clocks of all ranks too.
 
-    from unisono import _executor, _native
+    Returns:
+        1 where something has failed that steps cannot do without, else 0.
+    """
+    parser = argparse.ArgumentParser(
+        prog="unisono doctor",
+        description="Look at all that a run needs: PyTorch, networks, devices, folders, clocks; say what to do where it is not well.",
+        epilog="The exit status is 1 where something failed; warnings do not count.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON: name, status, text, hint")
+    options = parser.parse_args(arguments)
+    from unisono import _doctor
 
-    _native.run_command(["unisono", "doctor"])
-    release = "{}.{}".format(*_executor.load())
-    count, absent = _native.torch_functions()
-    rows = {
-        "torch": f"{torch.__version__} (libtorch {release}), Python {sys.version.split()[0]}",
-        "functions": f"{count - len(absent)} of {count}" + "".join(f"\n  without {name}" for name in absent),
-    }
-    problems = _executor.self_test()
-    rows |= {route: problem or "passes" for route, problem in problems.items()}
-    networks = ("gloo", "nccl", "mpi", "ucc")
-    rows["networks"] = ", ".join(n for n in networks if torch.distributed.is_backend_available(n)) or "none"
-    print("\n".join(f"{name:<12}{text}" for name, text in rows.items()))
-    _executor._ready()
+    clocks = _doctor.clocks_of_ranks()
+    if clocks is None:
+        return 0
+    found = []
+    for finding in itertools.chain(_doctor.findings(), clocks):
+        found.append(finding)
+        if not options.json:
+            print(finding, flush=True)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in found], indent=1))
+    return int(any(finding.status == _doctor.FAILED for finding in found))
 
 
 def _made(name: str) -> Mapping[str, Any]:

@@ -65,6 +65,10 @@ class Executor:
         with torch._C._AutoDispatchBelowAutograd():
             return _from_capsules(self._native.run(handles))
 
+    def at(self) -> int | None:
+        """The position of the instruction that runs now, in whatever thread; ``None`` between steps."""
+        return self._native.at()
+
     def record(
         self, inputs: Sequence[torch.Tensor], device: torch.device = _devices.HOST
     ) -> tuple[list[torch.Tensor], list[tuple[int, int, int]]]:

@@ -13,10 +13,8 @@ pub fn collective_at(graph: &Graph, place: Option<&str>) -> Option<(String, Opti
         if place_of(graph, *id).as_deref() != place {
             continue;
         }
+        let Some(text) = collective_of(graph, *id) else { continue };
         let issued = awaited(graph, *id);
-        let Some(collective) = graph.collective(issued) else { continue };
-        let label = graph.nodes[issued].label.map_or("", |label| graph.labels[label].as_str());
-        let text = format!("{}{}", collective.kind, reasons(label));
         if found.iter().all(|(known, _)| *known != text) {
             found.push((text, place_of(graph, issued)));
         }
@@ -25,6 +23,14 @@ pub fn collective_at(graph: &Graph, place: Option<&str>) -> Option<(String, Opti
     let (text, issued) = found.into_iter().next()?;
     let text = if others == 0 { text } else { format!("{text} or one of {others} others of this line") };
     Some((text, issued))
+}
+
+/// The collective that a node issues or waits for, with the reasons for it.
+pub fn collective_of(graph: &Graph, id: NodeId) -> Option<String> {
+    let issued = awaited(graph, id);
+    let collective = graph.collective(issued)?;
+    let label = graph.nodes[issued].label.map_or("", |label| graph.labels[label].as_str());
+    Some(format!("{}{}", collective.kind, reasons(label)))
 }
 
 fn place_of(graph: &Graph, id: NodeId) -> Option<String> {

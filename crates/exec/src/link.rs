@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Code, Diagnostic, Result};
-use jit::Module;
+use jit::{Module, Tier};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 use serde_json::Value;
@@ -44,6 +44,19 @@ pub(crate) struct Linked {
     pub(crate) step: Step,
     /// What is left to release after it.
     pub(crate) release: Box<[Slot]>,
+}
+
+/// How kernels run on this machine, and whether it forbids executable memory, as tried on one.
+pub fn kernel_tier() -> Result<(&'static str, bool)> {
+    let kernel =
+        "kernel [8]\nread a0: f32 {1}\nwrite a1: f32 {1}\n%0 = load a0\n%1 = mul %0 %0\nstore a1 %1\n";
+    let module = Module::new(&[kernel.parse()?])?;
+    let tier = match module.tier(0) {
+        Tier::Interpreter => "interpreter",
+        Tier::Avx2 => "AVX2",
+        Tier::Avx512 => "AVX-512",
+    };
+    Ok((tier, module.refused()))
 }
 
 /// A call that goes by Python: what the function of its name has to do.

@@ -1,6 +1,12 @@
 //! Running a program.
 
-use std::time::Instant;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Instant,
+};
 
 use base::{Code, Diagnostic, Nanos, Result};
 use torch_sys::{Dtype, Failure, GradModeOff, Library, Proxy, Slot, Slots, Tensor, TensorLayout, View};
@@ -9,6 +15,28 @@ use crate::{
     Instruction, Program, Record,
     link::{Linked, Linker, Step},
 };
+
+/// Where a running step is, for other threads to read. It orders nothing: whoever reads it sees an instruction of a moment ago.
+#[derive(Clone, Debug)]
+pub struct Progress(Arc<AtomicU32>);
+
+impl Progress {
+    const BETWEEN: u32 = u32::MAX;
+
+    fn new() -> Self {
+        Self(Arc::new(AtomicU32::new(Self::BETWEEN)))
+    }
+
+    #[inline]
+    fn set(&self, index: u32) {
+        self.0.store(index, Ordering::Relaxed);
+    }
+
+    /// The position of the instruction that runs; none between steps.
+    pub fn get(&self) -> Option<u32> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|index| *index != Self::BETWEEN)
+    }
+}
 
 /// A program with its tensors, ready to run.
 pub struct Executor {
@@ -22,6 +50,7 @@ pub struct Executor {
     inputs: Vec<TensorLayout>,
     prepared: bool,
     refused: bool,
+    progress: Progress,
 }
 
 impl Executor {
@@ -48,6 +77,7 @@ impl Executor {
             inputs: Vec::new(),
             prepared: false,
             refused,
+            progress: Progress::new(),
         })
     }
 
@@ -59,6 +89,11 @@ impl Executor {
     /// Whether the host forbids executable memory, so that kernels are interpreted.
     pub const fn refused(&self) -> bool {
         self.refused
+    }
+
+    /// Where a step of it is, from now on.
+    pub fn progress(&self) -> Progress {
+        self.progress.clone()
     }
 
     /// Binds state, in the order of [`Program::state`]; the tensors are kept and written into by each step.
@@ -121,6 +156,7 @@ impl Executor {
         let _grad = GradModeOff::new(self.library);
         self.put_inputs(inputs)?;
         let result = self.prepare().and_then(|()| body(self, start)).and_then(|()| self.outputs());
+        self.progress.set(Progress::BETWEEN);
         if result.is_err() {
             self.release_step();
         }
@@ -178,6 +214,7 @@ impl Executor {
 
     #[inline]
     fn run_one(&mut self, index: usize) -> Result<()> {
+        self.progress.set(index as u32);
         let linked = &mut self.body[index];
         let mut result = run(&linked.step, &mut self.slots, self.proxy);
         if result.is_ok() && matches!(linked.step, Step::UnseenView { .. }) {

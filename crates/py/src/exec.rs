@@ -13,7 +13,10 @@ use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
 use timeline::{Timeline, chrome};
 use torch_sys::{Device, Failure, Library, Tensor};
 
-use crate::{error::to_python, graph::Graph};
+use crate::{
+    error::to_python,
+    graph::{Graph, run},
+};
 
 /// Finds the libtorch that lies in `directory` and that this process runs; `release` is PyTorch's version, for messages.
 #[pyfunction]
@@ -28,6 +31,12 @@ fn load_torch(py: Python<'_>, directory: PathBuf, release: &str) -> PyResult<(u8
 #[pyfunction]
 fn torch_functions(py: Python<'_>) -> PyResult<(usize, Vec<&'static str>)> {
     Ok(library(py)?.functions())
+}
+
+/// How kernels run on this machine, and whether it forbids executable memory.
+#[pyfunction]
+fn kernel_tier(py: Python<'_>) -> PyResult<(&'static str, bool)> {
+    run(py, exec::kernel_tier)
 }
 
 fn device_of((kind, index): (String, Option<i32>)) -> Device {
@@ -211,6 +220,7 @@ impl Program {
 #[pyclass(frozen, module = "unisono._native")]
 struct Executor {
     inner: Mutex<exec::Executor>,
+    progress: exec::Progress,
     /// The runner that owns the proxy executor. Declared after `inner`, so that it goes last.
     _runner: Py<PyAny>,
 }
@@ -224,7 +234,13 @@ impl Executor {
         let proxy = if runner.is_none(py) { None } else { unsafe { torch_sys::captured_proxy() } };
         let library = library(py)?;
         let inner = py.detach(|| exec::Executor::new(program.0.clone(), library, proxy, prefix));
-        Ok(Self { inner: Mutex::new(inner.map_err(|d| to_python(py, &d))?), _runner: runner })
+        let inner = inner.map_err(|d| to_python(py, &d))?;
+        Ok(Self { progress: inner.progress(), inner: Mutex::new(inner), _runner: runner })
+    }
+
+    /// The position of the instruction that runs now, in whatever thread; `None` between steps.
+    fn at(&self) -> Option<u32> {
+        self.progress.get()
     }
 
     /// Binds the tensors of state, as capsules whose handles are taken over.
@@ -330,6 +346,7 @@ fn capsule(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, PyAny>> {
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(load_torch, module)?)?;
     module.add_function(wrap_pyfunction!(torch_functions, module)?)?;
+    module.add_function(wrap_pyfunction!(kernel_tier, module)?)?;
     module.add_class::<Program>()?;
     module.add_class::<Executor>()
 }

@@ -197,6 +197,13 @@ impl Graph {
         py.detach(|| exec::collective_at(&self.0, place))
     }
 
+    /// Of the operation at a position in program order: its part of the program, its micro-batch, and the collective that it issues or waits for.
+    fn standing_at(&self, position: usize) -> Option<(&'static str, Option<u32>, Option<String>)> {
+        let id = *self.0.order.get(position)?;
+        let part = self.0.parts[self.0.nodes[id].part];
+        Some((part.kind.text(), part.micro_batch, exec::collective_of(&self.0, id)))
+    }
+
     /// Everything that the operation table claims about the operations of a graph: its canonical form, MessagePack of the questions, and
     /// each claim with whether it is among them.
     fn exam<'py>(&self, py: Python<'py>, ranks: u32) -> PyResult<(Self, Bound<'py, PyBytes>, Claims)> {
