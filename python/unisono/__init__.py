@@ -141,6 +141,7 @@ def parallelize(
     batch: str = "global",
     cache: str | Path | None = None,
     fuse: bool = False,
+    timeout: float = 1200.0,
     config: str | Path | None = None,
 ) -> ParallelStep:
     """Makes a distributed training step of an ordinary one.
@@ -190,6 +191,9 @@ def parallelize(
         cache: a folder in which rank 0 keeps the capture, as for :func:`unisono.capture`, for the next start of the same program.
         fuse: whether groups of pointwise operations run as one loop each, compiled for this processor (on CPU), which moves less memory and
             rounds differently than PyTorch; :meth:`ParallelStep.kernels` lists them.
+        timeout: after how many seconds of waiting for other ranks in a step the run ends, on all ranks, with one error that says who has
+            not come, where each rank stands and since when; 0 to wait as long as the process group does. Give more than what
+            one rank may do alone between steps, such as an evaluation.
         captures: how many captured steps are kept, at most; the one that has not run for the longest time goes first.
         config: a TOML file with any of the settings from ``mesh`` on, under the same names; a setting that is given here and is not the
             default goes before it. Paths in it are relative to its folder.
@@ -223,6 +227,7 @@ def parallelize(
         "batch": batch,
         "cache": cache,
         "fuse": fuse,
+        "timeout": timeout,
     }
     if config is not None:
         settings = _config.with_file(settings, config, parallelize.__kwdefaults__ or {})

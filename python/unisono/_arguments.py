@@ -84,6 +84,13 @@ def require_recompute(recompute: str | None) -> None:
         raise ConfigurationError(f"`recompute` is {recompute!r}", code="U0012", hint=hint)
 
 
+def require_timeout(timeout: float) -> None:
+    """Refuses what is no number of seconds."""
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < math.inf:
+        hint = "a number of seconds, or 0 to wait for other ranks as long as the process group does"
+        raise ConfigurationError(f"`timeout` is {timeout!r}", code="U0012", hint=hint)
+
+
 def require_pipeline(schedule: str | None, cuts: Sequence[int | str] | None) -> None:
     """Refuses what is no schedule of pipeline stages, or does not say where they begin."""
     if schedule not in (None, "gpipe", "1f1b", "zb-h1"):

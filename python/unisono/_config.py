@@ -26,6 +26,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "pins": ((dict,), "a table of placements per axis for each name"),
     "memory_limit": ((int, float, str), "a number of bytes, or a text such as '4 GiB'"),
     **dict.fromkeys(_FILES, ((str,), "the path of a file or folder")),
+    "timeout": ((int, float), "a number of seconds"),
     "micro_batches": ((int,), "a whole number"),
     "recompute": ((str,), "'none' or 'full'"),
     "schedule": ((str,), "'gpipe', '1f1b' or 'zb-h1'"),

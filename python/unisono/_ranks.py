@@ -122,6 +122,13 @@ class Ranks:
                     mine[f"axis:{STAGES}:{source}>{target}"] = self._groups[key][""]
         return mine
 
+    def gloo_of(self, names: Sequence[str]) -> list[Any]:
+        """What the host's collectives go through in groups of these names, and in the one of all ranks, as far as it is gloo."""
+        named: Any = getattr(dist.distributed_c10d, "_resolve_process_group")  # noqa: B009 - not in torch's type stubs
+        groups = [*map(named, names), self.group("cpu")]
+        found = [one._get_backend(_devices.HOST) for one in groups if _devices.HOST in one._device_types]
+        return [one for one in dict.fromkeys(found) if isinstance(one, dist.ProcessGroupGloo)]
+
     def _group_along(self, mesh: Mapping[str, int], axis: str, everyone: Any) -> str:
         if mesh[axis] == self.count:
             return everyone.group_name
@@ -184,6 +191,16 @@ class Ranks:
         mine = socket.gethostname()
         return [rank for rank, (host, pid) in enumerate(self._processes) if host == mine and not _is_alive(pid)]
 
+    def state_of(self, rank: int) -> str | None:
+        """What is known of a rank's process, in words, if it is on this machine and does not run."""
+        host, pid = self._processes[rank]
+        if host != socket.gethostname():
+            return f"its process {pid} is on {host}"
+        state = _state(pid)
+        if state in _STATES:
+            return f"its process {pid} {_STATES[state]}"
+        return f"its process {pid} runs, and does not answer"
+
     def blamed(self, what: str, place: str | None, cause: str | None) -> errors.ResourceError:
         """The error for a collective that failed, naming the ranks whose processes are gone (which may take a moment)."""
         end = time.monotonic() + _SECONDS_TO_END
@@ -233,13 +250,28 @@ def _with_one_thread(store: Any, rank: int, size: int, timeout: Any) -> Any:
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
+#: What states of processes that do not run are, in words.
+_STATES = {
+    "": "has ended",
+    "Z": "has ended",
+    "X": "has ended",
+    "T": "is stopped",
+    "t": "is held by a debugger",
+    "D": "waits for a disk",
+}
+
+
+def _state(pid: int) -> str:
+    """The letter that the system has for the state of a process; none where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def _is_alive(pid: int) -> bool:
     """Whether a process runs; one that has ended but was not waited for does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in ("Z", "X")
+    return _state(pid) not in ("", "Z", "X")
 
 
 def _leave() -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from unisono import _devices, _measure, _state_dict
 from unisono._amounts import bytes_of
-from unisono._arguments import SEARCHED, mesh_of, plain_pins, require_pipeline, require_settings
+from unisono._arguments import SEARCHED, mesh_of, plain_pins, require_pipeline, require_settings, require_timeout
 from unisono._call import Call, Caller
 from unisono._capture.optimizer import together
 from unisono._capture.places import warn_user
@@ -27,6 +27,7 @@ from unisono._ranks import Ranks
 from unisono._state import State
 from unisono._user_tensors import require_values
 from unisono._users_errors import as_the_users
+from unisono._watch import Watch
 from unisono.errors import CaptureNotice, StepError, UnisonoError, UnsupportedError
 from unisono.plans import Plan
 from unisono.session import CapturedStep, Seconds, Session
@@ -64,10 +65,12 @@ class ParallelStep:
         batch: str = "global",
         cache: str | Path | None = None,
         fuse: bool = False,
+        timeout: float = 1200.0,
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
         require_settings(compare_every, on_change, captures, batch, micro_batches, recompute)
         require_pipeline(schedule, cuts)
+        require_timeout(timeout)
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
@@ -85,6 +88,7 @@ class ParallelStep:
         self._session.schedule, self._session.cuts = schedule, None if cuts is None else list(cuts)
         self._session.live, self._session.batch = cycled(optimizers), batch
         self._session.fuse = fuse
+        self._session.watch = Watch(self.ranks, timeout)
         self._session.captures = None if cache is None else Captures(cache)
         self._start()
         self._capture(self._call_of(example), plan)
@@ -170,7 +174,8 @@ class ParallelStep:
             returned = step.run(call, self._steps)
         else:
             meeting.inside = meeting.done
-            returned = step.run(call, self._steps)
+            with self._session.watch.over(step):
+                returned = step.run(call, self._steps)
             meeting.inside, meeting.done = None, meeting.done + 1
         self._steps += 1
         return returned

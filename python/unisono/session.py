@@ -39,6 +39,7 @@ from unisono._told import Way
 from unisono._tree import from_plain, unflatten
 from unisono._unchanged import Unchanged, other_call
 from unisono._users_errors import UsersError
+from unisono._watch import Watch
 from unisono.errors import ConfigurationError, HardwareError, InternalError, StepError, UnisonoError
 from unisono.plans import Plan
 
@@ -88,6 +89,7 @@ class Session:
         synchronous: whether each instruction is waited for.
         deferred: the tensors that have no memory before there is a plan.
         made: how many captured steps have been made, or begun.
+        watch: what looks for ranks that stand still.
     """
 
     ranks: Ranks
@@ -114,6 +116,7 @@ class Session:
     synchronous: bool = False
     deferred: Deferred | None = None
     made: int = 0
+    watch: Watch = field(init=False)
 
     def take_mesh(self, mesh: Mapping[str, int]) -> None:
         """Takes the axes that the first plan has found, for all that has the mesh of the session."""
@@ -334,6 +337,8 @@ class CapturedStep:
         self._require_devices_alike()
         groups = {f"axis:{axis}": name for axis, name in self.ranks.groups(self._mesh, self.device.type).items()}
         groups |= self.ranks.transfers(self._mesh, optimised.routes(), self.device.type)
+        #: The process groups of its collectives.
+        self.groups = sorted({name for name in groups.values() if name})
         self.rank_graph = optimised
         # The predicted peak counts what stays for small results, and with a limit it is not to be more.
         left = None if self._session.memory_limit is None else self._predicted()["buffer_bytes"]
@@ -623,6 +628,9 @@ class CapturedStep:
         """The error of a failed step; for a failed collective, it names the collective and the ranks that are gone."""
         if self.ranks.count == 1 or "_c10d_functional" not in error.message:
             return error if self._session.synchronous else _devices.at_or_before(error, self.device)
+        stuck = self._session.watch.verdict_on(error.cause)
+        if stuck is not None:
+            return stuck
         collective, issued = self.rank_graph.collective_at(error.place) or (error.message.split("`")[1], None)
         return self.ranks.blamed(f"{collective} failed", error.place or issued, error.cause)
 

@@ -125,6 +125,7 @@ codes! {
     TOO_FEW_DEVICES = 322, Hardware, "fewer devices than ranks";
     NO_NETWORK = 323, Hardware, "a process group without a network for a kind of device";
     UNLIKE_DEVICES = 324, Hardware, "ranks whose devices draw other random numbers";
+    RANK_STANDS = 325, Resources, "a rank that stands still while others wait for it";
 
     // 04xx: balance
     BAD_PROBLEM = 401, Configuration, "a balancing problem that makes no sense";

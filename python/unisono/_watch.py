@@ -1,0 +1,300 @@
+"""The watch over running steps: a rank that stands still beyond the time-out ends the run, with one message of who is where.
+
+The executor notes the instruction that it runs; a thread of each rank looks at that now and then, and says in the store of the process
+group where its rank is when it is asked. Nobody asks before a rank has waited for others as long as the time-out. Then all are asked, one
+rank makes the verdict from the answers, and all end with that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import itertools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from unisono._capture.places import user_place
+from unisono._message import pack, unpack
+from unisono.errors import ResourceError
+
+if TYPE_CHECKING:
+    from unisono._ranks import Ranks
+    from unisono.session import CapturedStep
+
+#: The longest and the shortest time between two looks, and how many there are in a time-out, in seconds.
+_MOST, _LEAST, _LOOKS = 2.0, 0.05, 20
+#: So many looks and seconds longer than the time-out a collective waits, so that there is a verdict when it fails.
+_LONGER_LOOKS, _LONGER = 5, 2.0
+#: After a verdict, so many looks and seconds it may take until that has been raised where the step was called.
+_GRACE_LOOKS, _GRACE = 5, 4.0
+_CODE = "U0325"
+#: Numbers the watches of a process: every rank makes them in the same order.
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a rank stands.
+
+    Attributes:
+        step: the number of the step that it is in, or has done last, the first being 1.
+        inside: whether it is in that step.
+        at: the position of its instruction, ``None`` where it is beside the operations of the step.
+        operation: the operation of that.
+        place: the line of the user's code that it comes from.
+        part: the part of the program.
+        waits_for: the collective that it waits for, or ``None``.
+        python: the line of the user's code that the main thread runs, or the last that called something else.
+        seconds: for how long it has stood there.
+    """
+
+    step: int
+    inside: bool
+    at: int | None
+    operation: str | None
+    place: str | None
+    part: str | None
+    waits_for: str | None
+    python: str | None
+    seconds: float
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for other ranks."""
+        return self.inside and (self.at is None or self.waits_for is not None)
+
+    def __str__(self) -> str:
+        """In words."""
+        running = f"; its Python is at {self.python}" if self.python else ""
+        if not self.inside:
+            before = f"between steps, behind step {self.step}" if self.step else "before the first step"
+            return f"{before}, for {self.seconds:.1f} s{running}"
+        where = f"in step {self.step}" + (f", {self.part}" if self.part else "")
+        if self.waits_for is not None:
+            what, running = f"waiting for {self.waits_for.partition(' (')[0]}", ""
+        elif self.operation is not None:
+            what = f"in `{self.operation}`"
+        else:
+            what = "comparing what ranks are given, or making its arguments"
+        return f"{where}, {what}{f' of {self.place}' if self.place else ''}, for {self.seconds:.1f} s{running}"
+
+
+class Watch:
+    """The watch of one rank over the steps of a session."""
+
+    def __init__(self, ranks: Ranks, seconds: float) -> None:
+        """Begins to look, unless there are no other ranks or ``seconds`` is 0."""
+        self.seconds, self._ranks = seconds, ranks
+        self._step: CapturedStep | None = None
+        self._number = 0
+        self._raised, self._stop = False, threading.Event()
+        self._verdict: dict[str, Any] | None = None
+        self._pause = min(max(seconds / _LOOKS, _LEAST), _MOST)
+        self._since, self._before = time.monotonic(), (0, True, None)
+        self._backends: weakref.WeakKeyDictionary[CapturedStep, list[Any]] = weakref.WeakKeyDictionary()
+        self.on = ranks.count > 1 and seconds > 0
+        if self.on:
+            store = dist.distributed_c10d._get_default_store()
+            # Of a clone, no answer of the store can keep the main thread's own requests waiting.
+            own = getattr(store, "clone", lambda: store)()
+            name = f"unisono_watch/{next(_numbers)}"
+            self._store: Any = dist.PrefixStore(name, own)  # pyright: ignore[reportPrivateImportUsage]
+            arguments = weakref.ref(self), self._stop, self._pause
+            thread = threading.Thread(target=_look_on, args=arguments, name="unisono-watch", daemon=True)
+            thread.start()
+            atexit.register(_end, self._stop, thread)
+
+    @contextlib.contextmanager
+    def over(self, step: CapturedStep) -> Any:
+        """Watches one step."""
+        if not self.on:
+            yield
+            return
+        self._number += 1
+        self._step = step
+        usual = self._shortened(step)
+        try:
+            yield
+        finally:
+            self._step = None
+            for backend, timeout in usual:
+                backend.set_timeout(timeout)
+
+    def _shortened(self, step: CapturedStep) -> list[tuple[Any, datetime.timedelta]]:
+        """Has collectives of gloo fail soon after the time-out, and gives what they waited before."""
+        shorter = datetime.timedelta(seconds=self.seconds + _LONGER_LOOKS * self._pause + _LONGER)
+        usual = []
+        for backend in self._gloo_of(step):
+            timeout = backend.options._timeout
+            if timeout > shorter:
+                usual.append((backend, timeout))
+                backend.set_timeout(shorter)
+        return usual
+
+    def _gloo_of(self, step: CapturedStep) -> list[Any]:
+        """The groups of gloo that a step's collectives go through, and those of what ranks compare before it."""
+        if step not in self._backends:
+            self._backends[step] = self._ranks.gloo_of(step.groups)
+        return self._backends[step]
+
+    def verdict_on(self, cause: str | None) -> ResourceError | None:
+        """The verdict on a run in which a collective failed for a cause, such as that it has waited too long."""
+        found = self.verdict(_GRACE if "Timed out" in (cause or "") else 0.0)
+        self._raised = found is not None
+        return found
+
+    def verdict(self, wait: float) -> ResourceError | None:
+        """The verdict on this run, if there is one, or comes within so many seconds."""
+        end = time.monotonic() + wait
+        while self.on:
+            with contextlib.suppress(dist.DistError, RuntimeError):  # the store has ended
+                if self._verdict is None and self._store.check(["verdict"]):
+                    self._verdict = unpack(self._store.get("verdict"))
+            if self._verdict is not None:
+                return ResourceError(**self._verdict, code=_CODE)
+            if time.monotonic() > end:
+                break
+            time.sleep(_LEAST)
+        return None
+
+    def look(self) -> None:
+        """Looks at where this rank is; asks all when it has waited too long, and answers when it is asked."""
+        seconds = self._standing()
+        if self._store.check(["asked"]):
+            self._store.set(f"stand/{self._ranks.rank}", pack(asdict(self._stand())))
+            self._await_verdict()
+        elif seconds > self.seconds and self._stand().waits:
+            self._store.set("asked", "")
+
+    def _standing(self) -> float:
+        """For how long this rank has stood where it is now, in seconds."""
+        step = self._step
+        here = (self._number, step is None, step.executor.at() if step is not None else None)
+        if here != self._before:
+            self._before, self._since = here, time.monotonic()
+        return time.monotonic() - self._since
+
+    def _stand(self) -> Stand:
+        """Where this rank stands now."""
+        step, seconds = self._step, self._standing()
+        at = step.executor.at() if step is not None else None
+        known = _instruction(step, at) if step is not None and at is not None else (None, None, None, None)
+        return Stand(self._number, step is not None, at, *known, _line_of_main_thread(), seconds)
+
+    def _await_verdict(self) -> None:
+        """Makes the verdict, which one rank does from the answers, or waits for it; ends this process if nothing else does."""
+        if self._store.add("judges", 1) == 1:
+            self._stop.wait(3 * self._pause)
+            self._store.set("verdict", pack(self._judged()))
+        found = self.verdict(10 * self._pause + 1)
+        if self._stop.wait(_GRACE_LOOKS * self._pause + _GRACE) or self._raised:
+            self._stop.set()
+            return
+        # The main thread has not come out of where it is: nothing but the end of the process gets it out.
+        print(found or "the run ends: a rank stands still", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1)
+
+    def _judged(self) -> dict[str, Any]:
+        """What is wrong, from what the ranks have said."""
+        count = self._ranks.count
+        keys = [f"stand/{rank}" for rank in range(count)]
+        said = [Stand(**unpack(self._store.get(key))) if self._store.check([key]) else None for key in keys]
+        return judged(said, [self._ranks.state_of(rank) for rank in range(count)])
+
+
+def _look_on(watch: weakref.ref[Watch], stop: threading.Event, pause: float) -> None:
+    """Looks now and then, as long as the watch is there and the process does not end."""
+    with contextlib.suppress(dist.DistError, RuntimeError):  # the store has ended, and the run with it
+        while not stop.wait(pause):
+            one = watch()
+            if one is None:
+                return
+            one.look()
+            del one
+
+
+def _end(stop: threading.Event, thread: threading.Thread) -> None:
+    """Has the thread end before the process group does."""
+    stop.set()
+    thread.join(_MOST)
+
+
+def _instruction(step: CapturedStep, at: int) -> tuple[str, str | None, str | None, str | None]:
+    """Of an instruction of a program: its operation, its line, its part of the program, and the collective that it waits for."""
+    program = step.executor.program
+    (name, place), node = program.instructions()[at], program.nodes()[at]
+    found = step.rank_graph.standing_at(node) if node is not None else None
+    if found is None:
+        return name, place, None, None
+    part, micro_batch, collective = found
+    return name, place, part if micro_batch is None else f"{part} of micro-batch {micro_batch + 1}", collective
+
+
+def judged(said: Sequence[Stand | None], states: Sequence[str | None]) -> dict[str, Any]:
+    """The parts of the error for ranks that stand where they say; ``states`` is what is known of the processes of others.
+
+    Returns:
+        ``message``, ``place``, ``cause`` and ``hint``.
+    """
+    behind = _behind(said)
+    waiting = [stand for stand in said if stand is not None and stand.waits and stand.waits_for]
+    waited = max(waiting, key=lambda stand: stand.seconds, default=None)
+    names = _names(behind)
+    what = waited.waits_for if waited is not None else "the others"
+    place = waited.place if waited is not None else None
+    seconds = max((stand.seconds for stand in said if stand is not None), default=0.0)
+    lines = [f"rank {rank} {_told(stand, states[rank])}" for rank, stand in enumerate(said)]
+    stopped = [said[rank] for rank in behind]
+    return {
+        "message": f"{names} not come to {what}, for which others have waited {seconds:.1f} s",
+        "place": place,
+        "cause": "\n    ".join(["of where the ranks stand:", *lines]),
+        "hint": _hint(stopped),
+    }
+
+
+def _behind(said: Sequence[Stand | None]) -> list[int]:
+    """The ranks that others wait for: those that wait for nobody, or else those that are furthest behind."""
+    free = [rank for rank, stand in enumerate(said) if stand is None or not stand.waits]
+    if free:
+        return free
+    where = [(stand.step, -1 if stand.at is None else stand.at) for stand in said if stand is not None]
+    return [rank for rank, at in enumerate(where) if at == min(where)]
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+
+
+def _told(stand: Stand | None, state: str | None) -> str:
+    if stand is not None:
+        return str(stand)
+    return f"says nothing: {state}" if state else "says nothing"
+
+
+def _hint(behind: Sequence[Stand | None]) -> str:
+    if all(stand is None for stand in behind):
+        return (
+            "look at the end of that rank's log, and at its machine; continue a process that was stopped (`kill -CONT`)"
+        )
+    if any(stand is not None and not stand.inside for stand in behind):
+        return "run every step on every rank, outside of conditions such as `if rank == 0:`; give longer work a longer `timeout=`"
+    return "look at what that line does there; give an operation that takes longer a longer `timeout=`"
+
+
+def _line_of_main_thread() -> str | None:
+    """The line of the user's code that the main thread runs."""
+    ident = threading.main_thread().ident
+    frame = sys._current_frames().get(ident) if ident is not None else None
+    file, line = user_place(frame) if frame is not None else ("", 0)
+    return f"{file}:{line}" if file else None
