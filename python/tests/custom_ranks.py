@@ -81,7 +81,7 @@ def training() -> tuple[nn.Module, torch.optim.Optimizer, Any, torch.Tensor]:
         optimizer.step()
         return loss
 
-    return model, optimizer, step, torch.randn(4, 8, 6)
+    return model, optimizer, step, torch.randn(8, 4, 6)
 
 
 def _difference(model: nn.Module, other: nn.Module) -> float:

@@ -44,7 +44,7 @@ def test_a_rank_that_sleeps_in_an_operation_ends_all_with_where_each_stands(tmp_
     assert len(found) == 3, ended
     assert len(set(found)) == 1
     message = found[0]
-    assert "rank 2 has not come to all_reduce" in message
+    assert re.search(r"rank 2 has not arrived, while rank [01] has waited [\d.]+ s for all_reduce", message)
     said = {int(rank): text for rank, text in re.findall(r"rank (\d) (in step .*)", message)}
     assert "in `unisono_test::sleeps`" in said[2]
     assert f"its Python is at {line_of('the line at which it sleeps')}" in said[2].replace(
@@ -69,9 +69,38 @@ def test_a_rank_whose_process_is_stopped_ends_the_others(tmp_path):
         errors = [(tmp_path / f"{rank}.err").read_text() for rank in (0, 1)]
     assert statuses == [1, 1, None], errors
     for error in errors:
-        assert re.search(r"\[U0325\] rank 2 has not come to (all_reduce|reduce_scatter|all_gather) \(", error)
+        assert re.search(r"\[U0325\] rank 2 has not arrived, .* s for (all_reduce|reduce_scatter|all_gather) \(", error)
         assert re.search(r"rank 2 says nothing: its process \d+ is stopped", error)
         assert "kill -CONT" in error
+
+
+def test_a_first_rank_whose_process_is_stopped_with_the_store_ends_the_others(tmp_path):
+    with launch.Processes("watch_ranks:train", 3, tmp_path, fault="none", timeout=TIMEOUT) as processes:
+        processes.wait_until(0, "step 5", 100)
+        os.kill(processes.processes[0].pid, signal.SIGSTOP)
+        start = time.monotonic()
+        for process in processes.processes[1:]:
+            process.join(IN_TIME)
+        assert time.monotonic() - start < IN_TIME
+        statuses = [process.exitcode for process in processes.processes]
+        errors = [(tmp_path / f"{rank}.err").read_text() for rank in (1, 2)]
+    assert statuses == [None, 1, 1], errors
+    for error in errors:
+        assert re.search(r"rank 0 says nothing: its process \d+ is stopped", error)
+
+
+def test_stages_of_a_pipeline_wait_for_the_one_that_is_stopped(tmp_path):
+    arguments = {"fault": "none", "timeout": TIMEOUT, "mesh": {"stages": 3}}
+    with launch.Processes("watch_ranks:train", 3, tmp_path, **arguments) as processes:
+        processes.wait_until(2, "step 5", 100)
+        os.kill(processes.processes[2].pid, signal.SIGSTOP)
+        for process in processes.processes[:2]:
+            process.join(IN_TIME)
+        statuses = [process.exitcode for process in processes.processes]
+        error = (tmp_path / "1.err").read_text()
+    assert statuses == [1, 1, None], error
+    assert re.search(r"\[U0325\] rank 2 has not arrived, while rank [01] has waited [\d.]+ s for transfer", error)
+    assert re.search(r"rank 2 says nothing: its process \d+ is stopped", error)
 
 
 def test_a_rank_that_does_something_else_between_steps_is_named(tmp_path):
@@ -94,7 +123,13 @@ def stand(**what):
 
 def test_of_ranks_that_all_wait_those_that_are_furthest_behind_are_named():
     said = [stand(at=9), stand(at=7), stand(at=7), stand(at=9)]
-    assert _watch.judged(said, [None] * 4)["message"].startswith("ranks 1, 2 have not come to all_reduce")
+    assert _watch.judged(said, [None] * 4)["message"].startswith("ranks 1, 2 have not arrived, while rank 0")
+
+
+def test_ranks_that_all_wait_at_one_place_are_told_to_look_at_the_network():
+    found = _watch.judged([stand(), stand(seconds=6.0)], [None] * 2)
+    assert found["message"] == "all ranks wait: rank 1 has waited 6.0 s for all_reduce"
+    assert "network" in found["hint"]
 
 
 def test_what_a_rank_says_has_its_step_part_operation_line_and_time():

@@ -29,7 +29,7 @@ sleeps.register_fake(torch.empty_like)
 sleeps.register_autograd(lambda ctx, grad: grad)
 
 
-def train(fault: str, timeout: float) -> None:
+def train(fault: str, timeout: float, mesh: dict[str, int] | None = None) -> None:
     """Trains until the last of three ranks stands still."""
     global _done
     rank = int(os.environ["RANK"])
@@ -52,7 +52,9 @@ def train(fault: str, timeout: float) -> None:
         optimizer=optimizer,
         example=(batch,),
         cluster=DEAR_COMPUTING,
-        pins={"batch.*": {"ranks": "shard(0)"}, "params.*": {"ranks": "replicate"}},
+        mesh=mesh,
+        micro_batches=mesh and 3,
+        pins=None if mesh else {"batch.*": {"ranks": "shard(0)"}, "params.*": {"ranks": "replicate"}},
         compare_every=0,
         timeout=timeout,
     )

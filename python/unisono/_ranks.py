@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -191,15 +192,11 @@ class Ranks:
         mine = socket.gethostname()
         return [rank for rank, (host, pid) in enumerate(self._processes) if host == mine and not _is_alive(pid)]
 
-    def state_of(self, rank: int) -> str | None:
-        """What is known of a rank's process, in words, if it is on this machine and does not run."""
+    def state_of(self, rank: int) -> ProcessState:
+        """What is known of a rank's process."""
         host, pid = self._processes[rank]
-        if host != socket.gethostname():
-            return f"its process {pid} is on {host}"
-        state = _state(pid)
-        if state in _STATES:
-            return f"its process {pid} {_STATES[state]}"
-        return f"its process {pid} runs, and does not answer"
+        here = host == socket.gethostname()
+        return ProcessState(pid, None if here else host, _state(pid) if here else "")
 
     def blamed(self, what: str, place: str | None, cause: str | None) -> errors.ResourceError:
         """The error for a collective that failed, naming the ranks whose processes are gone (which may take a moment)."""
@@ -248,6 +245,26 @@ def _with_one_thread(store: Any, rank: int, size: int, timeout: Any) -> Any:
     options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._devices, options._threads, options._timeout = [dist.ProcessGroupGloo.create_default_device()], 1, timeout
     return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """What is known of a process: its number, its machine if that is another, and the letter that the system has for its state."""
+
+    pid: int
+    host: str | None
+    letter: str
+
+    @property
+    def is_still(self) -> bool:
+        """Whether it is here, and does not run."""
+        return self.host is None and self.letter in _STATES
+
+    def __str__(self) -> str:
+        """In words."""
+        if self.host is not None:
+            return f"its process {self.pid} is on {self.host}"
+        return f"its process {self.pid} {_STATES.get(self.letter, 'runs, and does not answer')}"
 
 
 #: What states of processes that do not run are, in words.

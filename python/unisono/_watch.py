@@ -97,6 +97,7 @@ class Watch:
         self._step: CapturedStep | None = None
         self._number = 0
         self._raised, self._stop = False, threading.Event()
+        self._asked, self._found = threading.Event(), threading.Event()
         self._verdict: dict[str, Any] | None = None
         self._pause = min(max(seconds / _LOOKS, _LEAST), _MOST)
         self._since, self._before = time.monotonic(), (0, True, None)
@@ -147,31 +148,41 @@ class Watch:
         return self._backends[step]
 
     def verdict_on(self, cause: str | None) -> ResourceError | None:
-        """The verdict on a run in which a collective failed for a cause, such as that it has waited too long."""
-        found = self.verdict(_GRACE if "Timed out" in (cause or "") else 0.0)
-        self._raised = found is not None
-        return found
+        """The verdict on a run in which a collective failed for a cause, such as that it has waited too long.
 
-    def verdict(self, wait: float) -> ResourceError | None:
-        """The verdict on this run, if there is one, or comes within so many seconds."""
-        end = time.monotonic() + wait
-        while self.on:
-            with contextlib.suppress(dist.DistError, RuntimeError):  # the store has ended
-                if self._verdict is None and self._store.check(["verdict"]):
-                    self._verdict = unpack(self._store.get("verdict"))
-            if self._verdict is not None:
-                return ResourceError(**self._verdict, code=_CODE)
-            if time.monotonic() > end:
-                break
-            time.sleep(_LEAST)
-        return None
+        The store is not asked here: it may be what does not answer.
+        """
+        late = "Timed out" in (cause or "")
+        if self.on and (late or self._asked.is_set()):
+            self._found.wait(_GRACE)
+        if self._verdict is not None:
+            self._raised = True
+            return ResourceError(**self._verdict, code=_CODE)
+        return self._silence() if late and self.on else None
+
+    def _silence(self) -> ResourceError | None:
+        """The error where nobody made a verdict, from what is known of processes on this machine; ``None`` where all of them run."""
+        states = {rank: self._ranks.state_of(rank) for rank in range(self._ranks.count) if rank != self._ranks.rank}
+        still = [rank for rank, state in states.items() if state.is_still]
+        if not still:
+            return None
+        lines = [f"rank {rank} says nothing: {states[rank]}" for rank in still]
+        self._raised = True
+        return ResourceError(
+            f"{_names(still)} not arrived within {self.seconds:g} s",
+            code=_CODE,
+            cause="\n    ".join(["of where the ranks stand:", *lines]),
+            hint=_hint([None]),
+        )
 
     def look(self) -> None:
         """Looks at where this rank is; asks all when it has waited too long, and answers when it is asked."""
         seconds = self._standing()
         if self._store.check(["asked"]):
-            self._store.set(f"stand/{self._ranks.rank}", pack(asdict(self._stand())))
-            self._await_verdict()
+            self._asked.set()
+            stand = self._stand()
+            self._store.set(f"stand/{self._ranks.rank}", pack(asdict(stand)))
+            self._await_verdict(stand.waits)
         elif seconds > self.seconds and self._stand().waits:
             self._store.set("asked", "")
 
@@ -190,17 +201,19 @@ class Watch:
         known = _instruction(step, at) if step is not None and at is not None else (None, None, None, None)
         return Stand(self._number, step is not None, at, *known, _line_of_main_thread(), seconds)
 
-    def _await_verdict(self) -> None:
-        """Makes the verdict, which one rank does from the answers, or waits for it; ends this process if nothing else does."""
-        if self._store.add("judges", 1) == 1:
+    def _await_verdict(self, waits: bool) -> None:
+        """Makes the verdict, which one rank that waits does from the answers, or awaits it; ends this process if nothing else does."""
+        if waits and self._store.add("judges", 1) == 1:
             self._stop.wait(3 * self._pause)
             self._store.set("verdict", pack(self._judged()))
-        found = self.verdict(10 * self._pause + 1)
+        self._store.wait(["verdict"], datetime.timedelta(seconds=10 * self._pause + _GRACE))
+        verdict = self._verdict = unpack(self._store.get("verdict"))
+        self._found.set()
         if self._stop.wait(_GRACE_LOOKS * self._pause + _GRACE) or self._raised:
             self._stop.set()
             return
         # The main thread has not come out of where it is: nothing but the end of the process gets it out.
-        print(found or "the run ends: a rank stands still", file=sys.stderr, flush=True)
+        print(ResourceError(**verdict, code=_CODE), file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(1)
 
@@ -240,26 +253,26 @@ def _instruction(step: CapturedStep, at: int) -> tuple[str, str | None, str | No
     return name, place, part if micro_batch is None else f"{part} of micro-batch {micro_batch + 1}", collective
 
 
-def judged(said: Sequence[Stand | None], states: Sequence[str | None]) -> dict[str, Any]:
+def judged(said: Sequence[Stand | None], states: Sequence[object]) -> dict[str, Any]:
     """The parts of the error for ranks that stand where they say; ``states`` is what is known of the processes of others.
 
     Returns:
         ``message``, ``place``, ``cause`` and ``hint``.
     """
     behind = _behind(said)
-    waiting = [stand for stand in said if stand is not None and stand.waits and stand.waits_for]
-    waited = max(waiting, key=lambda stand: stand.seconds, default=None)
-    names = _names(behind)
-    what = waited.waits_for if waited is not None else "the others"
-    place = waited.place if waited is not None else None
-    seconds = max((stand.seconds for stand in said if stand is not None), default=0.0)
+    waiting = [rank for rank, stand in enumerate(said) if stand is not None and stand.waits_for and rank not in behind]
+    waiting = waiting or [rank for rank, stand in enumerate(said) if stand is not None and stand.waits]
+    first = max(waiting, key=lambda rank: getattr(said[rank], "seconds", 0.0))
+    waited = said[first]
+    assert waited is not None
     lines = [f"rank {rank} {_told(stand, states[rank])}" for rank, stand in enumerate(said)]
-    stopped = [said[rank] for rank in behind]
+    wait = f"rank {first} has waited {waited.seconds:.1f} s for {waited.waits_for or 'others'}"
+    all_there = len(behind) == len(said)
     return {
-        "message": f"{names} not come to {what}, for which others have waited {seconds:.1f} s",
-        "place": place,
+        "message": f"all ranks wait: {wait}" if all_there else f"{_names(behind)} not arrived, while {wait}",
+        "place": waited.place,
         "cause": "\n    ".join(["of where the ranks stand:", *lines]),
-        "hint": _hint(stopped),
+        "hint": _hint([said[rank] for rank in behind]),
     }
 
 
@@ -276,13 +289,15 @@ def _names(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
 
 
-def _told(stand: Stand | None, state: str | None) -> str:
+def _told(stand: Stand | None, state: object) -> str:
     if stand is not None:
         return str(stand)
     return f"says nothing: {state}" if state else "says nothing"
 
 
 def _hint(behind: Sequence[Stand | None]) -> str:
+    if all(stand is not None and stand.waits for stand in behind):
+        return "look at the network between the ranks, and whether a firewall or another program disturbs it"
     if all(stand is None for stand in behind):
         return (
             "look at the end of that rank's log, and at its machine; continue a process that was stopped (`kill -CONT`)"

@@ -38,22 +38,31 @@ def found_rule(args: Sequence[Any], made: Sequence[torch.Tensor], run: Run, diff
     if len(guesses) > _MOST_GUESSES:
         return None
     words = [["_"] * one.dim() for one in (*operands, *made)]
-    names = itertools.chain("abcdefghijklmnopqrstuvwxyz", map("d{}".format, itertools.count()))
-    for guess in guesses:
+    for number, guess in enumerate(guesses):
         if _is_taken(words, guess):
             continue
         results = _results(guess, args, made, run, differ)
         if results is not None and not _is_taken(words[len(operands) :], results):
-            _write(words, (*guess, *results), next(names))
+            _write(words, (*guess, *results), str(number))
     if all(word == "_" for one in words for word in one):
         return None
-    texts = [" ".join(one) for one in words]
+    texts = _renamed(words)
     return f"{', '.join(texts[: len(operands)])} -> {', '.join(texts[len(operands) :])}"
 
 
 def _is_taken(words: list[list[str]], dims: Guess) -> bool:
     """Whether one of the dimensions has a name already."""
     return any(dim is not None and word[dim] != "_" for word, dim in zip(words, dims, strict=False))
+
+
+def _renamed(words: list[list[str]]) -> list[str]:
+    """The dimensions of each tensor with letters as names, in the order in which they are read."""
+    letters = itertools.chain("abcdefghijklmnopqrstuvwxyz", map("d{}".format, itertools.count()))
+    known = {"_": "_"}
+    return [
+        " ".join(known[word] if word in known else known.setdefault(word, next(letters)) for word in one)
+        for one in words
+    ]
 
 
 def _write(words: list[list[str]], dims: Guess, name: str) -> None:
