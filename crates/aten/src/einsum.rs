@@ -94,3 +94,45 @@ fn factor(
     let number = *names.entry(name).or_insert_with(|| space.add(size, FactorKind::Parallel));
     (space.factors[number].size == size).then_some(number)
 }
+
+#[cfg(test)]
+mod tests {
+    use ir::{Graph, NodeId, Placement, Reduce};
+
+    use crate::{Call, Seed, Slot, row_of};
+
+    /// Where operands and results are when dimension `dim` of the first operand is sharded over 2 ranks by a registered rule.
+    fn placements(rule: &str, dim: usize) -> Option<(Vec<Placement>, Vec<Placement>)> {
+        let text = format!(
+            r#"unisono graph 2
+
+op mylib::op(Tensor x, float scale, Tensor? w) -> (Tensor, Tensor) rule "{rule}"
+input v0: f32[4, 8, 6] = batch "batch.0"
+input v1: f32[6, 2] = parameter "params.w"
+(v2: f32[4, 8, 2], v3: f32[8]) = mylib::op(v0, 0.5, v1)
+return v2, v3
+"#
+        );
+        let graph = Graph::from_text("test", &text).expect("it is well formed");
+        let call = Call::new(&graph, NodeId(0));
+        let row = row_of(call.op()).expect("it has a rule");
+        let seed = Seed { slot: Slot::Operand(0), dim, blocks: 1, chunk: 0 };
+        let found = crate::seeded(row, &call, seed, 2)?;
+        Some((found.operands.to_vec(), found.results.to_vec()))
+    }
+
+    #[test]
+    fn a_registered_rule_shards_what_has_the_name_and_sums_what_lacks_it() {
+        let (shard, whole) = (Placement::shard, Placement::Replicate);
+        let rule = "b s _, _ d -> b s d, s";
+        let sum = Placement::Partial(Reduce::Sum);
+        assert_eq!(placements(rule, 0), Some((vec![shard(0), whole], vec![shard(0), sum])));
+        assert_eq!(placements(rule, 1), Some((vec![shard(1), whole], vec![shard(1), shard(0)])));
+        assert_eq!(placements(rule, 2), None);
+    }
+
+    #[test]
+    fn a_rule_for_other_dimensions_shards_nothing() {
+        assert_eq!(placements("b s -> b s, s", 0), None);
+    }
+}

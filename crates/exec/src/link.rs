@@ -237,3 +237,13 @@ fn unlinkable(program: &Program, instruction: &Instruction, failure: &Failure) -
         None => diagnostic,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn how_kernels_run_is_tried_on_one() {
+        let (tier, refused) = super::kernel_tier().expect("the kernel is valid");
+        assert!(["interpreter", "AVX2", "AVX-512"].contains(&tier));
+        assert!(!refused || tier == "interpreter");
+    }
+}
