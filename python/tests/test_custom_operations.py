@@ -227,3 +227,50 @@ def test_the_dimensions_that_may_be_sharded_are_found(function, shapes, rule):
 
     found = found_rule(tensors, run(tensors), run, lambda a, b: a.shape != b.shape or not torch.allclose(a, b))
     assert found == rule
+
+
+@torch.library.custom_op("unisono_test::scaled", mutates_args=())
+def scaled(x_BD: torch.Tensor, scale_D: torch.Tensor | None, bias_D: torch.Tensor) -> torch.Tensor:
+    """A product, where there is something to multiply by, and a sum."""
+    return (x_BD if scale_D is None else x_BD * scale_D) + bias_D
+
+
+scaled.register_fake(lambda x_BD, scale_D, bias_D: torch.empty_like(x_BD))
+
+
+@pytest.mark.parametrize("scale", [None, torch.ones(8)])
+def test_an_operand_may_be_absent(scale):
+    tensors = torch.randn(4, 8), torch.randn(8)
+    unisono.register_rule(scaled, "b d, d, d -> b d")
+    assert 'rule "b d, d, d -> b d"' in unisono.capture(lambda x, b: scaled(x, scale, b), example=tensors).text()
+    unisono.register_rule(scaled, "b d, d, _ -> b d")
+    with pytest.raises(ConfigurationError) as caught:
+        unisono.capture(lambda x, b: scaled(x, scale, b), example=tensors)
+    assert "with `d` sharded over 2 ranks" in (caught.value.cause or "")
+
+
+def test_a_name_for_dimensions_of_several_sizes_is_refused():
+    unisono.register_rule(scaled, "b d, d, b -> b d")
+    with pytest.raises(ConfigurationError) as caught:
+        unisono.capture(lambda x, b: scaled(x, None, b), example=(torch.randn(4, 8), torch.randn(8)))
+    assert caught.value.cause == "`b` stands for dimensions of sizes 4 and 8"
+
+
+@torch.library.custom_op("unisono_test::joined", mutates_args=())
+def joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """One behind the other."""
+    return torch.cat(parts)
+
+
+joined.register_fake(lambda parts: torch.cat([torch.empty_like(one) for one in parts]))
+
+
+def test_a_list_of_tensors_runs_replicated_and_takes_no_rule():
+    tensors = torch.randn(4, 8), torch.randn(2, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "rule" not in unisono.capture(lambda *parts: joined(list(parts)), example=tensors).text()
+    unisono.register_rule(joined, "_ d -> _ d")
+    with pytest.raises(ConfigurationError) as caught:
+        unisono.capture(lambda *parts: joined(list(parts)), example=tensors)
+    assert "a list of tensors" in (caught.value.cause or "")

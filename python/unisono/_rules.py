@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -46,6 +47,11 @@ class Rule:
         """The rule as crate ``aten`` reads it."""
         sides = (", ".join(" ".join(map(_starred, words)) for words in side) for side in (self.operands, self.results))
         return " -> ".join(sides)
+
+    def given(self, present: Sequence[bool]) -> Rule:
+        """The rule without operands that are absent."""
+        operands = (one for one, there in zip(self.operands, present, strict=True) if there)
+        return dataclasses.replace(self, operands=tuple(operands))
 
     def names(self, tensor: int, rank: int) -> list[str] | None:
         """The name of each dimension of an operand, or of the results behind them; ``None`` where the tensor has no such rank."""

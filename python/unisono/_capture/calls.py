@@ -44,10 +44,16 @@ class CustomCall:
         """Equal for calls of which one need not be examined if the other was."""
         return self.name, str(self.device), repr([_told(one) for one in self.args])
 
-    def takes_lists(self) -> bool:
-        """Whether tensors of it stand in lists."""
-        lists = (one for one in self.args if isinstance(one, list | tuple))
-        return any(isinstance(one, TensorType) for items in lists for one in items)
+    def has_lists(self) -> bool:
+        """Whether tensors stand in lists among what it takes or returns."""
+        schema = self.target._schema
+        kinds = [str(one.real_type) for one in (*schema.arguments, *schema.returns)]
+        return any("Tensor" in kind and "List" in kind for kind in kinds)
+
+    def present(self, args: Sequence[Any]) -> list[bool]:
+        """For each argument that may be a tensor, whether it is one."""
+        pairs = zip(args, parameters(self.target), strict=True)
+        return [isinstance(one, torch.Tensor | TensorType) for one, (*_, kind) in pairs if "Tensor" in kind]
 
     def run(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors that the operation returns for such arguments."""

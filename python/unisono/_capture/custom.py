@@ -76,7 +76,8 @@ def _may_be_probed(call: CustomCall) -> bool:
     """Whether what an operation does can be seen from what it computes of random numbers: whole numbers may mean anything."""
     floating = all(one.dtype.is_floating_point or one.dtype.is_complex for one in call.tensors())
     random = torch.Tag.nondeterministic_seeded in call.target.tags
-    return bool(call.tensors()) and floating and not random and not call.elsewhere and not call.takes_lists()
+    plain = bool(call.tensors()) and all(call.present(call.args)) and not call.has_lists()
+    return plain and floating and not random and not call.elsewhere
 
 
 def _probed(call: CustomCall) -> str | None:

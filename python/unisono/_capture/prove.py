@@ -31,28 +31,41 @@ def prove(rule: Rule, call: CustomCall) -> None:
         ConfigurationError: the rule does not fit the call, or is wrong.
     """
     with undisturbed(call):
-        if call.takes_lists():
-            raise _refused(rule, call, "it takes a list of tensors, and rules are for tensors", None)
-        _require_fit(rule, call, call.tensors(), "operand", rule.operands)
+        if call.has_lists():
+            raise _refused(rule, call, "it takes or returns a list of tensors, and rules are for tensors", None)
+        own = _fitting(rule, call, call.args, call.tensors())
         try:
-            args, made = _tried(rule, call)
+            args, made = _tried(own, call)
         except Untried as reason:
             if not call.elsewhere:
                 raise _refused(rule, call, str(reason), _ON_OPERANDS) from None
             message = f"the rule for `{call.name}` was not examined, because here {reason}"
             warn_user(f"{message}; it is where the step runs", RuleNotice)
             return
-        _require_fit(rule, call, made, "result", rule.results)
+        own = _fitting(rule, call, args, [one for one in args if isinstance(one, torch.Tensor)])
+        _require_shapes(own, call, made, "result", own.results)
+        _require_sizes(own, call, [*(one for one in args if isinstance(one, torch.Tensor)), *made])
         again = call.run(args)
         for one, other in zip(made, again, strict=True):
             if difference(one, other, exact=True):
                 raise _refused(rule, call, "it gives other results when it is called again", _ON_RANDOM)
         for ranks in _RANKS:
             for question in questions(call.target, rule.einsum(), args, made, ranks):
-                _ask(rule, call, args, made, question)
+                _ask(own, call, args, made, question)
 
 
-def _require_fit(rule: Rule, call: CustomCall, tensors: Sequence[Any], what: str, sides: Sequence[Any]) -> None:
+def _fitting(rule: Rule, call: CustomCall, args: Sequence[Any], tensors: Sequence[Any]) -> Rule:
+    """The rule without operands that are absent among ``args``; refuses one that does not fit the tensors that are there."""
+    present = call.present(args)
+    if len(present) != len(rule.operands):
+        cause = f"it has {len(present)} tensors as operands, and the rule is for {len(rule.operands)}"
+        raise _refused(rule, call, cause, None)
+    own = rule.given(present)
+    _require_shapes(own, call, tensors, "operand", own.operands)
+    return own
+
+
+def _require_shapes(rule: Rule, call: CustomCall, tensors: Sequence[Any], what: str, sides: Sequence[Any]) -> None:
     """Refuses a rule for another number of tensors, or for tensors with other dimensions."""
     if len(tensors) != len(sides):
         cause = f"it has {len(tensors)} tensors as {what}s, and the rule is for {len(sides)}"
@@ -62,6 +75,16 @@ def _require_fit(rule: Rule, call: CustomCall, tensors: Sequence[Any], what: str
         if rule.names(first + number, len(tensor.shape)) is None:
             cause = f"{what} {number} has {len(tensor.shape)} dimensions, and the rule says `{' '.join(sides[number])}`"
             raise _refused(rule, call, cause, None)
+
+
+def _require_sizes(rule: Rule, call: CustomCall, tensors: Sequence[torch.Tensor]) -> None:
+    """Refuses a name that stands for dimensions of several sizes; one of size 1 may be repeated along the others."""
+    sizes: dict[str, int] = {}
+    for number, tensor in enumerate(tensors):
+        for name, size in zip(rule.names(number, tensor.dim()) or [], tensor.shape, strict=True):
+            if name != "_" and size != 1 and sizes.setdefault(name, size) != size:
+                cause = f"`{name}` stands for dimensions of sizes {sizes[name]} and {size}"
+                raise _refused(rule, call, cause, "give dimensions that differ names of their own")
 
 
 def _tried(rule: Rule, call: CustomCall) -> tuple[list[Any], list[torch.Tensor]]:
