@@ -110,6 +110,7 @@ codes! {
     BAD_MESH = 205, Configuration, "a mesh that does not fit the ranks";
     BAD_CHECKPOINT = 206, Configuration, "a checkpoint that is damaged, or of another model, optimizer or step";
     BAD_RULE = 207, Configuration, "a rule for an operation that cannot be read, or is wrong";
+    BAD_SCHEDULE = 208, Configuration, "a pipeline schedule that cannot be run";
 
     // 03xx: the executor and PyTorch
     TORCH_NOT_LOADED = 300, Hardware, "PyTorch's library is not loaded";
