@@ -18,6 +18,19 @@ import torch
 import unisono
 from unisono.errors import ConfigurationError
 
+#: Schedules with how many chunks a stage has under them.
+SCHEDULES = [
+    ("gpipe", 1),
+    ("gpipe", 2),
+    ("1f1b", 1),
+    ("interleaved", 2),
+    ("interleaved", 3),
+    ("zb-h1", 1),
+    ("zb-h2", 1),
+    ("zb-v", 2),
+    ("dualpipe-v", 2),
+]
+
 #: How many ways to cut each step are tried.
 CUTS = 12
 
@@ -39,8 +52,9 @@ def test_a_step_can_be_cut_at_any_operation(name, count):
     expected = [torch.utils._pytree.tree_leaves(one.step(*batch))[0] for batch in batches]
     length, chance = stages.forward_length(graph), random.Random(count)
     for number in range(CUTS):
-        cuts = sorted(chance.sample(range(1, length), count - 1))
-        settings = {"cuts": cuts, "schedule": chance.choice(["gpipe", "1f1b", "zb-h1"])}
+        schedule, chunks = chance.choice(SCHEDULES)
+        cuts = sorted(chance.sample(range(1, length), count * chunks - 1))
+        settings = {"cuts": cuts, "schedule": schedule, "chunks": chunks}
         plan = stages.plan(graph, count, (1, 2, 4)[number % 3], **settings)
         torch.manual_seed(7)
         returned, parameters = stages.train(graph, plan, leaves)
@@ -56,6 +70,10 @@ def test_a_step_can_be_cut_at_any_operation(name, count):
         ("gpt_adamw,llama,tied,norms,mlp", {"stages": 2}, {"micro_batches": 4}),
         ("tied,norms", {"stages": 2, "data": 2}, {"micro_batches": 2, "schedule": "gpipe"}),
         ("tied", {"data": 1, "stages": 4}, {"cuts": ["layers.1", "layers.2", "layers.3"]}),
+        ("tied", {"stages": 4}, {"schedule": "interleaved", "micro_batches": 8}),
+        ("gpt_adamw", {"stages": 4}, {"schedule": "zb-h2", "micro_batches": 4}),
+        ("tied,llama", {"stages": 4}, {"schedule": "zb-v", "micro_batches": 4}),
+        ("tied", {"stages": 2, "data": 2}, {"schedule": "dualpipe-v", "micro_batches": 4}),
     ],
 )
 def test_stages_on_ranks_give_what_one_device_gives(names, mesh, settings, tmp_path):

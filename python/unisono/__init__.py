@@ -128,6 +128,7 @@ def parallelize(
     micro_batches: int | None = None,
     recompute: str | None = None,
     schedule: str | None = None,
+    chunks: int | None = None,
     cuts: Sequence[int | str] | None = None,
     memory_limit: float | str | None = None,
     pins: Mapping[str, Mapping[str, str]] | None = None,
@@ -168,10 +169,13 @@ def parallelize(
             checkpoints, and what the memory limit asks for besides, where that is faster than other ways to keep it. ``"none"`` computes
             nothing again, whatever the code says; ``"full"`` everything but random numbers, collectives, and what goes from one segment
             of forward into the next. The values are the same.
-        schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"``, ``"1f1b"`` or ``"zb-h1"``; by default the one that
-            is expected to take least time within the memory limit.
-        cuts: where pipeline stages begin, one for each stage but the first: the name of a module, such as ``"layers.4"``, whose first
-            operation the stage begins with, or the number of an operation of forward. By default where the slowest stage takes least.
+        schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zb-h1"``,
+            ``"zb-h2"``, ``"zb-v"`` or ``"dualpipe-v"``, or the path of a CSV file of actions, as ``torch.distributed.pipelining`` writes
+            it, with a line for each stage, or ``"searched"`` for one that is made for what the parts of this step cost. By default the
+            one that is expected to take least time within the memory limit, a searched one included.
+        chunks: how many chunks of the program each stage has. By default one, or two where the schedule has several; a file says so itself.
+        cuts: where the chunks begin, one for each but the first: the name of a module, such as ``"layers.4"``, whose first operation the
+            chunk begins with, or the number of an operation of forward. By default where the slowest chunk takes least.
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.
         pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
@@ -214,6 +218,7 @@ def parallelize(
         "micro_batches": micro_batches,
         "recompute": recompute,
         "schedule": schedule,
+        "chunks": chunks,
         "cuts": cuts,
         "memory_limit": memory_limit,
         "pins": pins,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +92,57 @@ def require_timeout(timeout: float) -> None:
         raise ConfigurationError(f"`timeout` is {timeout!r}", code="U0012", hint=hint)
 
 
-def require_pipeline(schedule: str | None, cuts: Sequence[int | str] | None) -> None:
-    """Refuses what is no schedule of pipeline stages, or does not say where they begin."""
-    if schedule not in (None, "gpipe", "1f1b", "zb-h1"):
-        hint = '"gpipe", "1f1b" or "zb-h1", or leave it out for the one that takes less time'
-        raise ConfigurationError(f"`schedule` is {schedule!r}", code="U0012", hint=hint)
-    is_list = isinstance(cuts, Sequence) and not isinstance(cuts, str)
-    if cuts is not None and not (
-        is_list and all(isinstance(cut, str) or (isinstance(cut, int) and cut > 0) for cut in cuts)
-    ):
-        hint = 'one name of a module or number of an operation for each stage but the first, such as ["layers.4"]'
-        raise ConfigurationError(f"`cuts` is {cuts!r}", code="U0012", hint=hint)
+#: Schedules of pipeline stages by name; ``searched`` is none of them, but made for the step.
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v", "searched")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What a user says of pipeline stages."""
+
+    schedule: str | None = None
+    chunks: int | None = None
+    cuts: Sequence[int | str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses what is no schedule or no number of chunks, or does not say where they begin."""
+        if self.schedule not in (None, *SCHEDULES) and not self._file:
+            names = ", ".join(f'"{name}"' for name in SCHEDULES)
+            hint = f'{names}, a file "*.csv" of actions, or leave it out for the one that takes less time'
+            raise ConfigurationError(f"`schedule` is {self.schedule!r}", code="U0012", hint=hint)
+        if self.chunks is not None and (not isinstance(self.chunks, int) or self.chunks < 1):
+            hint = "a number of parts of the program for each stage, or leave it out"
+            raise ConfigurationError(f"`chunks` is {self.chunks!r}", code="U0012", hint=hint)
+        is_list = isinstance(self.cuts, Sequence) and not isinstance(self.cuts, str)
+        if self.cuts is not None and not (
+            is_list and all(isinstance(cut, str) or (isinstance(cut, int) and cut > 0) for cut in self.cuts)
+        ):
+            hint = 'one name of a module or number of an operation for each chunk but the first, such as ["layers.4"]'
+            raise ConfigurationError(f"`cuts` is {self.cuts!r}", code="U0012", hint=hint)
+
+    @property
+    def _file(self) -> str | None:
+        is_file = isinstance(self.schedule, str | Path) and str(self.schedule).endswith(".csv")
+        return str(self.schedule) if is_file else None
+
+    def said(self) -> bool:
+        """Whether the user says anything."""
+        return (self.schedule, self.chunks, self.cuts) != (None, None, None)
+
+    def settings(self) -> dict[str, Any]:
+        """The planner's settings, a file of actions with what is in it.
+
+        Raises:
+            ConfigurationError: the file cannot be read.
+        """
+        schedule: Any = self.schedule
+        if self._file:
+            try:
+                schedule = {"file": self._file, "text": Path(self._file).read_text()}
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigurationError(f"cannot read the schedule `{self._file}`: {error}", code="U0010") from None
+        cuts = None if self.cuts is None else list(self.cuts)
+        return {"schedule": schedule, "chunks": self.chunks, "cuts": cuts}
 
 
 def require_settings(

@@ -29,7 +29,8 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "timeout": ((int, float), "a number of seconds"),
     "micro_batches": ((int,), "a whole number"),
     "recompute": ((str,), "'none' or 'full'"),
-    "schedule": ((str,), "'gpipe', '1f1b' or 'zb-h1'"),
+    "schedule": ((str,), "the name of a schedule such as '1f1b', or the path of a CSV file of actions"),
+    "chunks": ((int,), "a whole number"),
     "cuts": ((list,), "a list of names of modules or numbers of operations"),
     "cluster": ((str,), "the path of a description, or a preset such as 'h100:8x8'"),
 }
@@ -62,6 +63,8 @@ def with_file(settings: Mapping[str, Any], file: str | Path, defaults: Mapping[s
     files = [name for name in _FILES if name in read]
     if "cluster" in files and names_preset(read["cluster"], path.parent):
         files.remove("cluster")
+    if str(read.get("schedule", "")).endswith(".csv"):
+        files.append("schedule")
     read |= {name: str(path.parent / read[name]) for name in files}
     return {name: read[name] if name in read and value is defaults[name] else value for name, value in settings.items()}
 

@@ -11,7 +11,7 @@ import msgpack
 
 from unisono import _native
 from unisono._amounts import bytes_of
-from unisono._arguments import cluster_text, plain_pins, planned_mesh, require_pipeline, require_recompute
+from unisono._arguments import Pipeline, cluster_text, plain_pins, planned_mesh, require_recompute
 from unisono._message import pack
 from unisono.errors import ConfigurationError
 from unisono.plans import Plan
@@ -61,6 +61,7 @@ class StepGraph:
         micro_batches: int | None = None,
         recompute: str | None = None,
         schedule: str | None = None,
+        chunks: int | None = None,
         cuts: Sequence[int | str] | None = None,
         memory_limit: float | str | None = None,
         pins: Mapping[str, Mapping[str, str]] | None = None,
@@ -76,7 +77,8 @@ class StepGraph:
                 memory limit.
             recompute: what of forward is computed again in backward: ``"none"``, ``"full"``, or by default what the memory limit asks for.
             schedule: in which order pipeline stages run their micro-batches, as in :func:`unisono.parallelize`.
-            cuts: where pipeline stages begin, as there.
+            chunks: how many chunks of the program each stage has, as there.
+            cuts: where the chunks begin, as there.
             memory_limit: the most bytes of a rank, as a number or an amount such as ``"4GiB"``; that of a preset's device by default.
             pins: placements by name pattern and axis, as in :func:`unisono.parallelize`.
 
@@ -88,15 +90,14 @@ class StepGraph:
             ResourceError: no plan keeps the limit.
         """
         require_recompute(recompute)
-        require_pipeline(schedule, cuts)
+        pipeline = Pipeline(schedule, chunks, cuts)
         description = cluster_text(cluster)
         limit = bytes_of(memory_limit)
         settings = {
             **planned_mesh(mesh, _native.cluster_ranks(description)),
             "micro_batches": micro_batches,
             "recompute": recompute,
-            "schedule": schedule,
-            "cuts": None if cuts is None else list(cuts),
+            **pipeline.settings(),
             "memory_limit": limit,
             "pins": plain_pins(pins),
         }

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from unisono import _devices, _measure, _state_dict
 from unisono._amounts import bytes_of
-from unisono._arguments import SEARCHED, mesh_of, plain_pins, require_pipeline, require_settings, require_timeout
+from unisono._arguments import SEARCHED, Pipeline, mesh_of, plain_pins, require_settings, require_timeout
 from unisono._call import Call, Caller
 from unisono._capture.optimizer import together
 from unisono._capture.places import warn_user
@@ -52,6 +52,7 @@ class ParallelStep:
         micro_batches: int | None,
         recompute: str | None,
         schedule: str | None,
+        chunks: int | None,
         cuts: Sequence[int | str] | None,
         memory_limit: float | str | None,
         pins: Mapping[str, Mapping[str, str]] | None,
@@ -69,7 +70,7 @@ class ParallelStep:
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
         require_settings(compare_every, on_change, captures, batch, micro_batches, recompute)
-        require_pipeline(schedule, cuts)
+        pipeline = Pipeline(schedule, chunks, cuts)
         require_timeout(timeout)
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
@@ -85,7 +86,7 @@ class ParallelStep:
         self._session.searches_mesh = mesh == SEARCHED
         self._session.deferred = Deferred.of(model, optimizers)
         self._session.recompute = recompute
-        self._session.schedule, self._session.cuts = schedule, None if cuts is None else list(cuts)
+        self._session.pipeline = pipeline
         self._session.live, self._session.batch = cycled(optimizers), batch
         self._session.fuse = fuse
         self._session.watch = Watch(self.ranks, timeout)

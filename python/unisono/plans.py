@@ -89,10 +89,18 @@ class Plan:
 
     @property
     def stages(self) -> dict[str, Any] | None:
-        """The pipeline: its ``schedule``, the positions in forward at which stages begin (``cuts``), the stages that hold each ``state`` of
+        """The pipeline: its ``schedule``, how many ``chunks`` each stage has (absent where one), the ``actions`` of each (absent where the
+        schedule has a name), the positions in forward at which chunks begin (``cuts``), the stages that hold each ``state`` of
         which not all do, and what each stage is ``predicted`` to take; ``None`` without stages.
         """
         return self._content.get("stages")
+
+    @property
+    def actions(self) -> list[str] | None:
+        """What each pipeline stage does, a text for each: the lines of a CSV file as ``torch.distributed.pipelining`` reads and writes it,
+        such as ``0F0,0F1,0B0,0B1``; ``None`` without stages.
+        """
+        return self.native.actions()
 
     @property
     def passes(self) -> dict[str, Any]:

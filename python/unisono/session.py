@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono import _agreement, _devices, _native, _profile
-from unisono._arguments import cluster_text, given_plan
+from unisono._arguments import Pipeline, cluster_text, given_plan
 from unisono._between import Between
 from unisono._call import Call
 from unisono._capture import Capture, averages, scaling, schedules
@@ -83,8 +83,7 @@ class Session:
         device_mesh: the mesh as PyTorch has it, made when it is first needed.
         searches_mesh: whether the first plan decides which axes the ranks make.
         recompute: what of forward is computed again in backward, if the user says so.
-        schedule: in which order pipeline stages run their micro-batches, if the user says so.
-        cuts: where pipeline stages begin, if the user says so.
+        pipeline: what the user says of pipeline stages.
         fuse: whether groups of operations run as kernels.
         synchronous: whether each instruction is waited for.
         deferred: the tensors that have no memory before there is a plan.
@@ -110,8 +109,7 @@ class Session:
     device_mesh: Any = None
     searches_mesh: bool = False
     recompute: str | None = None
-    schedule: str | None = None
-    cuts: list[int | str] | None = None
+    pipeline: Pipeline = field(default_factory=Pipeline)
     fuse: bool = False
     synchronous: bool = False
     deferred: Deferred | None = None
@@ -311,10 +309,10 @@ class CapturedStep:
         session = self._session
         settings = settings | {"micro_batches": count, "recompute": session.recompute}
         if self._mesh.get(STAGES, 1) > 1:
-            settings |= {"schedule": session.schedule, "cuts": session.cuts}
-        elif session.schedule or session.cuts:
+            settings |= session.pipeline.settings()
+        elif session.pipeline.said():
             raise ConfigurationError(
-                "a schedule or cuts of pipeline stages, and no stages",
+                "a schedule, chunks or cuts of pipeline stages, and no stages",
                 code="U0205",
                 hint='give the mesh an axis of them, as in mesh={"stages": 2, "data": 4}, or leave them out',
             )

@@ -2,14 +2,17 @@
 
 mod other;
 
-use std::{io::Write, path::PathBuf};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 use base::{Bytes, Code, Diagnostic, Nanos, Result};
 use clap::{Args, ValueEnum};
 use cluster::Cluster;
 use indexmap::IndexMap;
 use ir::STAGES;
-use plan::{Candidate, Cut, Effort, Pins, PlanSettings, Recomputation, Schedule, Sensitivity, WhyNot};
+use plan::{Candidate, Cut, Effort, Pins, PlanSettings, Recomputation, ScheduleWish, Sensitivity, WhyNot};
 use serde::Serialize;
 
 use crate::files;
@@ -65,10 +68,17 @@ pub struct Plan {
     /// Take the program apart into so many pipeline stages, each on its share of the ranks; the same as an axis `stages` of the mesh
     #[arg(long)]
     stages: Option<u32>,
-    /// In which order each stage runs its micro-batches: `gpipe`, `1f1b` or `zb-h1`; the one that takes least time unless given
+    /// In which order each stage runs its micro-batches: `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2`, `zb-v`, `dualpipe-v`, or a CSV
+    /// file of actions as torch's schedules write it; the one that takes least time unless given
     #[arg(long)]
-    schedule: Option<Schedule>,
-    /// Where stages begin, one for each but the first: names of modules, or numbers of operations of forward; where the slowest stage takes
+    schedule: Option<String>,
+    /// How many chunks of the program each stage has; what suits the schedule unless given
+    #[arg(long)]
+    chunks: Option<u32>,
+    /// Write what each stage does to this CSV file, a line for each, as torch's schedules read it
+    #[arg(long)]
+    actions: Option<PathBuf>,
+    /// Where chunks of stages begin, one for each but the first: names of modules, or numbers of operations of forward; where the slowest stage takes
     /// least unless given
     #[arg(long, value_delimiter = ',')]
     cuts: Option<Vec<Cut>>,
@@ -108,7 +118,8 @@ impl Plan {
             pins: self.pins()?,
             mesh: self.in_stages(self.mesh(ranks)?)?,
             ranks,
-            schedule: self.schedule,
+            schedule: self.schedule()?,
+            chunks: self.chunks,
             cuts: self.cuts.clone(),
             micro_batches: self.micro_batches,
             recompute: self.recompute.map(Recompute::setting),
@@ -120,6 +131,10 @@ impl Plan {
         let searched = before.zip(cpu_seconds()).map(|(before, after)| after - before);
         if let Some(path) = &self.output {
             files::write(path, &plan.text())?;
+        }
+        if let (Some(path), Some(stages)) = (&self.actions, &plan.stages) {
+            let lines = stages.schedule(plan.micro_batches)?.lines();
+            files::write(path, &(lines.join("\n") + "\n"))?;
         }
         let answer = |asked: &String| {
             let alternative = other::named(asked)?;
@@ -190,6 +205,21 @@ impl Plan {
 
     fn memory_limit(&self) -> Result<Option<u64>> {
         Ok(self.memory_limit.as_deref().map(Bytes::parse).transpose()?.map(|limit| limit.0))
+    }
+
+    /// The schedule: by name, or what is in a file.
+    fn schedule(&self) -> Result<Option<ScheduleWish>> {
+        let Some(name) = &self.schedule else { return Ok(None) };
+        match name.parse() {
+            Ok(wish) => Ok(Some(wish)),
+            Err(_) if Path::new(name).extension().is_some_and(|kind| kind == "csv") => {
+                let text = files::text(Path::new(name))?;
+                Ok(Some(ScheduleWish::File { file: name.clone(), text }))
+            }
+            Err(unknown) => {
+                Err(Diagnostic::new(Code::BAD_SCHEDULE, unknown).hint("give one of these, or a file `*.csv`"))
+            }
+        }
     }
 
     /// A mesh with the stages that are asked for, which share its ranks where it has one axis that was not named.

@@ -200,7 +200,7 @@ pub struct Node {
     /// The patch or reshard that made it; none for what was captured.
     #[serde(default)]
     pub label: Option<LabelId>,
-    /// The pipeline stage that it runs on; none where it runs on each that needs it, and where there are no stages.
+    /// The chunk of a pipeline that it is in; none where it runs on each stage that needs it, and where there are no stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<u32>,
 }

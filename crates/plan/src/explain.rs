@@ -67,14 +67,19 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
     if let Some(stages) = &plan.stages {
         let _ = writeln!(
             text,
-            "  pipeline  {} stages, {} micro-batches in the order {}; a stage is idle {:.0} % of the step on average",
+            "  pipeline  {} stages{}, {} micro-batches in the order {}; a stage is idle {:.0} % of the step on average",
             stages.count(),
+            if stages.most_chunks() > 1 {
+                format!(" of {} chunks", stages.most_chunks())
+            } else {
+                String::new()
+            },
             plan.micro_batches,
             stages.schedule,
             100.0 * stages.bubble(p.step_ns)
         );
         for (number, stage) in stages.predicted.iter().enumerate() {
-            let begins = number.checked_sub(1).map_or(0, |before| stages.cuts[before]);
+            let begins = stages.begins(number as u32);
             let _ = writeln!(
                 text,
                 "  stage {number:<3} from operation {begins} of forward on: {} of operations, {} of waiting, {} at the peak",

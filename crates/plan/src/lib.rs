@@ -5,7 +5,7 @@
 //! solution becomes, and keeps the best within the memory limit. Nothing here knows the name of a model, a module or a parameter; names serve
 //! only to match the user's pins and to print.
 
-pub use shard::stages::Schedule;
+pub use schedule::{Kind, Name};
 
 mod account;
 mod along;
@@ -26,6 +26,7 @@ mod micro_batches;
 mod moments;
 mod page;
 mod pins;
+mod pipelines;
 mod plan;
 mod prediction;
 mod prices;
@@ -38,12 +39,15 @@ mod segments;
 mod sensitivity;
 mod setting;
 mod simulate;
+mod stage_costs;
 mod stages;
 mod step;
 mod summary;
 mod tables;
+mod taken_apart;
 mod text;
 mod why_not;
+mod wish;
 
 pub use account::{Account, CauseTime, CollectiveTime, HeldByModule, ModuleTime};
 pub use effort::Effort;
@@ -66,3 +70,4 @@ pub use why_not::{
     Alternative, Difference, FirstDifference, PlacedOtherwise, Priced as PricedAlternative, Refused, WhyNot,
     why_not,
 };
+pub use wish::ScheduleWish;

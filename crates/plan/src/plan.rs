@@ -206,8 +206,14 @@ impl Plan {
             print.number(u64::from(self.micro_batches));
         }
         print.part(toml::to_string(&self.passes).expect("settings have no keys that TOML lacks").as_bytes());
-        if let Some(Stages { schedule, cuts, .. }) = &self.stages {
+        if let Some(Stages { schedule, chunks, actions, cuts, .. }) = &self.stages {
             print.part(schedule.to_string().as_bytes());
+            if *chunks != 1 {
+                print.number(u64::from(*chunks));
+            }
+            for row in actions {
+                print.part(row.as_bytes());
+            }
             for cut in cuts {
                 print.number(*cut as u64);
             }

@@ -6,17 +6,20 @@ use indexmap::IndexMap;
 use ir::{Graph, Mesh, RankGraph, STAGES};
 use passes::{Outcome, pipeline};
 use serde::{Deserialize, Serialize};
-use shard::{canonical, stages::Schedule};
+use shard::canonical;
 
 use crate::{
     divides::require_slices,
     effort::Effort,
     meshes::{Candidate, search_meshes},
     pins::Pins,
+    pipelines::search_stages,
     plan::{Plan, mesh_of},
     run::{Recomputation, Request},
     search::search,
-    stages::{Cut, Stages, Wanted, search_stages, taken_apart},
+    stages::{Cut, Stages},
+    taken_apart::taken_apart,
+    wish::{ScheduleWish, Wanted},
 };
 
 /// What is asked of the planner, as settings.
@@ -47,8 +50,11 @@ pub struct PlanSettings {
     pub recompute: Option<Recomputation>,
     /// In which order pipeline stages run their micro-batches; the best one where it is not said.
     #[serde(default)]
-    pub schedule: Option<Schedule>,
-    /// Where pipeline stages begin, one for each stage but the first; where the slowest takes least if it is not said.
+    pub schedule: Option<ScheduleWish>,
+    /// How many chunks of the program each pipeline stage has; what suits the schedule where it is not said.
+    #[serde(default)]
+    pub chunks: Option<u32>,
+    /// Where pipeline stages begin, one for each chunk but the first; where the slowest takes least if it is not said.
     #[serde(default)]
     pub cuts: Option<Vec<Cut>>,
 }
@@ -78,8 +84,8 @@ impl PlanSettings {
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
         }
         let stages = mesh.stages();
-        if stages == 1 && (self.schedule.is_some() || self.cuts.is_some()) {
-            let message = "a schedule or cuts of pipeline stages, and one stage";
+        if stages == 1 && (self.schedule.is_some() || self.chunks.is_some() || self.cuts.is_some()) {
+            let message = "a schedule, chunks or cuts of pipeline stages, and one stage";
             let hint = format!("give the mesh an axis `{STAGES}`, or leave them out");
             return Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
         }
@@ -194,8 +200,12 @@ impl Asked<'_> {
     /// The plan with pipeline stages: with the micro-batches that are asked for, or the best of once, twice and four times as many as stages,
     /// as far as the batch can be sliced so.
     fn in_stages(&self) -> Result<Plan> {
-        let PlanSettings { schedule, cuts, micro_batches, .. } = self.settings;
-        let wanted = Wanted { schedule: *schedule, cuts: cuts.as_deref() };
+        let PlanSettings { schedule, chunks, cuts, micro_batches, .. } = self.settings;
+        let wanted = Wanted { schedule: schedule.as_ref(), chunks: *chunks, cuts: cuts.as_deref() };
+        let micro_batches = match micro_batches {
+            Some(count) => Some(*count),
+            None => wanted.micro_batches()?,
+        };
         let of = |count: u32| {
             let mesh = self.settings.mesh_of(count);
             if let Some(axis) = mesh.time_axis() {
@@ -204,7 +214,7 @@ impl Asked<'_> {
             search_stages(&self.request(&mesh), wanted)
         };
         if let Some(count) = micro_batches {
-            return of(*count);
+            return of(count);
         }
         let stages = self.settings.mesh().stages();
         let nodes = self.cleaned.order.len();
@@ -264,7 +274,8 @@ fn stage_graph(
     rank: u32,
 ) -> Result<RankGraph> {
     let mesh = plan.mesh();
-    let (made, staged) = Stages::of(canonical, &stages.cuts, stages.schedule)?;
+    let schedule = stages.schedule(plan.micro_batches)?;
+    let (made, staged) = Stages::of(canonical, &stages.cuts, stages.schedule, &schedule)?;
     let whole = plan.partition(&staged.graph, graph.fingerprint(), rank)?;
     if mesh.stages() != stages.count() || made.state != stages.state {
         return Err(Diagnostic::new(Code::FOREIGN_PLAN, "the plan is for another training step")
@@ -272,7 +283,7 @@ fn stage_graph(
             .hint("plan again, or take the stages' `state` from a plan with these cuts"));
     }
     let number = mesh.stage_axis().map_or(0, |(number, _)| mesh.coordinate(rank, number));
-    let mut graphs = taken_apart(&whole, &staged.held, stages, &plan.passes)?;
+    let mut graphs = taken_apart(&whole, &staged.held, &schedule, &plan.passes)?;
     Ok(graphs.swap_remove(number as usize))
 }
 

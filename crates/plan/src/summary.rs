@@ -9,8 +9,8 @@ use cost::Machine;
 use indexmap::IndexMap;
 use ir::{Dtype, Graph, InputClass, Placement, RankGraph};
 use rustc_hash::FxHashMap;
+use schedule::Kind;
 use serde::Serialize;
-use shard::stages::Schedule;
 
 use crate::{
     account::{Account, account},
@@ -71,7 +71,9 @@ pub struct StageSummary {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PipelineSummary {
     /// In which order each stage runs its micro-batches.
-    pub schedule: Schedule,
+    pub schedule: Kind,
+    /// How many chunks of the program each stage has, where it is the same for all; else the most.
+    pub chunks: u32,
     /// The share of the step in which stages run no operation, on average.
     pub bubble: f64,
     /// The stages.
@@ -165,6 +167,7 @@ pub fn summary(
         micro_batches: plan.micro_batches,
         pipeline: plan.stages.as_ref().map(|stages| PipelineSummary {
             schedule: stages.schedule,
+            chunks: stages.most_chunks(),
             bubble: stages.bubble(p.step_ns),
             stages: stages
                 .predicted

@@ -287,6 +287,12 @@ impl Plan {
         py.detach(|| self.0.fingerprint().to_string())
     }
 
+    /// What each pipeline stage does, as torch writes it; `None` without stages.
+    fn actions(&self, py: Python<'_>) -> PyResult<Option<Vec<String>>> {
+        let lines = |stages: &plan::Stages| Ok(stages.schedule(self.0.micro_batches)?.lines());
+        run(py, || self.0.stages.as_ref().map(lines).transpose())
+    }
+
     /// What the plan says, as MessagePack.
     fn content<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         Ok(PyBytes::new(py, &run(py, || packed(&self.0))?))

@@ -8,12 +8,17 @@ use crate::{
 };
 
 impl Name {
-    /// The schedule of so many micro-batches, with so many [chunks](Self::chunks) on each stage.
-    pub fn schedule(self, stages: u32, chunks: u32, micro_batches: u32) -> Schedule {
-        let placement = match self {
+    /// Where the chunks are.
+    pub fn placement(self, stages: u32, chunks: u32) -> Placement {
+        match self {
             Self::ZeroBubbleV | Self::DualPipeV => Placement::in_v(stages),
             _ => Placement::in_turn(stages, chunks),
-        };
+        }
+    }
+
+    /// The schedule of so many micro-batches, with so many [chunks](Self::chunks) on each stage.
+    pub fn schedule(self, stages: u32, chunks: u32, micro_batches: u32) -> Schedule {
+        let placement = self.placement(stages, chunks);
         let row = |stage| match self {
             Self::GPipe => fill_and_drain(&placement, stage, micro_batches),
             Self::OneForwardOneBackward => one_by_one(stage, stages, micro_batches),

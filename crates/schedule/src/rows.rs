@@ -1,6 +1,6 @@
 //! A schedule: where chunks are, and what each stage does.
 
-use crate::action::Action;
+use crate::action::{Action, Pass};
 
 /// On which stage each chunk of a program is.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -47,4 +47,20 @@ pub struct Schedule {
     pub micro_batches: u32,
     /// The actions of each stage.
     pub rows: Vec<Vec<Action>>,
+}
+
+impl Schedule {
+    /// The same with backward as its two halves, one behind the other: no action ends later, and what the chunk before needs is there sooner.
+    #[must_use]
+    pub fn in_halves(&self) -> Self {
+        let halves = |action: &Action| {
+            let half = |work| Action { work, ..*action };
+            match action.work {
+                Pass::Backward => vec![half(Pass::Inputs), half(Pass::Weights)],
+                _ => vec![*action],
+            }
+        };
+        let rows = self.rows.iter().map(|row| row.iter().flat_map(halves).collect()).collect();
+        Self { placement: self.placement.clone(), micro_batches: self.micro_batches, rows }
+    }
 }

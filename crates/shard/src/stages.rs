@@ -1,21 +1,20 @@
 //! Pipeline stages: parts of the program on different ranks.
 //!
-//! [`staged`] says of each operation of a step on which stage it runs, from where the forward part is cut. Every change of a graph keeps
-//! what it says, so that [`stage_graphs`] takes the program of a rank apart behind the partition along all other axes and the micro-batches:
-//! each stage gets its operations, in the order of a [`Schedule`], and a transfer exactly where a value is used on another stage than the one
+//! [`staged`] says of each operation of a step in which chunk of it it is, from where the forward part is cut; each chunk is on a stage, which
+//! may have several. Every change of a graph keeps what it says, so that [`stage_graphs`] takes the program of a rank apart behind the partition along all other axes and the micro-batches:
+//! each stage gets its operations, in the order of a [`schedule::Schedule`], and a transfer exactly where a value is used on another stage than the one
 //! that makes it, be it a skip, a tied weight, a gradient or the norm of all of them.
 
 mod assign;
+mod cells;
 mod cut;
 mod messages;
 mod needs;
 mod order;
-mod schedule;
 mod transfer;
 
 pub use assign::{Staged, forward_end, staged};
 pub use cut::stage_graphs;
-pub use schedule::Schedule;
 
 /// Some of the stages, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

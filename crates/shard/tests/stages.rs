@@ -3,9 +3,10 @@
 
 use expect_test::expect;
 use ir::{Graph, Mesh, MeshAxis, transfer_stages, verify};
+use schedule::{Name, Placement, Schedule};
 use unisono_shard::{
     Assignment, partition_mesh,
-    stages::{Schedule, stage_graphs, staged},
+    stages::{stage_graphs, staged},
 };
 
 /// Two layers with the same weight, clipped by the norm of its gradient.
@@ -45,13 +46,18 @@ update "params.tied" = v18
 update "params.last" = v20
 "#;
 
-fn cut(cuts: &[usize], micro_batches: u32, schedule: Schedule) -> Vec<Graph> {
+fn cut(cuts: &[usize], name: Name) -> Vec<Graph> {
+    let chunks = name.chunks(None).unwrap();
+    cut_for(cuts, &name.schedule((cuts.len() as u32 + 1) / chunks, chunks, 1))
+}
+
+fn cut_for(cuts: &[usize], schedule: &Schedule) -> Vec<Graph> {
     let graph = Graph::from_text("step", STEP).unwrap();
-    let staged = staged(&graph, cuts).unwrap();
-    let stages = cuts.len() as u32 + 1;
+    let staged = staged(&graph, cuts, &schedule.placement).unwrap();
+    let (stages, micro_batches) = (schedule.placement.stages, schedule.micro_batches);
     let mesh = Mesh { axes: vec![MeshAxis::ranks("stages", stages), MeshAxis::micro_batches(micro_batches)] };
     let whole = partition_mesh(&staged.graph, &mesh, 0, |_, _| Ok(Assignment::default())).unwrap();
-    let graphs = stage_graphs(&whole, stages, &staged.held, schedule).unwrap();
+    let graphs = stage_graphs(&whole, &staged.held, schedule).unwrap();
     for graph in &graphs {
         verify(graph).unwrap();
     }
@@ -66,7 +72,7 @@ fn program(graph: &Graph) -> String {
 
 #[test]
 fn a_tied_weight_an_activation_and_norms_are_sent_where_they_are_used() {
-    let graphs = cut(&[2], 1, Schedule::OneForwardOneBackward);
+    let graphs = cut(&[2], Name::OneForwardOneBackward);
     expect![[r#"
         input v0: f32[4, 4] = parameter "params.tied"
         input v1: f32[0] = parameter "params.last"
@@ -153,7 +159,7 @@ fn a_tied_weight_an_activation_and_norms_are_sent_where_they_are_used() {
 fn what_is_sent_is_received_in_the_same_order_wherever_the_program_is_cut() {
     for first in 1..4 {
         for second in first + 1..4 {
-            let graphs = cut(&[first, second], 1, Schedule::GPipe);
+            let graphs = cut(&[first, second], Name::GPipe);
             for from in 0..3 {
                 for to in (0..3).filter(|to| *to != from) {
                     let on_route = |graph: &Graph| -> Vec<(u64, String)> {
@@ -180,7 +186,8 @@ fn what_is_sent_is_received_in_the_same_order_wherever_the_program_is_cut() {
 fn cuts_behind_the_forward_part_are_refused() {
     let graph = Graph::from_text("step", STEP).unwrap();
     for cuts in [&[0_usize][..], &[4], &[2, 2], &[3, 1]] {
-        let refused = staged(&graph, cuts).map(|_| ()).unwrap_err();
+        let placement = Placement::in_turn(cuts.len() as u32 + 1, 1);
+        let refused = staged(&graph, cuts, &placement).map(|_| ()).unwrap_err();
         assert!(refused.message.contains("the forward part has 4 operations"), "{}", refused.message);
     }
 }

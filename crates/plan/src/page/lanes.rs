@@ -42,9 +42,11 @@ fn stage(number: usize, names: &Names, rank: &Rank, graph: &RankGraph) -> Strip 
         match found.last_mut() {
             Some((last, before)) if *last == part && part.is_some() => before.end = one.end,
             _ => {
+                let chunk = graph.nodes[*node].stage;
+                let chunk = chunk.map_or_else(String::new, |chunk| format!(" in chunk {chunk}"));
                 let text = match part.map(|part| graph.parts[part]) {
                     Some(Part { kind, micro_batch: Some(batch) }) => {
-                        format!("{} of micro-batch {batch}", kind.text())
+                        format!("{} of micro-batch {batch}{chunk}", kind.text())
                     }
                     Some(Part { kind, micro_batch: None }) => kind.text().to_owned(),
                     None => format!("waits: {}", one.text),

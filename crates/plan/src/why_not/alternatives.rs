@@ -202,7 +202,7 @@ impl Alternative {
                 let mut settings = PlanSettings { mesh: mesh.clone(), ..same };
                 // Without stages there is nothing to cut.
                 if settings.mesh().stages() == 1 {
-                    (settings.schedule, settings.cuts) = (None, None);
+                    (settings.schedule, settings.chunks, settings.cuts) = (None, None, None);
                 }
                 Ok(vec![Tried { settings, meant: Meant::Any }])
             }

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use base::{Code, Diagnostic, Result, SecondaryMap};
 use ir::{Graph, InputId, ModuleId, NodeId, PartKind, PlaceId, ValueDef, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
+use schedule::Placement;
 
 use super::{
     StageSet,
     needs::{Needs, is_given, is_light, is_moved, is_random},
 };
 
-/// A graph whose nodes say on which stage they run.
+/// A graph whose nodes say in which chunk they are.
 pub struct Staged {
     /// The graph.
     pub graph: Graph,
@@ -25,16 +26,19 @@ pub fn forward_end(graph: &Graph) -> usize {
     later.unwrap_or(graph.order.len())
 }
 
-/// `graph` with the stages that its nodes run on, where each of `cuts`, ascending positions in the program, begins the next stage.
+/// `graph` with the chunks that its nodes are in, where each of `cuts`, ascending positions in the program, begins the next chunk.
 ///
 /// An operation of backward runs where the operation of forward runs whose gradient it computes, as far as its line and module say which that
 /// is, and everything else where it takes the least sending. What only depends on what every stage is given runs wherever it is needed.
 /// State that changes is held by the first stage that uses it, all other state by each that does.
-pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
+pub fn staged(graph: &Graph, cuts: &[usize], placement: &Placement) -> Result<Staged> {
     let end = forward_end(graph);
-    let stages = cuts.len() as u32 + 1;
-    if stages > StageSet::MOST {
-        let message = format!("a pipeline of {stages} stages");
+    let (stages, chunks) = (placement.stages, placement.chunks());
+    if cuts.len() as u32 + 1 != chunks {
+        return Err(Diagnostic::bug(format!("{} cuts for {chunks} chunks", cuts.len())));
+    }
+    if stages.max(chunks) > StageSet::MOST {
+        let message = format!("a pipeline of {stages} stages with {chunks} chunks of the program");
         let hint = format!("use at most {}", StageSet::MOST);
         return Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
     }
@@ -46,12 +50,13 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
     let updated: FxHashSet<InputId> = graph.updates.iter().map(|(input, _)| *input).collect();
     let mut assign = Assign {
         graph,
-        stages,
+        placement,
         at: SecondaryMap::default(),
         owner: FxHashMap::default(),
         changes: SecondaryMap::with_default(false),
         anywhere: SecondaryMap::with_default(false),
-        stage: SecondaryMap::with_default(None),
+        chunk: SecondaryMap::with_default(None),
+        backward_of: SecondaryMap::with_default(None),
         waits: SecondaryMap::with_default(false),
         by_origin: FxHashMap::default(),
     };
@@ -67,9 +72,9 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
         } else if assign.waits_for_user(*id) {
             assign.wait(*id);
         } else if position < end {
-            let stage = cuts.iter().filter(|cut| **cut <= position).count() as u32;
-            assign.note_origin(*id, stage);
-            assign.settle(*id, stage);
+            let chunk = cuts.iter().filter(|cut| **cut <= position).count() as u32;
+            assign.note_origin(*id, chunk);
+            assign.settle(*id, chunk);
         } else {
             assign.settle(*id, assign.of_later(*id));
         }
@@ -81,7 +86,7 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
     }
     let mut made = graph.clone();
     for id in &graph.order {
-        made.nodes[*id].stage = assign.stage[*id];
+        made.nodes[*id].stage = assign.chunk[*id];
     }
     let owner = |value: ValueId| StageSet::one(assign.owner.get(&value).copied().unwrap_or(0));
     let owned = |id: InputId| {
@@ -91,7 +96,7 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
             StageSet::all(stages)
         }
     };
-    let needs = Needs::of(&made, stages, owned);
+    let needs = Needs::of(&made, placement, owned);
     let held = graph.inputs.iter().filter(|(_, input)| !is_given(input.class)).filter_map(|(id, input)| {
         let changes = assign.changes[input.value];
         let stages_of = if changes { owner(input.value) } else { needs.needed[input.value] };
@@ -103,7 +108,7 @@ pub fn staged(graph: &Graph, cuts: &[usize]) -> Result<Staged> {
 
 struct Assign<'a> {
     graph: &'a Graph,
-    stages: u32,
+    placement: &'a Placement,
     /// Where each value is, or has been sent; of state that changes nowhere until it is used.
     at: SecondaryMap<ValueId, StageSet>,
     /// The stage that uses a value first, of state that changes: the one that holds it.
@@ -112,25 +117,27 @@ struct Assign<'a> {
     changes: SecondaryMap<ValueId, bool>,
     /// Whether every stage can have a value without being sent it.
     anywhere: SecondaryMap<ValueId, bool>,
-    /// The stage of each operation; none for those that run wherever they are needed.
-    stage: SecondaryMap<NodeId, Option<u32>>,
+    /// The chunk of each operation; none for those that run wherever they are needed.
+    chunk: SecondaryMap<NodeId, Option<u32>>,
+    /// The chunk that makes a value in backward.
+    backward_of: SecondaryMap<ValueId, Option<u32>>,
     /// Whether an operation waits for what uses it.
     waits: SecondaryMap<NodeId, bool>,
-    /// On which stages the operations of a module's line run in forward.
+    /// In which chunks the operations of a module's line are in forward.
     by_origin: FxHashMap<(PlaceId, Option<ModuleId>), StageSet>,
 }
 
 impl Assign<'_> {
-    /// Notes on which stage a line of a module runs in forward.
-    fn note_origin(&mut self, id: NodeId, stage: u32) {
+    /// Notes in which chunk a line of a module is in forward.
+    fn note_origin(&mut self, id: NodeId, chunk: u32) {
         let node = &self.graph.nodes[id];
         if let Some(place) = node.place {
             let known = self.by_origin.entry((place, node.module)).or_default();
-            *known = known.with(StageSet::one(stage));
+            *known = known.with(StageSet::one(chunk));
         }
     }
 
-    /// The stage of an operation behind forward.
+    /// The chunk of an operation behind forward.
     fn of_later(&self, id: NodeId) -> u32 {
         let node = &self.graph.nodes[id];
         if self.graph.part_kind(id) != PartKind::Update
@@ -146,7 +153,17 @@ impl Assign<'_> {
             });
             missing.map(|value| self.graph.ty(value).bytes().0).sum()
         };
-        (0..self.stages).min_by_key(|stage| sent(*stage)).unwrap_or(0)
+        // Backward goes from the last chunk to the first: no sooner than what it reads is there, and then at once.
+        let made = node.operands().filter_map(|value| self.backward_of[value]).min();
+        let chunk_on = |stage: u32| {
+            let mut chunks = self.placement.chunks_of(stage);
+            let first = chunks.clone().next().unwrap_or(0);
+            chunks.by_ref().take_while(|chunk| made.is_none_or(|made| *chunk <= made)).last().unwrap_or(first)
+        };
+        let late = |chunk: u32| made.map(|made| (chunk > made, made.abs_diff(chunk)));
+        let chunks = (0..self.placement.stages).map(|stage| (stage, chunk_on(stage)));
+        let best = chunks.min_by_key(|(stage, chunk)| (sent(*stage), late(*chunk), *stage));
+        best.map_or(0, |(_, chunk)| chunk)
     }
 
     /// Whether an operation runs where it is used first: a view that looks at no more than it shows, and what costs nothing to speak of and
@@ -166,23 +183,25 @@ impl Assign<'_> {
     fn wait(&mut self, id: NodeId) {
         self.waits[id] = true;
         let node = &self.graph.nodes[id];
-        let all = StageSet::all(self.stages);
+        let all = StageSet::all(self.placement.stages);
         let placed = node.operands().filter(|value| !self.at[*value].is_empty());
         let at = placed.fold(None, |set: Option<StageSet>, value| {
             let here = self.at[value];
             Some(set.map_or(here, |set| all.without(all.without(set).with(all.without(here)))))
         });
+        let made = node.operands().filter_map(|value| self.backward_of[value]).min();
         for value in node.results() {
             self.at[value] = at.unwrap_or_default();
+            self.backward_of[value] = made;
         }
     }
 
-    /// Has an operation run on a stage, and there too what has waited for it.
-    fn settle(&mut self, id: NodeId, stage: u32) {
+    /// Puts an operation into a chunk, and there too what has waited for it.
+    fn settle(&mut self, id: NodeId, chunk: u32) {
         let mut todo = vec![id];
         while let Some(id) = todo.pop() {
             self.waits[id] = false;
-            self.place(id, Some(stage));
+            self.place(id, Some(chunk));
             for value in self.graph.nodes[id].operands() {
                 if let ValueDef::Result(maker, _) = self.graph.values[value].def
                     && self.waits[maker]
@@ -200,10 +219,11 @@ impl Assign<'_> {
     }
 
     /// Notes where an operation runs.
-    fn place(&mut self, id: NodeId, stage: Option<u32>) {
-        self.stage[id] = stage;
+    fn place(&mut self, id: NodeId, chunk: Option<u32>) {
+        self.chunk[id] = chunk;
+        let stage = chunk.map(|chunk| self.placement.stage_of[chunk as usize]);
         let node = &self.graph.nodes[id];
-        let here = stage.map_or(StageSet::all(self.stages), StageSet::one);
+        let here = stage.map_or(StageSet::all(self.placement.stages), StageSet::one);
         for value in node.operands() {
             if self.at[value].is_empty() {
                 self.owner.insert(value, stage.unwrap_or(0));
@@ -213,6 +233,7 @@ impl Assign<'_> {
         for value in node.results() {
             self.at[value] = self.at[value].with(here);
             self.anywhere[value] = stage.is_none();
+            self.backward_of[value] = chunk.filter(|_| self.graph.part_kind(id) == PartKind::Backward);
         }
     }
 }

@@ -9,12 +9,13 @@ use ir::{
     ValueId,
 };
 use rustc_hash::FxHashMap;
+use schedule::Schedule;
 
 use super::{
-    Schedule, StageSet,
+    StageSet,
     messages::{Message, Messages},
     needs::{Needs, is_given},
-    order::{Flow, orders},
+    order::{Flow, Step, orders},
     transfer::{expect, receive, send, wait},
 };
 use crate::{
@@ -30,18 +31,18 @@ use crate::{
 /// when something has come back that was computed from it, and else at the end: that never waits long.
 pub fn stage_graphs(
     graph: &RankGraph,
-    stages: u32,
     held: &BTreeMap<InputId, StageSet>,
-    schedule: Schedule,
+    schedule: &Schedule,
 ) -> Result<Vec<RankGraph>> {
+    let stages = schedule.placement.stages;
     let all = StageSet::all(stages);
     let of_input = |id: InputId| held.get(&id).copied().unwrap_or(all);
-    let needs = Needs::of(graph, stages, of_input);
+    let needs = Needs::of(graph, &schedule.placement, of_input);
     let mut on: SecondaryMap<ValueId, StageSet> = SecondaryMap::default();
     for (id, input) in graph.inputs.iter() {
         on[input.value] = if is_given(input.class) { all } else { of_input(id) };
     }
-    let flow = Flow { graph, stages, needs, held: on };
+    let flow = Flow { graph, stages, has_chunks: schedule.placement.most() > 1, needs, held: on };
     let orders = orders(&flow, schedule)?;
     let messages = Messages::of(&flow, &orders);
     (0..stages)
@@ -95,27 +96,24 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn written(mut self, order: &[NodeId], held: &BTreeMap<InputId, StageSet>) -> Result<RankGraph> {
+    fn written(mut self, order: &[Step], held: &BTreeMap<InputId, StageSet>) -> Result<RankGraph> {
         let graph = self.flow.graph;
-        let runs: Vec<&[NodeId]> =
-            order.chunk_by(|a, b| graph.nodes[*a].part == graph.nodes[*b].part).collect();
-        let first = runs.first().map_or(PartId(0), |run| graph.nodes[run[0]].part);
+        let runs: Vec<&[Step]> = order.chunk_by(|a, b| (a.part, a.cell) == (b.part, b.cell)).collect();
+        let first = runs.first().map_or(PartId(0), |run| run[0].part);
         if let Some(part) = graph.parts.get(first) {
             self.origin.part = self.out.begin_part_of(*part);
         }
         self.inputs(held);
         for (number, run) in runs.iter().enumerate() {
             if number > 0 {
-                self.origin = Origin {
-                    part: self.out.begin_part_of(graph.parts[graph.nodes[run[0]].part]),
-                    ..Origin::default()
-                };
+                self.origin =
+                    Origin { part: self.out.begin_part_of(graph.parts[run[0].part]), ..Origin::default() };
             }
             for wanted in runs.iter().skip(number).take(2) {
                 self.expect_for(wanted);
             }
-            for id in *run {
-                self.node(*id)?;
+            for step in *run {
+                self.node(step.id)?;
             }
         }
         self.finish(held)?;
@@ -141,9 +139,9 @@ impl<'a> Writer<'a> {
     }
 
     /// Starts to receive what the operations of a part use.
-    fn expect_for(&mut self, run: &[NodeId]) {
-        for id in run {
-            for value in self.flow.graph.nodes[*id].operands() {
+    fn expect_for(&mut self, run: &[Step]) {
+        for step in run {
+            for value in self.flow.graph.nodes[step.id].operands() {
                 self.expect(value);
             }
         }
@@ -204,7 +202,8 @@ impl<'a> Writer<'a> {
             let Message { values, route, .. } = &self.messages.all[number];
             if values.last() == Some(&value) {
                 let local: Vec<ValueId> = values.iter().map(|value| self.local[value]).collect();
-                let started = send(&mut self.emitter(number), &local, *route);
+                let types = self.types(number);
+                let started = send(&mut self.emitter(number), &local, &types, *route);
                 self.open.push((number, started));
             }
         }
@@ -266,7 +265,7 @@ impl<'a> Writer<'a> {
             module: *module,
             part: self.origin.part,
             label: *label,
-            stage: None,
+            stage: self.flow.needs.chunks[id].filter(|_| self.flow.has_chunks),
         };
         self.out.nodes.push(node);
         self.out.order.push(new);

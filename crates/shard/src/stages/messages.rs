@@ -44,8 +44,9 @@ impl Messages {
         for stage in 0..flow.stages {
             let inputs = flow.graph.inputs.values().map(|input| (0, None, input.value));
             let order = (1..).zip(&orders.of[stage as usize]);
-            let results = order.flat_map(|(at, id)| {
-                flow.graph.nodes[*id].results().map(move |value| (at, Some(*id), value)).collect::<Vec<_>>()
+            let results = order.flat_map(|(at, step)| {
+                let made = move |value| (at, Some(step.id), value);
+                flow.graph.nodes[step.id].results().map(made).collect::<Vec<_>>()
             });
             for (made, maker, value) in inputs.chain(results) {
                 if flow.sender(value) != Some(stage) {
@@ -151,12 +152,12 @@ impl Positions {
         let mut found =
             Self { used: FxHashMap::default(), made_at: FxHashMap::default(), used_at: FxHashMap::default() };
         for (stage, (order, times)) in (0..).zip(orders.of.iter().zip(&orders.at)) {
-            for ((position, id), time) in (1..).zip(order).zip(times) {
-                for value in flow.graph.nodes[*id].operands() {
+            for ((position, step), time) in (1..).zip(order).zip(times) {
+                for value in flow.graph.nodes[step.id].operands() {
                     found.used.entry((stage, value)).or_insert(position);
                     found.used_at.entry((stage, value)).or_insert(*time);
                 }
-                for value in flow.graph.nodes[*id].results() {
+                for value in flow.graph.nodes[step.id].results() {
                     found.made_at.insert((stage, value), *time);
                 }
             }

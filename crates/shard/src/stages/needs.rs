@@ -3,11 +3,14 @@
 use aten::{Call, Random, Work};
 use base::SecondaryMap;
 use ir::{Graph, InputClass, NodeId, Schema, ValueDef, ValueId};
+use schedule::Placement;
 
 use super::StageSet;
 
 /// What runs and is needed where.
 pub struct Needs {
+    /// The chunk that each operation is in; none for those that run wherever they are needed.
+    pub chunks: SecondaryMap<NodeId, Option<u32>>,
     /// The stages that each operation runs on.
     pub runs: SecondaryMap<NodeId, StageSet>,
     /// The stages that need each value.
@@ -15,13 +18,13 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Of a graph whose nodes say where they run; a state is updated where `held` says that it is, and what the step returns is needed
-    /// everywhere.
-    pub fn of(graph: &Graph, stages: u32, held: impl Fn(ir::InputId) -> StageSet) -> Self {
-        let all = StageSet::all(stages);
+    /// Of a graph whose nodes say in which chunk they are; a state is updated where `held` says that it is, and what the step returns is
+    /// needed everywhere.
+    pub fn of(graph: &Graph, placement: &Placement, held: impl Fn(ir::InputId) -> StageSet) -> Self {
+        let all = StageSet::all(placement.stages);
         let mut needed: SecondaryMap<ValueId, StageSet> = SecondaryMap::default();
         let mut runs: SecondaryMap<NodeId, StageSet> = SecondaryMap::default();
-        let stage = stages_of(graph);
+        let chunks = chunks_of(graph);
         graph.returns.iter().for_each(|value| needed[*value] = all);
         for (input, value) in &graph.updates {
             needed[*value] = needed[*value].with(held(*input));
@@ -29,9 +32,9 @@ impl Needs {
         for id in graph.order.iter().rev() {
             let node = &graph.nodes[*id];
             let wanted = node.results().fold(StageSet::default(), |set, value| set.with(needed[value]));
-            let here = match stage[*id] {
+            let here = match chunks[*id] {
                 _ if is_random(graph, *id) => all,
-                Some(stage) if !is_moved(graph, *id) => StageSet::one(stage),
+                Some(chunk) if !is_moved(graph, *id) => StageSet::one(placement.stage_of[chunk as usize]),
                 _ => wanted,
             };
             runs[*id] = here;
@@ -39,24 +42,24 @@ impl Needs {
                 needed[value] = needed[value].with(here);
             }
         }
-        Self { runs, needed }
+        Self { chunks, runs, needed }
     }
 }
 
-/// The stage of each node: that which it says, or, where it was made for what a plan needs at the end, the one that makes what it reads.
-fn stages_of(graph: &Graph) -> SecondaryMap<NodeId, Option<u32>> {
-    let mut stage: SecondaryMap<NodeId, Option<u32>> = SecondaryMap::with_default(None);
+/// The chunk of each node: that which it says, or, where it was made for what a plan needs at the end, the one that makes what it reads.
+fn chunks_of(graph: &Graph) -> SecondaryMap<NodeId, Option<u32>> {
+    let mut chunk: SecondaryMap<NodeId, Option<u32>> = SecondaryMap::with_default(None);
     for id in &graph.order {
         let node = &graph.nodes[*id];
         let of_operands = || {
             node.operands().find_map(|value| match graph.values[value].def {
-                ValueDef::Result(maker, _) => stage[maker],
+                ValueDef::Result(maker, _) => chunk[maker],
                 ValueDef::Input(_) => None,
             })
         };
-        stage[*id] = node.stage.or_else(of_operands);
+        chunk[*id] = node.stage.or_else(of_operands);
     }
-    stage
+    chunk
 }
 
 /// Whether an operation draws random numbers: every rank draws all of them, so that each draws what one device would.

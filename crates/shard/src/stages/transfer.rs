@@ -15,18 +15,17 @@ pub struct Route {
     pub to: u32,
 }
 
-/// How a tensor is sent: its dimensions in this order, outermost first.
+/// How a tensor is sent: its dimensions in this order, outermost first. It is the order that they have in memory, which results of what reads
+/// it follow, unless elements share memory.
 fn layout(ty: &TensorType) -> Vec<usize> {
-    let order = memory_order(&ty.strides);
-    let picked = |of: &Dims| order.iter().map(|dim| of[*dim]).collect::<Dims>();
-    let turned = TensorType { shape: picked(&ty.shape), strides: picked(&ty.strides), ..ty.clone() };
-    if turned.is_contiguous() { order } else { (0..ty.rank()).collect() }
+    let shares = ty.shape.iter().zip(&ty.strides).any(|(size, stride)| *size > 1 && *stride == 0);
+    if shares { (0..ty.rank()).collect() } else { memory_order(&ty.strides) }
 }
 
-/// Starts sending values, all of one type of elements; what is to be waited for.
-pub fn send(out: &mut Emitter<'_>, values: &[ValueId], route: Route) -> ValueId {
+/// Starts sending values, all of one type of elements, to a stage that expects them as of these types; what is to be waited for.
+pub fn send(out: &mut Emitter<'_>, values: &[ValueId], types: &[TensorType], route: Route) -> ValueId {
     let ready = match values {
-        [only] => laid_out(out, *only),
+        [only] => laid_out(out, *only, &types[0]),
         several => {
             let flat: Vec<ValueId> = several.iter().map(|value| flattened(out, *value)).collect();
             let sizes: i64 = flat.iter().map(|value| out.graph.ty(*value).shape[0]).sum();
@@ -72,10 +71,9 @@ pub fn receive(out: &mut Emitter<'_>, expected: ValueId, types: &[TensorType]) -
     types.iter().map(piece).collect()
 }
 
-/// A value as it is sent: contiguous, its dimensions in the order that they have in memory.
-fn laid_out(out: &mut Emitter<'_>, value: ValueId) -> ValueId {
-    let ty = out.ty(value);
-    let turned = out.permute(value, &layout(&ty));
+/// A value as it is sent: contiguous, its dimensions in the order that its type says.
+fn laid_out(out: &mut Emitter<'_>, value: ValueId, ty: &TensorType) -> ValueId {
+    let turned = out.permute(value, &layout(ty));
     let ready = out.in_order(turned);
     if ty.dtype.is_complex() { out.real_pairs(ready) } else { ready }
 }
@@ -97,8 +95,9 @@ fn restored(out: &mut Emitter<'_>, mut there: ValueId, ty: &TensorType) -> Value
 
 /// A contiguous value as a vector.
 fn flattened(out: &mut Emitter<'_>, value: ValueId) -> ValueId {
-    let size = elements(&out.ty(value));
-    out.view(value, &[size])
+    let ready = out.in_order(value);
+    let size = elements(&out.ty(ready));
+    out.view(ready, &[size])
 }
 
 fn elements(ty: &TensorType) -> i64 {

@@ -1,0 +1,309 @@
+//! The search for a plan with pipeline stages.
+//!
+//! Along all other axes the search is that of a mesh without stages, for a rank that has the memory of all stages. What it finds is taken apart
+//! at the cuts that keep the slowest chunk least busy, for each way to put chunks on stages; the schedules that take least at the costs of
+//! these chunks are put through the passes and simulated, all stages together, and with them some that are made for these costs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{Code, Diagnostic, Result};
+use cost::Machine;
+use ir::{Graph, InputId, MeshAxis, RankGraph};
+use schedule::{Costs, Kind, Placement, Schedule};
+use shard::{
+    partition_mesh,
+    stages::{StageSet, forward_end, stage_graphs},
+};
+
+use crate::{
+    cuts::Profile,
+    pins::Pins,
+    plan::{Plan, Prediction, RunnerUp},
+    run::Request,
+    runners_up::MOST_RUNNERS_UP,
+    search::{Searched, search, too_small},
+    stage_costs::costs,
+    stages::Stages,
+    taken_apart::predicted,
+    wish::Wanted,
+};
+
+/// Shares of the memory of all stages, in percent, that plans along the other axes are searched for until one keeps the limit in each stage:
+/// stages need different amounts.
+const SHARES: [u64; 6] = [100, 85, 70, 60, 50, 40];
+
+/// At most so many schedules and cuts are simulated, those that take least at the costs of their chunks.
+const MOST_SIMULATED: usize = 24;
+
+/// For so many cuts a schedule is searched, those that take least under a named one.
+const MOST_SEARCHED: usize = 3;
+
+/// The plan of least predicted time on a mesh with stages, its micro-batches given.
+pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<Plan> {
+    let machine = Machine { cluster: request.cluster, mesh: request.mesh };
+    let stages = request.mesh.stages();
+    let schedules = wanted.schedules(stages, request.mesh.micro_batches())?;
+    let mut best: Option<Plan> = None;
+    for share in SHARES {
+        let all = request
+            .memory_limit
+            .map(|limit| (limit.saturating_mul(u64::from(stages)) / 100).saturating_mul(share));
+        let searched = match search(&Request { memory_limit: all, ..*request }) {
+            Ok(searched) => searched,
+            Err(refused) if best.is_none() => return Err(refused),
+            Err(_) => break,
+        };
+        let plan = Pipelines { request, wanted, machine, searched: &searched }.best(&schedules)?;
+        let is_better = |known: &Plan| known.prediction.peak_bytes > plan.prediction.peak_bytes;
+        let fits = request.memory_limit.is_none_or(|limit| plan.prediction.peak_bytes <= limit);
+        if fits {
+            return Ok(plan);
+        }
+        if best.as_ref().is_none_or(is_better) {
+            best = Some(plan);
+        }
+    }
+    let least = best.map_or(Prediction::default(), |plan| plan.prediction);
+    Err(too_small(request.memory_limit.unwrap_or(0), &least))
+}
+
+/// A program cut into chunks that are on stages.
+struct Cut {
+    /// What the plan says of it, under no schedule yet.
+    stages: Stages,
+    /// The program of all stages, ready to be taken apart.
+    settled: RankGraph,
+    held: BTreeMap<InputId, StageSet>,
+    costs: Costs,
+}
+
+/// A schedule of a cut program, by its number, and what it takes at the costs of the chunks.
+struct Candidate<'a> {
+    cut: usize,
+    kind: Kind,
+    schedule: &'a Schedule,
+    step: i64,
+    peak: i64,
+}
+
+/// What was simulated: stages with what they take, all together, and what the passes did.
+type Tried = (Stages, Prediction, passes::Settings);
+
+/// A schedule of a cut program that was simulated.
+struct Simulated<'a> {
+    cut: usize,
+    schedule: &'a Schedule,
+    tried: Tried,
+}
+
+/// What a search along the other axes has found, to be taken apart.
+struct Pipelines<'a> {
+    request: &'a Request<'a>,
+    wanted: Wanted<'a>,
+    machine: Machine<'a>,
+    searched: &'a Searched,
+}
+
+impl Pipelines<'_> {
+    /// The best way to take it apart.
+    fn best(&self, schedules: &[(Kind, Schedule)]) -> Result<Plan> {
+        let cuts = self.cuts(schedules)?;
+        let candidates = candidates(&cuts, schedules);
+        let mut found: Vec<Simulated<'_>> = Vec::new();
+        for (number, one) in candidates.iter().enumerate() {
+            if number >= MOST_SIMULATED && found.iter().any(|one| self.fits(&one.tried.1)) {
+                break;
+            }
+            let tried = self.tried(&cuts[one.cut], one.kind, one.schedule)?;
+            found.extend(tried.into_iter().map(|tried| Simulated {
+                cut: one.cut,
+                schedule: one.schedule,
+                tried,
+            }));
+        }
+        found.sort_by_key(|one| self.fitness(&one.tried.1));
+        let mut searched = Vec::new();
+        if self.wanted.may_search() && self.request.mesh.micro_batches() > 1 {
+            let mut seen = BTreeSet::new();
+            for one in found.iter().filter(|one| seen.insert(one.cut)).take(MOST_SEARCHED) {
+                searched.extend(self.searched(&cuts[one.cut], one)?);
+            }
+        }
+        let mut all: Vec<Tried> = found.into_iter().map(|one| one.tried).collect();
+        if self.wanted.must_search() && !searched.is_empty() {
+            all.clear();
+        }
+        all.extend(searched);
+        self.plan(all)
+    }
+
+    /// What a schedule takes that is made for a cut program: within the memory limit, or else within the memory that the best one known takes.
+    fn searched(&self, cut: &Cut, known: &Simulated<'_>) -> Result<Vec<Tried>> {
+        let Some(run) = cut.costs.run(known.schedule).ok() else { return Ok(Vec::new()) };
+        let room = match self.request.memory_limit {
+            None => run.peaks,
+            Some(limit) => {
+                let stages = known.tried.0.predicted.iter().zip(&run.peaks);
+                stages.map(|(stage, peak)| limit as i64 - (stage.peak_bytes as i64 - peak)).collect()
+            }
+        };
+        let costs = Costs { room, ..cut.costs.clone() };
+        match schedule::searched(&costs, known.schedule.micro_batches) {
+            Some(schedule) => self.tried(cut, Kind::Searched, &schedule),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn fits(&self, one: &Prediction) -> bool {
+        self.request.memory_limit.is_none_or(|limit| one.peak_bytes <= limit)
+    }
+
+    /// How well a prediction suits, the least best.
+    fn fitness(&self, one: &Prediction) -> (bool, i64, u64) {
+        if self.fits(one) { (false, one.step_ns, one.peak_bytes) } else { (true, one.peak_bytes as i64, 0) }
+    }
+
+    /// The program cut for each way to put chunks on stages.
+    fn cuts(&self, schedules: &[(Kind, Schedule)]) -> Result<Vec<Cut>> {
+        let Searched { plan, canonical, assignments } = self.searched;
+        let mut placements: Vec<&(Kind, Schedule)> = Vec::new();
+        for one in schedules {
+            if placements.iter().all(|(_, known)| known.placement != one.1.placement) {
+                placements.push(one);
+            }
+        }
+        let mut cuts = Vec::new();
+        let mut refused = None;
+        for (kind, schedule) in placements {
+            let ways = match self.ways(canonical, &schedule.placement) {
+                Ok(ways) => ways,
+                Err(reason) => {
+                    refused = refused.or(Some(reason));
+                    continue;
+                }
+            };
+            for way in ways {
+                let (stages, staged) = Stages::of(canonical, &way, *kind, schedule)?;
+                let mut decisions = assignments.iter();
+                let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
+                let whole = partition_mesh(&staged.graph, self.request.mesh, 0, next)?;
+                let settled = passes::run(&passes::cleaned(plan.passes.without_checkpoints), &whole, |_| {})?;
+                let costs = costs(&settled, &schedule.placement, self.machine);
+                cuts.push(Cut { stages, settled, held: staged.held, costs });
+            }
+        }
+        match refused.filter(|_| cuts.is_empty()) {
+            Some(refused) => Err(refused),
+            None => Ok(cuts),
+        }
+    }
+
+    /// Where to cut for chunks on stages.
+    fn ways(&self, canonical: &Graph, placement: &Placement) -> Result<BTreeSet<Vec<usize>>> {
+        let (stages, chunks) = (placement.stages, placement.chunks());
+        let ways: BTreeSet<Vec<usize>> = if let Some(cuts) = self.wanted.cuts {
+            [cuts.iter().map(|cut| cut.position(canonical)).collect::<Result<_>>()?].into()
+        } else {
+            let mut ways = Profile::of(canonical, self.machine).ways(chunks);
+            if self.request.memory_limit.is_some() {
+                let micro_batches = self.request.mesh.micro_batches();
+                ways.extend(Profile::of_memory(canonical, stages, micro_batches).ways(chunks));
+            }
+            ways.into_iter().collect()
+        };
+        if ways.is_empty() {
+            return Err(too_many(canonical, chunks));
+        }
+        if let Some(cuts) = ways.iter().find(|cuts| cuts.len() as u32 + 1 != chunks) {
+            let of = if chunks == stages { String::new() } else { format!(" with {chunks} chunks in all") };
+            let message = format!("{} cuts for {stages} stages{of}", cuts.len());
+            return Err(Diagnostic::new(Code::BAD_MESH, message)
+                .hint("give one position for each chunk but the first; a stage has one chunk unless its schedule has more"));
+        }
+        Ok(ways)
+    }
+
+    /// What stages take with smaller and smaller buckets, until they keep the limit.
+    fn tried(&self, cut: &Cut, kind: Kind, schedule: &Schedule) -> Result<Vec<Tried>> {
+        let graphs = stage_graphs(&cut.settled, &cut.held, schedule)?;
+        let stages = cut.stages.with(kind, schedule);
+        let limit = self.request.memory_limit;
+        let mut found = Vec::new();
+        for rung in rungs(&self.searched.plan.passes) {
+            let (prediction, of_each) = predicted(&graphs, self.machine, &rung, limit)?;
+            found.push((Stages { predicted: of_each, ..stages.clone() }, prediction, rung));
+            if limit.is_none_or(|limit| prediction.peak_bytes <= limit) {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The plan with the best of what was tried.
+    fn plan(&self, mut found: Vec<Tried>) -> Result<Plan> {
+        found.sort_by_key(|(_, one, _)| self.fitness(one));
+        let mut found = found.into_iter();
+        let (best, prediction, passes) =
+            found.next().ok_or_else(|| Diagnostic::bug("no schedule was tried"))?;
+        let mut plan = self.searched.plan.clone();
+        plan.label = format!("{} pipeline stages ({}); {}", best.count(), best.schedule, plan.label);
+        plan.limit = "the pipeline: the slowest stage, and what the others wait for it".into();
+        let is_other = |one: &Stages| {
+            (&one.cuts, &one.actions, one.schedule) != (&best.cuts, &best.actions, best.schedule)
+        };
+        let runner_up = |(stages, prediction, _): Tried| RunnerUp {
+            name: format!("stages from {:?} on in the order {}", stages.cuts, stages.schedule),
+            step_ns: prediction.step_ns,
+            peak_bytes: prediction.peak_bytes,
+            exposed_ns: Some(prediction.exposed_ns),
+            fits: self.fits(&prediction),
+            pins: Pins::default(),
+        };
+        plan.runners_up = found.filter(|(stages, ..)| is_other(stages)).map(runner_up).collect();
+        plan.runners_up.sort_by_key(|other| (!other.fits, other.step_ns));
+        let mut named = BTreeSet::new();
+        plan.runners_up.retain(|other| named.insert(other.name.clone()));
+        plan.runners_up.truncate(MOST_RUNNERS_UP);
+        plan.prediction = prediction;
+        plan.stages = Some(best);
+        plan.passes = passes;
+        Ok(plan)
+    }
+}
+
+/// What there is to simulate: what takes least at the costs of its chunks first, as many as are simulated in any case, and behind them what
+/// holds least.
+fn candidates<'a>(cuts: &[Cut], schedules: &'a [(Kind, Schedule)]) -> Vec<Candidate<'a>> {
+    let of_cut = |(number, cut): (usize, &Cut)| {
+        let suits = |(_, schedule): &&(Kind, Schedule)| schedule.placement == cut.costs.placement;
+        let candidate = |(kind, schedule): &'a (Kind, Schedule)| {
+            let run = cut.costs.run(schedule).ok()?;
+            let peak = run.peaks.into_iter().max().unwrap_or(0);
+            Some(Candidate { cut: number, kind: *kind, schedule, step: run.step, peak })
+        };
+        schedules.iter().filter(suits).filter_map(candidate).collect::<Vec<_>>()
+    };
+    let mut found: Vec<Candidate<'_>> = cuts.iter().enumerate().flat_map(of_cut).collect();
+    found.sort_by_key(|one| (one.step, one.peak));
+    let most = MOST_SIMULATED.min(found.len());
+    found[most..].sort_by_key(|one| (one.peak, one.step));
+    found
+}
+
+/// Settings of the passes, from those that a search has found on to smaller buckets.
+fn rungs(found: &passes::Settings) -> impl Iterator<Item = passes::Settings> {
+    let smaller = passes::Settings::ladder().filter(|rung| rung.bucket_limit < found.bucket_limit);
+    let rung = |rung: passes::Settings| passes::Settings {
+        direct: found.direct.clone(),
+        without_checkpoints: found.without_checkpoints,
+        ..rung
+    };
+    std::iter::once(found.clone()).chain(smaller.map(rung).collect::<Vec<_>>())
+}
+
+fn too_many(graph: &Graph, chunks: u32) -> Box<Diagnostic> {
+    let operations = forward_end(graph);
+    let message =
+        format!("a step whose forward part has {operations} operations cannot be cut into {chunks} stages");
+    Diagnostic::new(Code::BAD_MESH, message).hint("use fewer stages, or fewer chunks on each")
+}

@@ -1,0 +1,117 @@
+//! What the chunks of a program cost: the costs that schedules are compared at before they are simulated.
+
+use base::{Bytes, SecondaryMap};
+use cost::{Machine, collective_time, local_time};
+use ir::{Collective, CollectiveKind, Graph, NodeId, PartKind, RankGraph, STAGES, ValueDef, ValueId};
+use schedule::{Costs, Placement};
+
+/// The costs of the chunks of a program, whose nodes say in which one they are: those of its first micro-batch, or of all where there is one.
+/// Times are those of `cost`, memory is in bytes.
+pub fn costs(graph: &RankGraph, placement: &Placement, machine: Machine<'_>) -> Costs {
+    let chunks = placement.chunks() as usize;
+    let mut costs = Costs {
+        forward: vec![0; chunks],
+        inputs: vec![0; chunks],
+        weights: vec![0; chunks],
+        sending: vec![0; chunks - 1],
+        kept: vec![0; chunks],
+        left: vec![0; chunks],
+        ..Costs::even(placement)
+    };
+    let order: Vec<NodeId> = graph.order.iter().copied().filter(|id| is_counted(graph, *id)).collect();
+    let chunk_of = |id: NodeId| graph.nodes[id].stage.map(|chunk| chunk as usize);
+    let needed = needed_elsewhere(graph, &order);
+    for id in &order {
+        let Some(chunk) = chunk_of(*id) else { continue };
+        let time = local_time(machine, &aten::Call::new(graph, *id)).max(0);
+        let sum = match (graph.part_kind(*id), needed[*id]) {
+            (PartKind::Forward, _) => &mut costs.forward,
+            (_, true) => &mut costs.inputs,
+            (_, false) => &mut costs.weights,
+        };
+        sum[chunk] += time;
+    }
+    let bytes = sent_and_kept(graph, &order, &needed, &mut costs);
+    for (boundary, bytes) in bytes.into_iter().enumerate() {
+        if placement.stage_of[boundary] != placement.stage_of[boundary + 1] {
+            costs.sending[boundary] = collective_time(
+                machine,
+                Collective {
+                    kind: CollectiveKind::Broadcast,
+                    reduction: None,
+                    axis: STAGES,
+                    bytes: Bytes(bytes),
+                },
+            );
+        }
+    }
+    costs
+}
+
+/// Whether an operation is one of the first micro-batch's forward or backward.
+fn is_counted(graph: &Graph, id: NodeId) -> bool {
+    let part = graph.parts[graph.nodes[id].part];
+    part.kind != PartKind::Update && part.micro_batch.is_none_or(|batch| batch == 0)
+}
+
+/// The operations of backward that others in another chunk depend on.
+fn needed_elsewhere(graph: &Graph, order: &[NodeId]) -> SecondaryMap<NodeId, bool> {
+    let mut needed = SecondaryMap::with_default(false);
+    for id in order.iter().rev().filter(|id| graph.part_kind(**id) != PartKind::Forward) {
+        for maker in graph.nodes[*id].operands().filter_map(|value| maker(graph, value)) {
+            let is_elsewhere = graph.nodes[maker].stage != graph.nodes[*id].stage;
+            if graph.nodes[maker].stage.is_some() && (needed[*id] || is_elsewhere) {
+                needed[maker] = true;
+            }
+        }
+    }
+    needed
+}
+
+/// The bytes that cross from each chunk to the next; notes what is kept from forward to backward.
+fn sent_and_kept(
+    graph: &Graph,
+    order: &[NodeId],
+    needed: &SecondaryMap<NodeId, bool>,
+    costs: &mut Costs,
+) -> Vec<u64> {
+    let mut sent = vec![0; costs.sending.len()];
+    let mut is_kept = SecondaryMap::with_default(false);
+    let mut is_left = SecondaryMap::with_default(false);
+    let mut is_sent = SecondaryMap::with_default(false);
+    for id in order {
+        let is_forward = graph.part_kind(*id) == PartKind::Forward;
+        let looks = aten::row(graph.op_name(*id)).is_some_and(|row| matches!(row.work, aten::Work::View));
+        for value in graph.nodes[*id].operands() {
+            let Some(maker) = maker(graph, value).filter(|one| graph.part_kind(*one) == PartKind::Forward)
+            else {
+                continue;
+            };
+            let (Some(from), Some(to)) = (graph.nodes[maker].stage, graph.nodes[*id].stage) else { continue };
+            let bytes = graph.ty(value).bytes().0;
+            if is_forward && to > from && !is_sent[value] {
+                is_sent[value] = true;
+                sent[from as usize] += bytes;
+            }
+            if is_forward || looks {
+                continue;
+            }
+            if !is_kept[value] {
+                is_kept[value] = true;
+                costs.kept[to as usize] += bytes as i64;
+            }
+            if !needed[*id] && !is_left[value] {
+                is_left[value] = true;
+                costs.left[to as usize] += bytes as i64;
+            }
+        }
+    }
+    sent
+}
+
+fn maker(graph: &Graph, value: ValueId) -> Option<NodeId> {
+    match graph.values[value].def {
+        ValueDef::Result(maker, _) => Some(maker),
+        ValueDef::Input(_) => None,
+    }
+}

@@ -1,0 +1,72 @@
+//! A program taken apart into the stages of a pipeline, and what these are predicted to take.
+
+use std::collections::BTreeMap;
+
+use base::{Bytes, Result};
+use cost::Machine;
+use ir::{InputId, RankGraph};
+use memory::Category;
+use schedule::Schedule;
+use shard::stages::{StageSet, stage_graphs};
+
+use crate::{plan::Prediction, stages::StagePrediction};
+
+/// The graphs of all stages, of the program of a rank that has them all.
+pub fn taken_apart(
+    whole: &RankGraph,
+    held: &BTreeMap<InputId, StageSet>,
+    schedule: &Schedule,
+    passes: &passes::Settings,
+) -> Result<Vec<RankGraph>> {
+    let settled = passes::run(&passes::cleaned(passes.without_checkpoints), whole, |_| {})?;
+    stage_graphs(&settled, held, schedule)
+}
+
+/// What a step in stages is predicted to take: the time until the last stage is done, and the memory of the stage that needs most.
+pub fn predicted(
+    graphs: &[RankGraph],
+    machine: Machine<'_>,
+    passes: &passes::Settings,
+    limit: Option<u64>,
+) -> Result<(Prediction, Vec<StagePrediction>)> {
+    let run = |graph: &RankGraph| passes::run(&passes::pipeline(passes), graph, |_| {});
+    let programs = graphs.iter().map(run).collect::<Result<Vec<_>>>()?;
+    let of_each = sim::predict_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
+    let mut worst = Prediction::default();
+    let mut stages = Vec::new();
+    for sim::Prediction { time, memory } in of_each {
+        let (alive, buffers) = memory.within(limit.map(Bytes));
+        stages.push(StagePrediction {
+            busy_ns: time.compute.0,
+            waiting_ns: time.exposed.0,
+            peak_bytes: alive.total().0,
+            buffer_bytes: buffers.0,
+        });
+        let of = |category| alive.of(category).0;
+        if alive.total().0 > worst.peak_bytes {
+            worst = Prediction {
+                peak_bytes: alive.total().0,
+                state_bytes: of(Category::State),
+                batch_bytes: of(Category::Batch),
+                kept_bytes: of(Category::Kept),
+                activation_bytes: of(Category::Activation),
+                gradient_bytes: of(Category::Gradient),
+                collective_bytes: of(Category::Collective),
+                temporary_bytes: of(Category::Temporary),
+                buffer_bytes: buffers.0,
+                ..worst
+            };
+        }
+        if time.step.0 > worst.step_ns {
+            worst.step_ns = time.step.0;
+        }
+        // Of the stage that is busy longest.
+        if time.compute.0 > worst.compute_ns {
+            worst.compute_ns = time.compute.0;
+            worst.communication_ns = time.communication.0;
+            worst.exposed_ns = time.exposed.0;
+            worst.collectives = time.collectives;
+        }
+    }
+    Ok((worst, stages))
+}
