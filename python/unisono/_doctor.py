@@ -165,8 +165,9 @@ def _device() -> Iterator[Finding]:
     else:
         count, name = torch.accelerator.device_count(), _devices.model_of(torch.device(kind, 0))
         yield Finding("devices", OK, f"{count} of {kind}, {name}")
-    missing = kind == "cuda" and "nccl" not in networks
-    hint = "install a PyTorch with NCCL: ranks on accelerators need it" if missing else None
+    needed = torch.distributed.Backend.default_device_backend_map.get(kind) if kind else None
+    missing = needed is not None and needed not in networks
+    hint = f"install a PyTorch with {needed}: ranks on {kind} need it" if missing else None
     yield Finding("networks", WARNING if missing else OK, ", ".join(networks) or "none", hint)
 
 
