@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{Nanos, SecondaryMap};
-use ir::{Graph, NodeId, ValueDef};
+use ir::{Graph, NodeId};
 use timeline::{
     Timeline,
     step::{Group, Span, StepTimeline},
@@ -92,10 +92,7 @@ fn first_waits(graph: &Graph, spans: &[(usize, Span)]) -> SecondaryMap<NodeId, O
         if !graph.is_wait(id) {
             continue;
         }
-        let makers = graph.nodes[id].operands().filter_map(|value| match graph.values[value].def {
-            ValueDef::Result(maker, _) => Some(maker),
-            ValueDef::Input(_) => None,
-        });
+        let makers = graph.nodes[id].operands().filter_map(|value| graph.maker(value));
         for maker in makers {
             waited[maker].get_or_insert(span.end);
         }

@@ -302,6 +302,14 @@ impl Graph {
         &self.values[value].ty
     }
 
+    /// The node that makes a value; none where it is an input.
+    pub fn maker(&self, value: ValueId) -> Option<NodeId> {
+        match self.values[value].def {
+            ValueDef::Result(node, _) => Some(node),
+            ValueDef::Input(_) => None,
+        }
+    }
+
     /// What the part of the program does that a node stands in.
     pub fn part_kind(&self, node: NodeId) -> PartKind {
         self.parts[self.nodes[node].part].kind

@@ -327,14 +327,12 @@ fn keep_parts_together(graph: &mut Graph) {
 fn in_order(graph: &Graph, positions: &[((usize, usize), NodeId)]) -> Result<Vec<NodeId>> {
     let mut included: SecondaryMap<NodeId, Option<usize>> = SecondaryMap::with_default(None);
     positions.iter().enumerate().for_each(|(rank, (_, id))| included[*id] = Some(rank));
-    let maker = |value: ValueId| match &graph.values[value] {
-        Value { def: ValueDef::Result(node, _), .. } => Some(*node),
-        Value { def: ValueDef::Input(_), .. } => None,
-    };
     // Which node uses a result of which, by rank.
     let mut uses: Vec<(usize, usize)> = Vec::with_capacity(2 * positions.len());
     for (rank, (_, id)) in positions.iter().enumerate() {
-        for (value, made_by) in graph.nodes[*id].operands().filter_map(|value| Some((value, maker(value)?))) {
+        for (value, made_by) in
+            graph.nodes[*id].operands().filter_map(|value| Some((value, graph.maker(value)?)))
+        {
             let Some(made_at) = included[made_by] else {
                 let user = graph.op_name(*id);
                 return Err(Diagnostic::bug(format!("a patch removes {value}, which {id} ({user}) uses")));

@@ -12,7 +12,6 @@ use rustc_hash::FxHashMap;
 use crate::{
     Pass,
     collectives::{Context, Member, Urgency},
-    facts::maker,
     layout::Layout,
 };
 
@@ -56,7 +55,7 @@ impl BucketCollectives {
         for (position, id) in graph.order.iter().enumerate() {
             let node = &graph.nodes[*id];
             let mut needs = FixedBitSet::new();
-            for maker in node.operands().filter_map(|operand| maker(graph, operand)) {
+            for maker in node.operands().filter_map(|operand| graph.maker(operand)) {
                 union(&mut needs, &above[maker]);
             }
             if let Some(member) = context.member(*id) {

@@ -3,7 +3,7 @@
 use aten::Random;
 use base::{Fingerprint, Fingerprinter, Id, PrimaryMap, SecondaryMap};
 use fixedbitset::FixedBitSet;
-use ir::{Arg, CollectiveKind, Graph, InputClass, Node, NodeId, Op, OpId, Schema, UNEVEN, ValueDef, ValueId};
+use ir::{Arg, CollectiveKind, Graph, InputClass, Node, NodeId, Op, OpId, Schema, UNEVEN, ValueId};
 use smallvec::SmallVec;
 
 /// What is known of each operator of a graph.
@@ -99,7 +99,7 @@ impl Facts {
     /// is used or not.
     pub fn is_transfer(&self, graph: &Graph, node: &Node) -> bool {
         let kind = |node: &Node| self.ops[node.op].kind;
-        let made_by = |value| maker(graph, value).map(|maker| kind(&graph.nodes[maker]));
+        let made_by = |value| graph.maker(value).map(|maker| kind(&graph.nodes[maker]));
         kind(node) == Kind::Transfer
             || kind(node) == Kind::Wait && node.operands().any(|value| made_by(value) == Some(Kind::Transfer))
     }
@@ -118,14 +118,6 @@ impl Facts {
 /// Whether a node is part of a change of placement from or to shards of different sizes: what it does on one rank says nothing of others.
 pub fn is_uneven(graph: &Graph, id: NodeId) -> bool {
     graph.nodes[id].label.is_some_and(|label| graph.labels[label].ends_with(UNEVEN))
-}
-
-/// The node that makes a value; none for inputs.
-pub fn maker(graph: &Graph, value: ValueId) -> Option<NodeId> {
-    match graph.values[value].def {
-        ValueDef::Result(node, _) => Some(node),
-        ValueDef::Input(_) => None,
-    }
 }
 
 /// Nodes by value.

@@ -11,7 +11,7 @@ use ir::{CollectiveKind, Graph, NodeId, Patch, ValueId};
 
 use crate::{
     Pass,
-    facts::{Facts, end_values, maker, of_state_alone, users},
+    facts::{Facts, end_values, of_state_alone, users},
     start_collectives::{Wanted, reorder, start_early},
 };
 
@@ -122,7 +122,7 @@ fn hoist(graph: &Graph, wanted: &mut SecondaryMap<NodeId, Wanted>, id: NodeId, t
     while let Some(id) = todo.pop() {
         if wanted[id] > target {
             wanted[id] = target;
-            todo.extend(graph.nodes[id].operands().filter_map(|operand| maker(graph, operand)));
+            todo.extend(graph.nodes[id].operands().filter_map(|operand| graph.maker(operand)));
         }
     }
 }

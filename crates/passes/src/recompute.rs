@@ -12,10 +12,7 @@ use ir::{Graph, NodeId, PartId, PartKind, Patch, ValueId};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use crate::{
-    Pass,
-    facts::{Facts, maker},
-};
+use crate::{Pass, facts::Facts};
 
 /// What nodes that run again are labelled.
 pub const RECOMPUTE: &str = "recompute";
@@ -261,7 +258,7 @@ impl Again<'_> {
 
     /// The node of an earlier part that runs again for a value, or the view that may have to be made again.
     fn again_from(&self, part: PartId, value: ValueId) -> Option<NodeId> {
-        let node = maker(self.graph, value)?;
+        let node = self.graph.maker(value)?;
         let is_earlier = self.graph.nodes[node].part != part;
         let runs = self.chosen.contains(node.index());
         let is_view =

@@ -11,7 +11,7 @@ use ir::{Graph, NodeId, Patch};
 
 use crate::{
     Pass,
-    facts::{Facts, end_values, is_uneven, maker, of_state_alone, users},
+    facts::{Facts, end_values, is_uneven, of_state_alone, users},
 };
 
 /// Starts collectives early.
@@ -41,7 +41,7 @@ pub fn start_early(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, Wanted>
     for (position, id) in graph.order.iter().enumerate() {
         let node = &graph.nodes[*id];
         let ready =
-            node.operands().filter_map(|operand| maker(graph, operand)).map(|maker| wanted[maker]).max();
+            node.operands().filter_map(|operand| graph.maker(operand)).map(|maker| wanted[maker]).max();
         let moves = || facts.is_collective(node) || prepares.contains(id.index());
         let waits = || node.operands().any(|operand| !alone.contains(operand.index()));
         wanted[*id] = match ready {

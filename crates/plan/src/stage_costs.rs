@@ -2,7 +2,7 @@
 
 use base::{Bytes, SecondaryMap};
 use cost::{Machine, collective_time, local_time};
-use ir::{Collective, CollectiveKind, Graph, NodeId, PartKind, RankGraph, STAGES, ValueDef, ValueId};
+use ir::{Collective, CollectiveKind, Graph, NodeId, PartKind, RankGraph, STAGES};
 use schedule::{Costs, Placement};
 
 /// The costs of the chunks of a program, whose nodes say in which one they are: those of its first micro-batch, or of all where there is one.
@@ -58,7 +58,7 @@ fn is_counted(graph: &Graph, id: NodeId) -> bool {
 fn needed_elsewhere(graph: &Graph, order: &[NodeId]) -> SecondaryMap<NodeId, bool> {
     let mut needed = SecondaryMap::with_default(false);
     for id in order.iter().rev().filter(|id| graph.part_kind(**id) != PartKind::Forward) {
-        for maker in graph.nodes[*id].operands().filter_map(|value| maker(graph, value)) {
+        for maker in graph.nodes[*id].operands().filter_map(|value| graph.maker(value)) {
             let is_elsewhere = graph.nodes[maker].stage != graph.nodes[*id].stage;
             if graph.nodes[maker].stage.is_some() && (needed[*id] || is_elsewhere) {
                 needed[maker] = true;
@@ -83,7 +83,7 @@ fn sent_and_kept(
         let is_forward = graph.part_kind(*id) == PartKind::Forward;
         let looks = aten::row(graph.op_name(*id)).is_some_and(|row| matches!(row.work, aten::Work::View));
         for value in graph.nodes[*id].operands() {
-            let Some(maker) = maker(graph, value).filter(|one| graph.part_kind(*one) == PartKind::Forward)
+            let Some(maker) = graph.maker(value).filter(|one| graph.part_kind(*one) == PartKind::Forward)
             else {
                 continue;
             };
@@ -107,11 +107,4 @@ fn sent_and_kept(
         }
     }
     sent
-}
-
-fn maker(graph: &Graph, value: ValueId) -> Option<NodeId> {
-    match graph.values[value].def {
-        ValueDef::Result(maker, _) => Some(maker),
-        ValueDef::Input(_) => None,
-    }
 }

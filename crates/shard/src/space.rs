@@ -2,7 +2,7 @@
 
 use aten::{Call, Linear, Row, Seed, Slot, Strategy};
 use base::{PrimaryMap, SecondaryMap, define_id};
-use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, Op, PartKind, Placement, TensorType, ValueDef, ValueId};
+use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, Op, PartKind, Placement, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -175,11 +175,7 @@ impl Space {
         let mut next = 0;
         while let Some((value, offer)) = queue.get(next).copied() {
             next += 1;
-            let maker = match graph.values[value].def {
-                ValueDef::Result(node, _) => Some(node),
-                ValueDef::Input(_) => None,
-            };
-            for node in maker.into_iter().chain(users[value].iter().copied()) {
+            for node in graph.maker(value).into_iter().chain(users[value].iter().copied()) {
                 self.follow(graph, node, (value, offer), most, &mut queue);
             }
         }

@@ -169,10 +169,7 @@ impl<'a> Writer<'a> {
     /// What makes the value that a node combines.
     fn summed(&self, id: NodeId) -> Option<NodeId> {
         let first = &self.iterations[0];
-        match first.values[first.nodes[id].operands().next()?].def {
-            ValueDef::Result(maker, _) => Some(maker),
-            ValueDef::Input(_) => None,
-        }
+        first.maker(first.nodes[id].operands().next()?)
     }
 
     /// A value in an iteration.

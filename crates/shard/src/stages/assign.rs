@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{Code, Diagnostic, Result, SecondaryMap};
-use ir::{Graph, InputId, ModuleId, NodeId, PartKind, PlaceId, ValueDef, ValueId};
+use ir::{Graph, InputId, ModuleId, NodeId, PartKind, PlaceId, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use schedule::Placement;
 
@@ -203,7 +203,7 @@ impl Assign<'_> {
             self.waits[id] = false;
             self.place(id, Some(chunk));
             for value in self.graph.nodes[id].operands() {
-                if let ValueDef::Result(maker, _) = self.graph.values[value].def
+                if let Some(maker) = self.graph.maker(value)
                     && self.waits[maker]
                 {
                     todo.push(maker);

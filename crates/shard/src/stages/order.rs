@@ -195,10 +195,7 @@ impl<'a> Scheduled<'a> {
             }
             todo.push((id, true));
             let node = &graph.nodes[id];
-            let makers = node.operands().filter_map(|value| match graph.values[value].def {
-                ValueDef::Result(maker, _) => Some(maker),
-                ValueDef::Input(_) => None,
-            });
+            let makers = node.operands().filter_map(|value| graph.maker(value));
             let open =
                 makers.filter(|maker| self.flow.needs.runs[*maker].has(self.stage) && !self.done[*maker]);
             let start = todo.len();
@@ -229,7 +226,7 @@ fn needed_elsewhere(flow: &Flow<'_>, stage: u32) -> FxHashSet<NodeId> {
         }
         needed.insert(*id);
         for value in node.operands() {
-            if let ValueDef::Result(maker, _) = graph.values[value].def
+            if let Some(maker) = graph.maker(value)
                 && graph.nodes[maker].part == node.part
             {
                 needed.insert(maker);
