@@ -15,7 +15,7 @@ pub use collectives::{CauseTime, CollectiveTime};
 pub use modules::{HeldByModule, ModuleTime};
 
 pub use causes::{changes, meant};
-pub use times::{Times, millis, timed};
+pub use times::{Times, busiest, millis, timed};
 
 /// Where the time of a step goes, most first, and the memory of its worst moment.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
@@ -34,11 +34,9 @@ pub struct Account {
 /// busy longest, and the memory that of the one that needs most.
 pub fn account(programs: &[&RankGraph], machine: Machine<'_>, limit: Option<Bytes>) -> Result<Account> {
     let times = timed(programs, machine)?;
-    // Of equals the first.
-    let busiest = times.iter().enumerate().rev().max_by_key(|(_, times)| times.compute());
     let peak = |graph: &&&RankGraph| memory::peak(graph).within(limit).0.total();
     let largest = programs.iter().rev().max_by_key(peak);
-    let Some((number, times)) = busiest else { return Ok(Account::default()) };
+    let Some((number, times)) = busiest(&times) else { return Ok(Account::default()) };
     let graph = programs[number];
     Ok(Account {
         modules: modules::by_module(graph, times),

@@ -11,7 +11,7 @@ use ir::{Graph, Placement, RankGraph};
 use crate::{account::Account, plan::Plan, step::program, summary::accounted};
 
 use goes::{Whose, goes};
-pub use goes::{changes, short};
+pub use goes::{changes, module_name, short};
 
 /// What a plan does, for people; with a cluster also where time and memory go on it.
 pub fn explain_plan(

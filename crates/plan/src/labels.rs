@@ -7,11 +7,12 @@ mod state;
 use std::{borrow::Cow, cell::OnceCell};
 
 use aten::Call;
-use base::Result;
+use base::{Result, SecondaryMap};
 use cost::{Machine, operation_time};
-use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId};
+use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, ValueId};
 use shard::{Assignment, partition};
 
+use crate::roles::{gradients, of_state};
 use origins::Origins;
 
 /// Names plans for one graph on one machine.
@@ -19,14 +20,30 @@ pub struct Labels<'a> {
     /// The graph in canonical form.
     graph: &'a Graph,
     machine: Machine<'a>,
-    /// What comes from which dimension of the batch, along the outermost axis: the same for all plans.
-    origins: OnceCell<Origins>,
+    /// What is known along the outermost axis: the same for all plans.
+    known: OnceCell<Known>,
+}
+
+/// What is known of a graph's values along an axis, whatever a plan decides.
+struct Known {
+    /// What comes from which dimension of the batch.
+    origins: Origins,
+    /// What comes from state alone.
+    of_state: SecondaryMap<ValueId, bool>,
+    /// What only updates need.
+    gradients: SecondaryMap<ValueId, bool>,
+}
+
+impl Known {
+    fn new(graph: &Graph, ranks: u32) -> Self {
+        Self { origins: Origins::new(graph, ranks), of_state: of_state(graph), gradients: gradients(graph) }
+    }
 }
 
 impl<'a> Labels<'a> {
     /// For plans for a graph in canonical form.
     pub const fn new(graph: &'a Graph, machine: Machine<'a>) -> Self {
-        Self { graph, machine, origins: OnceCell::new() }
+        Self { graph, machine, known: OnceCell::new() }
     }
 
     /// The name of a plan: a phrase for each axis of more than one rank.
@@ -37,13 +54,13 @@ impl<'a> Labels<'a> {
         let mut local = Cow::Borrowed(self.graph);
         for (axis, assignment) in axes().zip(assignments).filter(|(axis, _)| axis.rank_count() > 1) {
             let found;
-            let origins = if matches!(local, Cow::Borrowed(_)) {
-                self.origins.get_or_init(|| Origins::new(self.graph, axis.size))
+            let known = if matches!(local, Cow::Borrowed(_)) {
+                self.known.get_or_init(|| Known::new(self.graph, axis.size))
             } else {
-                found = Origins::new(&local, axis.size);
+                found = Known::new(&local, axis.size);
                 &found
             };
-            names.push(self.along(&local, origins, assignment, axis, several));
+            names.push(self.along(&local, known, assignment, axis, several));
             if several {
                 local = Cow::Owned(partition(&local, assignment, axis, 0)?.into_renumbered());
             }
@@ -59,18 +76,18 @@ impl<'a> Labels<'a> {
     fn along(
         &self,
         graph: &Graph,
-        origins: &Origins,
+        known: &Known,
         assignment: &Assignment,
         axis: &MeshAxis,
         several: bool,
     ) -> String {
-        let computation = division::divided(graph, origins, assignment, axis, self.machine);
+        let computation = division::divided(graph, known, assignment, axis, self.machine);
         let on = if several { format!(" on {}", axis.name) } else { String::new() };
         let idle = match idle(graph, assignment, axis, self.machine) {
             0 => None,
             idle => Some(format!("{idle} of {} ranks idle", axis.size)),
         };
-        let state = state::placed(graph, assignment);
+        let state = state::placed(graph, known, assignment);
         let further = computation.further.map(str::to_owned).into_iter().chain(state).chain(idle);
         std::iter::once(format!("{}{on}", computation.name)).chain(further).collect::<Vec<_>>().join(", ")
     }

@@ -81,7 +81,7 @@ impl Along<'_> {
         tries: &mut Tries<'_>,
     ) -> Result<bool> {
         let alive = Alive::new(self.graph);
-        let worst = |of: &Known| alive.worst(&of.assignment, self.axis, self.excess(of.peak));
+        let worst = |of: &Known| alive.worst(&of.assignment, self.axis, self.run.excess(of.peak));
         let free = Known::new(free, tries);
         let (mut over, mut kept) = (free.clone(), None);
         let mut moments = worst(&free);
@@ -109,11 +109,6 @@ impl Along<'_> {
             }
         }
         Ok(kept.is_some())
-    }
-
-    /// By how much a peak is over the limit, in bytes.
-    fn excess(&self, peak: u64) -> u64 {
-        peak.saturating_sub(self.run.request.memory_limit.unwrap_or(u64::MAX))
     }
 }
 
@@ -147,7 +142,7 @@ impl Round<'_, '_, '_, '_> {
                 Tried::Enough => break,
                 Tried::Nothing { least } => light = least.max(budget + 1),
                 Tried::Solution(tried) => {
-                    if self.along.excess(tried.peak) == 0 {
+                    if self.along.run.excess(tried.peak) == 0 {
                         return Ok(Some(tried));
                     }
                     let weight = self.weight(&tried);
@@ -168,7 +163,7 @@ impl Round<'_, '_, '_, '_> {
     /// What a candidate of this weight has to lose at all of some moments together, so that its peak keeps the limit: what is over it at each.
     /// Where axes within this one divide what is weighed, the same part of the weight, and no less than a step of `STEPS`.
     fn weight_of_excess(&self, of: &Known, weight: u64, moments: u64) -> u64 {
-        let excess = self.along.excess(of.peak);
+        let excess = self.along.run.excess(of.peak);
         let alone = moments.saturating_mul(excess);
         if self.along.is_last() {
             return alone;
@@ -182,7 +177,7 @@ impl Round<'_, '_, '_, '_> {
         for _ in 0..self.along.run.extent.raises {
             let budget = kept + over.saturating_sub(kept) / 2;
             let Tried::Solution(tried) = self.tried(budget)? else { return Ok(()) };
-            let fits = self.along.excess(tried.peak) == 0;
+            let fits = self.along.run.excess(tried.peak) == 0;
             *(if fits { &mut kept } else { &mut over }) = budget;
         }
         Ok(())

@@ -55,8 +55,7 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<Plan> 
         };
         let plan = Pipelines { request, wanted, machine, searched: &searched }.best(&schedules)?;
         let is_better = |known: &Plan| known.prediction.peak_bytes > plan.prediction.peak_bytes;
-        let fits = request.memory_limit.is_none_or(|limit| plan.prediction.peak_bytes <= limit);
-        if fits {
+        if plan.prediction.fits(request.memory_limit) {
             return Ok(plan);
         }
         if best.as_ref().is_none_or(is_better) {
@@ -111,7 +110,8 @@ impl Pipelines<'_> {
         let candidates = candidates(&cuts, schedules);
         let mut found: Vec<Simulated<'_>> = Vec::new();
         for (number, one) in candidates.iter().enumerate() {
-            if number >= MOST_SIMULATED && found.iter().any(|one| self.fits(&one.tried.1)) {
+            if number >= MOST_SIMULATED && found.iter().any(|one| one.tried.1.fits(self.request.memory_limit))
+            {
                 break;
             }
             let tried = self.tried(&cuts[one.cut], one.kind, one.schedule)?;
@@ -121,7 +121,7 @@ impl Pipelines<'_> {
                 tried,
             }));
         }
-        found.sort_by_key(|one| self.fitness(&one.tried.1));
+        found.sort_by_key(|one| one.tried.1.fitness(self.request.memory_limit));
         let mut searched = Vec::new();
         if self.wanted.may_search() && self.request.mesh.micro_batches() > 1 {
             let mut seen = BTreeSet::new();
@@ -152,15 +152,6 @@ impl Pipelines<'_> {
             Some(schedule) => self.tried(cut, Kind::Searched, &schedule),
             None => Ok(Vec::new()),
         }
-    }
-
-    fn fits(&self, one: &Prediction) -> bool {
-        self.request.memory_limit.is_none_or(|limit| one.peak_bytes <= limit)
-    }
-
-    /// How well a prediction suits, the least best.
-    fn fitness(&self, one: &Prediction) -> (bool, i64, u64) {
-        if self.fits(one) { (false, one.step_ns, one.peak_bytes) } else { (true, one.peak_bytes as i64, 0) }
     }
 
     /// The program cut for each way to put chunks on stages.
@@ -232,7 +223,7 @@ impl Pipelines<'_> {
         for rung in rungs(&self.searched.plan.passes) {
             let (prediction, of_each) = predicted(&graphs, self.machine, &rung, limit)?;
             found.push((Stages { predicted: of_each, ..stages.clone() }, prediction, rung));
-            if limit.is_none_or(|limit| prediction.peak_bytes <= limit) {
+            if prediction.fits(limit) {
                 break;
             }
         }
@@ -241,7 +232,7 @@ impl Pipelines<'_> {
 
     /// The plan with the best of what was tried.
     fn plan(&self, mut found: Vec<Tried>) -> Result<Plan> {
-        found.sort_by_key(|(_, one, _)| self.fitness(one));
+        found.sort_by_key(|(_, one, _)| one.fitness(self.request.memory_limit));
         let mut found = found.into_iter();
         let (best, prediction, passes) =
             found.next().ok_or_else(|| Diagnostic::bug("no schedule was tried"))?;
@@ -256,7 +247,7 @@ impl Pipelines<'_> {
             step_ns: prediction.step_ns,
             peak_bytes: prediction.peak_bytes,
             exposed_ns: Some(prediction.exposed_ns),
-            fits: self.fits(&prediction),
+            fits: prediction.fits(self.request.memory_limit),
             pins: Pins::default(),
         };
         plan.runners_up = found.filter(|(stages, ..)| is_other(stages)).map(runner_up).collect();

@@ -1,7 +1,7 @@
 //! What a plan is expected to cost.
 
 use base::Bytes;
-use memory::Category;
+use memory::{ByCategory, Category};
 use serde::{Deserialize, Serialize};
 
 /// What a plan is expected to cost.
@@ -69,6 +69,38 @@ pub const fn category_name(category: Category) -> &'static str {
 }
 
 impl Prediction {
+    /// Whether it keeps a memory limit.
+    pub fn fits(&self, limit: Option<u64>) -> bool {
+        limit.is_none_or(|limit| self.peak_bytes <= limit)
+    }
+
+    /// How well it suits under a memory limit: less is better.
+    pub fn fitness(&self, limit: Option<u64>) -> (bool, i64, u64) {
+        if self.fits(limit) {
+            (false, self.step_ns, self.peak_bytes)
+        } else {
+            (true, i64::try_from(self.peak_bytes).unwrap_or(i64::MAX), 0)
+        }
+    }
+
+    /// The same with what is alive at the peak, and what of it is buffers for small results.
+    #[must_use]
+    pub fn holding(self, alive: &ByCategory, buffers: Bytes) -> Self {
+        let of = |category| alive.of(category).0;
+        Self {
+            peak_bytes: alive.total().0,
+            state_bytes: of(Category::State),
+            batch_bytes: of(Category::Batch),
+            kept_bytes: of(Category::Kept),
+            activation_bytes: of(Category::Activation),
+            gradient_bytes: of(Category::Gradient),
+            collective_bytes: of(Category::Collective),
+            temporary_bytes: of(Category::Temporary),
+            buffer_bytes: buffers.0,
+            ..self
+        }
+    }
+
     /// The parts whose sum is the peak.
     pub fn at_peak_by_category(&self) -> [AtPeak; 7] {
         let part = |category, what, bytes| AtPeak { name: category_name(category), what, bytes };

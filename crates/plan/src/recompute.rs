@@ -30,16 +30,14 @@ impl Run<'_> {
     /// operations, and little of it is dear, because what is cheap for its memory is made again first.
     fn expected_ns(&self, found: &Found) -> i64 {
         let Prediction { peak_bytes, activation_bytes, compute_ns, .. } = found.prediction;
-        let over = peak_bytes.saturating_sub(self.request.memory_limit.unwrap_or(u64::MAX));
-        let share = over as f64 / activation_bytes.max(1) as f64;
+        let share = self.excess(peak_bytes) as f64 / activation_bytes.max(1) as f64;
         found.least_ns.saturating_add((compute_ns as f64 / 4.0 * share * share) as i64)
     }
 
     /// Whether a candidate will most likely keep the memory limit once parts of forward run again: most of what forward leaves would do.
     pub fn is_in_reach(&self, found: &Found) -> bool {
         let Prediction { peak_bytes, activation_bytes, .. } = found.prediction;
-        let over = peak_bytes.saturating_sub(self.request.memory_limit.unwrap_or(u64::MAX));
-        self.may_recompute() && over <= activation_bytes / 4 * 3
+        self.may_recompute() && self.excess(peak_bytes) <= activation_bytes / 4 * 3
     }
 
     /// The candidates with what of their forward is to be made again: all of it where that is asked for, or what those over the memory limit
@@ -104,7 +102,7 @@ impl Run<'_> {
         let held = forward.nothing().most.bytes;
         let limit = self.request.memory_limit.unwrap_or(u64::MAX);
         let known = if *passes == found.passes { found.prediction } else { self.scheduled(settled, passes)? };
-        let mut target = held.saturating_sub(known.peak_bytes.saturating_sub(limit));
+        let mut target = held.saturating_sub(self.excess(known.peak_bytes));
         let mut best: Option<Found> = None;
         for _ in 0..CORRECTIONS {
             let Some(choice) = (if full { forward.full() } else { forward.within(target) }) else { break };
@@ -113,7 +111,7 @@ impl Run<'_> {
             let prediction = self.scheduled(settled, &passes)?;
             let recomputed_ns = prediction.compute_ns - known.compute_ns;
             let prediction = Prediction { recomputed_ns, model_ns, bound_ns, ..prediction };
-            let over = prediction.peak_bytes.saturating_sub(limit);
+            let over = self.excess(prediction.peak_bytes);
             let least_ns = prediction.step_ns;
             let one = Found { assignments: found.assignments.clone(), passes, prediction, least_ns };
             if best.as_ref().is_none_or(|best| one.fitness(Some(limit)) < best.fitness(Some(limit))) {

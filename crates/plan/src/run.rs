@@ -6,7 +6,6 @@ use base::{Bytes, Diagnostic, Result};
 use cluster::Cluster;
 use cost::Machine;
 use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
-use memory::Category;
 use passes::{Direct, DirectAxes};
 use serde::{Deserialize, Serialize};
 use shard::{Assignment, partition_mesh};
@@ -63,17 +62,12 @@ pub struct Found {
 impl Found {
     /// Whether it keeps a memory limit.
     pub fn fits(&self, limit: Option<u64>) -> bool {
-        limit.is_none_or(|limit| self.prediction.peak_bytes <= limit)
+        self.prediction.fits(limit)
     }
 
     /// Less is better.
     pub fn fitness(&self, limit: Option<u64>) -> (bool, i64, u64) {
-        let Prediction { step_ns, peak_bytes, .. } = self.prediction;
-        if self.fits(limit) {
-            (false, step_ns, peak_bytes)
-        } else {
-            (true, i64::try_from(peak_bytes).unwrap_or(i64::MAX), 0)
-        }
+        self.prediction.fitness(limit)
     }
 }
 
@@ -183,18 +177,15 @@ impl Run<'_> {
             compute_ns: time.compute.0,
             communication_ns: time.communication.0,
             exposed_ns: time.exposed.0,
-            peak_bytes: alive.total().0,
-            state_bytes: alive.of(Category::State).0,
-            batch_bytes: alive.of(Category::Batch).0,
-            kept_bytes: alive.of(Category::Kept).0,
-            activation_bytes: alive.of(Category::Activation).0,
-            gradient_bytes: alive.of(Category::Gradient).0,
-            collective_bytes: alive.of(Category::Collective).0,
-            temporary_bytes: alive.of(Category::Temporary).0,
-            buffer_bytes: buffers.0,
             collectives: time.collectives,
             ..Prediction::default()
-        })
+        }
+        .holding(&alive, buffers))
+    }
+
+    /// By how much a peak is over the memory limit, in bytes.
+    pub fn excess(&self, peak: u64) -> u64 {
+        peak.saturating_sub(self.request.memory_limit.unwrap_or(u64::MAX))
     }
 
     /// The axes along which nothing that is mostly computation can be sharded.

@@ -98,7 +98,7 @@ impl<'a> Naming<'a> {
 }
 
 /// Classes of inputs with the pattern of their names.
-const CLASSES: [(InputClass, &str); 3] = [
+pub const CLASSES: [(InputClass, &str); 3] = [
     (InputClass::Batch, "batch.*"),
     (InputClass::Parameter, "params.*"),
     (InputClass::Optimizer, "optimizer.*"),

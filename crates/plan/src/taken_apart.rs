@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use base::{Bytes, Result};
 use cost::Machine;
 use ir::{InputId, RankGraph};
-use memory::Category;
 use schedule::Schedule;
 use shard::stages::{StageSet, stage_graphs};
 
@@ -42,20 +41,8 @@ pub fn predicted(
             peak_bytes: alive.total().0,
             buffer_bytes: buffers.0,
         });
-        let of = |category| alive.of(category).0;
         if alive.total().0 > worst.peak_bytes {
-            worst = Prediction {
-                peak_bytes: alive.total().0,
-                state_bytes: of(Category::State),
-                batch_bytes: of(Category::Batch),
-                kept_bytes: of(Category::Kept),
-                activation_bytes: of(Category::Activation),
-                gradient_bytes: of(Category::Gradient),
-                collective_bytes: of(Category::Collective),
-                temporary_bytes: of(Category::Temporary),
-                buffer_bytes: buffers.0,
-                ..worst
-            };
+            worst = worst.holding(&alive, buffers);
         }
         if time.step.0 > worst.step_ns {
             worst.step_ns = time.step.0;

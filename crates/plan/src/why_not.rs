@@ -214,7 +214,7 @@ fn priced(plan: &Plan, Found { plan: other, tried, .. }: &Found<'_>, limit: Opti
         compute_ms: millis(b.compute_ns),
         exposed_ms: millis(b.exposed_ns),
         peak_bytes: b.peak_bytes,
-        fits: limit.is_none_or(|limit| b.peak_bytes <= limit),
+        fits: b.fits(limit),
         slower_ms: millis(b.step_ns - a.step_ns),
         slower_compute_ms: millis(b.compute_ns - a.compute_ns),
         slower_exposed_ms: millis(b.exposed_ns - a.exposed_ns),

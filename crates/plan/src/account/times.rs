@@ -44,6 +44,11 @@ pub fn timed(programs: &[&RankGraph], machine: Machine<'_>) -> Result<Vec<Times>
     Ok(watched.ranks.into_iter().map(|watch| watch.times).collect())
 }
 
+/// The rank whose operations take most time, by its number; of equals the first.
+pub fn busiest(ranks: &[Times]) -> Option<(usize, &Times)> {
+    ranks.iter().enumerate().rev().max_by_key(|(_, times)| times.compute())
+}
+
 struct Watched<'g> {
     ranks: Vec<Watch<'g>>,
 }

@@ -64,7 +64,7 @@ fn operations(text: &mut String, account: &Account, whose: &str) {
             "    {:>8} {:>3.0} %  {}: {}",
             nanos(ms).to_string(),
             percent(ms),
-            name(module),
+            module_name(module),
             each.join(", ")
         );
     }
@@ -77,7 +77,7 @@ fn operations(text: &mut String, account: &Account, whose: &str) {
 }
 
 /// What a module is called: what no module computes is of the step itself.
-fn name(module: &str) -> String {
+pub fn module_name(module: &str) -> String {
     if module.is_empty() { "the step itself".into() } else { format!("`{module}`") }
 }
 
@@ -137,8 +137,9 @@ fn memory(text: &mut String, account: &Account, whose: &str) {
         return;
     }
     let held = account.held.iter().take(MOST_HOLDERS);
-    let held: Vec<String> =
-        held.map(|one| format!("{} {} of {}", Bytes(one.bytes), one.category, name(&one.module))).collect();
+    let held: Vec<String> = held
+        .map(|one| format!("{} {} of {}", Bytes(one.bytes), one.category, module_name(&one.module)))
+        .collect();
     let rest: u64 = account.held.iter().skip(MOST_HOLDERS).map(|one| one.bytes).sum();
     let rest = if rest > 0 { format!(", {} of others", Bytes(rest)) } else { String::new() };
     let _ = writeln!(text, "  at the peak{whose} {}{rest}", held.join(", "));

@@ -1,13 +1,11 @@
 //! How the computation along an axis is divided.
 
 use aten::{Call, Strategy, Work};
-use base::SecondaryMap;
 use cost::{Machine, operation_time};
 use ir::{Graph, MeshAxis, Placement, ValueId};
 use shard::Assignment;
 
-use super::origins::{Origin, Origins};
-use crate::roles::{gradients, of_state};
+use super::{Known, origins::Origin};
 
 /// What products, attention and convolutions are divided by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,12 +67,12 @@ struct Sums {
 /// How the computation along an axis is divided.
 pub fn divided(
     graph: &Graph,
-    origins: &Origins,
+    known: &Known,
     assignment: &Assignment,
     axis: &MeshAxis,
     machine: Machine<'_>,
 ) -> Division {
-    let sums = sums(graph, origins, assignment, axis, machine);
+    let sums = sums(graph, known, assignment, axis, machine);
     let total = sums.ways.iter().sum::<i64>().max(1);
     let share = |way: Way| sums.ways[way as usize] * 100 / total;
     let mut named: Vec<Way> = Way::ALL.into_iter().filter(|way| share(*way) >= NAMED).collect();
@@ -103,12 +101,12 @@ pub fn divided(
 
 fn sums(
     graph: &Graph,
-    origins: &Origins,
+    known: &Known,
     assignment: &Assignment,
     axis: &MeshAxis,
     machine: Machine<'_>,
 ) -> Sums {
-    let reader = Reader { graph, origins, of_state: of_state(graph), gradients: gradients(graph) };
+    let reader = Reader { graph, known };
     let mut sums = Sums::default();
     for id in &graph.order {
         let call = Call::new(graph, *id);
@@ -139,9 +137,7 @@ fn sums(
 
 struct Reader<'g> {
     graph: &'g Graph,
-    origins: &'g Origins,
-    of_state: SecondaryMap<ValueId, bool>,
-    gradients: SecondaryMap<ValueId, bool>,
+    known: &'g Known,
 }
 
 impl Reader<'_> {
@@ -153,11 +149,13 @@ impl Reader<'_> {
             return Way::None;
         }
         let mut operands = call.operands.iter().zip(&strategy.operands);
-        let of_state = operands.any(|(value, placement)| self.of_state[*value] && is_sharded(placement));
+        let of_state =
+            operands.any(|(value, placement)| self.known.of_state[*value] && is_sharded(placement));
         // The gradient of a parameter whose shard is the same as the parameter's.
         let results = call.results.iter().zip(&strategy.results);
-        let gradient =
-            results.into_iter().any(|(value, placement)| self.gradients[*value] && is_sharded(placement));
+        let gradient = results
+            .into_iter()
+            .any(|(value, placement)| self.known.gradients[*value] && is_sharded(placement));
         if of_state || gradient {
             let first = strategy.results.first();
             let is_one_each = all().all(|placement| Some(placement) == first);
@@ -174,12 +172,12 @@ impl Reader<'_> {
     fn origin(&self, call: &Call<'_>, strategy: &Strategy) -> Option<Origin> {
         let operands = call.operands.iter().zip(&strategy.operands);
         let mut placed = operands.chain(call.results.iter().zip(&strategy.results));
-        placed.find_map(|(value, placement)| self.origins.of(*value, *placement))
+        placed.find_map(|(value, placement)| self.known.origins.of(*value, *placement))
     }
 
     /// Whether an operation is one of forward and backward that does not only work on state or its gradients.
     fn is_of_activations(&self, call: &Call<'_>) -> bool {
-        let is_other = |value: &ValueId| !self.of_state[*value] && !self.gradients[*value];
+        let is_other = |value: &ValueId| !self.known.of_state[*value] && !self.known.gradients[*value];
         call.operands.iter().any(is_other)
             && call.results.iter().any(is_other)
             && self.graph.parts[call.node.part].kind != ir::PartKind::Update

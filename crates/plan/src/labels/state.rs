@@ -5,7 +5,7 @@ use ir::{Graph, InputClass, PartId, PartKind, Placement, ValueId};
 use rustc_hash::FxHashMap;
 use shard::Assignment;
 
-use crate::roles::{gradients, of_state};
+use super::Known;
 
 /// From this share on all of a class of inputs counts as sharded: step counters and the like never are.
 const ALL: f64 = 0.98;
@@ -15,11 +15,11 @@ const NAMED: f64 = 0.1;
 const MOST: f64 = 0.5;
 
 /// How state is placed, in words; nothing where it is replicated.
-pub fn placed(graph: &Graph, assignment: &Assignment) -> Option<String> {
+pub fn placed(graph: &Graph, known: &Known, assignment: &Assignment) -> Option<String> {
     let has_state = graph.inputs.values().any(|input| input.class == InputClass::Optimizer);
     let sharded = |class| sharded_share(graph, assignment, class);
     let (parameters, optimizer) = (sharded(InputClass::Parameter), sharded(InputClass::Optimizer));
-    let changes = Changes::new(graph, assignment);
+    let changes = Changes::new(graph, known, assignment);
     if parameters > ALL && (optimizer > ALL || !has_state) {
         return Some(match changes.gathered() {
             0 => "state sharded".to_owned(),
@@ -69,8 +69,8 @@ struct Changes {
 }
 
 impl Changes {
-    fn new(graph: &Graph, assignment: &Assignment) -> Self {
-        let (of_state, gradients) = (of_state(graph), gradients(graph));
+    fn new(graph: &Graph, known: &Known, assignment: &Assignment) -> Self {
+        let Known { of_state, gradients, .. } = known;
         let provided = provided(graph, assignment);
         let elements = |value: ValueId| graph.ty(value).elements();
         let is_sharded = |placement| matches!(placement, Placement::Shard { .. });

@@ -9,6 +9,7 @@ use ir::Placement;
 use crate::{
     pins::Pins,
     plan::{Plan, RunnerUp},
+    runners_up::CLASSES,
     step::PlanSettings,
 };
 
@@ -71,16 +72,13 @@ struct Family {
     names: &'static [&'static str],
     /// What else their phrase says.
     with: &'static str,
-    /// Pins under which the search comes to it: placements of the batch, of parameters and of optimizer state, each where it is demanded.
+    /// Pins under which the search comes to it: placements of each of the [`CLASSES`] of inputs, where they are demanded.
     pins: &'static [[Option<Placement>; 3]],
 }
 
 const WHOLE: Option<Placement> = Some(Placement::Replicate);
 const FIRST: Option<Placement> = Some(Placement::shard(0));
 const SECOND: Option<Placement> = Some(Placement::shard(1));
-
-/// Patterns of names that the placements of a [`Family`] are of.
-const PATTERNS: [&str; 3] = ["batch.*", "params.*", "optimizer.*"];
 
 const FAMILIES: &[Family] = &[
     Family { names: &["data parallel", "data", "ddp", "dp"], with: "", pins: &[[FIRST, WHOLE, WHOLE]] },
@@ -256,7 +254,7 @@ fn of_family(family: &Family, axis: Option<&str>, same: &PlanSettings) -> Result
     let mut tried = Vec::new();
     for axis in axes.into_iter().filter(|known| axis.is_none_or(|asked| asked == *known)) {
         for placements in family.pins {
-            let demanded = PATTERNS.iter().zip(placements).filter_map(|(pattern, placement)| {
+            let demanded = CLASSES.iter().zip(placements).filter_map(|((_, pattern), placement)| {
                 Some(((*pattern).to_owned(), IndexMap::from([(axis.to_owned(), (*placement)?)])))
             });
             let pins = joined(&same.pins, &demanded.collect());

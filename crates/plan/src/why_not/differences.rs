@@ -8,7 +8,7 @@ use ir::{Graph, PartKind, RankGraph};
 use serde::Serialize;
 
 use crate::{
-    account::{Times, changes, meant, millis, timed},
+    account::{Times, busiest, changes, meant, millis, timed},
     plan::Plan,
     simulate::pipeline,
     step::program,
@@ -132,9 +132,8 @@ impl Costs {
         };
         let mesh = plan.mesh();
         let times = timed(&programs.iter().collect::<Vec<_>>(), Machine { cluster, mesh: &mesh })?;
-        let busiest = times.iter().enumerate().rev().max_by_key(|(_, times)| times.compute());
         let mut costs = Self { lines: IndexMap::new(), causes: IndexMap::new() };
-        if let Some((number, times)) = busiest {
+        if let Some((number, times)) = busiest(&times) {
             costs.read(&programs[number], times);
         }
         Ok(costs)

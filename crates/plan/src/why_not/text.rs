@@ -9,7 +9,10 @@ use base::Bytes;
 use indexmap::IndexMap;
 
 use super::{Difference, FirstDifference, PlacedOtherwise, Priced, WhyNot};
-use crate::{explain::short, summary::nanos};
+use crate::{
+    explain::{module_name, short},
+    summary::nanos,
+};
 
 /// Maximum number of differences listed that cost time, and of those that save it.
 const MOST: usize = 4;
@@ -101,7 +104,7 @@ impl Display for PlacedOtherwise {
 impl Display for FirstDifference {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self { part, module, place, ms, what, .. } = self;
-        let module = if module.is_empty() { "the step itself".to_owned() } else { format!("`{module}`") };
+        let module = module_name(module);
         let place = place.as_ref().map_or_else(String::new, |place| format!(", {}", short(place)));
         write!(f, "{} more in {part} of {module}{place}, most of it {what}", nanos(*ms))
     }
