@@ -7,22 +7,17 @@ use rustc_hash::FxHashMap;
 use crate::{
     action::{Action, Pass},
     costs::Costs,
+    progress::Progress,
     rows::Schedule,
 };
 
 /// Of states that are as far, at most so many are kept to compare with.
 const MOST_KEPT: usize = 32;
 
-/// How far a schedule is.
+/// How far a schedule is, and when its last action began.
 #[derive(Clone)]
 struct State {
-    /// For each chunk the ends of forward and of the first half of backward, and how often the second one is done.
-    forward: Vec<Vec<i64>>,
-    inputs: Vec<Vec<i64>>,
-    weights: Vec<usize>,
-    free: Vec<i64>,
-    held: Vec<i64>,
-    /// When the last action began.
+    done: Progress,
     now: i64,
 }
 
@@ -44,7 +39,7 @@ struct Exact<'a> {
 /// A schedule whose step is shorter than `known`, the shortest there is; none where there is none shorter. The second value says whether
 /// everything was tried, which is so unless it takes more than `effort` states.
 pub fn shorter(costs: &Costs, micro_batches: u32, known: i64, effort: usize) -> (Option<Schedule>, bool) {
-    let (stages, chunks) = (costs.placement.stages as usize, costs.placement.chunks() as usize);
+    let stages = costs.placement.stages as usize;
     let (after_forward, after_inputs) = tails(costs);
     let mut exact = Exact {
         costs,
@@ -57,14 +52,7 @@ pub fn shorter(costs: &Costs, micro_batches: u32, known: i64, effort: usize) -> 
         found: None,
         effort,
     };
-    let start = State {
-        forward: vec![Vec::new(); chunks],
-        inputs: vec![Vec::new(); chunks],
-        weights: vec![0; chunks],
-        free: vec![0; stages],
-        held: vec![0; stages],
-        now: 0,
-    };
+    let start = State { done: Progress::new(costs), now: 0 };
     exact.go_on(&start);
     let is_proven = exact.effort > 0;
     let schedule = exact.found.map(|actions| {
@@ -103,7 +91,7 @@ impl Exact<'_> {
         }
         self.effort -= 1;
         if self.path.len() == 3 * self.costs.forward.len() * self.micro_batches {
-            let step = state.free.iter().copied().max().unwrap_or(0);
+            let step = state.done.free.iter().copied().max().unwrap_or(0);
             if step < self.best {
                 self.best = step;
                 self.found = Some(self.path.clone());
@@ -114,7 +102,7 @@ impl Exact<'_> {
             return;
         }
         let mut next: Vec<(i64, Action)> =
-            (0..self.costs.forward.len()).flat_map(|chunk| self.there(state, chunk)).collect();
+            (0..self.costs.forward.len()).flat_map(|chunk| self.there(state, chunk)).flatten().collect();
         next.retain(|(begin, _)| *begin >= state.now);
         let kind = |work| match work {
             Pass::Inputs | Pass::Backward => 0,
@@ -124,7 +112,8 @@ impl Exact<'_> {
         next.sort_by_key(|(begin, action)| (*begin, kind(action.work), action.chunk));
         for (begin, action) in next {
             let mut after = state.clone();
-            self.add(&mut after, action, begin);
+            after.done.add(self.costs, action, begin);
+            after.now = begin;
             self.path.push(action);
             self.go_on(&after);
             self.path.pop();
@@ -132,70 +121,28 @@ impl Exact<'_> {
     }
 
     /// What a chunk could do next, with when it would begin.
-    fn there(&self, state: &State, chunk: usize) -> Vec<(i64, Action)> {
+    fn there(&self, state: &State, chunk: usize) -> [Option<(i64, Action)>; 3] {
         let stage = self.costs.placement.stage_of[chunk] as usize;
-        let [forward, inputs] = [state.forward[chunk].len(), state.inputs[chunk].len()];
-        let action = |work, number: usize| Action::new(chunk as u32, work, number as u32);
-        let mut there = Vec::new();
-        if forward < self.micro_batches
-            && state.held[stage] + self.costs.kept[chunk] <= self.costs.room[stage]
-        {
-            let ready = match chunk.checked_sub(1) {
-                None => Some(0),
-                Some(before) => {
-                    let end = state.forward[before].get(forward);
-                    end.map(|end| end + self.costs.sending[before])
-                }
-            };
-            there.extend(ready.map(|ready| (ready, action(Pass::Forward, forward))));
-        }
-        if inputs < forward {
-            let done = state.forward[chunk][inputs];
-            let ready = match state.inputs.get(chunk + 1) {
-                None => Some(done),
-                Some(after) => after.get(inputs).map(|end| done.max(end + self.costs.sending[chunk])),
-            };
-            there.extend(ready.map(|ready| (ready, action(Pass::Inputs, inputs))));
-        }
-        if state.weights[chunk] < inputs {
-            let number = state.weights[chunk];
-            there.push((state.inputs[chunk][number], action(Pass::Weights, number)));
-        }
-        for (begin, _) in &mut there {
-            *begin = (*begin).max(state.free[stage]);
-        }
-        there
-    }
-
-    fn add(&self, state: &mut State, action: Action, begin: i64) {
-        let chunk = action.chunk as usize;
-        let stage = self.costs.placement.stage_of[chunk] as usize;
-        let end = begin + self.costs.time(action);
-        match action.work {
-            Pass::Forward => state.forward[chunk].push(end),
-            Pass::Inputs | Pass::Backward => state.inputs[chunk].push(end),
-            Pass::Weights => state.weights[chunk] += 1,
-        }
-        state.free[stage] = end;
-        state.held[stage] += self.costs.change(action);
-        state.now = begin;
+        let has_room = || state.done.held[stage] + self.costs.kept[chunk] <= self.costs.room[stage];
+        state.done.next(self.costs, chunk, self.micro_batches, has_room)
     }
 
     /// No way to go on ends sooner.
     fn least(&self, state: &State) -> i64 {
-        let mut work: Vec<i64> = state.free.iter().map(|free| (*free).max(state.now)).collect();
+        let mut work: Vec<i64> = state.done.free.iter().map(|free| (*free).max(state.now)).collect();
         let mut least = 0;
         for chunk in 0..self.costs.forward.len() {
             let stage = self.costs.placement.stage_of[chunk] as usize;
-            let begin = state.free[stage].max(state.now);
+            let begin = state.done.free[stage].max(state.now);
             let forwards =
-                (self.micro_batches - state.forward[chunk].len()) as i64 * self.costs.forward[chunk];
-            let inputs = (self.micro_batches - state.inputs[chunk].len()) as i64 * self.costs.inputs[chunk];
-            let weights = (self.micro_batches - state.weights[chunk]) as i64 * self.costs.weights[chunk];
-            if state.forward[chunk].len() < self.micro_batches {
+                (self.micro_batches - state.done.forward[chunk].len()) as i64 * self.costs.forward[chunk];
+            let inputs =
+                (self.micro_batches - state.done.inputs[chunk].len()) as i64 * self.costs.inputs[chunk];
+            let weights = (self.micro_batches - state.done.weights[chunk]) as i64 * self.costs.weights[chunk];
+            if state.done.forward[chunk].len() < self.micro_batches {
                 least = least.max(begin + forwards + self.after_forward[chunk]);
             }
-            if state.inputs[chunk].len() < self.micro_batches {
+            if state.done.inputs[chunk].len() < self.micro_batches {
                 least = least.max(begin + inputs + self.after_inputs[chunk]);
             }
             work[stage] += forwards + inputs + weights;
@@ -207,17 +154,25 @@ impl Exact<'_> {
     fn is_dominated(&mut self, state: &State) -> bool {
         let chunks = 0..self.costs.forward.len();
         let far = chunks.clone().flat_map(|chunk| {
-            [state.forward[chunk].len() as u8, state.inputs[chunk].len() as u8, state.weights[chunk] as u8]
+            [
+                state.done.forward[chunk].len() as u8,
+                state.done.inputs[chunk].len() as u8,
+                state.done.weights[chunk] as u8,
+            ]
         });
         let mut ends = vec![state.now];
-        ends.extend(state.free.iter().map(|free| (*free).max(state.now)));
+        ends.extend(state.done.free.iter().map(|free| (*free).max(state.now)));
         for chunk in chunks {
-            let read =
-                state.forward.get(chunk + 1).map_or(usize::MAX, Vec::len).min(state.inputs[chunk].len());
-            ends.extend(state.forward[chunk].iter().skip(read).map(|end| (*end).max(state.now)));
-            let before = chunk.checked_sub(1).map_or(usize::MAX, |before| state.inputs[before].len());
-            let read = before.min(state.weights[chunk]);
-            ends.extend(state.inputs[chunk].iter().skip(read).map(|end| (*end).max(state.now)));
+            let read = state
+                .done
+                .forward
+                .get(chunk + 1)
+                .map_or(usize::MAX, Vec::len)
+                .min(state.done.inputs[chunk].len());
+            ends.extend(state.done.forward[chunk].iter().skip(read).map(|end| (*end).max(state.now)));
+            let before = chunk.checked_sub(1).map_or(usize::MAX, |before| state.done.inputs[before].len());
+            let read = before.min(state.done.weights[chunk]);
+            ends.extend(state.done.inputs[chunk].iter().skip(read).map(|end| (*end).max(state.now)));
         }
         let seen = self.seen.entry(far.collect()).or_default();
         let is_later = |known: &Vec<i64>| known.iter().zip(&ends).all(|(known, end)| known <= end);

@@ -3,6 +3,7 @@
 use crate::{
     action::{Action, Pass},
     costs::Costs,
+    progress::Progress,
     rows::Schedule,
 };
 
@@ -36,39 +37,26 @@ impl Rule {
     }
 }
 
-/// How far a schedule is: micro-batches of a chunk go in their order, since they are all alike.
+/// A schedule as it is made.
 struct Made<'a> {
     costs: &'a Costs,
     room: &'a [i64],
     micro_batches: u32,
-    /// For each chunk the ends of what is done: forward, and both halves of backward.
-    forward: Vec<Vec<i64>>,
-    inputs: Vec<Vec<i64>>,
-    weights: Vec<u32>,
-    free: Vec<i64>,
-    held: Vec<i64>,
+    done: Progress,
     rows: Vec<Vec<Action>>,
 }
 
 /// The schedule that a rule makes where micro-batches take at most so much memory of each stage; none where one of them alone takes more.
 pub fn greedy(costs: &Costs, micro_batches: u32, room: &[i64], rule: Rule) -> Option<Schedule> {
-    let (stages, chunks) = (costs.placement.stages as usize, costs.placement.chunks() as usize);
-    let mut made = Made {
-        costs,
-        room,
-        micro_batches,
-        forward: vec![Vec::new(); chunks],
-        inputs: vec![Vec::new(); chunks],
-        weights: vec![0; chunks],
-        free: vec![0; stages],
-        held: vec![0; stages],
-        rows: vec![Vec::new(); stages],
-    };
-    let all = 3 * chunks * micro_batches as usize;
+    let stages = costs.placement.stages as usize;
+    let rows = vec![Vec::new(); stages];
+    let mut made = Made { costs, room, micro_batches, done: Progress::new(costs), rows };
+    let all = 3 * costs.placement.chunks() * micro_batches;
     for _ in 0..all {
         let next = (0..stages).filter_map(|stage| made.next(stage, rule));
         let (begin, stage, action) = next.min_by_key(|(begin, stage, _)| (*begin, *stage))?;
-        made.add(stage, action, begin);
+        made.done.add(costs, action, begin);
+        made.rows[stage].push(action);
     }
     Some(Schedule { placement: costs.placement.clone(), micro_batches, rows: made.rows })
 }
@@ -94,67 +82,24 @@ impl Made<'_> {
 
     /// What a stage could do next, each with when it could begin.
     fn there(&self, stage: usize) -> Vec<(i64, Action)> {
-        let mut there = Vec::new();
-        for chunk in self.costs.placement.chunks_of(stage as u32) {
-            let own = chunk as usize;
-            let [forward, inputs, weights] =
-                [self.forward[own].len() as u32, self.inputs[own].len() as u32, self.weights[own]];
-            let ready = if own == 0 {
-                Some(0)
-            } else {
-                let end = self.forward[own - 1].get(forward as usize);
-                end.map(|end| end + self.costs.sending[own - 1])
-            };
-            if let Some(ready) = ready.filter(|_| forward < self.micro_batches && self.has_room(stage, chunk))
-            {
-                there.push((ready, Action::new(chunk, Pass::Forward, forward)));
-            }
-            if inputs < forward {
-                let done = self.forward[own][inputs as usize];
-                let ready = match self.inputs.get(own + 1) {
-                    None => Some(done),
-                    Some(after) => {
-                        let end = after.get(inputs as usize);
-                        end.map(|end| done.max(end + self.costs.sending[own]))
-                    }
-                };
-                there.extend(ready.map(|ready| (ready, Action::new(chunk, Pass::Inputs, inputs))));
-            }
-            if weights < inputs {
-                let ready = self.inputs[own][weights as usize];
-                there.push((ready, Action::new(chunk, Pass::Weights, weights)));
-            }
-        }
-        for (begin, _) in &mut there {
-            *begin = (*begin).max(self.free[stage]);
-        }
-        there
+        let of_chunk = |chunk: u32| {
+            let has_room = || self.has_room(stage, chunk);
+            self.done.next(self.costs, chunk as usize, self.micro_batches as usize, has_room)
+        };
+        self.costs.placement.chunks_of(stage as u32).flat_map(of_chunk).flatten().collect()
     }
 
     /// Whether a chunk's next forward leaves the room that the first micro-batch needs which is not all forward yet: that one can always go on.
     fn has_room(&self, stage: usize, chunk: u32) -> bool {
-        let number = self.forward[chunk as usize].len();
+        let number = self.done.forward[chunk as usize].len();
         let others = self.costs.placement.chunks_of(stage as u32);
-        let first = others.clone().map(|one| self.forward[one as usize].len()).min().unwrap_or(0);
+        let first = others.clone().map(|one| self.done.forward[one as usize].len()).min().unwrap_or(0);
         let kept = |one: u32| self.costs.kept[one as usize];
         let reserved: i64 = if number == first {
             0
         } else {
-            others.filter(|one| self.forward[*one as usize].len() == first).map(kept).sum()
+            others.filter(|one| self.done.forward[*one as usize].len() == first).map(kept).sum()
         };
-        self.held[stage] + kept(chunk) + reserved <= self.room[stage]
-    }
-
-    fn add(&mut self, stage: usize, action: Action, begin: i64) {
-        let end = begin + self.costs.time(action);
-        let own = action.chunk as usize;
-        match action.work {
-            Pass::Forward => self.forward[own].push(end),
-            Pass::Inputs | Pass::Backward => self.inputs[own].push(end),
-            Pass::Weights => self.weights[own] += 1,
-        }
-        self.free[stage] = end;
-        self.held[stage] += self.costs.change(action);
-        self.rows[stage].push(action);
+        self.done.held[stage] + kept(chunk) + reserved <= self.room[stage]
     }
 }

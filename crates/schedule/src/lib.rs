@@ -13,6 +13,7 @@ mod greedy;
 mod improve;
 mod name;
 mod named;
+mod progress;
 mod rows;
 mod search;
 mod vshape;
