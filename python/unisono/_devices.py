@@ -77,9 +77,14 @@ def current() -> torch.device:
     return HOST if kind is None else torch.device(kind, torch.accelerator.current_device_index())
 
 
+def network_of(kind: str | None) -> str | None:
+    """What connects devices of a kind, as far as PyTorch knows."""
+    return None if kind is None else dist.Backend.default_device_backend_map.get(kind)
+
+
 def networks(kind: str | None) -> str:
     """What a process group is made with that connects hosts, and devices of a kind where PyTorch knows how."""
-    network = None if kind is None else dist.Backend.default_device_backend_map.get(kind)
+    network = network_of(kind)
     return "gloo" if network is None else f"cpu:gloo,{kind}:{network}"
 
 

@@ -165,7 +165,7 @@ def _device() -> Iterator[Finding]:
     else:
         count, name = torch.accelerator.device_count(), _devices.model_of(torch.device(kind, 0))
         yield Finding("devices", OK, f"{count} of {kind}, {name}")
-    needed = torch.distributed.Backend.default_device_backend_map.get(kind) if kind else None
+    needed = _devices.network_of(kind)
     missing = needed is not None and needed not in networks
     hint = f"install a PyTorch with {needed}: ranks on {kind} need it" if missing else None
     yield Finding("networks", WARNING if missing else OK, ", ".join(networks) or "none", hint)

@@ -60,11 +60,16 @@ class CustomCall:
         schema = self.target._schema.arguments
         plain = [value for value, one in zip(args, schema, strict=True) if not one.kwarg_only]
         named = {one.name: value for value, one in zip(args, schema, strict=True) if one.kwarg_only}
-        return [one for one in pytree.tree_leaves(self.target(*plain, **named)) if isinstance(one, torch.Tensor)]
+        return tensors_of(pytree.tree_leaves(self.target(*plain, **named)))
 
     def tensors(self) -> list[TensorType]:
         """The types of its tensors."""
         return [one for one in self.args if isinstance(one, TensorType)]
+
+
+def tensors_of(args: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among arguments."""
+    return [one for one in args if isinstance(one, torch.Tensor)]
 
 
 def call_of(node: torch.fx.Node, elsewhere: bool) -> CustomCall:

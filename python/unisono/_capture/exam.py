@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unisono import _native
+from unisono._capture.calls import tensors_of
 from unisono._capture.wire import name_of, parameters, plain, tensor_type
 from unisono._message import pack, unpack
 from unisono._placements import shard, unshard
@@ -71,7 +72,7 @@ def questions(
 ) -> Iterator[Question]:
     """All that a rule, as crate ``aten`` reads it, claims about a call with such arguments and results."""
     graph = _native.Graph(pack({"version": 2, "graph": _graph(target, rule, args, made)}))
-    tensors = [*(one for one in args if isinstance(one, torch.Tensor)), *made]
+    tensors = [*tensors_of(args), *made]
     for one in unpack(graph.exam(ranks)[1]):
         question = Question(ranks, one["operands"], one["results"])
         sizes = question.sharded_sizes(tensors)
@@ -85,7 +86,7 @@ def _graph(
     target: torch._ops.OpOverload, rule: str, args: Sequence[Any], made: Sequence[torch.Tensor]
 ) -> dict[str, Any]:
     """A graph of one call, with the field names of crate ``ir``."""
-    operands = [one for one in args if isinstance(one, torch.Tensor)]
+    operands = tensors_of(args)
     count = iter(range(len(operands)))
     encoded = [
         {"value": next(count)} if isinstance(value, torch.Tensor) else plain(value, kind)

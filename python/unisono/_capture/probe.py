@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from unisono._placements import shard, unshard
+from unisono._capture.calls import tensors_of
+from unisono._capture.exam import Question
 
 #: A dimension of each operand, or ``None`` where the operand is given whole.
 Guess = tuple[int | None, ...]
@@ -33,7 +34,7 @@ def found_rule(args: Sequence[Any], made: Sequence[torch.Tensor], run: Run, diff
         run: gives the results for other arguments.
         differ: whether two tensors are different.
     """
-    operands = [one for one in args if isinstance(one, torch.Tensor)]
+    operands = tensors_of(args)
     guesses = list(itertools.islice(_guesses(operands), _MOST_GUESSES + 1))
     if len(guesses) > _MOST_GUESSES:
         return None
@@ -82,29 +83,21 @@ def _guesses(operands: Sequence[torch.Tensor]) -> Iterator[Guess]:
 
 def _results(guess: Guess, args: Sequence[Any], made: Sequence[torch.Tensor], run: Run, differ: Differ) -> Guess | None:
     """The dimension of each result that goes with a guess, ``None`` for a result of summands; ``None`` where the guess is wrong."""
-    size = next(one.shape[dim] for one, dim in zip(_tensors(args), guess, strict=True) if dim is not None)
+    size = next(one.shape[dim] for one, dim in zip(tensors_of(args), guess, strict=True) if dim is not None)
     try:
-        parts = [run(_local(guess, args, rank)) for rank in range(_RANKS)]
+        operands = ["replicate" if dim is None else f"shard({dim})" for dim in guess]
+        parts = [run(Question(_RANKS, operands, []).operands_of(args, rank)) for rank in range(_RANKS)]
         found = [_sharded(one, other, size) for one, other in zip(parts[0], made, strict=True)]
-        each = zip(found, made, zip(*parts, strict=True), strict=True)
-        if _NEITHER in found or not all(_combines(*one, differ) for one in each):
+        if _NEITHER in found:
             return None
+        question = Question(_RANKS, operands, ["partial(sum)" if dim is None else f"shard({dim})" for dim in found])
+        for number, (dim, whole, pieces) in enumerate(zip(found, made, zip(*parts, strict=True), strict=True)):
+            may_be = dim is not None or whole.is_floating_point()
+            if not may_be or any(differ(one, whole) for one in question.combined(number, list(pieces))):
+                return None
     except Exception:  # whatever the user's code raises for operands that do not belong together
         return None
     return tuple(found)
-
-
-def _local(guess: Guess, args: Sequence[Any], rank: int) -> list[Any]:
-    """The arguments of one half."""
-    dims = iter(guess)
-    return [_part(one, next(dims), rank) if isinstance(one, torch.Tensor) else one for one in args]
-
-
-def _combines(dim: int | None, whole: torch.Tensor, parts: Sequence[torch.Tensor], differ: Differ) -> bool:
-    """Whether parts of a result make the whole, side by side or added up."""
-    if dim is not None:
-        return not differ(unshard(list(parts), f"shard({dim})"), whole)
-    return whole.dtype.is_floating_point and not differ(sum(parts[1:], parts[0]), whole)
 
 
 #: No dimension.
@@ -119,11 +112,3 @@ def _sharded(part: torch.Tensor, whole: torch.Tensor, size: int) -> int | None:
     if not changed:
         return None
     return changed[0] if len(changed) == 1 and whole.shape[changed[0]] == size else _NEITHER
-
-
-def _part(tensor: torch.Tensor, dim: int | None, rank: int) -> torch.Tensor:
-    return tensor if dim is None else shard(tensor, f"shard({dim})", rank, _RANKS)
-
-
-def _tensors(args: Sequence[Any]) -> list[torch.Tensor]:
-    return [one for one in args if isinstance(one, torch.Tensor)]

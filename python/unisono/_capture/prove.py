@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unisono._capture.calls import CustomCall, undisturbed
+from unisono._capture.calls import CustomCall, tensors_of, undisturbed
 from unisono._capture.exam import Question, questions
 from unisono._capture.places import warn_user
 from unisono._capture.values import Untried, tried
@@ -42,9 +42,9 @@ def prove(rule: Rule, call: CustomCall) -> None:
             message = f"the rule for `{call.name}` was not examined, because here {reason}"
             warn_user(f"{message}; it is where the step runs", RuleNotice)
             return
-        own = _fitting(rule, call, args, [one for one in args if isinstance(one, torch.Tensor)])
+        own = _fitting(rule, call, args, tensors_of(args))
         _require_shapes(own, call, made, "result", own.results)
-        _require_sizes(own, call, [*(one for one in args if isinstance(one, torch.Tensor)), *made])
+        _require_sizes(own, call, [*tensors_of(args), *made])
         again = call.run(args)
         for one, other in zip(made, again, strict=True):
             if difference(one, other, exact=True):
@@ -97,7 +97,7 @@ def _tried(rule: Rule, call: CustomCall) -> tuple[list[Any], list[torch.Tensor]]
 
 def _ask(rule: Rule, call: CustomCall, args: list[Any], made: list[torch.Tensor], question: Question) -> None:
     """Refuses a rule by which shards give something else than the whole."""
-    name = question.dimension(rule, [*(one for one in args if isinstance(one, torch.Tensor)), *made])
+    name = question.dimension(rule, [*tensors_of(args), *made])
     what = f"with `{name}` sharded over {question.ranks} ranks"
     pieces = []
     for rank in range(question.ranks):
