@@ -68,8 +68,8 @@ pub struct Plan {
     /// Take the program apart into so many pipeline stages, each on its share of the ranks; the same as an axis `stages` of the mesh
     #[arg(long)]
     stages: Option<u32>,
-    /// In which order each stage runs its micro-batches: `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2`, `zb-v`, `dualpipe-v`, or a CSV
-    /// file of actions as torch's schedules write it; the one that takes least time unless given
+    /// In which order each stage runs its micro-batches: `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2`, `zb-v`, `dualpipe-v`, `searched`,
+    /// or a CSV file of actions as torch's schedules write it; the one that takes least time unless given
     #[arg(long)]
     schedule: Option<String>,
     /// How many chunks of the program each stage has; what suits the schedule unless given

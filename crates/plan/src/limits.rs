@@ -65,6 +65,7 @@ impl Along<'_> {
                 _ => 0,
             };
             let most = weigh(&tables.problem, &free.choices);
+            // In between only under the first prices: each budget is a solution, and those of other prices gain little.
             for part in (1..PARTS).filter(|_| number == 0) {
                 round.tried(least + most.saturating_sub(least) / PARTS * part)?;
             }

@@ -103,7 +103,8 @@ impl FromStr for Kind {
         let other = [(Self::SEARCHED, Self::Searched), (Self::GIVEN, Self::Given)];
         let known = known.or_else(|| other.iter().find(|(name, _)| *name == text).map(|(_, kind)| *kind));
         known.ok_or_else(|| {
-            let names: Vec<&str> = Name::ALL.iter().map(|(_, name)| *name).collect();
+            let names = Name::ALL.iter().map(|(_, name)| *name).chain([Self::SEARCHED]);
+            let names: Vec<&str> = names.collect();
             format!("`{text}` is no schedule: {}", names.join(", "))
         })
     }
