@@ -13,30 +13,41 @@ from pathlib import Path
 from published import Shape, captured, tomllib
 
 from unisono.errors import ResourceError
+from unisono.graph import StepGraph
 
-LIMITS = {"llama2-7b": ("40GB", "20GB", "12GB", "8GB", "6GB"), "llama3-70b": ("80GB", "70GB", "50GB", "40GB", "30GB")}
+#: The model, the mesh, the limits, and how many micro-batches there are; as many as the search finds where that is not said.
+CASES = (
+    ("llama2-7b", {"ranks": 64}, ("40GB", "20GB", "12GB", "8GB", "6GB"), None),
+    ("llama2-7b", {"outer": 8, "inner": 8}, ("20GB", "12GB"), 1),
+    ("llama3-70b", {"ranks": 64}, ("80GB", "70GB", "50GB", "40GB", "30GB"), None),
+)
 SEQUENCES, LENGTH = 64, 4096
-CLUSTER, RANKS = "h100:8x8", 64
+CLUSTER = "h100:8x8"
 
 
 def main() -> None:
     models = tomllib.loads(Path(__file__).with_name("published.toml").read_text())["models"]
-    print("| model | limit | step ms | of it again | exposed | peak GB | micro-batches | CPU s of the search |")
-    print("|---|---|---|---|---|---|---|---|")
-    for model, limits in LIMITS.items():
-        graph = captured(Shape(**models[model]), SEQUENCES, LENGTH)
+    print("| model | mesh | limit | step ms | of it again | exposed | peak GB | micro-batches | CPU s of the search |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    graphs: dict[str, StepGraph] = {}
+    for model, mesh, limits, micro_batches in CASES:
+        if model not in graphs:
+            graphs[model] = captured(Shape(**models[model]), SEQUENCES, LENGTH)
+        axes = " x ".join(map(str, mesh.values()))
         for limit in limits:
             start = time.process_time()
             try:
-                figures = graph.plan(CLUSTER, mesh={"ranks": RANKS}, memory_limit=limit).figures()
+                plan = graphs[model].plan(CLUSTER, mesh=mesh, memory_limit=limit, micro_batches=micro_batches)
             except ResourceError as refused:
-                row = refused.cause
+                row = f"{refused.cause} | | | | "
             else:
+                figures = plan.figures()
                 row = (
                     f"{figures['step_ms']:.0f} | {figures['recomputed_ms']:.0f} | {figures['exposed_ms']:.0f} | "
                     f"{figures['peak_bytes'] / 1e9:.1f} | {figures['micro_batches']}"
                 )
-            print(f"| {model} | {limit} | {row} | {time.process_time() - start:.1f} |", flush=True)
+            took = time.process_time() - start
+            print(f"| {model} | {axes} | {limit} | {row} | {took:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
