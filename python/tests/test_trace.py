@@ -25,7 +25,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 def load_slowly():
     if rank == 1:
-        time.sleep(0.05)
+        time.sleep(0.5)
     return torch.randn(16, 64)
 
 with trace.record(sys.argv[1], warmup=1, active=3) as recording:
@@ -88,7 +88,7 @@ def test_the_critical_path_is_as_long_as_the_step(recorded: Path) -> None:
     path = trace.load(recorded).critical_path_analysis()
     assert path is not None
     assert path["total_duration"] == pytest.approx(path["wall"], rel=0.01)
-    assert path["by_rank_us"]["1"] > 40_000
+    assert path["by_rank_us"]["1"] > 400_000
 
 
 def test_memory_has_a_peak_and_owners(recorded: Path) -> None:
