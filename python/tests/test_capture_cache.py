@@ -97,18 +97,24 @@ def examined(folder, source=SOURCE, edit=None, rows=4, **arguments):
     return key, graph.text()
 
 
-@pytest.fixture(autouse=True)
-def _without_imports_during_capture(tmp_path):
-    """The first capture of a process makes PyTorch import more of itself."""
-    examined(tmp_path)
-    yield
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """Where the user's module stands. The first capture of a process, made here, makes PyTorch import more of itself."""
+    folder = tmp_path_factory.mktemp("user")
+    examined(folder)
+    yield folder
     sys.modules.pop("user_model", None)
 
 
-def test_the_same_step_has_the_same_key(tmp_path):
-    first, second = examined(tmp_path), examined(tmp_path)
-    assert first == second
-    assert first[0] is not None
+@pytest.fixture(scope="module")
+def as_written(folder):
+    """The key and the graph of the step as it is written."""
+    return examined(folder)
+
+
+def test_the_same_step_has_the_same_key(folder, as_written):
+    assert examined(folder) == as_written
+    assert as_written[0] is not None
 
 
 def tied(user):
@@ -169,16 +175,15 @@ EDITS = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_another_graph_has_another_key(name, tmp_path):
-    key, text = examined(tmp_path)
-    other_key, other_text = examined(tmp_path, **EDITS[name])
+def test_another_graph_has_another_key(name, folder, as_written):
+    key, text = as_written
+    other_key, other_text = examined(folder, **EDITS[name])
     assert other_text != text
     assert key != other_key
     assert None not in (key, other_key)
 
 
-def test_what_is_patched_into_pytorch_changes_the_key(tmp_path, monkeypatch):
-    before = examined(tmp_path)
+def test_what_is_patched_into_pytorch_changes_the_key(folder, as_written, monkeypatch):
     for name, patch in {
         "relu": lambda x: x * (x > 0),
         "relu ": F.gelu,
@@ -186,42 +191,42 @@ def test_what_is_patched_into_pytorch_changes_the_key(tmp_path, monkeypatch):
     }.items():
         with monkeypatch.context() as patched:
             patched.setattr(F, name.strip(), patch)
-            key, text = examined(tmp_path)
-        assert text != before[1]
-        assert key != before[0]
+            key, text = examined(folder)
+        assert text != as_written[1]
+        assert key != as_written[0]
     with monkeypatch.context() as patched:
         patched.setattr(nn.Linear, "forward", lambda self, x: F.linear(x, self.weight) * 2)
-        key, text = examined(tmp_path)
-    assert text != before[1]
-    assert key != before[0]
+        key, text = examined(folder)
+    assert text != as_written[1]
+    assert key != as_written[0]
     handle = nn.modules.module.register_module_forward_hook(lambda module, given, made: made * 2)
     try:
-        key, text = examined(tmp_path)
+        key, text = examined(folder)
     finally:
         handle.remove()
-    assert text != before[1]
-    assert key != before[0]
-    assert examined(tmp_path) == before
+    assert text != as_written[1]
+    assert key != as_written[0]
+    assert examined(folder) == as_written
 
 
-def test_what_is_set_for_the_process_changes_the_key(tmp_path, monkeypatch):
-    keys = [examined(tmp_path)[0]]
+def test_what_is_set_for_the_process_changes_the_key(folder, as_written, monkeypatch):
+    keys = [as_written[0]]
     with monkeypatch.context() as patched:
         patched.setenv("TORCH_SOMETHING", "1")
-        keys.append(examined(tmp_path)[0])
+        keys.append(examined(folder)[0])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        keys.append(examined(tmp_path)[0])
+        keys.append(examined(folder)[0])
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        keys.append(examined(tmp_path)[0])
+        keys.append(examined(folder)[0])
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
-    keys.append(examined(tmp_path)[0])
+    keys.append(examined(folder)[0])
     torch.set_float32_matmul_precision(before)
     torch.use_deterministic_algorithms(mode=True)
-    keys.append(examined(tmp_path)[0])
+    keys.append(examined(folder)[0])
     torch.use_deterministic_algorithms(mode=False)
     assert len(set(keys)) == len(keys)
-    assert examined(tmp_path)[0] == keys[0]
+    assert examined(folder)[0] == keys[0]
 
 
 def unknown(reach):
