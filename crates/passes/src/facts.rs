@@ -152,8 +152,8 @@ pub fn end_values(graph: &Graph) -> FixedBitSet {
     ends
 }
 
-/// The values that depend on nothing but state, through nodes that are neither random nor communication: they can be
-/// computed at any time of the step.
+/// The values that depend on nothing but state, gathered or not, through nodes that are not random: they can be computed at any time of
+/// the step.
 pub fn of_state_alone(graph: &Graph, facts: &Facts) -> FixedBitSet {
     let mut alone = FixedBitSet::with_capacity(graph.values.len());
     let state = |class: InputClass| class.is_state();
@@ -164,7 +164,8 @@ pub fn of_state_alone(graph: &Graph, facts: &Facts) -> FixedBitSet {
         .for_each(|input| alone.insert(input.value.index()));
     for id in &graph.order {
         let node = &graph.nodes[*id];
-        if facts.is_pure(node) && node.operands().all(|operand| alone.contains(operand.index())) {
+        let repeats = !facts.has_effect(node) && !facts.is_transfer(graph, node);
+        if repeats && node.operands().all(|operand| alone.contains(operand.index())) {
             node.results().for_each(|result| alone.insert(result.index()));
         }
     }

@@ -17,8 +17,8 @@ use crate::{
 
 /// Starts collectives early and waits for them late.
 pub struct OrderCollectives {
-    /// Maximum bytes that are gathered ahead of their first use. A larger gather starts when the previous one is used. Of the operands of
-    /// reductions [`PENDING`] times as much is held until they are done.
+    /// Maximum bytes that are gathered ahead of their first use, and as many ahead of what gathers them on along another axis. A larger
+    /// gather starts when the previous one is used. Of the operands of reductions [`PENDING`] times as much is held until they are done.
     pub prefetch_limit: Bytes,
 }
 
@@ -80,7 +80,8 @@ impl OrderCollectives {
         }
     }
 
-    /// Moves gathers of state, with what they depend on, up to where the limit allows their results to take memory.
+    /// Moves gathers of state, with what they depend on, up to where the limit allows their results to take memory: first those that are used,
+    /// then those that are gathered on along another axis, ahead of where that now starts.
     fn hoist_gathers(&self, graph: &Graph, facts: &Facts, wanted: &mut SecondaryMap<NodeId, Wanted>) {
         let alone = of_state_alone(graph, facts);
         let users = users(graph);
@@ -88,32 +89,43 @@ impl OrderCollectives {
             let gathers = graph.collective(*id).is_some_and(|it| it.kind == CollectiveKind::AllGather);
             gathers && graph.nodes[*id].operands().all(|operand| alone.contains(operand.index()))
         };
-        let first_use = |id: NodeId| {
+        let depths = depths(graph, is_gather);
+        let gathers: Vec<NodeId> = graph.order.iter().copied().filter(is_gather).collect();
+        for depth in (1..=gathers.iter().map(|id| depths[*id]).max().unwrap_or(0)).rev() {
             // By now its wait is right before its first use.
-            let waits = graph.nodes[id].results().flat_map(|result| &users[result]);
-            waits.map(|wait| wanted[*wait].0).min().unwrap_or(graph.order.len())
-        };
-        let size =
-            |id: NodeId| graph.nodes[id].results().map(|result| graph.ty(result).bytes()).sum::<Bytes>();
-        let mut gathers: Vec<(usize, NodeId, Bytes)> = graph
-            .order
-            .iter()
-            .filter(|id| is_gather(id))
-            .map(|id| (first_use(*id), *id, size(*id)))
-            .collect();
-        gathers.sort_by_key(|(first_use, ..)| *first_use);
-        // The gathers behind `in_use` are ahead of their use when the current one starts.
-        let (mut in_use, mut ahead) = (0, Bytes(0));
-        for current in 0..gathers.len() {
-            ahead += gathers[current].2;
-            while in_use < current && ahead > self.prefetch_limit {
-                ahead = ahead - gathers[in_use].2;
-                in_use += 1;
+            let first_use = |id: NodeId| {
+                let waits = graph.nodes[id].results().flat_map(|result| &users[result]);
+                waits.map(|wait| wanted[*wait].0).min().unwrap_or(graph.order.len())
+            };
+            let size =
+                |id: NodeId| graph.nodes[id].results().map(|result| graph.ty(result).bytes()).sum::<Bytes>();
+            let at_depth = gathers.iter().copied().filter(|id| depths[*id] == depth);
+            let mut gathers: Vec<(usize, NodeId, Bytes)> =
+                at_depth.map(|id| (first_use(id), id, size(id))).collect();
+            gathers.sort_by_key(|(first_use, ..)| *first_use);
+            // The gathers behind `in_use` are ahead of their use when the current one starts.
+            let (mut in_use, mut ahead) = (0, Bytes(0));
+            for current in 0..gathers.len() {
+                ahead += gathers[current].2;
+                while in_use < current && ahead > self.prefetch_limit {
+                    ahead = ahead - gathers[in_use].2;
+                    in_use += 1;
+                }
+                let start = if in_use == 0 { 0 } else { gathers[in_use - 1].0 };
+                hoist(graph, wanted, gathers[current].1, (start, -1));
             }
-            let start = if in_use == 0 { 0 } else { gathers[in_use - 1].0 };
-            hoist(graph, wanted, gathers[current].1, (start, -1));
         }
     }
+}
+
+/// For each gather, how many are on the way from state to its result, its own included.
+fn depths(graph: &Graph, is_gather: impl Fn(&NodeId) -> bool) -> SecondaryMap<NodeId, u32> {
+    let mut depths: SecondaryMap<NodeId, u32> = SecondaryMap::with_default(0);
+    for id in &graph.order {
+        let makers = graph.nodes[*id].operands().filter_map(|operand| graph.maker(operand));
+        depths[*id] = makers.map(|maker| depths[maker]).max().unwrap_or(0) + u32::from(is_gather(id));
+    }
+    depths
 }
 
 /// Moves a node and all that it depends on up to `target`, as far as they come after it.
