@@ -18,6 +18,7 @@ mod order_collectives;
 mod pipeline;
 mod recompute;
 mod start_collectives;
+mod turn_gathers;
 mod without_collectives;
 
 pub use bucket_collectives::BucketCollectives;
@@ -34,4 +35,5 @@ pub use order_collectives::OrderCollectives;
 pub use pipeline::{Settings, by_name, cleaned, pipeline, scheduled, settled};
 pub use recompute::{Positions, RECOMPUTE, Recompute, Repeatable};
 pub use start_collectives::StartCollectives;
+pub use turn_gathers::TurnGathers;
 pub use without_collectives::WithoutCollectives;

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DropAliases,
-    GroupLists, MergeViews, OrderCollectives, Positions, Recompute, StartCollectives, WithoutCollectives,
-    driver::Pass,
+    GroupLists, MergeViews, OrderCollectives, Positions, Recompute, StartCollectives, TurnGathers,
+    WithoutCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -68,10 +68,10 @@ pub fn cleaned(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
     ]
 }
 
-/// The first passes: what they leave does no work twice. Positions of operations that run again count in it.
+/// The first passes: what they leave does no work twice, and copies no matrix to put it in order. Positions of operations that run again count in it.
 pub fn settled(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
-    let lists: Box<dyn Pass> = Box::new(GroupLists);
-    cleaned(without_checkpoints).into_iter().chain([lists]).collect()
+    let further: [Box<dyn Pass>; 2] = [Box::new(TurnGathers), Box::new(GroupLists)];
+    cleaned(without_checkpoints).into_iter().chain(further).collect()
 }
 
 /// The passes after them. Views are merged again after bucketing, which adds views that flatten; ordering comes after that, since every
@@ -99,11 +99,12 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 11] = [
+    let all: [Box<dyn Pass>; 12] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
         Box::new(DeadCode),
+        Box::new(TurnGathers),
         Box::new(GroupLists),
         Box::new(Recompute { again: settings.recompute.clone() }),
         Box::new(StartCollectives),

@@ -118,3 +118,8 @@ fn recompute() {
 fn without_collectives() {
     check("without_collectives");
 }
+
+#[test]
+fn turn_gathers() {
+    check("turn_gathers");
+}

@@ -9,6 +9,9 @@ const SCATTER: &str = "_c10d_functional::reduce_scatter_tensor(Tensor input, str
 const WAIT: &str = "_c10d_functional::wait_tensor(Tensor tensor) -> Tensor";
 const MM: &str = "aten::mm(Tensor self, Tensor mat2) -> Tensor";
 const T: &str = "aten::t(Tensor(a) self) -> Tensor(a)";
+const VIEW: &str = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)";
+const PERMUTE: &str = "aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)";
+const CLONE: &str = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor";
 const NEG: &str = "aten::neg(Tensor self) -> Tensor";
 const DETACH: &str = "aten::detach(Tensor(a) self) -> Tensor(a)";
 const ABS: &str = "aten::abs(Tensor self) -> Tensor";
@@ -42,7 +45,9 @@ pub fn rank_graph(seed: u64, nodes: usize) -> Graph {
     for _ in 0..nodes / 3 {
         maker.arithmetic();
     }
+    maker.products_of_columns();
     maker.graph.begin_part(PartKind::Backward);
+    maker.products_of_columns();
     for _ in 0..nodes / 3 {
         maker.arithmetic();
     }
@@ -77,6 +82,34 @@ impl Maker {
                 half
             };
             let whole = self.waited(GATHER, vec![Arg::Value(cast), Arg::Int(2)], matrix(SIZE));
+            self.wholes.push(whole);
+        }
+    }
+
+    /// Products with what is gathered along columns, which each rank holds half of.
+    fn products_of_columns(&mut self) {
+        let contiguous = |shape: &[i64]| TensorType::contiguous(Dtype::F32, shape);
+        let half = *self.random.pick(&self.halves);
+        let columns =
+            self.push(VIEW, vec![Arg::Value(half), Arg::Ints(vec![SIZE, 2])], contiguous(&[SIZE, 2]));
+        let gathered =
+            self.waited(GATHER, vec![Arg::Value(columns), Arg::Int(2)], contiguous(&[2 * SIZE, 2]));
+        let apart = vec![Arg::Value(gathered), Arg::Ints(vec![2, SIZE, 1, 2])];
+        let apart = self.push(VIEW, apart, contiguous(&[2, SIZE, 1, 2]));
+        let mut ty = contiguous(&[SIZE, 1, 2, 2]);
+        ty.strides = [2, 2, 2 * SIZE, 1].as_slice().into();
+        let turned = self.push(PERMUTE, vec![Arg::Value(apart), Arg::Ints(vec![1, 2, 0, 3])], ty);
+        let copy = vec![Arg::Value(turned), Arg::MemoryFormat("contiguous".into())];
+        let copy = self.push(CLONE, copy, contiguous(&[SIZE, 1, 2, 2]));
+        let whole = self.push(VIEW, vec![Arg::Value(copy), Arg::Ints(vec![SIZE, SIZE])], matrix(SIZE));
+        let left = self.whole();
+        let product = self.push(MM, vec![Arg::Value(left), Arg::Value(whole)], matrix(SIZE));
+        let mut ty = matrix(SIZE);
+        ty.strides.swap(0, 1);
+        let transposed = self.push(T, vec![Arg::Value(whole)], ty);
+        let product = self.push(MM, vec![Arg::Value(transposed), Arg::Value(product)], matrix(SIZE));
+        self.wholes.push(product);
+        if self.random.once_in(4) {
             self.wholes.push(whole);
         }
     }
