@@ -165,18 +165,30 @@ impl Rewriter<'_> {
         self.new.extend(old.into_iter().zip(new));
     }
 
-    /// Joined tensors without those that PyTorch passes over: of shape `[0]`, such as caches of keys that begin empty, beside others.
+    /// Joined tensors without those that PyTorch passes over: of shape `[0]`, such as caches of keys that begin empty, beside others. They
+    /// count for the element type of the result, so the others are cast to it.
     fn join(&mut self, id: NodeId) {
+        let node = &self.graph.nodes[id];
+        let (origin, part) = (Origin::of(node), node.part);
         let passed_over = |value: &ValueId| self.graph.ty(*value).shape.as_slice() == [0];
-        let kept: Vec<ValueId> =
-            self.graph.nodes[id].operands().filter(|value| !passed_over(value)).collect();
-        let all = self.graph.nodes[id].operands().count();
+        let kept: Vec<ValueId> = node.operands().filter(|value| !passed_over(value)).collect();
+        if kept.is_empty() || kept.len() == node.operands().count() {
+            return self.copy(id);
+        }
+        let dtype = node.results().next().map(|result| self.graph.ty(result).dtype);
+        let cast: Vec<Option<ValueId>> = kept
+            .iter()
+            .map(|value| {
+                let value = self.in_part(self.new[value], part);
+                match dtype.filter(|dtype| *dtype != self.out.ty(value).dtype) {
+                    Some(dtype) => Some(Emitter::new(&mut self.out, origin).cast(value, dtype)),
+                    None => Some(value),
+                }
+            })
+            .collect();
         let copy = self.out.nodes.next_id();
         self.copy(id);
-        if !kept.is_empty() && kept.len() < all {
-            let kept = kept.iter().map(|value| Some(self.new[value])).collect();
-            self.out.nodes[copy].args[0] = Arg::Values(kept);
-        }
+        self.out.nodes[copy].args[0] = Arg::Values(cast);
     }
 
     /// Appends a node with results of its own, of the types of those that it had.

@@ -138,6 +138,26 @@ return v1
 }
 
 #[test]
+fn tensors_that_are_joined_with_an_empty_one_have_the_element_type_of_all() {
+    becomes(
+        r#"unisono graph 2
+op aten::cat(Tensor[] tensors, int dim=0) -> Tensor
+input v0: f32[0] = constant "constants.0"
+input v1: bf16[2, 3] = batch "batch.0"
+part forward
+v2: f32[2, 3] = aten::cat([v0, v1], -2)
+return v2
+"#,
+        &expect![[r#"
+            v2: f32[2, 3] = aten::_to_copy(v1, f32, none, none, none, false, none)
+            v3: f32[2, 3] = aten::cat([v2], -2)
+
+            return v3
+        "#]],
+    );
+}
+
+#[test]
 fn empty_tensors_that_are_joined_with_others_are_left_out() {
     becomes(
         r#"unisono graph 2
