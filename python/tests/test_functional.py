@@ -66,6 +66,12 @@ def zeros_that_are_filled(x, y):
     return [made, x.clone().fill_(2.0)]
 
 
+def a_number_that_keeps_its_type(x, y):
+    made = x.sum().bfloat16()
+    made.mul_(y.sum()).sub_(y[0, 0].double())
+    return [made]
+
+
 def results_that_are_parts(x, y):
     values, indices = x.sort(dim=1)
     values.add_(y)
@@ -93,6 +99,7 @@ CHANGES = [
     a_view_of_what_is_changed_later,
     a_view_that_is_changed_and_read,
     zeros_that_are_filled,
+    a_number_that_keeps_its_type,
     results_that_are_parts,
     parts_that_are_changed_before_the_whole_is_read,
     the_whole_is_changed_by_another_shape_of_it,

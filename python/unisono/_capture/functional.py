@@ -141,6 +141,11 @@ class _Functional:
         news = result[-len(tensors) :] if isinstance(result, list) else [result]
         olds = [tensor.value.meta["val"] for tensor in tensors]
         made = self._add(form.func, args, kwargs, result)
+        if news[0].dtype != olds[0].dtype and not isinstance(result, list):
+            # What is changed keeps its element type, such as a number in bf16 that is multiplied by one in f32.
+            cast: Any = (_aten._to_copy.default, (made,), {"dtype": olds[0].dtype})
+            result = _result(*cast)
+            made, news = self._add(*cast, result), [result]
         if news != olds:
             if isinstance(result, list) or not tensors[0].views or not _is_alike(result, olds[0]):
                 raise Unknown(func)
