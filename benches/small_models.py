@@ -27,20 +27,24 @@ def names(part: str = "") -> Iterator[str]:
     return (name for name in _known() if part in name)
 
 
-def build(name: str, seed: int = 0, **settings: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
+def settings(name: str) -> dict[str, Any]:
+    """A model's own settings."""
+    return _known()[name]["config"]
+
+
+def build(name: str, seed: int = 0, **others: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
     """A model that is trained, with settings beside its own, and what its loss is computed of."""
     import diffusers
     import transformers
 
     torch.manual_seed(seed)
-    known = _known()[name]
-    config = {key: None if value == "none" else value for key, value in {**known["config"], **settings}.items()}
+    config = {key: None if value == "none" else value for key, value in {**settings(name), **others}.items()}
     if hasattr(transformers, name):
         kind = getattr(transformers, name)
         model = kind(kind.config_class(**config))
     else:
         model = getattr(diffusers, name)(**config)
-    return model.train(), {key: _value(key, value) for key, value in known["inputs"].items()}
+    return model.train(), {key: _value(key, value) for key, value in _known()[name]["inputs"].items()}
 
 
 def _value(key: str, given: Any) -> Any:
