@@ -19,7 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unisono
+from unisono._capture import kernels
 from unisono._capture.casts import Casts
+from unisono._capture.target import Target
 from unisono.errors import ConfigurationError, UnsupportedError
 
 
@@ -248,6 +250,33 @@ def _operations(x, y, image, kernel, targets):
     yield from (lambda: F.gelu(x), lambda: F.avg_pool2d(image, 2), lambda: F.interpolate(image, scale_factor=2))
     yield from (lambda: x.double() @ y.double(), lambda: F.group_norm(image.bfloat16(), 2), lambda: torch.fft.rfft(x))
     yield from (lambda: F.binary_cross_entropy_with_logits(x.bfloat16(), y), lambda: torch.stack([x.bfloat16(), y]))
+
+
+LAYERS = {
+    "LSTM": (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True, "dropout": 0.3}),
+    "LSTM with projections": (nn.LSTM, {"proj_size": 3, "bias": False}),
+    "GRU": (nn.GRU, {"num_layers": 2, "bidirectional": True}),
+    "LSTM cell": (nn.LSTMCell, {}),
+    "GRU cell": (nn.GRUCell, {"bias": False}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_recurrent_layers_are_those_of_a_device_that_is_not_there(name):
+    make, settings = LAYERS[name]
+
+    def calls(device):
+        with FakeTensorMode(), torch.device(device), Calls() as seen, torch.backends.cudnn.flags(enabled=False):
+            make(4, 8, **settings)(torch.zeros(*(() if "cell" in name else (3,)), 2, 4))
+        # How PyTorch's dropout is made is another row of the table; in which order last states are stacked is its compiler's choice.
+        return sorted(str(one) for one in seen.calls if "dropout" not in str(one))
+
+    kernels.register()
+    expected = calls("cuda")
+    with kernels.chosen(Target("cuda", elsewhere=True)):
+        found = calls("cpu")
+    assert any("_thnn_fused" in one for one in found)
+    assert found == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, None])

@@ -93,6 +93,19 @@ def normed():
     return Network().bfloat16(), (torch.zeros(16, 64, dtype=torch.bfloat16, device=META), tokens(16))
 
 
+def recurrent():
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.LSTM(16, 32, 2, batch_first=True, bidirectional=True, dropout=0.1)
+            self.second, self.head = nn.GRU(64, 32, bias=False, batch_first=True), nn.Linear(32, 8)
+
+        def forward(self, x, y):
+            return F.cross_entropy(self.head(self.second(self.first(x)[0])[0][:, -1]), y)
+
+    return Network(), (torch.zeros(16, 3, 16, device=META), tokens(16))
+
+
 @dataclass(frozen=True)
 class Training:
     """A step of a model, and how it is planned.
@@ -138,16 +151,18 @@ def unmodified(name):
     return Training(make, small_models.loss, not has_experts, 2, {}, machines.DEAR_COMPUTING)
 
 
-MODELS = {make.__name__: sliced(make) for make in (gpt, convolutions, normed)}
+MODELS = {make.__name__: sliced(make) for make in (gpt, convolutions, normed, recurrent)}
 MODELS |= {name: unmodified(name) for name in small_models.names()}
 
 FLASH, EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
 NORM, DROPOUT, EXPERTS = "_fused_rms_norm", "native_dropout", "_grouped_mm"
+LSTM, GRU = "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"
 #: What models have that only CUDA has; others of transformers and diffusers have flash attention and no more.
 OWN = {
     "gpt": {FLASH, DROPOUT},
     "convolutions": {DROPOUT},
     "normed": {NORM},
+    "recurrent": {LSTM, GRU, DROPOUT},
     "BertForMaskedLM": {FLASH, DROPOUT},
     "GPT2LMHeadModel": {FLASH, DROPOUT},
     "OPTForCausalLM": {FLASH, DROPOUT},
@@ -205,8 +220,9 @@ def test_what_only_cuda_has_is_in_the_program_of_a_rank(name):
     _, _, program = planned(name)
     found = {operator.removeprefix("aten::") for operator in program.operators()}
     wanted = OWN.get(name, {FLASH})
-    assert {own for own in (FLASH, EFFICIENT, NORM, DROPOUT, EXPERTS) if own in found} == wanted
-    assert {f"{own}_backward" for own in wanted - {EXPERTS}} <= found
+    assert {own for own in (FLASH, EFFICIENT, NORM, DROPOUT, EXPERTS, LSTM, GRU) if own in found} == wanted
+    backwards = {EXPERTS: EXPERTS, LSTM: f"{LSTM}_backward_impl"}
+    assert {backwards.get(own, f"{own}_backward") for own in wanted} <= found
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,6 +10,7 @@ import re
 import attention_kernels
 import msgpack
 import pytest
+import recurrent_kernels
 import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 
 from unisono import _native
+from unisono._capture import kernels
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.record import Recorder
 from unisono._capture.trace import Traced
@@ -402,6 +404,22 @@ BACKWARD = {
         lambda q, k, v, m: torch.ops.aten._scaled_dot_product_fused_attention_overrideable(q, k, v, m)[0],
         [rand(4, 12, 6, 8), rand(4, 12, 5, 8) + 1, rand(4, 12, 5, 8) - 1, rand(4, 12, 6, 5)],
     ),
+    "a time step of an LSTM": (
+        lambda x, h, c, *biases: sum(one.sin() for one in torch.ops.aten._thnn_fused_lstm_cell(x, h, c, *biases)[:2]),
+        [rand(6, 20), rand(6, 20) + 1, rand(6, 5), rand(20), rand(20) - 1],
+    ),
+    "a time step of an LSTM without biases": (
+        lambda x, h, c: torch.ops.aten._thnn_fused_lstm_cell(x, h, c)[0],
+        [rand(12, 20), rand(12, 20) + 1, rand(12, 5)],
+    ),
+    "a time step of a GRU": (
+        lambda x, h, c, *biases: torch.ops.aten._thnn_fused_gru_cell(x, h, c, *biases)[0],
+        [rand(6, 15), rand(6, 15) + 1, rand(6, 5), rand(15), rand(15) - 1],
+    ),
+    "a time step of a GRU without biases": (
+        lambda x, h, c: torch.ops.aten._thnn_fused_gru_cell(x, h, c)[0],
+        [rand(12, 15), rand(12, 15) + 1, rand(12, 5)],
+    ),
     "slices, selects, stacks": (
         lambda x: torch.stack([x[:, 1:3].sum(), x[:, 0].sum(), x.cumsum(1).select(0, 1).sum()]),
         [rand(4, 6)],
@@ -504,6 +522,24 @@ def _rms_norm_backward(gradient, x, shape, rstd, weight, mask):
 _KERNELS = torch.library.Library("aten", "IMPL")
 _KERNELS.impl("_fused_rms_norm_backward", _rms_norm_backward, "CPU")
 _ATTENTION = attention_kernels.register()
+_RECURRENT = recurrent_kernels.register(), kernels.register()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3)])
+def test_what_stands_for_kernels_of_recurrent_layers_does_what_such_layers_do(kind, gates, bias):
+    layer = getattr(torch.nn, f"{kind}Cell")(5, 4, bias=bias, dtype=torch.float64)
+    x, *states = (rand(3, size).requires_grad_() for size in ((5, 4, 4) if kind == "LSTM" else (5, 4)))
+    wanted = layer(x, tuple(states) if kind == "LSTM" else states[0])
+    biases = (layer.bias_ih, layer.bias_hh) if bias else ()
+    operation = getattr(torch.ops.aten, f"_thnn_fused_{kind.lower()}_cell")
+    found = operation(x @ layer.weight_ih.t(), states[0] @ layer.weight_hh.t(), states[-1], *biases)[: len(states)]
+    leaves = [x, *states, *layer.parameters()]
+    for one, other in zip(wanted if kind == "LSTM" else [wanted], found, strict=True):
+        torch.testing.assert_close(other, one, **TOLERANCE)
+        gradients = [torch.autograd.grad(made.sin().sum(), leaves, retain_graph=True) for made in (one, other)]
+        torch.testing.assert_close(gradients[1], gradients[0], **TOLERANCE)
+
 
 _IMAGE, _VOLUME, _SIGNAL = rand(6, 12, 4, 4), rand(6, 12, 4, 4, 4), rand(6, 12, 4)
 _MASK = integers(2, 6, 12).bool()
@@ -535,6 +571,9 @@ DIRECT = {
     "lift_fresh_copy": (rand(6, 12),),
     "zero": (rand(6, 12),),
     "fill.Scalar": (rand(6, 12), 3.0),
+    "fill.Tensor": (rand(6, 12), torch.tensor(3.0, dtype=torch.float64)),
+    "_thnn_fused_lstm_cell_backward_impl": (*(rand(6, 5) + i for i in range(4)), rand(6, 20), True),
+    "_thnn_fused_gru_cell_backward": (rand(6, 5), rand(6, 25), True),
     "zeros": ([6, 12],),
     "full": ([6, 12], 3.0),
     "empty.memory_format": ([6, 12],),

@@ -18,7 +18,8 @@ use crate::{
     Sizes, Strides,
     Work::{self, Flops, Nothing, Traffic, View},
     rules::{
-        attention, collective, index, join, matmul, normalise, optimizer, pointwise, reduce, spatial, views,
+        attention, collective, index, join, matmul, normalise, optimizer, pointwise, recurrent, reduce,
+        spatial, views,
     },
 };
 
@@ -235,6 +236,7 @@ pub static ROWS: &[Row] = &[
     each("aten::empty_like(self, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory, MemoryFormat? memory_format)", No).fills(Fill::Nothing),
     each("aten::zero(self)", No).in_place(),
     each("aten::fill.Scalar(self, Scalar value)", No).in_place(),
+    each("aten::fill.Tensor(self, value)", No).in_place(),
     sized("aten::zeros(int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Traffic, 0),
     sized("aten::ones(int[] size, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Traffic, 0),
     sized("aten::full(int[] size, Scalar fill_value, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Factors(pointwise::filled), No, Traffic, 0),
@@ -440,6 +442,11 @@ pub static ROWS: &[Row] = &[
         InEach(&[0]),
         Flops(attention::backward_flops),
     ).never_empty(),
+    // Time steps of recurrent layers, of which CUDA has kernels
+    op("aten::_thnn_fused_lstm_cell(input_gates, hidden_gates, cx, Tensor? input_bias, Tensor? hidden_bias) -> (Tensor, Tensor, Tensor)", Factors(recurrent::cell), No, Traffic).strides(Strides::RowMajor).never_empty(),
+    op("aten::_thnn_fused_lstm_cell_backward_impl(Tensor? grad_hy, Tensor? grad_cy, cx, cy, workspace, bool has_bias) -> (Tensor, Tensor, Tensor)", Factors(recurrent::cell), Together(&[0, 1]), Traffic).strides(Strides::RowMajor).never_empty(),
+    op("aten::_thnn_fused_gru_cell(input_gates, hidden_gates, hx, Tensor? input_bias, Tensor? hidden_bias) -> (Tensor, Tensor)", Factors(recurrent::cell), No, Traffic).strides(Strides::RowMajor).never_empty(),
+    op("aten::_thnn_fused_gru_cell_backward(grad_hy, workspace, bool has_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", Factors(recurrent::cell), InEach(&[0]), Traffic).strides(Strides::RowMajor).never_empty(),
     // Collectives along another axis
     op("_c10d_functional::all_reduce(input, str reduce_op)", Rule::Each, Sums, Traffic),
     op("_c10d_functional::all_gather_into_tensor(input, int group_size)", Seeded(collective::all_gather), Jointly, Traffic),

@@ -10,26 +10,34 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from unisono._capture import attention
+from unisono._capture import attention, recurrent
 from unisono._capture.casts import Casts
 from unisono._capture.places import user_line
 from unisono._capture.target import Target
 from unisono.errors import ConfigurationError, UnsupportedError
 
 _IN_PLACE = ("_fused_adamw_.tensor_lr", "_fused_adam_.tensor_lr", "_fused_sgd_.tensor_lr", "_fused_adagrad_.tensor_lr")
+#: Shape functions that PyTorch may lack, and that of LSTM cells, of which PyTorch's fails without biases.
+_SHAPES: dict[str, Callable[..., object]] = {
+    **dict.fromkeys(_IN_PLACE, lambda *_args, **_kwargs: None),
+    "_thnn_fused_lstm_cell": recurrent.lstm_cell_shapes,
+    "_thnn_fused_gru_cell": recurrent.gru_cell_shapes,
+    "_thnn_fused_gru_cell_backward": recurrent.gru_cell_backward_shapes,
+}
 
 
 @functools.cache
 def register() -> torch.library.Library:
-    """Registers shape functions that PyTorch lacks: of the optimizer kernels that take the learning rate as a tensor.
+    """Registers shape functions that PyTorch lacks: of the optimizer kernels that take the learning rate as a tensor, and of GRU cells.
 
     Once per process, where this PyTorch has none. The result keeps the registration alive.
     """
     library = torch.library.Library("aten", "IMPL", "Meta")
-    for name in _IN_PLACE:
+    for name, shapes in _SHAPES.items():
         exists = torch._C._dispatch_has_kernel(f"aten::{name}")
-        if exists and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
-            library.impl(name, lambda *_args, **_kwargs: None)
+        is_known = exists and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta")
+        if exists and (name == "_thnn_fused_lstm_cell" or not is_known):
+            library.impl(name, shapes, allow_override=True)
     return library
 
 
@@ -60,7 +68,14 @@ KERNELS = {
     "cpu": Kernels(fuses_optimizers=True),
     "cuda": Kernels(
         fuses_optimizers=True,
-        instead={"scaled_dot_product_attention": attention.on_cuda, "dropout": _dropout},
+        instead={
+            "scaled_dot_product_attention": attention.on_cuda,
+            "dropout": _dropout,
+            "lstm.input": recurrent.lstm,
+            "lstm_cell": recurrent.lstm_cell,
+            "gru.input": recurrent.gru,
+            "gru_cell": recurrent.gru_cell,
+        },
         own=("_fused_rms_norm",),
     ),
 }

@@ -10,6 +10,7 @@ pub mod matmul;
 pub mod normalise;
 pub mod optimizer;
 pub mod pointwise;
+pub mod recurrent;
 pub mod reduce;
 pub mod spatial;
 pub mod views;
