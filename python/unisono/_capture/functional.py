@@ -143,7 +143,7 @@ class _Functional:
         made = self._add(form.func, args, kwargs, result)
         if news[0].dtype != olds[0].dtype and not isinstance(result, list):
             # What is changed keeps its element type, such as a number in bf16 that is multiplied by one in f32.
-            cast: Any = (_aten._to_copy.default, (made,), {"dtype": olds[0].dtype})
+            cast: tuple[Any, Any, Any] = (_aten._to_copy.default, (made,), {"dtype": olds[0].dtype})
             result = _result(*cast)
             made, news = self._add(*cast, result), [result]
         if news != olds:
