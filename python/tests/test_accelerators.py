@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -268,6 +269,23 @@ def test_what_fails_on_a_device_is_at_or_before_the_line_that_is_named():
     assert "at or before this one" in str(told)
     assert (told.place, told.cause) == (error.place, error.cause)
     assert _devices.at_or_before(error, _devices.HOST) is error
+
+
+def test_a_device_without_memory_is_an_error_of_resources_with_what_the_plan_says(monkeypatch):
+    step, x = parallel(memory_limit="1 MB")
+
+    def synchronise(_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(_devices, "synchronise", synchronise)
+    step.synchronous()
+    with pytest.raises(errors.ResourceError) as caught:
+        step(x)
+    assert caught.value.code == "U0315"
+    assert re.search(
+        r"2\.00 GiB.*\n  where the plan has .* at the peak of a rank: .*; held there: ", caught.value.cause
+    )
+    assert "a lower `memory_limit=`" in caught.value.hint
 
 
 def test_in_synchronous_steps_the_instruction_itself_fails(monkeypatch):

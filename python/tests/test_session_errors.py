@@ -449,3 +449,24 @@ def test_when_a_rank_is_killed_the_others_end_naming_it_the_collective_and_the_l
         assert "1" in error["message"].split(":")[0]
         assert re.search(r": (all_reduce|all_gather|reduce_scatter|all_to_all)\w* \(.*reshard ", error["message"])
         assert Path(error["place"].split(":")[0]).name == "steps.py"
+
+
+def test_an_operation_that_finds_no_memory_says_what_the_plan_has_and_what_holds_it():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = (model(x).expand(10**12, 1024, 4) * x.sum()).sum()  # more than addresses reach
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.ones(1024, 4)
+    large = unisono.parallelize(step, model=model, optimizer=optimizer, example=x, cluster=steps.EAGER_TO_CUT)
+    with pytest.raises(ResourceError, match=r"\[U0315\] `aten::mul.Tensor` failed") as caught:
+        large(x)
+    assert "TiB at the peak of a rank:" in caught.value.cause
+    assert "TiB temporary of the step itself" in caught.value.cause
+    assert caught.value.place.startswith(__file__)
+    assert "memory_limit" in caught.value.hint

@@ -121,6 +121,7 @@ codes! {
     BAD_PROGRAM = 312, Bug, "a program that cannot be run";
     UNKNOWN_OPERATION = 313, Hardware, "an operation that this PyTorch does not have";
     BAD_KERNEL = 314, Bug, "a kernel that breaks one of its invariants, or memory that does not fit it";
+    OUT_OF_MEMORY = 315, Resources, "an operation of the step found no memory";
     RANK_GONE = 320, Resources, "another rank is gone";
     MEASUREMENT_FAILED = 321, Hardware, "a measurement of the machine that failed";
     TOO_FEW_DEVICES = 322, Hardware, "fewer devices than ranks";

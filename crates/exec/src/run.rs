@@ -427,7 +427,11 @@ fn mismatch(message: String) -> Box<Diagnostic> {
 #[cold]
 fn failed(program: &Program, instruction: &Instruction, failure: &Failure) -> Box<Diagnostic> {
     let what = format!("`{}` failed", program.name(instruction));
-    let diagnostic = Diagnostic::new(Code::OPERATION_FAILED, what).because(failure.0.clone());
+    // PyTorch's C interface gives the words of an error, not its kind: those of a device's allocator, and of the host's.
+    let without_memory = ["out of memory", "can't allocate memory", "not enough memory"];
+    let found_none = without_memory.iter().any(|words| failure.0.contains(words));
+    let code = if found_none { Code::OUT_OF_MEMORY } else { Code::OPERATION_FAILED };
+    let diagnostic = Diagnostic::new(code, what).because(failure.0.clone());
     match program.place(instruction) {
         Some(place) => diagnostic.at(place.clone()),
         None => diagnostic,
