@@ -58,7 +58,7 @@ def gpt():
         def __init__(self):
             super().__init__()
             self.embedding = nn.Embedding(256, 64)
-            self.blocks = nn.Sequential(*(Block(64, 8, 0.1) for _ in range(2)))
+            self.blocks = nn.Sequential(Block(64, 8, 0.1))
             self.head = nn.Linear(64, 256)
 
         def forward(self, x, y):
@@ -97,13 +97,13 @@ def recurrent():
     class Network(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first = nn.LSTM(16, 32, 2, batch_first=True, bidirectional=True, dropout=0.1)
-            self.second, self.head = nn.GRU(64, 32, bias=False, batch_first=True), nn.Linear(32, 8)
+            self.first = nn.LSTM(16, 32, 2, batch_first=True, dropout=0.1)
+            self.second, self.head = nn.GRU(32, 32, bias=False, batch_first=True), nn.Linear(32, 8)
 
         def forward(self, x, y):
             return F.cross_entropy(self.head(self.second(self.first(x)[0])[0][:, -1]), y)
 
-    return Network(), (torch.zeros(16, 3, 16, device=META), tokens(16))
+    return Network(), (torch.zeros(16, 2, 16, device=META), tokens(16))
 
 
 @dataclass(frozen=True)
