@@ -18,6 +18,7 @@ from ranks import cut, run_ranks, whole
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 
+from unisono import _counter as _counter  # the operation that draws at positions
 from unisono import _native
 from unisono._capture import kernels
 from unisono._capture.inputs import StepInput, StepInputs
@@ -615,6 +616,17 @@ _OFFSETS = torch.tensor([16, 48, 96], dtype=torch.int32)
 DIRECT |= {
     "_scaled_mm": (*_SCALED, *_SCALES, None, None, torch.float32),
     "_grouped_mm": (whole_numbers(6, 96, 32), whole_numbers(6, 32, 96)),
+    "unisono::random_at": (
+        torch.tensor([7, 3]),
+        [torch.arange(12), torch.arange(96)],
+        [12, 96],
+        2,
+        "uniform",
+        0.0,
+        1.0,
+        24,
+        torch.float32,
+    ),
 }
 #: Further calls of operators.
 MORE = {
@@ -636,9 +648,14 @@ MORE = {
 }
 
 
+def qualified(name):
+    """The name of an operator with its namespace, PyTorch's own where it has none."""
+    return name if "::" in name else f"aten::{name}"
+
+
 def overload(name):
     """PyTorch's operator of a name such as `add.Tensor` or `aten::mm`."""
-    namespace, _, rest = ("aten::" + name if "::" not in name else name).partition("::")
+    namespace, _, rest = qualified(name).partition("::")
     base, _, variant = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), base), variant or "default")
 
@@ -649,14 +666,14 @@ def test_every_strategy_of_a_call_gives_the_whole_result(name, ranks):
     bytes_, tensors = call_message(overload(name), DIRECT[name])
     asked = ask(bytes_, tensors, ranks)
     # Kernels that refuse empty tensors are not asked on more ranks than there is for.
-    assert f"aten::{name}" in asked or (ranks == 7 and name in {"_scaled_mm", "_grouped_mm"})
+    assert qualified(name) in asked or (ranks == 7 and name in {"_scaled_mm", "_grouped_mm"})
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", DIRECT)
 def test_every_strategy_of_a_call_at_odd_sizes_gives_the_whole_result(name, ranks):
     bytes_, tensors = call_message(overload(name), odd(DIRECT[name], 2 if "pad" in name else 9))
-    assert f"aten::{name}" in ask(bytes_, tensors, ranks)
+    assert qualified(name) in ask(bytes_, tensors, ranks)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -692,7 +709,7 @@ def test_every_claim_of_every_row_is_asked():
         # Collectives along another axis are asked by the meshes of `test_plans.py`.
         expected = [name for name, row in rows().items() if row["has_rule"] and "c10d" not in name]
         # `test_every_strategy_of_a_call_gives_the_whole_result` asserts that each of these is asked.
-        directly = {f"aten::{name}" for name in DIRECT}
+        directly = {qualified(name) for name in DIRECT}
         return [name for name in expected if name not in asked | directly | SILENT], unasked
 
     if missing() != ([], []):

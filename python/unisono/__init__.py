@@ -56,6 +56,7 @@ def capture(
     example: Any,
     device: str | None = None,
     cache: str | Path | None = None,
+    rng: str = "torch",
 ) -> StepGraph:
     """Captures one training step (forward, loss, backward, clipping, optimizer) as a flat, functional graph.
 
@@ -74,6 +75,8 @@ def capture(
             the parameters by default, and ``"cpu"`` where they are on ``meta``.
         cache: a folder in which captures are kept: one of a step that is the same in all that it reaches (code, objects, settings) is read
             from there. What cannot be known so is captured anew.
+        rng: how random operations draw, ``"torch"`` or ``"counter"``, as for :func:`parallelize`; the last input of a graph that draws by
+            a counter is ``rng.key``, the seed and the number of the step.
 
     Returns:
         The graph.
@@ -82,20 +85,23 @@ def capture(
         StepError: the step's control flow or shapes depend on data, or it changes something that cannot be an update of state.
         UnsupportedError: the step contains something that cannot be captured yet.
     """
+    from unisono._arguments import require_rng
     from unisono._call import Caller
     from unisono._capture import capture_step
     from unisono._capture.optimizer import together
     from unisono._captures import Captures, found_or_captured
+    from unisono._counter import drawing
     from unisono.graph import StepGraph
 
+    require_rng(rng)
     call = Caller(train_step).of_example(example)
     if cache is None:
         captured = capture_step(train_step, model=model, optimizers=together(optimizer), call=call, device=device)
-        return StepGraph(captured.message, captured)
+        return drawing(StepGraph(captured.message, captured), rng)
     message, found = found_or_captured(
         Captures(cache), train_step, model=model, optimizers=together(optimizer), call=call, device=device
     )
-    return StepGraph(message["graph"], found)
+    return drawing(StepGraph(message["graph"], found), rng)
 
 
 def cluster(name: str, nodes: int = 1, ranks: int | None = None) -> str:
@@ -142,6 +148,7 @@ def parallelize(
     batch: str = "global",
     cache: str | Path | None = None,
     fuse: bool = False,
+    rng: str = "torch",
     timeout: float = 1200.0,
     config: str | Path | None = None,
 ) -> ParallelStep:
@@ -167,8 +174,8 @@ def parallelize(
             few of 2, 4, 8 or 16 as do.
         recompute: what of forward is computed again in backward instead of being held until then. By default what the step's own code
             checkpoints, and what the memory limit asks for besides, where that is faster than other ways to keep it. ``"none"`` computes
-            nothing again, whatever the code says; ``"full"`` everything but random numbers, collectives, and what goes from one segment
-            of forward into the next. The values are the same.
+            nothing again, whatever the code says; ``"full"`` everything but numbers of PyTorch's generator, collectives, and what goes from
+            one segment of forward into the next. The values are the same.
         schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zb-h1"``,
             ``"zb-h2"``, ``"zb-v"`` or ``"dualpipe-v"``, or the path of a CSV file of actions, as ``torch.distributed.pipelining`` writes
             it, with a line for each stage, or ``"searched"`` for one that is made for what the parts of this step cost. By default the
@@ -180,7 +187,7 @@ def parallelize(
         pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
         cluster: a cluster description, a path to one, or a preset such as ``h100:8x8``; by default this machine is measured once.
-        seed: the seed of random operations.
+        seed: the seed of random operations, on every rank.
         compare_every: at the first step, and then every this many steps, the ranks compare hashes of the batch, the learning
             rates and, where the step draws random numbers, of PyTorch's generator; 0 to compare never. Of tensors beyond 1 MiB a sample of
             the bytes is hashed.
@@ -195,6 +202,10 @@ def parallelize(
         cache: a folder in which rank 0 keeps the capture, as for :func:`unisono.capture`, for the next start of the same program.
         fuse: whether groups of pointwise operations run as one loop each, compiled for this processor (on CPU), which moves less memory and
             rounds differently than PyTorch; :meth:`ParallelStep.kernels` lists them.
+        rng: how random operations draw. ``"torch"``: as PyTorch does, so that masks are those of eager code; every rank draws them
+            whole. ``"counter"``: by Philox from the seed, the number of the step and the place of an element in the global tensor. Each
+            rank draws its own part, and masks are the same on any mesh, in any number of micro-batches and whatever is computed again,
+            but not those of PyTorch. ``state_dict`` and checkpoints have the seed and the number of the step.
         timeout: after how many seconds of waiting for other ranks in a step the run ends, on all ranks, with one error that says who has
             not come, where each rank stands and since when; 0 to wait as long as the process group does. Give more than what
             one rank may do alone between steps, such as an evaluation.
@@ -232,6 +243,7 @@ def parallelize(
         "batch": batch,
         "cache": cache,
         "fuse": fuse,
+        "rng": rng,
         "timeout": timeout,
     }
     if config is not None:

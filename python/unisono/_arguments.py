@@ -85,6 +85,13 @@ def require_recompute(recompute: str | None) -> None:
         raise ConfigurationError(f"`recompute` is {recompute!r}", code="U0012", hint=hint)
 
 
+def require_rng(rng: str) -> None:
+    """Refuses what does not say how random operations draw."""
+    if rng not in ("torch", "counter"):
+        hint = '"torch" for the numbers of eager PyTorch, "counter" for ones that each rank draws its own part of'
+        raise ConfigurationError(f"`rng` is {rng!r}", code="U0012", hint=hint)
+
+
 def require_timeout(timeout: float) -> None:
     """Refuses what is no number of seconds."""
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < math.inf:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from unisono._capture.optimizer import state_of
+from unisono._counter import KEY
 from unisono._placements import Layout, is_plain, own_local, pieces, plain, to_local
 from unisono._state import Held, State
 from unisono.errors import ConfigurationError, UnisonoError
@@ -103,6 +104,8 @@ def entries(session: Session) -> Iterator[Entry]:
     for held in session.state.held():
         if id(held) not in met and id(held.item.tensor) not in not_saved and not held.item.is_gradient:
             yield Entry(("kept", held.item.name), held)
+    if session.key is not None:
+        yield Entry(("kept", KEY), tensor=session.key)
     replaced = {name: tensor for steps in session.steps for step in steps for name, tensor in step.between.replaced()}
     for name, tensor in replaced.items():
         yield Entry(("kept", name), tensor=tensor)

@@ -40,6 +40,11 @@ class StepGraph:
             )
         return self._capture
 
+    @property
+    def has_capture(self) -> bool:
+        """Whether it was captured here, and does not come from the folder of an earlier capture."""
+        return self._capture is not None
+
     @functools.cached_property
     def native(self) -> _native.Graph:
         """The graph as the core holds it, decoded once."""

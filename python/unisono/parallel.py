@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 
 from unisono import _devices, _measure, _state_dict
 from unisono._amounts import bytes_of
-from unisono._arguments import SEARCHED, Pipeline, mesh_of, plain_pins, require_settings, require_timeout
+from unisono._arguments import SEARCHED, Pipeline, mesh_of, plain_pins, require_rng, require_settings, require_timeout
 from unisono._call import Call, Caller
 from unisono._capture.optimizer import together
 from unisono._capture.places import warn_user
 from unisono._capture.settings import cycled
 from unisono._captures import Captures
+from unisono._counter import key_of
 from unisono._deferred.models import Deferred
 from unisono._native import Graph
 from unisono._ranks import Ranks
@@ -66,12 +67,14 @@ class ParallelStep:
         batch: str = "global",
         cache: str | Path | None = None,
         fuse: bool = False,
+        rng: str = "torch",
         timeout: float = 1200.0,
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
         require_settings(compare_every, on_change, captures, batch, micro_batches, recompute)
         pipeline = Pipeline(schedule, chunks, cuts)
         require_timeout(timeout)
+        require_rng(rng)
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
@@ -89,6 +92,7 @@ class ParallelStep:
         self._session.pipeline = pipeline
         self._session.live, self._session.batch = cycled(optimizers), batch
         self._session.fuse = fuse
+        self._session.key = key_of(seed) if rng == "counter" else None
         self._session.watch = Watch(self.ranks, timeout)
         self._session.captures = None if cache is None else Captures(cache)
         self._start()

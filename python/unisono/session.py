@@ -28,6 +28,7 @@ from unisono._capture.paths import Walk, follow, paths_of, place_at
 from unisono._capture.readbacks import perform
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import Captures, found_or_captured
+from unisono._counter import KEY, key_input
 from unisono._deferred.models import Deferred, intended_device
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._holders import Holders
@@ -85,6 +86,7 @@ class Session:
         recompute: what of forward is computed again in backward, if the user says so.
         pipeline: what the user says of pipeline stages.
         fuse: whether groups of operations run as kernels.
+        key: the seed and the number of the step, if random operations draw by a counter.
         synchronous: whether each instruction is waited for.
         deferred: the tensors that have no memory before there is a plan.
         made: how many captured steps have been made, or begun.
@@ -111,6 +113,7 @@ class Session:
     recompute: str | None = None
     pipeline: Pipeline = field(default_factory=Pipeline)
     fuse: bool = False
+    key: torch.Tensor | None = None
     synchronous: bool = False
     deferred: Deferred | None = None
     made: int = 0
@@ -161,7 +164,7 @@ class CapturedStep:
         self.device = _device_of(self._inputs)
         given = session.cluster
         self.cluster = _profile.description(self.ranks, self.device) if given is None else cluster_text(given)
-        graph = _native.Graph(message)
+        graph = self._drawing(_native.Graph(message))
         if given is None and plan is None:
             mesh = {axis: size for axis, size in self._mesh.items() if axis != STAGES} or {"ranks": self.ranks.count}
             self.cluster = _profile.completed(self.cluster, graph, mesh, self.ranks, self.device)
@@ -231,6 +234,16 @@ class CapturedStep:
         if self._session.deferred is not None:
             self._session.deferred.agree(self.ranks)
         return inputs, message["graph"]
+
+    def _drawing(self, graph: _native.Graph) -> _native.Graph:
+        """The graph with random operations that draw as the session says."""
+        key = self._session.key
+        by_counter = None if key is None else graph.drawing_by_counter()
+        self._draws_by_counter = by_counter is not None
+        if key is None or by_counter is None:
+            return graph
+        self._inputs.add(key_input(key))
+        return by_counter
 
     def _create_deferred_states(self) -> None:
         if self._session.deferred is not None:
@@ -574,10 +587,14 @@ class CapturedStep:
                 tensors.append(self._shard_of_batch(batch[position], self._placed[position]))
             elif item.cls == "hyper":
                 tensors.append(self._read(item, groups))
+        if self._draws_by_counter and self._session.key is not None:
+            self._session.key[1] += 1
         return tensors
 
     def _read(self, item: StepInput, groups: Sequence[dict[str, Any]]) -> torch.Tensor:
-        """A setting of an optimizer, the state of a generator or the decay of an average, as it is now."""
+        """A setting of an optimizer, the state of a generator, the decay of an average or the key of random numbers, as it is now."""
+        if item.name == KEY:
+            return item.tensor.to(self.device, copy=True)
         if item.owner is None:
             return read_at(self._root, item.paths)
         return tensor_of(groups[item.owner[0]], item.owner[1])

@@ -22,7 +22,8 @@ pub use claims::{Claim, claims};
 pub use effects::{memory, random};
 pub use factors::{Factor, FactorKind, Factors};
 pub use row::{
-    Fill, Formula, Linear, ListForm, Memory, Random, Rewrite, Role, Row, Rule, Sizes, Strides, Work,
+    Draw, Fill, Formula, Linear, ListForm, Memory, Parameter, Random, Rewrite, Role, Row, Rule, Sizes,
+    Strides, Work,
 };
 pub use strategies::{is_norm, replicated, seeded, strategies};
 pub use strategy::{Realise, Seed, Slot, Strategy};

@@ -37,6 +37,8 @@ pub struct Row {
     pub workspace: Option<fn(&Call<'_>) -> Bytes>,
     /// Whether it draws random numbers.
     pub random: Random,
+    /// What it draws, if each number can follow from the place of an element alone.
+    pub draws: Option<Draw>,
     /// Whether an operator with `_` behind its name does the same in place.
     pub in_place: bool,
     /// The operator that writes the result into a given tensor, if its kernel does so without a copy.
@@ -251,6 +253,34 @@ pub enum Random {
     Unless0(usize),
 }
 
+/// What a random operation draws. Positions are those of arguments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Draw {
+    /// Numbers of a distribution of `unisono::random_at`, with its parameters.
+    From(&'static str, [Parameter; 2]),
+    /// Whole numbers from the first one on, below the second.
+    Whole([Parameter; 2]),
+    /// 1 with the probabilities of the tensor there, else 0.
+    Below(usize),
+    /// Normal numbers; arguments 0 and 1, numbers or tensors, are mean and standard deviation.
+    Normal,
+    /// The exponentials of normal numbers, with mean and standard deviation as arguments 1 and 2.
+    LogNormal,
+    /// Whole numbers from 0 on, each once.
+    Permutation,
+    /// Dropout as one kernel, with its probability as argument 1, while training by argument 2.
+    Dropout,
+}
+
+/// A parameter of a distribution.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Parameter {
+    /// This number.
+    Is(i64),
+    /// The number at this argument.
+    At(usize),
+}
+
 /// The operation on single tensors that an operation on lists does for each entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListForm {
@@ -295,6 +325,7 @@ impl Row {
             full_size: false,
             workspace: None,
             random: Random::No,
+            draws: None,
             in_place: false,
             out: None,
             identity: false,
@@ -407,6 +438,13 @@ impl Row {
 
     pub(crate) const fn random(mut self, random: Random) -> Self {
         self.random = random;
+        self
+    }
+
+    /// It draws what follows from the place of an element alone.
+    pub(crate) const fn draws(mut self, draw: Draw) -> Self {
+        self.random = Random::Yes;
+        self.draws = Some(draw);
         self
     }
 

@@ -90,6 +90,7 @@ codes! {
     KEPT_TENSOR = 115, Step, "a tensor that the step keeps where it cannot be renewed at every step";
     HOOK = 116, Unsupported, "a hook that cannot be captured";
     ITERATOR = 117, Step, "the step goes on with an iterator that it keeps from step to step";
+    NOT_BY_COUNTER = 118, Unsupported, "a random operation that cannot draw by a counter";
     EXAMPLE_MISFIT = 120, Configuration, "an example that does not fit the step";
     BAD_ARGUMENT = 121, Step, "an argument of the step that is no tensor, number or string";
     BATCH_CHANGED = 122, Step, "a batch that is not like the captured one";

@@ -195,6 +195,7 @@ impl KernelCall {
         all.map(|slot| match slots.elements(slot)?.cells {
             Cells::Float32(cells) => Ok(loops::Memory::F32(cells)),
             Cells::Bfloat16(cells) => Ok(loops::Memory::Bf16(cells)),
+            Cells::Int64(_) => Err(Failure(format!("{slot} has elements that no kernel reads"))),
         })
         .collect()
     }

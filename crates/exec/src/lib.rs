@@ -13,6 +13,7 @@ mod link;
 mod lower;
 mod numbers;
 mod program;
+mod random;
 mod record;
 mod rewrite;
 mod route;

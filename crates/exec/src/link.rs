@@ -12,7 +12,9 @@ use torch_sys::{
     proxy,
 };
 
-use crate::{Action, Instruction, Program, Role, Route, Shape, Write, kernels::KernelCall};
+use crate::{
+    Action, Instruction, Program, Role, Route, Shape, Write, kernels::KernelCall, random::RandomCall,
+};
 
 /// What runs.
 pub(crate) enum Step {
@@ -25,6 +27,8 @@ pub(crate) enum Step {
         targets: Vec<Slot>,
     },
     Kernel(KernelCall),
+    /// Random numbers at positions; none where nothing uses them.
+    Random(Option<RandomCall>),
     View(View),
     Views(Box<[View]>),
     Number {
@@ -153,6 +157,10 @@ impl<'a> Linker<'a> {
                         self.proxies += 1;
                         (Step::Proxy(call), instruction.release.clone())
                     }
+                    (Route::Own, _) => {
+                        let call = self.random(args, outputs)?;
+                        (Step::Random(call), instruction.release.clone())
+                    }
                     (Route::Python, _) => self.python(args, outputs, instruction)?,
                 }
             }
@@ -167,9 +175,15 @@ impl<'a> Linker<'a> {
         if kernel >= self.program.kernels.len() {
             return Err(Diagnostic::bug(format!("there is no kernel {kernel}")));
         }
-        let cpu = Device { kind: "cpu".to_owned(), index: None };
-        let device = self.library.device_numbers(&cpu).map_err(|failure| Diagnostic::bug(failure.0))?;
-        Ok(KernelCall::new(self.module.clone(), kernel, reads, writes.to_vec(), device))
+        Ok(KernelCall::new(self.module.clone(), kernel, reads, writes.to_vec(), self.host()?))
+    }
+
+    fn random(&self, args: &[Arg], outputs: &[Output]) -> Result<Option<RandomCall>> {
+        RandomCall::new(args, outputs, self.host()?)
+    }
+
+    fn host(&self) -> Result<(i32, i32)> {
+        self.library.device_numbers(&Device::host()).map_err(|failure| Diagnostic::bug(failure.0))
     }
 
     /// A dispatcher call that gives away the slots that end there, each with its last use.

@@ -15,6 +15,8 @@ pub enum Route {
     Dispatcher,
     /// A node of a proxy executor.
     Proxy,
+    /// A function of ours: random numbers at positions.
+    Own,
     /// A Python function, for arguments that neither of the others passes.
     Python,
 }

@@ -2,7 +2,7 @@
 
 use torch_sys::{Arg, Device, Output, Schema, Version, dispatcher, proxy};
 
-use crate::{Role, Route, role};
+use crate::{Role, Route, random::is_random_at, role};
 
 /// What the routes of this process can do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,6 +28,9 @@ impl Abilities {
 
     /// The fastest route that can take the call.
     pub fn route(&self, schema: &Schema, args: &[Arg], outputs: &[Output]) -> Route {
+        if is_random_at(schema) && self.device.is_host() {
+            return Route::Own;
+        }
         let strings = dispatcher::has_string(args) && !self.strings_by_dispatcher;
         let dispatcher = !strings && dispatcher::refusal(schema, args).is_none();
         if dispatcher && !may_refuse_symbols(schema, args) {

@@ -328,6 +328,7 @@ fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>) -> Result<(), Failu
         Step::View(view) => slots.view(view),
         Step::Views(views) => views.iter().try_for_each(|view| slots.view(view)),
         Step::Kernel(call) => call.run(slots),
+        Step::Random(call) => call.as_ref().map_or(Ok(()), |call| call.run(slots)),
         Step::Dispatcher(call) | Step::UnseenView { call, .. } => call.run(slots),
         Step::Proxy(call) => match proxy {
             Some(proxy) => call.run(proxy, slots),

@@ -2,12 +2,14 @@
 //!
 //! A kernel becomes, in this order, blocks ([`blocks`]) of simple operations over vectors ([`steps`]), the same with registers ([`registers`])
 //! and machine code ([`emit`]) in pages that are never writable and executable at once ([`pages`]).
+//! Random numbers ([`draw`]) are compiled ahead, for each vector size.
 #![allow(unsafe_code, reason = "machine code is made and called here")]
 
 #[cfg(target_arch = "x86_64")]
 mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod call;
+mod draw;
 #[cfg(target_arch = "x86_64")]
 mod emit;
 #[cfg(target_arch = "x86_64")]
@@ -21,5 +23,6 @@ mod registers;
 mod steps;
 mod tier;
 
+pub use draw::draw;
 pub use module::Module;
 pub use tier::Tier;

@@ -59,14 +59,17 @@ impl Facts {
 
     /// Whether a node matters although nothing uses its results: it checks something, draws random numbers or writes.
     pub fn has_effect(&self, node: &Node) -> bool {
-        let op = &self.ops[node.op];
+        self.ops[node.op].has_effect || self.draws(node)
+    }
+
+    /// Whether a node draws from PyTorch's random number generator.
+    pub fn draws(&self, node: &Node) -> bool {
         let zero = |arg: &Arg| matches!(arg, Arg::None | Arg::Int(0)) || *arg == Arg::Float(0.0);
-        let draws = match op.random {
+        match self.ops[node.op].random {
             Random::No => false,
             Random::Yes => true,
             Random::Unless0(position) => node.args.get(position).is_none_or(|arg| !zero(arg)),
-        };
-        op.has_effect || draws
+        }
     }
 
     /// Whether a node gives the same for the same operands whenever and however often it runs, alone on its rank.

@@ -4,9 +4,9 @@ use base::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DropAliases,
-    GroupLists, MergeViews, OrderCollectives, Positions, Recompute, StartCollectives, TurnGathers,
-    WithoutCollectives, driver::Pass,
+    BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DrawByCounter,
+    DropAliases, GroupLists, MergeViews, OrderCollectives, Positions, Recompute, StartCollectives,
+    TurnGathers, WithoutCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -99,7 +99,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 12] = [
+    let all: [Box<dyn Pass>; 13] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
@@ -112,6 +112,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
         Box::new(DirectCollectives { direct: settings.direct.clone() }),
         Box::new(WithoutCollectives),
+        Box::new(DrawByCounter),
     ];
     all.into_iter().find(|pass| pass.name() == name)
 }

@@ -123,3 +123,25 @@ fn without_collectives() {
 fn turn_gathers() {
     check("turn_gathers");
 }
+
+#[test]
+fn draw_by_counter() {
+    check("draw_by_counter");
+}
+
+#[test]
+fn what_cannot_draw_by_a_counter_is_refused_by_its_line() {
+    let text = "unisono graph 2\n\
+        op aten::poisson(Tensor self, Generator? generator=None) -> Tensor\n\
+        input v0: f32[4] = batch \"batch.x\"\n\
+        v1: f32[4] = aten::poisson(v0, none) @p0\n\
+        return v1\n\
+        place p0 \"train.py\":12\n";
+    let graph = unisono_passes::with_key(&Graph::from_text("case", text).unwrap());
+    let refused =
+        run(&[by_name("draw_by_counter", &Settings::default()).unwrap()], &graph, |_| {}).unwrap_err();
+    assert_eq!(refused.code, base::Code::NOT_BY_COUNTER);
+    assert_eq!(refused.message, "`aten::poisson` cannot draw by a counter");
+    assert_eq!(refused.place.as_ref().map(|place| place.line), Some(12));
+    assert!(refused.hint.is_some());
+}

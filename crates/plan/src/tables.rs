@@ -332,12 +332,12 @@ fn impossible_pin(setting: &Setting<'_>, id: InputId, pin: Placement) -> Box<Dia
     .hint("pin another dimension, or `replicate`")
 }
 
-/// Whether each value depends on parameters, optimizer state or the batch.
+/// Whether each value depends on parameters, optimizer state, the batch or the key of random numbers, of which each rank can draw its part.
 fn depends_on_inputs(graph: &Graph) -> SecondaryMap<ValueId, bool> {
     let mut depends = SecondaryMap::with_default(false);
     for input in graph.inputs.values() {
-        depends[input.value] =
-            matches!(input.class, InputClass::Parameter | InputClass::Optimizer | InputClass::Batch);
+        let class = matches!(input.class, InputClass::Parameter | InputClass::Optimizer | InputClass::Batch);
+        depends[input.value] = class || input.name == passes::KEY;
     }
     for id in &graph.order {
         let node = &graph.nodes[*id];

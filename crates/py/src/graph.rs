@@ -155,6 +155,17 @@ impl Graph {
         Ok((Self(graph), done))
     }
 
+    /// The graph with random operations that draw by a counter, the key being its last input; `None` where nothing draws.
+    fn drawing_by_counter(&self, py: Python<'_>) -> PyResult<Option<Self>> {
+        run(py, || {
+            let keyed = passes::with_key(&self.0);
+            let drawn = passes::run(&[Box::new(passes::DrawByCounter)], &keyed, |_| {})?;
+            let key = drawn.inputs.values().find(|input| input.name == passes::KEY).map(|input| input.value);
+            let reads = |id: &ir::NodeId| drawn.nodes[*id].operands().any(|value| Some(value) == key);
+            Ok(drawn.order.iter().any(reads).then_some(Self(drawn)))
+        })
+    }
+
     /// What a rank computes by itself: the graph with numbers in the place of what others send.
     fn without_collectives(&self, py: Python<'_>) -> PyResult<Self> {
         run(py, || passes::run(&[Box::new(passes::WithoutCollectives)], &self.0, |_| {})).map(Self)

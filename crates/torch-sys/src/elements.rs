@@ -15,6 +15,8 @@ pub enum Cells<'a> {
     Float32(&'a [Cell<f32>]),
     /// `torch.bfloat16`, by its bits.
     Bfloat16(&'a [Cell<u16>]),
+    /// `torch.int64`
+    Int64(&'a [Cell<i64>]),
 }
 
 /// A tensor's elements and how it lies in memory.
@@ -59,6 +61,7 @@ impl Slots {
             match library.codes.dtype_of(dtype) {
                 Some(Dtype::Float32) => Cells::Float32(elements(address.cast(), count)),
                 Some(Dtype::Bfloat16) => Cells::Bfloat16(elements(address.cast(), count)),
+                Some(Dtype::Int64) => Cells::Int64(elements(address.cast(), count)),
                 other => return Err(Failure(format!("{slot} has elements of {other:?}"))),
             }
         };

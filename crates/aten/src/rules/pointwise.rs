@@ -1,5 +1,7 @@
 //! Operations on each element, with broadcasting.
 
+use base::Flops;
+
 use crate::{Call, FactorKind, Factors};
 
 /// Every dimension of the results is a factor; a dimension of an operand that is broadcast cannot be sharded.
@@ -38,4 +40,21 @@ pub fn filled(call: &Call<'_>) -> Option<Factors> {
         space.result(0, dim, factor)?;
     }
     Some(space)
+}
+
+/// `random_at(key, index, ..)`: dimension `d` of the result goes with the `d`th tensor of positions.
+pub fn at_positions(call: &Call<'_>) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    for (dim, size) in call.result(0).shape.iter().enumerate() {
+        let factor = space.add(*size, FactorKind::Parallel);
+        space.operand(1 + dim, 0, factor)?;
+        space.result(0, dim, factor)?;
+    }
+    Some(space)
+}
+
+/// What drawing an element takes: a quarter of a block of ten rounds, and the step from a word to a number.
+pub fn drawn_flops(call: &Call<'_>) -> Flops {
+    const EACH: u64 = 32;
+    Flops(EACH * call.result(0).elements())
 }
