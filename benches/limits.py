@@ -18,7 +18,7 @@ from unisono.graph import StepGraph
 #: The model, the mesh, the limits, and how many micro-batches there are; as many as the search finds where that is not said.
 CASES = (
     ("llama2-7b", {"ranks": 64}, ("40GB", "20GB", "12GB", "8GB", "6GB"), None),
-    ("llama2-7b", {"outer": 8, "inner": 8}, ("20GB", "12GB"), 1),
+    ("llama2-7b", {"outer": 8, "inner": 8}, ("40GB", "20GB", "12GB", "8GB", "6GB"), 1),
     ("llama3-70b", {"ranks": 64}, ("80GB", "70GB", "50GB", "40GB", "30GB"), None),
 )
 SEQUENCES, LENGTH = 64, 4096

@@ -19,7 +19,7 @@ mod order_collectives;
 mod pipeline;
 mod recompute;
 mod start_collectives;
-mod turn_gathers;
+mod turn_shards;
 mod without_collectives;
 
 pub use bucket_collectives::BucketCollectives;
@@ -37,5 +37,5 @@ pub use order_collectives::OrderCollectives;
 pub use pipeline::{Settings, by_name, cleaned, pipeline, scheduled, settled};
 pub use recompute::{Positions, RECOMPUTE, Recompute, Repeatable};
 pub use start_collectives::StartCollectives;
-pub use turn_gathers::TurnGathers;
+pub use turn_shards::TurnShards;
 pub use without_collectives::WithoutCollectives;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DrawByCounter,
     DropAliases, GroupLists, MergeViews, OrderCollectives, Positions, Recompute, StartCollectives,
-    TurnGathers, WithoutCollectives, driver::Pass,
+    TurnShards, WithoutCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ pub fn cleaned(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
 
 /// The first passes: what they leave does no work twice, and copies no matrix to put it in order. Positions of operations that run again count in it.
 pub fn settled(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
-    let further: [Box<dyn Pass>; 2] = [Box::new(TurnGathers), Box::new(GroupLists)];
+    let further: [Box<dyn Pass>; 2] = [Box::new(TurnShards), Box::new(GroupLists)];
     cleaned(without_checkpoints).into_iter().chain(further).collect()
 }
 
@@ -104,7 +104,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
         Box::new(DeadCode),
-        Box::new(TurnGathers),
+        Box::new(TurnShards),
         Box::new(GroupLists),
         Box::new(Recompute { again: settings.recompute.clone() }),
         Box::new(StartCollectives),

@@ -120,8 +120,8 @@ fn without_collectives() {
 }
 
 #[test]
-fn turn_gathers() {
-    check("turn_gathers");
+fn turn_shards() {
+    check("turn_shards");
 }
 
 #[test]

@@ -48,6 +48,7 @@ pub fn rank_graph(seed: u64, nodes: usize) -> Graph {
     maker.products_of_columns();
     maker.graph.begin_part(PartKind::Backward);
     maker.products_of_columns();
+    maker.reduced_to_columns();
     for _ in 0..nodes / 3 {
         maker.arithmetic();
     }
@@ -112,6 +113,27 @@ impl Maker {
         if self.random.once_in(4) {
             self.wholes.push(whole);
         }
+    }
+
+    /// A product that is reduced to the half of the columns that a rank holds, and gathered again along its first dimension.
+    fn reduced_to_columns(&mut self) {
+        let contiguous = |shape: &[i64]| TensorType::contiguous(Dtype::F32, shape);
+        let (left, right) = (Arg::Value(self.whole()), Arg::Value(self.whole()));
+        let product = self.push(MM, vec![left, right], matrix(SIZE));
+        let apart = vec![Arg::Value(product), Arg::Ints(vec![SIZE, 1, 2, 2])];
+        let apart = self.push(VIEW, apart, contiguous(&[SIZE, 1, 2, 2]));
+        let mut ty = contiguous(&[2, SIZE, 1, 2]);
+        ty.strides = [2, SIZE, SIZE, 1].as_slice().into();
+        let turned = self.push(PERMUTE, vec![Arg::Value(apart), Arg::Ints(vec![2, 0, 1, 3])], ty);
+        let copy = vec![Arg::Value(turned), Arg::MemoryFormat("contiguous".into())];
+        let copy = self.push(CLONE, copy, contiguous(&[2, SIZE, 1, 2]));
+        let dealt = vec![Arg::Value(copy), Arg::Ints(vec![2 * SIZE, 2])];
+        let dealt = self.push(VIEW, dealt, contiguous(&[2 * SIZE, 2]));
+        let args = vec![Arg::Value(dealt), Arg::Str("sum".into()), Arg::Int(2)];
+        let part = self.waited(SCATTER, args, contiguous(&[SIZE, 2]));
+        let half = self.push(VIEW, vec![Arg::Value(part), Arg::Ints(vec![SIZE / 2, SIZE])], matrix(SIZE / 2));
+        let whole = self.waited(GATHER, vec![Arg::Value(half), Arg::Int(2)], matrix(SIZE));
+        self.wholes.push(whole);
     }
 
     /// A collective and its wait.
