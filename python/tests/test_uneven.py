@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+
 import launch
 import pytest
+import torch
+import torch.nn.functional as F
 import uneven_graphs
 import uneven_ranks
+from ranks import train
+from steps import EAGER_TO_CUT, EPSILON
+from torch import nn
+
+import unisono
+from unisono._issue_order import alike, prints_of
+from unisono._message import pack
 
 GRAPHS = 120
 TOGETHER = 20
@@ -41,3 +52,55 @@ def test_pins_shard_what_the_ranks_do_not_divide(compared, ranks):
     cut = found["odd_gpt, state cut"]["plan"]
     assert cut["params.head.weight"] == {"a": "shard(0)"}
     assert sum(name.startswith("params.") for name in cut) > 20
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_ranks_with_more_and_less_have_collectives_of_unequal_sizes_along_another_axis(passes):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 8))
+    reference = copy.deepcopy(model)
+
+    def make(model):
+        optimizer = torch.optim.AdamW(model.parameters(), eps=EPSILON)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, optimizer
+
+    mesh, batches = {"a": 2, "b": 2}, [tuple(torch.randn(2, 7, 8)) for _ in range(3)]
+    pins = {"batch.*": {"a": "replicate", "b": "shard(0)"}, "params.*.weight": {"a": "shard(0)"}}
+    step, optimizer = make(model)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=batches[0])
+    plan = graph.native.plan(EAGER_TO_CUT, pack({"mesh": mesh, "pins": pins}))
+    orders = [graph.native.rank_graph(plan, rank).issue_order() for rank in range(4)]
+    assert orders[0]["axis:a"] != orders[1]["axis:a"]
+    assert orders[0]["axis:a"] == orders[2]["axis:a"]
+    losses, after = train(graph, plan, mesh, batches, passes=passes)
+    eager, _ = make(reference)
+    for loss, batch in zip(losses, batches, strict=True):
+        torch.testing.assert_close(loss, eager(*batch).detach(), rtol=1e-5, atol=1e-7)
+    for name, found in after.items():
+        torch.testing.assert_close(found, reference.get_parameter(name).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_ranks_are_alike_where_those_of_each_group_are():
+    mesh = {"a": 2, "b": 2}
+
+    def orders(along_a, along_b, whole="wwww"):
+        each = zip(whole, along_a, along_b, strict=True)
+        return [prints_of({"": one, "axis:a": a, "axis:b": b}, mesh) for one, a, b in each]
+
+    # Ranks 0 and 2, and 1 and 3, are together along `a`; 0 and 1, and 2 and 3, along `b`.
+    assert alike(orders("xyxy", "zzvv"), mesh)
+    assert not alike(orders("xxyy", "zzzz"), mesh)
+    assert not alike(orders("xxxx", "zvzv"), mesh)
+    assert not alike(orders("xyxy", "zzvv", "wwwu"), mesh)
+    stages = {"stages": 2, "b": 2}
+    each = [prints_of({"": one, "axis:b": one}, stages) for one in "wwuu"]
+    assert alike(each, stages)
+    assert not alike([each[0], each[2], each[0], each[2]], stages)

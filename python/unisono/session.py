@@ -32,6 +32,7 @@ from unisono._counter import KEY, key_input
 from unisono._deferred.models import Deferred, intended_device
 from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._holders import Holders
+from unisono._issue_order import alike, prints_of
 from unisono._message import pack
 from unisono._placements import STAGES, Layout, coordinates, full_tensor, own_local, to_local
 from unisono._ranks import Ranks
@@ -384,17 +385,14 @@ class CapturedStep:
             return self.plan.prediction
         return self.plan.stages["predicted"][coordinates(self._mesh, self.ranks.rank)[STAGES]]
 
-    def _same_order(self, order: str) -> bool:
+    def _same_order(self, order: dict[str, str]) -> bool:
         """Whether all ranks of this rank's pipeline stage start the same collectives in the same order, as do those of every other."""
-        stages = self._mesh.get(STAGES, 1)
-        if stages == 1:
-            return self.ranks.agree(order)
-        mine = torch.tensor(list(order.encode()), dtype=torch.uint8)
-        known: dict[int, torch.Tensor] = {}
-        everyone = enumerate(self.ranks.gathered(mine))
-        return all(
-            torch.equal(known.setdefault(coordinates(self._mesh, rank)[STAGES], one), one) for rank, one in everyone
-        )
+        if self.ranks.count == 1:
+            return True
+        mine = torch.tensor(list("".join(prints_of(order, self._mesh)).encode()), dtype=torch.uint8)
+        everyone = [bytes(one.tolist()).decode() for one in self.ranks.gathered(mine)]
+        width = len(everyone[0]) // (1 + len(self._mesh))
+        return alike([[one[at : at + width] for at in range(0, len(one), width)] for one in everyone], self._mesh)
 
     def _require_devices_alike(self) -> None:
         """Refuses to draw random numbers on devices of several models: each draws others from the same seed."""

@@ -15,6 +15,9 @@ use crate::{
     layout::Layout,
 };
 
+/// What the name of a bucket begins with.
+pub const LABEL: &str = "bucket_collectives: ";
+
 /// Joins collectives.
 pub struct BucketCollectives {
     /// Maximum bytes per bucket; a larger tensor is not bucketed.
@@ -125,7 +128,7 @@ fn label(graph: &Graph, bucket: &Bucket) -> String {
         }
     }
     let reasons = if reasons.is_empty() { String::new() } else { format!("; {}", reasons.join("; ")) };
-    format!("bucket_collectives: {} {kind} of {}{reasons}", bucket.members.len(), bucket.size)
+    format!("{LABEL}{} {kind} of {}{reasons}", bucket.members.len(), bucket.size)
 }
 
 /// Replaces `members` by one collective on their tensors joined.

@@ -52,7 +52,7 @@ pub struct DirectCollectives {
 }
 
 /// The labels of exchanges begin with it; the collective that each stands for follows.
-const LABEL: &str = "direct_collectives: ";
+pub const LABEL: &str = "direct_collectives: ";
 
 /// The collective that a node with this label is the direct form of, if it is one.
 pub fn direct_form_of(label: &str) -> Option<&str> {

@@ -1,6 +1,9 @@
 //! Graphs and plans: handles on what is decoded once, with what can be asked of them.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use aten::{Call, Work};
 use base::{Code, Diagnostic, Result};
@@ -182,9 +185,10 @@ impl Graph {
         py.detach(|| loops::partition(&self.0).describe(&self.0))
     }
 
-    /// What is equal for ranks that issue the same collectives in the same order, as 32 hexadecimal digits.
-    fn issue_order(&self) -> String {
-        passes::issue_order(&self.0).to_string()
+    /// What is equal for ranks that issue the same collectives in the same order, as 32 hexadecimal digits: of each group, and under no name
+    /// of all without their sizes.
+    fn issue_order(&self) -> BTreeMap<String, String> {
+        passes::issue_order(&self.0).into_iter().map(|(group, print)| (group, print.to_string())).collect()
     }
 
     /// Between which pipeline stages a rank's graph sends or receives: from which to which.

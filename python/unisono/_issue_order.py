@@ -1,0 +1,31 @@
+"""Whether the ranks of a mesh issue the same collectives in the same order, so that none waits for another for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from unisono._placements import STAGES, coordinates
+
+_NONE = "0" * 32
+
+
+def prints_of(order: Mapping[str, str], mesh: Mapping[str, int]) -> list[str]:
+    """The fingerprints of a graph's ``issue_order()``: of all its collectives, and of those along each axis."""
+    return [order.get("", _NONE), *(order.get(f"axis:{axis}", _NONE) for axis in mesh)]
+
+
+def alike(everyone: Sequence[Sequence[str]], mesh: Mapping[str, int]) -> bool:
+    """Whether these fingerprints of all ranks say so: all start the same collectives, and those of a group give them the same sizes.
+
+    Ranks of different pipeline stages have programs of their own.
+    """
+    known: dict[tuple[object, ...], str] = {}
+    for rank, (whole, *along) in enumerate(everyone):
+        place = coordinates(mesh, rank)
+        seen = [known.setdefault(("", place.get(STAGES)), whole) == whole]
+        for axis, own in zip(mesh, along, strict=True):
+            group = tuple((name, at) for name, at in place.items() if name != axis or axis == STAGES)
+            seen.append(known.setdefault((axis, group), own) == own)
+        if not all(seen):
+            return False
+    return True
