@@ -59,7 +59,7 @@ class Kernels:
     """
 
     fuses_optimizers: bool = False
-    instead: Mapping[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
+    instead: Mapping[str, Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]] = field(default_factory=dict)
     own: tuple[str, ...] = ()
 
 
