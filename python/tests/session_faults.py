@@ -14,7 +14,8 @@ import steps
 import torch
 
 import unisono
-from unisono._ranks import Ranks
+from unisono import session
+from unisono._issue_order import prints_of
 from unisono.errors import UnisonoError
 
 CUT = {"batch.*": {"a": "shard(0)"}, "params.*": {"a": "replicate"}, "optimizer.*": {"a": "replicate"}}
@@ -46,9 +47,13 @@ def refuse(pins: dict[str, dict[str, str]], mesh: dict[str, int]) -> None:
 def run_in_disagreement() -> None:
     """The passes of one rank give another order of collectives: all must run without the passes, and give what one device gives."""
     ranks = int(os.environ["WORLD_SIZE"])
-    agree = Ranks.agree
     alone, together = steps.gpt(count=2, batch=2 * ranks), steps.gpt(count=2, batch=2 * ranks)
-    other = mock.patch.object(Ranks, "agree", lambda ranks, order: agree(ranks, order[:-1] + os.environ["RANK"]))
+
+    def prints(order, mesh):
+        first, *rest = prints_of(order, mesh)
+        return [first[:-1] + os.environ["RANK"], *rest]
+
+    other = mock.patch.object(session, "prints_of", prints)
     with other, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step = unisono.parallelize(

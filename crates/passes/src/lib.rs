@@ -13,6 +13,7 @@ mod driver;
 mod drop_aliases;
 mod facts;
 mod group_lists;
+mod issue_order;
 mod layout;
 mod merge_views;
 mod order_collectives;
@@ -29,9 +30,9 @@ pub use direct_collectives::{Direct, DirectAxes, DirectCollectives, direct_form_
 pub use draw_by_counter::{DrawByCounter, KEY, with_key};
 pub use driver::{Outcome, Pass, run};
 pub use drop_aliases::DropAliases;
-pub use facts::issue_order;
 pub use group_lists::GroupLists;
 pub use ir::Patch;
+pub use issue_order::issue_order;
 pub use merge_views::MergeViews;
 pub use order_collectives::OrderCollectives;
 pub use pipeline::{Settings, by_name, cleaned, pipeline, scheduled, settled};

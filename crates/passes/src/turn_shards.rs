@@ -14,7 +14,12 @@ use crate::{
 const TURN: &str = "aten::t(Tensor(a) self) -> Tensor(a)";
 const PRODUCT: &str = "aten::mm(Tensor self, Tensor mat2) -> Tensor";
 /// The products, which give the same however their operands lie in memory, with the positions of the matrices.
-const PRODUCTS: [(&str, [usize; 2]); 2] = [("aten::mm", [0, 1]), ("aten::addmm", [1, 2])];
+const PRODUCTS: [(&str, [usize; 2]); 2] = [(PRODUCT, [0, 1]), (SUM_AND_PRODUCT, [1, 2])];
+const SUM_AND_PRODUCT: &str =
+    "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor";
+const VIEW: &str = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)";
+const PERMUTE: &str = "aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)";
+const CLONE: &str = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor";
 
 /// Turns shards instead of whole matrices.
 pub struct TurnShards;
@@ -86,7 +91,7 @@ impl Found<'_> {
         next(&|node| self.facts.is_wait(node))?;
         next(&|node| self.is_view(node, &[ranks, rows, 1, columns]))?;
         next(&|node| self.is_permuted(node, [1, 2, 0, 3]))?;
-        next(&|node| self.is(node, "aten::clone"))?;
+        next(&|node| self.is(node, CLONE))?;
         next(&|node| self.is_view(node, &[rows, ranks * columns]))?;
         let whole = result(&graph.nodes[*nodes.last()?])?;
         Some(Gather { nodes, shard, whole })
@@ -105,10 +110,10 @@ impl Found<'_> {
             is_it(&graph.nodes[maker]).then(|| nodes.push(maker))
         };
         before(&|node| self.is_view(node, &[ranks * rows, columns]))?;
-        before(&|node| self.is(node, "aten::clone"))?;
+        before(&|node| self.is(node, CLONE))?;
         before(&|node| self.is_permuted(node, [2, 0, 1, 3]))?;
         before(&|node| self.is_view(node, &[rows, 1, ranks, columns]))?;
-        before(&|node| self.is(node, "aten::mm"))?;
+        before(&|node| self.is(node, PRODUCT))?;
         nodes.reverse();
         let wait = self.only_user(result(&graph.nodes[start])?)?;
         self.facts.is_wait(&graph.nodes[wait]).then_some(Reduction { nodes, wait })
@@ -120,17 +125,18 @@ impl Found<'_> {
         (!self.ends.contains(value.index())).then_some(user)
     }
 
-    fn is(&self, node: &Node, name: &str) -> bool {
-        self.graph.ops[node.op].name == name
+    /// Whether a node is of the operator with this schema.
+    fn is(&self, node: &Node, schema: &str) -> bool {
+        schema.split('(').next() == Some(self.graph.ops[node.op].name.as_str())
     }
 
     fn is_view(&self, node: &Node, shape: &[i64]) -> bool {
         let alike = |value| self.graph.ty(value).shape[..] == *shape;
-        self.is(node, "aten::view") && result(node).is_some_and(alike)
+        self.is(node, VIEW) && result(node).is_some_and(alike)
     }
 
     fn is_permuted(&self, node: &Node, order: [i64; 4]) -> bool {
-        self.is(node, "aten::permute") && node.args.get(1) == Some(&Arg::Ints(order.to_vec()))
+        self.is(node, PERMUTE) && node.args.get(1) == Some(&Arg::Ints(order.to_vec()))
     }
 
     /// Whether only products read a matrix, as it is or transposed.
@@ -156,7 +162,7 @@ impl Found<'_> {
     /// The result of a node that transposes a matrix.
     fn transposed(&self, id: NodeId) -> Option<ValueId> {
         let node = &self.graph.nodes[id];
-        self.is(node, "aten::t").then(|| result(node)).flatten()
+        self.is(node, TURN).then(|| result(node)).flatten()
     }
 
     fn turn_gather(&self, gather: &Gather, patch: &mut Patch<'_>) {
