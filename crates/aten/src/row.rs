@@ -37,6 +37,8 @@ pub struct Row {
     pub workspace: Option<fn(&Call<'_>) -> Bytes>,
     /// Whether it draws random numbers.
     pub random: Random,
+    /// The operands that are the matrices of a product: how they lie in memory changes nothing of the result, and little of what it takes.
+    pub matrices: &'static [usize],
     /// What it draws, if each number can follow from the place of an element alone.
     pub draws: Option<Draw>,
     /// Whether an operator with `_` behind its name does the same in place.
@@ -325,6 +327,7 @@ impl Row {
             full_size: false,
             workspace: None,
             random: Random::No,
+            matrices: &[],
             draws: None,
             in_place: false,
             out: None,
@@ -438,6 +441,11 @@ impl Row {
 
     pub(crate) const fn random(mut self, random: Random) -> Self {
         self.random = random;
+        self
+    }
+
+    pub(crate) const fn matrices(mut self, operands: &'static [usize]) -> Self {
+        self.matrices = operands;
         self
     }
 

@@ -83,9 +83,9 @@ pub fn list_forms(single: &str) -> impl Iterator<Item = (&'static Row, &'static 
 /// All rows.
 pub static ROWS: &[Row] = &[
     // Matrix products
-    op("aten::mm(self, mat2)", Einsum("m k, k n -> m n"), InEach(&[0, 1]), Flops(matmul::mm_flops)).out("aten::mm.out").strides(Strides::RowMajor),
+    op("aten::mm(self, mat2)", Einsum("m k, k n -> m n"), InEach(&[0, 1]), Flops(matmul::mm_flops)).out("aten::mm.out").strides(Strides::RowMajor).matrices(&[0, 1]),
     op("aten::bmm(self, mat2)", Einsum("b m k, b k n -> b m n"), InEach(&[0, 1]), Flops(matmul::mm_flops)).out("aten::bmm.out").strides(Strides::RowMajor),
-    op("aten::addmm(self, mat1, mat2, Scalar beta, Scalar alpha)", Seeded(matmul::with_bias), No, Flops(matmul::addmm_flops)).in_place().out("aten::addmm.out").strides(Strides::RowMajor),
+    op("aten::addmm(self, mat1, mat2, Scalar beta, Scalar alpha)", Seeded(matmul::with_bias), No, Flops(matmul::addmm_flops)).in_place().out("aten::addmm.out").strides(Strides::RowMajor).matrices(&[1, 2]),
     op("aten::baddbmm(self, batch1, batch2, Scalar beta, Scalar alpha)", Seeded(matmul::with_bias), No, Flops(matmul::addmm_flops)).in_place().out("aten::baddbmm.out").strides(Strides::RowMajor),
     op("aten::convolution(input, weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups)", Factors(matmul::convolution), No, Flops(matmul::convolution_flops)).workspace(matmul::convolution_workspace).never_empty(),
     op(

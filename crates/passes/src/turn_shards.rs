@@ -1,6 +1,7 @@
 //! Matrices whose second dimension is sharded, and which are gathered for products or reduced from one: each rank turns its shard, so that
 //! shards lie one after the other in the whole, and the products read or make that turned. Without it the whole matrix is copied into order.
 
+use aten::{Call, Row, Strides};
 use base::{Id, Result};
 use fixedbitset::FixedBitSet;
 use ir::{Arg, CollectiveKind, Dims, Graph, Node, NodeId, Patch, Return, TensorType, ValueId};
@@ -12,14 +13,6 @@ use crate::{
 };
 
 const TURN: &str = "aten::t(Tensor(a) self) -> Tensor(a)";
-const PRODUCT: &str = "aten::mm(Tensor self, Tensor mat2) -> Tensor";
-/// The products, which give the same however their operands lie in memory, with the positions of the matrices.
-const PRODUCTS: [(&str, [usize; 2]); 2] = [(PRODUCT, [0, 1]), (SUM_AND_PRODUCT, [1, 2])];
-const SUM_AND_PRODUCT: &str =
-    "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor";
-const VIEW: &str = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)";
-const PERMUTE: &str = "aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)";
-const CLONE: &str = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor";
 
 /// Turns shards instead of whole matrices.
 pub struct TurnShards;
@@ -84,15 +77,15 @@ impl Found<'_> {
         let [rows, columns] = graph.ty(shard).shape[..] else { return None };
         let ranks = graph.ty(result(&graph.nodes[start])?).shape[0].checked_div(rows)?;
         let mut nodes = vec![start];
-        let mut next = |is_it: &dyn Fn(&Node) -> bool| {
+        let mut next = |is_it: &dyn Fn(NodeId) -> bool| {
             let user = self.only_user(result(&graph.nodes[*nodes.last()?])?)?;
-            is_it(&graph.nodes[user]).then(|| nodes.push(user))
+            is_it(user).then(|| nodes.push(user))
         };
-        next(&|node| self.facts.is_wait(node))?;
-        next(&|node| self.is_view(node, &[ranks, rows, 1, columns]))?;
-        next(&|node| self.is_permuted(node, [1, 2, 0, 3]))?;
-        next(&|node| self.is(node, CLONE))?;
-        next(&|node| self.is_view(node, &[rows, ranks * columns]))?;
+        next(&|id| self.facts.is_wait(&graph.nodes[id]))?;
+        next(&|id| self.is_reshaped(id, &[ranks, rows, 1, columns]))?;
+        next(&|id| self.order(id).is_some_and(|order| order == [1, 2, 0, 3]))?;
+        next(&|id| self.is_copy(id))?;
+        next(&|id| self.is_reshaped(id, &[rows, ranks * columns]))?;
         let whole = result(&graph.nodes[*nodes.last()?])?;
         Some(Gather { nodes, shard, whole })
     }
@@ -104,16 +97,16 @@ impl Found<'_> {
         let [rows, columns] = graph.ty(result(&graph.nodes[start])?).shape[..] else { return None };
         let ranks = graph.ty(operand(&graph.nodes[start])?).shape[0].checked_div(rows)?;
         let mut nodes = vec![start];
-        let mut before = |is_it: &dyn Fn(&Node) -> bool| {
+        let mut before = |is_it: &dyn Fn(NodeId) -> bool| {
             let made = operand(&graph.nodes[*nodes.last()?])?;
             let maker = graph.maker(made).filter(|_| self.only_user(made).is_some())?;
-            is_it(&graph.nodes[maker]).then(|| nodes.push(maker))
+            is_it(maker).then(|| nodes.push(maker))
         };
-        before(&|node| self.is_view(node, &[ranks * rows, columns]))?;
-        before(&|node| self.is(node, CLONE))?;
-        before(&|node| self.is_permuted(node, [2, 0, 1, 3]))?;
-        before(&|node| self.is_view(node, &[rows, 1, ranks, columns]))?;
-        before(&|node| self.is(node, PRODUCT))?;
+        before(&|id| self.is_reshaped(id, &[ranks * rows, columns]))?;
+        before(&|id| self.is_copy(id))?;
+        before(&|id| self.order(id).is_some_and(|order| order == [2, 0, 1, 3]))?;
+        before(&|id| self.is_reshaped(id, &[rows, 1, ranks, columns]))?;
+        before(&|id| self.row(id).is_some_and(|row| *row.matrices == [0, 1]))?;
         nodes.reverse();
         let wait = self.only_user(result(&graph.nodes[start])?)?;
         self.facts.is_wait(&graph.nodes[wait]).then_some(Reduction { nodes, wait })
@@ -125,29 +118,40 @@ impl Found<'_> {
         (!self.ends.contains(value.index())).then_some(user)
     }
 
-    /// Whether a node is of the operator with this schema.
-    fn is(&self, node: &Node, schema: &str) -> bool {
-        schema.split('(').next() == Some(self.graph.ops[node.op].name.as_str())
+    fn row(&self, id: NodeId) -> Option<&'static Row> {
+        aten::row(self.graph.op_name(id))
     }
 
-    fn is_view(&self, node: &Node, shape: &[i64]) -> bool {
+    /// Whether a node looks at a tensor in this shape.
+    fn is_reshaped(&self, id: NodeId, shape: &[i64]) -> bool {
         let alike = |value| self.graph.ty(value).shape[..] == *shape;
-        self.is(node, VIEW) && result(node).is_some_and(alike)
+        self.row(id).is_some_and(|row| row.strides == Strides::Reshaped)
+            && result(&self.graph.nodes[id]).is_some_and(alike)
     }
 
-    fn is_permuted(&self, node: &Node, order: [i64; 4]) -> bool {
-        self.is(node, PERMUTE) && node.args.get(1) == Some(&Arg::Ints(order.to_vec()))
+    /// The order that a node puts the dimensions of a tensor into.
+    fn order(&self, id: NodeId) -> Option<Vec<usize>> {
+        self.row(id)?.strides.order(&Call::new(self.graph, id))
+    }
+
+    /// Whether a node copies a tensor as it is into row-major order.
+    fn is_copy(&self, id: NodeId) -> bool {
+        let node = &self.graph.nodes[id];
+        let (Some(from), Some(to)) = (operand(node), result(node)) else { return false };
+        let (from, to) = (self.graph.ty(from), self.graph.ty(to));
+        self.row(id).is_some_and(|row| row.copies)
+            && to.is_contiguous()
+            && from.dtype == to.dtype
+            && from.device == to.device
     }
 
     /// Whether only products read a matrix, as it is or transposed.
     fn is_for_products(&self, whole: ValueId) -> bool {
         let multiplies = |user: &NodeId, value: ValueId| {
-            let node = &self.graph.nodes[*user];
-            let Some((_, matrices)) = PRODUCTS.iter().find(|(name, _)| self.is(node, name)) else {
-                return false;
-            };
-            let mut args = node.args.iter().enumerate();
-            args.all(|(at, arg)| matrices.contains(&at) || *arg != Arg::Value(value))
+            let Some(row) = self.row(*user) else { return false };
+            let mut args = self.graph.nodes[*user].args.iter().enumerate();
+            !row.matrices.is_empty()
+                && args.all(|(at, arg)| row.matrices.contains(&at) || *arg != Arg::Value(value))
         };
         let is_end = |value: ValueId| self.ends.contains(value.index());
         !is_end(whole)
@@ -161,8 +165,7 @@ impl Found<'_> {
 
     /// The result of a node that transposes a matrix.
     fn transposed(&self, id: NodeId) -> Option<ValueId> {
-        let node = &self.graph.nodes[id];
-        self.is(node, TURN).then(|| result(node)).flatten()
+        (self.order(id)? == [1, 0]).then(|| result(&self.graph.nodes[id])).flatten()
     }
 
     fn turn_gather(&self, gather: &Gather, patch: &mut Patch<'_>) {
@@ -203,7 +206,7 @@ impl Found<'_> {
         });
         let turned_factors = turned_factors.collect();
         let ty = matrix(whole, [whole.shape[1], whole.shape[0]]);
-        let made = patch.push_value(*product, PRODUCT, turned_factors, ty);
+        let made = patch.push_value(*product, &self.schema(*product), turned_factors, ty);
         let shape = [part.shape[1], part.shape[0]];
         let started = self.again(patch, *start, made, shape);
         let waited = self.again(patch, reduction.wait, started, shape);
@@ -223,9 +226,14 @@ impl Found<'_> {
     fn again(&self, patch: &mut Patch<'_>, id: NodeId, operand: ValueId, shape: [i64; 2]) -> ValueId {
         let node = &self.graph.nodes[id];
         let args = std::iter::once(Arg::Value(operand)).chain(node.args[1..].iter().cloned()).collect();
-        let op = &self.graph.ops[node.op];
         let ty = matrix(patch.ty(operand), shape);
-        patch.push_value(id, &format!("{}{}", op.name, op.schema), args, ty)
+        patch.push_value(id, &self.schema(id), args, ty)
+    }
+
+    /// The name of a node's operator with its schema.
+    fn schema(&self, id: NodeId) -> String {
+        let op = &self.graph.ops[self.graph.nodes[id].op];
+        format!("{}{}", op.name, op.schema)
     }
 }
 
