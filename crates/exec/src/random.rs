@@ -71,7 +71,8 @@ impl RandomCall {
     pub(crate) fn run(&self, slots: &mut Slots) -> std::result::Result<(), Failure> {
         let sizes = self.index.iter().map(|slot| Ok(integers(slots, *slot)?.len() as i64));
         let sizes: SmallVec<[i64; 6]> = sizes.collect::<std::result::Result<_, Failure>>()?;
-        let tensor = Tensor::empty(slots.library(), self.dtype, &sizes, &row_major(&sizes), self.device)?;
+        let tensor =
+            Tensor::empty(slots.library(), self.dtype, &sizes, &ir::contiguous_strides(&sizes), self.device)?;
         slots.put(self.target, tensor);
         let key = integers(slots, self.key)?;
         let [seed, step] = key else { return Err(Failure("a key that has no two numbers".to_owned())) };
@@ -99,14 +100,6 @@ fn integers(slots: &Slots, slot: Slot) -> std::result::Result<&[Cell<i64>], Fail
         (Cells::Int64(cells), [size], [stride]) if *stride == 1 || *size <= 1 => Ok(cells),
         _ => Err(Failure(format!("{slot} is no row of positions"))),
     }
-}
-
-fn row_major(sizes: &[i64]) -> SmallVec<[i64; 6]> {
-    let mut strides: SmallVec<[i64; 6]> = SmallVec::from_elem(1, sizes.len());
-    for dim in (1..sizes.len()).rev() {
-        strides[dim - 1] = strides[dim] * sizes[dim].max(1);
-    }
-    strides
 }
 
 /// Calls `run` for each stretch of a part that lies side by side in the whole tensor, in the order of the part: its first position, and how

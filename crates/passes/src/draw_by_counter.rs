@@ -6,9 +6,9 @@
 
 use aten::{Draw, Parameter};
 use base::{Code, Diagnostic, Result};
-use ir::{Arg, Dims, Dtype, Graph, InputClass, NodeId, Patch, Return, ReturnType, TensorType, ValueId};
+use ir::{Arg, Dims, Dtype, Graph, InputClass, NodeId, Patch, Return, TensorType, ValueId};
 
-use crate::{Pass, facts::Facts};
+use crate::{Pass, facts::Facts, layout::Layout};
 
 /// The name of the input that is the key: the seed, and the number of the step.
 pub const KEY: &str = "rng.key";
@@ -16,7 +16,6 @@ pub const KEY: &str = "rng.key";
 const AT: &str = "unisono::random_at(Tensor key, Tensor[] index, int[] shape, int number, str distribution, float a, float b, int digits, ScalarType dtype) -> Tensor";
 const ARANGE: &str = "aten::arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
 const CAST: &str = "aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor";
-const PERMUTE: &str = "aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)";
 const SORT: &str =
     "aten::sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)";
 const DROPPED: &str = "aten::native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor";
@@ -209,12 +208,9 @@ impl RandomOperation<'_, '_> {
         ];
         let made = self.push(AT, args, &of(dtype, &shape));
         let made = self.cast(made, &of(ty.dtype, &shape));
-        if order.iter().copied().eq(0..order.len()) {
-            return made;
-        }
         let mut back = vec![0; order.len()];
-        order.iter().enumerate().for_each(|(position, dim)| back[*dim] = position as i64);
-        self.push(PERMUTE, vec![Arg::Value(made), Arg::Ints(back)], ty)
+        order.iter().enumerate().for_each(|(position, dim)| back[*dim] = position);
+        Layout { patch: self.patch, source: self.id }.permute(made, &back)
     }
 
     fn cast(&mut self, value: ValueId, ty: &TensorType) -> ValueId {
@@ -228,9 +224,7 @@ impl RandomOperation<'_, '_> {
     }
 
     fn push(&mut self, op: &str, args: Vec<Arg>, ty: &TensorType) -> ValueId {
-        let returns = vec![ReturnType::Tensor(ty.clone())];
-        let node = self.patch.push(self.id, op, args, returns);
-        self.patch.node(node).results().next().expect("one result")
+        self.patch.push_value(self.id, op, args, ty.clone())
     }
 
     fn result(&self, position: usize) -> Option<(ValueId, TensorType)> {
