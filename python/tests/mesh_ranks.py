@@ -38,7 +38,7 @@ def train() -> None:
         "device mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=tuple(AXES)),
     }.items():
         one, many = copy.deepcopy(start), copy.deepcopy(start)
-        (alone, _), (together, optimizer) = _step(one), _step(many)
+        (alone, _), (together, optimizer) = make_step(one), make_step(many)
         step = unisono.parallelize(
             together, model=many, optimizer=optimizer, example=batch, mesh=mesh, pins=PINS, cluster=MACHINE
         )
@@ -68,7 +68,7 @@ def choose() -> None:
     for name in ("searched", "given", "gradients stay"):
         one, many = copy.deepcopy(start), copy.deepcopy(start)
         to_none = name != "gradients stay"
-        (alone, _), (together, optimizer) = _step(one, to_none), _step(many, to_none)
+        (alone, _), (together, optimizer) = make_step(one, to_none), make_step(many, to_none)
         step = unisono.parallelize(
             together, model=many, optimizer=optimizer, example=batch, mesh="auto", plan=text, cluster=SLOW_PRODUCTS
         )
@@ -85,7 +85,8 @@ def choose() -> None:
     torch.distributed.destroy_process_group()
 
 
-def _step(model, to_none=True):
+def make_step(model, to_none=True):
+    """A regression step of a model, and its optimizer."""
     optimizer = torch.optim.AdamW(model.parameters(), eps=EPSILON)
 
     def step(x, y):

@@ -7,11 +7,11 @@ import copy
 import launch
 import pytest
 import torch
-import torch.nn.functional as F
 import uneven_graphs
 import uneven_ranks
+from mesh_ranks import make_step
 from ranks import train
-from steps import EAGER_TO_CUT, EPSILON
+from steps import EAGER_TO_CUT
 from torch import nn
 
 import unisono
@@ -60,28 +60,16 @@ def test_ranks_with_more_and_less_have_collectives_of_unequal_sizes_along_anothe
     model = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 8))
     reference = copy.deepcopy(model)
 
-    def make(model):
-        optimizer = torch.optim.AdamW(model.parameters(), eps=EPSILON)
-
-        def step(x, y):
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return step, optimizer
-
     mesh, batches = {"a": 2, "b": 2}, [tuple(torch.randn(2, 7, 8)) for _ in range(3)]
     pins = {"batch.*": {"a": "replicate", "b": "shard(0)"}, "params.*.weight": {"a": "shard(0)"}}
-    step, optimizer = make(model)
+    step, optimizer = make_step(model)
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=batches[0])
     plan = graph.native.plan(EAGER_TO_CUT, pack({"mesh": mesh, "pins": pins}))
     orders = [graph.native.rank_graph(plan, rank).issue_order() for rank in range(4)]
     assert orders[0]["axis:a"] != orders[1]["axis:a"]
     assert orders[0]["axis:a"] == orders[2]["axis:a"]
     losses, after = train(graph, plan, mesh, batches, passes=passes)
-    eager, _ = make(reference)
+    eager, _ = make_step(reference)
     for loss, batch in zip(losses, batches, strict=True):
         torch.testing.assert_close(loss, eager(*batch).detach(), rtol=1e-5, atol=1e-7)
     for name, found in after.items():

@@ -389,10 +389,8 @@ class CapturedStep:
         """Whether all ranks of this rank's pipeline stage start the same collectives in the same order, as do those of every other."""
         if self.ranks.count == 1:
             return True
-        mine = torch.tensor(list("".join(prints_of(order, self._mesh)).encode()), dtype=torch.uint8)
-        everyone = [bytes(one.tolist()).decode() for one in self.ranks.gathered(mine)]
-        width = len(everyone[0]) // (1 + len(self._mesh))
-        return alike([[one[at : at + width] for at in range(0, len(one), width)] for one in everyone], self._mesh)
+        mine = torch.tensor([list(one.encode()) for one in prints_of(order, self._mesh)], dtype=torch.uint8)
+        return alike([[bytes(row).decode() for row in one.tolist()] for one in self.ranks.gathered(mine)], self._mesh)
 
     def _require_devices_alike(self) -> None:
         """Refuses to draw random numbers on devices of several models: each draws others from the same seed."""
