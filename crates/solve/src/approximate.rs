@@ -8,11 +8,11 @@ use crate::{
     array::{ArrayId, INFINITE, Store, strides},
     dual::{minima, reparametrise},
     eliminate::{Cache, Resources, eliminate},
-    good_order::{colours, noise},
+    good_order::{self, noise},
     network::{Incidence, Network},
-    order::{Order, min_weight, min_weight_below},
+    order::{Order, min_weight},
+    orders::Orders,
     prune::{Pruned, Pruner},
-    scatter::scatter,
     split_order::min_weight_split,
 };
 
@@ -22,6 +22,8 @@ const ROUNDS: u32 = 6;
 const SWEEPS: u32 = 15;
 /// Moves that improve the choices in each round.
 const MOVES: u64 = 6;
+/// Moves that gain nothing one after the other, after which no more are tried.
+const IDLE: u32 = 3;
 /// A gap is small where cost is at least so many times as large.
 const SMALL_GAP: i128 = 256;
 /// A gap is wide where cost is less than so many times as large: the dual bound, which takes long, has to narrow it.
@@ -36,6 +38,7 @@ pub(crate) struct Means<'a> {
     pub store: &'a mut Store,
     pub cache: &'a mut Cache,
     pub pruner: &'a mut Pruner,
+    pub known_orders: &'a mut Orders,
     pub statistics: &'a mut Statistics,
     pub table_limit: u64,
     pub orders: u32,
@@ -109,11 +112,17 @@ impl Search<'_, '_> {
     /// Bounds and choices from elimination with split buckets, in several orders; then moves from the best choices, or from the last
     /// where all are forbidden.
     fn split_buckets(&mut self) -> Result<(), Failure> {
-        let colours = colours(&self.first);
+        let mut colours = None;
         let mut choices = Vec::new();
         for seed in 0..u64::from(self.means.orders.max(1)) {
             let limit = self.means.table_limit;
-            let order = min_weight_split(&self.first, limit, |x| noise(seed, colours[x as usize]));
+            let order = match seed {
+                0 => self.means.known_orders.split(&self.first, limit).clone(),
+                seed => {
+                    let colours = colours.get_or_insert_with(|| good_order::colours(&self.first));
+                    min_weight_split(&self.first, limit, |x| noise(seed, colours[x as usize]))
+                }
+            };
             let (minimum, found) = match self.split_elimination(order, seed == 0) {
                 Ok(found) => found,
                 // What was moved between groups is too large to be added.
@@ -193,22 +202,24 @@ impl Search<'_, '_> {
     fn improve(&mut self, mut choices: Vec<u32>, seed: u64) {
         let mut present = value(&self.network, self.means.store, &choices);
         self.consider(&choices);
+        let mut idle = 0;
         for turn in 0..MOVES {
-            if self.is_closed() {
+            if self.is_closed() || idle == IDLE {
                 break;
             }
             let network = match present {
                 Some(_) => self.network.clone(),
                 None => soften(&self.network, self.means.store),
             };
-            let noise = |variable: u32| scatter(seed + turn, variable) % 128;
             let limit = MOVE_LIMIT.min(self.means.table_limit);
-            let (_, fixed) = min_weight_below(&network, limit, noise);
-            let kept: Vec<_> = fixed.into_iter().map(|x| (x, vec![choices[x as usize]])).collect();
-            let Ok(moved) = self.minimise(network, &kept, u64::MAX) else { continue };
-            let Some((moved, _)) = moved else { continue };
+            let (order, fixed) = self.means.known_orders.fixing(&network, limit, seed + turn);
+            let kept: Vec<_> = fixed.iter().map(|&x| (x, vec![choices[x as usize]])).collect();
+            let order = order.variables.clone();
+            let Ok((moved, _)) = self.minimise_in(order, network, &kept) else { continue };
             choices = moved;
+            let before = present;
             present = value(&self.network, self.means.store, &choices);
+            idle = if present.is_some() && present == before { idle + 1 } else { 0 };
             self.consider(&choices);
         }
     }
@@ -220,14 +231,30 @@ impl Search<'_, '_> {
         kept: &[(u32, Vec<u32>)],
         limit: u64,
     ) -> Result<Option<(Vec<u32>, i128)>, Failure> {
-        let mut pruned = self.means.pruner.prune(network, kept, self.means.store)?;
+        let pruned = self.means.pruner.prune(network, kept, self.means.store)?;
         let order = min_weight(&pruned.network, |_| 0);
         if order.largest > limit.min(self.means.table_limit) {
             return Ok(None);
         }
+        self.eliminated(pruned, order.variables).map(Some)
+    }
+
+    /// Exact elimination of the given states in an order of the network without those that have one state.
+    fn minimise_in(
+        &mut self,
+        mut order: Vec<u32>,
+        network: Network,
+        kept: &[(u32, Vec<u32>)],
+    ) -> Result<(Vec<u32>, i128), Failure> {
+        let pruned = self.means.pruner.prune(network, kept, self.means.store)?;
+        order.retain(|variable| pruned.network.sizes[*variable as usize] > 1);
+        self.eliminated(pruned, order)
+    }
+
+    fn eliminated(&mut self, mut pruned: Pruned, order: Vec<u32>) -> Result<(Vec<u32>, i128), Failure> {
         let network = std::mem::take(&mut pruned.network);
-        let done = eliminate(network, order.variables, self.resources())?;
-        Ok(Some((pruned.original(&done.choose(self.means.store)), pruned.constant + done.minimum)))
+        let done = eliminate(network, order, self.resources())?;
+        Ok((pruned.original(&done.choose(self.means.store)), pruned.constant + done.minimum))
     }
 
     /// Per variable, the states in which the sum is at most `excess` over the bound, for all that is known.

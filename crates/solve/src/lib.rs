@@ -20,6 +20,7 @@ mod kernel;
 mod knapsack;
 mod network;
 mod order;
+mod orders;
 mod price;
 mod problem;
 mod prune;

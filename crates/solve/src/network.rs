@@ -38,6 +38,11 @@ impl Network {
         &self.members[self.starts[factor] as usize..self.starts[factor + 1] as usize]
     }
 
+    /// What tells which factors are on which variables: the scopes, one after the other, and where each starts.
+    pub fn scopes(&self) -> [&[u32]; 2] {
+        [&self.starts, &self.members]
+    }
+
     /// How many cells a table on these variables has; `u64::MAX` where they are beyond counting.
     pub fn cells(&self, scope: &[u32]) -> u64 {
         scope.iter().map(|&x| u64::from(self.sizes[x as usize])).fold(1, u64::saturating_mul)

@@ -7,8 +7,8 @@ use crate::{
     conflict::Conflict,
     eliminate::{Cache, Resources, eliminate},
     evaluate,
-    good_order::good_order,
     network::{Network, Objective, build, ids},
+    orders::Orders,
     prune::Pruner,
 };
 
@@ -19,6 +19,7 @@ pub struct Solver<'a> {
     store: Store,
     cache: Cache,
     pruner: Pruner,
+    orders: Orders,
     /// What minimises the objectives that every budget asks for.
     ends: Vec<(Objective, Minimum)>,
 }
@@ -26,8 +27,8 @@ pub struct Solver<'a> {
 impl<'a> Solver<'a> {
     /// A solver that has done nothing yet.
     pub fn new(problem: &'a Problem, options: Options) -> Self {
-        let (store, cache, pruner) = <(Store, Cache, Pruner)>::default();
-        Self { problem, options, store, cache, pruner, ends: Vec::new() }
+        let (store, cache, pruner, orders) = <(Store, Cache, Pruner, Orders)>::default();
+        Self { problem, options, store, cache, pruner, orders, ends: Vec::new() }
     }
 
     /// A solver for another problem that knows what this one learnt: what is equal in both is not computed again.
@@ -108,16 +109,18 @@ impl<'a> Solver<'a> {
         let mut pruned = self.pruner.prune(network, kept, &mut self.store)?;
         let network = std::mem::take(&mut pruned.network);
         statistics.states_pruned += states - total(&network.sizes);
-        let order = good_order(&network, self.options.table_limit);
+        let order = self.orders.good(&network, self.options.table_limit);
         let (choices, minimum) = if order.largest <= self.options.table_limit {
             let (store, cache, limit) = (&mut self.store, &mut self.cache, u64::MAX);
-            let done = eliminate(network, order.variables, Resources { store, cache, statistics, limit })?;
+            let done =
+                eliminate(network, order.variables.clone(), Resources { store, cache, statistics, limit })?;
             (done.choose(&self.store), done.minimum)
         } else {
             let mut means = Means {
                 store: &mut self.store,
                 cache: &mut self.cache,
                 pruner: &mut self.pruner,
+                known_orders: &mut self.orders,
                 statistics,
                 table_limit: self.options.table_limit,
                 orders: self.options.orders,
