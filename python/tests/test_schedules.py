@@ -93,7 +93,7 @@ def test_a_file_that_torch_has_written_gives_what_one_device_gives(step, name, c
     ("text", "settings", "said"),
     [
         ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", {}, "stage 0: `0B1` is missing"),
-        ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", {}, "stage 0: action 2 of its row, `0B0`, waits without end for `1I0`"),
+        ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", {}, "stage 0: action 2 of its row, `0B0`, waits without end for `1B0`"),
         ("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1,1F1\n", {}, "stage 1: `1F1` is action 3 and action 5"),
         ("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1X1\n", {}, "stage 1: `1X1` is no action"),
         ("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", {"micro_batches": 4}, "2 micro-batches for a step in 4"),

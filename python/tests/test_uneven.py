@@ -24,6 +24,10 @@ TOGETHER = 20
 CASES = [(ranks, f"{model}, {family}") for ranks in (2, 3, 4) for model, family in uneven_ranks.cases(ranks)]
 
 
+def test_where_a_dimension_repeats_those_of_one_element_do_not_turn_results():
+    assert uneven_graphs.ask(2330)
+
+
 @pytest.mark.parametrize("first", range(0, GRAPHS, TOGETHER))
 def test_random_graphs_on_any_number_of_ranks_give_what_one_rank_gives(first):
     asked = sum(uneven_graphs.ask(seed) for seed in range(first, first + TOGETHER))

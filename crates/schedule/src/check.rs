@@ -60,11 +60,13 @@ impl Schedule {
         }
         let stuck = Costs::even(&self.placement).run(self).err();
         stuck.map_or(Ok(()), |stuck| {
+            // Backward that is one action makes what its first half makes.
+            let whole = Action { work: Pass::Backward, ..stuck.waits_for };
+            let waits_for = if found.contains_key(&stuck.waits_for) { stuck.waits_for } else { whole };
             let what = format!(
-                "action {} of its row, `{}`, waits without end for `{}` of stage {}",
+                "action {} of its row, `{}`, waits without end for `{waits_for}` of stage {}",
                 stuck.position + 1,
                 stuck.action,
-                stuck.waits_for,
                 self.placement.stage_of[stuck.waits_for.chunk as usize],
             );
             Err(refused(stuck.stage, &what, "each stage runs its row from left to right"))

@@ -198,6 +198,11 @@ fn a_file_that_is_no_schedule_is_refused_with_its_line_and_the_action() {
         (
             "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1",
             1,
+            "stage 0: action 2 of its row, `0B0`, waits without end for `1B0` of stage 1",
+        ),
+        (
+            "0F0,0B0,0F1,0B1\n1F0,1F1,1I0,1W0,1B1",
+            1,
             "stage 0: action 2 of its row, `0B0`, waits without end for `1I0` of stage 1",
         ),
     ] {

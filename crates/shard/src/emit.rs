@@ -2,7 +2,10 @@
 
 use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, Node, PartId, PlaceId, TensorType, ValueId};
 
-use crate::local::{filled_strides, filled_type};
+use crate::{
+    layout::reshaped,
+    local::{filled_strides, filled_type},
+};
 
 /// The schema of a tensor filled with a number.
 pub const FULL: &str = "aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
@@ -123,6 +126,21 @@ impl<'a> Emitter<'a> {
             "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)",
             vec![Arg::Value(value), Arg::Ints(shape.to_vec())],
             ty,
+        )
+    }
+
+    /// The same value with the strides that a view gives dimensions of size 1. Permutations and collectives leave others there, and where a
+    /// dimension repeats, these decide in which order results lie in memory.
+    pub fn with_usual_strides(&mut self, value: ValueId) -> ValueId {
+        let ty = self.ty(value);
+        let usual = reshaped(&ty, &ty.shape).unwrap_or_else(|| ty.strides.clone());
+        if !self.decide(usual != ty.strides) {
+            return value;
+        }
+        self.op(
+            "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)",
+            vec![Arg::Value(value), Arg::Ints(ty.shape.to_vec())],
+            TensorType { strides: usual, ..ty },
         )
     }
 

@@ -57,6 +57,9 @@ impl Realised<'_> {
                 operands[0] = out.in_order(operands[0]);
             }
         }
+        if row.is_some_and(|row| row.strides == Strides::Expanded) {
+            operands[0] = out.with_usual_strides(operands[0]);
+        }
         if row.is_some_and(|row| row.walks_memory) {
             self.lay_out_like_first(out, &mut operands);
         }

@@ -10,6 +10,9 @@ use crate::{
     stats::{median, median_and_deviation, micros},
 };
 
+/// Fewer collectives say little of clocks.
+const MANY: usize = 16;
+
 /// The clock of a rank against the common one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Clock {
@@ -102,12 +105,21 @@ fn clock(distances: &[(i64, i64)]) -> Clock {
         let (offset, residual) = median_and_deviation(&mut left);
         Clock { offset, drift, since, residual, collectives: distances.len() }
     };
-    let (steady, drifting) = (fit(0), fit(drift(distances)));
-    // a drift counts only where it moves the clock by several times what noise over that number of collectives explains
+    let steady = fit(0);
+    // a drift counts only where it moves the clock by several times what noise over that number of collectives explains, and of few
+    // collectives an offset, too: ranks that had to wait for a processor end late
+    let noise = |clock: &Clock, times: i64| times * clock.residual / distances.len().isqrt() as i64;
+    if distances.len() < MANY {
+        if steady.offset.abs() > noise(&steady, 8) {
+            return steady;
+        }
+        let residual = median(&mut distances.iter().map(|distance| distance.1.abs()).collect::<Vec<i64>>());
+        return Clock { offset: 0, residual, ..steady };
+    }
+    let drifting = fit(drift(distances));
     let span = distances.last().map_or(0, |last| last.0 - since);
     let moved = (i128::from(drifting.drift) * i128::from(span) / 1_000_000_000).unsigned_abs() as i64;
-    let noise = 16 * drifting.residual / distances.len().isqrt() as i64;
-    let believed = distances.len() >= 16 && moved > noise && drifting.residual < steady.residual;
+    let believed = moved > noise(&drifting, 16) && drifting.residual < steady.residual;
     if believed { drifting } else { steady }
 }
 
@@ -129,6 +141,33 @@ fn drift(distances: &[(i64, i64)]) -> i64 {
 mod tests {
     use super::*;
     use crate::collective::Key;
+
+    /// The ends of three collectives on two ranks of a machine with six other busy processes.
+    #[test]
+    fn ranks_that_end_late_for_want_of_a_processor_have_no_other_clock() {
+        let ends =
+            [[4_187_054_000, 4_186_825_000], [4_697_280_000, 4_693_673_000], [5_206_268_000, 5_201_425_000]];
+        let of = |late: i64| {
+            let collectives = ends.iter().enumerate().map(|(number, ends)| {
+                let part = |frame: usize, end: i64| Part {
+                    frame,
+                    row: 0,
+                    call: None,
+                    begin: end - 1000,
+                    end,
+                    bytes: 0,
+                };
+                let parts = vec![part(0, ends[0]), part(1, ends[1] + late)];
+                let key = Key { group: String::new(), operation: "all_reduce".into(), number: number as i64 };
+                Collective { key, parts, group_size: 2 }
+            });
+            let found = clocks(&collectives.collect::<Vec<_>>(), 2);
+            [found[0].offset, found[1].offset]
+        };
+        assert_eq!(of(0), [0, 0]);
+        let [ahead, behind] = of(-1_000_000_000);
+        assert!((ahead - behind - 1_000_000_000).abs() < 5_000_000, "{ahead} {behind}");
+    }
 
     #[test]
     fn offsets_and_drift_that_were_put_in_come_out() {
