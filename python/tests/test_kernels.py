@@ -54,6 +54,20 @@ SAMPLES = {
     "aten::minimum": [lambda x, y: aten.minimum(x, y)],
     "aten::addcmul": [lambda x, y, z: aten.addcmul(x, y, z, value=0.5)],
     "aten::addcdiv": [lambda x, y, z: aten.addcdiv(x, y, z, value=0.5)],
+    "aten::where.self": [lambda x, y: aten.where.self(x > 0.5, x, y), lambda x, y: aten.where.self(x[:, :1] > y, y, x)],
+    "aten::masked_fill.Scalar": [
+        lambda x: aten.masked_fill.Scalar(x, x < 0.25, -math.inf),
+        lambda x, y: aten.masked_fill.Scalar(x, y[:1] < 0.25, 2),
+    ],
+    "aten::native_dropout_backward": [lambda g, x: aten.native_dropout_backward(g, x > 0.5, 1.25)],
+    "aten::cat": [
+        lambda x, y: aten.cat([x * 2, y], -1),
+        lambda x, y: aten.cat([x[:, 256:], y, x[:, :256]], 1)[:, :256] * 2,
+    ],
+    "aten::slice_backward": [
+        lambda x: aten.slice_backward(x * 2, [2, 1024], 1, 512, 9223372036854775807, 1)[:, 512:],
+        lambda x: aten.slice_backward(x[:, :256] * 2, [2, 768], -1, 256, 512, 1)[:, :512],
+    ],
     "aten::lerp.Scalar": [lambda x, y: aten.lerp(x, y, 0.1)],
     "aten::relu": [aten.relu],
     "aten::silu": [aten.silu],
@@ -88,6 +102,10 @@ SAMPLES = {
     ],
     "aten::_log_softmax_backward_data": [
         lambda g, x: aten._log_softmax_backward_data(g, -aten.abs(x), -1, x.dtype),
+    ],
+    "aten::nll_loss_backward": [
+        lambda g, x: aten.nll_loss_backward(g[0, 0], x, torch.arange(2) * 511, None, 1, -100, x.new_full((), 3.0)),
+        lambda g, x, w: aten.nll_loss_backward(g[0, 1], x, torch.arange(2) + 4, w[0], 2, 5, x.new_full((), 3.0)),
     ],
     "aten::native_layer_norm": [
         lambda x, w, b: aten.native_layer_norm(x, [512], w[0], b[0], 1e-5)[0],
@@ -249,3 +267,129 @@ def test_a_host_that_forbids_executable_memory_interprets_and_says_so():
     if ended.returncode == 77:
         pytest.skip("Linux before 6.3")
     assert ended.returncode == 0
+
+
+def rotated(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def rotary(x, cos, sin):
+    return (x * cos + rotated(x) * sin).transpose(1, 2)
+
+
+def rotary_backward(x, cos, sin, gradient):
+    return torch.func.vjp(lambda x: rotary(x, cos, sin), x)[1](gradient)[0].transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("size", [(2, 4, 6, 64), (1, 3, 5, 18), (3, 1, 1, 32), (0, 2, 3, 16), (2, 2, 0, 16)])
+def test_rotary_embeddings_are_one_kernel_each_way(size, dtype):
+    batch, heads, count, width = size
+    x = numbers(1, dtype).repeat(1, 1 + batch * heads * count * width // 1024).flatten()[: math.prod(size)]
+    x = x.view(batch, count, heads, width).transpose(1, 2)
+    cos, sin = torch.randn(count, width, dtype=dtype), torch.randn(count, width, dtype=dtype)
+    gradient = torch.randn(batch, count, heads, width, dtype=dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    for function, inputs in [(rotary, (x, cos, sin)), (rotary_backward, (x, cos, sin, gradient))]:
+        (found,), run = executed(function, inputs)
+        expected = function(*inputs)
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+        if math.prod(size) and width // 2 >= 8:
+            assert kernels(run) == 1
+            assert function is rotary_backward or names(run) == ["kernel 0", "aten::transpose.int"]
+
+
+def test_operands_that_lie_otherwise_than_expected_are_followed():
+    x, cos, sin = torch.randn(2, 4, 6, 64), torch.randn(6, 64), torch.randn(6, 64)
+    _, run = executed(rotary, (x, cos, sin))
+    for other in (x.transpose(0, 2).contiguous().transpose(0, 2), torch.randn(2, 4, 6, 128)[..., ::2]):
+        torch.testing.assert_close(run([other, cos, sin])[0], rotary(other, cos, sin))
+
+
+SIZES = [(2, 3, 32), (6, 32), (2, 3, 16), (6, 16), (3, 2, 32), (2, 3, 1), (6, 1), (3, 2, 16)]
+
+
+def random_program(seed):
+    """Random operations on tensors of a few sizes, with views between them, and what is returned of them."""
+    random = torch.Generator().manual_seed(seed)
+
+    def below(count):
+        return int(torch.randint(count, (), generator=random))
+
+    plan = [(below(18), below(1 << 20), below(1 << 20), below(1 << 20)) for _ in range(4 + below(14))]
+    returned = [below(1 << 20) for _ in range(1 + below(3))]
+
+    def step(x, y, z, mask):
+        values, sums = [x, y, z, x.reshape(6, 32), z * 0.5], []
+        for kind, first, second, third in plan:
+            a = values[first % len(values)]
+            alike = [value for value in values if value.shape == a.shape]
+            b = alike[second % len(alike)]
+            rows = [value for value in values if value.shape == (*a.shape[:-1], 1)]
+            made = operation(kind, a, b, rows[second % len(rows)] if rows else None, mask, third)
+            values.append(made if tuple(made.shape) in SIZES else a * 0.5)
+            sums.append(made.sum(tuple(range(made.dim() - 1))))
+        return (*(values[one % len(values)] + 1 for one in returned), sums[returned[0] % len(sums)])
+
+    return step
+
+
+def operation(kind, a, b, row, mask, number):
+    width = a.shape[-1]
+    match kind:
+        case 0:
+            return a + b
+        case 1:
+            return a * b
+        case 2:
+            return torch.tanh(a)
+        case 3:
+            return -a
+        case 4 | 5 if width == 32:
+            return rotated(a)
+        case 6 if width == 32:
+            return a[..., 16 * (number % 2) :][..., :16]
+        case 7 | 8 if width == 16:
+            return torch.cat((a, b), -1)
+        case 9 if width == 16:
+            return (
+                torch.nn.functional.pad(a, (16, 0))
+                if number % 2
+                else aten.slice_backward(a, [*a.shape[:-1], 32], -1, 0, 16, 1)
+            )
+        case 10 | 11:
+            return a.reshape(6, width) if a.dim() == 3 else a.reshape(2, 3, width)
+        case 12 if a.dim() == 3:
+            return a.transpose(0, 1)
+        case 13 if row is not None:
+            return a * row
+        case 14 if row is not None:
+            return row.expand(a.shape) - a
+        case 15 if width > 1:
+            return a.mean(-1, keepdim=True)
+        case 16 if width == 32 and a.shape[-2:] == (3, 32):
+            return torch.where(mask, a, b)
+        case 17:
+            return a.clone()
+        case _:
+            return a * 0.5
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_kernels_of_random_programs_give_what_pytorch_gives(seed):
+    check_program(seed)
+
+
+def check_program(seed):
+    step = random_program(seed)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [torch.randn(size, generator=generator) for size in ((2, 3, 32), (3, 2, 32), (2, 3, 1))]
+    inputs.append(torch.rand((2, 3, 32), generator=generator) < 0.5)
+    if seed % 3 == 0:
+        inputs[0] = inputs[0].transpose(0, 2).contiguous().transpose(0, 2)
+    if seed % 5 == 0:
+        inputs[1].view(-1)[:: 1 + seed % 7] = math.nan if seed % 2 else math.inf
+    found, _ = executed(step, tuple(inputs))
+    for one, other in zip(found, step(*inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)

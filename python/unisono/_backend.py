@@ -162,7 +162,8 @@ class _Program:
         if len(devices) > 1:
             raise UnsupportedError("tensors are on several devices", code="U0105")
         encoder = _Encoder(Traced(graph, None, 0), inputs)
-        lowered = lower_graph(_native.Graph(encoder.bytes()), device=devices.pop(), fuse=fuse)
+        captured, device = _native.Graph(encoder.bytes()), devices.pop()
+        lowered = lower_graph(captured.split_dropout() if fuse else captured, device=device, fuse=fuse)
         self._executor = Executor(lowered)
         self._executor.bind([item.tensor for item in inputs.inputs[given:]])
         self._sizes = sizes

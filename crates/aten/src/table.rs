@@ -197,7 +197,7 @@ pub static ROWS: &[Row] = &[
     each("aten::_prelu_kernel_backward(grad_output, self, weight) -> (Tensor, Tensor)", No),
     op("aten::glu(self, int dim)", Factors(views::along_arg_1), No, Traffic),
     op("aten::glu_backward(grad_output, self, int dim)", Factors(views::along_arg_2), InEach(&[0]), Traffic),
-    each("aten::native_dropout_backward(grad_output, mask, float scale)", InEach(&[0])),
+    each("aten::native_dropout_backward(grad_output, mask, float scale)", InEach(&[0])).computes_slowly("grad_output * mask * scale"),
     // Comparison, choice, bits
     each("aten::eq.Tensor(self, other)", No).in_place(),
     each("aten::eq.Scalar(self, Scalar other)", No).in_place(),
@@ -221,8 +221,8 @@ pub static ROWS: &[Row] = &[
     each("aten::bitwise_and.Tensor(self, other)", No).in_place(),
     each("aten::bitwise_or.Tensor(self, other)", No).in_place(),
     each("aten::bitwise_not(self)", No).in_place(),
-    each("aten::where.self(condition, self, other)", Together(&[1, 2])).out("aten::where.self_out"),
-    each("aten::masked_fill.Scalar(self, mask, Scalar value)", No).in_place(),
+    each("aten::where.self(condition, self, other)", Together(&[1, 2])).out("aten::where.self_out").computes("where(0 < condition, self, other)"),
+    each("aten::masked_fill.Scalar(self, mask, Scalar value)", No).in_place().computes("where(0 < mask, value, self)"),
     each("aten::masked_fill.Tensor(self, mask, value)", No).in_place(),
     // Copies and casts. A cast to another type rounds, so a partial value must be put together before.
     each("aten::clone(self, MemoryFormat? memory_format)", Stacked).copies().computes("self"),
@@ -272,9 +272,9 @@ pub static ROWS: &[Row] = &[
     op("aten::split.Tensor(self, int split_size, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(Strides::Kept).sizes(Sizes::Pieces { sizes: 1, dim: 2 }),
     op("aten::split_with_sizes(self, int[] split_sizes, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(Strides::Kept).sizes(Sizes::Pieces { sizes: 1, dim: 2 }),
     // Joining, padding, and the backward of slicing
-    op("aten::cat(Tensor[] tensors, int dim)", Seeded(join::cat), Stacked, Traffic).out("aten::cat.out").dims_of_result().joins(),
+    op("aten::cat(Tensor[] tensors, int dim)", Seeded(join::cat), Stacked, Traffic).out("aten::cat.out").dims_of_result().joins().computes("joined(tensors, dim)"),
     op("aten::stack(Tensor[] tensors, int dim)", Factors(join::stack), Stacked, Traffic).out("aten::stack.out").dims_of_result(),
-    sized("aten::slice_backward(grad_output, int[] input_sizes, int dim, int start, int end, int step)", Factors(views::along_arg_2), Jointly, Traffic, 1),
+    sized("aten::slice_backward(grad_output, int[] input_sizes, int dim, int start, int end, int step)", Factors(views::along_arg_2), Jointly, Traffic, 1).computes("filled(grad_output, dim, start, end)"),
     sized("aten::select_backward(grad_output, int[] input_sizes, int dim, int index)", Factors(views::select_backward), Jointly, Traffic, 1).dims_of_result(),
     op("aten::slice_scatter(self, src, int dim, int? start, int? end, int step)", Factors(views::along_arg_2), Jointly, Traffic).strides(Strides::Kept),
     op("aten::constant_pad_nd(self, int[] pad, Scalar value)", Factors(views::pad), No, Traffic),
@@ -329,7 +329,7 @@ pub static ROWS: &[Row] = &[
     batched("aten::native_group_norm(input, Tensor? weight, Tensor? bias, int N, int C, int HxW, int group, float eps) -> (Tensor, Tensor, Tensor)", Factors(normalise::group_norm), No, 3).never_empty(),
     batched("aten::native_group_norm_backward(grad_out, input, mean, rstd, Tensor? weight, int N, int C, int HxW, int group, bool[] output_mask) -> (Tensor, Tensor, Tensor)", Factors(normalise::group_norm_backward), InEach(&[0]), 5).never_empty(),
     op("aten::nll_loss_forward(self, target, Tensor? weight, int reduction, int ignore_index) -> (Tensor, Tensor)", Factors(normalise::nll_loss), No, Traffic).rewrite(Rewrite::MeanLoss(3)),
-    op("aten::nll_loss_backward(grad_output, self, target, Tensor? weight, int reduction, int ignore_index, total_weight)", Factors(normalise::nll_loss_backward), No, Traffic).rewrite(Rewrite::MeanLossBackward(4)),
+    op("aten::nll_loss_backward(grad_output, self, target, Tensor? weight, int reduction, int ignore_index, total_weight)", Factors(normalise::nll_loss_backward), No, Traffic).rewrite(Rewrite::MeanLossBackward(4)).computes("t = of_row(target); g = case(reduction, 0, of_row(grad_output), case(reduction, 1, grad_output / total_weight, grad_output)); w = given(weight, g * weight, g); where(t == ignore_index, 0, where(column == t, -w, 0))"),
     // Look-ups
     op("aten::embedding(weight, indices, int padding_idx, bool scale_grad_by_freq, bool sparse)", Factors(index::embedding), No, Traffic),
     op("aten::embedding_dense_backward(grad_output, indices, int num_weights, int padding_idx, bool scale_grad_by_freq)", Factors(index::embedding_backward), InEach(&[0]), Traffic),

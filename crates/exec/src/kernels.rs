@@ -2,10 +2,9 @@
 
 use std::{cell::OnceCell, sync::Arc};
 
-use base::Result;
 use ir::{Graph, PartKind};
 use jit::Module;
-use loops::{Access, Item, Kernel, Partition};
+use loops::{Item, Kernel, OperandId, Partition};
 use memory::{Lifetimes, Once, Steps};
 use smallvec::SmallVec;
 use torch_sys::{Arg, Cells, Failure, Output, Schema, Slot, Slots, Tensor};
@@ -86,7 +85,7 @@ impl Ends<'_> {
     pub(crate) fn taken(&self, index: usize, kernel: &Kernel) -> Vec<Option<usize>> {
         let step = &self.steps.steps[index];
         let mut free: Vec<bool> = step.reads.iter().map(|read| self.ends(index, *read)).collect();
-        let (reads, writes) = kernel.operands.split_at(step.reads.len().min(kernel.operands.len()));
+        let writes = (step.reads.len()..kernel.operands.len()).map(|index| OperandId(index as u32));
         let taken = step.makes.iter().zip(writes).map(|(made, write)| {
             let made = self.steps.values[*made as usize];
             let fits = |read: u32| {
@@ -94,8 +93,7 @@ impl Ends<'_> {
                 read.dense && made.dense && read.alike.is_some() && read.alike == made.alike
             };
             let found = (0..free.len()).find(|read| {
-                let alike = reads[*read].strides == write.strides && write.access == Access::Write;
-                free[*read] && alike && fits(step.reads[*read])
+                free[*read] && kernel.may_lie_alike(write, OperandId(*read as u32)) && fits(step.reads[*read])
             })?;
             free[found] = false;
             Some(found)
@@ -128,7 +126,7 @@ pub(crate) struct KernelCall {
     reads: Vec<(Slot, Shape)>,
     writes: Vec<Write>,
     device: (i32, i32),
-    /// The kernel for operands that lie otherwise than the graph says.
+    /// The kernel for operands that lie otherwise than the graph says, and how they lie.
     other: OnceCell<(Vec<Vec<i64>>, Module)>,
 }
 
@@ -156,13 +154,14 @@ impl KernelCall {
         }
         let strides = self.strides(slots)?;
         if self.other.get().is_none() {
-            let module = self.module_for(&strides).map_err(failed)?;
+            let module = self.module_for(&strides)?;
             let _ = self.other.set((strides.clone(), module));
         }
         match self.other.get() {
-            Some((known, module)) if *known == strides => module.run(0, &memory).map_err(failed),
-            _ => self.module_for(&strides).and_then(|module| module.run(0, &memory)).map_err(failed),
+            Some((known, module)) if *known == strides => module.run(0, &memory),
+            _ => self.module_for(&strides)?.run(0, &memory),
         }
+        .map_err(failed)
     }
 
     /// The tensor of a result: over what the kernel reads where that may be, and `expected` says that it lies as the graph says.
@@ -195,28 +194,40 @@ impl KernelCall {
         all.map(|slot| match slots.elements(slot)?.cells {
             Cells::Float32(cells) => Ok(loops::Memory::F32(cells)),
             Cells::Bfloat16(cells) => Ok(loops::Memory::Bf16(cells)),
-            Cells::Int64(_) => Err(Failure(format!("{slot} has elements that no kernel reads"))),
+            Cells::Bool(cells) => Ok(loops::Memory::Bool(cells)),
+            Cells::Int64(cells) => Ok(loops::Memory::I64(cells)),
         })
         .collect()
     }
 
-    /// The strides of all operands by dimension of the domain.
+    /// The strides of all that is read.
     fn strides(&self, slots: &Slots) -> std::result::Result<Vec<Vec<i64>>, Failure> {
-        let kernel = self.module.kernel(self.kernel);
-        let reads = self.reads.iter().map(|(slot, shape)| {
-            let found = slots.elements(*slot)?.strides;
-            let ahead = kernel.domain.len() - shape.sizes.len();
-            let along = |dim: usize| match dim.checked_sub(ahead) {
-                Some(own) if shape.sizes[own] == kernel.domain[dim] => found[own],
-                _ => 0,
-            };
-            Ok((0..kernel.domain.len()).map(along).collect())
-        });
-        let writes = kernel.operands[self.reads.len()..].iter().map(|operand| Ok(operand.strides.clone()));
-        reads.chain(writes).collect()
+        self.reads.iter().map(|(slot, _)| Ok(slots.elements(*slot)?.strides.to_vec())).collect()
     }
 
-    fn module_for(&self, strides: &[Vec<i64>]) -> Result<Module> {
-        Module::new(&[self.module.kernel(self.kernel).with_strides(strides)])
+    /// The kernel for operands with these strides.
+    fn module_for(&self, strides: &[Vec<i64>]) -> std::result::Result<Module, Failure> {
+        let mut kernel = self.module.kernel(self.kernel).clone();
+        for (index, ((slot, shape), found)) in self.reads.iter().zip(strides).enumerate() {
+            let moved = |distance| moved(shape, found, distance);
+            kernel = kernel.with_moved(OperandId(index as u32), moved).ok_or_else(|| {
+                Failure(format!("{slot} has strides {found:?}, which no kernel can follow"))
+            })?;
+        }
+        Module::new(&[kernel]).map_err(failed)
     }
+}
+
+/// How far apart elements lie in a tensor with strides `found` that are so far apart in one of `shape`. The distance is along one dimension.
+fn moved(shape: &Shape, found: &[i64], distance: i64) -> Option<i64> {
+    let expected = shape.strides.as_deref()?;
+    let mut dims = shape.sizes.iter().zip(expected).zip(found).filter(|((size, _), _)| **size > 1);
+    if distance == 0 {
+        return dims.all(|((_, old), new)| *old > 0 || *new == 0).then_some(0);
+    }
+    let along =
+        |((size, old), _): &((&i64, &i64), &i64)| **old > 0 && **old <= distance && distance < **old * **size;
+    let mut matching = dims.filter(along);
+    let ((_, old), new) = matching.next()?;
+    (matching.next().is_none() && distance % old == 0).then(|| distance / old * new)
 }

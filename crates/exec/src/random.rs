@@ -83,6 +83,7 @@ impl RandomCall {
             Cells::Float32(cells) => Out::F32(cells),
             Cells::Bfloat16(cells) => Out::Bf16(cells),
             Cells::Int64(cells) => Out::I64(cells),
+            Cells::Bool(_) => return Err(Failure("no distribution gives bools".to_owned())),
         };
         let mut filled = 0;
         runs(&self.sizes, &index, |start, count| {

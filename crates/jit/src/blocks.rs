@@ -179,16 +179,16 @@ impl BlockSteps<'_> {
         }
     }
 
-    fn store(&mut self, Store { operand, value }: Store) {
+    fn store(&mut self, Store { operand, offset, value }: Store) {
         let to = &self.kept.kernel.operands[operand.0 as usize];
         let mut made = self.taken(value);
         if to.access == Access::Add {
-            return self.outputs.push((Output::Add(operand), made));
+            return self.outputs.push((Output::Add(operand, offset), made));
         }
         if to.element == Element::Bf16 {
             made = round_bf16(&mut self.maker, made);
         }
-        self.outputs.push((Output::Store(operand), made));
+        self.outputs.push((Output::Store(operand, offset), made));
     }
 
     fn finish(self) -> Steps {

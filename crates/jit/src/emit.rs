@@ -8,7 +8,7 @@ mod memory;
 mod vectors;
 
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
-use loops::{Access, Kernel, Nest, phases::Phases};
+use loops::{Access, Element, Kernel, Nest, OperandId, phases::Phases};
 
 use self::{frame::Frame, memory::kept_row};
 use crate::{
@@ -44,7 +44,7 @@ const ROWS: Register = Register::RSI;
 const LANE: Register = Register::RBP;
 
 /// The most elements of a row, and between rows: instructions hold so many bytes.
-const MOST_ELEMENTS: usize = i32::MAX as usize / 4;
+const MOST_ELEMENTS: usize = i32::MAX as usize / 8;
 
 /// The most numbers that loops keep for later ones: they are to stay in a cache.
 const MOST_KEPT: usize = 1 << 16;
@@ -61,9 +61,15 @@ pub(crate) struct Emitted {
 /// The code of a verified kernel; none where it has too many operands, one whose neighbours lie apart in memory, or rows that are too long.
 pub(crate) fn emit(kernel: &Kernel, nest: &Nest, isa: &'static Isa) -> Option<Emitted> {
     let strides = nest.outer_strides.iter().filter_map(|strides| strides.last());
-    let too_long = strides.chain([&nest.inner]).any(|elements| *elements > MOST_ELEMENTS);
+    let behind = (0..kernel.operands.len()).flat_map(|index| kernel.offsets(OperandId(index as u32)));
+    let too_long = strides.chain([&nest.inner]).any(|elements| *elements > MOST_ELEMENTS)
+        || behind.into_iter().any(|offset| offset as usize > MOST_ELEMENTS);
+    // Integers are read one at a time.
+    let mut operands = kernel.operands.iter().zip(&nest.inner_strides);
+    let apart = operands.any(|(operand, stride)| operand.element == Element::I64 && *stride > 0);
     if kernel.operands.len() > ADDRESSES.len()
         || too_long
+        || apart
         || nest.inner_strides.iter().any(|stride| *stride > 1)
     {
         return None;
@@ -101,12 +107,13 @@ pub(crate) fn emit(kernel: &Kernel, nest: &Nest, isa: &'static Isa) -> Option<Em
     Some(Emitted { code, entry, kept })
 }
 
-/// Constants, each as many times as a vector has numbers, and then a mask of the points that do not fill a vector.
+/// Constants, each as many times as a vector has numbers, then a mask of the points that do not fill a vector, and the positions in one.
 fn data(constants: &Constants, nest: &Nest, isa: &Isa) -> Vec<u8> {
     let spread = constants.0.iter().flat_map(|bits| std::iter::repeat_n(*bits, isa.lanes));
     let rest = nest.inner % isa.lanes;
     let mask = (0..isa.lanes).map(|lane| if lane < rest { u32::MAX } else { 0 });
-    spread.chain(mask).flat_map(u32::to_le_bytes).collect()
+    let positions = (0..isa.lanes).map(|lane| (lane as f32).to_bits());
+    spread.chain(mask).chain(positions).flat_map(u32::to_le_bytes).collect()
 }
 
 struct Emitter<'a> {
@@ -239,8 +246,8 @@ impl Emitter<'_> {
 
     fn output(&mut self, to: Output, from: Place) -> Done {
         match to {
-            Output::Store(operand) => self.store(operand, from),
-            Output::Add(operand) => self.add(operand, from),
+            Output::Store(operand, offset) => self.store(operand, offset, from),
+            Output::Add(operand, offset) => self.add(operand, offset, from),
             Output::Row(number) => {
                 let from = self.in_register(from, self.scratch())?;
                 self.put(Instruction::with2(self.isa.store, self.frame.number(number), from))

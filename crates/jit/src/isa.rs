@@ -23,6 +23,9 @@ pub(crate) struct Isa {
     /// Words of 16 bits, each made 32.
     pub(crate) widen: Code,
     pub(crate) broadcast_half: Code,
+    /// Bytes, each made 32 bits.
+    pub(crate) widen_byte: Code,
+    pub(crate) broadcast_byte: Code,
     pub(crate) shift_left: Code,
     pub(crate) shift_right: Code,
     pub(crate) shift_right_signed: Code,
@@ -30,6 +33,8 @@ pub(crate) struct Isa {
     pub(crate) blend: Code,
     pub(crate) sqrt: Code,
     pub(crate) number_of_word: Code,
+    /// The number of one integer of 64 bits.
+    pub(crate) number_of_integer: Code,
     /// One number for all, from a register.
     pub(crate) spread: Code,
     /// The first number, to memory.
@@ -51,6 +56,8 @@ pub(crate) static AVX2: Isa = Isa {
     broadcast: Code::VEX_Vbroadcastss_ymm_m32,
     widen: Code::VEX_Vpmovzxwd_ymm_xmmm128,
     broadcast_half: Code::VEX_Vpbroadcastw_ymm_xmmm16,
+    widen_byte: Code::VEX_Vpmovzxbd_ymm_xmmm64,
+    broadcast_byte: Code::VEX_Vpbroadcastb_ymm_xmmm8,
     shift_left: Code::VEX_Vpslld_ymm_ymm_imm8,
     shift_right: Code::VEX_Vpsrld_ymm_ymm_imm8,
     shift_right_signed: Code::VEX_Vpsrad_ymm_ymm_imm8,
@@ -58,6 +65,7 @@ pub(crate) static AVX2: Isa = Isa {
     blend: Code::VEX_Vblendvps_ymm_ymm_ymmm256_ymm,
     sqrt: Code::VEX_Vsqrtps_ymm_ymmm256,
     number_of_word: Code::VEX_Vcvtdq2ps_ymm_ymmm256,
+    number_of_integer: Code::VEX_Vcvtsi2ss_xmm_xmm_rm64,
     spread: Code::VEX_Vbroadcastss_ymm_xmm,
     store_first: Code::VEX_Vmovss_m32_xmm,
     store_first_half: Code::VEX_Vpextrw_r32m16_xmm_imm8,
@@ -79,6 +87,8 @@ pub(crate) static AVX512: Isa = Isa {
     broadcast: Code::EVEX_Vbroadcastss_zmm_k1z_xmmm32,
     widen: Code::EVEX_Vpmovzxwd_zmm_k1z_ymmm256,
     broadcast_half: Code::EVEX_Vpbroadcastw_zmm_k1z_xmmm16,
+    widen_byte: Code::EVEX_Vpmovzxbd_zmm_k1z_xmmm128,
+    broadcast_byte: Code::EVEX_Vpbroadcastb_zmm_k1z_xmmm8,
     shift_left: Code::EVEX_Vpslld_zmm_k1z_zmmm512b32_imm8,
     shift_right: Code::EVEX_Vpsrld_zmm_k1z_zmmm512b32_imm8,
     shift_right_signed: Code::EVEX_Vpsrad_zmm_k1z_zmmm512b32_imm8,
@@ -86,6 +96,7 @@ pub(crate) static AVX512: Isa = Isa {
     blend: Code::EVEX_Vblendmps_zmm_k1z_zmm_zmmm512b32,
     sqrt: Code::EVEX_Vsqrtps_zmm_k1z_zmmm512b32_er,
     number_of_word: Code::EVEX_Vcvtdq2ps_zmm_k1z_zmmm512b32_er,
+    number_of_integer: Code::EVEX_Vcvtsi2ss_xmm_xmm_rm64_er,
     spread: Code::EVEX_Vbroadcastss_zmm_k1z_xmmm32,
     store_first: Code::EVEX_Vmovss_m32_k1_xmm,
     store_first_half: Code::EVEX_Vpextrw_r32m16_xmm_imm8,

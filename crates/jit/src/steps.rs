@@ -21,7 +21,10 @@ pub(crate) enum Compare {
 /// What a step does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Code {
-    Load(OperandId),
+    /// The element so many behind that of the point.
+    Load(OperandId, u32),
+    /// The position in the row.
+    Column,
     Bits(u32),
     /// A number of the row, by position.
     Row(u32),
@@ -78,10 +81,10 @@ impl Step {
 /// Where a result goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Output {
-    /// To the element of an operand.
-    Store(OperandId),
-    /// Added to the element of an operand.
-    Add(OperandId),
+    /// To the element of an operand that lies so many behind that of the point.
+    Store(OperandId, u32),
+    /// Added to that element.
+    Add(OperandId, u32),
     /// To a number of the row, by position.
     Row(u32),
     /// To the results of a reduction, by its position in the loop.
@@ -146,7 +149,8 @@ impl Maker {
     /// The steps of an operation of these values.
     pub(crate) fn op(&mut self, op: Op, taken: &[V]) -> V {
         match (op, taken) {
-            (Op::Load(operand), _) => self.step(Code::Load(operand), &[]),
+            (Op::Load(operand, offset), _) => self.step(Code::Load(operand, offset), &[]),
+            (Op::Column, _) => self.step(Code::Column, &[]),
             (Op::Const(bits), _) => self.bits(bits),
             (Op::Unary(unary, _), [a]) => self.unary(unary, *a),
             (Op::Binary(binary, ..), [a, b]) => self.binary(binary, *a, *b),

@@ -41,23 +41,19 @@ impl Guarded {
     /// A copy of an operand's elements.
     fn of(owned: &Owned) -> Self {
         match owned {
-            Owned::F32(cells) => {
-                let guarded = Self::new(4 * cells.len());
-                // SAFETY: there is room for all elements, aligned because the pages' end is.
-                let to =
-                    unsafe { std::slice::from_raw_parts(guarded.start.cast::<Cell<f32>>(), cells.len()) };
-                to.iter().zip(cells).for_each(|(to, from)| to.set(from.get()));
-                guarded
-            }
-            Owned::Bf16(cells) => {
-                let guarded = Self::new(2 * cells.len());
-                // SAFETY: as above.
-                let to =
-                    unsafe { std::slice::from_raw_parts(guarded.start.cast::<Cell<u16>>(), cells.len()) };
-                to.iter().zip(cells).for_each(|(to, from)| to.set(from.get()));
-                guarded
-            }
+            Owned::F32(cells) => Self::copy(cells),
+            Owned::Bf16(cells) => Self::copy(cells),
+            Owned::Bool(cells) => Self::copy(cells),
+            Owned::I64(cells) => Self::copy(cells),
         }
+    }
+
+    fn copy<T: Copy>(cells: &[Cell<T>]) -> Self {
+        let guarded = Self::new(size_of_val(cells));
+        // SAFETY: there is room for all elements, aligned because the pages' end is.
+        let to = unsafe { std::slice::from_raw_parts(guarded.start.cast::<Cell<T>>(), cells.len()) };
+        to.iter().zip(cells).for_each(|(to, from)| to.set(from.get()));
+        guarded
     }
 
     fn memory(&self, element: Element, count: usize) -> Memory<'_> {
@@ -66,6 +62,8 @@ impl Guarded {
             match element {
                 Element::F32 => Memory::F32(std::slice::from_raw_parts(self.start.cast(), count)),
                 Element::Bf16 => Memory::Bf16(std::slice::from_raw_parts(self.start.cast(), count)),
+                Element::Bool => Memory::Bool(std::slice::from_raw_parts(self.start.cast(), count)),
+                Element::I64 => Memory::I64(std::slice::from_raw_parts(self.start.cast(), count)),
             }
         }
     }
@@ -74,6 +72,8 @@ impl Guarded {
         match self.memory(element, count) {
             Memory::F32(cells) => Owned::F32(cells.to_vec()).bits(),
             Memory::Bf16(cells) => Owned::Bf16(cells.to_vec()).bits(),
+            Memory::Bool(cells) => Owned::Bool(cells.to_vec()).bits(),
+            Memory::I64(cells) => Owned::I64(cells.to_vec()).bits(),
         }
     }
 }

@@ -22,7 +22,17 @@ impl Builder {
 
     /// The element of an operand.
     pub fn load(&mut self, operand: OperandId) -> Value {
-        self.value(Op::Load(operand))
+        self.load_behind(operand, 0)
+    }
+
+    /// The element of an operand so many elements behind that of the point.
+    pub fn load_behind(&mut self, operand: OperandId, offset: u32) -> Value {
+        self.value(Op::Load(operand, offset))
+    }
+
+    /// The position of the point in its row.
+    pub fn column(&mut self) -> Value {
+        self.value(Op::Column)
     }
 
     /// A number.
@@ -69,7 +79,12 @@ impl Builder {
 
     /// Writes a value to an operand.
     pub fn store(&mut self, operand: OperandId, value: Value) {
-        self.stores.push(Store { operand, value });
+        self.store_behind(operand, 0, value);
+    }
+
+    /// Writes a value so many elements behind that of the point.
+    pub fn store_behind(&mut self, operand: OperandId, offset: u32, value: Value) {
+        self.stores.push(Store { operand, offset, value });
     }
 
     /// How many values there are.

@@ -13,7 +13,7 @@ use crate::{
     Bounds, Kernel, Memory, Nest, Op,
     math::{Math, Scalar},
     phases::Phases,
-    tile::{Step, Tiles},
+    tile::{Step, Stored, Tiles},
     verify,
 };
 
@@ -111,8 +111,8 @@ fn run_points(program: &Interpreter, memory: &[Memory<'_>]) {
             for step in &phase.points {
                 compute(program, step, &mut registers, memory, tile);
             }
-            for (operand, register) in &phase.stores {
-                store(program, operand.0 as usize, &registers[*register], memory, tile);
+            for stored in &phase.stores {
+                store(program, stored, &registers, memory, tile);
             }
         }
     }
@@ -126,9 +126,10 @@ struct Tile {
 }
 
 #[inline(always)]
-fn store(program: &Interpreter, operand: usize, from: &[f32], memory: &[Memory<'_>], tile: Tile) {
-    let row = Row { nest: &program.nest, operand, start: tile.start, count: tile.count };
-    row.store(from, memory[operand]);
+fn store(program: &Interpreter, to: &Stored, registers: &[Vec<f32>], memory: &[Memory<'_>], tile: Tile) {
+    let Tile { start, count } = tile;
+    let row = Row { nest: &program.nest, operand: to.operand, offset: to.offset, start, count };
+    row.store(&registers[to.from], memory[to.operand]);
 }
 
 #[inline(always)]
@@ -145,9 +146,15 @@ fn compute(
     let to = &mut target[..length];
     let [a, b, c] = step.from.map(|register| registers[register].get(..length).unwrap_or_default());
     match step.op {
-        Op::Load(operand) => {
-            let rows = Row { nest: &program.nest, operand: operand.0 as usize, start, count };
+        Op::Load(operand, offset) => {
+            let (operand, offset) = (operand.0 as usize, offset as usize);
+            let rows = Row { nest: &program.nest, operand, offset, start, count };
             rows.load(to, memory[rows.operand]);
+        }
+        // A tile of a kernel by rows lies in one row.
+        Op::Column => {
+            let first = start % program.nest.inner.max(1);
+            to.iter_mut().enumerate().for_each(|(index, to)| *to = (first + index) as f32);
         }
         Op::Const(_) | Op::Reduce(..) => unreachable!("constants and reductions have registers of their own"),
         Op::Unary(op, _) => unary(op, to, a),

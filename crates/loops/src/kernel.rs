@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 define_id!(/** A value of a kernel: one number for each point of the domain, or one for each row of it. */ Value, "%");
 define_id!(/** A tensor in memory that a kernel reads or writes. */ OperandId, "a");
 
-/// The element type of an operand. Values are always `f32`.
+/// The element type of an operand. Values are always `f32`; what is no floating-point number is only read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Element {
@@ -14,18 +14,30 @@ pub enum Element {
     F32,
     /// `torch.bfloat16`
     Bf16,
+    /// `torch.bool`, read as 0 and 1.
+    Bool,
+    /// `torch.int64`, read as the nearest number; one for each row.
+    I64,
 }
 
 impl Element {
     /// All element types, with their names in the text form.
-    pub const NAMES: [(Self, &str); 2] = [(Self::F32, "f32"), (Self::Bf16, "bf16")];
+    pub const NAMES: [(Self, &str); 4] =
+        [(Self::F32, "f32"), (Self::Bf16, "bf16"), (Self::Bool, "bool"), (Self::I64, "i64")];
 
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
+            Self::Bool => 1,
+            Self::I64 => 8,
         }
+    }
+
+    /// Whether kernels write it.
+    pub const fn is_written(self) -> bool {
+        matches!(self, Self::F32 | Self::Bf16)
     }
 }
 
@@ -35,9 +47,9 @@ impl Element {
 pub enum Access {
     /// Only loads name it.
     Read,
-    /// One store names it.
+    /// Only stores name it.
     Write,
-    /// One store names it, and what the rows store there is added up.
+    /// Only stores name it, and what the rows store there is added up.
     Add,
 }
 
@@ -185,8 +197,10 @@ impl Reduction {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    /// The element of an operand.
-    Load(OperandId),
+    /// The element of an operand that lies so many elements behind that of the point.
+    Load(OperandId, u32),
+    /// The position of the point in its row.
+    Column,
     /// A number, by its bits.
     Const(u32),
     /// A function of one value.
@@ -205,7 +219,7 @@ impl Op {
     /// The values that it takes.
     pub fn operands(&self) -> impl Iterator<Item = Value> + use<> {
         let three = match *self {
-            Self::Load(_) | Self::Const(_) => [None; 3],
+            Self::Load(..) | Self::Column | Self::Const(_) => [None; 3],
             Self::Unary(_, a) | Self::Reduce(_, a) => [Some(a), None, None],
             Self::Binary(_, a, b) => [Some(a), Some(b), None],
             Self::Fma(a, b, c) | Self::Select(a, b, c) => [Some(a), Some(b), Some(c)],
@@ -216,7 +230,7 @@ impl Op {
     /// The same with other values.
     fn map(self, value: impl Fn(Value) -> Value) -> Self {
         match self {
-            Self::Load(_) | Self::Const(_) => self,
+            Self::Load(..) | Self::Column | Self::Const(_) => self,
             Self::Unary(unary, a) => Self::Unary(unary, value(a)),
             Self::Reduce(reduction, a) => Self::Reduce(reduction, value(a)),
             Self::Binary(binary, a, b) => Self::Binary(binary, value(a), value(b)),
@@ -231,11 +245,13 @@ impl Op {
     }
 }
 
-/// Writes a value to an operand.
+/// Writes a value to an operand, so many elements behind that of the point.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Store {
     /// Where to.
     pub operand: OperandId,
+    /// How many elements behind that of the point.
+    pub offset: u32,
     /// What.
     pub value: Value,
 }
@@ -270,12 +286,35 @@ impl Kernel {
         let once = |operand: &Operand| {
             operand.access == Access::Add || operand.access == Access::Write && self.is_of_rows(operand)
         };
-        self.body.iter().any(|op| matches!(op, Op::Reduce(..))) || self.operands.iter().any(once)
+        self.body.iter().any(|op| matches!(op, Op::Reduce(..) | Op::Column)) || self.operands.iter().any(once)
     }
 
     /// Whether an operand has one element for each row, which several points share.
     pub fn is_of_rows(&self, operand: &Operand) -> bool {
         operand.strides.last() == Some(&0) && self.domain.last() != Some(&1)
+    }
+
+    /// How far behind the element of a point its loads and stores name one of an operand, each distance once and the least first.
+    pub fn offsets(&self, operand: OperandId) -> Vec<u32> {
+        let loads = self.body.iter().filter_map(|op| match op {
+            Op::Load(loaded, offset) if *loaded == operand => Some(*offset),
+            _ => None,
+        });
+        let stores = self.stores.iter().filter(|store| store.operand == operand).map(|store| store.offset);
+        let mut offsets: Vec<u32> = loads.chain(stores).collect();
+        offsets.sort_unstable();
+        offsets.dedup();
+        offsets
+    }
+
+    /// Whether a written operand may lie exactly where a read one does: each point then reads, of what is written, only what it writes itself.
+    pub fn may_lie_alike(&self, written: OperandId, read: OperandId) -> bool {
+        let (to, from) = (&self.operands[written.0 as usize], &self.operands[read.0 as usize]);
+        let alike = to.element == from.element && to.strides == from.strides;
+        let (writes, reads) = (self.offsets(written), self.offsets(read));
+        alike
+            && (to.access, from.access) == (Access::Write, Access::Read)
+            && reads.iter().all(|offset| writes.contains(offset))
     }
 
     pub(crate) fn without_dead(mut self) -> Self {
@@ -301,13 +340,20 @@ impl Kernel {
         Self { body: kept, ..self }
     }
 
-    /// The same kernel over operands that lie differently: `strides` has those of each operand, by dimension of the domain.
+    /// The same kernel over an operand that it reads and that lies differently: `moved` has the new distance for each that elements had.
+    /// None where it has none for one.
     #[must_use]
-    pub fn with_strides(&self, strides: &[Vec<i64>]) -> Self {
-        let mut kernel = self.clone();
-        for (operand, strides) in kernel.operands.iter_mut().zip(strides) {
-            operand.strides.clone_from(strides);
+    pub fn with_moved(mut self, read: OperandId, moved: impl Fn(i64) -> Option<i64>) -> Option<Self> {
+        for stride in &mut self.operands[read.0 as usize].strides {
+            *stride = moved(*stride)?;
         }
-        kernel
+        for op in &mut self.body {
+            if let Op::Load(operand, offset) = op
+                && *operand == read
+            {
+                *offset = u32::try_from(moved(i64::from(*offset))?).ok()?;
+            }
+        }
+        Some(self)
     }
 }

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use base::Result;
 
 use crate::{
-    Access, Element, Kernel, Operand, bf16_of,
+    Access, Element, Kernel, Operand, OperandId, bf16_of,
     verify::{bad, extent},
 };
 
@@ -16,6 +16,10 @@ pub enum Memory<'a> {
     F32(&'a [Cell<f32>]),
     /// `bf16`, by its bits.
     Bf16(&'a [Cell<u16>]),
+    /// `bool`, 0 or 1.
+    Bool(&'a [Cell<u8>]),
+    /// `i64`
+    I64(&'a [Cell<i64>]),
 }
 
 impl Memory<'_> {
@@ -24,6 +28,8 @@ impl Memory<'_> {
         match self {
             Self::F32(_) => Element::F32,
             Self::Bf16(_) => Element::Bf16,
+            Self::Bool(_) => Element::Bool,
+            Self::I64(_) => Element::I64,
         }
     }
 
@@ -32,6 +38,8 @@ impl Memory<'_> {
         match self {
             Self::F32(cells) => cells.len(),
             Self::Bf16(cells) => cells.len(),
+            Self::Bool(cells) => cells.len(),
+            Self::I64(cells) => cells.len(),
         }
     }
 
@@ -40,13 +48,14 @@ impl Memory<'_> {
         self.len() == 0
     }
 
-    /// Writes numbers to the first elements.
+    /// Writes numbers to the first elements, which are ones that kernels write.
     pub fn write(&self, numbers: impl IntoIterator<Item = f32>) {
         match self {
             Self::F32(cells) => cells.iter().zip(numbers).for_each(|(cell, number)| cell.set(number)),
             Self::Bf16(cells) => {
                 cells.iter().zip(numbers).for_each(|(cell, number)| cell.set(bf16_of(number)));
             }
+            Self::Bool(_) | Self::I64(_) => unreachable!("the verifier lets no kernel write these"),
         }
     }
 
@@ -55,6 +64,8 @@ impl Memory<'_> {
         match self {
             Self::F32(cells) => cells.as_ptr() as usize,
             Self::Bf16(cells) => cells.as_ptr() as usize,
+            Self::Bool(cells) => cells.as_ptr() as usize,
+            Self::I64(cells) => cells.as_ptr() as usize,
         }
     }
 }
@@ -87,8 +98,8 @@ impl Bounds {
     /// What a verified kernel needs: for every operand as many elements as it has indices. A written operand may share memory with no other one,
     /// unless that is read and both lie exactly alike.
     pub fn of(kernel: &Kernel) -> Self {
-        let operands = kernel.operands.iter().map(|operand| {
-            let elements = if is_touched(kernel, operand) { extent(&kernel.domain, operand) } else { None };
+        let operands = kernel.operands.iter().enumerate().map(|(index, operand)| {
+            let elements = if is_touched(kernel, operand) { extent(kernel, index) } else { None };
             let elements = elements.unwrap_or(0);
             Bound { element: operand.element, elements: elements as usize }
         });
@@ -96,9 +107,8 @@ impl Bounds {
         let is_written = |index: &usize| kernel.operands[*index].access != Access::Read;
         let others = |index| (0..count).filter(move |other| index != *other).map(move |other| (index, other));
         let pairs = (0..count).filter(is_written).flat_map(others).map(|(index, other)| {
-            let (one, two) = (&kernel.operands[index], &kernel.operands[other]);
-            let alike = one.element == two.element && one.strides == two.strides;
-            (index, other, alike && one.access == Access::Write && two.access == Access::Read)
+            let id = |index: usize| OperandId(index as u32);
+            (index, other, kernel.may_lie_alike(id(index), id(other)))
         });
         Self { operands: operands.collect(), pairs: pairs.collect() }
     }

@@ -72,7 +72,8 @@ fn of_row(kernel: &Kernel, inner_strides: &[usize], hoist: bool) -> Vec<bool> {
     for op in &kernel.body {
         is.push(match op {
             Op::Const(_) | Op::Reduce(..) => true,
-            Op::Load(operand) => hoist && inner_strides[operand.0 as usize] == 0,
+            Op::Load(operand, _) => hoist && inner_strides[operand.0 as usize] == 0,
+            Op::Column => false,
             _ => hoist && op.operands().all(|value| is[value.0 as usize]),
         });
     }

@@ -16,7 +16,13 @@ pub fn random_kernel(random: &mut Random) -> Kernel {
     let mut builder = Builder::default();
     let reads: Vec<OperandId> =
         (0..=random.below(5)).map(|_| operand(random, &mut builder, &domain, Access::Read)).collect();
-    let mut numbers: Vec<Value> = reads.into_iter().map(|operand| builder.load(operand)).collect();
+    let mut numbers: Vec<Value> = reads.iter().map(|operand| builder.load(*operand)).collect();
+    for operand in reads.iter().filter(|_| random.below(4) == 0).collect::<Vec<_>>() {
+        numbers.push(builder.load_behind(*operand, random.below(40) as u32));
+    }
+    if by_rows {
+        others(random, &mut builder, &domain, &mut numbers);
+    }
     let (mut masks, mut reduced) = (Vec::new(), Vec::new());
     for _ in 0..random.below(24) {
         value(random, &mut builder, &mut numbers, &mut masks);
@@ -28,14 +34,40 @@ pub fn random_kernel(random: &mut Random) -> Kernel {
         }
     }
     for _ in 0..=random.below(3) {
-        let to = operand(random, &mut builder, &domain, Access::Write);
-        let value = *random.pick(&numbers);
-        builder.store(to, value);
+        pieces(random, &mut builder, &domain, &numbers);
     }
     if by_rows {
         sums(random, &mut builder, &domain, &numbers, &reduced);
     }
     builder.finish(domain)
+}
+
+/// A written operand, perhaps with room for a few pieces side by side, of which each has the domain's last dimension.
+fn pieces(random: &mut Random, builder: &mut Builder, domain: &[i64], numbers: &[Value]) {
+    if domain.is_empty() || random.below(3) > 0 {
+        let to = operand(random, builder, domain, Access::Write);
+        return builder.store(to, *random.pick(numbers));
+    }
+    let (count, last) = (2 + random.below(2) as i64, domain.len() - 1);
+    let mut whole = domain.to_vec();
+    whole[last] = whole[last].max(1) * count;
+    let to = builder.operand(Access::Write, Element::F32, contiguous_strides(&whole).to_vec());
+    for piece in 0..count {
+        builder.store_behind(to, (piece * domain[last].max(1)) as u32, *random.pick(numbers));
+    }
+}
+
+/// Numbers that only kernels by rows have: integers, one for each row, and positions in a row.
+fn others(random: &mut Random, builder: &mut Builder, domain: &[i64], numbers: &mut Vec<Value>) {
+    if random.below(4) == 0 {
+        let mut strides = contiguous_strides(&domain[..domain.len() - 1]).to_vec();
+        strides.push(0);
+        let from = builder.operand(Access::Read, Element::I64, strides);
+        numbers.push(builder.load(from));
+    }
+    if random.below(4) == 0 {
+        numbers.push(builder.column());
+    }
 }
 
 /// Operands that are written once for a row, and those that rows are added up in.
@@ -53,7 +85,10 @@ fn sums(random: &mut Random, builder: &mut Builder, domain: &[i64], numbers: &[V
             let mut strides = vec![0; last];
             strides.push(i64::from(!all));
             let to = builder.operand(Access::Add, *random.pick(&[Element::F32, Element::Bf16]), strides);
-            builder.store(to, *random.pick(from));
+            for piece in 0..=random.below(2) * random.below(3) {
+                let apart = if all { 1 } else { domain[last].max(1) };
+                builder.store_behind(to, (piece as i64 * apart) as u32, *random.pick(from));
+            }
         }
     }
 }
@@ -85,7 +120,9 @@ fn operand(random: &mut Random, builder: &mut Builder, domain: &[i64], access: A
             *stride *= random.below(2) as i64;
         }
     }
-    let element = *random.pick(&[Element::F32, Element::F32, Element::Bf16]);
+    let elements = [Element::F32, Element::F32, Element::Bf16, Element::Bool];
+    let count = if access == Access::Read { elements.len() } else { 3 };
+    let element = *random.pick(&elements[..count]);
     builder.operand(access, element, strides)
 }
 
@@ -143,6 +180,10 @@ pub enum Owned {
     F32(Vec<Cell<f32>>),
     /// `bf16`, by its bits.
     Bf16(Vec<Cell<u16>>),
+    /// `bool`
+    Bool(Vec<Cell<u8>>),
+    /// `i64`
+    I64(Vec<Cell<i64>>),
 }
 
 impl Owned {
@@ -151,6 +192,8 @@ impl Owned {
         match self {
             Self::F32(cells) => Memory::F32(cells),
             Self::Bf16(cells) => Memory::Bf16(cells),
+            Self::Bool(cells) => Memory::Bool(cells),
+            Self::I64(cells) => Memory::I64(cells),
         }
     }
 
@@ -160,18 +203,30 @@ impl Owned {
         match self {
             Self::F32(cells) => cells.iter().map(|cell| same(cell.get())).collect(),
             Self::Bf16(cells) => cells.iter().map(|cell| same(f32_of(cell.get()))).collect(),
+            Self::Bool(cells) => cells.iter().map(|cell| u32::from(cell.get())).collect(),
+            Self::I64(cells) => cells.iter().map(|cell| cell.get() as u32).collect(),
         }
     }
 }
 
 /// Memory for the operands of a kernel, with random numbers.
 pub fn memory_for(kernel: &Kernel, random: &mut Random) -> Vec<Owned> {
-    let owned = kernel.operands.iter().map(|operand| {
-        let extent = crate::verify::extent(&kernel.domain, operand).unwrap_or(0) as usize;
+    let owned = kernel.operands.iter().enumerate().map(|(index, operand)| {
+        let extent = crate::verify::extent(kernel, index).unwrap_or(0) as usize;
+        match operand.element {
+            Element::Bool => {
+                return Owned::Bool((0..extent).map(|_| Cell::new(random.below(2) as u8)).collect());
+            }
+            Element::I64 => {
+                let integer = |random: &mut Random| random.bits() as i64 >> random.below(64);
+                return Owned::I64((0..extent).map(|_| Cell::new(integer(random))).collect());
+            }
+            Element::F32 | Element::Bf16 => {}
+        }
         let numbers = (0..extent).map(|_| number(random));
         match operand.element {
-            Element::F32 => Owned::F32(numbers.map(Cell::new).collect()),
             Element::Bf16 => Owned::Bf16(numbers.map(|number| Cell::new(bf16_of(number))).collect()),
+            _ => Owned::F32(numbers.map(Cell::new).collect()),
         }
     });
     owned.collect()
@@ -191,10 +246,12 @@ pub fn by_point<N: Copy>(
     let mut values: Vec<Vec<N>> = Vec::with_capacity(kernel.body.len());
     for op in &kernel.body {
         let made = match op {
-            Op::Load(operand) => {
-                let at = |point| element(&memory[operand.0 as usize], index_at(kernel, *operand, point));
+            Op::Load(operand, offset) => {
+                let index = |point| index_at(kernel, *operand, point) + *offset as usize;
+                let at = |point| element(&memory[operand.0 as usize], index(point));
                 (0..points).map(|point| number(at(point))).collect()
             }
+            Op::Column => (0..points).map(|point| number((point % inner) as f32)).collect(),
             Op::Const(bits) => vec![number(f32::from_bits(*bits)); points],
             Op::Reduce(reduction, from) => {
                 let rows = values[from.0 as usize].chunks(inner);
@@ -212,7 +269,10 @@ pub fn by_point<N: Copy>(
         let is_sum = kernel.operands[store.operand.0 as usize].access == Access::Add;
         let points = 0..if is_sum { 0 } else { points };
         points
-            .map(|point| (index_at(kernel, store.operand, point), values[store.value.0 as usize][point]))
+            .map(|point| {
+                let index = index_at(kernel, store.operand, point) + store.offset as usize;
+                (index, values[store.value.0 as usize][point])
+            })
             .collect()
     });
     written.collect()
@@ -234,5 +294,7 @@ fn element(memory: &Owned, index: usize) -> f32 {
     match memory {
         Owned::F32(cells) => cells[index].get(),
         Owned::Bf16(cells) => f32_of(cells[index].get()),
+        Owned::Bool(cells) => f32::from(cells[index].get()),
+        Owned::I64(cells) => cells[index].get() as f32,
     }
 }

@@ -11,6 +11,7 @@
 //! store a2 %2
 //! ```
 //!
+//! `load a0 +32` is the element that lies 32 behind that of the point, and `store a2 +32 %2` writes it; `column` is the position of the point in its row.
 //! `row_sum %0`, `row_max %0` and `row_min %0` are one number for each row; an operand of a row has the stride 0 along the last dimension. Stores to
 //! an operand that begins with `add` are added up over rows.
 
@@ -44,13 +45,20 @@ impl fmt::Display for Kernel {
         for (index, op) in self.body.iter().enumerate() {
             writeln!(f, "%{index} = {}", op_text(op))?;
         }
-        self.stores.iter().try_for_each(|store| writeln!(f, "store {} {}", store.operand, store.value))
+        self.stores.iter().try_for_each(|store| {
+            writeln!(f, "store {}{} {}", store.operand, behind(store.offset), store.value)
+        })
     }
+}
+
+fn behind(offset: u32) -> String {
+    if offset == 0 { String::new() } else { format!(" +{offset}") }
 }
 
 fn op_text(op: &Op) -> String {
     let mut text = match op {
-        Op::Load(operand) => return format!("load {operand}"),
+        Op::Load(operand, offset) => return format!("load {operand}{}", behind(*offset)),
+        Op::Column => return "column".to_owned(),
         Op::Const(bits) => return format!("const {:?}", f32::from_bits(*bits)),
         Op::Unary(unary, _) => word(&Unary::NAMES, unary).to_owned(),
         Op::Binary(binary, ..) => word(&Binary::NAMES, binary).to_owned(),
@@ -88,8 +96,9 @@ fn read_line(kernel: &mut Kernel, line: &str) -> Result<(), String> {
     } else if first == "kernel" {
         kernel.domain = numbers(rest, '[', ']')?;
     } else if first == "store" {
-        let (operand, value) = rest.split_once(' ').ok_or("expected an operand and a value")?;
-        kernel.stores.push(Store { operand: OperandId(id(operand, 'a')?), value: Value(id(value, '%')?) });
+        let (to, value) = rest.rsplit_once(' ').ok_or("expected an operand and a value")?;
+        let (operand, offset) = place(to)?;
+        kernel.stores.push(Store { operand, offset, value: Value(id(value, '%')?) });
     } else {
         let (index, op) = line.split_once('=').ok_or_else(|| format!("`{first}` begins no line"))?;
         if id(index.trim(), '%')? as usize != kernel.body.len() {
@@ -104,6 +113,12 @@ fn read_line(kernel: &mut Kernel, line: &str) -> Result<(), String> {
 fn id(text: &str, prefix: char) -> Result<u32, String> {
     let digits = text.trim().strip_prefix(prefix).and_then(|digits| digits.parse().ok());
     digits.ok_or_else(|| format!("expected `{prefix}` and a number, found `{text}`"))
+}
+
+/// An operand, perhaps with how far behind the point's element.
+fn place(text: &str) -> Result<(OperandId, u32), String> {
+    let (operand, offset) = text.split_once(' ').unwrap_or((text, "+0"));
+    Ok((OperandId(id(operand, 'a')?), id(offset, '+')?))
 }
 
 fn numbers(text: &str, open: char, close: char) -> Result<Vec<i64>, String> {
@@ -127,7 +142,10 @@ fn operand(index: usize, access: Access, text: &str) -> Result<Operand, String> 
 fn read_op(text: &str) -> Result<Op, String> {
     let (name, rest) = text.split_once(' ').unwrap_or((text, ""));
     if name == "load" {
-        return Ok(Op::Load(OperandId(id(rest, 'a')?)));
+        return place(rest).map(|(operand, offset)| Op::Load(operand, offset));
+    }
+    if text == "column" {
+        return Ok(Op::Column);
     }
     if name == "const" {
         let number: f32 = rest.parse().map_err(|_| format!("`{rest}` is no number"))?;

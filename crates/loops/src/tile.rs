@@ -1,7 +1,7 @@
 //! A kernel's values in registers that each hold a tile, for the interpreter.
 
 use crate::{
-    Kernel, Op, OperandId, Reduction, Value,
+    Kernel, Op, Reduction, Store, Value,
     phases::{Phase, Phases},
 };
 
@@ -25,13 +25,20 @@ pub(crate) struct TilePhase {
     pub(crate) row: Vec<Step>,
     pub(crate) points: Vec<Step>,
     pub(crate) reductions: Vec<Reduce>,
-    pub(crate) stores: Vec<(OperandId, usize)>,
+    pub(crate) stores: Vec<Stored>,
+}
+
+/// What is written from the register `from`.
+pub(crate) struct Stored {
+    pub(crate) operand: usize,
+    pub(crate) offset: usize,
+    pub(crate) from: usize,
 }
 
 /// The values of a kernel in registers.
 pub(crate) struct Tiles {
     pub(crate) phases: Vec<TilePhase>,
-    pub(crate) row_stores: Vec<(OperandId, usize)>,
+    pub(crate) row_stores: Vec<Stored>,
     /// Registers that hold a number throughout.
     pub(crate) constants: Vec<(usize, f32)>,
     pub(crate) registers: usize,
@@ -53,8 +60,7 @@ impl Tiles {
         }
         let mut free = Vec::new();
         let made = phases.list.iter().map(|phase| maker.phase(phase, &mut free)).collect();
-        let row_stores =
-            phases.row_stores.iter().map(|store| (store.operand, maker.at(store.value))).collect();
+        let row_stores = phases.row_stores.iter().map(|store| maker.stored(store)).collect();
         Self { phases: made, row_stores, constants, registers: maker.registers }
     }
 }
@@ -75,6 +81,14 @@ impl Maker<'_> {
 
     fn at(&self, value: Value) -> usize {
         self.register[value.0 as usize]
+    }
+
+    fn stored(&self, store: &Store) -> Stored {
+        Stored {
+            operand: store.operand.0 as usize,
+            offset: store.offset as usize,
+            from: self.at(store.value),
+        }
     }
 
     fn step(&self, value: Value) -> Step {
@@ -102,7 +116,7 @@ impl Maker<'_> {
             free.extend(ended.into_iter().map(|value| self.at(value)));
         }
         let reductions = phase.reductions.iter().map(|value| self.reduce(*value)).collect();
-        let stores = phase.stores.iter().map(|store| (store.operand, self.at(store.value))).collect();
+        let stores = phase.stores.iter().map(|store| self.stored(store)).collect();
         // What reductions and stores take ends with the loop.
         let kept = phase.points.iter().filter(|value| last[value.0 as usize] == Some(usize::MAX));
         free.extend(kept.map(|value| self.at(*value)));

@@ -2,7 +2,7 @@
 
 use base::{Code, Diagnostic, Result};
 
-use crate::{Access, Kernel, Nest, Op, Operand, Value, phases::Phases};
+use crate::{Access, Element, Kernel, Nest, Op, Operand, OperandId, Value, phases::Phases};
 
 /// The most dimensions of a domain.
 const MAX_DIMS: usize = 64;
@@ -12,17 +12,18 @@ const MAX_POINTS: i64 = 1 << 48;
 /// Checks every invariant of `kernel`:
 /// - the domain has no negative size, and a size of it that fits;
 /// - each operand has a stride for each dimension, none negative, and its last index fits;
-/// - a written operand has one store, and no two points of the domain are written to the same element, or no two rows where it has one
-///   element for each row; then what is stored is one number for each row;
-/// - an operand that rows are added up in differs along a row only;
+/// - a written operand is `f32` or `bf16` and has stores, and no two points of the domain are written to the same element, or no two rows
+///   where it has one element for each row; then what is stored is one number for each row. Where it has several stores, they are evenly
+///   apart, and no two write to the same element;
+/// - an operand that rows are added up in differs along a row only, one of `i64` does not;
 /// - values come before their uses, masks only select, and loads name operands that are read;
 /// - a kernel by rows has a dimension that is the row.
 ///
 /// Fails with [`Code::BAD_KERNEL`].
 pub fn verify(kernel: &Kernel) -> Result<()> {
     domain(&kernel.domain)?;
-    for (index, operand) in kernel.operands.iter().enumerate() {
-        map(kernel, operand).map_err(|fault| bad(format!("operand a{index}: {fault}")))?;
+    for index in 0..kernel.operands.len() {
+        map(kernel, index).map_err(|fault| bad(format!("operand a{index}: {fault}")))?;
     }
     for (index, op) in kernel.body.iter().enumerate() {
         body(kernel, index, op).map_err(|fault| bad(format!("value %{index}: {fault}")))?;
@@ -47,11 +48,15 @@ fn rows(kernel: &Kernel) -> Result<()> {
 }
 
 /// How many elements an operand has at least: one more than the largest index that a point of the domain has.
-pub(crate) fn extent(domain: &[i64], operand: &Operand) -> Option<i64> {
-    let last = domain
+pub(crate) fn extent(kernel: &Kernel, operand: usize) -> Option<i64> {
+    let behind = kernel.offsets(OperandId(operand as u32)).last().copied().unwrap_or(0);
+    let last = kernel
+        .domain
         .iter()
-        .zip(&operand.strides)
-        .try_fold(0_i64, |last, (size, stride)| last.checked_add((size - 1).max(0).checked_mul(*stride)?));
+        .zip(&kernel.operands[operand].strides)
+        .try_fold(i64::from(behind), |last, (size, stride)| {
+            last.checked_add((size - 1).max(0).checked_mul(*stride)?)
+        });
     last.filter(|last| *last < MAX_POINTS).map(|last| last + 1)
 }
 
@@ -69,20 +74,26 @@ fn domain(domain: &[i64]) -> Result<()> {
     }
 }
 
-fn map(kernel: &Kernel, operand: &Operand) -> Result<(), String> {
+fn map(kernel: &Kernel, index: usize) -> Result<(), String> {
+    let operand = &kernel.operands[index];
     let (domain, strides) = (&kernel.domain, &operand.strides);
     if strides.len() != domain.len() {
         return Err(format!("{} strides for {} dimensions", strides.len(), domain.len()));
     }
-    if strides.iter().any(|stride| *stride < 0) || extent(domain, operand).is_none() {
+    if strides.iter().any(|stride| *stride < 0) || extent(kernel, index).is_none() {
         return Err(format!("strides {strides:?} are negative or too large"));
     }
+    if operand.element == Element::I64 && kernel.domain.last() != Some(&1) && strides.last() != Some(&0) {
+        return Err("an i64 for each point".to_owned());
+    }
+    if operand.access != Access::Read && !operand.element.is_written() {
+        return Err("of a type that is not written".to_owned());
+    }
     let rows = domain.len().saturating_sub(1);
+    let once = operand.access == Access::Write && kernel.is_of_rows(operand);
     match operand.access {
-        Access::Write if kernel.is_of_rows(operand) && is_injective(&domain[..rows], &strides[..rows]) => {
-            Ok(())
-        }
-        Access::Write if is_injective(domain, strides) => Ok(()),
+        Access::Write if once && is_injective(kernel, index, rows) => Ok(()),
+        Access::Write if is_injective(kernel, index, domain.len()) => Ok(()),
         Access::Write => Err(format!("strides {strides:?} write two points to the same element")),
         Access::Add if strides[..rows].iter().any(|stride| *stride != 0) => {
             Err(format!("strides {strides:?} keep rows apart that are to be added up"))
@@ -91,10 +102,18 @@ fn map(kernel: &Kernel, operand: &Operand) -> Result<(), String> {
     }
 }
 
-/// Whether no two points have the same index, as far as strides that nest can show it.
-fn is_injective(domain: &[i64], strides: &[i64]) -> bool {
+/// Whether no two stores and points have the same index, as far as strides that nest can show it. The points are those of the first
+/// dimensions.
+fn is_injective(kernel: &Kernel, operand: usize, dims: usize) -> bool {
+    let offsets = kernel.offsets(OperandId(operand as u32));
+    let apart = offsets.windows(2).map(|pair| i64::from(pair[1] - pair[0])).next().unwrap_or(1);
+    if offsets.windows(2).any(|pair| i64::from(pair[1] - pair[0]) != apart) {
+        return false;
+    }
+    let strides = kernel.operands[operand].strides[..dims].iter().copied();
+    let points = strides.zip(kernel.domain.iter().copied());
     let mut dims: Vec<(i64, i64)> =
-        strides.iter().copied().zip(domain.iter().copied()).filter(|(_, size)| *size > 1).collect();
+        points.chain([(apart, offsets.len() as i64)]).filter(|(_, size)| *size > 1).collect();
     dims.sort_unstable();
     let mut reach = 0;
     dims.iter().all(|(stride, size)| {
@@ -114,7 +133,7 @@ fn body(kernel: &Kernel, index: usize, op: &Op) -> Result<(), String> {
         return Err("a mask stands where a number must, or the other way round".to_owned());
     }
     match op {
-        Op::Load(operand) => match kernel.operands.get(operand.0 as usize).map(|operand| operand.access) {
+        Op::Load(operand, _) => match kernel.operands.get(operand.0 as usize).map(|operand| operand.access) {
             Some(Access::Read) => Ok(()),
             _ => Err(format!("{operand} is not read")),
         },
@@ -123,18 +142,22 @@ fn body(kernel: &Kernel, index: usize, op: &Op) -> Result<(), String> {
 }
 
 fn stores(kernel: &Kernel) -> Result<()> {
-    let mut written = vec![0_usize; kernel.operands.len()];
+    let mut written = vec![Vec::new(); kernel.operands.len()];
     for store in &kernel.stores {
-        let count = written.get_mut(store.operand.0 as usize);
-        let count = count.ok_or_else(|| bad(format!("{} is stored to, but is not there", store.operand)))?;
-        *count += 1;
+        let offsets = written.get_mut(store.operand.0 as usize);
+        let offsets =
+            offsets.ok_or_else(|| bad(format!("{} is stored to, but is not there", store.operand)))?;
+        if offsets.contains(&store.offset) {
+            return Err(bad(format!("{} is stored to several times", store.operand)));
+        }
+        offsets.push(store.offset);
         if !is_number(kernel, store.value) {
             return Err(bad(format!("{} is stored, but is no number", store.value)));
         }
     }
-    let wanted = |operand: &Operand| usize::from(operand.access != Access::Read);
-    match kernel.operands.iter().zip(&written).position(|(operand, count)| *count != wanted(operand)) {
-        Some(index) => Err(bad(format!("a{index} is stored to {} times", written[index]))),
+    let wrong = |operand: &Operand, offsets: &[u32]| (operand.access == Access::Read) != offsets.is_empty();
+    match kernel.operands.iter().zip(&written).position(|(operand, offsets)| wrong(operand, offsets)) {
+        Some(index) => Err(bad(format!("a{index} is stored to {} times", written[index].len()))),
         None => Ok(()),
     }
 }

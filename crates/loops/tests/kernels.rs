@@ -144,8 +144,8 @@ fn the_interpreter_computes_every_point_as_one_number_at_a_time_does() {
             let found = memory[store.operand.0 as usize].bits();
             for (index, number) in expected {
                 let number = match kernel.operands[store.operand.0 as usize].element {
-                    Element::F32 => number,
                     Element::Bf16 => math::round_bf16(&mut Scalar, number),
+                    _ => number,
                 };
                 let bits = if number.is_nan() { f32::NAN.to_bits() } else { number.to_bits() };
                 assert_eq!(found[index], bits, "seed {seed}, {} at {index}\n{kernel}", store.operand);
@@ -217,9 +217,10 @@ fn a_domain_without_points_writes_nothing() {
     let kernel = Kernel {
         domain: vec![0],
         operands: vec![operand(Access::Read), operand(Access::Write)],
-        body: vec![Op::Load(unisono_loops::OperandId(0))],
+        body: vec![Op::Load(unisono_loops::OperandId(0), 0)],
         stores: vec![unisono_loops::Store {
             operand: unisono_loops::OperandId(1),
+            offset: 0,
             value: unisono_loops::Value(0),
         }],
     };
@@ -289,4 +290,59 @@ fn functions_pass_nan_and_keep_their_limits() {
     assert!(functions.iter().all(|function| function(m, nan).is_nan()));
     assert!(math::maximum(m, nan, 1.0).is_nan() && math::maximum(m, 1.0, nan).is_nan());
     assert!(math::minimum(m, nan, 1.0).is_nan() && math::minimum(m, 1.0, nan).is_nan());
+}
+
+const ROTATED: &str = "\
+kernel [3, 4]
+read a0: f32 {8, 1}
+read a1: bool {4, 1}
+read a2: i64 {1, 0}
+write a3: f32 {8, 1}
+%0 = load a0
+%1 = load a0 +4
+%2 = neg %1
+%3 = load a1
+%4 = mul %0 %3
+%5 = column
+%6 = load a2
+%7 = eq %5 %6
+%8 = select %7 %2 %4
+store a3 %8
+store a3 +4 %0
+";
+
+#[test]
+fn loads_and_stores_have_offsets_and_masks_and_positions_are_numbers() {
+    let kernel: Kernel = ROTATED.parse().unwrap();
+    assert_eq!(kernel.to_string(), ROTATED);
+    let x: Vec<Cell<f32>> = (0..24).map(|index| Cell::new(index as f32)).collect();
+    let mask: Vec<Cell<u8>> = (0..12).map(|index| Cell::new(index % 2)).collect();
+    let targets = [0, 3, -1].map(Cell::new);
+    let run = |x: &[Cell<f32>], to: &[Cell<f32>]| {
+        let memory = [Memory::F32(x), Memory::Bool(&mask), Memory::I64(&targets), Memory::F32(to)];
+        Interpreter::new(&kernel).unwrap().run(&memory)
+    };
+    let found = vec![Cell::new(0.0); 24];
+    run(&x, &found).unwrap();
+    let first: Vec<f32> = found.iter().map(Cell::get).collect();
+    assert_eq!(first[..8], [-4.0, 1.0, 0.0, 3.0, 0.0, 1.0, 2.0, 3.0]);
+    assert_eq!(first[8..12], [0.0, 9.0, 0.0, -15.0]);
+    assert!(run(&x[..23], &found).unwrap_err().message.contains("a0"));
+    assert!(run(&x, &x).is_ok(), "each point reads only what it writes itself");
+    assert_eq!(x.iter().map(Cell::get).collect::<Vec<_>>(), first);
+}
+
+#[test]
+fn the_verifier_refuses_stores_that_meet_and_types_that_are_not_written() {
+    let wrong = |from: &str, to: &str| ROTATED.replace(from, to).parse::<Kernel>().unwrap_err().to_string();
+    assert!(wrong("store a3 +4", "store a3 +3").contains("two points to the same element"));
+    assert!(wrong("store a3 +4", "store a3").contains("several times"));
+    assert!(wrong("write a3: f32", "write a3: bool").contains("not written"));
+    assert!(wrong("a2: i64 {1, 0}", "a2: i64 {4, 1}").contains("an i64 for each point"));
+    let once = ROTATED.replace("store a3 +4 %0\n", "");
+    let (x, mask) = (vec![Cell::new(0.0); 24], vec![Cell::new(1); 12]);
+    let targets = [0, 0, 0].map(Cell::new);
+    let memory = [Memory::F32(&x), Memory::Bool(&mask), Memory::I64(&targets), Memory::F32(&x)];
+    let kernel = Interpreter::new(&once.parse().unwrap()).unwrap();
+    assert!(kernel.run(&memory).unwrap_err().message.contains("is written where"));
 }

@@ -20,6 +20,16 @@ op aten::mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? d
 op aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 op aten::pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor
 op aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor
+op aten::neg(Tensor self) -> Tensor
+op aten::cat(Tensor[] tensors, int dim=0) -> Tensor
+op aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
+op aten::slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end, SymInt step) -> Tensor
+op aten::expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)
+op aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)
+op aten::transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)
+op aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor
+op aten::where.self(Tensor condition, Tensor self, Tensor other) -> Tensor
+op aten::native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor
 op _c10d_functional::all_reduce(Tensor input, str reduce_op, Any group_name) -> Tensor
 op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
 
@@ -303,6 +313,162 @@ return v5, v7
             left 2 of aten::exp: no kernel with it would pay
             left 2 of aten::mul.Tensor: no kernel with it would pay
             left 1 of aten::silu: no kernel with it would pay
+        "#]],
+    );
+}
+
+#[test]
+fn halves_of_rows_that_change_places_are_pieces_of_one_kernel() {
+    check(
+        r#"
+input v0: f32[2, 4, 6, 64]{1536, 64, 256, 1} = batch "x"
+input v1: f32[1, 1, 6, 64] = batch "cos"
+input v2: f32[1, 1, 6, 64] = batch "sin"
+
+v3: f32[2, 4, 6, 64]{1536, 64, 256, 1} = aten::mul.Tensor(v0, v1)
+v4: f32[2, 4, 6, 32]{1536, 64, 256, 1} = aten::slice.Tensor(v0, 3, 0, 32, 1)
+v5: f32[2, 4, 6, 32]{1536, 64, 256, 1} = aten::slice.Tensor(v0, 3, 32, 9223372036854775807, 1)
+v6: f32[2, 4, 6, 32]{768, 32, 128, 1} = aten::neg(v5)
+v7: f32[2, 4, 6, 64] = aten::cat([v6, v4], -1)
+v8: f32[2, 4, 6, 64] = aten::mul.Tensor(v7, v2)
+v9: f32[2, 4, 6, 64]{1536, 64, 256, 1} = aten::add.Tensor(v3, v8, 1)
+
+return v9
+"#,
+        &expect![[r#"
+            group [v0, v1, v2] -> [v9] saves 98304
+              kernel [2, 4, 6, 32]
+              read a0: f32 {1536, 64, 256, 1}
+              read a1: f32 {0, 0, 64, 1}
+              read a2: f32 {0, 0, 64, 1}
+              write a3: f32 {1536, 64, 256, 1}
+              %0 = load a0
+              %1 = load a0 +32
+              %2 = load a1
+              %3 = load a1 +32
+              %4 = mul %0 %2
+              %5 = mul %1 %3
+              %6 = neg %1
+              %7 = load a2
+              %8 = load a2 +32
+              %9 = mul %6 %7
+              %10 = mul %0 %8
+              %11 = add %4 %9
+              %12 = add %5 %10
+              store a3 %11
+              store a3 +32 %12
+        "#]],
+    );
+}
+
+#[test]
+fn parts_of_what_a_kernel_makes_are_filled_up_and_copied_in_another_order() {
+    check(
+        r#"
+input v0: f32[2, 4, 6, 64]{1536, 64, 256, 1} = batch "gradient"
+input v1: f32[1, 1, 6, 64] = batch "sin"
+
+v2: f32[2, 4, 6, 64]{1536, 64, 256, 1} = aten::mul.Tensor(v0, v1)
+v3: f32[2, 4, 6, 32]{1536, 64, 256, 1} = aten::slice.Tensor(v2, 3, 0, 32, 1)
+v4: f32[2, 4, 6, 32]{1536, 64, 256, 1} = aten::slice.Tensor(v2, 3, 32, 64, 1)
+v5: f32[2, 4, 6, 32]{768, 32, 128, 1} = aten::neg(v3)
+v6: f32[2, 4, 6, 64] = aten::slice_backward(v5, [2, 4, 6, 64], 3, 32, 9223372036854775807, 1)
+v7: f32[2, 4, 6, 64] = aten::slice_backward(v4, [2, 4, 6, 64], 3, 0, 32, 1)
+v8: f32[2, 4, 6, 64] = aten::add.Tensor(v6, v7, 1)
+v9: f32[2, 6, 4, 64]{1536, 64, 384, 1} = aten::transpose.int(v8, 1, 2)
+v10: f32[2, 6, 4, 64] = aten::clone(v9, none)
+
+return v10
+"#,
+        &expect![[r#"
+            group [v0, v1] -> [v10] saves 110592
+              kernel [2, 4, 6, 32]
+              read a0: f32 {1536, 64, 256, 1}
+              read a1: f32 {0, 0, 64, 1}
+              write a2: f32 {1536, 64, 256, 1}
+              %0 = load a0
+              %1 = load a0 +32
+              %2 = load a1
+              %3 = load a1 +32
+              %4 = mul %0 %2
+              %5 = mul %1 %3
+              %6 = neg %4
+              %7 = const 0.0
+              %8 = add %5 %7
+              %9 = add %6 %7
+              store a2 %8
+              store a2 +32 %9
+        "#]],
+    );
+}
+
+#[test]
+fn a_kernel_looks_through_views_of_what_it_makes() {
+    check(
+        r#"
+input v0: f32[2, 3, 64] = batch "x"
+input v1: f32[2, 3, 1] = batch "y"
+
+v2: f32[2, 3, 1] = aten::mul.Tensor(v1, 0.5)
+v3: f32[2, 3, 64]{3, 1, 0} = aten::expand(v2, [2, 3, 64], false)
+v4: f32[2, 3, 64] = aten::mul.Tensor(v3, v0)
+v5: f32[6, 64] = aten::view(v4, [6, 64])
+v6: f32[64] = aten::sum.dim_IntList(v5, [0], false, none)
+v7: f32[6, 64] = aten::exp(v5)
+v8: f32[2, 192] = aten::view(v4, [2, 192])
+
+return v6, v7, v8
+"#,
+        &expect![[r#"
+            group [v1, v0] -> [v4, v6, v7] saves 4632
+              kernel [2, 3, 64]
+              read a0: f32 {3, 1, 0}
+              read a1: f32 {192, 64, 1}
+              write a2: f32 {192, 64, 1}
+              add a3: f32 {0, 0, 1}
+              write a4: f32 {192, 64, 1}
+              %0 = load a0
+              %1 = const 0.5
+              %2 = mul %0 %1
+              %3 = load a1
+              %4 = mul %2 %3
+              %5 = exp %4
+              store a2 %4
+              store a3 %4
+              store a4 %5
+            aten::view
+            left 1 of aten::view: no formula
+        "#]],
+    );
+}
+
+#[test]
+fn masks_are_read_as_they_are() {
+    check(
+        r#"
+input v0: f32[4, 64] = batch "gradient"
+input v1: bool[4, 64] = batch "mask"
+
+v2: f32[4, 64] = aten::native_dropout_backward(v0, v1, 1.25)
+v3: f32[4, 64] = aten::where.self(v1, v2, v0)
+
+return v3
+"#,
+        &expect![[r#"
+            group [v0, v1] -> [v3] saves 3328
+              kernel [4, 64]
+              read a0: f32 {64, 1}
+              read a1: bool {64, 1}
+              write a2: f32 {64, 1}
+              %0 = load a0
+              %1 = load a1
+              %2 = mul %0 %1
+              %3 = const 1.25
+              %4 = mul %2 %3
+              %5 = const 0.0
+              %6 = lt %5 %1
+              %7 = select %6 %4 %0
+              store a2 %7
         "#]],
     );
 }

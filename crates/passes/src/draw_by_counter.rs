@@ -8,7 +8,7 @@ use aten::{Draw, Parameter};
 use base::{Code, Diagnostic, Result};
 use ir::{Arg, Dims, Dtype, Graph, InputClass, NodeId, Patch, Return, TensorType, ValueId};
 
-use crate::{Pass, facts::Facts, layout::Layout};
+use crate::{Pass, dropout::Dropout, facts::Facts, layout::Layout};
 
 /// The name of the input that is the key: the seed, and the number of the step.
 pub const KEY: &str = "rng.key";
@@ -18,7 +18,6 @@ const ARANGE: &str = "aten::arange(Scalar end, *, ScalarType? dtype=None, Layout
 const CAST: &str = "aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor";
 const SORT: &str =
     "aten::sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)";
-const DROPPED: &str = "aten::native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor";
 
 /// How many numbers a word tells apart.
 const WORDS: i64 = 1 << 32;
@@ -47,7 +46,7 @@ impl Pass for DrawByCounter {
         let key = graph.inputs.values().find(|input| input.name == KEY).map(|input| input.value);
         let key = key.ok_or_else(|| Diagnostic::bug("a graph without a key is to draw by it"))?;
         let facts = Facts::new(graph);
-        let draws = |id: &NodeId| facts.draws(&graph.nodes[*id]) && !is_off(graph, *id);
+        let draws = |id: &NodeId| facts.draws(&graph.nodes[*id]) && !Dropout::is_off(graph, *id);
         let random = graph.order.iter().copied().filter(draws);
         for (number, id) in random.enumerate() {
             let mut draw = RandomOperation { graph, patch: &mut patch, key, id, number: number as i64 };
@@ -56,13 +55,6 @@ impl Pass for DrawByCounter {
         }
         Ok(patch)
     }
-}
-
-/// Whether an operation is a dropout outside of training, which drops nothing.
-fn is_off(graph: &Graph, id: NodeId) -> bool {
-    let row = aten::row(graph.op_name(id));
-    row.and_then(|row| row.draws) == Some(Draw::Dropout)
-        && graph.nodes[id].args.get(2) == Some(&Arg::Bool(false))
 }
 
 fn refusal(graph: &Graph, id: NodeId) -> Box<Diagnostic> {
@@ -138,19 +130,13 @@ impl RandomOperation<'_, '_> {
 
     /// `x * mask / (1 - p)` and the mask.
     fn dropout(&mut self) -> Option<()> {
-        let (result, mask) = (self.result(0), self.result(1));
-        let (x, p) = (self.value(0)?, self.float(1)?);
-        let drawn_ty = TensorType { dtype: Dtype::Bool, ..self.graph.ty(x).clone() };
-        let kept_ty = mask.as_ref().map_or(&drawn_ty, |(_, ty)| ty);
-        let kept = self.drawn(kept_ty, ("bernoulli", 1.0 - p, 0.0));
-        if let Some((result, ty)) = result {
-            let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
-            let product = self.push(DROPPED, vec![Arg::Value(x), Arg::Value(kept), Arg::Float(scale)], &ty);
-            self.patch.replace(result, product);
-        }
-        if let Some((mask, _)) = mask {
-            self.patch.replace(mask, kept);
-        }
+        let dropout = Dropout::of(self.graph, self.id)?;
+        let ty = match dropout.mask() {
+            Some(mask) => self.graph.ty(mask).clone(),
+            None => TensorType { dtype: Dtype::Bool, ..self.graph.ty(dropout.x).clone() },
+        };
+        let kept = self.drawn(&ty, ("bernoulli", dropout.kept(), 0.0));
+        dropout.replace(self.patch, kept);
         Some(())
     }
 

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DrawByCounter,
-    DropAliases, GroupLists, MergeViews, OrderCollectives, Positions, Recompute, StartCollectives,
-    TurnShards, WithoutCollectives, driver::Pass,
+    DropAliases, GroupLists, MergeViews, OrderCollectives, Positions, Recompute, SplitDropout,
+    StartCollectives, TurnShards, WithoutCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -99,7 +99,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 13] = [
+    let all: [Box<dyn Pass>; 14] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
@@ -113,6 +113,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
         Box::new(DirectCollectives { direct: settings.direct.clone() }),
         Box::new(WithoutCollectives),
         Box::new(DrawByCounter),
+        Box::new(SplitDropout),
     ];
     all.into_iter().find(|pass| pass.name() == name)
 }

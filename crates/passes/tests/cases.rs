@@ -130,6 +130,11 @@ fn draw_by_counter() {
 }
 
 #[test]
+fn split_dropout() {
+    check("split_dropout");
+}
+
+#[test]
 fn what_cannot_draw_by_a_counter_is_refused_by_its_line() {
     let text = "unisono graph 2\n\
         op aten::poisson(Tensor self, Generator? generator=None) -> Tensor\n\

@@ -169,6 +169,11 @@ impl Graph {
         })
     }
 
+    /// The graph with dropouts as masks that are drawn, and products.
+    fn split_dropout(&self, py: Python<'_>) -> PyResult<Self> {
+        run(py, || passes::run(&[Box::new(passes::SplitDropout)], &self.0, |_| {})).map(Self)
+    }
+
     /// What a rank computes by itself: the graph with numbers in the place of what others send.
     fn without_collectives(&self, py: Python<'_>) -> PyResult<Self> {
         run(py, || passes::run(&[Box::new(passes::WithoutCollectives)], &self.0, |_| {})).map(Self)

@@ -17,6 +17,8 @@ pub enum Cells<'a> {
     Bfloat16(&'a [Cell<u16>]),
     /// `torch.int64`
     Int64(&'a [Cell<i64>]),
+    /// `torch.bool`, 0 or 1.
+    Bool(&'a [Cell<u8>]),
 }
 
 /// A tensor's elements and how it lies in memory.
@@ -62,6 +64,7 @@ impl Slots {
                 Some(Dtype::Float32) => Cells::Float32(elements(address.cast(), count)),
                 Some(Dtype::Bfloat16) => Cells::Bfloat16(elements(address.cast(), count)),
                 Some(Dtype::Int64) => Cells::Int64(elements(address.cast(), count)),
+                Some(Dtype::Bool) => Cells::Bool(elements(address.cast(), count)),
                 other => return Err(Failure(format!("{slot} has elements of {other:?}"))),
             }
         };

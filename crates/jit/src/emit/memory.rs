@@ -46,8 +46,8 @@ impl Emitter<'_> {
         })
     }
 
-    /// The elements of an operand at this point and those behind it, or the one that the row has.
-    fn element(&self, operand: OperandId) -> (MemoryOperand, Element, bool) {
+    /// The elements of an operand so far behind this point and those behind it, or the one that the row has.
+    fn element(&self, operand: OperandId, offset: u32) -> (MemoryOperand, Element, bool) {
         let index = operand.0 as usize;
         // Rows are added up in `f32`, whatever becomes of the sums.
         let element = match self.kernel.operands[index] {
@@ -57,22 +57,65 @@ impl Emitter<'_> {
         let base = ADDRESSES[index];
         let same = self.nest.inner_strides[index] == 0;
         let memory = if same {
-            at(base, 0)
+            at(base, offset as usize * element.bytes())
         } else {
-            MemoryOperand::with_base_index_scale(base, POINT, element.bytes() as u32)
+            let (scale, displacement) = (element.bytes() as u32, offset as usize * element.bytes());
+            MemoryOperand::with_base_index_scale_displ_size(base, POINT, scale, displacement as i64, 1)
         };
         (memory, element, same)
     }
 
-    pub(super) fn read(&mut self, operand: OperandId, to: Register) -> Done {
-        let (memory, element, same) = self.element(operand);
+    /// The positions of these points in their row.
+    pub(super) fn column(&mut self, to: Register) -> Done {
+        let first = self.first_of(to);
+        self.put(Instruction::with3(self.isa.number_of_integer, first, first, POINT))?;
+        self.put(Instruction::with2(self.isa.spread, to, first))?;
+        let positions = self.constant(self.constants.0.len() + 1);
+        let (add, _) = self.isa.binary(crate::steps::Code::Add).expect("it takes two values");
+        self.put(Instruction::with3(add, to, to, positions))
+    }
+
+    pub(super) fn read(&mut self, operand: OperandId, offset: u32, to: Register) -> Done {
+        let (memory, element, same) = self.element(operand, offset);
         match (element, same, self.tail) {
             (Element::F32, true, _) => self.put(Instruction::with2(self.isa.broadcast, to, memory)),
             (Element::F32, false, None) => self.put(Instruction::with2(self.isa.load, to, memory)),
             (Element::F32, false, Some(_)) => self.read_some(memory, to),
             (Element::Bf16, true, _) => self.read_halves(self.isa.broadcast_half, memory, to, None),
             (Element::Bf16, false, rest) => self.read_halves(self.isa.widen, memory, to, rest),
+            (Element::Bool, true, _) => {
+                self.put(Instruction::with2(self.isa.broadcast_byte, to, memory))?;
+                self.put(Instruction::with3(self.isa.shift_right, to, to, 24))?;
+                self.put(Instruction::with2(self.isa.number_of_word, to, to))
+            }
+            (Element::Bool, false, rest) => self.read_bytes(memory, to, rest),
+            (Element::I64, ..) => {
+                let first = self.first_of(to);
+                self.put(Instruction::with3(self.isa.number_of_integer, first, first, memory))?;
+                self.put(Instruction::with2(self.isa.spread, to, first))
+            }
         }
+    }
+
+    /// Reads bytes as numbers, or so many of them.
+    fn read_bytes(&mut self, memory: MemoryOperand, to: Register, rest: Option<usize>) -> Done {
+        match rest {
+            None => self.put(Instruction::with2(self.isa.widen_byte, to, memory))?,
+            Some(_) if self.isa.wide => {
+                let made = self.masked(Instruction::with2(self.isa.widen_byte, to, memory), true);
+                self.put(made)?;
+            }
+            Some(rest) => {
+                let first = self.first_of(to);
+                self.put(Instruction::with3(Code::VEX_Vpxor_xmm_xmm_xmmm128, first, first, first))?;
+                for index in 0..rest {
+                    let (code, from) = (Code::VEX_Vpinsrb_xmm_xmm_r32m8_imm8, behind(memory, index));
+                    self.put(Instruction::with4(code, first, first, from, index as u32))?;
+                }
+                self.put(Instruction::with2(self.isa.widen_byte, to, first))?;
+            }
+        }
+        self.put(Instruction::with2(self.isa.number_of_word, to, to))
     }
 
     fn read_some(&mut self, memory: MemoryOperand, to: Register) -> Done {
@@ -93,7 +136,7 @@ impl Emitter<'_> {
                 self.put(made)?;
             }
             Some(rest) => {
-                let half = Register::XMM0 + (to as u32 - self.isa.first as u32);
+                let half = self.first_of(to);
                 self.put(Instruction::with3(Code::VEX_Vpxor_xmm_xmm_xmmm128, half, half, half))?;
                 for index in 0..rest {
                     let (code, from) = (Code::VEX_Vpinsrw_xmm_xmm_r32m16_imm8, behind(memory, 2 * index));
@@ -137,8 +180,8 @@ impl Emitter<'_> {
     }
 
     /// A `bf16` has been rounded by steps before; its bits are the upper half.
-    pub(super) fn store(&mut self, operand: OperandId, from: Place) -> Done {
-        let (memory, element, same) = self.element(operand);
+    pub(super) fn store(&mut self, operand: OperandId, offset: u32, from: Place) -> Done {
+        let (memory, element, same) = self.element(operand, offset);
         let scratch = self.scratch();
         let from = self.in_register(from, scratch)?;
         match (element, same) {
@@ -155,6 +198,7 @@ impl Emitter<'_> {
                 }
                 self.store_halves(memory, scratch)
             }
+            (Element::Bool | Element::I64, _) => unreachable!("the verifier lets no kernel write these"),
         }
     }
 
@@ -177,9 +221,10 @@ impl Emitter<'_> {
         }
     }
 
-    /// Adds to what the rows before have stored. There is room for a vector behind the last element.
-    pub(super) fn add(&mut self, operand: OperandId, from: Place) -> Done {
-        let (memory, _, same) = self.element(operand);
+    /// Adds to what the rows before have stored. There is room for a vector behind the last element, but of several stores each has others'
+    /// elements behind its own.
+    pub(super) fn add(&mut self, operand: OperandId, offset: u32, from: Place) -> Done {
+        let (memory, _, same) = self.element(operand, offset);
         let scratch = self.scratch();
         let from = self.in_register(from, scratch)?;
         if same {
@@ -189,6 +234,9 @@ impl Emitter<'_> {
         }
         let (add, _) = self.isa.binary(crate::steps::Code::Add).expect("it takes two values");
         self.put(Instruction::with3(add, scratch, from, memory))?;
+        if self.kernel.offsets(operand).len() > 1 {
+            return self.store_vector(memory, scratch);
+        }
         self.put(Instruction::with2(self.isa.store, memory, scratch))
     }
 

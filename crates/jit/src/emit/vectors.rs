@@ -48,7 +48,8 @@ impl Emitter<'_> {
 
     pub(super) fn step(&mut self, code: Step, to: Register, from: &[Place]) -> Done {
         match (code, from) {
-            (Step::Load(operand), _) => self.read(operand, to),
+            (Step::Load(operand, offset), _) => self.read(operand, offset, to),
+            (Step::Column, _) => self.column(to),
             (Step::Sqrt, [a]) => self.one(self.isa.sqrt, to, *a),
             (Step::NumberOfWord, [a]) => self.one(self.isa.number_of_word, to, *a),
             (Step::ShiftRight(bits), [a]) => self.shift(self.isa.shift_right, to, *a, bits),

@@ -5,6 +5,11 @@
 
 use crate::{Binary, Reduction, Unary, Value, fuse::node::Body};
 
+/// The formula of what lays tensors side by side along a dimension.
+pub(super) const JOINED: &str = "joined(tensors, dim)";
+/// The formula of what has a tensor from `start` to `end` along a dimension, and 0 elsewhere.
+pub(super) const FILLED: &str = "filled(grad_output, dim, start, end)";
+
 /// What a formula makes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Made {
@@ -20,7 +25,7 @@ pub(super) fn reduces(formula: &str) -> bool {
 }
 
 /// The results of a formula for one operation; fails with the reason, in a few words.
-pub(super) fn results(formula: &str, body: &mut Body<'_>) -> Result<Vec<Made>, String> {
+pub(super) fn results(formula: &str, body: &mut Body<'_, '_>) -> Result<Vec<Made>, String> {
     let mut names = Vec::new();
     let mut parts = formula.split(';').map(str::trim).peekable();
     while let Some(part) = parts.next() {
@@ -44,17 +49,17 @@ pub(super) fn results(formula: &str, body: &mut Body<'_>) -> Result<Vec<Made>, S
     Err("a formula without an end".to_owned())
 }
 
-struct Reader<'a, 'b, 'c> {
+struct Reader<'a, 'b, 'c, 'd> {
     rest: &'a str,
     names: &'a [(&'a str, Value)],
-    body: &'c mut Body<'b>,
+    body: &'c mut Body<'b, 'd>,
     /// Whether an argument that is not given is 0: what is made of it is not used.
     may_be_absent: bool,
     /// Whether the result is summed over rows.
     of_rows: bool,
 }
 
-impl<'a> Reader<'a, '_, '_> {
+impl<'a> Reader<'a, '_, '_, '_> {
     /// The expressions of all results.
     fn all(&mut self) -> Result<Vec<Made>, String> {
         let mut made = Vec::new();
@@ -109,7 +114,7 @@ impl<'a> Reader<'a, '_, '_> {
                 return Ok(sum);
             };
             let next = self.product()?;
-            sum = self.body.builder.binary(binary, sum, next);
+            sum = self.body.maker.builder.binary(binary, sum, next);
         }
     }
 
@@ -124,7 +129,7 @@ impl<'a> Reader<'a, '_, '_> {
                 return Ok(product);
             };
             let next = self.factor()?;
-            product = self.body.builder.binary(binary, product, next);
+            product = self.body.maker.builder.binary(binary, product, next);
         }
     }
 
@@ -135,11 +140,11 @@ impl<'a> Reader<'a, '_, '_> {
         }
         if self.eat("-") {
             let value = self.factor()?;
-            return Ok(self.body.builder.unary(Unary::Neg, value));
+            return Ok(self.body.maker.builder.unary(Unary::Neg, value));
         }
         let word = self.word();
         if let Ok(number) = word.parse::<f32>() {
-            return Ok(self.body.builder.constant(number));
+            return Ok(self.body.maker.builder.constant(number));
         }
         if self.eat("(") {
             let value = self.call(word)?;
@@ -149,9 +154,12 @@ impl<'a> Reader<'a, '_, '_> {
             Some((_, value)) => Ok(*value),
             None if word == "count" => {
                 let count = self.body.row_length() as f32;
-                Ok(self.body.builder.constant(count))
+                Ok(self.body.maker.builder.constant(count))
             }
-            None if self.may_be_absent && !self.body.is_given(word)? => Ok(self.body.builder.constant(0.0)),
+            None if word == "column" => self.body.column(),
+            None if self.may_be_absent && !self.body.is_given(word)? => {
+                Ok(self.body.maker.builder.constant(0.0))
+            }
             None => self.body.argument(word),
         }
     }
@@ -160,6 +168,10 @@ impl<'a> Reader<'a, '_, '_> {
         match name {
             "pow" => self.power(),
             "case" => self.case(),
+            "of_row" => {
+                let argument = self.word();
+                self.body.of_row(argument)
+            }
             "where" => self.choice(),
             "given" => self.given(),
             "sum_of" => self.reduced(Reduction::Sum),
@@ -176,7 +188,7 @@ impl<'a> Reader<'a, '_, '_> {
                 let unary = Unary::NAMES.iter().find(|(_, known)| *known == name);
                 let (unary, _) = unary.ok_or_else(|| format!("the formula's function `{name}`"))?;
                 let value = self.sum()?;
-                Ok(self.body.builder.unary(*unary, value))
+                Ok(self.body.maker.builder.unary(*unary, value))
             }
         }
     }
@@ -188,36 +200,43 @@ impl<'a> Reader<'a, '_, '_> {
         let b = self.sum()?;
         if name != "fma" {
             let binary = if name == "max" { Binary::Max } else { Binary::Min };
-            return Ok(self.body.builder.binary(binary, a, b));
+            return Ok(self.body.maker.builder.binary(binary, a, b));
         }
         self.expect(",")?;
         let c = self.sum()?;
-        Ok(self.body.builder.fma(a, b, c))
+        Ok(self.body.maker.builder.fma(a, b, c))
     }
 
-    /// `where(a <= b, yes, no)`
+    /// `where(a <= b, yes, no)`, also with `<` or `==`.
     fn choice(&mut self) -> Result<Value, String> {
         let a = self.sum()?;
-        let binary = if self.eat("<=") { Binary::LessEqual } else { Binary::Less };
-        if binary == Binary::Less {
+        let binary = if self.eat("<=") {
+            Binary::LessEqual
+        } else if self.eat("==") {
+            Binary::Equal
+        } else {
             self.expect("<")?;
-        }
+            Binary::Less
+        };
         let b = self.sum()?;
-        let mask = self.body.builder.binary(binary, a, b);
+        let mask = self.body.maker.builder.binary(binary, a, b);
         self.expect(",")?;
         let yes = self.sum()?;
         self.expect(",")?;
         let no = self.sum()?;
-        Ok(self.body.builder.select(mask, yes, no))
+        Ok(self.body.maker.builder.select(mask, yes, no))
     }
 
-    /// `case(argument, text, yes, no)`: by an argument that is a string.
+    /// `case(argument, text, yes, no)`: by an argument that is a string or a whole number.
     fn case(&mut self) -> Result<Value, String> {
         let argument = self.word();
         self.expect(",")?;
         let text = self.word();
         self.expect(",")?;
-        let holds = self.body.text(argument)? == text;
+        let holds = match text.parse::<i64>() {
+            Ok(number) => self.body.integer(argument)? == number,
+            Err(_) => self.body.text(argument)? == text,
+        };
         let yes = self.sum()?;
         self.expect(",")?;
         let no = self.sum()?;
@@ -240,7 +259,7 @@ impl<'a> Reader<'a, '_, '_> {
     /// `sum_of(a)`, `max_of(a)`, `min_of(a)`: of a row.
     fn reduced(&mut self, reduction: Reduction) -> Result<Value, String> {
         let value = self.sum()?;
-        Ok(self.body.builder.reduce(reduction, value))
+        Ok(self.body.maker.builder.reduce(reduction, value))
     }
 
     /// `sum_over(a, dims)`, `mean_over(a, dims)`, or without `dims` over all: of rows, of all rows together, or of both.
@@ -249,13 +268,13 @@ impl<'a> Reader<'a, '_, '_> {
         let dims = if self.eat(",") { Some(self.word()) } else { None };
         let (row, rows) = self.body.reduced_dims(dims)?;
         self.of_rows |= rows;
-        let value = if row { self.body.builder.reduce(Reduction::Sum, value) } else { value };
+        let value = if row { self.body.maker.builder.reduce(Reduction::Sum, value) } else { value };
         if !mean {
             return Ok(value);
         }
         let count = self.body.elements_of(row, rows) as f32;
-        let count = self.body.builder.constant(count);
-        Ok(self.body.builder.binary(Binary::Div, value, count))
+        let count = self.body.maker.builder.constant(count);
+        Ok(self.body.maker.builder.binary(Binary::Div, value, count))
     }
 
     /// `pow(a, argument)` for exponents that take few products and roots.
@@ -264,7 +283,7 @@ impl<'a> Reader<'a, '_, '_> {
         self.expect(",")?;
         let argument = self.word();
         let exponent = self.body.scalar(argument)?;
-        let builder = &mut *self.body.builder;
+        let builder = &mut self.body.maker.builder;
         let magnitude = match exponent.abs() {
             0.5 => builder.unary(Unary::Sqrt, x),
             1.0 => x,

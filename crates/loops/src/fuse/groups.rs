@@ -6,7 +6,8 @@ use ir::{NodeId, PartId, ValueId};
 use super::{
     convex::Positions,
     formula,
-    node::{KernelMaker, domain_of, lowerable, rows_of},
+    frame::Frame,
+    node::{KernelMaker, cuts, domain_of, lowerable},
 };
 use crate::{
     Kernel, Nest,
@@ -66,7 +67,7 @@ impl<'a> Groups<'a> {
         });
         Self {
             positions,
-            formulas: graph.order.iter().map(|id| lowerable(graph, *id)).collect(),
+            formulas: graph.order.iter().map(|id| lowerable(positions, *id)).collect(),
             segment: segment.collect(),
             fixed,
             users,
@@ -100,21 +101,38 @@ impl<'a> Groups<'a> {
     }
 
     /// The domain of operations of which some may run once for each row of it; none where they have no such.
-    fn domain_of_all(&self, members: &[usize]) -> Option<&'a [i64]> {
-        let domains = members.iter().map(|member| self.domain(*member));
-        let widest = domains.clone().max_by_key(|domain| domain.last().copied())?;
-        let rows = rows_of(widest);
-        domains.clone().all(|domain| domain == widest || domain == rows).then_some(widest)
+    fn frame(&self, members: &[usize]) -> Option<Frame> {
+        let mut domains: Vec<&[i64]> = Vec::new();
+        for domain in members.iter().map(|member| self.domain(*member)) {
+            if !domains.contains(&domain) {
+                domains.push(domain);
+            }
+        }
+        let mut all = Vec::new();
+        for member in members {
+            let formula = self.formulas[*member].as_ref().expect("members can be lowered");
+            all.extend(cuts(self.positions.graph, self.id(*member), *formula));
+            for value in self.node(*member).operands().filter(|value| self.positions.is_own(*value, members))
+            {
+                all.extend(
+                    self.positions
+                        .viewed(value)
+                        .filter_map(|view| view.cut)
+                        .flat_map(|cut| [cut.start, cut.size]),
+                );
+            }
+        }
+        Frame::of(&domains, &all)
     }
 
     /// The kernel of a group, with what it reads; none where its operations cannot be one.
     pub(super) fn kernel(&self, members: &[usize]) -> Option<(Kernel, Vec<ValueId>)> {
-        let mut maker = KernelMaker::new(self.positions.graph, self.domain_of_all(members)?);
+        let mut maker = KernelMaker::new(self.positions, self.frame(members)?);
         for member in members {
             let formula = self.formulas[*member].as_ref().expect("members can be lowered");
             maker.node(self.id(*member), *formula).ok()?;
         }
-        self.writes(members).into_iter().for_each(|value| maker.write(value));
+        self.writes(members).into_iter().try_for_each(|value| maker.write(value)).ok()?;
         let (kernel, reads) = maker.finish();
         let nest = Nest::of(&kernel);
         let loops = Phases::of(&kernel, &nest.inner_strides, kernel.by_rows()).loops();
@@ -143,7 +161,7 @@ impl<'a> Groups<'a> {
     /// The groups that make what an operation reads, and then those that read the same, each once.
     fn near(&self, position: usize) -> Vec<usize> {
         let mut near = Vec::new();
-        let makers = self.positions.makers(position).filter_map(|maker| self.of[maker]);
+        let makers = self.positions.all_makers(position).filter_map(|maker| self.of[maker]);
         let readers = self
             .node(position)
             .operands()
@@ -162,36 +180,50 @@ impl<'a> Groups<'a> {
         let (first, last) = (members[0], members[members.len() - 1]);
         let place =
             |position: usize| -> (usize, PartId) { (self.segment[position], self.node(position).part) };
-        let by_rows =
-            members.iter().any(|member| self.reduces(*member) || self.domain(*member) != self.domain(first));
+        // Whether operations of one shape, on each element, are a kernel needs no trying.
+        let is_simple = members.iter().all(|member| {
+            let own = |value| self.positions.is_own(value, members);
+            let mut looks =
+                self.node(*member).operands().filter(|value| self.positions.viewed(*value).next().is_some());
+            !self.reduces(*member) && self.domain(*member) == self.domain(first) && !looks.any(own)
+        });
         members.len() <= MOST_NODES
             && last - first <= LONGEST
             && members.iter().all(|member| place(*member) == place(first))
-            && self.domain_of_all(members).is_some()
+            && self.frame(members).is_some()
             && self.reads(members).len() + self.writes(members).len() <= MOST_OPERANDS
             && self.positions.is_convex(members, &self.of)
-            && (!by_rows || self.kernel(members).is_some())
+            && (is_simple || self.kernel(members).is_some())
     }
 
     /// The tensors that a group reads and does not make.
     pub(super) fn reads(&self, members: &[usize]) -> Vec<ValueId> {
         let mut reads = Vec::new();
         for value in members.iter().flat_map(|member| self.node(*member).operands()) {
-            let own = self.positions.maker(value).is_some_and(|maker| members.binary_search(&maker).is_ok());
-            if !own && !reads.contains(&value) {
+            if !self.positions.is_own(value, members) && !reads.contains(&value) {
                 reads.push(value);
             }
         }
+        let all = reads.clone();
+        reads.retain(|value| !self.positions.viewed(*value).any(|view| all.contains(&view.of)));
         reads
+    }
+
+    /// Whether anything outside of a group needs a value that it makes, perhaps as a view.
+    fn is_needed(&self, value: ValueId, members: &[usize]) -> bool {
+        let by = |user: &usize| {
+            let is_outside = members.binary_search(user).is_err();
+            is_outside
+                && (!self.positions.is_view(*user)
+                    || self.results(*user).any(|view| self.is_needed(view, members)))
+        };
+        self.leaving[value] || self.users[value].iter().any(by)
     }
 
     /// The tensors that a group makes for others.
     pub(super) fn writes(&self, members: &[usize]) -> Vec<ValueId> {
         let results = members.iter().flat_map(|member| self.results(*member));
-        let needed = |value: &ValueId| {
-            self.leaving[*value] || self.users[*value].iter().any(|user| members.binary_search(user).is_err())
-        };
-        results.filter(needed).collect()
+        results.filter(|value| self.is_needed(*value, members)).collect()
     }
 
     /// The bytes that a group saves: what its operations read and write, each alone, less what the group does.

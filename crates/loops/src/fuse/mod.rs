@@ -3,9 +3,11 @@
 mod convex;
 mod describe;
 mod formula;
+mod frame;
 mod groups;
 mod node;
 mod partition;
 mod schedule;
+mod views;
 
 pub use partition::{Group, Item, Left, Partition, partition};

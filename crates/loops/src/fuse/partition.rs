@@ -3,7 +3,11 @@
 use base::Bytes;
 use ir::{Graph, NodeId, Schema, ValueId};
 
-use super::{convex::Positions, groups::Groups, schedule::schedule};
+use super::{
+    convex::Positions,
+    groups::Groups,
+    schedule::{Unit, schedule},
+};
 use crate::{Kernel, Nest, Op, Unary};
 
 /// The bytes for each point that an error function must save.
@@ -82,8 +86,40 @@ pub fn partition(graph: &Graph) -> Partition {
     let valid = worth
         .filter_map(|members| Some((members, group(&groups, members)?)))
         .filter(|(_, group)| pays(group));
-    let (kept, made): (Vec<Vec<usize>>, _) = valid.map(|(members, group)| (members.clone(), group)).unzip();
-    Partition { order: schedule(&positions, &kept, &groups.fixed), left: left(&groups, &kept), groups: made }
+    let (kept, made): (Vec<Vec<usize>>, Vec<Group>) =
+        valid.map(|(members, group)| (members.clone(), group)).unzip();
+    let gone = gone(&groups, &kept, &made);
+    let units: Vec<Unit<'_>> =
+        kept.iter().zip(&made).map(|(members, group)| Unit { members, reads: &group.reads }).collect();
+    Partition {
+        order: schedule(&positions, &units, &groups.fixed, &gone),
+        left: left(&groups, &kept, &gone),
+        groups: made,
+    }
+}
+
+/// The views that nothing reads any more, because kernels look through them.
+fn gone(groups: &Groups<'_>, kept: &[Vec<usize>], made: &[Group]) -> Vec<bool> {
+    let order = &groups.positions.graph.order;
+    let mut group_of = vec![None; order.len()];
+    for (number, members) in kept.iter().enumerate() {
+        for member in members {
+            group_of[*member] = Some(number);
+        }
+    }
+    let mut gone = vec![false; order.len()];
+    for position in (0..order.len()).rev().filter(|position| groups.positions.is_view(*position)) {
+        let mut results = groups.positions.graph.nodes[order[position]].results();
+        gone[position] = results.all(|value| {
+            let reads = |user: usize| match group_of[user] {
+                Some(number) => made[number].reads.contains(&value),
+                None => !gone[user],
+            };
+            let users = &groups.users[value];
+            !groups.leaving[value] && !users.iter().any(|user| reads(*user))
+        });
+    }
+    gone
 }
 
 fn is_fixed(graph: &Graph, id: NodeId) -> bool {
@@ -130,9 +166,9 @@ fn group(groups: &Groups<'_>, members: &[usize]) -> Option<Group> {
 }
 
 /// What is in no group, for each operator and reason.
-fn left(groups: &Groups<'_>, kept: &[Vec<usize>]) -> Vec<Left> {
+fn left(groups: &Groups<'_>, kept: &[Vec<usize>], gone: &[bool]) -> Vec<Left> {
     let graph = groups.positions.graph;
-    let mut grouped = vec![false; graph.order.len()];
+    let mut grouped = gone.to_vec();
     kept.iter().flatten().for_each(|member| grouped[*member] = true);
     let mut found = std::collections::BTreeMap::new();
     for (position, id) in graph.order.iter().enumerate().filter(|(position, _)| !grouped[*position]) {

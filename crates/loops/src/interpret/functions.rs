@@ -68,6 +68,8 @@ pub(super) fn binary(op: Binary, to: &mut [f32], a: &[f32], b: &[f32]) {
 pub(super) struct Row<'a> {
     pub(super) nest: &'a Nest,
     pub(super) operand: usize,
+    /// How many elements behind those of the points.
+    pub(super) offset: usize,
     pub(super) start: usize,
     pub(super) count: usize,
 }
@@ -81,7 +83,8 @@ impl Row<'_> {
         let mut at = 0;
         while at < self.count {
             let length = (inner - column).min(self.count - at);
-            piece(at, length, self.nest.start(self.operand, row) + column * self.stride());
+            let start = self.nest.start(self.operand, row) + column * self.stride();
+            piece(at, length, start + self.offset);
             (at, row, column) = (at + length, row + 1, 0);
         }
     }
@@ -99,6 +102,8 @@ impl Row<'_> {
             match memory {
                 Memory::F32(cells) => load_piece(to, &cells[index..], stride, |number| number),
                 Memory::Bf16(cells) => load_piece(to, &cells[index..], stride, f32_of),
+                Memory::Bool(cells) => load_piece(to, &cells[index..], stride, f32::from),
+                Memory::I64(cells) => load_piece(to, &cells[index..], stride, |number| number as f32),
             }
         });
     }
@@ -111,6 +116,7 @@ impl Row<'_> {
             match memory {
                 Memory::F32(cells) => store_piece(from, &cells[index..], stride, |number| number),
                 Memory::Bf16(cells) => store_piece(from, &cells[index..], stride, bf16_of),
+                Memory::Bool(_) | Memory::I64(_) => unreachable!("the verifier lets no kernel write these"),
             }
         });
     }

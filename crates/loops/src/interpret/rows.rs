@@ -9,7 +9,7 @@ use crate::{
     Access, Memory, Op, Reduction, bf16_of, f32_of,
     math::{self, Scalar},
     phases::{MOST_LANES, ROWS_OF_A_SUM, lanes, sums},
-    tile::TilePhase,
+    tile::{Stored, TilePhase},
 };
 
 type Lanes = [f32; MOST_LANES];
@@ -47,8 +47,8 @@ fn run_row(program: &Interpreter, registers: &mut [Vec<f32>], memory: &[Memory<'
         // One number fills a register, so that it is computed as points are.
         for step in &phase.row {
             match step.op {
-                Op::Load(operand) => {
-                    let number = first_of(program, operand.0 as usize, memory, row);
+                Op::Load(operand, offset) => {
+                    let number = first_of(program, (operand.0 as usize, offset as usize), memory, row);
                     registers[step.target].fill(number);
                 }
                 _ => compute(program, step, registers, memory, Tile { start: 0, count: size }),
@@ -60,25 +60,32 @@ fn run_row(program: &Interpreter, registers: &mut [Vec<f32>], memory: &[Memory<'
             registers[reduce.target].fill(joined(reduce.reduction, lanes, count));
         }
     }
-    for (operand, register) in &program.tiles.row_stores {
-        let operand = operand.0 as usize;
-        let index = program.nest.start(operand, row);
-        let number = registers[*register][0];
+    for &Stored { operand, offset, from } in &program.tiles.row_stores {
+        let index = program.nest.start(operand, row) + offset;
+        let number = registers[from][0];
         match memory[operand] {
             Memory::F32(cells) if program.kernel.operands[operand].access == Access::Add => {
                 cells[index].set(cells[index].get() + number);
             }
             Memory::F32(cells) => cells[index].set(number),
             Memory::Bf16(cells) => cells[index].set(bf16_of(number)),
+            Memory::Bool(_) | Memory::I64(_) => unreachable!("the verifier lets no kernel write these"),
         }
     }
 }
 
-fn first_of(program: &Interpreter, operand: usize, memory: &[Memory<'_>], row: usize) -> f32 {
-    let index = program.nest.start(operand, row);
+fn first_of(
+    program: &Interpreter,
+    (operand, offset): (usize, usize),
+    memory: &[Memory<'_>],
+    row: usize,
+) -> f32 {
+    let index = program.nest.start(operand, row) + offset;
     match memory[operand] {
         Memory::F32(cells) => cells[index].get(),
         Memory::Bf16(cells) => f32_of(cells[index].get()),
+        Memory::Bool(cells) => f32::from(cells[index].get()),
+        Memory::I64(cells) => cells[index].get() as f32,
     }
 }
 
@@ -110,12 +117,11 @@ fn run_loop(
                 );
             }
         }
-        for (operand, register) in &phase.stores {
-            let operand = operand.0 as usize;
-            if program.kernel.operands[operand].access == Access::Add {
-                add_tile(program, operand, &registers[*register], memory, tile);
+        for stored in &phase.stores {
+            if program.kernel.operands[stored.operand].access == Access::Add {
+                add_tile(program, stored, registers, memory, tile);
             } else {
-                store(program, operand, &registers[*register], memory, tile);
+                store(program, stored, registers, memory, tile);
             }
         }
     }
@@ -124,12 +130,12 @@ fn run_loop(
 
 /// Adds a tile of a row to what the rows before have stored.
 #[inline(always)]
-fn add_tile(program: &Interpreter, operand: usize, from: &[f32], memory: &[Memory<'_>], tile: Tile) {
-    let stride = program.nest.inner_strides[operand];
-    let first = tile.start % program.nest.inner.max(1) * stride;
-    if let Memory::F32(cells) = memory[operand] {
+fn add_tile(program: &Interpreter, to: &Stored, registers: &[Vec<f32>], memory: &[Memory<'_>], tile: Tile) {
+    let stride = program.nest.inner_strides[to.operand];
+    let first = tile.start % program.nest.inner.max(1) * stride + to.offset;
+    if let Memory::F32(cells) = memory[to.operand] {
         let cells = cells[first..].iter().step_by(stride.max(1));
-        cells.zip(&from[..tile.count]).for_each(|(cell, number)| cell.set(cell.get() + number));
+        cells.zip(&registers[to.from][..tile.count]).for_each(|(cell, number)| cell.set(cell.get() + number));
     }
 }
 
