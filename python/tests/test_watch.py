@@ -14,6 +14,7 @@ import watch_ranks
 
 import unisono
 from unisono import _watch
+from unisono._ranks import ProcessState
 from unisono.errors import ConfigurationError
 
 TIMEOUT = 2.0
@@ -130,6 +131,22 @@ def test_ranks_that_all_wait_at_one_place_are_told_to_look_at_the_network():
     found = _watch.judged([stand(), stand(seconds=6.0)], [None] * 2)
     assert found["message"] == "all ranks wait: rank 1 has waited 6.0 s for all_reduce"
     assert "network" in found["hint"]
+
+
+def test_a_rank_that_is_stopped_is_named_although_another_has_ended_for_it():
+    states = {0: ProcessState(5, None, "T"), 2: ProcessState(7, None, "Z")}
+    found = _watch.silence(states, None)
+    assert found is not None
+    assert found["message"] == "ranks 0, 2 have not arrived"
+    assert "rank 0 says nothing: its process 5 is stopped" in found["cause"]
+
+
+def test_a_collective_that_fails_in_time_says_nothing_of_ranks_that_only_ended():
+    states = {0: ProcessState(5, None, "S"), 2: ProcessState(7, None, "Z")}
+    assert _watch.silence(states, None) is None
+    late = _watch.silence(states, 3.0)
+    assert late is not None
+    assert late["message"] == "rank 2 has not arrived within 3 s"
 
 
 def test_what_a_rank_says_has_its_step_part_operation_line_and_time():

@@ -260,6 +260,11 @@ class ProcessState:
         """Whether it is here, and does not run."""
         return self.host is None and self.letter in _STATES
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is here, and somebody stopped it."""
+        return self.host is None and self.letter in ("T", "t")
+
     def __str__(self) -> str:
         """In words."""
         if self.host is not None:

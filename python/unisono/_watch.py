@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from unisono._message import pack, unpack
 from unisono.errors import ResourceError
 
 if TYPE_CHECKING:
-    from unisono._ranks import Ranks
+    from unisono._ranks import ProcessState, Ranks
     from unisono.session import CapturedStep
 
 #: The longest and the shortest time between two looks, and how many there are in a time-out, in seconds.
@@ -158,22 +158,10 @@ class Watch:
         if self._verdict is not None:
             self._raised = True
             return ResourceError(**self._verdict, code=_CODE)
-        return self._silence() if late and self.on else None
-
-    def _silence(self) -> ResourceError | None:
-        """The error where nobody made a verdict, from what is known of processes on this machine; ``None`` where all of them run."""
         states = {rank: self._ranks.state_of(rank) for rank in range(self._ranks.count) if rank != self._ranks.rank}
-        still = [rank for rank, state in states.items() if state.is_still]
-        if not still:
-            return None
-        lines = [f"rank {rank} says nothing: {states[rank]}" for rank in still]
-        self._raised = True
-        return ResourceError(
-            f"{_names(still)} not arrived within {self.seconds:g} s",
-            code=_CODE,
-            cause="\n    ".join(["of where the ranks stand:", *lines]),
-            hint=_hint([None]),
-        )
+        parts = silence(states, self.seconds if late else None) if self.on else None
+        self._raised = parts is not None
+        return None if parts is None else ResourceError(**parts, code=_CODE)
 
     def look(self) -> None:
         """Looks at where this rank is; asks all when it has waited too long, and answers when it is asked."""
@@ -273,6 +261,24 @@ def judged(said: Sequence[Stand | None], states: Sequence[object]) -> dict[str, 
         "place": waited.place,
         "cause": "\n    ".join(["of where the ranks stand:", *lines]),
         "hint": _hint([said[rank] for rank in behind]),
+    }
+
+
+def silence(states: Mapping[int, ProcessState], waited: float | None) -> dict[str, Any] | None:
+    """The parts of the error where nobody made a verdict, from what is known of other ranks' processes; ``None`` where that says nothing.
+
+    A collective that failed before it had ``waited`` for the time-out, in seconds, says that a process is gone. That may have ended for
+    another that is stopped: then that one is the cause.
+    """
+    still = [rank for rank, state in states.items() if state.is_still]
+    if not any(waited is not None or states[rank].is_stopped for rank in still):
+        return None
+    return {
+        "message": f"{_names(still)} not arrived" + ("" if waited is None else f" within {waited:g} s"),
+        "cause": "\n    ".join(
+            ["of where the ranks stand:", *(f"rank {rank} {_told(None, states[rank])}" for rank in still)]
+        ),
+        "hint": _hint([None]),
     }
 
 
