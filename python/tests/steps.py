@@ -91,7 +91,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        x_BTD = self.tokens(tokens_BT) + self.positions(torch.arange(tokens_BT.shape[1]))
+        x_BTD = self.tokens(tokens_BT) + self.positions(torch.arange(tokens_BT.shape[1], device=tokens_BT.device))
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.head(self.norm(x_BTD))

@@ -4,7 +4,7 @@ import sys
 
 def unisono(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "unisono", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_doctor_prints_the_version_on_stdout():

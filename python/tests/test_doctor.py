@@ -19,7 +19,7 @@ from unisono.errors import HardwareError
 def doctor(folder, *arguments, **environment):
     line = [sys.executable, "-m", "unisono", "doctor", *arguments]
     settings = os.environ | {"HOME": str(folder)} | environment
-    return subprocess.run(line, env=settings, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(line, env=settings, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_machine_that_is_well_is_said_to_be_so(tmp_path):

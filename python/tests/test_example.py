@@ -114,7 +114,7 @@ def test_the_step_that_was_measured_stands_beside_the_one_that_was_predicted(ste
         tmp_path / "measured",
         "--json",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["prediction"]
     # the simulated step is that of the plan, to the nanosecond that each event is rounded to

@@ -17,7 +17,7 @@ from unisono._executor import Executor, lower
 from unisono._program import ProgramBuilder, Slot
 
 rank, store = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=30))
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=240))
 group = dist.group.WORLD.group_name
 functional = torch.ops._c10d_functional
 torch.set_num_threads(1)
@@ -99,7 +99,7 @@ def test_collectives_and_point_to_point_are_equal_to_node_by_node(tmp_path):
     ]
     try:
         for rank, worker in enumerate(workers):
-            out, err = worker.communicate(timeout=90)
+            out, err = worker.communicate(timeout=300)
             assert worker.returncode == 0, err[-3000:]
             assert f"equal {rank}" in out
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import types
 from collections import deque
 from collections.abc import Callable
@@ -13,8 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from eager import Training, compare
+from fakes import fake_tensors, new_among
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 import unisono
 from unisono.errors import StepError
@@ -290,16 +289,12 @@ def a_cache_of_what_is_the_same_at_every_step():
     return training(lambda m, x: m(x), Cached())
 
 
-def no_tensor_without_data_is_left() -> list[Any]:
-    gc.collect()
-    return [one for one in gc.get_objects() if type(one) is FakeTensor]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_step_keeps_is_what_eager_keeps(name):
+    before = fake_tensors()
     step = compare(CASES[name])
     del step
-    assert not no_tensor_without_data_is_left()
+    assert not new_among(fake_tensors(), before)
 
 
 def refused(run: Callable[..., Any], model: nn.Module | None = None) -> StepError:

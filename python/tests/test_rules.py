@@ -480,9 +480,13 @@ def test_every_strategy_at_odd_sizes_gives_the_whole_result(name, ranks):
     assert examine(*with_gradients(function, odd(tensors)), ranks)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "adagrad"])
-def test_every_strategy_of_a_fused_optimizer_gives_the_whole_result(kind):
-    state = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad": 1}[kind]
+#: Fused optimizers, with the number of moments that each keeps.
+OPTIMIZERS = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad": 1}
+
+
+def fused_update(kind):
+    """A fused optimizer's update of one parameter, and its tensors."""
+    state = OPTIMIZERS[kind]
     tensors = [rand(8, 6), rand(8, 6) + 1, *[rand(8, 6).abs() for _ in range(state)]]
     lr = torch.tensor(0.1, dtype=torch.float64)
 
@@ -508,6 +512,12 @@ def test_every_strategy_of_a_fused_optimizer_gives_the_whole_result(kind):
             )
         return [t for group in made for t in group]
 
+    return update, tensors
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_strategy_of_a_fused_optimizer_gives_the_whole_result(kind):
+    update, tensors = fused_update(kind)
     for ranks in (2, 3, 7):
         assert f"aten::_fused_{kind}.tensor_lr" in examine(update, tensors, ranks)
 
@@ -718,6 +728,8 @@ def test_every_claim_of_every_row_is_asked():
             note(*call_message(overload(name), odd(args, 2 if "pad" in name else 9)))
         for name, args in MORE.values():
             note(*call_message(overload(name), args))
+        for kind in OPTIMIZERS:
+            note(*message(*fused_update(kind)))
         for name, (function, tensors) in BACKWARD.items():
             note(*message(*with_gradients(function, tensors)))
             if name not in FIXED:

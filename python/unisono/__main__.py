@@ -15,7 +15,7 @@ _PYTHON_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 _HELP = """
 Commands that need Python:
   capture  Capture a training step and print its graph
-  doctor   Look at all that a run needs, and say what to do where it is not well
+  doctor   Look at all that a run needs, or try a device (--device), and say what to do where it is not well
   profile  Measure this machine and print the cluster description that plans are made for"""
 
 

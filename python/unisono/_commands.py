@@ -12,11 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.errors import ConfigurationError, HardwareError, UnisonoError
+
+if TYPE_CHECKING:
+    from unisono._doctor import Finding
 
 #: How long the ranks of a measurement may take, in seconds.
 _PROFILE_SECONDS = 300.0
@@ -75,29 +78,52 @@ def capture(arguments: Sequence[str]) -> None:
 def doctor(arguments: Sequence[str]) -> int:
     """Looks at all that a run needs, and says for each how it is and what to do; under ``torchrun`` at the clocks of all ranks too.
 
+    With ``--device`` it tries a device instead: kernels, steps, streams, collectives, rates and memory.
+
     Returns:
         1 where something has failed that steps cannot do without, else 0.
     """
     parser = argparse.ArgumentParser(
         prog="unisono doctor",
         description="Look at all that a run needs: PyTorch, networks, devices, folders, clocks; say what to do where it is not well.",
-        epilog="The exit status is 1 where something failed; warnings do not count.",
+        epilog="The exit status is 1 where something failed; warnings, and what is skipped, do not count.",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON: name, status, text, hint")
+    parser.add_argument(
+        "--device",
+        metavar="TYPE",
+        nargs="?",
+        const="",
+        help="try a device instead, in a few minutes: operators against the processor, five small steps against plain PyTorch, "
+        "random numbers, streams, collectives, rates, memory, timeline. TYPE is what PyTorch calls it; without TYPE it is the accelerator "
+        "that is there, and `cpu` tries the processor. Two devices of one machine are connected, or those of all ranks under `torchrun`",
+    )
     options = parser.parse_args(arguments)
     from unisono import _doctor
 
-    clocks = _doctor.clocks_of_ranks()
-    if clocks is None:
-        return 0
+    look = _machine() if options.device is None else _one_device(options.device)
     found = []
-    for finding in itertools.chain(_doctor.findings(), clocks):
+    for finding in look:
         found.append(finding)
         if not options.json:
             print(finding, flush=True)
-    if options.json:
+    if options.json and found:
         print(json.dumps([dataclasses.asdict(finding) for finding in found], indent=1))
     return int(any(finding.status == _doctor.FAILED for finding in found))
+
+
+def _machine() -> Iterable[Finding]:
+    """What this machine is found to be; nothing on all ranks but the first."""
+    from unisono import _doctor
+
+    clocks = _doctor.clocks_of_ranks()
+    return () if clocks is None else itertools.chain(_doctor.findings(), clocks)
+
+
+def _one_device(kind: str) -> Iterable[Finding]:
+    from unisono import _doctor_device
+
+    return _doctor_device.findings(kind, lambda what: print(what, file=sys.stderr, flush=True))
 
 
 def _made(name: str) -> Mapping[str, Any]:

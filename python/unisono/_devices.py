@@ -94,6 +94,11 @@ def synchronise(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def whole_numbers(values: Iterable[int], device: torch.device) -> torch.Tensor:
+    """Whole numbers as a tensor of a device, which they reach as arguments of kernels: a copy from the host would wait for the device."""
+    return torch.stack([torch.full((), value, dtype=torch.int64, device=device) for value in values])
+
+
 def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
     """The states of PyTorch's own generators, of the processor and of a device, by the kind of device."""
     found = {"cpu": torch.get_rng_state()}

@@ -41,7 +41,7 @@ class Finding:
 
     Attributes:
         name: what was looked at.
-        status: ``ok``, ``warning`` or ``failed``.
+        status: ``ok``, ``warning`` or ``failed``; of a device also ``skipped``.
         text: what was found.
         hint: what to do about it.
     """
@@ -60,7 +60,14 @@ class Finding:
 def findings() -> Iterator[Finding]:
     """All findings, one after the other as they are made."""
     yield Finding("unisono", OK, _native.__version__)
-    for look in (_torch, _functions, _routes, _gloo, _device, _cores, _kernels, _folders, _shared_memory, _clock):
+    yield from libraries()
+    for look in (_gloo, _device, _cores, _kernels, _folders, _shared_memory, _clock):
+        yield from look()
+
+
+def libraries() -> Iterator[Finding]:
+    """PyTorch, and what steps call of it."""
+    for look in (_torch, _functions, _routes):
         yield from look()
 
 

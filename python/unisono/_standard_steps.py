@@ -43,12 +43,15 @@ class _Block(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * F.gelu(self.up(y)))
 
 
-def _transformer(width: int) -> nn.Module:
+def transformer(width: int) -> nn.Module:
+    """A small language model for ids of words."""
     blocks = [_Block(width) for _ in range(2)]
     return nn.Sequential(nn.Embedding(_WORDS, width), *blocks, nn.LayerNorm(width), nn.Linear(width, _WORDS))
 
 
-def _convolutional(channels: int, side: int) -> nn.Module:
+def convolutional(channels: int, side: int) -> nn.Module:
+    """A small network with batch norm for images of a side."""
+
     def layer(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
@@ -77,8 +80,8 @@ def steps(device: torch.device, dtypes: list[torch.dtype]) -> Iterator[tuple[str
             kind = str(dtype).removeprefix("torch.")
             for batch, time, width in _TRANSFORMERS:
                 ids = torch.randint(0, _WORDS, (batch, time))
-                yield f"a transformer {width} wide in {kind}", _step(_transformer(width).to(dtype), (ids, ids))
+                yield f"a transformer {width} wide in {kind}", _step(transformer(width).to(dtype), (ids, ids))
             for batch, side, channels in _CONVOLUTIONS:
                 images, classes = torch.randn(batch, 3, side, side).to(dtype), torch.randint(0, _CLASSES, (batch,))
-                model = _convolutional(channels, side).to(dtype)
+                model = convolutional(channels, side).to(dtype)
                 yield f"{channels} channels of convolutions in {kind}", _step(model, (images, classes))

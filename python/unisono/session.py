@@ -590,7 +590,7 @@ class CapturedStep:
     def _read(self, item: StepInput, groups: Sequence[dict[str, Any]]) -> torch.Tensor:
         """A setting of an optimizer, the state of a generator, the decay of an average or the key of random numbers, as it is now."""
         if item.name == KEY:
-            return item.tensor.to(self.device, copy=True)
+            return _devices.whole_numbers(item.tensor.tolist(), self.device)
         if item.owner is None:
             return read_at(self._root, item.paths)
         return tensor_of(groups[item.owner[0]], item.owner[1])

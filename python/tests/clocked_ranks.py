@@ -1,0 +1,348 @@
+"""What the ranks of ``test_clocked_device.py`` run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import clocked
+import steps
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+import torch.nn.functional as F
+import torch.utils._pytree as pytree
+from session_ranks import FAMILIES, RECOMPUTED, SLICED, difference
+from torch import nn
+
+from unisono import _devices
+from unisono._doctor_device.steps import Experts
+from unisono._executor import Executor, lower
+from unisono._program import ProgramBuilder, Slot
+from unisono.errors import UnisonoError
+
+STEPS = 3
+
+#: The family in which each rank is a stage of a pipeline.
+STAGES = "stages"
+
+# Trainings on whatever device their batches are on.
+
+
+def mlp() -> steps.Training:
+    """Linear layers, with AdamW."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    return _training(model, F.mse_loss, (torch.randn(8, 16), torch.randn(8, 16)))
+
+
+def gpt() -> steps.Training:
+    """The GPT of the example."""
+    location = importlib.util.spec_from_file_location("gpt", Path(__file__).resolve().parents[2] / "examples/gpt.py")
+    assert location is not None and location.loader is not None
+    example = importlib.util.module_from_spec(location)
+    location.loader.exec_module(example)
+    torch.manual_seed(0)
+    batch = tuple(torch.randint(0, example.BYTES, (4, 16)) for _ in range(2))
+    return _training(example.GPT(), lambda made, y: F.cross_entropy(made.flatten(0, 1), y.flatten()), batch)
+
+
+def convolutions() -> steps.Training:
+    """Convolution, batch norm, pooling, dropout."""
+    torch.manual_seed(0)
+    parts = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.25),
+    ]
+    model = nn.Sequential(*parts, nn.Linear(8 * 16, 8))
+    return _training(model, F.cross_entropy, (torch.randn(4, 3, 8, 8), torch.randint(0, 8, (4,))))
+
+
+def experts() -> steps.Training:
+    """Experts of which each row takes two."""
+    torch.manual_seed(0)
+    return _training(Experts(16), F.mse_loss, (torch.randn(8, 16), torch.randn(8, 16)))
+
+
+def llama() -> steps.Training:
+    """transformers' LLaMA."""
+    return steps.llama(count=1)
+
+
+def autocast() -> steps.Training:
+    """Linear layers whose products are in half precision."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+    def made(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return model(x).float()
+
+    return _training(model, F.mse_loss, (torch.randn(8, 16), torch.randn(8, 16)), made)
+
+
+TRAININGS = (mlp, gpt, llama, convolutions, experts)
+
+
+def _training(
+    model: nn.Module,
+    loss_of: Callable[..., torch.Tensor],
+    batch: tuple[torch.Tensor, ...],
+    made_by: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> steps.Training:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=steps.EPSILON)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of((made_by or model)(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    return steps.Training(model, optimizer, step, [batch])
+
+
+# Comparisons.
+
+
+def compare_all(library: str, cases: list[tuple[str, str]], name: str = clocked.NAME, fused: bool = False) -> None:
+    """Trains models on the processor by PyTorch and on the device by Unisono, in families of plans, and writes how they differ."""
+    clocked.register(library, name)
+    if fused:
+        torch.ops.clocked.fuse_optimizers()
+    found: dict[str, Any] = {}
+    makes = {make.__name__: make for make in (*TRAININGS, autocast)}
+    for model, family in cases:
+        try:
+            found[f"{model}, {family}"] = compare(makes[model], family)
+        except Exception:
+            found[f"{model}, {family}"] = {"error": traceback.format_exc()}
+    Path(f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+def compare(make: Callable[[], steps.Training], family: str) -> dict[str, Any]:
+    alone, together = make(), make()
+    device = torch.device(_devices.accelerator() or "cpu", int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device.index)
+    # Modules change their parameters in place, as they do for devices that PyTorch knows, so that the optimizer has them.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    together.model.to(device)
+    batch = tuple(one.to(device) for one in together.batches[0])
+    ranks = int(os.environ["WORLD_SIZE"])
+    step = steps.parallelize(together, example=batch, **_settings(family, ranks))
+    expected, returned = [], []
+    for number in range(STEPS):
+        torch.manual_seed(number)
+        expected.append(alone.step(*alone.batches[0]))
+        torch.manual_seed(number)
+        if number == 1:
+            clocked.forget()
+        returned.append(step(*batch))
+    waits, faults = clocked.waits(), clocked.faults()
+    step.sync()
+    now, wanted = together.model.state_dict(), alone.model.state_dict()
+    differences = {name: difference(now[name].cpu(), wanted[name]) for name in wanted}
+    differences["returned"] = max(difference(one.cpu(), other) for one, other in zip(returned, expected, strict=True))
+    worst = max(differences, key=lambda name: differences[name])
+    return {
+        "difference": differences[worst],
+        "worst": worst,
+        "waits": waits,
+        "faults": faults,
+        "device": str(step._captured[0].device),
+        "collectives": step.plan.prediction["collectives"],
+    }
+
+
+def _settings(family: str, ranks: int) -> dict[str, Any]:
+    if family == STAGES:
+        return {"mesh": {"stages": ranks}, "micro_batches": 2}
+    name, _, form = family.partition(", ")
+    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[name].items()}
+    forms: dict[str, Any] = {"": {}, SLICED: {"micro_batches": 2}, RECOMPUTED: {"recompute": "full"}}
+    return {"mesh": {"a": ranks}, "pins": pins, **forms[form and f", {form}"]}
+
+
+# Faults that are planted, each of which is to be found.
+
+
+def _word(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except (RuntimeError, UnisonoError) as error:
+        return getattr(error, "cause", None) or str(error).splitlines()[0]
+    return "nothing was found"
+
+
+def faults_of_one_device(library: str) -> None:
+    """Prints what is said of each fault that one rank can commit, and of its correct twin."""
+    clocked.register(library)
+    x, side = torch.ones(4, 4, device=clocked.NAME), torch.Stream(device=clocked.NAME)
+    own = torch.accelerator.current_stream()
+
+    def beside(act: Callable[[], Any]) -> Any:
+        side.wait_stream(own)
+        with side:
+            return act()
+
+    def reused(record: bool) -> torch.Tensor:
+        operands = [torch.ones(64, device=clocked.NAME)]
+        made = beside(lambda: operands[0] * 2)
+        if record:
+            operands[0].record_stream(side)
+        operands.clear()
+        torch.empty(8, device=clocked.NAME)
+        own.wait_stream(side)
+        return made
+
+    def wait_and_read(made: torch.Tensor) -> torch.Tensor:
+        own.wait_stream(side)
+        return made + 1
+
+    print("read:", _word(lambda: beside(lambda: x * 2) + 1))
+    print("read after a wait:", _word(lambda: wait_and_read(beside(lambda: x * 2))))
+    print("overwritten:", _word(lambda: (beside(lambda: x * 2), x.add_(1))))
+    own.wait_stream(side)
+    print("reused:", _word(lambda: reused(False)))
+    own.wait_stream(side)
+    print("reused after record_stream:", _word(lambda: reused(True)))
+    print("two devices:", _word(lambda: x @ torch.ones(4, 4, device=f"{clocked.NAME}:1")))
+    print("host:", _word(lambda: x @ torch.ones(4, 4)))
+    print("host in a list:", _word(lambda: torch.cat([x, torch.ones(4, 4)])))
+    print("number in a fused list:", _word(lambda: _fused_adamw(x, torch.tensor(1.0))))
+    print("number:", _word(lambda: x * torch.tensor(2.0)))
+    print(clocked.waits(), len(clocked.faults()))
+
+
+def _fused_adamw(x: torch.Tensor, step: torch.Tensor) -> None:
+    state = [[torch.zeros_like(x)] for _ in range(3)]
+    settings: Any = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+    torch.ops.aten._fused_adamw_([x], *state, [], [step], amsgrad=False, maximize=False, **settings)
+
+
+def faults_of_two_ranks(library: str) -> None:
+    """Prints what is said of collectives that are not waited for, or not by those who touch what they use."""
+    clocked.register(library)
+    dist.init_process_group(_devices.networks(_devices.take_own()))
+    x = torch.ones(4, device=_devices.current())
+
+    def gather() -> tuple[torch.Tensor, Any]:
+        made = torch.empty(8, device=x.device)
+        return made, dist.all_gather_into_tensor(made, x, async_op=True)
+
+    made, work = gather()
+    print("read:", _word(lambda: made + 1))
+    print("overwritten:", _word(lambda: x.add_(1)))
+    work.wait()
+    print("after a wait:", _word(lambda: (made + 1, x.add_(1))))
+    sum_of_both = funcol.all_reduce(x, "sum", list(range(2)))
+    print("functional:", clocked.waits(), (sum_of_both + 0).tolist())
+    print("a program with waits:", _word(lambda: _gathering(True)([x])))
+    print("a program without waits:", _word(lambda: _gathering(False)([x])))
+    other = torch.ones(4, device=f"{clocked.NAME}:{1 - x.device.index}")
+    print("another's device:", _word(lambda: dist.all_reduce(other)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _gathering(waits: bool) -> Executor:
+    """A program of the executor that gathers what it is given and adds one to it, after a wait or without."""
+    functional, builder = torch.ops._c10d_functional, ProgramBuilder()
+    given, issued, waited, made = (builder.slot() for _ in range(4))
+    builder.inputs.append(given)
+    group = dist.group.WORLD
+    assert group is not None
+    builder.call(functional.all_gather_into_tensor.default, [Slot(given), 2, group.group_name], {}, [issued])
+    if waits:
+        builder.call(functional.wait_tensor.default, [Slot(issued)], {}, [waited])
+    builder.call(torch.ops.aten.add.Scalar, [Slot(waited if waits else issued), 1], {}, [made])
+    builder.returns.append(made)
+    return Executor(lower(builder.spec(), _devices.current()))
+
+
+def counted(library: str) -> None:
+    """Prints what of ordinary PyTorch has the host wait, and what memory holds that nobody has written."""
+    clocked.register(library)
+    x = torch.arange(4.0, device=clocked.NAME)
+    acts: dict[str, Callable[[], object]] = {
+        "item": lambda: x.sum().item(),
+        "to the host": lambda: x.cpu(),
+        "from the host": lambda: torch.ones(4).to(clocked.NAME),
+        "from the host, not blocking": lambda: torch.ones(4).to(clocked.NAME, non_blocking=True),
+        "count": lambda: x.nonzero(),
+        "mask": lambda: x[x > 1],
+        "device": torch.accelerator.synchronize,
+        "stream": torch.accelerator.current_stream().synchronize,
+        "arithmetic": lambda: (x * 2 + x.view(2, 2).sum()).clamp_(max=3.0),
+    }
+    for name, act in acts.items():
+        clocked.forget()
+        act()
+        print(f"{name}:", clocked.waits())
+    fresh = torch.empty(4, device=clocked.NAME)
+    print("fresh:", fresh.isnan().all().item())
+    print("on the device:", torch.accelerator.memory_allocated() > 0, torch.zeros(2, device=f"{clocked.NAME}:1").device)
+    torch.manual_seed(1)
+    drawn, again = torch.rand(4, device=clocked.NAME), torch.rand(4, device=clocked.NAME)
+    torch.manual_seed(1)
+    print("draws:", torch.equal(drawn, torch.rand(4, device=clocked.NAME)), torch.equal(drawn, again))
+    print("of its own:", torch.equal(torch.rand(4), drawn.cpu()))
+
+
+def draw_by_counter(library: str) -> None:
+    """Prints how a training with dropout by a counter differs between device and processor, and what has the host wait."""
+    clocked.register(library)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    found = []
+    for device in (_devices.HOST, _devices.current()):
+        training = convolutions()
+        training.model.to(device)
+        batch = tuple(one.to(device) for one in training.batches[0])
+        step = steps.parallelize(training, example=batch, rng="counter")
+        step(*batch)
+        clocked.forget()
+        step(*batch)
+        print(f"{device.type}:", clocked.waits(), clocked.faults())
+        step.sync()
+        found.append([one.cpu() for one in training.model.state_dict().values()])
+    print("difference:", max(difference(one, other) for one, other in zip(*found, strict=True)))
+
+
+def save_and_load(library: str) -> None:
+    """Prints the loss of a step, and of the same step after it has gone back to a checkpoint."""
+    clocked.register(library)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    training, device = mlp(), torch.device(clocked.NAME, int(os.environ["LOCAL_RANK"]))
+    training.model.to(device)
+    batch = tuple(one.to(device) for one in training.batches[0])
+    ranks = int(os.environ["WORLD_SIZE"])
+    step = steps.parallelize(training, example=batch, **_settings("state cut", ranks))
+    first = step(*batch).item()
+    step.save("checkpoint")
+    once = step(*batch).item()
+    step.load("checkpoint")
+    print("losses:", first != once, step(*batch).item() == once, clocked.faults())
+
+
+def train_eagerly(library: str) -> None:
+    """Prints how PyTorch's own training on the device differs from that on the processor."""
+    clocked.register(library)
+    alone, there = convolutions(), convolutions()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    there.model.to(clocked.NAME)
+    for number in range(STEPS):
+        for training, device in ((alone, "cpu"), (there, clocked.NAME)):
+            torch.manual_seed(number)
+            training.step(*(one.to(device) for one in training.batches[0]))
+    pairs = zip(pytree.tree_leaves(there.model.state_dict()), pytree.tree_leaves(alone.model.state_dict()), strict=True)
+    print(max(difference(one.cpu(), other) for one, other in pairs), len(clocked.faults()))

@@ -1,0 +1,172 @@
+"""Steps on a device of our own that finds what is not ordered, and what that device finds: see ``clocked.py``."""
+
+from __future__ import annotations
+
+import json
+
+import clocked
+import launch
+import pytest
+from clocked_ranks import STAGES, TRAININGS
+
+ANOTHER = "elsewhere"
+
+#: The first test of a machine builds the device.
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="session")
+def library():
+    """The device, built once on a machine."""
+    lacking = clocked.lacking()
+    if lacking is not None:
+        pytest.skip(lacking)
+    return str(clocked.built())
+
+
+def printed(function, ranks, folder, library):
+    """The lines that each rank prints, by what stands before the first colon."""
+    ended = launch.run(f"clocked_ranks:{function}", ranks, folder, 280, library=library)
+    assert [one.status for one in ended] == [0] * ranks, ended[0].err[-3000:] + ended[-1].err[-3000:]
+    lines = [[line.partition(": ") for line in one.out.splitlines()] for one in ended]
+    return [{name: said for name, _, said in one} for one in lines]
+
+
+# Models.
+
+
+@pytest.fixture(scope="module")
+def compared(library, tmp_path_factory):
+    """What each rank found; the processes of a number of ranks start once."""
+    found = {}
+
+    def run(ranks, cases, **settings):
+        if ranks not in found:
+            folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+            ended = launch.run(
+                "clocked_ranks:compare_all", ranks, folder, 280, library=library, cases=cases, **settings
+            )
+            assert all(one.status == 0 for one in ended), ended[0].err[-3000:] + ended[-1].err[-3000:]
+            found[ranks] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+        return found[ranks]
+
+    return run
+
+
+def assert_as_on_processors(found, kind, ranks):
+    for rank, one in enumerate(found):
+        assert "error" not in one, one["error"]
+        assert one["device"] == f"{kind}:{rank}"
+        assert one["faults"] == []
+        assert one["waits"] == {}
+        # Parameters that begin at zero have made three small steps, whose rounding Adam magnifies.
+        assert one["difference"] < 5e-5, one["worst"]
+        assert (one["collectives"] > 0) == (ranks > 1)
+
+
+ON_ONE = [*((make.__name__, "free") for make in TRAININGS), ("autocast", "free")]
+ON_TWO = [
+    *((make.__name__, family) for make in TRAININGS for family in ("batch cut", "state cut", "tensors cut")),
+    *(("gpt", family) for family in ("batch cut, sliced", "state cut, recomputed", STAGES)),
+]
+ON_FOUR = [("gpt", "state cut"), ("experts", "tensors cut")]
+
+
+@pytest.mark.parametrize(("model", "family"), ON_ONE)
+def test_steps_on_a_device_under_another_name_with_fused_optimizers_are_as_on_processors(compared, model, family):
+    found = compared(1, ON_ONE, name=ANOTHER, fused=True)
+    assert_as_on_processors([one[f"{model}, {family}"] for one in found], ANOTHER, 1)
+
+
+@pytest.mark.parametrize(("model", "family"), ON_TWO)
+def test_steps_on_two_devices_are_as_on_processors_and_all_is_ordered(compared, model, family):
+    found = compared(2, ON_TWO)
+    assert_as_on_processors([one[f"{model}, {family}"] for one in found], clocked.NAME, 2)
+
+
+@pytest.mark.parametrize(("model", "family"), ON_FOUR)
+def test_steps_on_four_devices_are_as_on_processors_and_all_is_ordered(compared, model, family):
+    found = compared(4, ON_FOUR)
+    assert_as_on_processors([one[f"{model}, {family}"] for one in found], clocked.NAME, 4)
+
+
+# What the device finds.
+
+
+@pytest.fixture(scope="module")
+def said(library, tmp_path_factory):
+    """What the device says of faults that one rank commits."""
+    (found,) = printed("faults_of_one_device", 1, tmp_path_factory.mktemp("faults"), library)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("read", "`aten::add` on stream 0 reads what `aten::mul` on stream 4 writes, without waiting for it"),
+        (
+            "overwritten",
+            "`aten::add` on stream 0 overwrites what `aten::mul` on stream 4 reads, without waiting for it",
+        ),
+        ("reused", "memory that `aten::mul` on stream 4 still reads is given out again on stream 0"),
+        ("two devices", "`aten::mm`: tensors on clocked:0 and clocked:1 in one kernel"),
+        ("host", "`aten::mm`: a tensor of cpu of shape [4, 4] in a kernel of clocked:0"),
+        ("host in a list", "`aten::cat`: a tensor of cpu of shape [4, 4] in a list in a kernel of clocked:0"),
+        ("number in a fused list", "`aten::_fused_adamw_`: a tensor of cpu of shape [] in a list"),
+    ],
+)
+def test_a_planted_fault_is_found_with_the_names_of_the_operations(said, fault, words):
+    assert words in said[fault]
+
+
+@pytest.mark.parametrize("right", ["read after a wait", "reused after record_stream", "number"])
+def test_nothing_is_found_where_all_is_ordered(said, right):
+    assert said[right] == "nothing was found"
+
+
+def test_collectives_are_ordered_only_by_their_waits_which_do_not_hold_up_the_host(library, tmp_path):
+    for rank, one in enumerate(printed("faults_of_two_ranks", 2, tmp_path, library)):
+        gather = "`all_gather_into_tensor` on stream 4"
+        assert one["read"] == f"`aten::add` on stream {rank} reads what {gather} writes, without waiting for it"
+        assert (
+            one["overwritten"] == f"`aten::add` on stream {rank} overwrites what {gather} reads, without waiting for it"
+        )
+        assert one["after a wait"] == "nothing was found"
+        assert one["functional"] == "{} [4.0, 4.0, 4.0, 4.0]"
+        assert one["a program without waits"].startswith(f"`aten::add` on stream {rank} reads what `all_gather")
+        assert one["a program with waits"] == "nothing was found"
+        assert f"a tensor of clocked:{1 - rank} in the network of clocked:{rank}" in one["another's device"]
+
+
+def test_what_has_the_host_wait_is_counted(library, tmp_path):
+    (found,) = printed("counted", 1, tmp_path, library)
+    assert found["item"] == "{'aten::_local_scalar_dense': 1}"
+    assert found["to the host"] == "{'copy to host': 1}"
+    assert found["from the host"] == "{'copy from host': 1}"
+    assert found["from the host, not blocking"] == found["arithmetic"] == "{}"
+    assert found["count"] == "{'aten::nonzero': 1}"
+    assert "'aten::nonzero': 1" in found["mask"]
+    assert found["device"] == "{'device': 1}"
+    assert found["stream"] == "{'stream': 1}"
+    assert found["fresh"] == "True"
+    assert found["on the device"] == "True clocked:1"
+    assert found["draws"] == "True False"
+    assert found["of its own"] == "True"
+
+
+def test_numbers_by_a_counter_are_those_of_processors_and_their_key_has_nobody_wait(library, tmp_path):
+    (found,) = printed("draw_by_counter", 1, tmp_path, library)
+    assert found["cpu"] == found["clocked"] == "{} []"
+    assert float(found["difference"]) < 1e-5
+
+
+def test_a_checkpoint_is_written_and_read_there(library, tmp_path):
+    for one in printed("save_and_load", 2, tmp_path, library):
+        assert one["losses"] == "True True []"
+
+
+def test_pytorch_itself_trains_there_as_on_processors(library, tmp_path):
+    ((found,),) = (one.items() for one in printed("train_eagerly", 1, tmp_path, library))
+    worst, faults = found[0].split()
+    assert float(worst) < 1e-5
+    assert faults == "0"
