@@ -10,13 +10,15 @@ import signal
 import time
 
 import launch
+import msgpack
 import pytest
 import stage_ranks
 import stages
 import torch
 
 import unisono
-from unisono.errors import ConfigurationError
+from unisono import _native
+from unisono.errors import ConfigurationError, ResourceError
 
 #: Schedules with how many chunks a stage has under them.
 SCHEDULES = [
@@ -54,7 +56,7 @@ def test_a_step_can_be_cut_at_any_operation(name, count):
     for number in range(CUTS):
         schedule, chunks = chance.choice(SCHEDULES)
         cuts = sorted(chance.sample(range(1, length), count * chunks - 1))
-        settings = {"cuts": cuts, "schedule": schedule, "chunks": chunks}
+        settings = {"cuts": cuts, "schedule": schedule, "chunks": chunks, "recompute": ("none", "full")[number % 2]}
         plan = stages.plan(graph, count, (1, 2, 4)[number % 3], **settings)
         torch.manual_seed(7)
         returned, parameters = stages.train(graph, plan, leaves)
@@ -62,6 +64,34 @@ def test_a_step_can_be_cut_at_any_operation(name, count):
             assert torch.allclose(mine, theirs, atol=1e-5), (settings, mine, theirs)
         for key, theirs in one.model.named_parameters():
             assert torch.allclose(parameters[key], theirs, atol=2e-5), (settings, key)
+
+
+def predicted(plan):
+    return msgpack.unpackb(plan.content())["prediction"]
+
+
+@pytest.mark.parametrize("name", ["gpt_adamw", "llama", "tied"])
+def test_what_a_memory_limit_asks_of_stages_runs_again_within_them(name):
+    one, many, graph = captured(name)
+    settings = {"schedule": "1f1b", "chunks": 1}
+    settings["cuts"] = msgpack.unpackb(stages.plan(graph, 2, 4, **settings).content())["stages"]["cuts"]
+    full = predicted(stages.plan(graph, 2, 4, recompute="full", **settings))
+    assert full["recomputed_ns"] > 0
+    # Without a limit buffers that stay take more.
+    limit = full["peak_bytes"] * 95 // 100
+    with pytest.raises(ResourceError, match="no plan fits"):
+        stages.plan(graph, 2, 4, memory_limit=limit, recompute="none", **settings)
+    plan = stages.plan(graph, 2, 4, memory_limit=limit, **settings)
+    assert predicted(plan)["peak_bytes"] <= limit
+    assert predicted(plan)["recomputed_ns"] > 0
+    assert _native.Plan(plan.text()).text() == plan.text()
+    leaves = [[batch] if isinstance(batch, torch.Tensor) else list(batch) for batch in many.batches]
+    torch.manual_seed(7)
+    expected = [torch.utils._pytree.tree_leaves(one.step(*batch))[0] for batch in leaves]
+    torch.manual_seed(7)
+    returned, _ = stages.train(graph, plan, leaves)
+    for mine, theirs in zip(returned, expected, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +137,16 @@ def test_when_a_stage_is_killed_the_others_end_naming_it(tmp_path, killed):
         assert re.search(r": transfer \(transfer .* from stage \d to stage \d", error["message"]), error["message"]
 
 
+def test_the_number_of_stages_is_found_where_the_mesh_is():
+    _, _, graph = captured("gpt_adamw")
+    slow = stages.machine(memory_bandwidth=1e10, flops=1e10, latency_ns=1e3, bandwidth=2e7)
+    planned = [{"ranks": 4}, {"mesh": {"ranks": 4}}, {"mesh": {"outer": 2, "inner": 2}}]
+    plans = [msgpack.unpackb(graph.native.plan(slow, msgpack.packb(settings)).content()) for settings in planned]
+    found, *others = [plan["prediction"]["step_ns"] for plan in plans]
+    assert plans[0]["mesh"]["stages"] > 1, plans[0]["label"]
+    assert found < min(others)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -114,7 +154,6 @@ def test_when_a_stage_is_killed_the_others_end_naming_it(tmp_path, killed):
         ({"cuts": [100_000]}, "the forward part has"),
         ({"cuts": [3, 5]}, "2 cuts for 2 stages"),
         ({"micro_batches": 3}, "cannot be sliced into 3|nothing that this step computes"),
-        ({"recompute": "full"}, "not run again within pipeline stages"),
     ],
 )
 def test_stages_that_cannot_be_are_refused_with_the_reason(settings, said):

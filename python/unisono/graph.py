@@ -76,8 +76,8 @@ class StepGraph:
         Args:
             cluster: a preset with its size, such as ``"h100:8x8"`` for 8 nodes of 8 (``unisono cluster`` lists them), a path to a
                 description, or a description.
-            mesh: the axes with their sizes, the outer one first; ``"auto"`` has the planner choose one or two. By default one axis of
-                all ranks that the cluster has.
+            mesh: the axes with their sizes, the outer one first; ``"auto"`` has the planner choose one or two, and pipeline
+                stages where these are faster. By default one axis of all ranks that the cluster has.
             micro_batches: how many slices of its batch each rank computes one after the other; by default one, unless only more keep the
                 memory limit.
             recompute: what of forward is computed again in backward: ``"none"``, ``"full"``, or by default what the memory limit asks for.

@@ -49,7 +49,8 @@ pub struct Plan {
     /// cluster's, where neither this nor a mesh is given and it says how many it has
     #[arg(long)]
     ranks: Option<u32>,
-    /// The mesh: axes with their sizes, the outer one first, such as `data=2,tensor=4`, or `auto` for all ways to make one or two axes
+    /// The mesh: axes with their sizes, the outer one first, such as `data=2,tensor=4`, or `auto` for all ways to make one or two axes, and pipeline stages where these
+    /// are faster
     #[arg(long)]
     mesh: Option<String>,
     /// The cluster description, as `unisono profile` measures it, or a preset such as `h100:8x8`, 8 nodes of 8 (`unisono cluster` lists them)

@@ -35,7 +35,7 @@ impl ChoiceTables {
         let mut heaviest = 0;
         for (number, operation) in forward.operations.iter().enumerate() {
             let states = states(operation, segments.is_read_early.contains(number));
-            if states.is_empty() {
+            if states.is_empty() || forward.follows[number].is_some() {
                 continue;
             }
             let segment = segments.of[number];

@@ -12,7 +12,7 @@ use solve::{Options, Solver};
 
 use crate::{
     choice_tables::ChoiceTables,
-    forward::{Forward, Most},
+    forward::{Forward, Most, Pass},
     segments::Segments,
 };
 
@@ -76,9 +76,13 @@ impl Forward {
 
     /// The operations that can run again and need not be held anyway.
     fn free(&self) -> impl Iterator<Item = usize> {
-        let operations = self.operations.iter().enumerate();
-        let free = operations.filter(|(_, operation)| operation.is_repeatable && !operation.is_pinned);
-        free.map(|(number, _)| number)
+        let decides = |number: &usize| self.follows[*number].is_none() && self.may_run_again(*number);
+        (0..self.operations.len()).filter(decides)
+    }
+
+    /// Whether an operation can run again and need not be held anyway.
+    fn may_run_again(&self, number: usize) -> bool {
+        self.operations[number].is_repeatable && !self.operations[number].is_pinned
     }
 
     /// Everything that can be made again, in the number of segments with which least is held.
@@ -94,7 +98,14 @@ impl Forward {
     }
 
     fn choice(&self, again: &FixedBitSet) -> Choice {
-        let again = self.needed(again);
+        let mut of_all = again.clone();
+        of_all.grow(self.operations.len());
+        for (number, leader) in self.follows.iter().enumerate() {
+            if let Some(leader) = leader {
+                of_all.set(number, again.contains(*leader) && self.may_run_again(number));
+            }
+        }
+        let again = self.needed(&of_all);
         let (time, most) = self.counted(&again);
         Choice { again, time, most }
     }
@@ -135,8 +146,11 @@ impl Forward {
         let tables = ChoiceTables::new(self, segments, moments);
         let options = Options { dual: false, blame: false, ..Options::default() };
         let mut solver = Solver::new(&tables.problem, options);
-        // Weights count each moment in each pass.
-        let each = (self.passes.len() * moments.len()) as u64;
+        // Weights count each moment in each pass that decides for itself.
+        let decides = |pass: &&Pass| {
+            pass.operations.clone().next_back().is_none_or(|last| self.follows[last].is_none())
+        };
+        let each = (self.passes.iter().filter(decides).count() * moments.len()) as u64;
         let below = |weight: u64, held: u64| weight.saturating_sub((held - limit).saturating_mul(each));
         let (mut light, mut heavy) = (0, tables.heaviest);
         let mut budget = if held > limit { below(heavy, held) } else { heavy };

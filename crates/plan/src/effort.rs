@@ -33,6 +33,12 @@ pub struct Extent {
     pub all_rungs: bool,
     /// Whether budgets end where one candidate keeps the limit, or where none does under the first prices.
     pub is_thrifty: bool,
+    /// Ways to cut the program into chunks, for each way to put these on pipeline stages.
+    pub cuts: usize,
+    /// Schedules of cut programs that are simulated.
+    pub schedules: usize,
+    /// Schedules over the memory limit for which it is decided what of forward to make again.
+    pub lightened: usize,
 }
 
 /// Larger searches try less.
@@ -48,6 +54,9 @@ impl Extent {
         recomputed: 8,
         all_rungs: true,
         is_thrifty: false,
+        cuts: usize::MAX,
+        schedules: 24,
+        lightened: 3,
     };
     const LARGE: Self = Self {
         prices: 3,
@@ -58,6 +67,9 @@ impl Extent {
         recomputed: 3,
         all_rungs: false,
         is_thrifty: true,
+        cuts: 3,
+        schedules: 8,
+        lightened: 1,
     };
     const QUICK: Self = Self {
         prices: 1,
@@ -68,6 +80,9 @@ impl Extent {
         recomputed: 1,
         all_rungs: false,
         is_thrifty: true,
+        cuts: 1,
+        schedules: 2,
+        lightened: 1,
     };
 
     /// What is tried for a program of so many nodes on a mesh. Each solution along one axis is a search along the next, and micro-batches are

@@ -22,8 +22,10 @@ pub struct Operation {
     pub bytes: u64,
     /// Whether it gives the same when it runs again.
     pub is_repeatable: bool,
-    /// Whether others than its own backward part hold its results anyway.
+    /// Whether others than its own backward part, or another chunk of a pipeline, hold its results anyway.
     pub is_pinned: bool,
+    /// The chunk of a pipeline's stage that it is in.
+    pub chunk: Option<u32>,
     /// The last position of forward that reads its results.
     pub last_read: usize,
     /// The first and the last position of backward that do.
@@ -53,6 +55,8 @@ pub struct Forward {
     pub operations: Vec<Operation>,
     /// The parts that they are in.
     pub passes: Vec<Pass>,
+    /// For each operation the one that decides for it: that of the last micro-batch, where one does the same for each.
+    pub follows: Vec<Option<usize>>,
     /// What all other memory comes to at each position.
     others: Vec<u64>,
 }
@@ -184,6 +188,35 @@ fn both(one: Option<(usize, usize)>, other: Option<(usize, usize)>) -> Option<(u
     }
 }
 
+/// For each operation that of the last pass which does the same, if one does. Passes differ by what is done once for all micro-batches, and by
+/// sums that the first one begins.
+fn follows(operations: &[Operation], passes: &[Pass]) -> Vec<Option<usize>> {
+    let mut follows = vec![None; operations.len()];
+    let Some((last, earlier)) = passes.split_last() else { return follows };
+    let what = |number: usize| {
+        let Operation { bytes, time, is_repeatable, chunk, .. } = operations[number];
+        (bytes, time, is_repeatable, chunk)
+    };
+    for pass in earlier {
+        let (mut own, mut leaders) = (pass.operations.clone(), last.operations.clone());
+        while let (Some(number), Some(leader)) = (own.clone().next_back(), leaders.clone().next_back()) {
+            let is_same = what(number) == what(leader);
+            if is_same {
+                follows[number] = Some(leader);
+            }
+            // Where they differ, the longer one has something more.
+            let (own_left, leaders_left) = (own.len(), leaders.len());
+            if is_same || own_left > leaders_left {
+                own.next_back();
+            }
+            if is_same || own_left <= leaders_left {
+                leaders.next_back();
+            }
+        }
+    }
+    follows
+}
+
 /// Where a reader stands.
 #[derive(Clone, Copy)]
 enum Reading {
@@ -250,7 +283,8 @@ impl<'g> Reader<'g> {
         }
         self.pin_ends(&mut operations);
         let others = self.others(&operations);
-        Forward { operations, passes, others }
+        let follows = follows(&operations, &passes);
+        Forward { operations, passes, follows, others }
     }
 
     /// The operations whose memory a node reads; without what its part gathers itself.
@@ -274,9 +308,15 @@ impl<'g> Reader<'g> {
                 operations[number].taken.push(position);
             }
         }
+        let chunk = self.graph.nodes[id].stage;
         for number in read {
             let operation = &mut operations[number];
+            let is_sent = operation.chunk.zip(chunk).is_some_and(|(from, to)| from != to);
             match reading {
+                _ if is_sent => {
+                    operation.is_pinned = true;
+                    operation.last_read = position;
+                }
                 Reading::Forward(pass) if pass == operation.pass => operation.last_read = position,
                 Reading::Backward(pass, part)
                     if pass == operation.pass
@@ -339,6 +379,7 @@ impl<'g> Reader<'g> {
             bytes,
             is_repeatable,
             is_pinned,
+            chunk: graph.nodes[id].stage,
             last_read,
             backward,
             backward_part: None,

@@ -40,6 +40,7 @@ mod sensitivity;
 mod setting;
 mod simulate;
 mod stage_costs;
+mod stage_counts;
 mod stages;
 mod step;
 mod summary;

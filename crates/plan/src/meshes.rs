@@ -29,7 +29,7 @@ pub struct Candidate {
 }
 
 /// The meshes of one and of two axes that a number of ranks makes.
-fn meshes(ranks: u32) -> Vec<Mesh> {
+pub fn meshes(ranks: u32) -> Vec<Mesh> {
     let axis = |name: &str, size| MeshAxis::ranks(name, size);
     let pairs = (2..ranks).filter(|&outer| ranks.is_multiple_of(outer));
     std::iter::once(Mesh::along("ranks", ranks))

@@ -2,13 +2,15 @@
 //!
 //! Along all other axes the search is that of a mesh without stages, for a rank that has the memory of all stages. What it finds is taken apart
 //! at the cuts that keep the slowest chunk least busy, for each way to put chunks on stages; the schedules that take least at the costs of
-//! these chunks are put through the passes and simulated, all stages together, and with them some that are made for these costs.
+//! these chunks are put through the passes and simulated, all stages together, and with them some that are made for these costs. Where none
+//! keeps the memory limit, parts of forward run again in backward.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Code, Diagnostic, Result};
 use cost::Machine;
 use ir::{Graph, InputId, MeshAxis, RankGraph};
+use passes::Positions;
 use schedule::{Costs, Kind, Placement, Schedule};
 use shard::{
     partition_mesh,
@@ -16,24 +18,26 @@ use shard::{
 };
 
 use crate::{
+    axis::PICOS_PER_NANO,
+    choices::Choice,
     cuts::Profile,
+    effort::Extent,
+    forward::Forward,
     pins::Pins,
     plan::{Plan, Prediction, RunnerUp},
-    run::Request,
+    recompute::CORRECTIONS,
+    run::{Recomputation, Request},
     runners_up::MOST_RUNNERS_UP,
     search::{Searched, search, too_small},
     stage_costs::costs,
     stages::Stages,
-    taken_apart::predicted,
+    taken_apart::{predicted, with_again},
     wish::Wanted,
 };
 
 /// Shares of the memory of all stages, in percent, that plans along the other axes are searched for until one keeps the limit in each stage:
 /// stages need different amounts.
 const SHARES: [u64; 6] = [100, 85, 70, 60, 50, 40];
-
-/// At most so many schedules and cuts are simulated, those that take least at the costs of their chunks.
-const MOST_SIMULATED: usize = 24;
 
 /// For so many cuts a schedule is searched, those that take least under a named one.
 const MOST_SEARCHED: usize = 3;
@@ -43,27 +47,51 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<Plan> 
     let machine = Machine { cluster: request.cluster, mesh: request.mesh };
     let stages = request.mesh.stages();
     let schedules = wanted.schedules(stages, request.mesh.micro_batches())?;
-    let mut best: Option<Plan> = None;
+    let mut kept: Option<Plan> = None;
+    let mut lightest: Option<Plan> = None;
     for share in SHARES {
         let all = request
             .memory_limit
             .map(|limit| (limit.saturating_mul(u64::from(stages)) / 100).saturating_mul(share));
         let searched = match search(&Request { memory_limit: all, ..*request }) {
             Ok(searched) => searched,
-            Err(refused) if best.is_none() => return Err(refused),
+            Err(refused) if kept.is_none() && lightest.is_none() => return Err(of_one(refused, request)),
             Err(_) => break,
         };
-        let plan = Pipelines { request, wanted, machine, searched: &searched }.best(&schedules)?;
-        let is_better = |known: &Plan| known.prediction.peak_bytes > plan.prediction.peak_bytes;
-        if plan.prediction.fits(request.memory_limit) {
-            return Ok(plan);
+        let extent = Extent::of(request.effort, searched.canonical.order.len(), request.mesh);
+        let plan = Pipelines { request, wanted, machine, searched: &searched, extent }.best(&schedules)?;
+        if !plan.prediction.fits(request.memory_limit) {
+            lightest = Some(lesser(lightest, plan, |plan| plan.prediction.peak_bytes));
+            continue;
         }
-        if best.as_ref().is_none_or(is_better) {
-            best = Some(plan);
+        // To run forward again may take longer than to hold less along the other axes: that is tried once.
+        let is_enough =
+            plan.prediction.recomputed_ns == 0 || extent.is_thrifty || all.is_none() || kept.is_some();
+        kept = Some(lesser(kept, plan, |plan| plan.prediction.step_ns));
+        if is_enough {
+            break;
         }
     }
-    let least = best.map_or(Prediction::default(), |plan| plan.prediction);
-    Err(too_small(request.memory_limit.unwrap_or(0), &least))
+    let least = lightest.map_or(Prediction::default(), |plan| plan.prediction);
+    kept.ok_or_else(|| too_small(request.memory_limit.unwrap_or(0), &least))
+}
+
+/// The refusal of a search for all stages together, said of a rank of one.
+fn of_one(refused: Box<Diagnostic>, request: &Request<'_>) -> Box<Diagnostic> {
+    let Some(limit) = request.memory_limit.filter(|_| refused.code == Code::NO_PLAN) else { return refused };
+    let message = format!("no plan fits into {limit} bytes per rank");
+    let cause = refused.cause.as_deref().unwrap_or("it is not known why");
+    Diagnostic::new(Code::NO_PLAN, message)
+        .because(format!("one rank of each of the {} stages together: {cause}", request.mesh.stages()))
+        .hint("use more ranks, more micro-batches, a smaller batch, or a higher memory limit")
+}
+
+/// The plan that has less of something.
+fn lesser<T: PartialOrd>(known: Option<Plan>, plan: Plan, of: impl Fn(&Plan) -> T) -> Plan {
+    match known {
+        Some(known) if of(&known) <= of(&plan) => known,
+        _ => plan,
+    }
 }
 
 /// A program cut into chunks that are on stages.
@@ -74,6 +102,24 @@ struct Cut {
     settled: RankGraph,
     held: BTreeMap<InputId, StageSet>,
     costs: Costs,
+    /// What parts of forward that run again take on a stage, on average, in nanoseconds.
+    recomputed_ns: i64,
+}
+
+impl Cut {
+    /// The same where what a choice says runs again in backward.
+    fn again(&self, forward: &Forward, choice: &Choice, machine: Machine<'_>) -> Result<Self> {
+        let again = forward.positions(choice);
+        let settled = with_again(self.settled.clone(), &again)?;
+        let placement = &self.costs.placement;
+        Ok(Self {
+            stages: Stages { recompute: again, ..self.stages.clone() },
+            held: self.held.clone(),
+            recomputed_ns: choice.time / i64::from(placement.stages) / PICOS_PER_NANO,
+            costs: costs(&settled, placement, machine),
+            settled,
+        })
+    }
 }
 
 /// A schedule of a cut program, by its number, and what it takes at the costs of the chunks.
@@ -91,6 +137,7 @@ type Tried = (Stages, Prediction, passes::Settings);
 /// A schedule of a cut program that was simulated.
 struct Simulated<'a> {
     cut: usize,
+    kind: Kind,
     schedule: &'a Schedule,
     tried: Tried,
 }
@@ -101,26 +148,29 @@ struct Pipelines<'a> {
     wanted: Wanted<'a>,
     machine: Machine<'a>,
     searched: &'a Searched,
+    extent: Extent,
 }
 
 impl Pipelines<'_> {
     /// The best way to take it apart.
     fn best(&self, schedules: &[(Kind, Schedule)]) -> Result<Plan> {
-        let cuts = self.cuts(schedules)?;
-        let candidates = candidates(&cuts, schedules);
+        let mut cuts = self.cuts(schedules)?;
+        if self.request.recompute == Some(Recomputation::Full) {
+            cuts = cuts.into_iter().map(|cut| self.all_again(cut)).collect::<Result<_>>()?;
+        }
+        let candidates = candidates(&cuts, schedules, self.extent.schedules);
         let mut found: Vec<Simulated<'_>> = Vec::new();
         for (number, one) in candidates.iter().enumerate() {
-            if number >= MOST_SIMULATED && found.iter().any(|one| one.tried.1.fits(self.request.memory_limit))
-            {
+            let is_enough = number >= self.extent.schedules;
+            if is_enough && (self.may_lighten() || self.is_kept(&found)) {
                 break;
             }
             let tried = self.tried(&cuts[one.cut], one.kind, one.schedule)?;
-            found.extend(tried.into_iter().map(|tried| Simulated {
-                cut: one.cut,
-                schedule: one.schedule,
-                tried,
-            }));
+            let Candidate { cut, kind, schedule, .. } = *one;
+            found.extend(tried.into_iter().map(|tried| Simulated { cut, kind, schedule, tried }));
         }
+        let lighter = self.lightened(&mut cuts, &found)?;
+        found.extend(lighter);
         found.sort_by_key(|one| one.tried.1.fitness(self.request.memory_limit));
         let mut searched = Vec::new();
         if self.wanted.may_search() && self.request.mesh.micro_batches() > 1 {
@@ -135,6 +185,76 @@ impl Pipelines<'_> {
         }
         all.extend(searched);
         self.plan(all)
+    }
+
+    /// Whether parts of forward may run again so that the memory limit is kept.
+    const fn may_lighten(&self) -> bool {
+        self.request.recompute.is_none() && self.request.memory_limit.is_some()
+    }
+
+    /// Whether one of these keeps the memory limit.
+    fn is_kept(&self, found: &[Simulated<'_>]) -> bool {
+        found.iter().any(|one| one.tried.1.fits(self.request.memory_limit))
+    }
+
+    /// A cut program of which all runs again in backward that can.
+    fn all_again(&self, cut: Cut) -> Result<Cut> {
+        let forward = Forward::new(&cut.settled, self.machine);
+        match forward.full() {
+            Some(choice) => cut.again(&forward, &choice, self.machine),
+            None => Ok(cut),
+        }
+    }
+
+    /// The first schedules, of those that are over the memory limit while none keeps it, with what of forward has to run again for them to keep
+    /// it.
+    fn lightened<'a>(&self, cuts: &mut Vec<Cut>, found: &[Simulated<'a>]) -> Result<Vec<Simulated<'a>>> {
+        if !self.may_lighten() || self.is_kept(found) {
+            return Ok(Vec::new());
+        }
+        // Of each schedule, what it takes with the smallest buckets comes last.
+        let mut last: Vec<&Simulated<'a>> = Vec::new();
+        for one in found {
+            match last.last_mut() {
+                Some(known) if (known.cut, known.kind) == (one.cut, one.kind) => *known = one,
+                _ => last.push(one),
+            }
+        }
+        let mut lighter = Vec::new();
+        for known in last.into_iter().take(self.extent.lightened) {
+            if let Some((cut, tried)) = self.lighter(&cuts[known.cut], known)? {
+                lighter.push(Simulated { cut: cuts.len(), tried, ..*known });
+                cuts.push(cut);
+            }
+        }
+        Ok(lighter)
+    }
+
+    /// A schedule of a program of which so much runs again that it keeps the memory limit, or as much as can.
+    fn lighter(&self, cut: &Cut, known: &Simulated<'_>) -> Result<Option<(Cut, Tried)>> {
+        let limit = self.request.memory_limit;
+        let excess =
+            |prediction: &Prediction| prediction.peak_bytes.saturating_sub(limit.unwrap_or(u64::MAX));
+        let forward = Forward::new(&cut.settled, self.machine);
+        let mut target = forward.nothing().most.bytes.saturating_sub(excess(&known.tried.1));
+        let mut best: Option<(Cut, Tried)> = None;
+        for _ in 0..CORRECTIONS {
+            let Some(choice) = forward.within(target).filter(|choice| !choice.again.is_clear()) else {
+                break;
+            };
+            let again = cut.again(&forward, &choice, self.machine)?;
+            let tried = self.tried(&again, known.kind, known.schedule)?;
+            let Some(tried) = tried.into_iter().min_by_key(|one| one.1.fitness(limit)) else { break };
+            let over = excess(&tried.1);
+            if best.as_ref().is_none_or(|(_, best)| tried.1.fitness(limit) < best.1.fitness(limit)) {
+                best = Some((again, tried));
+            }
+            if over == 0 || choice.most.bytes > target {
+                break;
+            }
+            target = target.saturating_sub(over);
+        }
+        Ok(best)
     }
 
     /// What a schedule takes that is made for a cut program: within the memory limit, or else within the memory that the best one known takes.
@@ -180,7 +300,7 @@ impl Pipelines<'_> {
                 let whole = partition_mesh(&staged.graph, self.request.mesh, 0, next)?;
                 let settled = passes::run(&passes::cleaned(plan.passes.without_checkpoints), &whole, |_| {})?;
                 let costs = costs(&settled, &schedule.placement, self.machine);
-                cuts.push(Cut { stages, settled, held: staged.held, costs });
+                cuts.push(Cut { stages, settled, held: staged.held, costs, recomputed_ns: 0 });
             }
         }
         match refused.filter(|_| cuts.is_empty()) {
@@ -195,12 +315,13 @@ impl Pipelines<'_> {
         let ways: BTreeSet<Vec<usize>> = if let Some(cuts) = self.wanted.cuts {
             [cuts.iter().map(|cut| cut.position(canonical)).collect::<Result<_>>()?].into()
         } else {
-            let mut ways = Profile::of(canonical, self.machine).ways(chunks);
-            if self.request.memory_limit.is_some() {
+            let most = self.extent.cuts;
+            let ways = Profile::of(canonical, self.machine).ways(chunks).into_iter().take(most);
+            let lighter = self.request.memory_limit.map(|_| {
                 let micro_batches = self.request.mesh.micro_batches();
-                ways.extend(Profile::of_memory(canonical, stages, micro_batches).ways(chunks));
-            }
-            ways.into_iter().collect()
+                Profile::of_memory(canonical, stages, micro_batches).ways(chunks).into_iter().take(most)
+            });
+            ways.chain(lighter.into_iter().flatten()).collect()
         };
         if ways.is_empty() {
             return Err(too_many(canonical, chunks));
@@ -220,12 +341,19 @@ impl Pipelines<'_> {
         let stages = cut.stages.with(kind, schedule);
         let limit = self.request.memory_limit;
         let mut found = Vec::new();
-        for rung in rungs(&self.searched.plan.passes) {
+        let mut rungs = rungs(&self.searched.plan.passes);
+        let mut next = rungs.next();
+        while let Some(rung) = next {
             let (prediction, of_each) = predicted(&graphs, self.machine, &rung, limit)?;
+            let prediction = Prediction { recomputed_ns: cut.recomputed_ns, ..prediction };
             found.push((Stages { predicted: of_each, ..stages.clone() }, prediction, rung));
             if prediction.fits(limit) {
                 break;
             }
+            // Only what collectives hold becomes less.
+            let without = prediction.peak_bytes - prediction.collective_bytes;
+            let is_over = limit.is_some_and(|limit| without > limit);
+            next = if is_over { rungs.by_ref().last() } else { rungs.next() };
         }
         Ok(found)
     }
@@ -264,7 +392,7 @@ impl Pipelines<'_> {
 
 /// What there is to simulate: what takes least at the costs of its chunks first, as many as are simulated in any case, and behind them what
 /// holds least.
-fn candidates<'a>(cuts: &[Cut], schedules: &'a [(Kind, Schedule)]) -> Vec<Candidate<'a>> {
+fn candidates<'a>(cuts: &[Cut], schedules: &'a [(Kind, Schedule)], most: usize) -> Vec<Candidate<'a>> {
     let of_cut = |(number, cut): (usize, &Cut)| {
         let suits = |(_, schedule): &&(Kind, Schedule)| schedule.placement == cut.costs.placement;
         let candidate = |(kind, schedule): &'a (Kind, Schedule)| {
@@ -276,7 +404,7 @@ fn candidates<'a>(cuts: &[Cut], schedules: &'a [(Kind, Schedule)]) -> Vec<Candid
     };
     let mut found: Vec<Candidate<'_>> = cuts.iter().enumerate().flat_map(of_cut).collect();
     found.sort_by_key(|one| (one.step, one.peak));
-    let most = MOST_SIMULATED.min(found.len());
+    let most = most.min(found.len());
     found[most..].sort_by_key(|one| (one.peak, one.step));
     found
 }
@@ -289,7 +417,9 @@ fn rungs(found: &passes::Settings) -> impl Iterator<Item = passes::Settings> {
         without_checkpoints: found.without_checkpoints,
         ..rung
     };
-    std::iter::once(found.clone()).chain(smaller.map(rung).collect::<Vec<_>>())
+    // What a search for all stages together runs again is not what they do.
+    let first = passes::Settings { recompute: Positions::default(), ..found.clone() };
+    std::iter::once(first).chain(smaller.map(rung).collect::<Vec<_>>())
 }
 
 fn too_many(graph: &Graph, chunks: u32) -> Box<Diagnostic> {

@@ -206,7 +206,7 @@ impl Plan {
             print.number(u64::from(self.micro_batches));
         }
         print.part(toml::to_string(&self.passes).expect("settings have no keys that TOML lacks").as_bytes());
-        if let Some(Stages { schedule, chunks, actions, cuts, .. }) = &self.stages {
+        if let Some(Stages { schedule, chunks, actions, cuts, recompute, .. }) = &self.stages {
             print.part(schedule.to_string().as_bytes());
             if *chunks != 1 {
                 print.number(u64::from(*chunks));
@@ -216,6 +216,9 @@ impl Plan {
             }
             for cut in cuts {
                 print.number(*cut as u64);
+            }
+            if !recompute.is_empty() {
+                print.part(recompute.to_string().as_bytes());
             }
         }
         for (name, layout) in &self.inputs {

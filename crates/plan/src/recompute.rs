@@ -10,13 +10,12 @@ use crate::{
 };
 
 /// How often a choice that is over the limit after the passes is made again for a lower one.
-const CORRECTIONS: usize = 4;
+pub const CORRECTIONS: usize = 4;
 
 impl Run<'_> {
-    /// Whether parts of forward may run again so that a memory limit is kept. Of a pipeline, each stage has forward operations of its own under
-    /// way.
+    /// Whether parts of forward may run again so that a memory limit is kept.
     pub fn may_recompute(&self) -> bool {
-        self.request.recompute != Some(Recomputation::None) && self.request.mesh.stages() == 1
+        self.request.recompute != Some(Recomputation::None)
     }
 
     /// Whether a candidate could keep the memory limit if forward ran again: what is made in forward is at most what that can save.
@@ -44,7 +43,8 @@ impl Run<'_> {
     /// need that could be faster than the best within it.
     pub fn with_recomputation(&self, canonical: &Graph, found: &[Found]) -> Result<Vec<Found>> {
         let limit = self.request.memory_limit;
-        let full = self.request.recompute == Some(Recomputation::Full);
+        // Of a pipeline it is decided when the program is cut into stages.
+        let full = self.request.recompute == Some(Recomputation::Full) && self.request.mesh.stages() == 1;
         if !self.may_recompute() || limit.is_none() && !full {
             return Ok(Vec::new());
         }

@@ -7,6 +7,7 @@ use std::{
 
 use base::{Code, Diagnostic, Result};
 use ir::{Graph, InputId, NodeId};
+use passes::Positions;
 use schedule::{Kind, Placement, Schedule};
 use serde::{Deserialize, Serialize};
 use shard::stages::{Staged, forward_end, staged};
@@ -25,6 +26,9 @@ pub struct Stages {
     pub actions: Vec<String>,
     /// The operations with which all chunks but the first begin, by position in the forward part of the step in canonical form.
     pub cuts: Vec<usize>,
+    /// What of forward runs again in backward, by position in the program of all stages before it is taken apart.
+    #[serde(default, skip_serializing_if = "Positions::is_empty")]
+    pub recompute: Positions,
     /// State that only some stages hold, with those; the first one's values count.
     #[serde(default)]
     pub state: BTreeMap<String, Vec<u32>>,
@@ -53,6 +57,7 @@ impl Stages {
             chunks: 1,
             actions: Vec::new(),
             cuts: cuts.to_vec(),
+            recompute: Positions::default(),
             state: state.collect(),
             predicted: Vec::new(),
         };

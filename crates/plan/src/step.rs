@@ -17,6 +17,7 @@ use crate::{
     plan::{Plan, mesh_of},
     run::{Recomputation, Request},
     search::search,
+    stage_counts::faster_in_stages,
     stages::{Cut, Stages},
     taken_apart::taken_apart,
     wish::{ScheduleWish, Wanted},
@@ -89,10 +90,6 @@ impl PlanSettings {
             let hint = format!("give the mesh an axis `{STAGES}`, or leave them out");
             return Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
         }
-        if stages > 1 && self.recompute == Some(Recomputation::Full) {
-            let message = "parts of forward are not run again within pipeline stages yet";
-            return Err(Diagnostic::new(Code::BAD_MESH, message).hint("leave `recompute` out, or the stages"));
-        }
         Ok(())
     }
 
@@ -134,21 +131,11 @@ pub fn plan_telling(
     if settings.mesh().stages() > 1 {
         return asked.in_stages();
     }
-    match asked.planned(settings.micro_batches.unwrap_or(1), settings.effort, told) {
-        Err(refused) if refused.code == Code::NO_PLAN && settings.micro_batches.is_none() => {
-            asked.sliced(settings.effort).next().map(|(_, plan)| plan).ok_or(refused)
-        }
-        // Slices may be faster than to run parts of forward twice.
-        Ok(plan)
-            if plan.prediction.recomputed_ns > 0
-                && settings.recompute.is_none()
-                && settings.micro_batches.is_none()
-                && cleaned.order.len() * settings.mesh().sharding_axes().count().max(1) <= MOST_WEIGHED =>
-        {
-            Ok(asked.weighed(plan))
-        }
-        other => other,
+    let found = asked.in_one_piece(told);
+    if settings.mesh.is_empty() && settings.effort == Effort::Full {
+        return asked.or_in_stages(found);
     }
+    found
 }
 
 /// How many micro-batches are tried where the whole batch at once does not keep the memory limit.
@@ -170,6 +157,37 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
+    /// The plan without stages.
+    fn in_one_piece(&self, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
+        match self.planned(self.settings.micro_batches.unwrap_or(1), self.settings.effort, told) {
+            Err(refused) if refused.code == Code::NO_PLAN && self.settings.micro_batches.is_none() => {
+                self.sliced(self.settings.effort).next().map(|(_, plan)| plan).ok_or(refused)
+            }
+            // Slices may be faster than to run parts of forward twice.
+            Ok(plan)
+                if plan.prediction.recomputed_ns > 0
+                    && self.settings.recompute.is_none()
+                    && self.settings.micro_batches.is_none()
+                    && self.cleaned.order.len() * self.settings.mesh().sharding_axes().count().max(1)
+                        <= MOST_WEIGHED =>
+            {
+                Ok(self.weighed(plan))
+            }
+            other => other,
+        }
+    }
+
+    /// The plan on a mesh that is searched for, or one in pipeline stages that is faster, or that keeps the limit where none does without.
+    fn or_in_stages(&self, found: Result<Plan>) -> Result<Plan> {
+        let settings = self.settings;
+        let open = found.as_ref().map_or_else(|refused| refused.code == Code::NO_PLAN, |_| true);
+        let (true, Some(ranks)) = (open, settings.ranks) else { return found };
+        let mesh = settings.mesh_of(1);
+        let faster =
+            faster_in_stages(&self.request(&mesh), ranks, settings.micro_batches, found.as_ref().ok());
+        faster.map_or(found, Ok)
+    }
+
     /// The plan with a number of micro-batches.
     fn planned(&self, micro_batches: u32, effort: Effort, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
         let settings = self.settings;
@@ -283,7 +301,7 @@ fn stage_graph(
             .hint("plan again, or take the stages' `state` from a plan with these cuts"));
     }
     let number = mesh.stage_axis().map_or(0, |(number, _)| mesh.coordinate(rank, number));
-    let mut graphs = taken_apart(&whole, &staged.held, &schedule, &plan.passes)?;
+    let mut graphs = taken_apart(&whole, &stages.recompute, &staged.held, &schedule, &plan.passes)?;
     Ok(graphs.swap_remove(number as usize))
 }
 

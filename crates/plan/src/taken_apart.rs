@@ -5,20 +5,30 @@ use std::collections::BTreeMap;
 use base::{Bytes, Result};
 use cost::Machine;
 use ir::{InputId, RankGraph};
+use passes::{Positions, Recompute};
 use schedule::Schedule;
 use shard::stages::{StageSet, stage_graphs};
 
 use crate::{plan::Prediction, stages::StagePrediction};
 
-/// The graphs of all stages, of the program of a rank that has them all.
+/// The graphs of all stages, of the program of a rank that has them all, of which `again` runs again in backward.
 pub fn taken_apart(
     whole: &RankGraph,
+    again: &Positions,
     held: &BTreeMap<InputId, StageSet>,
     schedule: &Schedule,
     passes: &passes::Settings,
 ) -> Result<Vec<RankGraph>> {
     let settled = passes::run(&passes::cleaned(passes.without_checkpoints), whole, |_| {})?;
-    stage_graphs(&settled, held, schedule)
+    stage_graphs(&with_again(settled, again)?, held, schedule)
+}
+
+/// A program in which these of its operations run again in backward.
+pub fn with_again(settled: RankGraph, again: &Positions) -> Result<RankGraph> {
+    if again.is_empty() {
+        return Ok(settled);
+    }
+    passes::run(&[Box::new(Recompute { again: again.clone() })], &settled, |_| {})
 }
 
 /// What a step in stages is predicted to take: the time until the last stage is done, and the memory of the stage that needs most.

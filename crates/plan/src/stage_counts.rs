@@ -1,0 +1,140 @@
+//! How many pipeline stages a step is taken apart into, where the mesh is searched for.
+//!
+//! For each number of stages that divides the ranks a quick search along the other axes says what all stages compute together. Shared evenly,
+//! and under the best of the named schedules for even chunks, that is the least that a pipeline can take; those that could be faster than what
+//! is known are searched with all effort, the most promising first.
+
+use ir::{Graph, InputClass, Mesh, MeshAxis, STAGES};
+use schedule::{Costs, Name};
+use shard::stages::StageSet;
+
+use crate::{
+    divides::require_slices, effort::Effort, meshes::meshes, pipelines::search_stages, plan::Plan,
+    run::Request, search::search, wish::Wanted,
+};
+
+/// How much longer than what is known the most promising pipeline may take for two axes within its stages to be tried, in percent.
+const NEAR: i64 = 10;
+
+/// How many pipelines are searched with all effort.
+const FINALISTS: usize = 2;
+
+/// The same where nothing else keeps the memory limit.
+const LAST_RESORTS: usize = 4;
+
+/// At most so many micro-batches for each stage: more save little waiting, and each is written out.
+const MOST_PER_STAGE: u32 = 4;
+
+/// Programs of more nodes, all micro-batches counted, are not tried.
+const MOST_NODES: usize = 1 << 17;
+
+/// A pipeline with what it takes at the least.
+struct Promise {
+    mesh: Mesh,
+    micro_batches: u32,
+    step_ns: i64,
+}
+
+/// The best plan in pipeline stages on so many ranks that is faster than `known`, or the first within the memory limit where nothing is known.
+/// The mesh of the request does not count.
+pub fn faster_in_stages(
+    request: &Request<'_>,
+    ranks: u32,
+    micro_batches: Option<u32>,
+    known: Option<&Plan>,
+) -> Option<Plan> {
+    let mut promises = Vec::new();
+    for stages in (2..=ranks.min(StageSet::MOST)).filter(|stages| ranks.is_multiple_of(*stages)) {
+        promises.extend(promised(request, stages, &Mesh::along("ranks", ranks / stages), micro_batches));
+    }
+    promises.sort_by_key(|promise| promise.step_ns);
+    let is_near = |promise: &&Promise| {
+        known.is_none_or(|known| promise.step_ns / (100 + NEAR) * 100 < known.prediction.step_ns)
+    };
+    if let Some(stages) = promises.first().filter(is_near).map(|promise| promise.mesh.stages()) {
+        let pairs = meshes(ranks / stages).into_iter().filter(|mesh| mesh.axes.len() > 1);
+        promises.extend(pairs.filter_map(|mesh| promised(request, stages, &mesh, micro_batches)));
+        promises.sort_by_key(|promise| promise.step_ns);
+    }
+    let mut least = known.map(|plan| plan.prediction.step_ns);
+    let mut found = None;
+    let tried = if known.is_some() { FINALISTS } else { LAST_RESORTS };
+    for promise in promises.into_iter().take(tried) {
+        if least.is_some_and(|least| promise.step_ns >= least) {
+            break;
+        }
+        let time = (promise.micro_batches > 1).then(|| MeshAxis::micro_batches(promise.micro_batches));
+        let mesh = Mesh { axes: promise.mesh.axes.into_iter().chain(time).collect() };
+        let Ok(plan) = search_stages(&Request { mesh: &mesh, ..*request }, Wanted::default()) else {
+            continue;
+        };
+        if least.is_none_or(|least| plan.prediction.step_ns < least) {
+            least = Some(plan.prediction.step_ns);
+            found = Some(plan);
+        }
+    }
+    found
+}
+
+/// What so many stages take at the least on a mesh within each; nothing where no micro-batches can be made, or where all their memory does not
+/// hold the step.
+fn promised(
+    request: &Request<'_>,
+    stages: u32,
+    within: &Mesh,
+    micro_batches: Option<u32>,
+) -> Option<Promise> {
+    let inner = within.axes.iter().filter(|axis| axis.size > 1).cloned();
+    let mesh = Mesh { axes: std::iter::once(MeshAxis::ranks(STAGES, stages)).chain(inner).collect() };
+    let memory_limit = request.memory_limit.map(|limit| limit.saturating_mul(u64::from(stages)));
+    let quick = Request { mesh: &mesh, memory_limit, effort: Effort::Quick, ..*request };
+    let searched = search(&quick).ok()?;
+    let share = searched.plan.prediction.step_ns / i64::from(stages);
+    let nodes = searched.canonical.order.len();
+    let rows = rows(&searched.canonical, within);
+    let counts = (2..=stages.saturating_mul(MOST_PER_STAGE).min(rows)).filter(|count| {
+        let is_asked = micro_batches.is_none_or(|asked| asked == *count);
+        is_asked && rows.is_multiple_of(*count) && nodes * *count as usize <= MOST_NODES
+    });
+    let mut counts: Vec<(i64, u32)> =
+        counts.map(|count| ((share as f64 * stretch(stages, count)) as i64, count)).collect();
+    counts.sort_unstable();
+    let slices = |count: u32| require_slices(&searched.canonical, &MeshAxis::micro_batches(count)).is_ok();
+    let (step_ns, micro_batches) = counts.into_iter().find(|(_, count)| slices(*count))?;
+    Some(Promise { mesh, micro_batches, step_ns })
+}
+
+/// How many rows of the batch a rank has where they are sharded over all ranks of a stage, over its outer axis where there are too few, or not at
+/// all.
+fn rows(graph: &Graph, within: &Mesh) -> u32 {
+    let batch = graph.inputs.values().filter(|input| input.class == InputClass::Batch);
+    let rows = batch.filter_map(|input| graph.ty(input.value).shape.first().copied()).min().unwrap_or(0);
+    let rows = u32::try_from(rows).unwrap_or(0);
+    let outer = within.axes.first().map_or(1, |axis| axis.size);
+    let shares = [rows / within.ranks(), rows / outer];
+    shares.into_iter().find(|share| *share > 0).unwrap_or(rows)
+}
+
+/// How many times longer than their work even stages take under the best named schedule.
+fn stretch(stages: u32, micro_batches: u32) -> f64 {
+    let of = |name: Name| {
+        let chunks = name.chunks(None).ok()?;
+        let schedule = name.schedule(stages, chunks, micro_batches);
+        let costs = Costs::even(&schedule.placement);
+        let work = i64::from(schedule.placement.most() * 3 * micro_batches);
+        Some(costs.run(&schedule).ok()?.step as f64 / work as f64)
+    };
+    let known = Name::ALL.iter().filter_map(|(name, _)| of(*name));
+    known.fold(f64::INFINITY, f64::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stretch;
+
+    #[test]
+    fn even_stages_wait_less_the_more_micro_batches_there_are() {
+        assert!(stretch(4, 4) > stretch(4, 8) && stretch(4, 8) > stretch(4, 16));
+        assert!((1.0..1.06).contains(&stretch(4, 8)), "zb-v waits for less than a sixteenth");
+    }
+}
