@@ -28,6 +28,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     "state cut": {"batch.*": "shard(0)", "params.*": "shard(0)", "optimizer.*": "shard(0)"},
     "tensors cut": {"batch.*": "replicate"},
     "memory limited": {"batch.*": "shard(0)"},
+    "experts cut": {"params.*experts*": "shard(0)", "optimizer.*experts*": "shard(0)"},
 }
 
 #: Ends the name of a family whose collectives are exchanges.

@@ -38,6 +38,8 @@ pub enum Realise {
     EmbeddingRows,
     /// The gradient of the rows that a rank holds.
     EmbeddingRowsBackward,
+    /// A product of groups of which each rank has some: with the offsets of these.
+    OwnGroups,
 }
 
 impl Realise {
@@ -51,7 +53,8 @@ impl Realise {
             | Self::NllPick
             | Self::NllPickBackward
             | Self::EmbeddingRows
-            | Self::EmbeddingRowsBackward => 0,
+            | Self::EmbeddingRowsBackward
+            | Self::OwnGroups => 0,
         }
     }
 

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     emit::Emitter,
+    groups::OwnGroups,
     layout::{reshaped, view_strides},
     local::{local_type, same_order},
     reshard::Resharder,
@@ -39,6 +40,7 @@ impl Realised<'_> {
             Realise::NllPickBackward => self.on_own_classes(out, 1, 2, 5),
             Realise::EmbeddingRows => smallvec::smallvec![self.embedding(out)],
             Realise::EmbeddingRowsBackward => smallvec::smallvec![self.embedding_backward(out)],
+            Realise::OwnGroups => self.on_own_groups(out),
         }
     }
 
@@ -332,6 +334,19 @@ impl Realised<'_> {
         operands[targets] = out.masked_fill(shifted, others, Arg::Int(IGNORED));
         let mut args = self.args(&operands);
         args[ignore_arg] = Arg::Int(IGNORED);
+        self.push(out, args, &operands)
+    }
+
+    /// A product of groups on those that this rank has.
+    fn on_own_groups(&self, out: &mut Emitter<'_>) -> SmallVec<[ValueId; 2]> {
+        let row = aten::row(self.call.name());
+        let divides =
+            row.and_then(|row| row.groups).and_then(|groups| self.call.operand_of_arg(groups.offsets));
+        let at = divides.expect("this realisation belongs to an operation that divides a dimension");
+        let mut operands = self.operands.clone();
+        let own = OwnGroups::new(out, operands[at], self.ranks(), self.resharder.coordinate);
+        operands[at] = own.offsets(out);
+        let args = self.args(&operands);
         self.push(out, args, &operands)
     }
 

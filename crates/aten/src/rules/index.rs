@@ -79,6 +79,31 @@ pub fn index(call: &Call<'_>) -> Option<Factors> {
     Some(space)
 }
 
+/// `index_put(x, [i], values, ..)` with one index tensor for the first dimension: the other dimensions of `x`.
+pub fn index_put(call: &Call<'_>) -> Option<Factors> {
+    let ir::Arg::Values(indices) = &call.node.args[1] else { return None };
+    let index = call.operand(1);
+    let behind = call.operand(0).rank().checked_sub(1)?;
+    if indices.len() != 1 || call.operands.len() != 3 || index.dtype == ir::Dtype::Bool {
+        return None;
+    }
+    let mut space = Factors::none(call);
+    let values = call.operand(2);
+    if values.rank() != index.rank() + behind {
+        return Some(space);
+    }
+    for dim in 0..behind {
+        let size = call.size(0, dim + 1)?;
+        if values.shape[index.rank() + dim] == size {
+            let factor = space.add(size, FactorKind::Parallel);
+            space.operand(0, dim + 1, factor)?;
+            space.operand(2, index.rank() + dim, factor)?;
+            space.result(0, dim + 1, factor)?;
+        }
+    }
+    Some(space)
+}
+
 /// `index_select(x, dim, index)`: the numbers of the index, and the other dimensions of `x`.
 pub fn index_select(call: &Call<'_>) -> Option<Factors> {
     let along = call.dim(1, call.operand(0).rank())?;

@@ -1,0 +1,72 @@
+"""Experts: products of groups of rows, of which each rank has some."""
+
+from __future__ import annotations
+
+import random
+
+import experts_ranks
+import launch
+import pytest
+import torch
+import torch.nn.functional as F
+from test_rules import message, with_gradients
+from uneven_graphs import compare_drawn
+
+from unisono import _native
+
+CASES = [(ranks, f"{model}, {family}") for ranks in (2, 3, 4) for model, family in experts_ranks.cases()]
+DRAWS = 40
+
+
+def routed(x_TD, scores_TE, up_EHD, down_EDH):
+    """A layer of experts as transformers writes it: rows sorted by expert, two products of groups, rows back in their places."""
+    weights_TK, experts_TK = torch.topk(scores_TE.softmax(-1), 2, dim=-1)
+    experts_S, order_S = torch.sort(experts_TK.reshape(-1))
+    offsets_E = torch.histc(experts_S.float(), scores_TE.shape[-1], 0, scores_TE.shape[-1] - 1).cumsum(
+        0, dtype=torch.int32
+    )
+    gate, wide = torch._grouped_mm(x_TD[order_S // 2], up_EHD.transpose(1, 2), offsets_E).chunk(2, -1)
+    made_SD = torch._grouped_mm(F.silu(gate) * wide, down_EDH.transpose(1, 2), offsets_E)
+    made_SD = made_SD * weights_TK.reshape(-1)[order_S].unsqueeze(-1)
+    back_S = torch.empty_like(order_S)
+    back_S[order_S] = torch.arange(len(order_S))
+    return made_SD[back_S].view(*experts_TK.shape, -1).sum(1)
+
+
+def test_a_layer_of_experts_gives_by_any_strategies_what_one_rank_gives():
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    tensors = [torch.randn(24, 16), torch.randn(24, 6), torch.randn(6, 64, 16), torch.randn(6, 16, 32)]
+    both, _ = with_gradients(routed, tensors)
+    bytes_, given = message(both, tensors)
+    graph, expected, in_groups = _native.Graph(bytes_), both(*tensors), 0
+    for draw in range(DRAWS):
+        ranks = rng.choice([2, 3, 4, 6])
+        numbers = [rng.randrange(2**32) for _ in range(97)]
+        names = compare_drawn(
+            f"draw {draw} on {ranks} ranks",
+            graph,
+            given,
+            expected,
+            ranks,
+            numbers,
+            draw % 2 == 1,
+            {"rtol": 1e-4, "atol": 1e-4},
+        )
+        in_groups += "aten::index_select" in names
+    assert in_groups > DRAWS // 2
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """For a number of ranks, what each rank found in each case; the processes start once."""
+    return launch.found_by_ranks("experts_ranks:compare_all", tmp_path_factory.mktemp)
+
+
+@pytest.mark.parametrize(("ranks", "case"), CASES)
+def test_five_steps_are_as_on_one_device(compared, ranks, case):
+    for found in (rank[case] for rank in compared(ranks)):
+        assert "error" not in found, found["error"]
+        assert found["returned"] < 1e-5
+        assert found["state"] < 1e-5, found["worst"]
+        assert found["optimizer"] < 2e-5
