@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import random
+import re
 
 import experts_ranks
 import launch
+import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
+from machines import machine
+from ranks import train
 from test_rules import message, with_gradients
 from uneven_graphs import compare_drawn
 
+import unisono
 from unisono import _native
 
 CASES = [(ranks, f"{model}, {family}") for ranks in (2, 3, 4) for model, family in experts_ranks.cases()]
@@ -70,3 +77,64 @@ def test_five_steps_are_as_on_one_device(compared, ranks, case):
         assert found["returned"] < 1e-5
         assert found["state"] < 1e-5, found["worst"]
         assert found["optimizer"] < 2e-5
+
+
+class Layer(torch.nn.Module):
+    """Experts whose products have a width that kernels want left whole."""
+
+    def __init__(self, width=16, inner=24, experts=8):
+        super().__init__()
+        self.router = torch.nn.Linear(width, experts, bias=False)
+        self.up = torch.nn.Parameter(torch.randn(experts, 2 * inner, width) * 0.1)
+        self.down = torch.nn.Parameter(torch.randn(experts, width, inner) * 0.1)
+
+    def forward(self, x_TD):
+        return x_TD + routed(x_TD, self.router(x_TD), self.up, self.down)
+
+
+def layer_step(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x_TD):
+        optimizer.zero_grad()
+        loss = model(x_TD).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, optimizer
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_search_deals_out_experts_where_nothing_else_makes_their_products_smaller(ranks):
+    torch.manual_seed(0)
+    model, batch = Layer(), torch.randn(30, 16)
+    alone = copy.deepcopy(model)
+    step, optimizer = layer_step(model)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(batch,))
+    cluster = machine(memory_bandwidth=1e12, flops=1e8, latency_ns=1.0, bandwidth=1e8)
+    plan = graph.native.plan(cluster, msgpack.packb({"mesh": {"a": ranks}, "memory_limit": None}))
+    assert f'label = "expert parallel {ranks}, state sharded"' in plan.text()
+    program = graph.native.program(plan, 0)[0].text()
+    collectives = collections.Counter(re.findall(r" = _c10d_functional::(\w+)\(", program))
+    assert collectives - collections.Counter(wait_tensor=99) == {
+        "all_gather_into_tensor": 2,
+        "all_reduce": 2,
+        "reduce_scatter_tensor": 1,
+    }
+    losses, after = train(graph, plan, {"a": ranks}, [(batch,)] * 5, passes=True)
+    step, _ = layer_step(alone)
+    assert [loss.item() for loss in losses] == pytest.approx([step(batch).item() for _ in range(5)], rel=1e-5)
+    for name, parameter in alone.named_parameters():
+        assert (after[name] - parameter).abs().max() <= 1e-5 * parameter.abs().max(), name
+
+
+def test_experts_that_leave_a_rank_without_any_are_not_dealt_out():
+    tensors = [torch.randn(24, 16), torch.randn(24, 5), torch.randn(5, 64, 16), torch.randn(5, 16, 32)]
+    graph = _native.Graph(message(*with_gradients(routed, tensors))[0])
+
+    def in_groups(ranks):
+        questions = msgpack.unpackb(graph.exam(ranks)[1])
+        return any("groups(0)" in question["operands"] for question in questions)
+
+    assert [in_groups(ranks) for ranks in (2, 3, 4, 5)] == [True, True, False, True]

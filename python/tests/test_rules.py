@@ -344,6 +344,7 @@ BACKWARD = {
     ),
     "mean square error": (lambda x, y: F.mse_loss(x, y), [rand(4, 6), rand(4, 6)]),
     "rows at numbers": (lambda w, i: w[i], [rand(12, 4), integers(12, 6)]),
+    "rows at numbers from the end": (lambda w, i: w[i - 6], [rand(12, 4), integers(12, 6, 2)]),
     "rows put at numbers": (lambda w, i, v: w.index_put((i,), v), [rand(12, 4), torch.randperm(12)[:6], rand(6, 4)]),
     "embedding": (lambda w, i: F.embedding(i, w), [rand(12, 4), integers(12, 6, 2)]),
     "embedding with padding": (lambda w, i: F.embedding(i, w, padding_idx=3), [rand(12, 4), integers(12, 6, 4)]),

@@ -338,7 +338,7 @@ pub static ROWS: &[Row] = &[
     op("aten::scatter.value(self, int dim, index, Scalar value)", Factors(index::scatter), No, Traffic).in_place(),
     op("aten::scatter_add(self, int dim, index, src)", Factors(index::scatter), No, Traffic).in_place(),
     op("aten::index.Tensor(self, Tensor?[] indices)", Factors(index::index), InEach(&[0]), Traffic),
-    op("aten::index_put(self, Tensor?[] indices, values, bool accumulate)", Factors(index::index_put), Together(&[0, 2]), Traffic).in_place(),
+    op("aten::index_put(self, Tensor?[] indices, values, bool accumulate)", Seeded(index::index_put), Together(&[0, 2]), Traffic).in_place(),
     op("aten::index_select(self, int dim, index)", Factors(index::index_select), InEach(&[0]), Traffic),
     op("aten::index_add(self, int dim, index, source, Scalar alpha)", Factors(index::index_add), No, Traffic).in_place(),
     // Images and videos

@@ -213,6 +213,14 @@ impl OwnGroups {
     }
 }
 
+/// Where each group ends within `own` elements from element `first` on.
+pub fn offsets_within(out: &mut Emitter<'_>, offsets: ValueId, first: i64, own: i64) -> ValueId {
+    let moved = out.shifted(offsets, Arg::Int(-first));
+    let ty = out.ty(moved);
+    let schema = "aten::clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor";
+    out.op(schema, vec![Arg::Value(moved), Arg::Int(0), Arg::Int(own)], ty)
+}
+
 /// The numbers of the elements of `value` along `dim`.
 fn numbers(out: &mut Emitter<'_>, value: ValueId, dim: usize) -> ValueId {
     let (device, size) = (out.ty(value).device, out.ty(value).shape[dim]);

@@ -23,7 +23,7 @@ class GroupedProducts(TorchFunctionMode):
         if _name(func) in _INSTEAD:
             rows, matrices, offsets = (*args, *kwargs.values())
             if _fits(rows) and _fits(matrices):
-                return torch._grouped_mm(rows, matrices, offs=offsets.to(torch.int32))
+                return torch.ops.aten._grouped_mm(rows, matrices, offsets.to(torch.int32))
         return func(*args, **kwargs)
 
 

@@ -85,8 +85,8 @@ pub fn scaled(call: &Call<'_>) -> Option<Factors> {
     Some(space)
 }
 
-/// `_grouped_mm(a, b, offsets, bias, ..)`: groups where both have a dimension of them, rows, columns, inner elements. What offsets divide stays
-/// together; [`own_groups`] divides it.
+/// `_grouped_mm(a, b, offsets, bias, ..)`: groups where both have a dimension of them, rows, columns, inner elements, and what
+/// offsets divide, of which each rank then has parts; [`own_groups`] gives each rank whole groups.
 pub fn grouped(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
     let ranks = [call.operand(0).rank(), call.operand(1).rank()];
@@ -121,7 +121,28 @@ pub fn grouped(call: &Call<'_>) -> Option<Factors> {
             space.operand(1, ranks[1] - 2, inner)?;
         }
     }
+    if ranks[0] == 2 {
+        divided(call, &mut space)?;
+    }
     Some(space)
+}
+
+/// What offsets divide: rows of `a`, or the inner dimension of two matrices, whose shards stay aligned where they lie along it.
+fn divided(call: &Call<'_>, space: &mut Factors) -> Option<()> {
+    let (a, b) = (call.operand(0), call.operand(1));
+    if b.rank() == 3 {
+        let rows = space.add_special(a.shape[0], FactorKind::Parallel, Realise::PartsOfGroups);
+        space.operand(0, 0, rows)?;
+        return space.result(0, 0, rows);
+    }
+    let unit = if a.strides[1] == 1 || b.strides[0] == 1 { ALIGNED } else { 1 };
+    if a.shape[1] % unit == 0 {
+        let sum = FactorKind::Reduce(Reduce::Sum);
+        let inner = space.add_special(a.shape[1] / unit, sum, Realise::PartsOfGroups);
+        space.operand(0, 1, inner)?;
+        space.operand(1, 0, inner)?;
+    }
+    Some(())
 }
 
 /// `_grouped_mm(a, b, offsets)` where each rank has some groups: of rows of `a` and of their matrices in `b`, or, where offsets divide the inner
