@@ -19,6 +19,9 @@ EAGER_TO_CUT = machine(memory_bandwidth=1e8, flops=1e8, latency_ns=100.0, bandwi
 #: A machine that computes quickly and talks slowly, so that state is cut only where memory asks for it.
 SLOW_LINKS = machine(memory_bandwidth=1e11, flops=1e11, latency_ns=20000.0, bandwidth=1e9, operation_ns=100.0)
 
+#: A machine that sends as slowly as it computes.
+SCARCE_LINKS = machine(memory_bandwidth=1e12, flops=1e8, latency_ns=1.0, bandwidth=1e8)
+
 
 @dataclass
 class Training:
@@ -157,10 +160,10 @@ def _with_experts(name: str, **sizes: int) -> Training:
 
 
 def mixtral() -> Training:
-    """A Mixtral of one layer."""
+    """A Mixtral of one layer, whose experts have a width that kernels want left whole."""
     return _with_experts(
         "MixtralForCausalLM",
-        intermediate_size=64,
+        intermediate_size=24,
         num_hidden_layers=1,
         num_key_value_heads=2,
         num_local_experts=8,

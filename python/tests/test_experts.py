@@ -13,8 +13,8 @@ import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
-from machines import machine
 from ranks import train
+from steps import SCARCE_LINKS
 from test_rules import message, with_gradients
 from uneven_graphs import compare_drawn
 
@@ -79,6 +79,14 @@ def test_five_steps_are_as_on_one_device(compared, ranks, case):
         assert found["optimizer"] < 2e-5
 
 
+@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_unmodified_models_have_their_experts_dealt_out(compared, ranks, model):
+    found = compared(ranks)[0][f"{model}, experts cut"]
+    assert f"expert parallel {ranks}" in found["explained"]
+    assert found["plan"]["params.model.layers.0.mlp.experts.down_proj"] == {"a": "shard(0)"}
+
+
 class Layer(torch.nn.Module):
     """Experts whose products have a width that kernels want left whole."""
 
@@ -112,8 +120,7 @@ def test_the_search_deals_out_experts_where_nothing_else_makes_their_products_sm
     alone = copy.deepcopy(model)
     step, optimizer = layer_step(model)
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=(batch,))
-    cluster = machine(memory_bandwidth=1e12, flops=1e8, latency_ns=1.0, bandwidth=1e8)
-    plan = graph.native.plan(cluster, msgpack.packb({"mesh": {"a": ranks}, "memory_limit": None}))
+    plan = graph.native.plan(SCARCE_LINKS, msgpack.packb({"mesh": {"a": ranks}, "memory_limit": None}))
     assert f'label = "expert parallel {ranks}, state sharded"' in plan.text()
     program = graph.native.program(plan, 0)[0].text()
     collectives = collections.Counter(re.findall(r" = _c10d_functional::(\w+)\(", program))
@@ -125,6 +132,27 @@ def test_the_search_deals_out_experts_where_nothing_else_makes_their_products_sm
     losses, after = train(graph, plan, {"a": ranks}, [(batch,)] * 5, passes=True)
     step, _ = layer_step(alone)
     assert [loss.item() for loss in losses] == pytest.approx([step(batch).item() for _ in range(5)], rel=1e-5)
+    for name, parameter in alone.named_parameters():
+        assert (after[name] - parameter).abs().max() <= 1e-5 * parameter.abs().max(), name
+
+
+@pytest.mark.parametrize(
+    ("mesh", "micro_batches"), [({"a": 2, "b": 2}, 1), ({"a": 2, "b": 3}, 1), ({"a": 4}, 2)], ids=str
+)
+def test_experts_are_dealt_out_beside_other_axes_and_in_micro_batches(mesh, micro_batches):
+    torch.manual_seed(0)
+    model, batch = Layer(), torch.randn(30, 16)
+    alone = copy.deepcopy(model)
+    step, optimizer = layer_step(model)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(batch,))
+    pins = {f"params.{name}": dict.fromkeys(mesh, "shard(0)") for name in ("up", "down")}
+    settings = {"mesh": mesh, "memory_limit": None, "pins": pins, "micro_batches": micro_batches}
+    plan = graph.native.plan(SCARCE_LINKS, msgpack.packb(settings))
+    assert f"expert parallel {mesh['a']}" in plan.text()
+    _, after = train(graph, plan, mesh, [(batch,)] * 3, passes=True)
+    step, _ = layer_step(alone)
+    for _ in range(3):
+        step(batch)
     for name, parameter in alone.named_parameters():
         assert (after[name] - parameter).abs().max() <= 1e-5 * parameter.abs().max(), name
 

@@ -143,8 +143,11 @@ struct Reader<'g> {
 impl Reader<'_> {
     /// What a product is divided by.
     fn way(&self, call: &Call<'_>, strategy: &Strategy) -> Way {
-        if strategy.realise == Realise::OwnGroups {
-            return Way::Expert;
+        match strategy.realise {
+            Realise::OwnGroups => return Way::Expert,
+            // Rows of tokens, in whatever order.
+            Realise::PartsOfGroups => return Way::Data,
+            _ => {}
         }
         let is_sharded = |placement: &Placement| matches!(placement, Placement::Shard { .. });
         let all = || strategy.operands.iter().chain(&strategy.results);
