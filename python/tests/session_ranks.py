@@ -28,7 +28,11 @@ FAMILIES: dict[str, dict[str, str]] = {
     "state cut": {"batch.*": "shard(0)", "params.*": "shard(0)", "optimizer.*": "shard(0)"},
     "tensors cut": {"batch.*": "replicate"},
     "memory limited": {"batch.*": "shard(0)"},
+    "experts cut": {"params.*experts*": "shard(0)", "optimizer.*experts*": "shard(0)"},
 }
+
+#: Machines of families that are not planned for one that is eager to cut.
+CLUSTERS = {"memory limited": steps.SLOW_LINKS, "experts cut": steps.SCARCE_LINKS}
 
 #: Ends the name of a family whose collectives are exchanges.
 DIRECTLY = ", directly"
@@ -90,7 +94,7 @@ def compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "example": together.batches[0],
         "mesh": {"a": ranks},
         "pins": pins,
-        "cluster": steps.SLOW_LINKS if family == "memory limited" else steps.EAGER_TO_CUT,
+        "cluster": CLUSTERS.get(family, steps.EAGER_TO_CUT),
     }
     settings["fuse"], settings["micro_batches"] = family.endswith(FUSED), 2 if family.endswith(SLICED) else 1
     settings["recompute"] = "full" if family.endswith(RECOMPUTED) else None

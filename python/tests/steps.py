@@ -19,6 +19,9 @@ EAGER_TO_CUT = machine(memory_bandwidth=1e8, flops=1e8, latency_ns=100.0, bandwi
 #: A machine that computes quickly and talks slowly, so that state is cut only where memory asks for it.
 SLOW_LINKS = machine(memory_bandwidth=1e11, flops=1e11, latency_ns=20000.0, bandwidth=1e9, operation_ns=100.0)
 
+#: A machine that sends as slowly as it computes.
+SCARCE_LINKS = machine(memory_bandwidth=1e12, flops=1e8, latency_ns=1.0, bandwidth=1e8)
+
 
 @dataclass
 class Training:
@@ -134,6 +137,71 @@ def gpt(count: int = 5, batch: int = 4, adamw: bool = False) -> Training:
 def gpt_adamw() -> Training:
     """The small GPT with AdamW."""
     return gpt(adamw=True)
+
+
+def _with_experts(name: str, **sizes: int) -> Training:
+    """An unmodified language model of transformers with eight experts, of which each token takes two."""
+    import transformers
+
+    torch.manual_seed(7)
+    kind = getattr(transformers, name)
+    sizes |= {"vocab_size": 128, "hidden_size": 32, "num_attention_heads": 4, "num_experts_per_tok": 2}
+    model = kind(kind.config_class(**sizes)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step, [(torch.randint(0, 128, (12, 8)),) for _ in range(5)])
+
+
+def mixtral() -> Training:
+    """A Mixtral of one layer, whose experts have a width that kernels want left whole."""
+    return _with_experts(
+        "MixtralForCausalLM",
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+        num_local_experts=8,
+    )
+
+
+def qwen3_moe() -> Training:
+    """A Qwen3-MoE of one layer."""
+    return _with_experts(
+        "Qwen3MoeForCausalLM",
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=8,
+        moe_intermediate_size=32,
+    )
+
+
+def deepseek_v3() -> Training:
+    """A DeepSeek-V3 of a dense layer and one of experts, one of them for all tokens."""
+    return _with_experts(
+        "DeepseekV3ForCausalLM",
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_key_value_heads=4,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
+        n_group=2,
+        topk_group=1,
+        n_shared_experts=1,
+        moe_intermediate_size=32,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    )
 
 
 def mlp(count: int = 5) -> Training:

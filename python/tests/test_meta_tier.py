@@ -141,7 +141,7 @@ def unmodified(name):
     """A model of transformers or diffusers on a machine where all is worth sharding, its batch too small for more ranks."""
     settings = small_models.settings(name)
     layers = {} if name in OF_TWO_LAYERS else dict.fromkeys(LAYERS & settings.keys(), 1)
-    # In f32, experts are multiplied by an operation of transformers' own while a step is captured.
+    # Without automatic casts, so that experts are multiplied by the kernels that only bf16 has.
     has_experts = any("experts" in key for key in settings)
 
     def make():

@@ -123,8 +123,33 @@ def results(node):
     return found
 
 
-def parts(tensor, placement, ranks, generator):
+def offsets_of(graph, values):
+    """The offsets by which products divide rows into groups, if a graph has such."""
+    nodes = (node for node in graph["nodes"] if graph["ops"][node["op"]]["name"] == "aten::_grouped_mm")
+    return next((values[operands(node)[2]] for node in nodes if len(operands(node)) == 3), None)
+
+
+def own_groups(offsets, ranks):
+    """Where the groups of each rank begin, and how many elements they have."""
+    bounds = [0, *offsets.tolist()]
+    sizes = [len(one) for one in torch.arange(len(offsets)).chunk(ranks)]
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [(bounds[first], bounds[last] - bounds[first]) for first, last in itertools.pairwise(ends)]
+
+
+def in_groups(tensor, dim, start, count):
+    """A tensor with the elements of some groups first, and what nobody may read behind them."""
+    rolled = torch.empty_like(tensor).copy_(tensor.roll(-start, dim))
+    if tensor.is_floating_point():
+        rolled.narrow(dim, count, rolled.shape[dim] - count).fill_(torch.nan)
+    return rolled
+
+
+def parts(tensor, placement, ranks, generator, offsets=None):
     """The parts of a tensor; those of a sum are uneven and of both signs."""
+    if placement.startswith("groups"):
+        dim = int(placement[7:-1])
+        return [in_groups(tensor, dim, *own) for own in own_groups(offsets, ranks)]
     if placement == "partial(sum)":
         others = [torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * 3 for _ in range(ranks - 1)]
         others = [other.to(tensor.dtype) for other in others]
@@ -135,7 +160,10 @@ def parts(tensor, placement, ranks, generator):
     return [cut(tensor, placement, rank, ranks) for rank in range(ranks)]
 
 
-def combined(pieces, placement):
+def combined(pieces, placement, offsets=None):
+    if placement.startswith("groups"):
+        dim, owned = int(placement[7:-1]), own_groups(offsets, len(pieces))
+        return torch.cat([piece.narrow(dim, 0, own) for piece, (_, own) in zip(pieces, owned, strict=True)], dim)
     if placement == "partial(sum)":
         return sum(pieces)
     if placement == "partial(norm)":
@@ -161,13 +189,13 @@ def note(bytes_, _):
         remember(_native.Graph(bytes_).exam(ranks)[2])
 
 
-def ask(bytes_, tensors, ranks, seen=None):
+def ask(bytes_, tensors, ranks, seen=None, tolerance=TOLERANCE):
     """Asks all questions of a graph."""
     canonical, questions, claims = _native.Graph(bytes_).exam(ranks)
     remember(claims)
     graph = msgpack.unpackb(canonical.message())["graph"]
     values = values_of(graph, tensors)
-    generator = torch.Generator().manual_seed(0)
+    generator, offsets = torch.Generator().manual_seed(0), offsets_of(graph, values)
     asked: dict[str, int] = {}
     for question in msgpack.unpackb(questions):
         placements = question["operands"] + question["results"]
@@ -181,17 +209,18 @@ def ask(bytes_, tensors, ranks, seen=None):
                 continue
             seen.add(key)
         cuts = [
-            parts(values[v], p, ranks, generator) for v, p in zip(operands(node), question["operands"], strict=True)
+            parts(values[v], p, ranks, generator, offsets)
+            for v, p in zip(operands(node), question["operands"], strict=True)
         ]
         graphs = [msgpack.unpackb(g)["graph"] for g in question["graphs"]]
         made = run_ranks(graphs, [[pieces[rank] for pieces in cuts] for rank in range(ranks)], layouts=False)
         for position, (value, placement) in enumerate(zip(results(node), question["results"], strict=True)):
             if "empty" in name:
                 continue
-            put_together = combined([returned[position] for returned, _ in made], placement)
+            put_together = combined([returned[position] for returned, _ in made], placement, offsets)
             what = f"{name}: {', '.join(question['operands'])} -> {', '.join(question['results'])} over {ranks}"
             torch.testing.assert_close(
-                put_together, values[value], equal_nan=True, msg=lambda m, w=what: f"{w}\n{m}", **TOLERANCE
+                put_together, values[value], equal_nan=True, msg=lambda m, w=what: f"{w}\n{m}", **tolerance
             )
         asked[name] = asked.get(name, 0) + 1
     return asked
@@ -314,6 +343,9 @@ BACKWARD = {
         [rand(12, 12), integers(12, 12)],
     ),
     "mean square error": (lambda x, y: F.mse_loss(x, y), [rand(4, 6), rand(4, 6)]),
+    "rows at numbers": (lambda w, i: w[i], [rand(12, 4), integers(12, 6)]),
+    "rows at numbers from the end": (lambda w, i: w[i - 6], [rand(12, 4), integers(12, 6, 2)]),
+    "rows put at numbers": (lambda w, i, v: w.index_put((i,), v), [rand(12, 4), torch.randperm(12)[:6], rand(6, 4)]),
     "embedding": (lambda w, i: F.embedding(i, w), [rand(12, 4), integers(12, 6, 2)]),
     "embedding with padding": (lambda w, i: F.embedding(i, w, padding_idx=3), [rand(12, 4), integers(12, 6, 4)]),
     "batch norm": (
@@ -655,7 +687,34 @@ MORE = {
     "groups of rows": ("_grouped_mm", (whole_numbers(96, 32), whole_numbers(3, 32, 96), _OFFSETS)),
     "groups of columns": ("_grouped_mm", (whole_numbers(3, 96, 32), whole_numbers(32, 96), _OFFSETS)),
     "groups of inner elements": ("_grouped_mm", (whole_numbers(96, 96), whole_numbers(96, 96), _OFFSETS)),
+    "some groups without rows": (
+        "_grouped_mm",
+        (whole_numbers(96, 32), whole_numbers(5, 32, 96), torch.tensor([0, 16, 16, 96, 96], dtype=torch.int32)),
+    ),
 }
+
+
+def expert_layer(rows, up, down, weights):
+    """Two products of groups with a gate between them, each row weighted, and what it is to all operands; whole numbers stay whole."""
+    leaves = [one.detach().requires_grad_() for one in (rows, up, down, weights)]
+    rows, up, down, weights = leaves
+    offsets = torch.tensor([5, 5, 7, 8, 17, 17, 24], dtype=torch.int32)
+    with torch.enable_grad():
+        gate, wide = torch._grouped_mm(rows, up.transpose(1, 2), offsets).chunk(2, -1)
+        made = torch._grouped_mm(F.relu(gate) * wide, down.transpose(1, 2), offsets) * weights.unsqueeze(-1)
+        return [made, *torch.autograd.grad(made.sum(), leaves)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_groups_of_rows_go_through_what_lies_between_their_products(ranks):
+    def small(*shape):
+        return integers(3, *shape).float() - 1
+
+    tensors = [small(24, 16), small(7, 32, 16), small(7, 16, 16), small(24)]
+    # Parts of sums are not whole.
+    asked = ask(*message(expert_layer, tensors), ranks, tolerance={"rtol": 1e-5, "atol": 1e-4})
+    in_groups = {"aten::_grouped_mm", "aten::relu", "aten::mul.Tensor", "aten::split.Tensor", "aten::unsqueeze"}
+    assert in_groups <= asked.keys()
 
 
 def qualified(name):

@@ -283,29 +283,33 @@ def ask(seed: int) -> int:
     for draw in range(DRAWS):
         ranks = rng.randint(2, 8)
         numbers = [rng.randrange(2**32) for _ in range(97)]
-        placements, graphs = graph.drawn(ranks, numbers)
         what = f"graph {seed}, draw {draw} on {ranks} ranks"
-        if draw % 2:
-            limits = {"all_reduce": 4096, "all_gather": 4096, "reduce_scatter": 4096}
-            settings = msgpack.packb({"direct": {"exam": {"ranks": ranks, **limits}}})
-            graphs = [one.run_passes(settings)[0] for one in graphs]
-            orders = [prints_of(one.issue_order(), {"exam": ranks}) for one in graphs]
-            assert alike(orders, {"exam": ranks}), f"{what}: ranks would wait for each other for ever"
-        else:
-            # Not only collectives are alike before the passes, but every operation.
-            unpacked = [msgpack.unpackb(one.message())["graph"] for one in graphs]
-            names = {tuple(one["ops"][one["nodes"][n]["op"]]["name"] for n in one["order"]) for one in unpacked}
-            assert len(names) == 1, f"{what}: ranks have different operations"
-        inputs = [
-            [cut(tensor, placement, rank, ranks) for tensor, placement in zip(given, placements, strict=True)]
-            for rank in range(ranks)
-        ]
-        made = run_ranks([msgpack.unpackb(one.message())["graph"] for one in graphs], inputs)
-        for rank, (returned, _) in enumerate(made):
-            for position, (one, whole) in enumerate(zip(returned, expected, strict=True)):
-                says = f"{what}: result {position} on rank {rank}"
-                torch.testing.assert_close(one, whole, equal_nan=True, msg=lambda m, w=says: f"{w}\n{m}", **TOLERANCE)
+        compare_drawn(what, graph, given, expected, ranks, numbers, draw % 2 == 1, TOLERANCE)
     return DRAWS
+
+
+def compare_drawn(what, graph, given, expected, ranks, numbers, passes, tolerance):
+    """Compares what ranks return with what one does, by strategies that numbers say; the operators of the first rank."""
+    placements, graphs = graph.drawn(ranks, numbers)
+    if passes:
+        limits = {"all_reduce": 4096, "all_gather": 4096, "reduce_scatter": 4096}
+        settings = msgpack.packb({"direct": {"exam": {"ranks": ranks, **limits}}})
+        graphs = [one.run_passes(settings)[0] for one in graphs]
+        orders = [prints_of(one.issue_order(), {"exam": ranks}) for one in graphs]
+        assert alike(orders, {"exam": ranks}), f"{what}: ranks would wait for each other for ever"
+    unpacked = [msgpack.unpackb(one.message())["graph"] for one in graphs]
+    names = [tuple(one["ops"][one["nodes"][n]["op"]]["name"] for n in one["order"]) for one in unpacked]
+    # Not only collectives are alike before the passes, but every operation.
+    assert passes or len(set(names)) == 1, f"{what}: ranks have different operations"
+    inputs = [
+        [cut(tensor, placement, rank, ranks) for tensor, placement in zip(given, placements, strict=True)]
+        for rank in range(ranks)
+    ]
+    for rank, (returned, _) in enumerate(run_ranks(unpacked, inputs)):
+        for position, (one, whole) in enumerate(zip(returned, expected, strict=True)):
+            says = f"{what}: result {position} on rank {rank}"
+            torch.testing.assert_close(one, whole, equal_nan=True, msg=lambda m, w=says: f"{w}\n{m}", **tolerance)
+    return names[0]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ mod claims;
 mod effects;
 mod einsum;
 mod factors;
+mod groups;
 mod row;
 mod rules;
 mod strategies;
@@ -21,9 +22,10 @@ pub use check::check;
 pub use claims::{Claim, claims};
 pub use effects::{memory, random};
 pub use factors::{Factor, FactorKind, Factors};
+pub use groups::{by_groups, of_groups, offsets};
 pub use row::{
-    Draw, Fill, Formula, Linear, ListForm, Memory, Parameter, Random, Rewrite, Role, Row, Rule, Sizes,
-    Strides, Work,
+    Draw, Fill, Formula, Groups, Linear, ListForm, Memory, Parameter, Random, Rewrite, Role, Row, Rule,
+    Sizes, Strides, Work,
 };
 pub use strategies::{is_norm, replicated, seeded, strategies};
 pub use strategy::{Realise, Seed, Slot, Strategy};

@@ -66,8 +66,19 @@ pub struct Row {
     pub with_tensor: Option<(&'static str, &'static [i64])>,
     /// What each element of its result is, so that it can be part of a kernel.
     pub formula: Option<Formula>,
+    /// How it divides a dimension into groups, if it does.
+    pub groups: Option<Groups>,
     /// Whether its kernel computes on an empty shard what it should: an empty part of the result, or 0 of a sum.
     pub may_be_empty: bool,
+}
+
+/// How an operation divides a dimension into groups.
+#[derive(Clone, Copy)]
+pub struct Groups {
+    /// The argument that says where each group ends.
+    pub offsets: usize,
+    /// How the operation runs where each rank has some groups.
+    pub strategy: fn(&Call<'_>) -> Option<Strategy>,
 }
 
 /// What each element of a result is.
@@ -341,6 +352,7 @@ impl Row {
             scaled: None,
             with_tensor: None,
             formula: None,
+            groups: None,
             may_be_empty: true,
         }
     }
@@ -510,6 +522,16 @@ impl Row {
     /// The same for what PyTorch takes longer for than memory does.
     pub(crate) const fn computes_slowly(mut self, text: &'static str) -> Self {
         self.formula = Some(Formula { text, slow: true });
+        self
+    }
+
+    /// It divides a dimension into groups.
+    pub(crate) const fn groups(
+        mut self,
+        offsets: usize,
+        strategy: fn(&Call<'_>) -> Option<Strategy>,
+    ) -> Self {
+        self.groups = Some(Groups { offsets, strategy });
         self
     }
 

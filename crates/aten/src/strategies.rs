@@ -45,13 +45,13 @@ pub fn strategies(row: &Row, call: &Call<'_>, seeds: &[Seed], ranks: u32) -> Vec
 
 /// Whether every sharded dimension is there and can be sharded, and no rank is left without an element where that is wrong: a rule takes the
 /// shapes of a call for those that the operation makes, which a graph need not have that was not captured.
-fn suits(row: &Row, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> bool {
+pub fn suits(row: &Row, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> bool {
     let may_be_empty = row.may_be_empty && strategy.realise.may_be_empty();
     let suits = |shape: &[i64], placement: &Placement| match placement {
         Placement::Shard { .. } => {
             placement.chunks(shape, ranks).is_some_and(|(_, chunks)| may_be_empty || !chunks.leaves_empty())
         }
-        Placement::Replicate | Placement::Partial(_) => true,
+        Placement::Replicate | Placement::Partial(_) | Placement::Groups { .. } => true,
     };
     let operands = strategy.operands.iter().enumerate();
     let mut operands = operands.map(|(operand, placement)| suits(&call.operand(operand).shape, placement));

@@ -38,6 +38,14 @@ pub enum Realise {
     EmbeddingRows,
     /// The gradient of the rows that a rank holds.
     EmbeddingRowsBackward,
+    /// A product of groups of which each rank has some: with the offsets of these.
+    OwnGroups,
+    /// A product of groups on the elements that a rank has, parts of groups perhaps: with the offsets within these.
+    PartsOfGroups,
+    /// A look-up by numbers along a sharded dimension: rows of other ranks are zero.
+    IndexRows,
+    /// Rows written or added at numbers along a sharded dimension: each rank does so to its own.
+    IndexPutRows,
 }
 
 impl Realise {
@@ -51,14 +59,18 @@ impl Realise {
             | Self::NllPick
             | Self::NllPickBackward
             | Self::EmbeddingRows
-            | Self::EmbeddingRowsBackward => 0,
+            | Self::EmbeddingRowsBackward
+            | Self::OwnGroups
+            | Self::PartsOfGroups
+            | Self::IndexRows
+            | Self::IndexPutRows => 0,
         }
     }
 
     /// Whether it also gives the right result where some rank's shard is empty: there is no largest element of nothing, and nothing to look
     /// up in a table without rows.
     pub const fn may_be_empty(self) -> bool {
-        !matches!(self, Self::Softmax | Self::LogSoftmax | Self::EmbeddingRows)
+        !matches!(self, Self::Softmax | Self::LogSoftmax | Self::EmbeddingRows | Self::IndexRows)
     }
 }
 

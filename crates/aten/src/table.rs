@@ -96,7 +96,7 @@ pub static ROWS: &[Row] = &[
     ).workspace(matmul::convolution_backward_workspace).never_empty(),
     // Products of scaled 8-bit numbers, and of groups of matrices
     op("aten::_scaled_mm(self, mat2, scale_a, scale_b, Tensor? bias, Tensor? scale_result, ScalarType? out_dtype, bool use_fast_accum)", Factors(matmul::scaled), No, Flops(matmul::mm_flops)).strides(Strides::RowMajor).never_empty(),
-    op("aten::_grouped_mm(self, mat2, Tensor? offs, Tensor? bias, ScalarType? out_dtype)", Factors(matmul::grouped), No, Flops(matmul::grouped_flops)).strides(Strides::RowMajor).never_empty(),
+    op("aten::_grouped_mm(self, mat2, Tensor? offs, Tensor? bias, ScalarType? out_dtype)", Factors(matmul::grouped), No, Flops(matmul::grouped_flops)).strides(Strides::RowMajor).groups(2, matmul::own_groups).never_empty(),
     // Arithmetic
     each("aten::add.Tensor(self, other, Scalar alpha)", Together(&[0, 1])).in_place().out("aten::add.out").computes("self + alpha * other"),
     each("aten::sub.Tensor(self, other, Scalar alpha)", Together(&[0, 1])).in_place().out("aten::sub.out").computes("self - alpha * other"),
@@ -338,6 +338,7 @@ pub static ROWS: &[Row] = &[
     op("aten::scatter.value(self, int dim, index, Scalar value)", Factors(index::scatter), No, Traffic).in_place(),
     op("aten::scatter_add(self, int dim, index, src)", Factors(index::scatter), No, Traffic).in_place(),
     op("aten::index.Tensor(self, Tensor?[] indices)", Factors(index::index), InEach(&[0]), Traffic),
+    op("aten::index_put(self, Tensor?[] indices, values, bool accumulate)", Seeded(index::index_put), Together(&[0, 2]), Traffic).in_place(),
     op("aten::index_select(self, int dim, index)", Factors(index::index_select), InEach(&[0]), Traffic),
     op("aten::index_add(self, int dim, index, source, Scalar alpha)", Factors(index::index_add), No, Traffic).in_place(),
     // Images and videos
@@ -535,7 +536,6 @@ pub static ROWS: &[Row] = &[
     known("aten::col_indices(self)").memory(Hidden),
     known("aten::select_scatter(self, src, int dim, int index)").strides(Strides::Kept),
     known("aten::diagonal_scatter(self, src, int offset, int dim1, int dim2)").strides(Strides::Kept),
-    known("aten::index_put(self, Tensor?[] indices, values, bool accumulate)").in_place(),
     known("aten::masked_scatter(self, mask, source)").in_place(),
     known("aten::scatter_reduce.two(self, int dim, index, src, str reduce, bool include_self)").in_place(),
     known("aten::scatter.reduce(self, int dim, index, src, str reduce)").in_place(),

@@ -26,6 +26,19 @@ pub fn reshard_time(
         return reshard_price(ty, reshard, axis, company);
     }
     let cluster = machine.cluster;
+    // Rows that are put in another order, and those of others set to 0.
+    let in_order = |passes: u64, reshard| {
+        let rest = reshard_time(machine, ty, reshard, axis, company)?;
+        Some(rest + traffic(cluster, 2 * passes * ty.bytes().0))
+    };
+    match (reshard.from, reshard.to) {
+        (from, to) if from == to => return Some(0),
+        (Placement::Groups { .. }, to) => {
+            return in_order(2, Reshard { from: Placement::Partial(Reduce::Sum), to });
+        }
+        (from, Placement::Groups { .. }) => return in_order(1, Reshard { from, to: Placement::Replicate }),
+        _ => {}
+    }
     let steps = reshard_steps(ty, reshard, axis)?;
     let time = |step: &Collective<'_>| least_time(machine, *step, company);
     let collectives: i64 = steps.iter().map(time).sum();
@@ -34,7 +47,6 @@ pub fn reshard_time(
         return Some(collectives + traffic(cluster, 2 * copied(ty, reshard, axis)));
     }
     let copies = match (reshard.from, reshard.to) {
-        (from, to) if from == to => 0,
         (Placement::Shard { dim: 0, blocks: 1, .. }, Placement::Replicate)
         | (Placement::Replicate, Placement::Shard { dim: 0, blocks: 1, .. })
         | (Placement::Partial(_), Placement::Replicate | Placement::Shard { dim: 0, blocks: 1, .. }) => 0,

@@ -34,6 +34,12 @@ pub enum Placement {
     },
     /// Every rank holds a tensor of the global shape; the value is their reduction.
     Partial(Reduce),
+    /// Dimension `dim` is divided into groups by offsets that are known at run time only, and each rank has some groups. It holds a tensor of
+    /// the global shape, in which the elements of its own groups come first, in order; what is behind them may be anything.
+    Groups {
+        /// The tensor dimension.
+        dim: u8,
+    },
 }
 
 impl Placement {
@@ -136,6 +142,7 @@ impl fmt::Display for Placement {
             Self::Shard { dim, blocks, chunk } => write!(f, "shard({dim}, {blocks}, {chunk})"),
             Self::Partial(Reduce::Sum) => f.write_str("partial(sum)"),
             Self::Partial(Reduce::Norm) => f.write_str("partial(norm)"),
+            Self::Groups { dim } => write!(f, "groups({dim})"),
         }
     }
 }
@@ -147,7 +154,7 @@ impl FromStr for Placement {
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let wrong = || {
             format!(
-                "`{text}` is none of replicate, shard(DIM), shard(DIM, BLOCKS), shard(DIM, BLOCKS, CHUNK), partial(sum|norm)"
+                "`{text}` is none of replicate, shard(DIM), shard(DIM, BLOCKS), shard(DIM, BLOCKS, CHUNK), partial(sum|norm), groups(DIM)"
             )
         };
         let (head, rest) = text.trim().split_once('(').unwrap_or((text.trim(), ")"));
@@ -156,6 +163,7 @@ impl FromStr for Placement {
             ("replicate", "") => Ok(Self::Replicate),
             ("partial", "sum") => Ok(Self::Partial(Reduce::Sum)),
             ("partial", "norm") => Ok(Self::Partial(Reduce::Norm)),
+            ("groups", dim) => Ok(Self::Groups { dim: dim.parse().map_err(|_| wrong())? }),
             ("shard", arguments) => {
                 let (dim, rest) = arguments.split_once(',').unwrap_or((arguments, "1"));
                 let (blocks, chunk) =
@@ -369,9 +377,15 @@ mod tests {
 
     #[test]
     fn placements_round_trip_through_text() {
-        for text in
-            ["replicate", "shard(0)", "shard(2, 3)", "shard(0, 1, 64)", "partial(sum)", "partial(norm)"]
-        {
+        for text in [
+            "replicate",
+            "shard(0)",
+            "shard(2, 3)",
+            "shard(0, 1, 64)",
+            "partial(sum)",
+            "partial(norm)",
+            "groups(1)",
+        ] {
             assert_eq!(text.parse::<Placement>().unwrap().to_string(), text);
         }
         for wrong in [
@@ -380,6 +394,7 @@ mod tests {
             "shard(x)",
             "shard(0, 0)",
             "partial(mean)",
+            "groups",
             "replicate(1)",
             "shard(1",
             "shard(0, 1, 0)",

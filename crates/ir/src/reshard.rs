@@ -25,7 +25,7 @@ pub fn reshard_steps<'a>(
     reshard: Reshard,
     axis: &'a MeshAxis,
 ) -> Option<SmallVec<[Collective<'a>; 1]>> {
-    use Placement::{Partial, Replicate, Shard};
+    use Placement::{Groups, Partial, Replicate, Shard};
     let global = ty.bytes();
     // Uneven shards are padded to the largest.
     let padded = |placement| Bytes(local_bytes(ty, placement, axis.size) * u64::from(axis.size));
@@ -37,6 +37,9 @@ pub fn reshard_steps<'a>(
     };
     match (reshard.from, reshard.to) {
         (from, to) if from == to => none(),
+        // What a rank does not have is 0 of a sum, and what it is to have is found among all.
+        (Groups { .. }, to) => reshard_steps(ty, Reshard { from: Partial(Reduce::Sum), to }, axis),
+        (from, Groups { .. }) => reshard_steps(ty, Reshard { from, to: Replicate }, axis),
         (Replicate, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm))
         | (Shard { blocks: 1, .. }, Partial(Reduce::Sum | Reduce::Norm)) => none(),
         (from @ Shard { dim: a, .. }, to @ Shard { dim: b, .. }) if a != b => {

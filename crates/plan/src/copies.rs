@@ -21,9 +21,11 @@ impl CopySet {
 
 /// Whether `to` follows from `from` without communication.
 pub fn follows(from: Placement, to: Placement) -> bool {
+    use Placement::{Groups, Partial, Replicate, Shard};
     from == to
-        || from == Placement::Replicate
-            && matches!(to, Placement::Shard { .. } | Placement::Partial(Reduce::Sum | Reduce::Norm))
+        || from == Replicate
+            && matches!(to, Shard { .. } | Partial(Reduce::Sum | Reduce::Norm) | Groups { .. })
+        || matches!((from, to), (Groups { .. }, Partial(Reduce::Sum)))
 }
 
 /// The copy sets of a value of type `ty` that comes in one of `sources` and is required in `required`, in a fixed order.
@@ -41,7 +43,9 @@ pub fn copy_sets(
             .iter()
             .copied()
             .chain([Placement::Replicate])
-            .filter(|to| !follows(*source, *to) && !matches!(to, Placement::Partial(_)))
+            .filter(|to| {
+                !follows(*source, *to) && !matches!(to, Placement::Partial(_) | Placement::Groups { .. })
+            })
             .filter(|to| reshard_steps(ty, Reshard { from: *source, to: *to }, axis).is_some())
             .collect();
         let mut distinct: Vec<Placement> = Vec::new();

@@ -38,8 +38,9 @@ pub fn pinned(graph: &Graph, space: &Space, pins: &Pins, mesh: &Mesh) -> Result<
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint(unknown_name_hint(unknown, names())));
         }
         let Some(placement) = placements.get(&space.axis.name) else { continue };
-        if matches!(placement, Placement::Partial(_)) {
-            let message = format!("pin `{pattern}` demands `{placement}`, but inputs are not partial");
+        if matches!(placement, Placement::Partial(_) | Placement::Groups { .. }) {
+            let message =
+                format!("pin `{pattern}` demands `{placement}`, but inputs are not partial, nor in groups");
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint("use `replicate` or `shard(DIM)`"));
         }
         let matching: Vec<InputId> =

@@ -358,6 +358,13 @@ impl<'a> Emitter<'a> {
         self.op(&format!("aten::{name}.Scalar(Tensor self, Scalar other) -> Tensor"), args, ty)
     }
 
+    /// `one` where `mask` is true, else `other`, which has the same type.
+    pub fn chosen(&mut self, mask: ValueId, one: ValueId, other: ValueId) -> ValueId {
+        let ty = filled_type(self.graph.ty(other));
+        let args = vec![Arg::Value(mask), Arg::Value(one), Arg::Value(other)];
+        self.op("aten::where.self(Tensor condition, Tensor self, Tensor other) -> Tensor", args, ty)
+    }
+
     /// The value as another element type.
     pub fn cast(&mut self, value: ValueId, dtype: Dtype) -> ValueId {
         let ty = TensorType { dtype, ..filled_type(self.graph.ty(value)) };

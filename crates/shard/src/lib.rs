@@ -7,6 +7,7 @@
 mod canonical;
 mod emit;
 mod exam;
+mod groups;
 mod layout;
 mod local;
 mod loops;

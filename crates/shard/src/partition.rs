@@ -3,14 +3,15 @@
 use aten::{Call, Strategy};
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
-    GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId, Placement, RankGraph, Reshard, UNEVEN,
-    ValueDef, ValueId, reshard_steps,
+    GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId, Placement, RankGraph, Reduce, Reshard,
+    UNEVEN, ValueDef, ValueId, reshard_steps,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::{
     emit::{Emitter, Origin, Script},
+    groups::{Divided, OwnGroups},
     local::local_type,
     realise::Realised,
     reshard::Resharder,
@@ -92,6 +93,7 @@ fn written(
         held: SecondaryMap::default(),
         wanted_whole: wanted_whole(graph, assignment),
         names: names(graph),
+        divided: if has_groups(assignment) { Divided::new(graph, axis) } else { Divided::default() },
         script,
     };
     state.inputs();
@@ -128,6 +130,11 @@ fn wanted_whole(graph: &Graph, assignment: &Assignment) -> FxHashSet<(ValueId, P
     wanted
 }
 
+fn has_groups(assignment: &Assignment) -> bool {
+    let in_groups = |placement: &Placement| matches!(placement, Placement::Groups { .. });
+    assignment.nodes.values().any(|strategy| strategy.operands.iter().chain(&strategy.results).any(in_groups))
+}
+
 fn names(graph: &Graph) -> FxHashMap<ValueId, &str> {
     graph.inputs.values().map(|input| (input.value, input.name.as_str())).collect()
 }
@@ -140,6 +147,7 @@ struct Partition<'a> {
     held: SecondaryMap<ValueId, SmallVec<[Held; 2]>>,
     wanted_whole: FxHashSet<(ValueId, PartId)>,
     names: FxHashMap<ValueId, &'a str>,
+    divided: Divided,
     script: Script,
 }
 
@@ -185,16 +193,23 @@ impl Partition<'_> {
         if let Some(held) = available.iter().find(|held| held.placement == placement) {
             return Ok(held.local);
         }
-        let ty = self.graph.ty(value);
-        let axis = self.resharder.axis;
-        let cost = |held: &&Held| {
-            let steps = reshard_steps(ty, Reshard { from: held.placement, to: placement }, axis);
-            steps.map_or((usize::MAX, 0), |steps| (steps.len(), steps.iter().map(|step| step.bytes.0).sum()))
+        let source = match placement {
+            Placement::Groups { .. } => self.whole(value, origin)?,
+            _ => self.nearest(value, placement, origin.part)?,
         };
-        let source = *available
-            .iter()
-            .min_by_key(cost)
-            .ok_or_else(|| Diagnostic::bug(format!("no copy of {value}")))?;
+        let source = match (source.placement, placement) {
+            (_, Placement::Groups { .. }) => {
+                return Ok(self.change_groups(value, source, placement, origin)?.local);
+            }
+            (Placement::Groups { .. }, _) => {
+                self.change_groups(value, source, Placement::Partial(Reduce::Sum), origin)?
+            }
+            _ => source,
+        };
+        if source.placement == placement {
+            return Ok(source.local);
+        }
+        let (ty, axis) = (self.graph.ty(value), self.resharder.axis);
         let reshard = Reshard { from: source.placement, to: placement };
         let Some(steps) = reshard_steps(ty, reshard, axis) else {
             if placement == Placement::Replicate || source.placement == Placement::Replicate {
@@ -221,6 +236,46 @@ impl Partition<'_> {
         let local = self.resharder.reshard(&mut emitter, source.local, &ty.shape, reshard);
         self.hold(value, Held { placement, local, part: origin.part });
         Ok(local)
+    }
+
+    /// The copy from which `placement` follows with the fewest collectives.
+    fn nearest(&self, value: ValueId, placement: Placement, part: PartId) -> Result<Held> {
+        let (ty, axis) = (self.graph.ty(value), self.resharder.axis);
+        let cost = |held: &Held| {
+            let steps = reshard_steps(ty, Reshard { from: held.placement, to: placement }, axis);
+            steps.map_or((usize::MAX, 0), |steps| (steps.len(), steps.iter().map(|step| step.bytes.0).sum()))
+        };
+        let nearest = self.available(value, part).into_iter().min_by_key(cost);
+        nearest.ok_or_else(|| Diagnostic::bug(format!("no copy of {value}")))
+    }
+
+    /// The replicated copy of a value.
+    fn whole(&mut self, value: ValueId, origin: Origin) -> Result<Held> {
+        let local = self.require(value, Placement::Replicate, origin)?;
+        Ok(Held { placement: Placement::Replicate, local, part: origin.part })
+    }
+
+    /// A copy of a value that changes into or out of groups without a collective: from replicated into groups, and from groups into a sum.
+    fn change_groups(&mut self, value: ValueId, source: Held, to: Placement, origin: Origin) -> Result<Held> {
+        let reshard = Reshard { from: source.placement, to };
+        let ((Placement::Groups { dim }, _) | (_, Placement::Groups { dim })) = (reshard.from, to) else {
+            return Err(Diagnostic::bug(format!("{value} is to change groups, and has none")));
+        };
+        let division = self.divided.of(value).filter(|division| division.dim == dim);
+        let offsets = division.ok_or_else(|| Diagnostic::bug(format!("{value} is not in groups")))?.offsets;
+        let offsets = self.require(offsets, Placement::Replicate, origin)?;
+        let label = Some(self.label(value, reshard));
+        let Resharder { axis, coordinate, .. } = self.resharder;
+        let script = Some(&mut self.script);
+        let mut out = Emitter { graph: &mut self.out, origin: Origin { label, ..origin }, script };
+        let own = OwnGroups::new(&mut out, offsets, axis.size, *coordinate);
+        let local = match to {
+            Placement::Groups { .. } => own.first_in(&mut out, source.local, usize::from(dim)),
+            _ => own.among_zeros(&mut out, source.local, usize::from(dim)),
+        };
+        let held = Held { placement: to, local, part: origin.part };
+        self.hold(value, held);
+        Ok(held)
     }
 
     /// The copies of a value that may be used in a part of the program.

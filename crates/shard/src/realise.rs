@@ -6,10 +6,14 @@ use smallvec::SmallVec;
 
 use crate::{
     emit::Emitter,
+    groups::{OwnGroups, offsets_within},
     layout::{reshaped, view_strides},
     local::{local_type, same_order},
     reshard::Resharder,
 };
+
+const INDEX_PUT: &str =
+    "aten::index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor";
 
 /// PyTorch's default for a target that does not count; never a class.
 const IGNORED: i64 = -100;
@@ -39,6 +43,9 @@ impl Realised<'_> {
             Realise::NllPickBackward => self.on_own_classes(out, 1, 2, 5),
             Realise::EmbeddingRows => smallvec::smallvec![self.embedding(out)],
             Realise::EmbeddingRowsBackward => smallvec::smallvec![self.embedding_backward(out)],
+            Realise::OwnGroups | Realise::PartsOfGroups => self.on_groups(out),
+            Realise::IndexRows => smallvec::smallvec![self.index(out)],
+            Realise::IndexPutRows => smallvec::smallvec![self.index_put(out)],
         }
     }
 
@@ -333,6 +340,59 @@ impl Realised<'_> {
         let mut args = self.args(&operands);
         args[ignore_arg] = Arg::Int(IGNORED);
         self.push(out, args, &operands)
+    }
+
+    /// A product of groups on those that this rank has, or on its parts of them.
+    fn on_groups(&self, out: &mut Emitter<'_>) -> SmallVec<[ValueId; 2]> {
+        let row = aten::row(self.call.name());
+        let divides =
+            row.and_then(|row| row.groups).and_then(|groups| self.call.operand_of_arg(groups.offsets));
+        let at = divides.expect("this realisation belongs to an operation that divides a dimension");
+        let mut operands = self.operands.clone();
+        operands[at] = if self.strategy.realise == Realise::OwnGroups {
+            OwnGroups::new(out, operands[at], self.ranks(), self.resharder.coordinate).offsets(out)
+        } else {
+            let (first, own) = self.chunks(0).1.part(self.resharder.coordinate);
+            offsets_within(out, operands[at], first, own)
+        };
+        let args = self.args(&operands);
+        self.push(out, args, &operands)
+    }
+
+    /// Numbers of rows, which may count from the end, relative to the first of this rank's own, and a mask of those of other ranks.
+    fn own_rows(&self, out: &mut Emitter<'_>, numbers: ValueId) -> (ValueId, ValueId) {
+        let (_, rows) = self.chunks(0);
+        let from_end = out.compare("lt", numbers, 0);
+        let wrapped = out.shifted(numbers, Arg::Int(rows.block));
+        let numbers = out.chosen(from_end, wrapped, numbers);
+        self.own_numbers(out, numbers, rows, None)
+    }
+
+    /// The rows at those numbers that are this rank's own, zeros for others.
+    fn index(&self, out: &mut Emitter<'_>) -> ValueId {
+        let (shifted, others) = self.own_rows(out, self.operands[1]);
+        let mut operands = self.operands.clone();
+        operands[1] = out.masked_fill(shifted, others, Arg::Int(0));
+        let args = self.args(&operands);
+        let rows = self.push(out, args, &operands)[0];
+        let mut shape = out.graph.ty(others).shape.to_vec();
+        shape.resize(out.graph.ty(rows).rank(), 1);
+        let others = out.in_order(others);
+        let others = out.view(others, &shape);
+        out.masked_fill(rows, others, Arg::Float(0.0))
+    }
+
+    /// What goes to rows of other ranks goes into an additional last row, which is dropped.
+    fn index_put(&self, out: &mut Emitter<'_>) -> ValueId {
+        let own = self.result_shape(0)[0];
+        let (shifted, others) = self.own_rows(out, self.operands[1]);
+        let mut operands = self.operands.clone();
+        operands[0] = out.pad(operands[0], 0, 0, 1);
+        operands[1] = out.masked_fill(shifted, others, Arg::Int(own));
+        let args = self.args(&operands);
+        let ty = out.ty(operands[0]);
+        let rows = out.op(INDEX_PUT, args, ty);
+        out.slice(rows, 0, 0, own)
     }
 
     fn embedding(&self, out: &mut Emitter<'_>) -> ValueId {

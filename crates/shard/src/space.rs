@@ -2,9 +2,11 @@
 
 use aten::{Call, Linear, Row, Seed, Slot, Strategy};
 use base::{PrimaryMap, SecondaryMap, define_id};
-use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, Op, PartKind, Placement, TensorType, ValueId};
+use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, Op, PartKind, Placement, ValueId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+
+use crate::groups::Divided;
 
 define_id!(
     /// A type with the shardings offered for it; values with the same kind are interchangeable for the search.
@@ -53,6 +55,7 @@ pub struct Space {
     /// The kind of each value.
     pub kinds: SecondaryMap<ValueId, KindId>,
     class_of: SecondaryMap<NodeId, ClassId>,
+    divided: Divided,
     /// The shardings that each value may have.
     pub offers: SecondaryMap<ValueId, SmallVec<[Placement; 4]>>,
     /// Operators without a row, which run replicated, with the number of their nodes; in program order.
@@ -67,6 +70,7 @@ impl Space {
             classes: PrimaryMap::new(),
             kinds: SecondaryMap::with_default(KindId(0)),
             class_of: SecondaryMap::with_default(ClassId(0)),
+            divided: Divided::new(graph, axis),
             offers: SecondaryMap::default(),
             without_row: Vec::new(),
         };
@@ -94,22 +98,24 @@ impl Space {
     }
 
     fn tell_kinds(&mut self, graph: &Graph) {
-        let mut known: FxHashMap<(&TensorType, SmallVec<[Placement; 4]>), KindId> = FxHashMap::default();
+        let mut known: FxHashMap<_, KindId> = FxHashMap::default();
         for (value, info) in graph.values.iter() {
             let next = KindId(known.len() as u32);
-            self.kinds[value] = *known.entry((&info.ty, self.offers[value].clone())).or_insert(next);
+            let divided = self.divided.of(value).map(|division| division.dim);
+            self.kinds[value] = *known.entry((&info.ty, self.offers[value].clone(), divided)).or_insert(next);
         }
     }
 
     /// The class of a node: nodes of one class have the same strategies.
-    fn class_key(&self, graph: &Graph, node: NodeId) -> (Vec<u8>, SmallVec<[KindId; 2]>, [bool; 2]) {
+    fn class_key(&self, graph: &Graph, node: NodeId) -> (Vec<u8>, SmallVec<[KindId; 2]>, [bool; 3]) {
         let results = graph.nodes[node].results().map(|value| self.kinds[value]).collect();
         // Whether a partial value may pass a few operators depends on where their operands come from.
         let row = aten::row(graph.op_name(node));
         let looks_back = row.is_some_and(|row| matches!(row.linear, Linear::Norms | Linear::Stacked));
         let of_norms = looks_back && graph.nodes[node].operands().all(|value| aten::is_norm(graph, value));
         let key = graph.nodes[node].key(|value| self.kinds[value].0);
-        (key, results, [of_norms, self.is_after_micro_batches(graph, node)])
+        let flags = [of_norms, self.is_after_micro_batches(graph, node), self.divided.reaches(graph, node)];
+        (key, results, flags)
     }
 
     /// Whether a node is computed when all micro-batches are over: to update a slice of the state after the other saves no memory.
@@ -132,7 +138,9 @@ impl Space {
         let row = aten::row_of(call.op()).filter(|_| !self.is_after_micro_batches(graph, node));
         let Some(row) = row else { return vec![aten::replicated(&call)] };
         let seeds: Vec<Seed> = self.seeds(&call).collect();
-        aten::strategies(row, &call, &seeds, self.axis.size)
+        let mut strategies = aten::strategies(row, &call, &seeds, self.axis.size);
+        strategies.extend(self.divided.strategies(graph, node));
+        strategies
     }
 
     fn seeds<'a>(&'a self, call: &'a Call<'_>) -> impl Iterator<Item = Seed> + 'a {

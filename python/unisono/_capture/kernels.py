@@ -10,25 +10,28 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from unisono._capture import attention, recurrent
+from unisono._capture import attention, products, recurrent
 from unisono._capture.casts import Casts
 from unisono._capture.places import user_line
 from unisono._capture.target import Target
 from unisono.errors import ConfigurationError, UnsupportedError
 
 _IN_PLACE = ("_fused_adamw_.tensor_lr", "_fused_adam_.tensor_lr", "_fused_sgd_.tensor_lr", "_fused_adagrad_.tensor_lr")
-#: Shape functions that PyTorch may lack, and that of LSTM cells, of which PyTorch's fails without biases.
+#: Shape functions that PyTorch may lack, that of LSTM cells, of which PyTorch's fails without biases, and that of products of groups.
 _SHAPES: dict[str, Callable[..., object]] = {
     **dict.fromkeys(_IN_PLACE, lambda *_args, **_kwargs: None),
     "_thnn_fused_lstm_cell": recurrent.lstm_cell_shapes,
     "_thnn_fused_gru_cell": recurrent.gru_cell_shapes,
     "_thnn_fused_gru_cell_backward": recurrent.gru_cell_backward_shapes,
+    "_grouped_mm": products.shapes,
 }
+#: Those of which PyTorch's own knows less than its kernels.
+_WIDER = {"_thnn_fused_lstm_cell", "_grouped_mm"}
 
 
 @functools.cache
 def register() -> torch.library.Library:
-    """Registers shape functions that PyTorch lacks: of the optimizer kernels that take the learning rate as a tensor, and of GRU cells.
+    """Registers shape functions that PyTorch lacks: of optimizer kernels that take the learning rate as a tensor, and of cells.
 
     Once per process, where this PyTorch has none. The result keeps the registration alive.
     """
@@ -36,7 +39,7 @@ def register() -> torch.library.Library:
     for name, shapes in _SHAPES.items():
         exists = torch._C._dispatch_has_kernel(f"aten::{name}")
         is_known = exists and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta")
-        if exists and (name == "_thnn_fused_lstm_cell" or not is_known):
+        if exists and (name in _WIDER or not is_known):
             library.impl(name, shapes, allow_override=True)
     return library
 

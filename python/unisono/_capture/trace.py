@@ -44,6 +44,7 @@ from unisono._capture.optimizer import (
 )
 from unisono._capture.paths import Path, follow, put, shown
 from unisono._capture.places import OriginTracker, is_the_users, place_of, user_line
+from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
 from unisono._capture.readbacks import Expression, Readbacks
 from unisono._capture.record import Recorder, Watch
@@ -352,7 +353,7 @@ class _Run:
         draws = Draws(self.generators)
         dense = DenseGradients(self.optimizers, self.kept.told)
         live, own = LiveScalars(self.comparisons), _Twins(twins, self.kept.marks)
-        modes = functools.partial(_modes, Selections(), dense, live, own)
+        modes = functools.partial(_modes, Selections(), GroupedProducts(), dense, live, own)
         parameters = [
             (item.name, item.tensor, fake) for item, fake in items if item.cls == "parameter" and fake.requires_grad
         ]

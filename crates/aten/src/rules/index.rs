@@ -1,8 +1,8 @@
 //! Look-ups, gathers and scatters.
 
-use ir::Reduce;
+use ir::{Placement, Reduce};
 
-use crate::{Call, FactorKind, Factors, Realise};
+use crate::{Call, FactorKind, Factors, Realise, Seed, Strategy, strategy::Slot};
 
 /// `embedding(weight, indices, ...)`: the dimensions of the indices, the features, and the rows of the table.
 pub fn embedding(call: &Call<'_>) -> Option<Factors> {
@@ -58,7 +58,7 @@ fn all_but_arg_1(call: &Call<'_>) -> Option<Factors> {
     Some(Factors::shared(call, (0..call.operand(0).rank()).filter(|dim| *dim != along)))
 }
 
-/// `index(x, [i])` with one index tensor for the first dimension: the dimensions of the index, and the others of `x`.
+/// `index(x, [i])` with one index tensor for the first dimension: the dimensions of the index, and those of `x`.
 pub fn index(call: &Call<'_>) -> Option<Factors> {
     let ir::Arg::Values(indices) = &call.node.args[1] else { return None };
     if indices.len() != 1 || call.operands.len() != 2 || call.operand(1).dtype == ir::Dtype::Bool {
@@ -75,6 +75,52 @@ pub fn index(call: &Call<'_>) -> Option<Factors> {
         let factor = space.add(call.size(0, dim)?, FactorKind::Parallel);
         space.operand(0, dim, factor)?;
         space.result(0, rank + dim - 1, factor)?;
+    }
+    if call.operand(0).dtype.is_floating() {
+        let rows = call.size(0, 0)?;
+        let rows = space.add_special(rows, FactorKind::Reduce(Reduce::Sum), Realise::IndexRows);
+        space.operand(0, 0, rows)?;
+    }
+    Some(space)
+}
+
+/// `index_put(x, [i], values, accumulate)` with one index tensor for the first dimension. With the numbers of rows that are added sharded, `x`
+/// must be partial too, so that it counts once.
+pub fn index_put(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
+    let space = put_in_rows(call)?;
+    let index = call.operand(1).rank();
+    let of_numbers = matches!(seed.slot, Slot::Operand(1 | 2)) && seed.dim < index;
+    if !of_numbers {
+        return space.seeded(call, seed, ranks);
+    }
+    let (values, sum) = (call.operand(2), Placement::Partial(Reduce::Sum));
+    let adds = call.flag(3) == Some(true) && values.dtype.is_floating();
+    let shard = Placement::Shard { dim: seed.dim as u8, blocks: seed.blocks, chunk: seed.chunk };
+    (adds && values.shape[..index] == call.operand(1).shape[..]).then(|| Strategy {
+        operands: [sum, shard, shard].into_iter().collect(),
+        results: std::iter::once(sum).collect(),
+        realise: Realise::Plain,
+    })
+}
+
+/// The rows of `x`, and its other dimensions, which the values have too.
+fn put_in_rows(call: &Call<'_>) -> Option<Factors> {
+    let ir::Arg::Values(indices) = &call.node.args[1] else { return None };
+    let (x, index, values) = (call.operand(0), call.operand(1), call.arg_type(2)?);
+    let behind = x.rank().checked_sub(1)?;
+    let is_simple = indices.len() == 1 && call.operands.len() == 3 && index.dtype != ir::Dtype::Bool;
+    if !is_simple || values.rank() != index.rank() + behind || values.shape[index.rank()..] != x.shape[1..] {
+        return None;
+    }
+    let mut space = Factors::none(call);
+    let rows = space.add_special(x.shape[0], FactorKind::Parallel, Realise::IndexPutRows);
+    space.operand(0, 0, rows)?;
+    space.result(0, 0, rows)?;
+    for dim in 0..behind {
+        let factor = space.add(x.shape[dim + 1], FactorKind::Parallel);
+        space.operand(0, dim + 1, factor)?;
+        space.operand(2, index.rank() + dim, factor)?;
+        space.result(0, dim + 1, factor)?;
     }
     Some(space)
 }

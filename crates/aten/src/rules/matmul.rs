@@ -52,11 +52,9 @@ pub fn with_bias(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
 /// Elements to which kernels of narrow numbers keep the sizes of their operands aligned.
 const ALIGNED: i64 = 16;
 
-/// A parallel factor along `size` whose shards are aligned.
+/// A factor along `size` whose shards are aligned, those of each block too.
 fn aligned(space: &mut Factors, size: i64, kind: FactorKind) -> Option<usize> {
-    let factor = (size % ALIGNED == 0).then(|| space.add(size / ALIGNED, kind))?;
-    space.factors[factor].blocks = false;
-    Some(factor)
+    (size % ALIGNED == 0).then(|| space.add(size / ALIGNED, kind))
 }
 
 /// `_scaled_mm(a, b, scale_a, scale_b, bias, ..)` with one scale for a whole operand or for each of its rows or columns: rows and columns.
@@ -87,7 +85,8 @@ pub fn scaled(call: &Call<'_>) -> Option<Factors> {
     Some(space)
 }
 
-/// `_grouped_mm(a, b, offsets, bias, ..)`: groups where both have a dimension of them, rows, columns. What offsets divide stays together.
+/// `_grouped_mm(a, b, offsets, bias, ..)`: groups where both have a dimension of them, rows, columns, inner elements, and what
+/// offsets divide, of which each rank then has parts; [`own_groups`] gives each rank whole groups.
 pub fn grouped(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
     let ranks = [call.operand(0).rank(), call.operand(1).rank()];
@@ -115,7 +114,55 @@ pub fn grouped(call: &Call<'_>) -> Option<Factors> {
             space.result(0, last, columns)?;
         }
     }
+    if ranks != [2, 2] {
+        let sum = FactorKind::Reduce(Reduce::Sum);
+        if let Some(inner) = aligned(&mut space, call.size(0, ranks[0] - 1)?, sum) {
+            space.operand(0, ranks[0] - 1, inner)?;
+            space.operand(1, ranks[1] - 2, inner)?;
+        }
+    }
+    if ranks[0] == 2 {
+        divided(call, &mut space)?;
+    }
     Some(space)
+}
+
+/// What offsets divide: rows of `a`, or the inner dimension of two matrices, whose shards stay aligned where they lie along it.
+fn divided(call: &Call<'_>, space: &mut Factors) -> Option<()> {
+    let (a, b) = (call.operand(0), call.operand(1));
+    if b.rank() == 3 {
+        let rows = space.add_special(a.shape[0], FactorKind::Parallel, Realise::PartsOfGroups);
+        space.operand(0, 0, rows)?;
+        return space.result(0, 0, rows);
+    }
+    let unit = if a.strides[1] == 1 || b.strides[0] == 1 { ALIGNED } else { 1 };
+    if a.shape[1] % unit == 0 {
+        let sum = FactorKind::Reduce(Reduce::Sum);
+        let inner = space.add_special(a.shape[1] / unit, sum, Realise::PartsOfGroups);
+        space.operand(0, 1, inner)?;
+        space.operand(1, 0, inner)?;
+    }
+    Some(())
+}
+
+/// `_grouped_mm(a, b, offsets)` where each rank has some groups: of rows of `a` and of their matrices in `b`, or, where offsets divide the inner
+/// dimension, of the matrices that result.
+pub fn own_groups(call: &Call<'_>) -> Option<Strategy> {
+    let ranks = [call.operand(0).rank(), call.operand(1).rank()];
+    if call.operands.len() != 3 || call.operand_of_arg(2) != Some(2) {
+        return None;
+    }
+    let (groups, matrices) = (|dim| Placement::Groups { dim }, Placement::shard(0));
+    let (operands, result) = match ranks {
+        [2, 3] => ([groups(0), matrices, Placement::Replicate], groups(0)),
+        [2, 2] => ([groups(1), groups(0), Placement::Replicate], matrices),
+        _ => return None,
+    };
+    Some(Strategy {
+        operands: operands.into_iter().collect(),
+        results: std::iter::once(result).collect(),
+        realise: Realise::OwnGroups,
+    })
 }
 
 /// Two operations for each row, column and inner element; where offsets divide the inner dimension, each element is in one group.

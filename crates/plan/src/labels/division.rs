@@ -1,6 +1,6 @@
 //! How the computation along an axis is divided.
 
-use aten::{Call, Strategy, Work};
+use aten::{Call, Realise, Strategy, Work};
 use cost::{Machine, operation_time};
 use ir::{Graph, MeshAxis, Placement, ValueId};
 use shard::Assignment;
@@ -143,6 +143,12 @@ struct Reader<'g> {
 impl Reader<'_> {
     /// What a product is divided by.
     fn way(&self, call: &Call<'_>, strategy: &Strategy) -> Way {
+        match strategy.realise {
+            Realise::OwnGroups => return Way::Expert,
+            // Rows of tokens, in whatever order.
+            Realise::PartsOfGroups => return Way::Data,
+            _ => {}
+        }
         let is_sharded = |placement: &Placement| matches!(placement, Placement::Shard { .. });
         let all = || strategy.operands.iter().chain(&strategy.results);
         if !all().any(is_sharded) {

@@ -1,0 +1,168 @@
+"""Experts: products of groups of rows, of which each rank has some."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import random
+import re
+
+import experts_ranks
+import launch
+import msgpack
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import train
+from steps import SCARCE_LINKS
+from test_rules import message, with_gradients
+from uneven_graphs import compare_drawn
+
+import unisono
+from unisono import _native
+
+CASES = [(ranks, f"{model}, {family}") for ranks in (2, 3, 4) for model, family in experts_ranks.cases()]
+DRAWS = 40
+
+
+def routed(x_TD, scores_TE, up_EHD, down_EDH):
+    """A layer of experts as transformers writes it: rows sorted by expert, two products of groups, rows back in their places."""
+    weights_TK, experts_TK = torch.topk(scores_TE.softmax(-1), 2, dim=-1)
+    experts_S, order_S = torch.sort(experts_TK.reshape(-1))
+    offsets_E = torch.histc(experts_S.float(), scores_TE.shape[-1], 0, scores_TE.shape[-1] - 1).cumsum(
+        0, dtype=torch.int32
+    )
+    gate, wide = torch._grouped_mm(x_TD[order_S // 2], up_EHD.transpose(1, 2), offsets_E).chunk(2, -1)
+    made_SD = torch._grouped_mm(F.silu(gate) * wide, down_EDH.transpose(1, 2), offsets_E)
+    made_SD = made_SD * weights_TK.reshape(-1)[order_S].unsqueeze(-1)
+    back_S = torch.empty_like(order_S)
+    back_S[order_S] = torch.arange(len(order_S))
+    return made_SD[back_S].view(*experts_TK.shape, -1).sum(1)
+
+
+def test_a_layer_of_experts_gives_by_any_strategies_what_one_rank_gives():
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    tensors = [torch.randn(24, 16), torch.randn(24, 6), torch.randn(6, 64, 16), torch.randn(6, 16, 32)]
+    both, _ = with_gradients(routed, tensors)
+    bytes_, given = message(both, tensors)
+    graph, expected, in_groups = _native.Graph(bytes_), both(*tensors), 0
+    for draw in range(DRAWS):
+        ranks = rng.choice([2, 3, 4, 6])
+        numbers = [rng.randrange(2**32) for _ in range(97)]
+        names = compare_drawn(
+            f"draw {draw} on {ranks} ranks",
+            graph,
+            given,
+            expected,
+            ranks,
+            numbers,
+            draw % 2 == 1,
+            {"rtol": 1e-4, "atol": 1e-4},
+        )
+        in_groups += "aten::index_select" in names
+    assert in_groups > DRAWS // 2
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """For a number of ranks, what each rank found in each case; the processes start once."""
+    return launch.found_by_ranks("experts_ranks:compare_all", tmp_path_factory.mktemp)
+
+
+@pytest.mark.parametrize(("ranks", "case"), CASES)
+def test_five_steps_are_as_on_one_device(compared, ranks, case):
+    for found in (rank[case] for rank in compared(ranks)):
+        assert "error" not in found, found["error"]
+        assert found["returned"] < 1e-5
+        assert found["state"] < 1e-5, found["worst"]
+        assert found["optimizer"] < 2e-5
+
+
+@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_unmodified_models_have_their_experts_dealt_out(compared, ranks, model):
+    found = compared(ranks)[0][f"{model}, experts cut"]
+    assert f"expert parallel {ranks}" in found["explained"]
+    assert found["plan"]["params.model.layers.0.mlp.experts.down_proj"] == {"a": "shard(0)"}
+
+
+class Layer(torch.nn.Module):
+    """Experts whose products have a width that kernels want left whole."""
+
+    def __init__(self, width=16, inner=24, experts=8):
+        super().__init__()
+        self.router = torch.nn.Linear(width, experts, bias=False)
+        self.up = torch.nn.Parameter(torch.randn(experts, 2 * inner, width) * 0.1)
+        self.down = torch.nn.Parameter(torch.randn(experts, width, inner) * 0.1)
+
+    def forward(self, x_TD):
+        return x_TD + routed(x_TD, self.router(x_TD), self.up, self.down)
+
+
+def layer_step(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x_TD):
+        optimizer.zero_grad()
+        loss = model(x_TD).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, optimizer
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_search_deals_out_experts_where_nothing_else_makes_their_products_smaller(ranks):
+    torch.manual_seed(0)
+    model, batch = Layer(), torch.randn(30, 16)
+    alone = copy.deepcopy(model)
+    step, optimizer = layer_step(model)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(batch,))
+    plan = graph.native.plan(SCARCE_LINKS, msgpack.packb({"mesh": {"a": ranks}, "memory_limit": None}))
+    assert f'label = "expert parallel {ranks}, state sharded"' in plan.text()
+    program = graph.native.program(plan, 0)[0].text()
+    collectives = collections.Counter(re.findall(r" = _c10d_functional::(\w+)\(", program))
+    assert collectives - collections.Counter(wait_tensor=99) == {
+        "all_gather_into_tensor": 2,
+        "all_reduce": 2,
+        "reduce_scatter_tensor": 1,
+    }
+    losses, after = train(graph, plan, {"a": ranks}, [(batch,)] * 5, passes=True)
+    step, _ = layer_step(alone)
+    assert [loss.item() for loss in losses] == pytest.approx([step(batch).item() for _ in range(5)], rel=1e-5)
+    for name, parameter in alone.named_parameters():
+        assert (after[name] - parameter).abs().max() <= 1e-5 * parameter.abs().max(), name
+
+
+@pytest.mark.parametrize(
+    ("mesh", "micro_batches"), [({"a": 2, "b": 2}, 1), ({"a": 2, "b": 3}, 1), ({"a": 4}, 2)], ids=str
+)
+def test_experts_are_dealt_out_beside_other_axes_and_in_micro_batches(mesh, micro_batches):
+    torch.manual_seed(0)
+    model, batch = Layer(), torch.randn(30, 16)
+    alone = copy.deepcopy(model)
+    step, optimizer = layer_step(model)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(batch,))
+    pins = {f"params.{name}": dict.fromkeys(mesh, "shard(0)") for name in ("up", "down")}
+    settings = {"mesh": mesh, "memory_limit": None, "pins": pins, "micro_batches": micro_batches}
+    plan = graph.native.plan(SCARCE_LINKS, msgpack.packb(settings))
+    assert f"expert parallel {mesh['a']}" in plan.text()
+    _, after = train(graph, plan, mesh, [(batch,)] * 3, passes=True)
+    step, _ = layer_step(alone)
+    for _ in range(3):
+        step(batch)
+    for name, parameter in alone.named_parameters():
+        assert (after[name] - parameter).abs().max() <= 1e-5 * parameter.abs().max(), name
+
+
+def test_experts_that_leave_a_rank_without_any_are_not_dealt_out():
+    tensors = [torch.randn(24, 16), torch.randn(24, 5), torch.randn(5, 64, 16), torch.randn(5, 16, 32)]
+    graph = _native.Graph(message(*with_gradients(routed, tensors))[0])
+
+    def in_groups(ranks):
+        questions = msgpack.unpackb(graph.exam(ranks)[1])
+        return any("groups(0)" in question["operands"] for question in questions)
+
+    assert [in_groups(ranks) for ranks in (2, 3, 4, 5)] == [True, True, False, True]
