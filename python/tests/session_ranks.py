@@ -28,6 +28,8 @@ FAMILIES: dict[str, dict[str, str]] = {
     "state cut": {"batch.*": "shard(0)", "params.*": "shard(0)", "optimizer.*": "shard(0)"},
     "tensors cut": {"batch.*": "replicate"},
     "memory limited": {"batch.*": "shard(0)"},
+    "sequence cut": {"batch.*": "shard(1)", "params.*": "replicate"},
+    "frames cut": {"batch.noisy": "shard(2)", "batch.clean": "shard(2)", "params.*": "replicate"},
 }
 
 #: Ends the name of a family whose collectives are exchanges.

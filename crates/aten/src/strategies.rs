@@ -25,6 +25,7 @@ pub fn seeded(row: &Row, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Stra
         Rule::Einsum(text) => crate::einsum::factors(text, call)?.seeded(call, seed, ranks),
         Rule::Registered => crate::einsum::registered(call)?.seeded(call, seed, ranks),
         Rule::Factors(factors) => factors(call)?.seeded(call, seed, ranks),
+        Rule::Either(spaces) => spaces.iter().find_map(|space| space(call)?.seeded(call, seed, ranks)),
         Rule::Seeded(strategy) => strategy(call, seed, ranks),
     };
     found.filter(|strategy| suits(row, call, strategy, ranks))
@@ -46,18 +47,19 @@ pub fn strategies(row: &Row, call: &Call<'_>, seeds: &[Seed], ranks: u32) -> Vec
 /// Whether every sharded dimension is there and can be sharded, and no rank is left without an element where that is wrong: a rule takes the
 /// shapes of a call for those that the operation makes, which a graph need not have that was not captured.
 fn suits(row: &Row, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> bool {
+    let (may_be_uneven, fits) = (!strategy.realise.goes_around(), strategy.realise.fits(ranks));
     let may_be_empty = row.may_be_empty && strategy.realise.may_be_empty();
     let suits = |shape: &[i64], placement: &Placement| match placement {
-        Placement::Shard { .. } => {
-            placement.chunks(shape, ranks).is_some_and(|(_, chunks)| may_be_empty || !chunks.leaves_empty())
-        }
+        Placement::Shard { .. } => placement.chunks(shape, ranks).is_some_and(|(_, chunks)| {
+            (may_be_empty || !chunks.leaves_empty()) && (may_be_uneven || chunks.is_even())
+        }),
         Placement::Replicate | Placement::Partial(_) => true,
     };
     let operands = strategy.operands.iter().enumerate();
     let mut operands = operands.map(|(operand, placement)| suits(&call.operand(operand).shape, placement));
     let results = strategy.results.iter().enumerate();
     let mut results = results.map(|(result, placement)| suits(&call.result(result).shape, placement));
-    operands.all(|suits| suits) && results.all(|suits| suits)
+    fits && operands.all(|suits| suits) && results.all(|suits| suits)
 }
 
 /// The strategies in which a partial value passes through the operation.

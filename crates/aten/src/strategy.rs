@@ -38,7 +38,14 @@ pub enum Realise {
     EmbeddingRows,
     /// The gradient of the rows that a rank holds.
     EmbeddingRowsBackward,
+    /// Attention over a sharded sequence: keys and values go around the ranks.
+    Ring,
+    /// Its backward: keys and values go around, and their gradients with them.
+    RingBackward,
 }
+
+/// Most ranks that keys and values go around: each adds a step of its own to the program.
+const MOST_AROUND: u32 = 16;
 
 impl Realise {
     /// How many small all-reduces it makes inside.
@@ -51,8 +58,20 @@ impl Realise {
             | Self::NllPick
             | Self::NllPickBackward
             | Self::EmbeddingRows
-            | Self::EmbeddingRowsBackward => 0,
+            | Self::EmbeddingRowsBackward
+            | Self::Ring
+            | Self::RingBackward => 0,
         }
+    }
+
+    /// Whether operands go around the ranks, all of which hold equally much.
+    pub const fn goes_around(self) -> bool {
+        matches!(self, Self::Ring | Self::RingBackward)
+    }
+
+    /// Whether it is offered on an axis of so many ranks.
+    pub const fn fits(self, ranks: u32) -> bool {
+        !self.goes_around() || ranks <= MOST_AROUND
     }
 
     /// Whether it also gives the right result where some rank's shard is empty: there is no largest element of nothing, and nothing to look

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::{
     emit::{Emitter, Origin, Script},
     local::local_type,
-    realise::Realised,
+    operation::Realised,
     reshard::Resharder,
 };
 

@@ -132,7 +132,10 @@ impl Space {
         let row = aten::row_of(call.op()).filter(|_| !self.is_after_micro_batches(graph, node));
         let Some(row) = row else { return vec![aten::replicated(&call)] };
         let seeds: Vec<Seed> = self.seeds(&call).collect();
-        aten::strategies(row, &call, &seeds, self.axis.size)
+        let mut strategies = aten::strategies(row, &call, &seeds, self.axis.size);
+        // Micro-batches are one after another on the same rank: nothing goes around.
+        strategies.retain(|one| self.axis.kind != AxisKind::Time || !one.realise.goes_around());
+        strategies
     }
 
     fn seeds<'a>(&'a self, call: &'a Call<'_>) -> impl Iterator<Item = Seed> + 'a {
