@@ -7,7 +7,7 @@ import io
 import json
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,12 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
 
 
 def compare_all() -> None:
-    """Runs all cases and writes for each the largest differences from one device, and the plan, as JSON."""
+    """Compares all cases."""
+    write_compared(cases)
+
+
+def write_compared(cases: Callable[[int], Iterator[tuple[str, str]]]) -> None:
+    """Runs the cases of this number of ranks and writes for each the largest differences from one device, and the plan, as JSON."""
     ranks = int(os.environ["WORLD_SIZE"])
     found: dict[str, Any] = {}
     for model, family in cases(ranks):
