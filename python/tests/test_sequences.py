@@ -109,7 +109,7 @@ def test_a_ring_in_another_precision_is_as_close_to_the_truth_as_one_device(dtyp
     cheap = machine(memory_bandwidth=1e8, flops=1e8, latency_ns=1.0, bandwidth=1e12)
     plan = graph.native.plan(cheap, msgpack.packb({"mesh": {"a": 4}, "pins": pins, "memory_limit": None}))
     graphs = [msgpack.unpackb(graph.native.rank_graph(plan, rank).message())["graph"] for rank in range(4)]
-    assert any("permute" in label or label.startswith("ring ") for label in graphs[0]["labels"])
+    assert any(label.startswith("sequence ") for label in graphs[0]["labels"])
     held = [[tensor.chunk(4, 2)[rank].clone() for tensor in given] for rank in range(4)]
     found = run_ranks(graphs, held)[0][0][0]
     assert torch.isfinite(found).all()
@@ -157,6 +157,25 @@ def test_a_ring_along_one_axis_of_a_mesh_and_heads_along_another_give_what_one_d
     assert "keys and values in a ring" in ways[0], ways
     assert ways[1].startswith("tensor parallel"), ways
     found, after = train(graph, plan, mesh, training.batches, passes=True)
+    assert [one.item() for one in found] == pytest.approx([alone.step(*b).item() for b in alone.batches], rel=1e-5)
+    for name, wanted in alone.model.named_parameters():
+        if name in after:
+            assert (after[name] - wanted.detach()).abs().max() < 1e-5, name
+
+
+def test_on_more_ranks_than_keys_and_values_go_around_queries_are_sharded_and_keys_and_values_gathered():
+    ranks = 18
+    training, alone = (steps.long_llama((3, 3), 2 * ranks, count=1) for _ in range(2))
+    graph = unisono.capture(
+        training.step, model=training.model, optimizer=training.optimizer, example=training.batches[0]
+    )
+    pins = {"batch.*": {"a": "shard(1)"}, "params.*": {"a": "replicate"}}
+    settings = {"mesh": {"a": ranks}, "pins": pins, "memory_limit": None}
+    plan = graph.native.plan(steps.EAGER_TO_CUT, msgpack.packb(settings))
+    labels = msgpack.unpackb(graph.native.rank_graph(plan, 0).message())["graph"]["labels"]
+    assert any("halves of queries" in label for label in labels)
+    assert not any("ring of keys and values" in label for label in labels)
+    found, after = train(graph, plan, {"a": ranks}, training.batches, passes=True)
     assert [one.item() for one in found] == pytest.approx([alone.step(*b).item() for b in alone.batches], rel=1e-5)
     for name, wanted in alone.model.named_parameters():
         if name in after:

@@ -25,7 +25,7 @@ pub fn claims(row: &Row, call: &Call<'_>, ranks: u32) -> Vec<Claim> {
         Rule::Einsum(text) => vec![crate::einsum::factors(text, call)],
         Rule::Registered => vec![crate::einsum::registered(call)],
         Rule::Factors(factors) => vec![factors(call)],
-        Rule::Either(spaces) => spaces.map(|space| space(call)).into(),
+        Rule::Either(spaces) => spaces.iter().map(|space| space(call)).collect(),
     };
     spaces
         .iter()
@@ -80,7 +80,7 @@ fn of_factor(row: &Row, space: &Factors, number: usize, ranks: u32) -> Vec<Claim
     let mut claims = claimed(row, &what, |suits| chunks.as_ref().is_some_and(suits));
     claims.truncate(match factor.realise {
         realise if !realise.fits(ranks) => 0,
-        realise if realise.goes_around() => 1,
+        realise if realise.permutes() => 1,
         realise if realise.may_be_empty() => 3,
         _ => 2,
     });

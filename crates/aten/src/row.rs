@@ -186,8 +186,8 @@ pub enum Rule {
     Registered,
     /// As the iteration space of the call says.
     Factors(fn(&Call<'_>) -> Option<Factors>),
-    /// As one iteration space of the call says, or, for what cannot be sharded in it, another.
-    Either([fn(&Call<'_>) -> Option<Factors>; 2]),
+    /// As any of several iteration spaces of the call says.
+    Either(&'static [fn(&Call<'_>) -> Option<Factors>]),
     /// As a function of the sharding that one operand or result is to have.
     Seeded(fn(&Call<'_>, Seed, u32) -> Option<Strategy>),
 }

@@ -42,6 +42,10 @@ pub enum Realise {
     Ring,
     /// Its backward: keys and values go around, and their gradients with them.
     RingBackward,
+    /// Attention of sharded queries under a causal mask, keys and values whole.
+    CausalQueries,
+    /// Its backward.
+    CausalQueriesBackward,
 }
 
 /// Most ranks that keys and values go around: each adds a step of its own to the program.
@@ -60,11 +64,18 @@ impl Realise {
             | Self::EmbeddingRows
             | Self::EmbeddingRowsBackward
             | Self::Ring
-            | Self::RingBackward => 0,
+            | Self::RingBackward
+            | Self::CausalQueries
+            | Self::CausalQueriesBackward => 0,
         }
     }
 
-    /// Whether operands go around the ranks, all of which hold equally much.
+    /// Whether ranks send each to one other within it, for which all hold equally much.
+    pub const fn permutes(self) -> bool {
+        self.goes_around() || matches!(self, Self::CausalQueries | Self::CausalQueriesBackward)
+    }
+
+    /// Whether operands go around the ranks.
     pub const fn goes_around(self) -> bool {
         matches!(self, Self::Ring | Self::RingBackward)
     }

@@ -31,7 +31,7 @@ pub fn time_around(
     axis: &MeshAxis,
     blocks: i64,
 ) -> i64 {
-    let backward = strategy.realise == Realise::RingBackward;
+    let backward = matches!(strategy.realise, Realise::RingBackward | Realise::CausalQueriesBackward);
     let (held, steps) = (held(call, strategy, axis, backward), u64::from(axis.size.saturating_sub(1)));
     let sent = |bytes: u64| {
         let kind = CollectiveKind::Permute;
@@ -40,6 +40,9 @@ pub fn time_around(
     };
     let around = steps as i64 * sent(held.pair);
     let causal = call.argument("is_causal").and_then(|causal| call.flag(causal)) == Some(true);
+    if !strategy.realise.goes_around() {
+        return blocks + time_of_queries(machine, &held, backward, sent);
+    }
     let (around, halves, summed) = if backward {
         let gradients = steps as i64 * sent(held.pair * held.widened) + sent(held.pair);
         (around + gradients, [3 * held.query, held.pair, held.query, held.pair], held.query + held.pair)
@@ -50,6 +53,15 @@ pub fn time_around(
     let copied = if causal { 2 * halves.iter().sum::<u64>() } else { 2 * held.pair };
     let added = steps * PASSES * summed * held.widened;
     blocks.max(around) + exchanged + traffic(machine.cluster, copied + added)
+}
+
+/// What causal attention of sharded queries takes beside its blocks: the exchange of halves of queries and results, and passes over memory.
+fn time_of_queries(machine: Machine<'_>, held: &Held, backward: bool, sent: impl Fn(u64) -> i64) -> i64 {
+    let there = if backward { 3 } else { 1 };
+    let exchanged = sent(there * held.query / 2) + sent(held.query / 2);
+    // Gradients of whole keys and values are added up of four parts, each with zeros around it.
+    let added = PASSES * held.widened * (held.query + if backward { 4 * held.pair } else { 0 });
+    exchanged + traffic(machine.cluster, 2 * (there + 1) * held.query + added)
 }
 
 fn held(call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis, backward: bool) -> Held {

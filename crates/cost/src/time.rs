@@ -103,7 +103,7 @@ pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy
             computing.max(traffic(cluster, bytes))
         }
     };
-    if strategy.realise.goes_around() {
+    if strategy.realise.permutes() {
         return time_around(machine, call, strategy, axis, time);
     }
     time + inner_collectives(machine, call, strategy, axis)

@@ -24,6 +24,8 @@ impl Realised<'_> {
             Realise::EmbeddingRowsBackward => smallvec::smallvec![self.embedding_backward(out)],
             Realise::Ring => Ring::new(self, out).forward(out),
             Realise::RingBackward => Ring::new(self, out).backward(out),
+            Realise::CausalQueries => Ring::new(self, out).forward_of_queries(out),
+            Realise::CausalQueriesBackward => Ring::new(self, out).backward_of_queries(out),
         }
     }
 

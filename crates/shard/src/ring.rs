@@ -4,14 +4,18 @@
 //! Under a causal mask the last shard of a sequence has the most to compute. So ranks exchange halves of their shards in pairs, the first with
 //! the last: each then holds an early piece of the sequence and the late piece that mirrors it, and works equally much at each step.
 //!
+//! Where keys and values are whole, queries are divided in the same way ([`queries`]).
+//!
 //! What depends on the rank is numbers: which of two pieces is selected, where zeros go, and to whom something is sent.
 
 mod backward;
 mod forward;
 mod order;
+mod queries;
 mod turn;
 
-use ir::{Arg, Dtype, TensorType, UNEVEN, ValueId};
+use aten::Realise;
+use ir::{Arg, Dtype, Placement, TensorType, UNEVEN, ValueId};
 use smallvec::SmallVec;
 
 use crate::{emit::Emitter, local::dense_strides, operation::Realised};
@@ -42,6 +46,11 @@ impl<'a> Ring<'a> {
         Self { realised, operands, causal, order }
     }
 
+    /// Whether it is the backward of attention.
+    fn is_backward(&self) -> bool {
+        matches!(self.realised.strategy.realise, Realise::RingBackward | Realise::CausalQueriesBackward)
+    }
+
     /// The turn of an operand.
     fn of_operand(&self, operand: usize) -> Turn {
         Turn::of(self.realised.call.operand(operand))
@@ -58,29 +67,29 @@ impl<'a> Ring<'a> {
         let mut operands = self.operands.clone();
         operands[..first.len()].copy_from_slice(first);
         let mut args = self.realised.args(&operands);
-        let positions = out.graph.ty(first[0]).shape[2];
-        let changed = [
-            ("is_causal", Arg::Bool(causal)),
-            ("max_q", Arg::Int(positions)),
-            ("max_k", Arg::Int(positions)),
-        ];
+        let [queries, keys] =
+            [0, 1 + usize::from(self.is_backward())].map(|operand| out.graph.ty(first[operand]).shape[2]);
+        let changed =
+            [("is_causal", Arg::Bool(causal)), ("max_q", Arg::Int(queries)), ("max_k", Arg::Int(keys))];
         for (name, arg) in changed {
             if let Some(position) = call.argument(name) {
                 args[position] = arg;
             }
         }
         let types: SmallVec<[TensorType; 3]> =
-            (0..call.results.len()).map(|result| self.block_type(result, positions)).collect();
+            (0..call.results.len()).map(|result| self.block_type(result, [queries, keys])).collect();
         self.realised.push_typed(out, args, &types)
     }
 
-    /// The type of a result of a block of so many positions.
-    fn block_type(&self, result: usize, positions: i64) -> TensorType {
+    /// The type of a result of a block of so many queries and keys.
+    fn block_type(&self, result: usize, [queries, keys]: [i64; 2]) -> TensorType {
         let whole = self.realised.call.result(result);
-        let placement = self.realised.strategy.results[result];
-        let ir::Placement::Shard { dim, .. } = placement else { return whole.clone() };
         let mut shape = whole.shape.clone();
-        shape[usize::from(dim)] = positions;
+        match self.realised.strategy.results[result] {
+            Placement::Replicate => return whole.clone(),
+            _ if self.is_backward() && result > 0 => shape[2] = keys,
+            _ => shape[2] = queries,
+        }
         TensorType { strides: dense_strides(&shape, &whole.strides), shape, ..whole.clone() }
     }
 
@@ -91,7 +100,7 @@ impl<'a> Ring<'a> {
         let module = call.node.module.map_or("", |module| call.graph.modules[module].as_str());
         let (value, axis) = (call.results[0], &self.realised.resharder.axis.name);
         let name = format!("{value} of {} in `{module}`", call.name());
-        let text = format!("ring {name} on {axis}: {what}, step {step}{UNEVEN}");
+        let text = format!("sequence {name} on {axis}: {what}, step {step}{UNEVEN}");
         out.origin.label = Some(out.graph.labels.push(text));
     }
 

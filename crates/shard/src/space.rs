@@ -133,8 +133,8 @@ impl Space {
         let Some(row) = row else { return vec![aten::replicated(&call)] };
         let seeds: Vec<Seed> = self.seeds(&call).collect();
         let mut strategies = aten::strategies(row, &call, &seeds, self.axis.size);
-        // Micro-batches are one after another on the same rank: nothing goes around.
-        strategies.retain(|one| self.axis.kind != AxisKind::Time || !one.realise.goes_around());
+        // Micro-batches are one after another on the same rank: none sends to another.
+        strategies.retain(|one| self.axis.kind != AxisKind::Time || !one.realise.permutes());
         strategies
     }
 

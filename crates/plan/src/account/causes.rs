@@ -6,8 +6,8 @@ use crate::text::patterns::folded;
 
 /// What begins a change of placement in a label.
 const RESHARD: &str = "reshard ";
-/// What begins a step of attention in which keys and values go around the ranks.
-const RING: &str = "ring ";
+/// What begins a step of attention over a sharded sequence.
+const SEQUENCE: &str = "sequence ";
 /// What begins a transfer between pipeline stages.
 const TRANSFER: &str = "transfer ";
 
@@ -44,11 +44,11 @@ fn change(text: &str) -> Option<String> {
         let what = what.split(" of micro-batch ").next().unwrap_or(what);
         return Some(format!("{}: from stage {route}", named(what)));
     }
-    if let Some(sent) = text.strip_prefix(RING) {
+    if let Some(sent) = text.strip_prefix(SEQUENCE) {
         let (what, moved) = sent.rsplit_once(": ")?;
         let (what, _) = what.rsplit_once(" on ")?;
         let moved = moved.split(", step ").next().unwrap_or(moved);
-        return Some(format!("{}: ring of {moved}", named(what)));
+        return Some(format!("{}: {moved}", named(what)));
     }
     let text = text.strip_prefix(RESHARD)?;
     let (what, change) = text.rsplit_once(": ")?;
@@ -83,7 +83,7 @@ mod tests {
             "reshard v7 of _c10d_functional::wait_tensor in `o` on a: shard(1) -> replicate, uneven",
             "reshard v7 of aten::sum in `` on a: partial(sum) -> replicate",
             "transfer v77 of aten::mm of micro-batch 3 from stage 0 to stage 1",
-            "ring v9 of aten::attend in `blocks.3` on a: keys and values, step 2, uneven",
+            "sequence v9 of aten::attend in `blocks.3` on a: ring of keys and values, step 2, uneven",
             "bucket_collectives: 2 all_gather of 8 MiB",
         ];
         let expected = [

@@ -7,10 +7,10 @@ use super::{Ring, Turn, forward::piece, in_type};
 use crate::emit::Emitter;
 
 /// What belongs to queries: gradient of the result, query, result, logarithms.
-type OfQueries = [ValueId; 4];
+pub(super) type OfQueries = [ValueId; 4];
 
 /// Sums so far: the gradient of queries, and those of the keys and values that this rank holds; turned.
-type Sums = [ValueId; 2];
+pub(super) type Sums = [ValueId; 2];
 
 impl Ring<'_> {
     /// The gradients of this rank's queries, keys and values.
@@ -28,11 +28,11 @@ impl Ring<'_> {
         let [gradient, query, key, value, result, logarithms] =
             [0, 1, 2, 3, 4, 5].map(|operand| self.operands[operand]);
         let (of_queries, of_key) = ([gradient, query, result, logarithms], self.of_operand(2));
-        self.label(out, "keys and values", 0);
+        self.label(out, "ring of keys and values", 0);
         let mut pair = of_key.stacked(out, &[key, value]);
         let mut sums = self.gradients(out, of_queries, [key, value], false);
         for step in 1..self.order.ranks {
-            self.label(out, "keys and values", step);
+            self.label(out, "ring of keys and values", step);
             pair = self.passed_on(out, pair);
             let seen = of_key.taken(out, pair);
             let more = self.gradients(out, of_queries, seen, false);
@@ -42,35 +42,23 @@ impl Ring<'_> {
     }
 
     fn causal_backward(&self, out: &mut Emitter<'_>) -> Sums {
-        let (of_query, of_key, of_logarithms) = (self.of_operand(1), self.of_operand(2), self.of_operand(5));
-        let [gradient, query, _, _, result, logarithms] =
-            [0, 1, 2, 3, 4, 5].map(|operand| self.operands[operand]);
-        self.label(out, "halves of shards", 0);
-        let three = of_query.stacked(out, &[gradient, query, result]);
-        let three = self.mirrored(out, three, of_query.positions() + 1);
-        let logarithms = of_logarithms.there(out, logarithms);
-        let logarithms = self.mirrored(out, logarithms, of_logarithms.positions());
+        let of_key = self.of_operand(2);
+        let queries = self.mirrored_queries(out);
         let pair = of_key.stacked(out, &self.operands[2..4]);
         let mut pair = self.mirrored(out, pair, of_key.positions() + 1);
-        let queries = |out: &mut Emitter<'_>, piece: usize| -> OfQueries {
-            let both = out.select(three, 0, piece as i64);
-            let [gradient, query, result] = of_query.taken(out, both);
-            let logarithms = out.select(logarithms, 0, piece as i64);
-            [gradient, query, result, of_logarithms.back(out, logarithms)]
-        };
         let mine = self.order;
-        self.label(out, "keys and values", 0);
-        let [early, late] = [mine.early(), mine.late()].map(|piece| queries(out, piece));
+        self.label(out, "ring of keys and values", 0);
+        let [early, late] = [mine.early(), mine.late()].map(|piece| queries[piece]);
         let mut sums = self.own_gradients(out, [early, late], &of_key, pair);
         for step in 1..mine.ranks {
-            self.label(out, "keys and values", step);
+            self.label(out, "ring of keys and values", step);
             pair = self.passed_on(out, pair);
             let owner = mine.owner(step);
             let seen = piece(out, &of_key, pair, owner.early());
             let first = (self.gradients(out, late, seen, false), mine.late(), owner.early());
             let (own, theirs) = mine.other_pair(owner);
-            let (of_queries, seen) = (queries(out, own), piece(out, &of_key, pair, theirs));
-            let second = (self.gradients(out, of_queries, seen, false), own, theirs);
+            let seen = piece(out, &of_key, pair, theirs);
+            let second = (self.gradients(out, queries[own], seen, false), own, theirs);
             let more = summed(out, &[first, second]);
             sums = self.added(out, sums, more, step);
         }
@@ -80,6 +68,23 @@ impl Ring<'_> {
             self.restored(out, of_query, self.of_result(0).positions()),
             self.restored(out, of_pair, self.of_result(1).positions() + 1),
         ]
+    }
+
+    /// What belongs to this rank's two pieces of queries.
+    pub(super) fn mirrored_queries(&self, out: &mut Emitter<'_>) -> [OfQueries; 2] {
+        let (of_query, of_logarithms) = (self.of_operand(1), self.of_operand(5));
+        let [gradient, query, result, logarithms] = [0, 1, 4, 5].map(|operand| self.operands[operand]);
+        self.label(out, "halves of shards", 0);
+        let three = of_query.stacked(out, &[gradient, query, result]);
+        let three = self.mirrored(out, three, of_query.positions() + 1);
+        let logarithms = of_logarithms.there(out, logarithms);
+        let logarithms = self.mirrored(out, logarithms, of_logarithms.positions());
+        [0, 1].map(|piece| {
+            let both = out.select(three, 0, piece);
+            let [gradient, query, result] = of_query.taken(out, both);
+            let logarithms = out.select(logarithms, 0, piece);
+            [gradient, query, result, of_logarithms.back(out, logarithms)]
+        })
     }
 
     /// What comes of this rank's own pieces: early and late queries with their own keys, and the late ones with the early keys.
@@ -101,7 +106,7 @@ impl Ring<'_> {
     }
 
     /// The gradients of queries, and of keys and values together, that come of a block, in the type in which sums are kept.
-    fn gradients(
+    pub(super) fn gradients(
         &self,
         out: &mut Emitter<'_>,
         [gradient, query, result, logarithms]: OfQueries,
@@ -118,14 +123,14 @@ impl Ring<'_> {
     /// Both sums with what a step adds; that of keys and values goes to the next rank with them first.
     fn added(&self, out: &mut Emitter<'_>, sums: Sums, more: Sums, step: u32) -> Sums {
         let of_query = out.sum("add", sums[0], more[0]);
-        self.label(out, "gradients of keys and values", step);
+        self.label(out, "ring of gradients of keys and values", step);
         let of_pair = self.passed_on(out, sums[1]);
         [of_query, out.sum("add", of_pair, more[1])]
     }
 
     /// The sums in the element types of the gradients; those of keys and values with the rank whose they are, which is the next one.
     fn brought_back(&self, out: &mut Emitter<'_>, [of_query, of_pair]: Sums) -> Sums {
-        self.label(out, "gradients of keys and values", self.order.ranks);
+        self.label(out, "ring of gradients of keys and values", self.order.ranks);
         let of_pair = in_type(out, of_pair, self.realised.call.result(1).dtype);
         let of_pair = self.passed_on(out, of_pair);
         [in_type(out, of_query, self.realised.call.result(0).dtype), of_pair]

@@ -9,10 +9,10 @@ use crate::emit::Emitter;
 /// What has been computed of some queries so far: the result, in the type in which sums are kept, the logarithms of sums, and what else
 /// attention returns.
 #[derive(Clone)]
-struct Found {
-    result: ValueId,
-    logarithms: ValueId,
-    others: SmallVec<[ValueId; 2]>,
+pub(super) struct Found {
+    pub result: ValueId,
+    pub logarithms: ValueId,
+    pub others: SmallVec<[ValueId; 2]>,
 }
 
 impl Ring<'_> {
@@ -27,11 +27,11 @@ impl Ring<'_> {
     fn plain_forward(&self, out: &mut Emitter<'_>) -> Found {
         let [query, key, value] = [0, 1, 2].map(|operand| self.operands[operand]);
         let of_key = self.of_operand(1);
-        self.label(out, "keys and values", 0);
+        self.label(out, "ring of keys and values", 0);
         let mut pair = of_key.stacked(out, &[key, value]);
         let mut found = self.found(out, query, [key, value], false);
         for step in 1..self.order.ranks {
-            self.label(out, "keys and values", step);
+            self.label(out, "ring of keys and values", step);
             pair = self.passed_on(out, pair);
             let seen = of_key.taken(out, pair);
             let more = self.found(out, query, seen, false);
@@ -47,11 +47,11 @@ impl Ring<'_> {
         let query = self.mirrored(out, query, of_query.positions());
         let pair = of_key.stacked(out, &self.operands[1..3]);
         let mut pair = self.mirrored(out, pair, of_key.positions() + 1);
-        self.label(out, "keys and values", 0);
+        self.label(out, "ring of keys and values", 0);
         let queries = of_query.taken(out, query);
         let [mut early, mut late] = self.own(out, queries, &of_key, pair);
         for step in 1..mine.ranks {
-            self.label(out, "keys and values", step);
+            self.label(out, "ring of keys and values", step);
             pair = self.passed_on(out, pair);
             let owner = mine.owner(step);
             let seen = piece(out, &of_key, pair, owner.early());
@@ -79,7 +79,7 @@ impl Ring<'_> {
     }
 
     /// What was found of this rank's shard, of what was found of its early and its late piece.
-    fn in_place(&self, out: &mut Emitter<'_>, early: Found, late: Found) -> Found {
+    pub(super) fn in_place(&self, out: &mut Emitter<'_>, early: Found, late: Found) -> Found {
         let (early, late) = (self.narrowed(out, early), self.narrowed(out, late));
         let result = self.shard_of(out, 0, [early.result, late.result]);
         let logarithms = self.shard_of(out, 1, [early.logarithms, late.logarithms]);
@@ -87,7 +87,7 @@ impl Ring<'_> {
     }
 
     /// This rank's shard of a result, of its early and its late piece.
-    fn shard_of(&self, out: &mut Emitter<'_>, result: usize, pieces: [ValueId; 2]) -> ValueId {
+    pub(super) fn shard_of(&self, out: &mut Emitter<'_>, result: usize, pieces: [ValueId; 2]) -> ValueId {
         let turn = self.of_result(result);
         let both = turn.stacked(out, &pieces);
         // The piece that was kept, and the one that the other rank gave: each is the early one on some ranks.
@@ -98,7 +98,7 @@ impl Ring<'_> {
         turn.back(out, shard)
     }
 
-    fn found(
+    pub(super) fn found(
         &self,
         out: &mut Emitter<'_>,
         query: ValueId,
@@ -125,13 +125,13 @@ pub(super) fn piece(out: &mut Emitter<'_>, of_key: &Turn, pair: ValueId, piece: 
 }
 
 /// What was found, or, where it is not kept, what counts for nothing.
-fn of_some(out: &mut Emitter<'_>, found: &Found, kept: bool) -> Found {
+pub(super) fn of_some(out: &mut Emitter<'_>, found: &Found, kept: bool) -> Found {
     let nothing = Arg::Float(f64::NEG_INFINITY);
     Found { logarithms: out.kept_or(found.logarithms, kept, nothing), ..found.clone() }
 }
 
 /// What comes of the keys of both: the mean of the results, weighted by their sums, and the logarithms of both sums.
-fn merged(out: &mut Emitter<'_>, found: Found, more: &Found) -> Found {
+pub(super) fn merged(out: &mut Emitter<'_>, found: Found, more: &Found) -> Found {
     let ahead = out.sum("sub", more.logarithms, found.logarithms);
     let weight = out.unary("sigmoid", ahead);
     let weight = out.unsqueezed(weight, 3);
