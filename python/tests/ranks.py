@@ -157,8 +157,11 @@ def _collective(name: str, arguments: list[list[Any]]) -> list[torch.Tensor]:
     if name.startswith("reduce_scatter"):
         return list(torch.stack(tensors).sum(0).chunk(count))
     assert name.startswith("all_to_all"), name
-    pieces = [t.chunk(count) for t in tensors]
-    return [torch.cat([pieces[source][rank] for source in range(count)]) for rank in range(count)]
+    pieces = [t.split(sent) for t, (_, _, sent, *_) in zip(tensors, arguments, strict=True)]
+    received = [[pieces[source][rank] for source in range(count)] for rank in range(count)]
+    for parts, (_, sizes, *_) in zip(received, arguments, strict=True):
+        assert [len(part) for part in parts] == sizes, name
+    return [torch.cat(parts) for parts in received]
 
 
 def cut(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ FAMILIES: dict[str, dict[str, str]] = {
     "tensors cut": {"batch.*": "replicate"},
     "memory limited": {"batch.*": "shard(0)"},
     "experts cut": {"params.*experts*": "shard(0)", "optimizer.*experts*": "shard(0)"},
+    "sequence cut": {"batch.*": "shard(1)", "params.*": "replicate"},
+    "frames cut": {"batch.noisy": "shard(2)", "batch.clean": "shard(2)", "params.*": "replicate"},
 }
 
 #: Machines of families that are not planned for one that is eager to cut.
@@ -74,7 +76,12 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
 
 
 def compare_all() -> None:
-    """Runs all cases and writes for each the largest differences from one device, and the plan, as JSON."""
+    """Compares all cases."""
+    write_compared(cases)
+
+
+def write_compared(cases: Callable[[int], Iterator[tuple[str, str]]]) -> None:
+    """Runs the cases of this number of ranks and writes for each the largest differences from one device, and the plan, as JSON."""
     ranks = int(os.environ["WORLD_SIZE"])
     found: dict[str, Any] = {}
     for model, family in cases(ranks):

@@ -113,8 +113,8 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=EPSILON)
 
 
-def _tokens(count: int, batch: int) -> list[tuple[torch.Tensor, ...]]:
-    return [tuple(torch.randint(0, 128, (batch, 16)) for _ in range(2)) for _ in range(count)]
+def _tokens(count: int, batch: int, length: int = 16) -> list[tuple[torch.Tensor, ...]]:
+    return [tuple(torch.randint(0, 128, (batch, length)) for _ in range(2)) for _ in range(count)]
 
 
 def gpt(count: int = 5, batch: int = 4, adamw: bool = False) -> Training:
@@ -231,18 +231,20 @@ def mlp(count: int = 5) -> Training:
     return Training(model, optimizer, step, batches)
 
 
-def llama(count: int = 5, batch: int = 4, adamw: bool = True) -> Training:
-    """transformers' LlamaForCausalLM as it comes, with random weights."""
+def llama(
+    count: int = 5, batch: int = 4, adamw: bool = True, heads: tuple[int, int] = (4, 2), length: int = 16
+) -> Training:
+    """transformers' LlamaForCausalLM as it comes, with random weights; heads of queries, and of keys and values."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=128,
-        hidden_size=64,
+        hidden_size=16 * heads[0],
         intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
     )
     model = LlamaForCausalLM(config).train()
     optimizer = _adamw(model) if adamw else _sgd(model, 0.05)
@@ -254,7 +256,47 @@ def llama(count: int = 5, batch: int = 4, adamw: bool = True) -> Training:
         optimizer.step()
         return loss.detach()
 
-    return Training(model, optimizer, step, _tokens(count, batch))
+    return Training(model, optimizer, step, _tokens(count, batch, length))
+
+
+def long_llama(heads: tuple[int, int] = (4, 2), length: int = 48, count: int = 5) -> Training:
+    """A Llama of one sample, of which ranks can share the sequence."""
+    return llama(count, 1, heads=heads, length=length)
+
+
+def long_llama_of_three_heads() -> Training:
+    """The same with heads that two or four ranks do not divide."""
+    return long_llama((3, 3))
+
+
+def long_llama_of_five_heads() -> Training:
+    """The same with heads that no number of ranks divides, and one of keys and values."""
+    return long_llama((5, 1))
+
+
+def video(heads: int = 3) -> Training:
+    """diffusers' WanTransformer3DModel as it comes on one video of 12 frames."""
+    from diffusers import WanTransformer3DModel
+
+    torch.manual_seed(4)
+    sizes = {"num_attention_heads": heads, "attention_head_dim": 24, "ffn_dim": 64, "num_layers": 2}
+    channels = {"in_channels": 4, "out_channels": 4, "text_dim": 32, "freq_dim": 32, "rope_max_seq_len": 32}
+    model = WanTransformer3DModel(patch_size=(1, 2, 2), cross_attn_norm=True, **sizes, **channels).train()
+    optimizer = _adamw(model)
+
+    def step(noisy: torch.Tensor, time: torch.Tensor, text: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        found = model(hidden_states=noisy, timestep=time, encoder_hidden_states=text).sample
+        loss = F.mse_loss(found, clean)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        noisy, clean = torch.randn(2, 1, 4, 12, 4, 4)
+        return noisy, torch.tensor([300]), torch.randn(1, 8, 32), clean
+
+    return Training(model, optimizer, step, [batch() for _ in range(5)])
 
 
 def odd_gpt(count: int = 5) -> Training:

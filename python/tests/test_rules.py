@@ -31,6 +31,8 @@ from unisono._reference import call, operation
 
 #: A sum of so many roundings; samples are in double precision.
 TOLERANCE = {"rtol": 1e-7, "atol": 1e-8}
+#: The same for operations whose logarithms are in single precision, and so are their samples.
+SINGLE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 #: Numbers of ranks that leave samples with shards of one size, of several, and empty ones.
@@ -212,6 +214,8 @@ def ask(bytes_, tensors, ranks, seen=None, tolerance=TOLERANCE):
             parts(values[v], p, ranks, generator, offsets)
             for v, p in zip(operands(node), question["operands"], strict=True)
         ]
+        floating = {values[v].dtype for v in operands(node) if values[v].is_floating_point()}
+        tolerance = SINGLE if floating == {torch.float32} else TOLERANCE
         graphs = [msgpack.unpackb(g)["graph"] for g in question["graphs"]]
         made = run_ranks(graphs, [[pieces[rank] for pieces in cuts] for rank in range(ranks)], layouts=False)
         for position, (value, placement) in enumerate(zip(results(node), question["results"], strict=True)):
@@ -402,6 +406,26 @@ BACKWARD = {
         lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
         [rand(2, 4, 6, 8), rand(2, 4, 6, 8) + 1, rand(2, 4, 6, 8) - 1, rand(2, 1, 6, 6)],
     ),
+    "attention over a sequence": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        [rand(2, 2, 12, 8), rand(2, 2, 12, 8) + 1, rand(2, 2, 12, 8) - 1],
+    ),
+    "causal attention over a sequence": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.7),
+        [rand(2, 2, 24, 8), rand(2, 2, 24, 8) + 1, rand(2, 2, 24, 8) - 1],
+    ),
+    "causal attention of grouped queries over a sequence": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+        [rand(1, 6, 40, 8), rand(1, 3, 40, 8) + 1, rand(1, 3, 40, 8) - 1],
+    ),
+    "flash attention over a sequence": (
+        lambda q, k, v: torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, scale=0.3)[0],
+        [rand(2, 2, 12, 8).float(), rand(2, 2, 12, 8).float() + 1, rand(2, 2, 12, 8).float() - 1],
+    ),
+    "causal flash attention of grouped queries over a sequence": (
+        lambda q, k, v: torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal=True)[0],
+        [rand(2, 4, 24, 8).float(), rand(2, 2, 24, 8).float() + 1, rand(2, 2, 24, 8).float() - 1],
+    ),
     "flash attention": (
         lambda q, k, v: torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal=True)[0],
         [rand(12, 4, 6, 8), rand(12, 4, 6, 8) + 1, rand(12, 4, 6, 8) - 1],
@@ -501,6 +525,7 @@ FIXED = {
     "expand and mean",
     "group norm",
     "group norm of an odd batch",
+    "causal attention of grouped queries over a sequence",
     "flash attention of grouped queries",
 }
 

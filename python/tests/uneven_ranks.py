@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import torch
-from session_ranks import compare
+from session_ranks import write_compared
 
 
 def cases(ranks: int) -> Iterator[tuple[str, str]]:
@@ -21,11 +15,5 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
 
 
 def compare_all() -> None:
-    """Runs all cases and writes for each the largest differences from one device, and the plan, as JSON."""
-    found: dict[str, Any] = {}
-    for model, family in cases(int(os.environ["WORLD_SIZE"])):
-        try:
-            found[f"{model}, {family}"] = compare(model, family, int(os.environ["WORLD_SIZE"]))
-        except Exception:
-            found[f"{model}, {family}"] = {"error": traceback.format_exc()}
-    Path(f"{torch.distributed.get_rank()}.json").write_text(json.dumps(found))
+    """Compares all cases."""
+    write_compared(cases)

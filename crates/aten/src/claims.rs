@@ -18,16 +18,18 @@ pub struct Claim {
 
 /// The claims of a row about a call on an axis of `ranks`. A rule that is a function of a sharding makes one.
 pub fn claims(row: &Row, call: &Call<'_>, ranks: u32) -> Vec<Claim> {
-    let space = match row.rule {
+    let spaces = match row.rule {
         Rule::Unknown | Rule::Fixed => return Vec::new(),
         Rule::Seeded(_) => return of_sharding(row, call, ranks),
-        Rule::Each => crate::rules::pointwise::broadcast(call),
-        Rule::Einsum(text) => crate::einsum::factors(text, call),
-        Rule::Registered => crate::einsum::registered(call),
-        Rule::Factors(factors) => factors(call),
+        Rule::Each => vec![crate::rules::pointwise::broadcast(call)],
+        Rule::Einsum(text) => vec![crate::einsum::factors(text, call)],
+        Rule::Registered => vec![crate::einsum::registered(call)],
+        Rule::Factors(factors) => vec![factors(call)],
+        Rule::Either(spaces) => spaces.iter().map(|space| space(call)).collect(),
     };
-    space
+    spaces
         .iter()
+        .flatten()
         .flat_map(|space| (0..space.factors.len()).flat_map(|number| of_factor(row, space, number, ranks)))
         .collect()
 }
@@ -76,6 +78,11 @@ fn of_factor(row: &Row, space: &Factors, number: usize, ranks: u32) -> Vec<Claim
     );
     let chunks = Chunks::new(factor.size, 1, 0, ranks);
     let mut claims = claimed(row, &what, |suits| chunks.as_ref().is_some_and(suits));
-    claims.truncate(if factor.realise.may_be_empty() { 3 } else { 2 });
+    claims.truncate(match factor.realise {
+        realise if !realise.fits(ranks) => 0,
+        realise if realise.permutes() => 1,
+        realise if realise.may_be_empty() => 3,
+        _ => 2,
+    });
     claims
 }

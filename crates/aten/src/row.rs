@@ -197,6 +197,8 @@ pub enum Rule {
     Registered,
     /// As the iteration space of the call says.
     Factors(fn(&Call<'_>) -> Option<Factors>),
+    /// As any of several iteration spaces of the call says.
+    Either(&'static [fn(&Call<'_>) -> Option<Factors>]),
     /// As a function of the sharding that one operand or result is to have.
     Seeded(fn(&Call<'_>, Seed, u32) -> Option<Strategy>),
 }

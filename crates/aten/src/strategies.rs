@@ -25,17 +25,35 @@ pub fn seeded(row: &Row, call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Stra
         Rule::Einsum(text) => crate::einsum::factors(text, call)?.seeded(call, seed, ranks),
         Rule::Registered => crate::einsum::registered(call)?.seeded(call, seed, ranks),
         Rule::Factors(factors) => factors(call)?.seeded(call, seed, ranks),
+        Rule::Either(_) => return either(row, call, seed, ranks).next(),
         Rule::Seeded(strategy) => strategy(call, seed, ranks),
     };
     found.filter(|strategy| suits(row, call, strategy, ranks))
+}
+
+/// The strategies that follow from `seed` in one of several iteration spaces each.
+fn either<'a>(
+    row: &'a Row,
+    call: &'a Call<'_>,
+    seed: Seed,
+    ranks: u32,
+) -> impl Iterator<Item = Strategy> + 'a {
+    let spaces = if let Rule::Either(spaces) = row.rule { spaces } else { &[] };
+    let found = spaces.iter().filter_map(move |space| space(call)?.seeded(call, seed, ranks));
+    found.filter(move |strategy| suits(row, call, strategy, ranks))
 }
 
 /// All strategies of an operation along an axis of `ranks`: replicated, those that follow from `seeds`, and those in which a partial
 /// value passes through. No strategy comes twice.
 pub fn strategies(row: &Row, call: &Call<'_>, seeds: &[Seed], ranks: u32) -> Vec<Strategy> {
     let mut all = vec![replicated(call)];
-    let from_seeds = seeds.iter().filter_map(|seed| seeded(row, call, *seed, ranks));
-    for strategy in from_seeds.chain(passing(row, call)) {
+    let from_seed = |seed: &Seed| -> SmallVec<[Strategy; 2]> {
+        match row.rule {
+            Rule::Either(_) => either(row, call, *seed, ranks).collect(),
+            _ => seeded(row, call, *seed, ranks).into_iter().collect(),
+        }
+    };
+    for strategy in seeds.iter().flat_map(from_seed).chain(passing(row, call)) {
         if !all.contains(&strategy) {
             all.push(strategy);
         }
@@ -46,18 +64,19 @@ pub fn strategies(row: &Row, call: &Call<'_>, seeds: &[Seed], ranks: u32) -> Vec
 /// Whether every sharded dimension is there and can be sharded, and no rank is left without an element where that is wrong: a rule takes the
 /// shapes of a call for those that the operation makes, which a graph need not have that was not captured.
 pub fn suits(row: &Row, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> bool {
+    let (may_be_uneven, fits) = (!strategy.realise.permutes(), strategy.realise.fits(ranks));
     let may_be_empty = row.may_be_empty && strategy.realise.may_be_empty();
     let suits = |shape: &[i64], placement: &Placement| match placement {
-        Placement::Shard { .. } => {
-            placement.chunks(shape, ranks).is_some_and(|(_, chunks)| may_be_empty || !chunks.leaves_empty())
-        }
+        Placement::Shard { .. } => placement.chunks(shape, ranks).is_some_and(|(_, chunks)| {
+            (may_be_empty || !chunks.leaves_empty()) && (may_be_uneven || chunks.is_even())
+        }),
         Placement::Replicate | Placement::Partial(_) | Placement::Groups { .. } => true,
     };
     let operands = strategy.operands.iter().enumerate();
     let mut operands = operands.map(|(operand, placement)| suits(&call.operand(operand).shape, placement));
     let results = strategy.results.iter().enumerate();
     let mut results = results.map(|(result, placement)| suits(&call.result(result).shape, placement));
-    operands.all(|suits| suits) && results.all(|suits| suits)
+    fits && operands.all(|suits| suits) && results.all(|suits| suits)
 }
 
 /// The strategies in which a partial value passes through the operation.

@@ -46,7 +46,18 @@ pub enum Realise {
     IndexRows,
     /// Rows written or added at numbers along a sharded dimension: each rank does so to its own.
     IndexPutRows,
+    /// Attention over a sharded sequence: keys and values go around the ranks.
+    Ring,
+    /// Its backward: keys and values go around, and their gradients with them.
+    RingBackward,
+    /// Attention of sharded queries under a causal mask, keys and values whole.
+    CausalQueries,
+    /// Its backward.
+    CausalQueriesBackward,
 }
+
+/// Most ranks that keys and values go around: each adds a step of its own to the program.
+const MOST_AROUND: u32 = 16;
 
 impl Realise {
     /// How many small all-reduces it makes inside.
@@ -63,8 +74,27 @@ impl Realise {
             | Self::OwnGroups
             | Self::PartsOfGroups
             | Self::IndexRows
-            | Self::IndexPutRows => 0,
+            | Self::IndexPutRows
+            | Self::Ring
+            | Self::RingBackward
+            | Self::CausalQueries
+            | Self::CausalQueriesBackward => 0,
         }
+    }
+
+    /// Whether ranks send each to one other within it, for which all hold equally much.
+    pub const fn permutes(self) -> bool {
+        self.goes_around() || matches!(self, Self::CausalQueries | Self::CausalQueriesBackward)
+    }
+
+    /// Whether operands go around the ranks.
+    pub const fn goes_around(self) -> bool {
+        matches!(self, Self::Ring | Self::RingBackward)
+    }
+
+    /// Whether it is offered on an axis of so many ranks.
+    pub const fn fits(self, ranks: u32) -> bool {
+        !self.goes_around() || ranks <= MOST_AROUND
     }
 
     /// Whether it also gives the right result where some rank's shard is empty: there is no largest element of nothing, and nothing to look

@@ -15,11 +15,11 @@ use crate::{
     Rewrite,
     Role::{self, Each, Neutral, Shared, Static},
     Row,
-    Rule::{self, Einsum, Factors, Fixed, Seeded},
+    Rule::{self, Einsum, Either, Factors, Fixed, Seeded},
     Sizes, Strides,
     Work::{self, Flops, Nothing, Traffic, View},
     rules::{
-        attention, collective, index, join, matmul, normalise, optimizer, pointwise, recurrent, reduce,
+        attention, collective, index, join, matmul, normalise, optimizer, pointwise, recurrent, reduce, ring,
         spatial, views,
     },
 };
@@ -389,25 +389,25 @@ pub static ROWS: &[Row] = &[
     // Attention
     op(
         "aten::_scaled_dot_product_flash_attention_for_cpu(query, key, value, float dropout_p, bool is_causal, Tensor? attn_mask, float? scale) -> (Tensor, Tensor)",
-        Factors(attention::forward),
+        Either(&[attention::forward, ring::forward, ring::forward_of_queries]),
         No,
         Flops(attention::forward_flops),
     ).random(Unless0(3)).never_empty(),
     op(
         "aten::_scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, float dropout_p, bool is_causal, Tensor? attn_mask, float? scale) -> (Tensor, Tensor, Tensor)",
-        Factors(attention::backward),
+        Either(&[attention::backward, ring::backward, ring::backward_of_queries]),
         InEach(&[0]),
         Flops(attention::backward_flops),
     ).random(Unless0(6)).never_empty(),
     op(
         "aten::_scaled_dot_product_flash_attention(query, key, value, float dropout_p, bool is_causal, bool return_debug_mask, float? scale) -> (Tensor, Tensor, Tensor, Tensor, int, int, Tensor, Tensor, Tensor)",
-        Factors(attention::flash),
+        Either(&[attention::flash, ring::forward, ring::forward_of_queries]),
         No,
         Flops(attention::forward_flops),
     ).random(Unless0(3)).never_empty(),
     op(
         "aten::_scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, logsumexp, Tensor? cum_seq_q, Tensor? cum_seq_k, int max_q, int max_k, float dropout_p, bool is_causal, philox_seed, philox_offset, float? scale) -> (Tensor, Tensor, Tensor)",
-        Factors(attention::flash_backward),
+        Either(&[attention::flash_backward, ring::backward, ring::backward_of_queries]),
         InEach(&[0]),
         Flops(attention::backward_flops),
     ).never_empty(),

@@ -35,6 +35,7 @@ fn measured_time(links: &Links, collective: Collective<'_>, ranks: u32) -> i64 {
         CollectiveKind::Broadcast => (links.all_gather, bytes),
         CollectiveKind::ReduceScatter => (links.reduce_scatter, bytes * share),
         CollectiveKind::AllToAll => (links.all_to_all, bytes * share),
+        CollectiveKind::Permute => (links.all_to_all, bytes),
     };
     on_link(link, sent)
 }
@@ -58,7 +59,7 @@ fn direct_time(machine: Machine<'_>, collective: Collective<'_>) -> Option<i64> 
         }
         CollectiveKind::AllGather => (full, traffic(cluster, 2 * full)),
         CollectiveKind::ReduceScatter => (full, traffic(cluster, full + shard)),
-        CollectiveKind::AllToAll | CollectiveKind::Broadcast => return None,
+        CollectiveKind::AllToAll | CollectiveKind::Permute | CollectiveKind::Broadcast => return None,
     };
     let exchange = Collective { kind: CollectiveKind::AllToAll, bytes: Bytes(sent), ..collective };
     Some(collective_time(machine, exchange) + local)

@@ -4,6 +4,7 @@ mod collectives;
 mod machine;
 mod micro_batches;
 mod network;
+mod ring;
 mod time;
 
 pub use collectives::{Company, collective_time, direct_limit};

@@ -75,6 +75,7 @@ pub fn network_time(network: &Network, group: Group, kind: CollectiveKind, bytes
     let sent = bytes * (n - 1.0) / n;
     match kind {
         CollectiveKind::AllToAll => exchange(network, &levels, group, bytes),
+        CollectiveKind::Permute => pass_on(network, &levels, bytes),
         CollectiveKind::AllGather | CollectiveKind::ReduceScatter => ring(network, &levels, 1.0, sent),
         CollectiveKind::Broadcast => ring(network, &levels, 1.0, bytes),
         CollectiveKind::AllReduce => {
@@ -124,4 +125,14 @@ fn exchange(network: &Network, levels: &[Crossed<'_>], group: Group, bytes: f64)
     let slowest = levels.iter().map(time).fold(0.0, f64::max);
     let hops: f64 = levels.iter().map(|one| one.around() * one.level.small_hop_ns).sum();
     (2.0 * network.start_ns + hops) * NANO + slowest
+}
+
+/// Each rank sends all to one other, over one wire of each level.
+fn pass_on(network: &Network, levels: &[Crossed<'_>], bytes: f64) -> f64 {
+    let wire = |one: &Crossed<'_>| {
+        one.level.peer_bandwidth.map_or(one.level.bandwidth, |peer| peer.min(one.level.bandwidth))
+    };
+    let slowest = levels.iter().map(wire).fold(f64::INFINITY, f64::min);
+    let hop = levels.iter().map(|one| one.level.small_hop_ns).fold(0.0, f64::max);
+    (network.start_ns + hop) * NANO + bytes / slowest
 }

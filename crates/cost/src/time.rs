@@ -12,6 +12,7 @@ use crate::{
     collectives::{Company, collective_time, least_time},
     machine::{Machine, PICOS, traffic},
     micro_batches::{operation_price, reshard_price},
+    ring::time_around,
 };
 
 /// The time of a change of placement: its collectives, and the copies that put parts in order. `None` where it is impossible.
@@ -114,6 +115,9 @@ pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy
             computing.max(traffic(cluster, bytes))
         }
     };
+    if strategy.realise.permutes() {
+        return time_around(machine, call, strategy, axis, time);
+    }
     time + inner_collectives(machine, call, strategy, axis)
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use base::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{Arg, Graph, Node, NodeId, STAGES};
+use crate::{Arg, Graph, Node, NodeId, STAGES, ValueId};
 
 /// Symbolic names of process groups are this and the name of the mesh axis along which their ranks lie.
 pub const GROUP_PREFIX: &str = "axis:";
@@ -37,6 +37,8 @@ pub enum CollectiveKind {
     ReduceScatter,
     /// Every rank gets a part from each.
     AllToAll,
+    /// Every rank sends all it has to one, and gets what another has.
+    Permute,
     /// Every rank gets what one rank has. Between two pipeline stages, a transfer.
     Broadcast,
 }
@@ -70,15 +72,16 @@ pub struct Collective<'a> {
     pub reduction: Option<Reduction>,
     /// The name of the mesh axis along which its ranks lie.
     pub axis: &'a str,
-    /// The bytes of the full tensor for gathers and reductions, of one rank's tensor for an all-to-all.
+    /// The bytes of the full tensor for gathers and reductions, of one rank's tensor for an all-to-all or a permutation.
     pub bytes: Bytes,
 }
 
 impl CollectiveKind {
+    /// The kinds that have an operator of their own.
     const ALL: [Self; 5] =
         [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::AllToAll, Self::Broadcast];
 
-    /// The schema of its operator.
+    /// The schema of its operator. A permutation is an all-to-all of one part, along a first dimension of size 1.
     pub const fn schema(self) -> &'static str {
         match self {
             Self::AllReduce => {
@@ -90,7 +93,7 @@ impl CollectiveKind {
             Self::ReduceScatter => {
                 "_c10d_functional::reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor"
             }
-            Self::AllToAll => {
+            Self::AllToAll | Self::Permute => {
                 "_c10d_functional::all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, str group_name) -> Tensor"
             }
             Self::Broadcast => "_c10d_functional::broadcast(Tensor input, int src, str group_name) -> Tensor",
@@ -102,7 +105,7 @@ impl CollectiveKind {
         name_of(self.schema())
     }
 
-    /// The kind of collective that an operator starts, if it does.
+    /// The kind of collective that an operator starts, if it does; of an all-to-all that may be a permutation too.
     pub fn of_operator(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.operator() == name)
     }
@@ -114,6 +117,7 @@ impl CollectiveKind {
             Self::AllGather => "all_gather",
             Self::ReduceScatter => "reduce_scatter",
             Self::AllToAll => "all_to_all",
+            Self::Permute => "permute",
             Self::Broadcast => "transfer",
         }
     }
@@ -148,7 +152,11 @@ impl Graph {
     /// The collective that a node starts, if it does.
     pub fn collective(&self, id: NodeId) -> Option<Collective<'_>> {
         let node = &self.nodes[id];
-        let kind = CollectiveKind::of_operator(&self.ops[node.op].name)?;
+        let mut kind = CollectiveKind::of_operator(&self.ops[node.op].name)?;
+        let is_one = |value: ValueId| self.ty(value).shape.first() == Some(&1);
+        if kind == CollectiveKind::AllToAll && node.operands().next().is_some_and(is_one) {
+            kind = CollectiveKind::Permute;
+        }
         let group = self.group_name(id)?;
         let full = match kind {
             CollectiveKind::AllGather => node.results().next(),
@@ -216,5 +224,19 @@ mod tests {
         assert_eq!(found[0], collective(CollectiveKind::AllReduce, Some(Reduction::Max), 16));
         assert_eq!(found[1], collective(CollectiveKind::AllGather, None, 48));
         assert_eq!((found[2], graph.is_wait(graph.order[2])), (None, true));
+    }
+
+    #[test]
+    fn an_all_to_all_of_one_part_is_a_permutation() {
+        let mut graph = Graph::default();
+        for (first, kind) in [(1, CollectiveKind::Permute), (2, CollectiveKind::AllToAll)] {
+            let ty = TensorType::contiguous(Dtype::F32, Dims::from_slice(&[first, 4]));
+            let x = graph.input(InputClass::Batch, "batch.0", ty.clone());
+            let args = [Arg::Value(x), Arg::Ints(vec![first, 0]), Arg::Ints(vec![0, first])];
+            let args = args.into_iter().chain([Arg::Str("axis:a".into())]).collect();
+            graph.push_value(kind.schema(), args, ty);
+            let last = *graph.order.last().expect("a node");
+            assert_eq!(graph.collective(last).map(|one| one.kind), Some(kind));
+        }
     }
 }

@@ -112,7 +112,7 @@ impl<'g> Context<'g> {
     pub fn member(&self, id: NodeId) -> Option<Member> {
         let node = &self.graph.nodes[id];
         let Collective { kind, reduction, .. } = self.graph.collective(id)?;
-        if matches!(kind, CollectiveKind::AllToAll | CollectiveKind::Broadcast) {
+        if matches!(kind, CollectiveKind::AllToAll | CollectiveKind::Permute | CollectiveKind::Broadcast) {
             return None;
         }
         let ([Arg::Value(operand), ..], [Return::Value(started)]) =

@@ -88,7 +88,7 @@ impl Direct {
             CollectiveKind::AllReduce => self.all_reduce,
             CollectiveKind::AllGather => self.all_gather,
             CollectiveKind::ReduceScatter => self.reduce_scatter,
-            CollectiveKind::AllToAll | CollectiveKind::Broadcast => return false,
+            CollectiveKind::AllToAll | CollectiveKind::Permute | CollectiveKind::Broadcast => return false,
         };
         // A sum of integers would be of another type.
         let can_be_summed =

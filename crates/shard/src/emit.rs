@@ -229,6 +229,45 @@ impl<'a> Emitter<'a> {
         )
     }
 
+    /// The value with a dimension of size 1 more, at `dim`.
+    pub fn unsqueezed(&mut self, value: ValueId, dim: usize) -> ValueId {
+        let mut ty = self.ty(value);
+        let stride = ty.shape.get(dim).map_or(1, |size| size * ty.strides[dim]);
+        ty.shape.insert(dim, 1);
+        ty.strides.insert(dim, stride);
+        let args = vec![Arg::Value(value), Arg::Int(dim as i64)];
+        self.op("aten::unsqueeze(Tensor(a) self, int dim) -> Tensor(a)", args, ty)
+    }
+
+    /// Values of one shape one after the other along a new first dimension, in row-major order.
+    pub fn stacked(&mut self, values: &[ValueId]) -> ValueId {
+        let mut shape = self.ty(values[0]).shape;
+        shape.insert(0, values.len() as i64);
+        let ty = self.contiguous(values[0], &shape);
+        let values = values.iter().copied().map(Some).collect();
+        let args = vec![Arg::Values(values), Arg::Int(0)];
+        self.op("aten::stack(Tensor[] tensors, int dim=0) -> Tensor", args, ty)
+    }
+
+    /// Two values of one shape one after the other along a dimension, in row-major order.
+    pub fn joined(&mut self, first: ValueId, second: ValueId, dim: usize) -> ValueId {
+        let (first, second) = (self.in_order(first), self.in_order(second));
+        let mut shape = self.ty(first).shape;
+        shape[dim] *= 2;
+        let ty = self.contiguous(first, &shape);
+        let args = vec![Arg::Values(vec![Some(first), Some(second)]), Arg::Int(dim as i64)];
+        self.op("aten::cat(Tensor[] tensors, int dim=0) -> Tensor", args, ty)
+    }
+
+    /// `start + weight * (end - start)`; the weight is broadcast.
+    pub fn lerp(&mut self, start: ValueId, end: ValueId, weight: ValueId) -> ValueId {
+        let ty = self.graph.ty(start);
+        let strides = filled_strides(&[ty, self.graph.ty(end), self.graph.ty(weight)], &ty.shape);
+        let ty = TensorType { strides, ..ty.clone() };
+        let args = [start, end, weight].map(Arg::Value).to_vec();
+        self.op("aten::lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor", args, ty)
+    }
+
     /// One element of a dimension, which is removed.
     pub fn select(&mut self, value: ValueId, dim: usize, index: i64) -> ValueId {
         let mut ty = self.ty(value);
@@ -238,8 +277,13 @@ impl<'a> Emitter<'a> {
         self.op("aten::select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)", args, ty)
     }
 
-    /// The value where `kept`, else zeros. The nodes are the same either way, so that the graphs of all ranks are alike.
+    /// The value where `kept`, else zeros.
     pub fn kept_or_zeros(&mut self, value: ValueId, kept: bool) -> ValueId {
+        self.kept_or(value, kept, Arg::Int(0))
+    }
+
+    /// The value where `kept`, else `number` everywhere. The nodes are the same either way, so that the graphs of all ranks are alike.
+    pub fn kept_or(&mut self, value: ValueId, kept: bool, number: Arg) -> ValueId {
         let device = self.ty(value).device;
         let mask = TensorType { dtype: Dtype::Bool, shape: Dims::new(), strides: Dims::new(), device };
         let args = vec![
@@ -251,7 +295,7 @@ impl<'a> Emitter<'a> {
             Arg::None,
         ];
         let mask = self.op(FULL, args, mask);
-        self.masked_fill(value, mask, Arg::Int(0))
+        self.masked_fill(value, mask, number)
     }
 
     /// The value with `before` and `after` zeros around it along a dimension.

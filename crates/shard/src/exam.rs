@@ -10,8 +10,8 @@ use crate::{
     canonical::canonical,
     emit::{Emitter, Origin, Script},
     local::local_type,
+    operation::Realised,
     partition::{Assignment, partition},
-    realise::Realised,
     reshard::Resharder,
     space::{Offered, Space},
 };

@@ -89,7 +89,7 @@ pub fn same_order(shape: &[i64], a: &[i64], b: &[i64]) -> bool {
 }
 
 /// Strides without gaps for `shape`, dimensions ordered in memory as `like` orders them.
-fn dense_strides(shape: &[i64], like: &[i64]) -> Dims {
+pub fn dense_strides(shape: &[i64], like: &[i64]) -> Dims {
     let order = memory_order(like);
     let mut strides: Dims = smallvec::smallvec![1; shape.len()];
     let mut step = 1;

@@ -13,7 +13,7 @@ use crate::{
     emit::{Emitter, Origin, Script},
     groups::{Divided, OwnGroups},
     local::local_type,
-    realise::Realised,
+    operation::Realised,
     reshard::Resharder,
 };
 

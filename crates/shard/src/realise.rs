@@ -1,15 +1,15 @@
 //! What an operation becomes on one rank.
 
-use aten::{Call, Realise, Row, Sizes, Strategy, Strides};
-use ir::{Arg, Chunks, Dtype, Placement, Reduction, Return, TensorType, ValueDef, ValueId, local_shape_at};
+use aten::{Realise, Row, Strides};
+use ir::{Arg, Chunks, Dtype, Placement, Reduction, TensorType, ValueId};
 use smallvec::SmallVec;
 
 use crate::{
     emit::Emitter,
     groups::{OwnGroups, offsets_within},
-    layout::{reshaped, view_strides},
-    local::{local_type, same_order},
-    reshard::Resharder,
+    layout::reshaped,
+    operation::Realised,
+    ring::Ring,
 };
 
 const INDEX_PUT: &str =
@@ -17,18 +17,6 @@ const INDEX_PUT: &str =
 
 /// PyTorch's default for a target that does not count; never a class.
 const IGNORED: i64 = -100;
-
-/// One operation with its local operands. The rank's graph begins with the operators of the global one, so that their numbers hold in both.
-pub struct Realised<'a> {
-    /// The operation in the global graph.
-    pub call: &'a Call<'a>,
-    /// How it runs.
-    pub strategy: &'a Strategy,
-    /// Its operands in the rank's graph, in the required placements.
-    pub operands: SmallVec<[ValueId; 4]>,
-    /// The axis.
-    pub resharder: &'a Resharder<'a>,
-}
 
 impl Realised<'_> {
     /// Writes the nodes and returns the local results, in the placements that the strategy provides.
@@ -46,11 +34,11 @@ impl Realised<'_> {
             Realise::OwnGroups | Realise::PartsOfGroups => self.on_groups(out),
             Realise::IndexRows => smallvec::smallvec![self.index(out)],
             Realise::IndexPutRows => smallvec::smallvec![self.index_put(out)],
+            Realise::Ring => Ring::new(self, out).forward(out),
+            Realise::RingBackward => Ring::new(self, out).backward(out),
+            Realise::CausalQueries => Ring::new(self, out).forward_of_queries(out),
+            Realise::CausalQueriesBackward => Ring::new(self, out).backward_of_queries(out),
         }
-    }
-
-    fn ranks(&self) -> u32 {
-        self.resharder.axis.size
     }
 
     /// The same operation on local operands.
@@ -75,137 +63,6 @@ impl Realised<'_> {
         }
         let args = self.args(&operands);
         self.push(out, args, &operands)
-    }
-
-    /// A change of placement may leave the dimensions of an operand in another order in memory than the global tensor has them: puts such
-    /// operands back in that order, so that the strides of results are those of their types.
-    fn lay_out_as_whole(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
-        for (slot, operand) in operands.iter_mut().enumerate() {
-            let global = self.call.operand(slot);
-            let wanted = self.local_type(global, self.strategy.operands[slot]);
-            let actual = out.graph.ty(*operand);
-            let repeated =
-                global.shape.iter().zip(&global.strides).any(|(size, step)| *size > 1 && *step == 0);
-            let is_turned = !same_order(&actual.shape, &actual.strides, &wanted.strides);
-            if !repeated && out.decide(is_turned) {
-                *operand = out.laid_out(*operand, &ir::memory_order(&global.strides));
-            }
-        }
-    }
-
-    /// Puts operands in the order in memory of the first, such as gradient and state in that of the parameter.
-    fn lay_out_like_first(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
-        let first = out.ty(operands[0]);
-        for operand in &mut operands[1..] {
-            let ty = out.graph.ty(*operand);
-            let is_turned = ty.shape == first.shape && ty.strides != first.strides && first.is_contiguous();
-            if out.decide(is_turned) {
-                *operand = out.in_order(*operand);
-            }
-        }
-    }
-
-    fn result_shape(&self, result: usize) -> ir::Dims {
-        self.local_shape(self.call.result(result), self.strategy.results[result])
-    }
-
-    fn local_shape(&self, ty: &TensorType, placement: Placement) -> ir::Dims {
-        local_shape_at(&ty.shape, placement, self.ranks(), self.resharder.coordinate)
-    }
-
-    fn local_type(&self, ty: &TensorType, placement: Placement) -> TensorType {
-        local_type(ty, placement, self.ranks(), self.resharder.coordinate)
-    }
-
-    /// The arguments with local operands and localised sizes.
-    fn args(&self, operands: &[ValueId]) -> Vec<Arg> {
-        let mut args = self.call.node.args.clone();
-        let mut next = operands.iter().copied();
-        for arg in &mut args {
-            arg.map_values(|_| next.next().expect("one local operand for each operand"));
-        }
-        match aten::row(self.call.name()).map_or(Sizes::None, |row| row.sizes) {
-            Sizes::None => {}
-            Sizes::Shape(arg) => args[arg] = Arg::Ints(self.result_shape(0).to_vec()),
-            Sizes::Batch(arg) => {
-                let local = self.local_shape(self.call.operand(0), self.strategy.operands[0]);
-                args[arg] = Arg::Int(local[0]);
-            }
-            Sizes::Splits(lists) => {
-                let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim: 0, .. });
-                let local = self.local_shape(self.call.operand(0), self.strategy.operands[0]);
-                for arg in lists.iter().filter(|_| sharded) {
-                    if let Arg::Ints(sizes) = &mut args[*arg] {
-                        let count = sizes.len() as i64;
-                        sizes.fill(local[0] / count);
-                    }
-                }
-            }
-            Sizes::Pieces { sizes, dim } => {
-                let along = self.call.dim(dim, self.call.operand(0).rank());
-                let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim, .. } if Some(usize::from(dim)) == along);
-                if let (true, Some(along)) = (sharded, along) {
-                    // Pieces of one size, each of which is sharded.
-                    let piece = self.result_shape(0)[along];
-                    match &mut args[sizes] {
-                        Arg::Int(size) => *size = piece,
-                        Arg::Ints(sizes) => sizes.fill(piece),
-                        _ => {}
-                    }
-                }
-            }
-        }
-        args
-    }
-
-    /// Writes the operation itself.
-    fn push(&self, out: &mut Emitter<'_>, args: Vec<Arg>, operands: &[ValueId]) -> SmallVec<[ValueId; 2]> {
-        let id = out.graph.nodes.next_id();
-        let mut results = SmallVec::new();
-        let mut position = 0;
-        let mut local = |value: &ValueId, out: &mut Emitter<'_>| {
-            let ty = self.local_result(position, operands, out);
-            debug_assert_eq!(self.call.results[position], *value);
-            let made = out.graph.values.push(ir::Value { ty, def: ValueDef::Result(id, position as u32) });
-            position += 1;
-            results.push(made);
-            made
-        };
-        let returns = self.call.node.returns.iter().map(|returned| match returned {
-            Return::None => Return::None,
-            Return::Value(value) => Return::Value(local(value, out)),
-            Return::Values(values) => Return::Values(values.iter().map(|value| local(value, out)).collect()),
-        });
-        let returns = returns.collect();
-        let origin = out.origin;
-        out.graph.nodes.push(ir::Node {
-            op: self.call.node.op,
-            args,
-            returns,
-            place: origin.place,
-            module: origin.module,
-            part: origin.part,
-            label: origin.label,
-            stage: origin.stage,
-        });
-        out.graph.order.push(id);
-        results
-    }
-
-    /// The local type of a result: the global type where the operands are as in the global graph; for a view, strides that follow from the
-    /// operand's.
-    fn local_result(&self, result: usize, operands: &[ValueId], out: &Emitter<'_>) -> TensorType {
-        let unchanged = |(slot, value): (usize, &ValueId)| out.graph.ty(*value) == self.call.operand(slot);
-        let is_whole = self.strategy.results[result] == Placement::Replicate;
-        if is_whole && operands.iter().enumerate().all(unchanged) {
-            return self.call.result(result).clone();
-        }
-        let ty = self.local_type(self.call.result(result), self.strategy.results[result]);
-        let operand = operands.first().map(|operand| out.graph.ty(*operand));
-        match operand.and_then(|operand| view_strides(self.call, operand, &ty.shape)) {
-            Some(strides) => TensorType { strides, ..ty },
-            None => ty,
-        }
     }
 
     /// A mean of what this rank has, times the share that this is of all; nothing of nothing is 0, not undefined.

@@ -216,6 +216,16 @@ impl Resharder<'_> {
         collective(out, CollectiveKind::AllToAll, args, ty)
     }
 
+    /// What rank `from` has sent to this one, which sends `value`, in row-major order, to rank `to`.
+    pub fn permute(&self, out: &mut Emitter<'_>, value: ValueId, to: u32, from: u32) -> ValueId {
+        let one = out.unsqueezed(value, 0);
+        let splits = |rank: u32| Arg::Ints((0..self.axis.size).map(|r| i64::from(r == rank)).collect());
+        let args = vec![Arg::Value(one), splits(from), splits(to), Arg::Str(self.group.into())];
+        let ty = out.ty(one);
+        let received = collective(out, CollectiveKind::Permute, args, ty);
+        out.select(received, 0, 0)
+    }
+
     /// The reduction of all, on every rank.
     pub fn all_reduce(&self, out: &mut Emitter<'_>, value: ValueId, reduction: Reduction) -> ValueId {
         let value = out.in_order(value);

@@ -140,6 +140,8 @@ impl Space {
         let seeds: Vec<Seed> = self.seeds(&call).collect();
         let mut strategies = aten::strategies(row, &call, &seeds, self.axis.size);
         strategies.extend(self.divided.strategies(graph, node));
+        // Micro-batches are one after another on the same rank: none sends to another.
+        strategies.retain(|one| self.axis.kind != AxisKind::Time || !one.realise.permutes());
         strategies
     }
 

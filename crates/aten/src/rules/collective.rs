@@ -1,7 +1,7 @@
 //! Collectives along one mesh axis, as operations to be sharded along another: the parts that an outer axis makes of a tensor are blocks
 //! to an inner one.
 
-use ir::{Arg, Placement, TensorType};
+use ir::{Arg, CollectiveKind, Placement, TensorType};
 use smallvec::SmallVec;
 
 use crate::{Call, Realise, Seed, Strategy, strategy::Slot};
@@ -16,8 +16,12 @@ pub fn reduce_scatter(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strateg
     joined(call, seed, ranks, (u32::try_from(call.int(2)?).ok()?, 1))
 }
 
-/// `all_to_all_single(x, sizes, sizes, group)`: dimension 0 is made of as many parts, all equal, on both sides.
+/// `all_to_all_single(x, sizes, sizes, group)`: dimension 0 is made of as many parts, all equal, on both sides; or it is one part that goes to
+/// one rank, and stays whole.
 pub fn all_to_all(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
+    if call.graph.collective(call.id)?.kind == CollectiveKind::Permute {
+        return if seed.dim == 0 { None } else { joined(call, seed, ranks, (1, 1)) };
+    }
     let (received, sent) = (call.ints(1)?, call.ints(2)?);
     let first = received.first()?;
     let equal = received.iter().chain(sent).all(|part| part == first);

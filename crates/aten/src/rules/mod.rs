@@ -12,5 +12,6 @@ pub mod optimizer;
 pub mod pointwise;
 pub mod recurrent;
 pub mod reduce;
+pub mod ring;
 pub mod spatial;
 pub mod views;

@@ -6,6 +6,8 @@ use crate::text::patterns::folded;
 
 /// What begins a change of placement in a label.
 const RESHARD: &str = "reshard ";
+/// What begins a step of attention over a sharded sequence.
+const SEQUENCE: &str = "sequence ";
 /// What begins a transfer between pipeline stages.
 const TRANSFER: &str = "transfer ";
 
@@ -42,6 +44,12 @@ fn change(text: &str) -> Option<String> {
         let what = what.split(" of micro-batch ").next().unwrap_or(what);
         return Some(format!("{}: from stage {route}", named(what)));
     }
+    if let Some(sent) = text.strip_prefix(SEQUENCE) {
+        let (what, moved) = sent.rsplit_once(": ")?;
+        let (what, _) = what.rsplit_once(" on ")?;
+        let moved = moved.split(", step ").next().unwrap_or(moved);
+        return Some(format!("{}: {moved}", named(what)));
+    }
     let text = text.strip_prefix(RESHARD)?;
     let (what, change) = text.rsplit_once(": ")?;
     let (what, _) = what.rsplit_once(" on ")?;
@@ -75,6 +83,7 @@ mod tests {
             "reshard v7 of _c10d_functional::wait_tensor in `o` on a: shard(1) -> replicate, uneven",
             "reshard v7 of aten::sum in `` on a: partial(sum) -> replicate",
             "transfer v77 of aten::mm of micro-batch 3 from stage 0 to stage 1",
+            "sequence v9 of aten::attend in `blocks.3` on a: ring of keys and values, step 2, uneven",
             "bucket_collectives: 2 all_gather of 8 MiB",
         ];
         let expected = [
@@ -83,6 +92,7 @@ mod tests {
             Some("a collective's result in `o`: shard(1) -> replicate"),
             Some("aten::sum: partial(sum) -> replicate"),
             Some("aten::mm: from stage 0 to stage 1"),
+            Some("aten::attend in `blocks.*`: ring of keys and values"),
             None,
         ];
         assert_eq!(texts.map(change), expected.map(|text| text.map(str::to_owned)));

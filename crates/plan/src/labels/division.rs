@@ -62,6 +62,8 @@ struct Sums {
     by_positions: i64,
     /// Of those that each rank does alike.
     alike: i64,
+    /// Of attention in which keys and values go around the ranks.
+    around: i64,
 }
 
 /// How the computation along an axis is divided.
@@ -92,6 +94,7 @@ pub fn divided(
     let between = (sums.by_samples + sums.by_positions + sums.alike).max(1);
     let is_most = |part: i64| part * 100 >= between * MOST;
     let further = match share(Way::Tensor) >= MOST {
+        _ if sums.around > 0 => Some("keys and values in a ring"),
         true if is_most(sums.by_positions) => Some("sequence sharded"),
         true if is_most(sums.by_samples) => Some("samples sharded"),
         _ => None,
@@ -120,7 +123,11 @@ fn sums(
         };
         let time = || operation_time(machine, &call, strategy, axis);
         match row.work {
-            Work::Flops(_) => sums.ways[reader.way(&call, strategy) as usize] += time(),
+            Work::Flops(_) => {
+                let time = time();
+                sums.ways[reader.way(&call, strategy) as usize] += time;
+                sums.around += if strategy.realise.goes_around() { time } else { 0 };
+            }
             Work::Traffic if reader.is_of_activations(&call) => {
                 match (reader.way(&call, strategy), reader.origin(&call, strategy)) {
                     (_, Some(Origin::Samples)) => sums.by_samples += time(),

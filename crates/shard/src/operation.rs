@@ -1,0 +1,182 @@
+//! One operation as a rank has it: local operands, arguments and types.
+
+use aten::{Call, Sizes, Strategy};
+use ir::{Arg, Placement, Return, TensorType, ValueDef, ValueId, local_shape_at};
+use smallvec::SmallVec;
+
+use crate::{
+    emit::Emitter,
+    layout::view_strides,
+    local::{local_type, same_order},
+    reshard::Resharder,
+};
+
+/// One operation with its local operands. The rank's graph begins with the operators of the global one, so that their numbers hold in both.
+pub struct Realised<'a> {
+    /// The operation in the global graph.
+    pub call: &'a Call<'a>,
+    /// How it runs.
+    pub strategy: &'a Strategy,
+    /// Its operands in the rank's graph, in the required placements.
+    pub operands: SmallVec<[ValueId; 4]>,
+    /// The axis.
+    pub resharder: &'a Resharder<'a>,
+}
+
+impl Realised<'_> {
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u32 {
+        self.resharder.axis.size
+    }
+
+    /// A change of placement may leave the dimensions of an operand in another order in memory than the global tensor has them: puts such
+    /// operands back in that order, so that the strides of results are those of their types.
+    pub fn lay_out_as_whole(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
+        for (slot, operand) in operands.iter_mut().enumerate() {
+            let global = self.call.operand(slot);
+            let wanted = self.local_type(global, self.strategy.operands[slot]);
+            let actual = out.graph.ty(*operand);
+            let repeated =
+                global.shape.iter().zip(&global.strides).any(|(size, step)| *size > 1 && *step == 0);
+            let is_turned = !same_order(&actual.shape, &actual.strides, &wanted.strides);
+            if !repeated && out.decide(is_turned) {
+                *operand = out.laid_out(*operand, &ir::memory_order(&global.strides));
+            }
+        }
+    }
+
+    /// Puts operands in the order in memory of the first, such as gradient and state in that of the parameter.
+    pub fn lay_out_like_first(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
+        let first = out.ty(operands[0]);
+        for operand in &mut operands[1..] {
+            let ty = out.graph.ty(*operand);
+            let is_turned = ty.shape == first.shape && ty.strides != first.strides && first.is_contiguous();
+            if out.decide(is_turned) {
+                *operand = out.in_order(*operand);
+            }
+        }
+    }
+
+    /// The local shape of a result.
+    pub fn result_shape(&self, result: usize) -> ir::Dims {
+        self.local_shape(self.call.result(result), self.strategy.results[result])
+    }
+
+    /// This rank's shape of a tensor in a placement.
+    pub fn local_shape(&self, ty: &TensorType, placement: Placement) -> ir::Dims {
+        local_shape_at(&ty.shape, placement, self.ranks(), self.resharder.coordinate)
+    }
+
+    /// This rank's type of a tensor in a placement.
+    pub fn local_type(&self, ty: &TensorType, placement: Placement) -> TensorType {
+        local_type(ty, placement, self.ranks(), self.resharder.coordinate)
+    }
+
+    /// The arguments with local operands and localised sizes.
+    pub fn args(&self, operands: &[ValueId]) -> Vec<Arg> {
+        let mut args = self.call.node.args.clone();
+        let mut next = operands.iter().copied();
+        for arg in &mut args {
+            arg.map_values(|_| next.next().expect("one local operand for each operand"));
+        }
+        match aten::row(self.call.name()).map_or(Sizes::None, |row| row.sizes) {
+            Sizes::None => {}
+            Sizes::Shape(arg) => args[arg] = Arg::Ints(self.result_shape(0).to_vec()),
+            Sizes::Batch(arg) => {
+                let local = self.local_shape(self.call.operand(0), self.strategy.operands[0]);
+                args[arg] = Arg::Int(local[0]);
+            }
+            Sizes::Splits(lists) => {
+                let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim: 0, .. });
+                let local = self.local_shape(self.call.operand(0), self.strategy.operands[0]);
+                for arg in lists.iter().filter(|_| sharded) {
+                    if let Arg::Ints(sizes) = &mut args[*arg] {
+                        let count = sizes.len() as i64;
+                        sizes.fill(local[0] / count);
+                    }
+                }
+            }
+            Sizes::Pieces { sizes, dim } => {
+                let along = self.call.dim(dim, self.call.operand(0).rank());
+                let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim, .. } if Some(usize::from(dim)) == along);
+                if let (true, Some(along)) = (sharded, along) {
+                    // Pieces of one size, each of which is sharded.
+                    let piece = self.result_shape(0)[along];
+                    match &mut args[sizes] {
+                        Arg::Int(size) => *size = piece,
+                        Arg::Ints(sizes) => sizes.fill(piece),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        args
+    }
+
+    /// Writes the operation itself.
+    pub fn push(
+        &self,
+        out: &mut Emitter<'_>,
+        args: Vec<Arg>,
+        operands: &[ValueId],
+    ) -> SmallVec<[ValueId; 2]> {
+        let types: SmallVec<[TensorType; 2]> =
+            (0..self.call.results.len()).map(|result| self.local_result(result, operands, out)).collect();
+        self.push_typed(out, args, &types)
+    }
+
+    /// Writes the operation with results of these types.
+    pub fn push_typed(
+        &self,
+        out: &mut Emitter<'_>,
+        args: Vec<Arg>,
+        types: &[TensorType],
+    ) -> SmallVec<[ValueId; 2]> {
+        let id = out.graph.nodes.next_id();
+        let mut results = SmallVec::new();
+        let mut position = 0;
+        let mut local = |value: &ValueId, out: &mut Emitter<'_>| {
+            let ty = types[position].clone();
+            debug_assert_eq!(self.call.results[position], *value);
+            let made = out.graph.values.push(ir::Value { ty, def: ValueDef::Result(id, position as u32) });
+            position += 1;
+            results.push(made);
+            made
+        };
+        let returns = self.call.node.returns.iter().map(|returned| match returned {
+            Return::None => Return::None,
+            Return::Value(value) => Return::Value(local(value, out)),
+            Return::Values(values) => Return::Values(values.iter().map(|value| local(value, out)).collect()),
+        });
+        let returns = returns.collect();
+        let origin = out.origin;
+        out.graph.nodes.push(ir::Node {
+            op: self.call.node.op,
+            args,
+            returns,
+            place: origin.place,
+            module: origin.module,
+            part: origin.part,
+            label: origin.label,
+            stage: origin.stage,
+        });
+        out.graph.order.push(id);
+        results
+    }
+
+    /// The local type of a result: the global type where the operands are as in the global graph; for a view, strides that follow from the
+    /// operand's.
+    fn local_result(&self, result: usize, operands: &[ValueId], out: &Emitter<'_>) -> TensorType {
+        let unchanged = |(slot, value): (usize, &ValueId)| out.graph.ty(*value) == self.call.operand(slot);
+        let is_whole = self.strategy.results[result] == Placement::Replicate;
+        if is_whole && operands.iter().enumerate().all(unchanged) {
+            return self.call.result(result).clone();
+        }
+        let ty = self.local_type(self.call.result(result), self.strategy.results[result]);
+        let operand = operands.first().map(|operand| out.graph.ty(*operand));
+        match operand.and_then(|operand| view_strides(self.call, operand, &ty.shape)) {
+            Some(strides) => TensorType { strides, ..ty },
+            None => ty,
+        }
+    }
+}
