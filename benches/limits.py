@@ -1,12 +1,14 @@
 """Plans of real models under smaller and smaller memory limits: what a step takes, what runs again, and what the search takes.
 
     python benches/limits.py
+    python benches/limits.py steps [FIRST LAST]    one axis, a limit for each GiB: where a step takes longer than under a lower limit
 
 Models of `published.toml` on `meta`, parameters in f32 and products in bf16, 64 sequences of 4,096 tokens, 64 ranks of `h100:8x8`.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -25,7 +27,22 @@ SEQUENCES, LENGTH = 64, 4096
 CLUSTER = "h100:8x8"
 
 
+def steps(first: int, last: int) -> None:
+    """What a step takes under each limit, and by how much that is more than under a lower one."""
+    models = tomllib.loads(Path(__file__).with_name("published.toml").read_text())["models"]
+    graph = captured(Shape(**models["llama2-7b"]), SEQUENCES, LENGTH)
+    best, worst = float("inf"), 0.0
+    for limit in range(first, last + 1):
+        step = graph.plan(CLUSTER, mesh={"ranks": 64}, memory_limit=f"{limit}GiB", micro_batches=1).figures()["step_ms"]
+        rise = max(0.0, step / best - 1)
+        best, worst = min(best, step), max(worst, rise)
+        print(f"{limit} GiB: {step:.1f} ms{f', {rise:.2%} more than under a lower limit' if rise else ''}", flush=True)
+    print(f"worst rise {worst:.2%}")
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["steps"]:
+        return steps(*(int(limit) for limit in sys.argv[2:4] or ("8", "40")))
     models = tomllib.loads(Path(__file__).with_name("published.toml").read_text())["models"]
     print("| model | mesh | limit | step ms | of it again | exposed | peak GB | micro-batches | CPU s of the search |")
     print("|---|---|---|---|---|---|---|---|---|")

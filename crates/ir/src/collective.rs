@@ -22,6 +22,9 @@ pub fn transfer_stages(group: &str) -> Option<(u32, u32)> {
     Some((from.parse().ok()?, to.parse().ok()?))
 }
 
+/// What the names of all operators of collectives begin with.
+const NAMESPACE: &str = "_c10d_functional::";
+
 /// The schema of the operator that waits for a collective's result.
 pub const WAIT: &str = "_c10d_functional::wait_tensor(Tensor tensor) -> Tensor";
 
@@ -107,6 +110,10 @@ impl CollectiveKind {
 
     /// The kind of collective that an operator starts, if it does; of an all-to-all that may be a permutation too.
     pub fn of_operator(name: &str) -> Option<Self> {
+        // Most operators are none, and every pass asks of every node.
+        if !name.starts_with(NAMESPACE) {
+            return None;
+        }
         Self::ALL.into_iter().find(|kind| kind.operator() == name)
     }
 

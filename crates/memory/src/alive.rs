@@ -2,7 +2,7 @@
 
 use base::Bytes;
 
-use crate::{Buffers, Effect, Lifetimes, Once, Step, Steps, buffers, in_place, once};
+use crate::{Buffers, Effect, Info, Lifetimes, Once, Step, Steps, buffers, in_place, once};
 
 /// What a run of a program holds.
 #[derive(Clone, Debug)]
@@ -93,11 +93,13 @@ fn in_flight(program: &Steps) -> Vec<u64> {
 impl Steps {
     /// The same program with results in `buffers`, which are values behind all others.
     #[must_use]
-    pub fn with_buffers(&self, buffers: &Buffers) -> Self {
+    pub fn with_buffers(self, buffers: &Buffers) -> Self {
+        if buffers.like.is_empty() {
+            return self;
+        }
         let first = self.values.len() as u32;
         let mut now: Vec<u32> = (0..first).collect();
-        let steps = self.steps.iter().zip(&buffers.of).map(|(step, buffer)| {
-            let mut step = step.clone();
+        let steps = self.steps.into_iter().zip(&buffers.of).map(|(mut step, buffer)| {
             step.map(|value| now[value as usize]);
             if let Some(buffer) = buffer {
                 step.makes.iter().for_each(|made| now[*made as usize] = first + buffer);
@@ -108,10 +110,11 @@ impl Steps {
             step
         });
         let steps = steps.collect();
-        let mut values = self.values.clone();
-        values.extend(buffers.like.iter().map(|like| self.values[*like as usize]));
+        let mut values = self.values;
+        let like: Vec<Info> = buffers.like.iter().map(|like| values[*like as usize]).collect();
+        values.extend(like);
         let updates = self.updates.iter().map(|(state, value)| (*state, now[*value as usize])).collect();
-        Self { values, steps, updates, ..self.clone() }
+        Self { values, steps, updates, state: self.state, inputs: self.inputs, returns: self.returns }
     }
 }
 

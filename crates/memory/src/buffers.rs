@@ -25,6 +25,9 @@ pub struct Buffers {
 
 /// The buffers of a program, which take at most `limit`.
 pub fn buffers(program: &Steps, limit: Bytes) -> Buffers {
+    if limit == Bytes(0) {
+        return Buffers { of: vec![None; program.steps.len()], ..Buffers::default() };
+    }
     let mut pool = Pool::new(program, limit);
     for (index, step) in program.steps.iter().enumerate() {
         let buffer = pool.step(index, step);

@@ -3,6 +3,7 @@
 
 use fixedbitset::FixedBitSet;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::{Effect, Lifetimes, Step, Steps};
 
@@ -65,16 +66,21 @@ impl<'a> Decision<'a> {
     }
 
     fn is_free(&self, index: usize, step: &Step) -> bool {
+        if step.effect != Effect::Compute || step.overwrites.is_empty() {
+            return false;
+        }
+        // An operation on lists reads thousands of values: those of one root lie side by side.
+        let mut reads: SmallVec<[(u32, u32); 8]> =
+            step.reads.iter().map(|read| (self.lifetimes.root(*read), *read)).collect();
+        reads.sort_unstable();
         let alone = |value: u32| {
-            let mut others = step.reads.iter().filter(|read| !self.are_apart(value, **read));
-            others.next() == Some(&value) && others.next().is_none()
+            let root = self.lifetimes.root(value);
+            let of_root = reads[reads.partition_point(|(known, _)| *known < root)..].iter();
+            let of_root = of_root.take_while(|(known, _)| *known == root).map(|(_, read)| *read);
+            let mut others = of_root.filter(|read| !self.are_apart(value, *read));
+            others.next() == Some(value) && others.next().is_none()
         };
-        step.effect == Effect::Compute
-            && !step.overwrites.is_empty()
-            && step
-                .overwrites
-                .iter()
-                .all(|(from, to)| alone(*from) && self.may_overwrite(index, step, *from, *to))
+        step.overwrites.iter().all(|(from, to)| alone(*from) && self.may_overwrite(index, step, *from, *to))
     }
 
     /// Whether two values have no memory in common: other roots, or other parts of one.
@@ -157,7 +163,9 @@ impl Steps {
             steps,
             updates: updates.filter(|(state, value)| state != value).collect(),
             returns: self.returns.iter().map(|value| now[*value as usize]).collect(),
-            ..self.clone()
+            values: self.values.clone(),
+            state: self.state.clone(),
+            inputs: self.inputs.clone(),
         }
     }
 }

@@ -29,8 +29,21 @@ pub struct Outcome {
 
 /// Runs `passes` over a verified graph, one after the other, and tells `observe` of each. The result is verified and
 /// [renumbered](Graph::renumbered); in debug builds and tests, so is what each pass leaves, and a fault has the name of its pass.
-pub fn run(passes: &[Box<dyn Pass>], graph: &Graph, mut observe: impl FnMut(&Outcome)) -> Result<Graph> {
-    let mut graph = graph.clone();
+pub fn run(passes: &[Box<dyn Pass>], graph: &Graph, observe: impl FnMut(&Outcome)) -> Result<Graph> {
+    let graph = run_each(passes, graph.clone(), observe)?;
+    if !cfg!(debug_assertions) {
+        verify(&graph).map_err(|fault| blamed("passes break", *fault))?;
+    }
+    Ok(graph.into_renumbered())
+}
+
+/// The same for a search, which asks what a graph takes and keeps none: in release builds nothing is verified, and what is dead stays in the
+/// tables.
+pub fn run_unverified(passes: &[Box<dyn Pass>], graph: &Graph) -> Result<Graph> {
+    run_each(passes, graph.clone(), |_| {})
+}
+
+fn run_each(passes: &[Box<dyn Pass>], mut graph: Graph, mut observe: impl FnMut(&Outcome)) -> Result<Graph> {
     for pass in passes {
         let patch = pass.run(&graph)?;
         let mut outcome = Outcome {
@@ -48,10 +61,7 @@ pub fn run(passes: &[Box<dyn Pass>], graph: &Graph, mut observe: impl FnMut(&Out
         }
         observe(&outcome);
     }
-    if !cfg!(debug_assertions) {
-        verify(&graph).map_err(|fault| blamed("passes break", *fault))?;
-    }
-    Ok(graph.into_renumbered())
+    Ok(graph)
 }
 
 /// The graph after a pass.

@@ -30,7 +30,7 @@ pub use common_subexpressions::CommonSubexpressions;
 pub use dead_code::DeadCode;
 pub use direct_collectives::{Direct, DirectAxes, DirectCollectives, direct_form_of};
 pub use draw_by_counter::{DrawByCounter, KEY, with_key};
-pub use driver::{Outcome, Pass, run};
+pub use driver::{Outcome, Pass, run, run_unverified};
 pub use drop_aliases::DropAliases;
 pub use group_lists::GroupLists;
 pub use ir::Patch;

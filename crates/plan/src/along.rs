@@ -5,18 +5,22 @@ use std::collections::BTreeSet;
 use base::{Code, Diagnostic, Result};
 use ir::{AxisKind, Graph, InputClass, Placement};
 use shard::{Assignment, Space};
-use solve::{Failure, Solver};
+use solve::{Failure, Problem, Solution, Solver};
 
 use crate::{
-    axis::{Along, Model, Tries},
+    axis::{Along, Carried, Model, Tries},
     divides::offered,
     effort::Effort,
     moments::Charges,
     pins::{Demand, Demands, can_be, demand_on_batch, pinned},
+    plan::Prediction,
     prices::Prices,
-    run::{Found, Run},
+    run::{Found, Met, Run},
     tables::Tables,
 };
+
+/// A bound is close where a solution costs at most one part in so many more.
+const CLOSE: i64 = 50;
 
 /// Maximum number of names listed in an error.
 const MOST_NAMES: usize = 6;
@@ -27,7 +31,9 @@ pub fn explored(run: &Run<'_>, graph: &Graph, number: usize) -> Result<Vec<Found
     let Some(axis) = request.mesh.axes.get(number) else {
         // One rank runs the graph as it was captured.
         let alone = request.mesh.is_trivial();
-        return Ok(vec![run.predicted(if alone { request.captured } else { graph })?]);
+        let found = run.predicted(if alone { request.captured } else { graph })?;
+        run.note_expected(&found);
+        return Ok(vec![found]);
     };
     if axis.kind == AxisKind::Stage {
         return explored(run, graph, number + 1);
@@ -106,7 +112,7 @@ impl Along<'_> {
                 scaled = tables.problem.scaled(|class| prices.percent(class));
                 &scaled
             };
-            let solution = match Solver::new(problem, self.options(strict, *prices)).solve() {
+            let solution = match self.solved(problem, strict, *prices) {
                 Ok(solution) => solution,
                 // What other prices would have proposed can be done without.
                 Err(Failure::TooLarge { .. }) if !is_plain => continue,
@@ -124,7 +130,9 @@ impl Along<'_> {
         }
         let is_thrifty = self.run.extent.is_thrifty;
         let mut enough = is_thrifty && !self.is_last() && !tries.found.is_empty();
-        if self.run.may_recompute() && !over.is_empty() {
+        if self.was_met(strict, &over) {
+            enough = true;
+        } else if self.run.may_recompute() && !over.is_empty() {
             self.without_copies(strict, over.iter().map(|(prices, free)| (*prices, free)), &mut tries)?;
             enough |= is_thrifty && tries.found.iter().any(|found| self.run.could_fit(found));
         }
@@ -140,6 +148,35 @@ impl Along<'_> {
             enough = !is_kept && (is_thrifty || self.is_hopeless(&tries.found[met..]));
         }
         Ok(tries.found)
+    }
+
+    /// The solution under some prices. In a large search of several axes no bound of the outer one is asked for: what only proposes will do where it
+    /// is close.
+    fn solved(&self, problem: &Problem, strict: bool, prices: Prices) -> Result<Solution, Failure> {
+        let (options, proposing) = (self.options(strict, prices), self.proposing(strict));
+        let may_do = self.run.extent.is_thrifty && !self.is_last();
+        if options == proposing || !may_do {
+            return Solver::new(problem, options).solve();
+        }
+        let mut solver = Solver::new(problem, proposing);
+        match solver.solve() {
+            Ok(found) if found.cost.primary() - found.bound.primary() <= found.cost.primary() / CLOSE => {
+                Ok(found)
+            }
+            _ => {
+                solver.set_options(options);
+                solver.solve()
+            }
+        }
+    }
+
+    /// Whether, in a large search, the axes outside were decided otherwise before, and that came to the same along this one: so would budgets.
+    fn was_met(&self, strict: bool, over: &[(Prices, Carried)]) -> bool {
+        let free = over.first().and_then(|(_, free)| free.found.first());
+        free.filter(|_| self.number > 0 && self.run.extent.is_thrifty).is_some_and(|free| {
+            let Prediction { step_ns, peak_bytes, .. } = free.prediction;
+            self.run.was_met(Met { search: (self.number, strict), step_ns, peak_bytes })
+        })
     }
 
     fn explained(&self, tables: &Tables<'_>, failure: &Failure) -> Box<Diagnostic> {

@@ -64,7 +64,7 @@ impl Extent {
         orders: 1,
         raises: 2,
         tuned: 1,
-        recomputed: 3,
+        recomputed: 4,
         all_rungs: false,
         is_thrifty: true,
         cuts: 3,

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt::Write};
 
 use base::{Bytes, Nanos, Result};
 use cluster::Cluster;
-use ir::{Graph, Placement, RankGraph};
+use ir::{Graph, Mesh, Placement, RankGraph};
 
 use crate::{account::Account, plan::Plan, step::program, summary::accounted};
 
@@ -29,6 +29,15 @@ pub fn explain_plan(
         );
     }
     Ok(text)
+}
+
+/// Along which axis the model's bound is, where there are several: the innermost, on the graph that those outside it leave.
+fn along_innermost(mesh: &Mesh) -> String {
+    let axes: Vec<_> = mesh.sharding_axes().filter(|axis| axis.rank_count() > 1).collect();
+    match axes[..] {
+        [_, .., innermost] => format!(" along {}", innermost.name),
+        _ => String::new(),
+    }
 }
 
 /// What a plan does, what it is expected to cost and what it was chosen over; `graph` is one rank's graph. Where time and memory go is said
@@ -92,8 +101,9 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
     if p.model_ns > 0 {
         let _ = writeln!(
             text,
-            "  search    {} in the model without buckets and overlap, where no choice takes less than {}",
+            "  search    {} in the model without buckets and overlap, where no choice{} takes less than {}",
             Nanos(p.model_ns),
+            along_innermost(&plan.mesh()),
             Nanos(p.bound_ns)
         );
     }

@@ -4,7 +4,11 @@ mod division;
 mod origins;
 mod state;
 
-use std::{borrow::Cow, cell::OnceCell};
+use std::{
+    borrow::Cow,
+    cell::{OnceCell, RefCell},
+    rc::Rc,
+};
 
 use aten::Call;
 use base::{Result, SecondaryMap};
@@ -22,6 +26,14 @@ pub struct Labels<'a> {
     machine: Machine<'a>,
     /// What is known along the outermost axis: the same for all plans.
     known: OnceCell<Known>,
+    /// The graphs that axes outside leave, by what was decided along these: many plans differ along the last axis alone.
+    left: RefCell<Vec<(Vec<Assignment>, Rc<Left>)>>,
+}
+
+/// What decisions along some axes leave for the next one.
+struct Left {
+    graph: Graph,
+    known: Known,
 }
 
 /// What is known of a graph's values along an axis, whatever a plan decides.
@@ -43,33 +55,47 @@ impl Known {
 impl<'a> Labels<'a> {
     /// For plans for a graph in canonical form.
     pub const fn new(graph: &'a Graph, machine: Machine<'a>) -> Self {
-        Self { graph, machine, known: OnceCell::new() }
+        Self { graph, machine, known: OnceCell::new(), left: RefCell::new(Vec::new()) }
     }
 
     /// The name of a plan: a phrase for each axis of more than one rank.
     pub fn label(&self, assignments: &[Assignment]) -> Result<String> {
-        let axes = || self.machine.mesh.sharding_axes();
-        let several = axes().filter(|axis| axis.rank_count() > 1).count() > 1;
+        let axes = self.machine.mesh.sharding_axes().zip(assignments);
+        let axes: Vec<(&MeshAxis, &Assignment)> = axes.filter(|(axis, _)| axis.rank_count() > 1).collect();
         let mut names = Vec::new();
-        let mut local = Cow::Borrowed(self.graph);
-        for (axis, assignment) in axes().zip(assignments).filter(|(axis, _)| axis.rank_count() > 1) {
-            let found;
-            let known = if matches!(local, Cow::Borrowed(_)) {
-                self.known.get_or_init(|| Known::new(self.graph, axis.size))
+        for (number, (axis, assignment)) in axes.iter().enumerate() {
+            let left;
+            let (graph, known) = if number == 0 {
+                (self.graph, self.known.get_or_init(|| Known::new(self.graph, axis.size)))
             } else {
-                found = Known::new(&local, axis.size);
-                &found
+                left = self.left(&axes[..number], axis)?;
+                (&left.graph, &left.known)
             };
-            names.push(self.along(&local, known, assignment, axis, several));
-            if several {
-                local = Cow::Owned(partition(&local, assignment, axis, 0)?.into_renumbered());
-            }
+            names.push(self.along(graph, known, assignment, axis, axes.len() > 1));
         }
         let names = if names.is_empty() { "one rank".into() } else { names.join("; ") };
         Ok(match self.machine.mesh.micro_batches() {
             1 => names,
             count => format!("{names}; {count} micro-batches"),
         })
+    }
+
+    /// What decisions along the axes `outside` leave for `axis`.
+    fn left(&self, outside: &[(&MeshAxis, &Assignment)], axis: &MeshAxis) -> Result<Rc<Left>> {
+        let is_same =
+            |known: &[Assignment]| known.iter().eq(outside.iter().map(|(_, assignment)| *assignment));
+        if let Some((_, left)) = self.left.borrow().iter().find(|(known, _)| is_same(known)) {
+            return Ok(left.clone());
+        }
+        let mut graph = Cow::Borrowed(self.graph);
+        for (axis, assignment) in outside {
+            graph = Cow::Owned(partition(&graph, assignment, axis, 0)?.into_renumbered());
+        }
+        let known = Known::new(&graph, axis.size);
+        let left = Rc::new(Left { graph: graph.into_owned(), known });
+        let decided = outside.iter().map(|(_, assignment)| (*assignment).clone()).collect();
+        self.left.borrow_mut().push((decided, left.clone()));
+        Ok(left)
     }
 
     /// The phrase of an axis: how computation is divided along it, how state is, and whether ranks have nothing to do.

@@ -27,10 +27,40 @@ impl Run<'_> {
 
     /// About what a candidate takes once it keeps the memory limit: to make all that forward leaves again takes about a quarter of a step's
     /// operations, and little of it is dear, because what is cheap for its memory is made again first.
-    fn expected_ns(&self, found: &Found) -> i64 {
-        let Prediction { peak_bytes, activation_bytes, compute_ns, .. } = found.prediction;
+    pub fn expected_ns(&self, found: &Found) -> i64 {
+        self.expected(found, found.least_ns, found.prediction.peak_bytes)
+    }
+
+    /// The same for one that takes and holds so much before anything runs again, and is like `found` otherwise.
+    fn expected(&self, found: &Found, least_ns: i64, peak_bytes: u64) -> i64 {
+        let Prediction { activation_bytes, compute_ns, .. } = found.prediction;
         let share = self.excess(peak_bytes) as f64 / activation_bytes.max(1) as f64;
-        found.least_ns.saturating_add((compute_ns as f64 / 4.0 * share * share) as i64)
+        least_ns.saturating_add((compute_ns as f64 / 4.0 * share * share) as i64)
+    }
+
+    /// Takes a candidate into account.
+    pub fn note_expected(&self, found: &Found) {
+        self.least_expected_ns.set(self.least_expected_ns.get().min(self.expected_ns(found)));
+    }
+
+    /// Whether, in a large search, another candidate is expected to take less than any of these would if collectives held nothing: no budget on
+    /// copies of state makes one of them better.
+    pub fn is_beaten(&self, found: &[Found]) -> bool {
+        let without_copies = |one: &Found| {
+            let Prediction { peak_bytes, collective_bytes, .. } = one.prediction;
+            self.expected(one, one.least_ns, peak_bytes - collective_bytes)
+        };
+        let least = found.iter().map(without_copies).min();
+        self.extent.is_thrifty && least.is_some_and(|least| least >= self.least_expected_ns.get())
+    }
+
+    /// The least that a candidate is expected to take whose peak is `part` of `parts` of the way from one's to another's, and that takes no longer
+    /// than the faster of them.
+    pub fn expected_between(&self, (from, to): (&Found, &Found), part: u64, parts: u64) -> i64 {
+        let (start, end) = (from.prediction.peak_bytes, to.prediction.peak_bytes);
+        let peak =
+            start.saturating_add_signed(((end as f64 - start as f64) * part as f64 / parts as f64) as i64);
+        self.expected(from, from.least_ns.min(to.least_ns), peak)
     }
 
     /// Whether a candidate will most likely keep the memory limit once parts of forward run again: most of what forward leaves would do.
@@ -71,7 +101,7 @@ impl Run<'_> {
 
     /// The candidate with what of its forward has to be made again for it to keep the memory limit, or all of it; none where nothing can be.
     fn recomputed(&self, graph: &RankGraph, found: &Found, full: bool) -> Result<Option<Found>> {
-        let settled = passes::run(&passes::settled(found.passes.without_checkpoints), graph, |_| {})?;
+        let settled = self.settled(graph)?;
         let forward = Forward::new(&settled, self.machine);
         let mut best: Option<Found> = None;
         let limit = self.request.memory_limit;

@@ -1,6 +1,9 @@
 //! What a search is for and on, and what a candidate is predicted to take.
 
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    cell::{Cell, RefCell},
+};
 
 use base::{Bytes, Diagnostic, Result};
 use cluster::Cluster;
@@ -81,7 +84,38 @@ pub struct Run<'a> {
     pub direct: DirectAxes,
     /// How much is tried.
     pub extent: Extent,
+    /// The free solutions over the memory limit that were met along inner axes.
+    pub met: RefCell<Vec<Met>>,
+    /// The least that a candidate so far is expected to take within the memory limit.
+    pub least_expected_ns: Cell<i64>,
 }
+
+/// What a free solution became.
+#[derive(Clone, Copy, Debug)]
+pub struct Met {
+    /// The number of the axis that it is along, and whether demands on the batch were strict.
+    pub search: (usize, bool),
+    /// The time of a step, in nanoseconds.
+    pub step_ns: i64,
+    /// The peak, in bytes.
+    pub peak_bytes: u64,
+}
+
+impl Met {
+    /// Whether two are the same but for next to nothing.
+    fn is_near(&self, other: &Self) -> bool {
+        let near = |a: u64, b: u64, parts: u64| a.abs_diff(b) <= a / parts;
+        let step = |met: &Self| met.step_ns.unsigned_abs();
+        self.search == other.search
+            && near(step(self), step(other), NEAR_TIME)
+            && near(self.peak_bytes, other.peak_bytes, NEAR_PEAK)
+    }
+}
+
+/// Times are near each other where they differ by at most one part in so many.
+const NEAR_TIME: u64 = 2_048;
+/// The same for peaks.
+const NEAR_PEAK: u64 = 256;
 
 impl Run<'_> {
     /// The plan in which every rank does everything; none where pins demand otherwise.
@@ -100,12 +134,13 @@ impl Run<'_> {
 
     /// What one rank's graph takes, with the largest buckets that fit.
     pub fn predicted(&self, graph: &RankGraph) -> Result<Found> {
+        let settled = self.settled(graph)?;
         let mut last = None;
         let mut least_ns = i64::MAX;
         let mut rungs = self.ladder();
         let mut rung = rungs.next();
         while let Some(passes) = rung {
-            let prediction = self.simulated(graph, &passes)?;
+            let prediction = self.scheduled(&settled, &passes)?;
             least_ns = least_ns.min(prediction.step_ns);
             let found = Found { assignments: Vec::new(), passes, prediction, least_ns };
             if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {
@@ -114,6 +149,10 @@ impl Run<'_> {
             // Only what collectives hold becomes less.
             let without = found.prediction.peak_bytes - found.prediction.collective_bytes;
             let is_over = self.request.memory_limit.is_some_and(|limit| without > limit);
+            // What it holds exactly shows when it is known what runs again.
+            if is_over && self.is_for_later(&found) {
+                return Ok(found);
+            }
             rung = if is_over { rungs.by_ref().last() } else { rungs.next() };
             last = Some(found);
         }
@@ -123,16 +162,16 @@ impl Run<'_> {
     /// The same, the first few with those settings of the passes under which they are fastest.
     pub fn tuned(&self, canonical: &Graph, mut found: Vec<Found>) -> Result<Vec<Found>> {
         for one in found.iter_mut().take(self.extent.tuned) {
-            if one.prediction.collectives == 0 {
+            if one.prediction.collectives == 0 || self.is_for_later(one) {
                 continue;
             }
-            let graph = self.local(canonical, &one.assignments)?;
+            let settled = self.settled(&*self.local(canonical, &one.assignments)?)?;
             for passes in self.ladder() {
                 if passes == one.passes {
                     continue;
                 }
                 let Prediction { model_ns, bound_ns, .. } = one.prediction;
-                let prediction = Prediction { model_ns, bound_ns, ..self.simulated(&graph, &passes)? };
+                let prediction = Prediction { model_ns, bound_ns, ..self.scheduled(&settled, &passes)? };
                 let least_ns = one.least_ns.min(prediction.step_ns);
                 let other = Found { assignments: Vec::new(), passes, prediction, least_ns };
                 one.least_ns = least_ns;
@@ -142,6 +181,12 @@ impl Run<'_> {
             }
         }
         Ok(found)
+    }
+
+    /// Whether other settings of the passes are tried, in a large search, when it is known what of forward runs again so that a candidate keeps the
+    /// memory limit.
+    fn is_for_later(&self, found: &Found) -> bool {
+        self.extent.is_thrifty && self.may_recompute() && !found.fits(self.request.memory_limit)
     }
 
     /// The graph of rank 0 under these decisions. One rank that computes everything at once runs the graph as it was captured.
@@ -163,13 +208,14 @@ impl Run<'_> {
         })
     }
 
-    fn simulated(&self, graph: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
-        self.scheduled(&passes::run(&passes::settled(passes.without_checkpoints), graph, |_| {})?, passes)
+    /// A rank's graph after the passes that no setting of the [ladder](Self::ladder) changes.
+    pub fn settled(&self, graph: &RankGraph) -> Result<RankGraph> {
+        passes::run(&passes::settled(self.request.recompute.is_some()), graph, |_| {})
     }
 
     /// What a rank's graph takes that has been through the passes which no setting changes.
     pub fn scheduled(&self, settled: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
-        let graph = passes::run(&passes::scheduled(passes), settled, |_| {})?;
+        let graph = passes::run_unverified(&passes::scheduled(passes), settled)?;
         let sim::Prediction { time, memory } = sim::predict(&graph, self.machine)?;
         let (alive, buffers) = memory.within(self.request.memory_limit.map(Bytes));
         Ok(Prediction {
@@ -181,6 +227,14 @@ impl Run<'_> {
             ..Prediction::default()
         }
         .holding(&alive, buffers))
+    }
+
+    /// Whether a solution near this one was met before along the same axis; from now on this one was.
+    pub fn was_met(&self, met: Met) -> bool {
+        let mut known = self.met.borrow_mut();
+        let was = known.iter().any(|one| one.is_near(&met));
+        known.push(met);
+        was
     }
 
     /// By how much a peak is over the memory limit, in bytes.

@@ -1,6 +1,9 @@
 //! The search: candidates from the solver under several prices, each partitioned, put through the passes and simulated; the best is kept.
 
-use std::collections::BTreeMap;
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+};
 
 use aten::Call;
 use base::{Code, Diagnostic, Fingerprint, Result};
@@ -43,6 +46,8 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
         machine: Machine { cluster: request.cluster, mesh: request.mesh },
         direct: direct(request.cluster, request.mesh),
         extent: Extent::of(request.effort, canonical.order.len(), request.mesh),
+        met: RefCell::default(),
+        least_expected_ns: Cell::new(i64::MAX),
     };
     let mut found = explored(&run, &canonical, 0)?;
     found.extend(run.replicated(&canonical)?);

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// What a plan decides along one axis, on the graph that the axes outside it leave.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Assignment {
     /// How each node runs.
     pub nodes: FxHashMap<NodeId, Strategy>,

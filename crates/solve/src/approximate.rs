@@ -110,7 +110,7 @@ impl Search<'_, '_> {
     }
 
     /// Bounds and choices from elimination with split buckets, in several orders; then moves from the best choices, or from the last
-    /// where all are forbidden.
+    /// where all are forbidden. Where one order is enough, allowed choices are too: moves take longer than they gain.
     fn split_buckets(&mut self) -> Result<(), Failure> {
         let mut colours = None;
         let mut choices = Vec::new();
@@ -137,6 +137,9 @@ impl Search<'_, '_> {
             }
         }
         let best = self.best.as_ref().map(|(_, best)| best.clone());
+        if best.is_some() && self.means.orders <= 1 {
+            return Ok(());
+        }
         self.improve(best.unwrap_or(choices), 0);
         Ok(())
     }

@@ -20,26 +20,26 @@ pub struct Solver<'a> {
     cache: Cache,
     pruner: Pruner,
     orders: Orders,
-    /// What minimises the objectives that every budget asks for.
-    ends: Vec<(Objective, Minimum)>,
+    /// What minimises the objectives that were asked for: budgets ask for the same again and again.
+    known: Vec<(Objective, Minimum)>,
 }
 
 impl<'a> Solver<'a> {
     /// A solver that has done nothing yet.
     pub fn new(problem: &'a Problem, options: Options) -> Self {
         let (store, cache, pruner, orders) = <(Store, Cache, Pruner, Orders)>::default();
-        Self { problem, options, store, cache, pruner, orders, ends: Vec::new() }
+        Self { problem, options, store, cache, pruner, orders, known: Vec::new() }
     }
 
     /// A solver for another problem that knows what this one learnt: what is equal in both is not computed again.
     pub fn turn_to(self, problem: &Problem) -> Solver<'_> {
-        Solver { problem, ends: Vec::new(), ..self }
+        Solver { problem, known: Vec::new(), ..self }
     }
 
     /// Searches on with other options: a precise solve of what was best among cheap ones, for one.
     pub fn set_options(&mut self, options: Options) {
         self.options = options;
-        self.ends.clear();
+        self.known.clear();
     }
 
     /// The choices of least cost.
@@ -71,8 +71,9 @@ impl<'a> Solver<'a> {
         kept: &[(u32, Vec<u32>)],
         statistics: &mut Statistics,
     ) -> Result<Minimum, Failure> {
-        let is_end = kept.is_empty() && matches!(objective, Objective::COSTS | Objective::Weights);
-        if is_end && let Some((_, known)) = self.ends.iter().find(|(known, _)| *known == objective) {
+        if kept.is_empty()
+            && let Some((_, known)) = self.known.iter().find(|(known, _)| *known == objective)
+        {
             return Ok(known.clone());
         }
         statistics.solves += 1;
@@ -80,8 +81,8 @@ impl<'a> Solver<'a> {
         let minimum = self.minimise_network(network.clone(), kept, statistics);
         let (choices, minimum) = minimum.map_err(|failure| self.blame(failure, &network, kept))?;
         let found = Minimum { choices: choices.into_iter().collect(), bound: constant + minimum };
-        if is_end {
-            self.ends.push((objective, found.clone()));
+        if kept.is_empty() {
+            self.known.push((objective, found.clone()));
         }
         Ok(found)
     }
