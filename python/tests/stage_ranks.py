@@ -105,7 +105,13 @@ def difference(one: Any, other: Any) -> float:
     return float((one - other).abs().max())
 
 
-def train(names: str, mesh: dict[str, int], micro_batches: int | None = None, **settings: Any) -> None:
+def train(
+    names: str,
+    mesh: dict[str, int] | str,
+    micro_batches: int | None = None,
+    cluster: str = EAGER_TO_CUT,
+    **settings: Any,
+) -> None:
     """Trains each step with stages and on one device, and writes what differs."""
     torch.distributed.init_process_group("gloo")
     found = {}
@@ -118,7 +124,7 @@ def train(names: str, mesh: dict[str, int], micro_batches: int | None = None, **
             example=many.batches[0],
             mesh=mesh,
             micro_batches=micro_batches,
-            cluster=EAGER_TO_CUT,
+            cluster=cluster,
             **settings,
         )
         off = []

@@ -104,6 +104,7 @@ def test_what_a_memory_limit_asks_of_stages_runs_again_within_them(name):
         ("gpt_adamw", {"stages": 4}, {"schedule": "zb-h2", "micro_batches": 4}),
         ("tied,llama", {"stages": 4}, {"schedule": "zb-v", "micro_batches": 4}),
         ("tied", {"stages": 2, "data": 2}, {"schedule": "dualpipe-v", "micro_batches": 4}),
+        ("tied,llama", {"stages": 2}, {"micro_batches": 4, "recompute": "full"}),
     ],
 )
 def test_stages_on_ranks_give_what_one_device_gives(names, mesh, settings, tmp_path):
@@ -137,14 +138,28 @@ def test_when_a_stage_is_killed_the_others_end_naming_it(tmp_path, killed):
         assert re.search(r": transfer \(transfer .* from stage \d to stage \d", error["message"]), error["message"]
 
 
+#: A machine whose ranks take long to send anything to each other.
+SLOW_LINKS = stages.machine(memory_bandwidth=1e10, flops=1e10, latency_ns=1e3, bandwidth=2e7)
+
+
 def test_the_number_of_stages_is_found_where_the_mesh_is():
     _, _, graph = captured("gpt_adamw")
-    slow = stages.machine(memory_bandwidth=1e10, flops=1e10, latency_ns=1e3, bandwidth=2e7)
     planned = [{"ranks": 4}, {"mesh": {"ranks": 4}}, {"mesh": {"outer": 2, "inner": 2}}]
-    plans = [msgpack.unpackb(graph.native.plan(slow, msgpack.packb(settings)).content()) for settings in planned]
+    plans = [msgpack.unpackb(graph.native.plan(SLOW_LINKS, msgpack.packb(settings)).content()) for settings in planned]
     found, *others = [plan["prediction"]["step_ns"] for plan in plans]
     assert plans[0]["mesh"]["stages"] > 1, plans[0]["label"]
     assert found < min(others)
+
+
+def test_ranks_run_the_stages_that_are_found(tmp_path):
+    ended = launch.run(
+        "stage_ranks:train", 4, tmp_path, seconds=240, names="gpt_adamw", mesh="auto", cluster=SLOW_LINKS
+    )
+    assert [one.status for one in ended] == [0] * 4, "\n".join(one.err for one in ended)
+    for rank in range(4):
+        found = json.loads((tmp_path / f"stages{rank}.json").read_text())["gpt_adamw"]
+        assert found["off"] < 1e-5
+        assert found["stages"] is not None
 
 
 @pytest.mark.parametrize(
