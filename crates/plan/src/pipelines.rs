@@ -25,7 +25,7 @@ use crate::{
     forward::Forward,
     pins::Pins,
     plan::{Plan, Prediction, RunnerUp},
-    recompute::CORRECTIONS,
+    recompute::corrected,
     run::{Recomputation, Request},
     runners_up::MOST_RUNNERS_UP,
     search::{Searched, search, too_small},
@@ -233,28 +233,17 @@ impl Pipelines<'_> {
     /// A schedule of a program of which so much runs again that it keeps the memory limit, or as much as can.
     fn lighter(&self, cut: &Cut, known: &Simulated<'_>) -> Result<Option<(Cut, Tried)>> {
         let limit = self.request.memory_limit;
-        let excess =
-            |prediction: &Prediction| prediction.peak_bytes.saturating_sub(limit.unwrap_or(u64::MAX));
         let forward = Forward::new(&cut.settled, self.machine);
-        let mut target = forward.nothing().most.bytes.saturating_sub(excess(&known.tried.1));
-        let mut best: Option<(Cut, Tried)> = None;
-        for _ in 0..CORRECTIONS {
-            let Some(choice) = forward.within(target).filter(|choice| !choice.again.is_clear()) else {
-                break;
-            };
-            let again = cut.again(&forward, &choice, self.machine)?;
+        let best = corrected(&forward, limit, known.tried.1.peak_bytes, |choice| {
+            if choice.again.is_clear() {
+                return Ok(None);
+            }
+            let again = cut.again(&forward, choice, self.machine)?;
             let tried = self.tried(&again, known.kind, known.schedule)?;
-            let Some(tried) = tried.into_iter().min_by_key(|one| one.1.fitness(limit)) else { break };
-            let over = excess(&tried.1);
-            if best.as_ref().is_none_or(|(_, best)| tried.1.fitness(limit) < best.1.fitness(limit)) {
-                best = Some((again, tried));
-            }
-            if over == 0 || choice.most.bytes > target {
-                break;
-            }
-            target = target.saturating_sub(over);
-        }
-        Ok(best)
+            let best = tried.into_iter().min_by_key(|one| one.1.fitness(limit));
+            Ok(best.map(|tried| (tried.1, (again, tried))))
+        })?;
+        Ok(best.map(|(_, made)| made))
     }
 
     /// What a schedule takes that is made for a cut program: within the memory limit, or else within the memory that the best one known takes.

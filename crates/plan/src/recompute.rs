@@ -4,13 +4,14 @@ use base::Result;
 use ir::{Graph, RankGraph};
 
 use crate::{
+    choices::Choice,
     forward::Forward,
     plan::Prediction,
     run::{Found, Recomputation, Run},
 };
 
 /// How often a choice that is over the limit after the passes is made again for a lower one.
-pub const CORRECTIONS: usize = 4;
+const CORRECTIONS: usize = 4;
 
 impl Run<'_> {
     /// Whether parts of forward may run again so that a memory limit is kept.
@@ -129,30 +130,49 @@ impl Run<'_> {
         found: &Found,
         full: bool,
     ) -> Result<Option<Found>> {
-        let held = forward.nothing().most.bytes;
-        let limit = self.request.memory_limit.unwrap_or(u64::MAX);
         let known = if *passes == found.passes { found.prediction } else { self.scheduled(settled, passes)? };
-        let mut target = held.saturating_sub(self.excess(known.peak_bytes));
-        let mut best: Option<Found> = None;
-        for _ in 0..CORRECTIONS {
-            let Some(choice) = (if full { forward.full() } else { forward.within(target) }) else { break };
-            let passes = passes::Settings { recompute: forward.positions(&choice), ..passes.clone() };
+        let made = |choice: &Choice| -> Result<Option<(Prediction, passes::Settings)>> {
+            let passes = passes::Settings { recompute: forward.positions(choice), ..passes.clone() };
             let Prediction { model_ns, bound_ns, .. } = found.prediction;
             let prediction = self.scheduled(settled, &passes)?;
             let recomputed_ns = prediction.compute_ns - known.compute_ns;
-            let prediction = Prediction { recomputed_ns, model_ns, bound_ns, ..prediction };
-            let over = self.excess(prediction.peak_bytes);
+            Ok(Some((Prediction { recomputed_ns, model_ns, bound_ns, ..prediction }, passes)))
+        };
+        let made = if full {
+            forward.full().map_or(Ok(None), |choice| made(&choice))
+        } else {
+            corrected(forward, self.request.memory_limit, known.peak_bytes, made)
+        };
+        let with = |(prediction, passes): (Prediction, passes::Settings)| {
             let least_ns = prediction.step_ns;
-            let one = Found { assignments: found.assignments.clone(), passes, prediction, least_ns };
-            if best.as_ref().is_none_or(|best| one.fitness(Some(limit)) < best.fitness(Some(limit))) {
-                best = Some(one);
-            }
-            if over == 0 || full || choice.most.bytes > target {
-                break;
-            }
-            // What was counted leaves out what the passes add.
-            target = target.saturating_sub(over);
-        }
-        Ok(best)
+            Found { assignments: found.assignments.clone(), passes, prediction, least_ns }
+        };
+        Ok(made?.map(with))
     }
+}
+
+/// The best of what choices become that hold less and less, until one keeps the limit, the first one by as much less as `peak` is over it.
+/// What is counted leaves out what the passes add, and that several micro-batches are under way in a pipeline.
+pub fn corrected<T>(
+    forward: &Forward,
+    limit: Option<u64>,
+    peak: u64,
+    mut made: impl FnMut(&Choice) -> Result<Option<(Prediction, T)>>,
+) -> Result<Option<(Prediction, T)>> {
+    let excess = |peak: u64| limit.map_or(0, |limit| peak.saturating_sub(limit));
+    let mut target = forward.nothing().most.bytes.saturating_sub(excess(peak));
+    let mut best: Option<(Prediction, T)> = None;
+    for _ in 0..CORRECTIONS {
+        let Some(choice) = forward.within(target) else { break };
+        let Some(one) = made(&choice)? else { break };
+        let over = excess(one.0.peak_bytes);
+        if best.as_ref().is_none_or(|(best, _)| one.0.fitness(limit) < best.fitness(limit)) {
+            best = Some(one);
+        }
+        if over == 0 || choice.most.bytes > target {
+            break;
+        }
+        target = target.saturating_sub(over);
+    }
+    Ok(best)
 }

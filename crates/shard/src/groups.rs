@@ -10,7 +10,7 @@ use ir::{
 };
 use rustc_hash::FxHashMap;
 
-use crate::{emit::Emitter, space::users};
+use crate::{emit::Emitter, users::users};
 
 /// By what a value is divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

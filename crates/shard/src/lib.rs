@@ -20,6 +20,7 @@ mod space;
 pub mod stages;
 mod uneven;
 mod unroll;
+mod users;
 
 pub use canonical::canonical;
 pub use exam::{Drawn, Exam, Question, drawn, exam};

@@ -4,7 +4,7 @@ use aten::Random;
 use base::SecondaryMap;
 use ir::{CollectiveKind, Graph, MeshAxis, NodeId, ValueId};
 
-use crate::space::users;
+use crate::users::users;
 
 /// What becomes of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

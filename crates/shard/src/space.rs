@@ -6,7 +6,7 @@ use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, Op, PartKind, Placement, Val
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::groups::Divided;
+use crate::{groups::Divided, users::users};
 
 define_id!(
     /// A type with the shardings offered for it; values with the same kind are interchangeable for the search.
@@ -238,17 +238,4 @@ impl Space {
 /// Whether a rule can lead from one block to several.
 fn regroups(row: &Row) -> bool {
     matches!(row.rule, aten::Rule::Seeded(_))
-}
-
-/// The nodes that read each value.
-pub fn users(graph: &Graph) -> SecondaryMap<ValueId, SmallVec<[NodeId; 4]>> {
-    let mut users: SecondaryMap<ValueId, SmallVec<[NodeId; 4]>> = SecondaryMap::default();
-    for node in &graph.order {
-        for value in graph.nodes[*node].operands() {
-            if users[value].last() != Some(node) {
-                users[value].push(*node);
-            }
-        }
-    }
-    users
 }
