@@ -191,8 +191,8 @@ def note(bytes_, _):
         remember(_native.Graph(bytes_).exam(ranks)[2])
 
 
-def ask(bytes_, tensors, ranks, seen=None, tolerance=TOLERANCE):
-    """Asks all questions of a graph."""
+def ask(bytes_, tensors, ranks, seen=None, tolerance=None):
+    """Asks all questions of a graph; the tolerance is that of the element type unless it is given."""
     canonical, questions, claims = _native.Graph(bytes_).exam(ranks)
     remember(claims)
     graph = msgpack.unpackb(canonical.message())["graph"]
@@ -215,7 +215,7 @@ def ask(bytes_, tensors, ranks, seen=None, tolerance=TOLERANCE):
             for v, p in zip(operands(node), question["operands"], strict=True)
         ]
         floating = {values[v].dtype for v in operands(node) if values[v].is_floating_point()}
-        tolerance = SINGLE if floating == {torch.float32} else TOLERANCE
+        within = tolerance or (SINGLE if floating == {torch.float32} else TOLERANCE)
         graphs = [msgpack.unpackb(g)["graph"] for g in question["graphs"]]
         made = run_ranks(graphs, [[pieces[rank] for pieces in cuts] for rank in range(ranks)], layouts=False)
         for position, (value, placement) in enumerate(zip(results(node), question["results"], strict=True)):
@@ -224,7 +224,7 @@ def ask(bytes_, tensors, ranks, seen=None, tolerance=TOLERANCE):
             put_together = combined([returned[position] for returned, _ in made], placement, offsets)
             what = f"{name}: {', '.join(question['operands'])} -> {', '.join(question['results'])} over {ranks}"
             torch.testing.assert_close(
-                put_together, values[value], equal_nan=True, msg=lambda m, w=what: f"{w}\n{m}", **tolerance
+                put_together, values[value], equal_nan=True, msg=lambda m, w=what: f"{w}\n{m}", **within
             )
         asked[name] = asked.get(name, 0) + 1
     return asked
