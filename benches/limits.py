@@ -21,7 +21,7 @@ from unisono.graph import StepGraph
 CASES = (
     ("llama2-7b", {"ranks": 64}, ("40GB", "20GB", "12GB", "8GB", "6GB"), None),
     ("llama2-7b", {"outer": 8, "inner": 8}, ("40GB", "20GB", "12GB", "8GB", "6GB"), 1),
-    ("llama2-7b", {"stages": 4, "ranks": 16}, ("40GB", "20GB", "16GB", "12GB"), 4),
+    ("llama2-7b", {"stages": 4, "ranks": 16}, ("24GB", "20GB", "18GB", "16GB"), 4),
     ("llama3-70b", {"ranks": 64}, ("80GB", "70GB", "50GB", "40GB", "30GB"), None),
 )
 SEQUENCES, LENGTH = 64, 4096

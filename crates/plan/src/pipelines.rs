@@ -25,7 +25,7 @@ use crate::{
     forward::Forward,
     pins::Pins,
     plan::{Plan, Prediction, RunnerUp},
-    recompute::corrected,
+    recompute::{Corrections, corrected},
     run::{Recomputation, Request},
     runners_up::MOST_RUNNERS_UP,
     search::{Searched, search, too_small},
@@ -234,7 +234,8 @@ impl Pipelines<'_> {
     fn lighter(&self, cut: &Cut, known: &Simulated<'_>) -> Result<Option<(Cut, Tried)>> {
         let limit = self.request.memory_limit;
         let forward = Forward::new(&cut.settled, self.machine);
-        let best = corrected(&forward, limit, known.tried.1.peak_bytes, |choice| {
+        let until = (limit, Corrections::OF_STAGES);
+        let best = corrected(&forward, until, known.tried.1.peak_bytes, |choice| {
             if choice.again.is_clear() {
                 return Ok(None);
             }

@@ -10,8 +10,20 @@ use crate::{
     run::{Found, Recomputation, Run},
 };
 
-/// How often a choice that is over the limit after the passes is made again for a lower one.
-const CORRECTIONS: usize = 4;
+/// How a choice that is over the limit after the passes is made again for a lower one.
+#[derive(Clone, Copy)]
+pub struct Corrections {
+    /// How often.
+    most: usize,
+    /// How many times more than the time before the limit is lowered by what is left over it.
+    growth: u64,
+}
+
+impl Corrections {
+    const OF_RANKS: Self = Self { most: 4, growth: 1 };
+    /// What is held less in a pipeline is less of what its fullest stage holds, by a part that is not known.
+    pub const OF_STAGES: Self = Self { most: 6, growth: 2 };
+}
 
 impl Run<'_> {
     /// Whether parts of forward may run again so that a memory limit is kept.
@@ -141,7 +153,7 @@ impl Run<'_> {
         let made = if full {
             forward.full().map_or(Ok(None), |choice| made(&choice))
         } else {
-            corrected(forward, self.request.memory_limit, known.peak_bytes, made)
+            corrected(forward, (self.request.memory_limit, Corrections::OF_RANKS), known.peak_bytes, made)
         };
         let with = |(prediction, passes): (Prediction, passes::Settings)| {
             let least_ns = prediction.step_ns;
@@ -151,18 +163,20 @@ impl Run<'_> {
     }
 }
 
-/// The best of what choices become that hold less and less, until one keeps the limit, the first one by as much less as `peak` is over it.
+/// The best of what choices become that hold less and less, until one keeps the limit or so many were tried, the first one by as much less as
+/// `peak` is over the limit.
 /// What is counted leaves out what the passes add, and that several micro-batches are under way in a pipeline.
 pub fn corrected<T>(
     forward: &Forward,
-    limit: Option<u64>,
+    (limit, corrections): (Option<u64>, Corrections),
     peak: u64,
     mut made: impl FnMut(&Choice) -> Result<Option<(Prediction, T)>>,
 ) -> Result<Option<(Prediction, T)>> {
     let excess = |peak: u64| limit.map_or(0, |limit| peak.saturating_sub(limit));
     let mut target = forward.nothing().most.bytes.saturating_sub(excess(peak));
     let mut best: Option<(Prediction, T)> = None;
-    for _ in 0..CORRECTIONS {
+    let mut times = 1;
+    for _ in 0..corrections.most {
         let Some(choice) = forward.within(target) else { break };
         let Some(one) = made(&choice)? else { break };
         let over = excess(one.0.peak_bytes);
@@ -172,7 +186,8 @@ pub fn corrected<T>(
         if over == 0 || choice.most.bytes > target {
             break;
         }
-        target = target.saturating_sub(over);
+        target = target.saturating_sub(over.saturating_mul(times));
+        times *= corrections.growth;
     }
     Ok(best)
 }
