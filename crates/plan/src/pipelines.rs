@@ -340,9 +340,7 @@ impl Pipelines<'_> {
             if prediction.fits(limit) {
                 break;
             }
-            // Only what collectives hold becomes less.
-            let without = prediction.peak_bytes - prediction.collective_bytes;
-            let is_over = limit.is_some_and(|limit| without > limit);
+            let is_over = prediction.is_over_without_collectives(limit);
             next = if is_over { rungs.by_ref().last() } else { rungs.next() };
         }
         Ok(found)

@@ -74,6 +74,11 @@ impl Prediction {
         limit.is_none_or(|limit| self.peak_bytes <= limit)
     }
 
+    /// Whether it is over a memory limit even without what collectives hold, which is all that smaller buckets make less.
+    pub fn is_over_without_collectives(&self, limit: Option<u64>) -> bool {
+        limit.is_some_and(|limit| self.peak_bytes - self.collective_bytes > limit)
+    }
+
     /// How well it suits under a memory limit: less is better.
     pub fn fitness(&self, limit: Option<u64>) -> (bool, i64, u64) {
         if self.fits(limit) {

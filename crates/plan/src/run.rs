@@ -146,9 +146,7 @@ impl Run<'_> {
             if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {
                 return Ok(found);
             }
-            // Only what collectives hold becomes less.
-            let without = found.prediction.peak_bytes - found.prediction.collective_bytes;
-            let is_over = self.request.memory_limit.is_some_and(|limit| without > limit);
+            let is_over = found.prediction.is_over_without_collectives(self.request.memory_limit);
             // What it holds exactly shows when it is known what runs again.
             if is_over && self.is_for_later(&found) {
                 return Ok(found);
