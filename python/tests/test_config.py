@@ -41,12 +41,16 @@ def test_settings_are_read_from_a_file(folder):
         alone = 1
         [pins]
         "batch.*" = { alone = "replicate" }
+        [forbid]
+        alone = ["all_to_all"]
+        "*" = "permute"
     """
     step = parallel(written(folder, config))
     drawn = torch.rand(1)
     torch.manual_seed(7)
     assert torch.equal(drawn, torch.rand(1))
     assert step.plan.mesh == {"alone": 1}
+    assert step.plan.settings["forbid"] == {"alone": ["all_to_all"], "*": ["permute"]}
     with pytest.raises(unisono.errors.StepError, match=r"of shape \[3, 4\]"):
         step(torch.ones(3, 4))
 
@@ -69,6 +73,10 @@ def test_what_is_given_in_python_goes_before_the_file(folder):
         ("mesh = 4", "U0012", ["`mesh` is 4", "a table of axes"]),
         ("keep_grads = 1", "U0012", ["`keep_grads` is 1", "true or false"]),
         ('on_change = "ignore"', "U0012", ["`on_change` is 'ignore'"]),
+        ("forbid = 4", "U0012", ["`forbid` is 4", "kinds of collectives"]),
+        ('cluster = "machine.toml"\nforbid = ["all_to_al"]', "U0202", ["`all_to_al`", "did you mean `all_to_all`?"]),
+        ("cluster = 'machine.toml'\n[forbid]\nb = ['permute']", "U0202", ["an axis `b` that the mesh does not have"]),
+        ("[forbid]\na = [4]", "U0202", ["forbidden along `a` is [4]", "all_gather"]),
         ('memory_limit = "much"', "U0012", ["much"]),
         ("[mesh]\na = 2", "U0205", ["`a` of 2", "1 process runs"]),
         ("seed = \n", "U0011", ["is not TOML", "line 1"]),

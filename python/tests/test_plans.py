@@ -151,6 +151,54 @@ def test_at_batch_one_tensors_are_cut_with_two_pairs_of_collectives_per_layer_an
     assert placements["params.head.weight"] == "shard(0)"
 
 
+SEQUENCE = {f"outputs.blocks.*.{name}": {"a": "shard(1)"} for name in ("before", "between", "down", "out")}
+
+
+def test_pins_of_what_modules_give_shard_the_sequence_between_blocks(graphs):
+    graph = graphs(1)
+    free = collectives(graph, planned(graph, flops="1e9")[0])
+    made, _ = planned(graph, flops="1e9", pins={"batch.*": {"a": "replicate"}, "outputs.blocks.*": {"a": "shard(1)"}})
+    found = collectives(graph, made)
+    assert found["all_reduce", "forward"] < free["all_reduce", "forward"]
+    assert found["reduce_scatter", "forward"] + found["all_to_all", "forward"] >= LAYERS
+
+
+def test_a_plan_has_no_collective_that_is_forbidden(graphs):
+    graph = graphs(1)
+    free = collectives(graph, planned(graph, flops="1e9")[0])
+    assert any(kind == "all_reduce" for kind, _ in free)
+    found = collectives(graph, planned(graph, flops="1e9", forbid={"a": ["all_reduce", "all_to_all"]})[0])
+    assert found
+    assert not {kind for kind, _ in found} & {"all_reduce", "all_to_all"}
+    assert not collectives(graph, planned(graph, flops="1e9", forbid={"*": ["*"]})[0])
+
+
+@pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 2, "b": 2}], ids=str)
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"pins": {"outputs.blocks.*": {"a": "shard(1)"}}},
+        {"pins": SEQUENCE},
+        {"pins": {"outputs.blocks.*.up": {"a": "shard(2)"}, "outputs.head": {"a": "shard(1)"}}},
+        {"forbid": {"*": ["all_to_all", "all_gather"]}},
+        {"forbid": {"a": ["*"]}},
+    ],
+    ids=["blocks", "sequence", "features", "no gathers", "an axis"],
+)
+def test_what_is_pinned_and_forbidden_changes_no_result(said, mesh):
+    torch.manual_seed(0)
+    model = Gpt(vocabulary=64, width=16, heads=4, layers=2, time=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batches = [tuple(torch.randint(0, 64, (2, 4, 8))) for _ in range(2)]
+    step = make_step(model, optimizer)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=batches[0])
+    plan, _ = planned(graph, mesh, flops="1e6", **said)
+    losses, after = train(graph, plan, mesh, batches, passes=True)
+    assert [loss.item() for loss in losses] == pytest.approx([step(*batch).item() for batch in batches], rel=1e-5)
+    for name, expected in model.named_parameters():
+        torch.testing.assert_close(after[name], expected.detach(), rtol=1e-4, atol=1e-6)
+
+
 def limited(graph, share, recompute=None):
     """A data-parallel plan within a share of the memory of the plan that is free to take what it likes."""
     _, free = planned(graph, flops="1e12")

@@ -138,6 +138,7 @@ def parallelize(
     cuts: Sequence[int | str] | None = None,
     memory_limit: float | str | None = None,
     pins: Mapping[str, Mapping[str, str]] | None = None,
+    forbid: Mapping[str, str | Sequence[str]] | Sequence[str] | str | None = None,
     plan: Plan | str | Path | None = None,
     cluster: str | Path | None = None,
     seed: int = 0,
@@ -185,7 +186,12 @@ def parallelize(
         cuts: where the chunks begin, one for each but the first: the name of a module, such as ``"layers.4"``, whose first operation the
             chunk begins with, or the number of an operation of forward. By default where the slowest chunk takes least.
         memory_limit: most bytes of one rank: a number, or a text such as ``"4GiB"`` or ``"500 MB"``.
-        pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``.
+        pins: placements per axis by name pattern of inputs, such as ``{"batch.*": {"a": "shard(0)"}}``, or of modules: with
+            ``{"outputs.layers.*": {"a": "shard(1)"}}`` whatever reads what such a module gives reads a shard of its second dimension.
+            In a name of inputs ``*`` stands for any text, in a path of modules for any text between two dots.
+        forbid: kinds of collectives that the plan does without, of ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``,
+            ``"all_to_all"`` and ``"permute"``: along every axis, or by axis, as in ``{"data": ["all_gather"]}``. ``{"data": "*"}`` has
+            nothing sent along an axis.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
         cluster: a cluster description, a path to one, or a preset such as ``h100:8x8``; by default this machine is measured once.
         seed: the seed of random operations, on every rank.
@@ -234,6 +240,7 @@ def parallelize(
         "cuts": cuts,
         "memory_limit": memory_limit,
         "pins": pins,
+        "forbid": forbid,
         "plan": plan,
         "cluster": cluster,
         "seed": seed,

@@ -73,6 +73,18 @@ def plain_pins(pins: Any) -> dict[str, dict[str, str]]:
     return {str(pattern): {str(axis): p for axis, p in axes.items()} for pattern, axes in (pins or {}).items()}
 
 
+def plain_forbid(forbid: Any) -> dict[str, list[str]]:
+    """Kinds of collectives to do without as plain data, by axis; ``*`` is every axis."""
+    if isinstance(forbid, str) or not isinstance(forbid, Mapping):
+        forbid = {} if forbid is None else {"*": forbid}
+    plain = {str(axis): [kinds] if isinstance(kinds, str) else kinds for axis, kinds in forbid.items()}
+    for axis, kinds in plain.items():
+        if not isinstance(kinds, Sequence) or not all(isinstance(kind, str) for kind in kinds):
+            hint = 'name kinds of collectives, for all axes or by axis: ["all_to_all"], {"data": ["all_gather"]}'
+            raise ConfigurationError(f"what is forbidden along `{axis}` is {kinds!r}", code="U0202", hint=hint)
+    return {axis: list(kinds) for axis, kinds in plain.items()}
+
+
 def _bad_pins(what: str) -> ConfigurationError:
     hint = 'pins map name patterns to placements per axis: {"params.*": {"ranks": "shard(0)"}}'
     return ConfigurationError(what, code="U0202", hint=hint)

@@ -24,6 +24,7 @@ _FILES = ("plan", "cluster", "cache")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "mesh": ((dict, str), "a table of axes with their sizes, or 'auto'"),
     "pins": ((dict,), "a table of placements per axis for each name"),
+    "forbid": ((dict, list, str), "kinds of collectives, or a table of them by axis"),
     "memory_limit": ((int, float, str), "a number of bytes, or a text such as '4 GiB'"),
     **dict.fromkeys(_FILES, ((str,), "the path of a file or folder")),
     "timeout": ((int, float), "a number of seconds"),

@@ -11,7 +11,7 @@ import msgpack
 
 from unisono import _native
 from unisono._amounts import bytes_of
-from unisono._arguments import Pipeline, cluster_text, plain_pins, planned_mesh, require_recompute
+from unisono._arguments import Pipeline, cluster_text, plain_forbid, plain_pins, planned_mesh, require_recompute
 from unisono._message import pack
 from unisono.errors import ConfigurationError
 from unisono.plans import Plan
@@ -70,6 +70,7 @@ class StepGraph:
         cuts: Sequence[int | str] | None = None,
         memory_limit: float | str | None = None,
         pins: Mapping[str, Mapping[str, str]] | None = None,
+        forbid: Mapping[str, str | Sequence[str]] | Sequence[str] | str | None = None,
     ) -> Plan:
         """Plans the step for a cluster, which need not be there.
 
@@ -86,6 +87,7 @@ class StepGraph:
             cuts: where the chunks begin, as there.
             memory_limit: the most bytes of a rank, as a number or an amount such as ``"4GiB"``; that of a preset's device by default.
             pins: placements by name pattern and axis, as in :func:`unisono.parallelize`.
+            forbid: kinds of collectives that the plan does without, as there.
 
         Returns:
             The plan, with its figures.
@@ -105,6 +107,7 @@ class StepGraph:
             **pipeline.settings(),
             "memory_limit": limit,
             "pins": plain_pins(pins),
+            "forbid": plain_forbid(forbid),
         }
         return Plan(self.native.plan(description, pack(settings)), self.native, description, limit, settings)
 

@@ -15,7 +15,16 @@ from torch.optim import Optimizer
 
 from unisono import _devices, _measure, _state_dict
 from unisono._amounts import bytes_of
-from unisono._arguments import SEARCHED, Pipeline, mesh_of, plain_pins, require_rng, require_settings, require_timeout
+from unisono._arguments import (
+    SEARCHED,
+    Pipeline,
+    mesh_of,
+    plain_forbid,
+    plain_pins,
+    require_rng,
+    require_settings,
+    require_timeout,
+)
 from unisono._call import Call, Caller
 from unisono._capture.optimizer import together
 from unisono._capture.places import warn_user
@@ -57,6 +66,7 @@ class ParallelStep:
         cuts: Sequence[int | str] | None,
         memory_limit: float | str | None,
         pins: Mapping[str, Mapping[str, str]] | None,
+        forbid: Mapping[str, str | Sequence[str]] | Sequence[str] | str | None,
         plan: Plan | str | Path | None,
         cluster: str | Path | None,
         seed: int,
@@ -88,7 +98,7 @@ class ParallelStep:
         self._on_change, self._captures, self._micro_batches = on_change, captures, micro_batches
         self._session.searches_mesh = mesh == SEARCHED
         self._session.deferred = Deferred.of(model, optimizers)
-        self._session.recompute = recompute
+        self._session.recompute, self._session.forbid = recompute, plain_forbid(forbid)
         self._session.pipeline = pipeline
         self._session.live, self._session.batch = cycled(optimizers), batch
         self._session.fuse = fuse

@@ -85,6 +85,7 @@ class Session:
         device_mesh: the mesh as PyTorch has it, made when it is first needed.
         searches_mesh: whether the first plan decides which axes the ranks make.
         recompute: what of forward is computed again in backward, if the user says so.
+        forbid: kinds of collectives that plans do without, by axis.
         pipeline: what the user says of pipeline stages.
         fuse: whether groups of operations run as kernels.
         key: the seed and the number of the step, if random operations draw by a counter.
@@ -112,6 +113,7 @@ class Session:
     device_mesh: Any = None
     searches_mesh: bool = False
     recompute: str | None = None
+    forbid: dict[str, list[str]] = field(default_factory=dict)
     pipeline: Pipeline = field(default_factory=Pipeline)
     fuse: bool = False
     key: torch.Tensor | None = None
@@ -276,7 +278,8 @@ class CapturedStep:
         found: Plan | None = None
         answer: Any = None
         if self.ranks.rank == 0:
-            settings = {"mesh": self._mesh, "memory_limit": memory_limit, "pins": pins}
+            forbid = self._session.forbid
+            settings = {"mesh": self._mesh, "memory_limit": memory_limit, "pins": pins, "forbid": forbid}
             any_mesh = self._session.searches_mesh
             try:
                 found = given_plan(plan, graph, self._mesh, any_mesh=any_mesh) or self._new_plan(graph, settings)
@@ -286,8 +289,8 @@ class CapturedStep:
         text = self.ranks.tell(answer)
         found = found or Plan(text, graph)
         found.cluster, found.memory_limit = self.cluster, memory_limit
-        known = {"mesh": found.mesh, "memory_limit": memory_limit, "pins": pins, "micro_batches": found.micro_batches}
-        found.settings = found.settings or known
+        asked = {"memory_limit": memory_limit, "pins": pins, "forbid": self._session.forbid}
+        found.settings = found.settings or {"mesh": found.mesh, "micro_batches": found.micro_batches, **asked}
         if self._session.searches_mesh:
             self._session.take_mesh(found.mesh)
         return found

@@ -12,7 +12,9 @@ use clap::{Args, ValueEnum};
 use cluster::Cluster;
 use indexmap::IndexMap;
 use ir::STAGES;
-use plan::{Candidate, Cut, Effort, Pins, PlanSettings, Recomputation, ScheduleWish, Sensitivity, WhyNot};
+use plan::{
+    Candidate, Cut, Effort, Forbid, Pins, PlanSettings, Recomputation, ScheduleWish, Sensitivity, WhyNot,
+};
 use serde::Serialize;
 
 use crate::files;
@@ -59,9 +61,14 @@ pub struct Plan {
     /// Most memory of one rank: bytes, or an amount such as `4GiB`; that of a preset's device unless given
     #[arg(long)]
     memory_limit: Option<String>,
-    /// A TOML file with placements by name pattern of inputs and axis, such as `"batch.*".ranks = "shard(0)"`
+    /// A TOML file with placements by axis and by name pattern of inputs, such as `"batch.*".ranks = "shard(0)"`, or of modules, for what they
+    /// give: `"outputs.layers.*".ranks = "shard(1)"`
     #[arg(long)]
     pins: Option<PathBuf>,
+    /// Kinds of collectives to do without, of `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` and `permute`: `all_to_all` along all axes,
+    /// `data=all_gather,all_reduce` along one, `data=*` to have nothing sent along it. May be given several times
+    #[arg(long, value_name = "[AXIS=]KINDS")]
+    forbid: Vec<String>,
     /// Have each rank compute its batch in so many slices, one after the other: gradients are added up, activations take that much less
     /// memory. Unless given, the whole batch at once, or as few slices as the memory limit asks for
     #[arg(long)]
@@ -117,6 +124,7 @@ impl Plan {
         let ranks = self.ranks(&cluster)?;
         let settings = PlanSettings {
             pins: self.pins()?,
+            forbid: self.forbid(),
             mesh: self.in_stages(self.mesh(ranks)?)?,
             ranks,
             schedule: self.schedule()?,
@@ -278,6 +286,16 @@ impl Plan {
 
     fn pins(&self) -> Result<Pins> {
         self.pins.as_deref().map_or_else(|| Ok(Pins::default()), other::pins)
+    }
+
+    fn forbid(&self) -> Forbid {
+        let mut forbid = Forbid::default();
+        for text in &self.forbid {
+            let (axis, kinds) = text.split_once('=').unwrap_or(("*", text));
+            let kinds = kinds.split(',').map(|kind| kind.trim().to_owned());
+            forbid.entry(axis.trim().to_owned()).or_default().extend(kinds);
+        }
+        forbid
     }
 }
 

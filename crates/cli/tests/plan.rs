@@ -45,6 +45,29 @@ fn a_plan_is_printed_and_can_be_explained() {
 }
 
 #[test]
+fn collectives_can_be_forbidden_along_all_axes_or_one() {
+    let files = files("forbidden");
+    let plan =
+        |forbid: &str| files.run(&format!("plan step.txt --mesh a=4 --cluster cluster.toml {forbid} --json"));
+    let kinds = |text: &str| {
+        ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+            .map(|kind| text.contains(&format!("\"{kind}\"")))
+    };
+    let (status, free, _) = plan("--quick");
+    assert_eq!(status, 0);
+    for (number, is_there) in kinds(&free).into_iter().enumerate().filter(|(_, is_there)| *is_there) {
+        let kind = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"][number];
+        for forbid in [format!("--forbid {kind}"), format!("--forbid a={kind}")] {
+            let (status, text, errors) = plan(&forbid);
+            assert_eq!((status, errors.as_str(), is_there), (0, "", true));
+            assert!(!kinds(&text)[number], "{text}");
+        }
+    }
+    let (status, _, errors) = plan("--forbid b=all_gather");
+    assert!(status == 1 && errors.contains("an axis `b`"), "{errors}");
+}
+
+#[test]
 fn memory_that_a_mask_is_drawn_into_is_not_communicated() {
     let drawn = r#"v2: f32[1024, 64] = aten::mm(v1, v0) @p0
 v6: f32[1024, 64] = aten::empty_like(v2, none, none, none, none, none)

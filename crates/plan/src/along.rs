@@ -86,7 +86,7 @@ impl Along<'_> {
         for placement in offers {
             let sharded = batch().filter(|(id, _)| can_be(self.graph, self.space, *id, placement));
             let mut demands = self.demands.clone();
-            demands.extend(sharded.map(|(id, _)| (id, Demand { placement, soft: true })));
+            demands.inputs.extend(sharded.map(|(id, _)| (id, Demand { placement, soft: true })));
             let branch = Along { demands: &demands, ..*self };
             match branch.solutions(true) {
                 Ok(kept) if self.is_kept(&kept) => found.extend(kept),
@@ -188,10 +188,19 @@ impl Along<'_> {
         let names = inputs.iter().map(|id| format!("`{}`", self.graph.inputs[*id].name));
         let operators = nodes.iter().map(|id| format!("`{}`", self.graph.op_name(*id)));
         let among: Vec<String> = names.chain(operators).take(MOST_NAMES).collect();
-        let diagnostic =
-            Diagnostic::new(Code::BAD_PIN, format!("no plan keeps all pins along `{}`", self.axis.name))
-                .because(format!("no choice suits all of {}", among.join(", ")))
-                .hint("remove pins of these until there is one");
+        let axis = &self.axis.name;
+        let (message, hint) = match self.forbidden().text() {
+            None => {
+                (format!("no plan keeps all pins along `{axis}`"), "remove pins of these until there is one")
+            }
+            Some(kinds) => (
+                format!("no plan does without {kinds} along `{axis}` and keeps all pins"),
+                "forbid less, or remove pins of these until there is one",
+            ),
+        };
+        let diagnostic = Diagnostic::new(Code::BAD_PIN, message)
+            .because(format!("no choice suits all of {}", among.join(", ")))
+            .hint(hint);
         match nodes.iter().find_map(|id| self.graph.place(*id)) {
             Some(place) => diagnostic.at_line(&place.file, place.line, 0),
             None => diagnostic,

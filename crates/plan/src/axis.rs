@@ -6,6 +6,7 @@ use shard::{Assignment, Space, divided};
 use solve::{Choices, Options, evaluate};
 
 use crate::{
+    forbidden::Forbidden,
     moments::Charges,
     pins::{Demands, demand_on_batch},
     prices::Prices,
@@ -133,7 +134,13 @@ impl Along<'_> {
             pins: self.demands,
             batch: demand_on_batch(self.graph, self.demands),
             strict,
+            forbidden: self.forbidden(),
         }
+    }
+
+    /// The collectives that the plan does without along this axis.
+    pub fn forbidden(&self) -> Forbidden {
+        Forbidden::along(&self.axis.name, self.run.request.forbid)
     }
 }
 

@@ -318,6 +318,9 @@ impl Maker<'_> {
         ) else {
             return Cost::INFINITE;
         };
+        if self.setting.forbidden.forbids(&steps) {
+            return Cost::INFINITE;
+        }
         let against =
             against_demand(batch, from, to, company) && !self.inevitable.contains(&(from, to, company));
         match (against, strict) {

@@ -1,4 +1,4 @@
-//! Pins: placements that the user demands for inputs, by name pattern.
+//! Pins: placements that the user demands for inputs, and for what modules give, by name pattern.
 
 use base::{Code, Diagnostic, Result, unknown_name_hint};
 use indexmap::IndexMap;
@@ -6,7 +6,12 @@ use ir::{Graph, InputClass, InputId, Mesh, Placement};
 use rustc_hash::FxHashMap;
 use shard::Space;
 
-/// Placements by axis for name patterns; the last pattern that matches an input decides.
+use crate::{
+    outputs::{self, OUTPUTS, Outputs},
+    pattern::glob,
+};
+
+/// Placements by axis for name patterns; the last pattern that matches an input, or a module after `outputs.`, decides.
 pub type Pins = IndexMap<String, IndexMap<String, Placement>>;
 
 /// What is demanded of an input along an axis.
@@ -18,16 +23,29 @@ pub struct Demand {
     pub soft: bool,
 }
 
-/// The demands on the inputs of a graph along an axis.
-pub type Demands = FxHashMap<InputId, Demand>;
+/// The demands on a graph along an axis.
+#[derive(Clone, Default, Debug)]
+pub struct Demands {
+    /// On its inputs.
+    pub inputs: FxHashMap<InputId, Demand>,
+    /// On what its modules give.
+    pub outputs: Outputs,
+}
+
+impl Demands {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.inputs.is_empty() && self.outputs.is_empty()
+    }
+}
 
 /// The placement that is demanded of (the first demanded part of) the batch.
 pub fn demand_on_batch(graph: &Graph, pins: &Demands) -> Option<Placement> {
     let batch = graph.inputs.iter().filter(|(_, input)| input.class == InputClass::Batch);
-    batch.filter_map(|(id, _)| pins.get(&id)).map(|demand| demand.placement).next()
+    batch.filter_map(|(id, _)| pins.inputs.get(&id)).map(|demand| demand.placement).next()
 }
 
-/// The placement that is demanded for each input along the axis of `space`. A pattern that matches nothing, one that no input it matches
+/// The placements that are demanded along the axis of `space`. A pattern that matches nothing, one that nothing it matches
 /// can keep, and an axis that the mesh does not have are errors.
 pub fn pinned(graph: &Graph, space: &Space, pins: &Pins, mesh: &Mesh) -> Result<Demands> {
     let mut pinned = Demands::default();
@@ -39,9 +57,16 @@ pub fn pinned(graph: &Graph, space: &Space, pins: &Pins, mesh: &Mesh) -> Result<
         }
         let Some(placement) = placements.get(&space.axis.name) else { continue };
         if matches!(placement, Placement::Partial(_) | Placement::Groups { .. }) {
-            let message =
-                format!("pin `{pattern}` demands `{placement}`, but inputs are not partial, nor in groups");
+            let message = format!(
+                "pin `{pattern}` demands `{placement}`, but what is pinned is not partial, nor in groups"
+            );
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint("use `replicate` or `shard(DIM)`"));
+        }
+        if let Some(path) = pattern.strip_prefix(OUTPUTS) {
+            if pinned.outputs.pin(graph, space, path, *placement) == 0 {
+                return Err(binds_no_output(graph, space, pattern, path, *placement));
+            }
+            continue;
         }
         let matching: Vec<InputId> =
             graph.inputs.iter().filter(|(_, input)| glob(pattern, &input.name)).map(|(id, _)| id).collect();
@@ -53,7 +78,7 @@ pub fn pinned(graph: &Graph, space: &Space, pins: &Pins, mesh: &Mesh) -> Result<
             return Err(binds_nothing(graph, space, pattern, *placement, &matching));
         }
         for id in matching {
-            pinned.insert(id, Demand { placement: *placement, soft });
+            pinned.inputs.insert(id, Demand { placement: *placement, soft });
         }
     }
     Ok(pinned)
@@ -70,7 +95,7 @@ pub fn can_be(graph: &Graph, space: &Space, id: InputId, placement: Placement) -
 fn matches_nothing(graph: &Graph, pattern: &str) -> Box<Diagnostic> {
     let names: Vec<&str> = graph.inputs.values().map(|input| input.name.as_str()).collect();
     let hint = base::nearest(pattern, names.iter().copied()).map_or_else(
-        || "inputs are named params.*, buffers.*, optimizer.*, batch.*".into(),
+        || "inputs are named params.*, buffers.*, optimizer.*, batch.*; what a module gives, outputs.<its path>".into(),
         |name| format!("did you mean `{name}`?"),
     );
     Diagnostic::new(Code::BAD_PIN, format!("pin `{pattern}` matches no input")).hint(hint)
@@ -101,38 +126,42 @@ fn binds_nothing(
         .hint("a dimension with too few elements for so many ranks, or for ranks of several axes, is not sharded: pin another one, or `replicate`")
 }
 
+fn binds_no_output(
+    graph: &Graph,
+    space: &Space,
+    pattern: &str,
+    path: &str,
+    placement: Placement,
+) -> Box<Diagnostic> {
+    let is_known = outputs::paths(graph).any(|known| outputs::matches(path, known));
+    if !is_known {
+        let hint = base::nearest(path, outputs::paths(graph)).map_or_else(
+            || "give the path that the module has in the model".into(),
+            |near| format!("did you mean `{OUTPUTS}{near}`?"),
+        );
+        return Diagnostic::new(Code::BAD_PIN, format!("pin `{pattern}` matches no module")).hint(hint);
+    }
+    let axis = &space.axis;
+    let message = format!("pin `{pattern}` binds nothing along `{}`", axis.name);
+    let diagnostic = Diagnostic::new(Code::BAD_PIN, message);
+    let shapes: Vec<String> =
+        outputs::shapes(graph, path).iter().take(MOST_NAMES).map(|one| format!("{one:?}")).collect();
+    if shapes.is_empty() {
+        return diagnostic.because("nothing outside of the module reads what it gives in forward");
+    }
+    diagnostic
+        .because(format!(
+            "what the module gives is read as a tensor of shape {}, and not as `{placement}` over {} ranks",
+            shapes.join(", "),
+            axis.size
+        ))
+        .hint("pin another dimension of that shape, in which views of views are one, or `replicate`")
+}
+
 /// Maximum number of inputs listed in an error.
 const MOST_NAMES: usize = 4;
 
 /// Whether a pattern names a class of inputs, of which there may be none.
 fn is_class_pattern(pattern: &str) -> bool {
     ["params.*", "buffers.*", "optimizer.*", "batch.*", "*"].contains(&pattern)
-}
-
-/// Whether `name` matches `pattern`, in which `*` stands for any text.
-pub fn glob(pattern: &str, name: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let first = parts.next().unwrap_or("");
-    let Some(mut rest) = name.strip_prefix(first) else { return false };
-    let parts: Vec<&str> = parts.collect();
-    let Some((last, middle)) = parts.split_last() else { return rest.is_empty() };
-    for part in middle {
-        let Some(at) = rest.find(part) else { return false };
-        rest = &rest[at + part.len()..];
-    }
-    rest.ends_with(last)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_star_stands_for_any_text() {
-        assert!(glob("params.*", "params.a.b"));
-        assert!(glob("*", "x"));
-        assert!(glob("params.*.weight", "params.a.b.weight"));
-        assert!(!glob("params.*.weight", "params.a.bias"));
-        assert!(!glob("params.a", "params.ab"));
-    }
 }

@@ -16,6 +16,7 @@ use shard::{Assignment, partition_mesh};
 use crate::{
     divides::{divides, offered},
     effort::{Effort, Extent},
+    forbidden::Forbid,
     pins::Pins,
     plan::Prediction,
 };
@@ -44,6 +45,8 @@ pub struct Request<'a> {
     pub memory_limit: Option<u64>,
     /// Demands.
     pub pins: &'a Pins,
+    /// Collectives that it does without.
+    pub forbid: &'a Forbid,
     /// How much is tried.
     pub effort: Effort,
     /// What of forward is made again in backward; what a memory limit needs unless it is said.

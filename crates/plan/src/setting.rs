@@ -4,7 +4,7 @@ use cost::Machine;
 use ir::{Graph, Placement};
 use shard::Space;
 
-use crate::{moments::Charges, pins::Demands};
+use crate::{forbidden::Forbidden, moments::Charges, pins::Demands};
 
 /// What the tables are made from.
 pub struct Setting<'a> {
@@ -16,10 +16,12 @@ pub struct Setting<'a> {
     pub machine: Machine<'a>,
     /// What of memory is weighed.
     pub charges: &'a Charges,
-    /// What is demanded of inputs.
+    /// What is demanded of inputs and of what modules give.
     pub pins: &'a Demands,
     /// The placement that is demanded of the batch, if one is.
     pub batch: Option<Placement>,
     /// Whether changes of placement against that demand are forbidden or penalised.
     pub strict: bool,
+    /// The collectives that no solution has.
+    pub forbidden: Forbidden,
 }

@@ -11,6 +11,7 @@ use shard::canonical;
 use crate::{
     divides::require_slices,
     effort::Effort,
+    forbidden::{self, Forbid},
     meshes::{Candidate, search_meshes},
     pins::Pins,
     pipelines::search_stages,
@@ -40,9 +41,12 @@ pub struct PlanSettings {
     /// Most bytes of one rank.
     #[serde(default)]
     pub memory_limit: Option<u64>,
-    /// Demanded placements by axis, by name pattern of inputs.
+    /// Demanded placements by axis, by name pattern of inputs, or of modules whose outputs they are for.
     #[serde(default)]
     pub pins: Pins,
+    /// Kinds of collectives that the plan does without, by axis.
+    #[serde(default)]
+    pub forbid: Forbid,
     /// How much the search tries.
     #[serde(default)]
     pub effort: Effort,
@@ -71,6 +75,8 @@ impl PlanSettings {
     fn check(&self, cluster: &Cluster) -> Result<()> {
         let mesh = self.mesh();
         mesh.check()?;
+        let is_searched = self.ranks.is_some() && self.mesh.is_empty();
+        forbidden::check(&self.forbid, (!is_searched).then_some(&mesh))?;
         if let Some(held) = cluster.ranks().filter(|&held| held < mesh.ranks()) {
             let message = format!("a mesh of {} ranks on a cluster of {held}", mesh.ranks());
             let hint = "describe a larger cluster, or use fewer ranks";
@@ -80,7 +86,7 @@ impl PlanSettings {
             let message = format!("the mesh has {} ranks, not {ranks}", mesh.ranks());
             return Err(Diagnostic::new(Code::BAD_MESH, message).hint("say one of them"));
         }
-        if self.ranks.is_some() && self.mesh.is_empty() && !self.pins.is_empty() {
+        if is_searched && !self.pins.is_empty() {
             let message = "pins name axes, and the mesh is to be searched for";
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
         }
@@ -210,6 +216,7 @@ impl Asked<'_> {
             mesh,
             memory_limit: self.settings.memory_limit(self.cluster),
             pins: &self.settings.pins,
+            forbid: &self.settings.forbid,
             effort: self.settings.effort,
             recompute: self.settings.recompute,
         }

@@ -40,7 +40,7 @@ pub struct Tables<'a> {
     roles: SecondaryMap<ValueId, Role>,
 }
 
-/// Strategies and their costs, for each class of nodes and what demands on the batch leave of it.
+/// Strategies and their costs, for each class of nodes and what demands on operands leave of it.
 #[derive(Default)]
 struct Menus {
     all: PrimaryMap<MenuId, (Vec<Strategy>, Vec<Cost>)>,
@@ -106,7 +106,7 @@ impl<'a> Tables<'a> {
             let offers = &setting.space.offers[input.value];
             placements.extend_from_slice(offers);
         }
-        match setting.pins.get(&id) {
+        match setting.pins.inputs.get(&id) {
             Some(Demand { placement, .. }) if placements.contains(placement) => {
                 placements = vec![*placement];
             }
@@ -135,7 +135,7 @@ impl<'a> Tables<'a> {
         let node = &setting.graph.nodes[id];
         // What comes from constants alone (masks, positions, angles) is small and stays replicated: slicing it is free afterwards.
         let replicated = node.operands().next().is_some() && !node.operands().any(|value| depends[value]);
-        let demanded = node.operands().map(|value| demanded_batch(setting, value)).collect();
+        let demanded = node.operands().map(|value| demanded(setting, id, value)).collect();
         let menu = self.menus.of(setting, id, (setting.space.class(id), replicated, demanded));
         let (strategies, costs) = &self.menus.all[menu];
         let variable = self.problem.weighted_variable(costs, &own_weights(setting, id, strategies));
@@ -260,13 +260,14 @@ impl Menus {
         let (class, replicated, demanded) = &key;
         let all = &setting.space.classes[*class];
         let all = if *replicated { &all[..1] } else { &all[..] };
+        let all = all.iter().filter(|one| !setting.forbidden.forbids_within(one));
         let as_demanded = |strategy: &&Strategy| {
             let mut operands = demanded.iter().zip(&strategy.operands);
             operands.all(|(demanded, placement)| demanded.is_none_or(|demanded| demanded == *placement))
         };
-        let mut strategies: Vec<Strategy> = all.iter().filter(as_demanded).cloned().collect();
+        let mut strategies: Vec<Strategy> = all.clone().filter(as_demanded).cloned().collect();
         if strategies.is_empty() {
-            strategies = all.to_vec();
+            strategies = all.cloned().collect();
         }
         let call = Call::new(setting.graph, node);
         let time = |s| Cost::new(operation_time(setting.machine, &call, s, &setting.space.axis), 0);
@@ -308,10 +309,16 @@ fn own_weights(setting: &Setting<'_>, node: NodeId, strategies: &[Strategy]) -> 
     strategies.iter().map(weight).collect()
 }
 
+/// The placement in which an operation has to read a value: a part of the batch, or what a module gives.
+fn demanded(setting: &Setting<'_>, node: NodeId, value: ValueId) -> Option<Placement> {
+    let of_output = || setting.pins.outputs.demanded(setting.graph, node, value);
+    demanded_batch(setting, value).or_else(of_output)
+}
+
 /// The placement that is demanded of a value, if it is a part of the batch.
 fn demanded_batch(setting: &Setting<'_>, value: ValueId) -> Option<Placement> {
     let ValueDef::Input(id) = setting.graph.values[value].def else { return None };
-    let placement = setting.pins.get(&id)?.placement;
+    let placement = setting.pins.inputs.get(&id)?.placement;
     let possible = can_be(setting.graph, setting.space, id, placement);
     (setting.graph.inputs[id].class == InputClass::Batch && possible).then_some(placement)
 }

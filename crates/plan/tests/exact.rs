@@ -16,7 +16,7 @@ use ir::{
 };
 use passes::{DirectCollectives, Pass};
 use shard::{Assignment, Offered, Space, canonical, partition};
-use unisono_plan::{Effort, Pins, Request, direct, search};
+use unisono_plan::{Effort, Forbid, Pins, Request, direct, search};
 
 /// A machine on which only products and bytes sent take time.
 fn machine() -> Cluster {
@@ -143,6 +143,7 @@ fn the_search_finds_what_trying_everything_finds() {
             mesh: &mesh,
             memory_limit: None,
             pins: &Pins::default(),
+            forbid: &Forbid::default(),
             effort: Effort::Full,
             recompute: None,
         };
@@ -218,6 +219,7 @@ fn the_partition_makes_no_more_than_the_search_counts() {
             mesh: &mesh,
             memory_limit: None,
             pins,
+            forbid: &Forbid::default(),
             effort: Effort::Full,
             recompute: None,
         };

@@ -11,7 +11,7 @@ use ir::{
     testing::Random,
 };
 use passes::{Positions, Repeatable, Settings, pipeline, settled};
-use unisono_plan::{Effort, Pins, Recomputation, Request, search};
+use unisono_plan::{Effort, Forbid, Pins, Recomputation, Request, search};
 
 /// What is lost at most where not everything can be tried.
 const LOST: f64 = 1.02;
@@ -72,14 +72,22 @@ fn random_step(random: &mut Random, operations: usize) -> Graph {
     graph
 }
 
-fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, pins: &'a Pins) -> Request<'a> {
+/// What nobody pins and forbids.
+#[derive(Default)]
+struct Free {
+    pins: Pins,
+    forbid: Forbid,
+}
+
+fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, free: &'a Free) -> Request<'a> {
     Request {
         graph,
         captured: graph,
         cluster,
         mesh,
         memory_limit: None,
-        pins,
+        pins: &free.pins,
+        forbid: &free.forbid,
         effort: Effort::Full,
         recompute: None,
     }
@@ -87,7 +95,7 @@ fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, pins: &'a
 
 #[test]
 fn under_any_limit_the_fastest_choice_is_found() {
-    let (cluster, mesh, pins) = (machine(), Mesh::along("a", 1), Pins::default());
+    let (cluster, mesh, unsaid) = (machine(), Mesh::along("a", 1), Free::default());
     let machine = Machine { cluster: &cluster, mesh: &mesh };
     let (mut asked, mut slower, mut loss) = (0, 0, 0.0_f64);
     for seed in 0..12 {
@@ -97,7 +105,7 @@ fn under_any_limit_the_fastest_choice_is_found() {
         let peaks: std::collections::BTreeSet<u64> = all.iter().map(|(_, peak)| *peak).collect();
         for limit in peaks {
             let best = all.iter().filter(|(_, peak)| *peak <= limit).map(|(time, _)| *time).min().unwrap();
-            let request = Request { memory_limit: Some(limit), ..request(&graph, &cluster, &mesh, &pins) };
+            let request = Request { memory_limit: Some(limit), ..request(&graph, &cluster, &mesh, &unsaid) };
             let found =
                 search(&request).unwrap_or_else(|error| panic!("seed {seed}, limit {limit}: {error}"));
             let prediction = found.plan.prediction;
@@ -130,10 +138,10 @@ fn everything(graph: &Graph, machine: Machine<'_>) -> Vec<(i64, u64)> {
 
 #[test]
 fn all_of_forward_runs_again_where_that_is_asked_for_and_nothing_where_not() {
-    let (cluster, mesh, pins) = (machine(), Mesh::along("a", 1), Pins::default());
+    let (cluster, mesh, unsaid) = (machine(), Mesh::along("a", 1), Free::default());
     let graph = random_step(&mut Random::new(1), 40);
     let with = |recompute, memory_limit| {
-        let request = Request { recompute, memory_limit, ..request(&graph, &cluster, &mesh, &pins) };
+        let request = Request { recompute, memory_limit, ..request(&graph, &cluster, &mesh, &unsaid) };
         search(&request).map(|found| found.plan.prediction)
     };
     let free = with(None, None).unwrap();
@@ -150,14 +158,14 @@ fn all_of_forward_runs_again_where_that_is_asked_for_and_nothing_where_not() {
 /// More memory makes no plan slower, but for what is lost where not everything can be tried.
 #[test]
 fn time_hardly_ever_rises_with_memory() {
-    let (cluster, mesh, pins) = (machine(), Mesh::along("a", 1), Pins::default());
+    let (cluster, mesh, unsaid) = (machine(), Mesh::along("a", 1), Free::default());
     for seed in 20..24 {
         let graph = random_step(&mut Random::new(seed), 60);
-        let free = search(&request(&graph, &cluster, &mesh, &pins)).unwrap().plan.prediction.peak_bytes;
+        let free = search(&request(&graph, &cluster, &mesh, &unsaid)).unwrap().plan.prediction.peak_bytes;
         let mut last = i64::MAX;
         for share in 30..=100 {
             let limit = Some(free * share / 100);
-            let request = Request { memory_limit: limit, ..request(&graph, &cluster, &mesh, &pins) };
+            let request = Request { memory_limit: limit, ..request(&graph, &cluster, &mesh, &unsaid) };
             let Ok(found) = search(&request) else { continue };
             let step = found.plan.prediction.step_ns;
             assert!(
