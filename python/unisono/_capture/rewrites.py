@@ -30,18 +30,31 @@ _FUSED = {
 #: Operations whose results are row-major in PyTorch's kernels and in the operands' order in its shape functions. On row-major operands both
 #: agree, so that tensors lie in memory as the graph says.
 _ROW_MAJOR = {
-    "mse_loss_backward",
-    "smooth_l1_loss_backward",
-    "huber_loss_backward",
-    "elu_backward",
     "_log_softmax_backward_data",
-    "log_sigmoid_forward",
+    "binary_cross_entropy",
+    "binary_cross_entropy_backward",
     "convolution",
     "convolution_backward",
+    "elu_backward",
+    "glu_backward",
+    "hardsigmoid_backward",
+    "hardswish_backward",
+    "hardtanh_backward",
+    "huber_loss_backward",
+    "log_sigmoid_forward",
+    "mse_loss_backward",
+    "native_batch_norm",
+    "native_batch_norm_backward",
+    "native_layer_norm_backward",
+    "reflection_pad2d_backward",
+    "replication_pad2d_backward",
+    "rrelu_with_noise",
+    "smooth_l1_loss_backward",
+    "softplus_backward",
 }
 
 
-_OTHERS = {"_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "native_batch_norm"}
+_OTHERS = {"_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"}
 
 
 class Rewrites(TorchDispatchMode):
