@@ -460,6 +460,38 @@ def test_a_complex_setting_of_an_operation_is_refused_with_what_to_write_instead
     assert "* 1j" in str(caught.value.hint)
 
 
+def test_code_that_fails_under_a_compiler_is_captured_as_it_runs_without_one():
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        mask = None if torch.compiler.is_compiling() else torch.ones(x.shape[0])
+        optimizer.zero_grad()
+        loss = (model(x) * mask.unsqueeze(1)).sum()  # an error of the user's own where there is no mask
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(4, 3)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x,))
+    found, _ = interpret(graph.decoded(), [item.tensor for item in graph.capture.inputs.inputs])
+    torch.testing.assert_close(found[0], step(x).detach())
+
+
+def test_an_error_that_has_nothing_to_do_with_a_compiler_is_the_users_own():
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = []
+
+    def step(x):
+        calls.append(torch.compiler.is_compiling())
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        unisono.capture(step, model=model, optimizer=optimizer, example=(torch.randn(4, 3),))
+    assert calls == [True, False]
+
+
 def test_a_step_without_such_effects_is_captured_without_a_warning():
     model = Classifier()
     optimizer = torch.optim.AdamW(model.parameters())

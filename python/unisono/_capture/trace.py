@@ -118,8 +118,33 @@ def trace(
 ) -> Traced | None:
     """Traces one step, or finds more that the step keeps, and notes that.
 
-    The user's model and optimizer are as before when it returns or raises.
+    The user's model and optimizer are as before when it returns or raises. Code that asks whether a compiler runs it is told so, because it
+    reads fewer values then; what fails that way is traced as it runs without one.
     """
+
+    def under(is_compiling: bool) -> Traced | None:
+        with mock.patch("torch.compiler.is_compiling", return_value=is_compiling):
+            return _trace(train_step, model, optimizers, inputs, kept, gradients_may_be_there, answers)
+
+    try:
+        return under(is_compiling=True)
+    except UnisonoError:
+        raise
+    except Exception:
+        with contextlib.suppress(Exception):
+            return under(is_compiling=False)
+        raise
+
+
+def _trace(
+    train_step: Callable[..., Any],
+    model: nn.Module | None,
+    optimizers: tuple[Optimizer, ...],
+    inputs: StepInputs,
+    kept: Kept | None,
+    gradients_may_be_there: bool,
+    answers: tuple[bool, ...],
+) -> Traced | None:
     kernels.register()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _fakes(fake_mode, inputs)
@@ -139,7 +164,6 @@ def trace(
     # Convolutions choose when the graph runs.
     quiet = mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", new=True)
     with (
-        mock.patch("torch.compiler.is_compiling", return_value=True),
         _without_libraries(),
         quiet,
         torch.compiler.set_stance("force_eager"),  # what the user compiles is captured as it was written
