@@ -138,9 +138,12 @@ impl Along<'_> {
         }
     }
 
-    /// The collectives that the plan does without along this axis.
+    /// The collectives that the plan does without along this axis; along time there are none.
     pub fn forbidden(&self) -> Forbidden {
-        Forbidden::along(&self.axis.name, self.run.request.forbid)
+        match self.axis.kind {
+            AxisKind::Ranks => Forbidden::along(&self.axis.name, self.run.request.forbid),
+            AxisKind::Time | AxisKind::Stage => Forbidden::default(),
+        }
     }
 }
 

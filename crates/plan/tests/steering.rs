@@ -144,6 +144,21 @@ fn along_a_forbidden_axis_nothing_is_sent() {
 }
 
 #[test]
+fn what_micro_batches_add_up_is_no_collective() {
+    let graph = Graph::from_text("step.txt", MLP).unwrap();
+    let settings = PlanSettings {
+        mesh: [("a".to_owned(), 2)].into_iter().collect(),
+        micro_batches: Some(2),
+        forbid: [("*".to_owned(), vec!["*".to_owned()])].into_iter().collect(),
+        effort: Effort::Quick,
+        ..PlanSettings::default()
+    };
+    let plan = plan_graph(&graph, &slow(), &settings).unwrap();
+    assert_eq!(plan.micro_batches, 2);
+    assert_eq!(collectives(&rank_graph(&graph, &plan, 0).unwrap()), Vec::<String>::new());
+}
+
+#[test]
 fn what_cannot_be_done_without_is_said() {
     let error = |forbid: &str| {
         rank("a=4", &["batch.* a shard(0)", "params.* a shard(0)"], &[forbid]).unwrap_err().to_string()
