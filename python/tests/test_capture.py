@@ -428,6 +428,19 @@ def test_an_iterator_that_the_step_goes_on_with_is_refused_and_not_advanced(kept
     assert next(kept) == 1.0
 
 
+def test_a_choice_between_results_of_other_shapes_or_types_is_refused():
+    def of_shapes(x):
+        return x.sum() if x.mean() < 0 else x
+
+    def of_types(x):
+        return x.double() if x.mean() < 0 else x
+
+    for step in (of_shapes, of_types):
+        with pytest.raises(StepError, match="reads the value") as caught:
+            unisono.capture(step, example=(torch.ones(3),))
+        assert caught.value.code == "U0101" and "test_capture.py" in str(caught.value.place)
+
+
 @pytest.mark.parametrize(
     ("call", "instead"),
     [

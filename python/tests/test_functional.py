@@ -84,6 +84,29 @@ def the_averages_of_a_batch_norm(x, y):
     return [made, mean, variance]
 
 
+def a_part_that_is_split_off_unsafely(x, y):
+    gates = torch.ops.aten.unsafe_split.Tensor(x @ y, 2, 1)
+    first = gates[0].sigmoid_()
+    turned = gates[1].t()
+    gates[1].add_(y[:, :2])
+    return [first.t(), turned.exp(), gates[1].view(4, 1, 2), torch.empty_like(first).fill_(2.0)]
+
+
+def a_dimension_that_is_dropped_in_place(x, y):
+    made = (x @ y).view(4, 1, 4)
+    rows = made[1:]
+    made.squeeze_(1)
+    made[0].mul_(2.0)
+    rows.add_(1.0)
+    return [made.t(), rows]
+
+
+def a_result_that_is_written_into_an_input(x, y):
+    made = torch.div(x, y.norm(), out=y)
+    torch.add(made, x, alpha=2.0, out=x)
+    return [made * 2, x]
+
+
 def inputs() -> list[torch.Tensor]:
     return list(torch.linspace(-2.0, 3.0, 32).view(2, 4, 4).unbind())
 
@@ -105,6 +128,9 @@ CHANGES = [
     the_whole_is_changed_by_another_shape_of_it,
     an_input_of_which_a_row_is_changed,
     the_averages_of_a_batch_norm,
+    a_part_that_is_split_off_unsafely,
+    a_dimension_that_is_dropped_in_place,
+    a_result_that_is_written_into_an_input,
 ]
 
 
@@ -134,4 +160,13 @@ def test_a_change_through_another_kind_of_view_is_left_to_pytorch():
         return [made]
 
     with pytest.raises(Unknown, match="through a view"):
+        functionalised(recorded(change))
+
+
+def test_a_tensor_with_gaps_that_is_read_by_its_strides_after_a_change_is_left_to_pytorch():
+    def change(x, y):
+        first = torch.ops.aten.unsafe_split.Tensor(x @ y, 2, 1)[0].neg_()
+        return [first.as_strided((2, 2), (4, 1))]
+
+    with pytest.raises(Unknown, match="lies elsewhere"):
         functionalised(recorded(change))

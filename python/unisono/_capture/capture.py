@@ -188,7 +188,7 @@ def _ways(
     if len(ways) > 1:
         _require_alike(ways)
         plain = [Way(w.graph, w.tensors, w.reads, w.places, w.replaced, w.choices) for w in ways]
-        traced.graph, traced.replaced = merged(plain, traced.fakes)
+        traced.graph, traced.replaced = merged(plain)
         traced.untouched = set().union(*(way.untouched for way in ways))
     return ways
 

@@ -37,6 +37,8 @@ class _Memory:
     value: torch.fx.Node
     changes: int = 0
     pending: list[tuple[torch.fx.Node, tuple[_View, ...]]] = field(default_factory=list)
+    #: Whether the value lies closer together than what was recorded.
+    packed: bool = False
 
 
 @dataclass(eq=False)
@@ -107,21 +109,48 @@ class _Functional:
         if kind == "changes":
             self._change(node, func)
             return
+        if kind == "changes shape":
+            self._change_shape(node, func)
+            return
         args, kwargs = self._operands(node.args, node.kwargs)
+        if kind == "view":
+            self._view(node, func, args, kwargs)
+            return
         made = self._add(func, args, kwargs, node.meta["val"])
         if isinstance(node.meta["val"], list):
             self._parts[node] = made
-        elif kind == "view":
-            source = self._tensors[node.args[0]]  # type: ignore[index]
-            views = (*source.views, (node, None))
-            self._tensors[node] = _Tensor(source.memory, views, made, source.changes)
         else:
             self._new(node, made)
+
+    def _view(self, node: torch.fx.Node, func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+        val = node.meta["val"]
+        source = self._tensors[node.args[0]]  # type: ignore[index]
+        if source.memory.packed:
+            if func is _aten.as_strided.default:
+                raise Unknown("strides of a tensor that lies elsewhere")
+            val = result_of(func, args, kwargs)
+        made = self._add(func, args, kwargs, val)
+        if isinstance(val, list):
+            self._parts[node] = made
+        else:
+            self._tensors[node] = _Tensor(source.memory, (*source.views, (made, None)), made, source.changes)
+
+    def _change_shape(self, node: torch.fx.Node, func: torch._ops.OpOverload) -> None:
+        """A tensor that from here on is a view of what it was."""
+        tensor = self._tensors[node.args[0]]  # type: ignore[index]
+        if any(tensor is one for _, one in self._inputs):
+            raise Unknown(func)
+        args, kwargs = self._operands(node.args, node.kwargs)
+        view = getattr(getattr(_aten, func._schema.name.removeprefix("aten::")[:-1]), func._overloadname)
+        made = self._add(view, args, kwargs, result_of(view, args, kwargs))
+        tensor.views, tensor.value = (*tensor.views, (made, None)), made
+        self._tensors[node] = tensor
 
     def _part(self, node: torch.fx.Node) -> None:
         """One of several results."""
         whole, number = node.args
-        made = self._add(operator.getitem, (self._parts[whole], number), {}, node.meta["val"])  # type: ignore[index]
+        val = self._parts[whole].meta["val"][number]  # type: ignore[index]
+        made = self._add(operator.getitem, (self._parts[whole], number), {}, val)  # type: ignore[index]
         if isinstance(node.meta["val"], list):
             self._parts[node] = made
         elif isinstance(whole.target, torch._ops.OpOverload) and _kind(whole.target) == "view":  # type: ignore[union-attr]
@@ -131,23 +160,26 @@ class _Functional:
             self._new(node, made)
 
     def _change(self, node: torch.fx.Node, func: torch._ops.OpOverload) -> None:
+        if func._schema.arguments[-1].is_out:
+            self._write_out(node, func)
+            return
         form = _functional_form(func)
         changed = [node.args[at] for at in form.changed]
         if not all(isinstance(one, torch.fx.Node) and one.op != "get_attr" for one in changed):
             raise Unknown(func)
         tensors = [self._tensors[one] for one in changed]  # type: ignore[index]
         args, kwargs = self._operands(_with_defaults(func, node.args, node.kwargs), node.kwargs)
-        result = _result(form.func, args, kwargs)
+        result = result_of(form.func, args, kwargs)
         news = result[-len(tensors) :] if isinstance(result, list) else [result]
         olds = [tensor.value.meta["val"] for tensor in tensors]
         made = self._add(form.func, args, kwargs, result)
         if news[0].dtype != olds[0].dtype and not isinstance(result, list):
             # What is changed keeps its element type, such as a number in bf16 that is multiplied by one in f32.
             cast: tuple[Any, Any, Any] = (_aten._to_copy.default, (made,), {"dtype": olds[0].dtype})
-            result = _result(*cast)
+            result = result_of(*cast)
             made, news = self._add(*cast, result), [result]
         if news != olds:
-            if isinstance(result, list) or not tensors[0].views or not _is_alike(result, olds[0]):
+            if isinstance(result, list) or not _is_alike(result, olds[0]):
                 raise Unknown(func)
             self._tensors[node] = tensors[0]
             self._put_elsewhere(tensors[0], made)
@@ -160,11 +192,35 @@ class _Functional:
         for at, tensor in enumerate(tensors, len(result) - len(tensors)):
             self._put(tensor, self._add(operator.getitem, (made, at), {}, result[at]))
 
-    @staticmethod
-    def _put_elsewhere(tensor: _Tensor, made: torch.fx.Node) -> None:
-        """Gives a view a new value that lies otherwise in memory: whoever reads the view has it from what it is a view of."""
-        tensor.memory.changes += 1
-        tensor.memory.pending.append((made, tensor.views))
+    def _write_out(self, node: torch.fx.Node, func: torch._ops.OpOverload) -> None:
+        """What an operation gives becomes the value of its ``out``."""
+        form, name = _form_without_out(func), func._schema.arguments[-1].name
+        out = node.kwargs.get(name)
+        if not isinstance(out, torch.fx.Node) or out.op == "get_attr":
+            raise Unknown(func)
+        tensor = self._tensors[out]
+        given = {key: one for key, one in node.kwargs.items() if key != name}
+        args, kwargs = self._operands(node.args, given)
+        result = result_of(form, args, kwargs)
+        if result != tensor.value.meta["val"]:
+            raise Unknown(func)
+        self._tensors[node] = tensor
+        self._put(tensor, self._add(form, args, kwargs, result))
+
+    def _put_elsewhere(self, tensor: _Tensor, made: torch.fx.Node) -> None:
+        """Gives a tensor a new value that lies otherwise in memory."""
+        if tensor.views:
+            # Whoever reads the view has it from what it is a view of.
+            tensor.memory.changes += 1
+            tensor.memory.pending.append((made, tensor.views))
+            return
+        # A tensor with gaps in its memory becomes one without; what is computed of it lies in memory as it would.
+        same_order = _order(tensor.value.meta["val"]) == _order(made.meta["val"])
+        draws = torch.Tag.nondeterministic_seeded in made.target.tags  # type: ignore[union-attr]
+        if draws or not same_order or any(tensor is one for _, one in self._inputs):
+            raise Unknown("a change after which memory is in another order")
+        tensor.memory.packed = True
+        self._put(tensor, made)
 
     @staticmethod
     def _put(tensor: _Tensor, made: torch.fx.Node) -> None:
@@ -201,7 +257,7 @@ class _Functional:
         for (view, number), old in zip(reversed(views), reversed(viewed), strict=True):
             back = _put_back(view, number, old, value)
             if back is not None:
-                value = self._add(back[0], back[1], {}, _result(back[0], back[1], {}))
+                value = self._add(back[0], back[1], {}, result_of(back[0], back[1], {}))
         if value.meta["val"] != before.meta["val"]:
             raise Unknown("a change through a view after which memory is in another order")
         return value
@@ -210,10 +266,13 @@ class _Functional:
         """A view, made of its memory's new value."""
         if any(isinstance(one, torch.fx.Node) for one in view.args[1:]):
             raise Unknown(view.target)
-        made = self._add(view.target, (value, *view.args[1:]), view.kwargs, view.meta["val"])
+        args, val = (value, *view.args[1:]), view.meta["val"]
+        if value.meta["val"] != view.args[0].meta["val"]:  # type: ignore[union-attr]
+            val = result_of(view.target, args, view.kwargs)  # type: ignore[arg-type]
+        made = self._add(view.target, args, view.kwargs, val)
         if number is None:
             return made
-        parts = [self._add(operator.getitem, (made, at), {}, val) for at, val in enumerate(view.meta["val"])]
+        parts = [self._add(operator.getitem, (made, at), {}, part) for at, part in enumerate(val)]
         return parts[number]
 
     def _add(self, target: Any, args: Any, kwargs: Any, val: Any) -> torch.fx.Node:
@@ -227,6 +286,12 @@ class _Functional:
 def _is_alike(one: TensorType, other: TensorType) -> bool:
     """Whether two tensors differ in the order of their memory at most."""
     return (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
+
+
+def _order(tensor: TensorType) -> list[int]:
+    """The dimensions in the order in which their elements lie in memory, the outermost first; without those of one element."""
+    dims = [dim for dim, size in enumerate(tensor.shape) if size != 1]
+    return sorted(dims, key=lambda dim: -tensor.strides[dim])
 
 
 def _put_back(
@@ -270,7 +335,9 @@ _PARTS = {
 
 @functools.cache
 def _kind(func: torch._ops.OpOverload) -> str:
-    """Whether an operation ``changes`` an operand, makes a ``view`` of its first, or (``""``) makes new tensors."""
+    """Whether an operation ``changes`` an operand or its shape, makes a ``view`` of its first, or (``""``) makes new tensors."""
+    if torch.Tag.inplace_view in func.tags and func._schema.name.startswith("aten::squeeze_"):
+        return "changes shape"
     if func._schema.is_mutable:
         return "changes"
     aliased = [one for one in func._schema.returns if one.alias_info is not None]
@@ -316,13 +383,28 @@ def _functional_form(func: torch._ops.OpOverload) -> _Form:
     return _Form(form, changed)
 
 
+@functools.cache
+def _form_without_out(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """The operation that gives what this one writes into its one ``out``."""
+    schema = func._schema
+    wanted = [(one.name, str(one.type)) for one in schema.arguments[:-1]]
+    if len(schema.returns) != 1 or sum(one.is_out for one in schema.arguments) != 1:
+        raise Unknown(func)
+    packet = func.overloadpacket
+    for form in (getattr(packet, name) for name in packet.overloads()):
+        plain = not form._schema.is_mutable and not form._can_decompose()
+        if plain and [(one.name, str(one.type)) for one in form._schema.arguments] == wanted:
+            return form
+    raise Unknown(func)
+
+
 def _with_defaults(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> tuple[Any, ...]:
     """All arguments that have a position; the form of an operation may have no default where this one has."""
     left = itertools.takewhile(lambda one: not one.kwarg_only, func._schema.arguments[len(args) :])
     return (*args, *(one.default_value for one in left if one.name not in kwargs))
 
 
-def _result(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+def result_of(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
     """The types of what an operation gives."""
 
     def described(one: Any) -> Any:

@@ -54,6 +54,7 @@ from unisono._capture.selection import Selection, Selections
 from unisono._capture.settings import Answer, Comparisons, groups_of
 from unisono._capture.sparse import DenseGradients
 from unisono._capture.target import Target
+from unisono._capture.types import type_of
 from unisono._tree import Structure, flatten, unflatten
 from unisono.errors import StepError, UnisonoError, UnsupportedError
 
@@ -82,7 +83,6 @@ class Traced:
         places: where the step chooses by values; what decided are the outputs behind those that are read.
         choices: how it chooses there.
         tensors: how many outputs are what the step returns and leaves.
-        fakes: what it was traced with.
     """
 
     graph: torch.fx.GraphModule
@@ -103,7 +103,6 @@ class Traced:
     places: list[str | None] = field(default_factory=list)
     choices: tuple[bool, ...] = ()
     tensors: int = 0
-    fakes: list[torch.Tensor] = field(default_factory=list)
 
 
 def trace(
@@ -181,7 +180,7 @@ def _trace(
         if written:
             kept.start_again()  # it ran on copies
         return None
-    run.traced.graph, run.traced.fakes = _functionalise(first, fakes), fakes
+    run.traced.graph = _functionalise(first, fakes)
     return run.traced
 
 
@@ -226,7 +225,11 @@ def _functionalise(first: torch.fx.GraphModule, fakes: list[torch.Tensor]) -> to
     functional = torch.func.functionalize(again, remove="mutations")
     with torch.no_grad(), torch._C._DisableAutocast(), fx_traceback.preserve_node_meta():
         plain = [fake.detach() for fake in fakes]
-        return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*plain)
+        graph = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*plain)
+    for node in graph.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = type_of(node.meta["val"])
+    return graph
 
 
 def _written(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.Tensor, str | None]]:
