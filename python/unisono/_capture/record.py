@@ -27,8 +27,9 @@ from torch.utils._python_dispatch import (
     autograd_would_have_decomposed,
 )
 
+from unisono._capture.results import key_of, result
 from unisono._capture.target import Target
-from unisono._capture.types import TensorType, type_of
+from unisono._capture.types import type_of
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -157,7 +158,7 @@ class Recorder(TorchDispatchMode):
             # What was lifted may be changed afterwards.
             func = _aten.lift_fresh_copy.default
         here, named = self._here(args, kwargs) if self._target.elsewhere else (args, kwargs)
-        made = self._made(func, here, named) if facts.in_place else func(*here, **named)
+        made = self._made(func, here, named) if facts.in_place else self._result(func, here, named)
         if facts.several and self._target.elsewhere and self._target.kind != "cpu":
             made = self._in_types_of_target(func, here, named, made)
         node = self.graph.call_function(
@@ -201,13 +202,16 @@ class Recorder(TorchDispatchMode):
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operation in place gives: its operand, which is asked of PyTorch once for operands of the same types."""
-        key = _key(func, args, kwargs)
+        key = key_of(func, args, kwargs)
         if key is None or key not in self._known:
             made = func(*args, **kwargs)
             if made is args[0] and key is not None:
                 self._known.add(key)
             return made
         return args[0]
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs) if self._target.elsewhere else result(self._mode, func, args, kwargs)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -262,21 +266,6 @@ class Watch:
 
 
 _SIZES = (_aten.size.default, _aten.stride.default, _aten.storage_offset.default)
-
-
-def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation gives depends on this, as far as it is known without data; ``None`` where that is more than types."""
-    key: list[Any] = [func]
-    for one in (*args, *kwargs, *kwargs.values()):
-        if isinstance(one, torch.Tensor):
-            if type(one) is not FakeTensor or one.constant is not None:
-                return None
-            key.append(TensorType(one))
-        elif isinstance(one, bool | int | float | str | torch.dtype | None):
-            key.append((type(one), one))
-        else:
-            return None
-    return tuple(key)
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
