@@ -9,11 +9,11 @@ import pytest
 import step_programs
 from eager import compare
 
-#: As many as take about three minutes of one core; ``benches/step_programs.py`` runs more.
-PROGRAMS = 240
-TOGETHER = 10
+#: As many as take about five minutes of one core; ``benches/step_programs.py`` runs more.
+PROGRAMS = 1000
+TOGETHER = 20
 #: How many are run with less memory too.
-SMALLER = 20
+SMALLER = 40
 #: Habits under which rounding decides: gradients of which only the sign counts, sums in bfloat16.
 ROUNDED = {"gradients_are_set", "automatic_casts"}
 
