@@ -28,11 +28,20 @@ def result(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     types = _known.get(key)
     if types is None:
-        made = func(*args, **kwargs)
+        made = _asked(mode, func, args, kwargs)
         _keep(key, made, (*args, *kwargs.values()))
         return made
     with torch._C._DisableTorchDispatch():
         return _new(mode, types) if isinstance(types, TensorType) else tuple(_new(mode, one) for one in types)
+
+
+def _asked(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """What PyTorch says, which need not be kept by PyTorch, too."""
+    before, mode.cache_enabled = mode.cache_enabled, False
+    try:
+        return func(*args, **kwargs)
+    finally:
+        mode.cache_enabled = before
 
 
 def key_of(func: Any, args: Any, kwargs: Any) -> Any:
