@@ -47,7 +47,10 @@ def main(first: int = 0, count: int = 10_000) -> None:
             fewest, found = smallest(seed, habits)
             print(f"seed {seed}: {fewest}\n    {found}", flush=True)
         if (seed - first + 1) % 100 == 0:
-            print(f"{seed - first + 1} programs in {time.process_time() - start:.0f} CPU s, {wrong} wrong", file=sys.stderr)
+            print(
+                f"{seed - first + 1} programs in {time.process_time() - start:.0f} CPU s, {wrong} wrong",
+                file=sys.stderr,
+            )
     print(f"{count} programs in {time.process_time() - start:.0f} CPU s, {wrong} wrong")
 
 
