@@ -97,6 +97,7 @@ def register(library: str, name: str = NAME) -> None:
     location.loader.exec_module(loaded)
     torch.utils.rename_privateuse1_backend(name)  # pyright: ignore[reportPrivateImportUsage]
     torch._register_device_module(name, _module())
+    torch.ops.clocked.register_graphs()
 
     def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
         # One thread, as `_ranks` has it for the host's groups.
@@ -141,6 +142,11 @@ def _module() -> types.ModuleType:
 def waits() -> dict[str, int]:
     """How often the host has waited for a device since :func:`forget`, by what it waited for."""
     return torch.ops.clocked.waits()
+
+
+def copies_from_host() -> int:
+    """How often something was copied from the host to a device since :func:`forget`."""
+    return torch.ops.clocked.copies_from_host()
 
 
 def faults() -> list[str]:

@@ -31,6 +31,9 @@ STEPS = 3
 #: The family in which each rank is a stage of a pipeline.
 STAGES = "stages"
 
+#: Ends the name of a family whose batches are on the host.
+FROM_HOST = ", from the host"
+
 # Trainings on whatever device their batches are on.
 
 
@@ -137,9 +140,10 @@ def compare(make: Callable[[], steps.Training], family: str) -> dict[str, Any]:
     # Modules change their parameters in place, as they do for devices that PyTorch knows, so that the optimizer has them.
     torch.__future__.set_swap_module_params_on_conversion(True)
     together.model.to(device)
-    batch = tuple(one.to(device) for one in together.batches[0])
+    place = _devices.HOST if family.endswith(FROM_HOST) else device
+    batch = tuple(one.to(place) for one in together.batches[0])
     ranks = int(os.environ["WORLD_SIZE"])
-    step = steps.parallelize(together, example=batch, **_settings(family, ranks))
+    step = steps.parallelize(together, example=batch, **_settings(family.removesuffix(FROM_HOST), ranks))
     expected, returned = [], []
     for number in range(STEPS):
         torch.manual_seed(number)
@@ -148,7 +152,7 @@ def compare(make: Callable[[], steps.Training], family: str) -> dict[str, Any]:
         if number == 1:
             clocked.forget()
         returned.append(step(*batch))
-    waits, faults = clocked.waits(), clocked.faults()
+    waits, faults, copies = clocked.waits(), clocked.faults(), clocked.copies_from_host()
     step.sync()
     now, wanted = together.model.state_dict(), alone.model.state_dict()
     differences = {name: difference(now[name].cpu(), wanted[name]) for name in wanted}
@@ -159,6 +163,7 @@ def compare(make: Callable[[], steps.Training], family: str) -> dict[str, Any]:
         "worst": worst,
         "waits": waits,
         "faults": faults,
+        "copies": copies / (STEPS - 1),
         "device": str(step._captured[0].device),
         "collectives": step.plan.prediction["collectives"],
     }
@@ -279,6 +284,7 @@ def counted(library: str) -> None:
         "to the host": lambda: x.cpu(),
         "from the host": lambda: torch.ones(4).to(clocked.NAME),
         "from the host, not blocking": lambda: torch.ones(4).to(clocked.NAME, non_blocking=True),
+        "from pinned memory, not blocking": lambda: torch.ones(4).pin_memory()[1:].to(clocked.NAME, non_blocking=True),
         "count": lambda: x.nonzero(),
         "mask": lambda: x[x > 1],
         "device": torch.accelerator.synchronize,
@@ -289,6 +295,7 @@ def counted(library: str) -> None:
         clocked.forget()
         act()
         print(f"{name}:", clocked.waits())
+    print("copies:", clocked.copies_from_host())
     fresh = torch.empty(4, device=clocked.NAME)
     print("fresh:", fresh.isnan().all().item())
     print("on the device:", torch.accelerator.memory_allocated() > 0, torch.zeros(2, device=f"{clocked.NAME}:1").device)
@@ -332,6 +339,88 @@ def save_and_load(library: str) -> None:
     once = step(*batch).item()
     step.load("checkpoint")
     print("losses:", first != once, step(*batch).item() == once, clocked.faults())
+
+
+def lack_a_type(library: str) -> None:
+    """Prints what is said of steps for a device without double precision."""
+    clocked.register(library)
+    torch.ops.clocked.lack(torch.float64)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16).to(clocked.NAME)
+    batch = (torch.randn(8, 16), torch.randn(8, 16))
+
+    def widened(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(x.double(), y.double())
+
+    for loss in (widened, F.mse_loss):
+        try:
+            steps.parallelize(_training(model, loss, batch))(*batch)
+            print("nothing: was refused")
+        except UnisonoError as error:
+            print(f"{error.code}: {error.message} {Path(str(error.place)).name} {error.cause}")
+
+
+def replay(library: str) -> None:
+    """Prints how trainings by graphs differ from those on processors, while batches, rates and a parameter's memory change."""
+    clocked.register(library)
+    torch.ops.clocked.fuse_optimizers()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    for make in (mlp, gpt, experts):
+        alone, together = make(), make()
+        together.model.to(clocked.NAME)
+        step = steps.parallelize(together, graphs="auto")
+        differences, replays = [], torch.ops.clocked.replays()
+        for number in range(6):
+            batch = [one * (1 + number) if one.is_floating_point() else one.roll(number) for one in alone.batches[0]]
+            for training in (alone, together):
+                training.optimizer.param_groups[0]["lr"] = 1e-3 * (1 + number)
+                moved = next(training.model.parameters())
+                moved.data = moved.data.clone() if number == 4 else moved.data
+            clocked.forget()
+            returned, expected = step(*batch), alone.step(*batch)
+            waits, faults = clocked.waits(), clocked.faults()
+            differences.append(difference(returned.cpu(), expected))
+        step.sync()
+        now = together.model.state_dict()
+        differences += [difference(now[name].cpu(), wanted) for name, wanted in alone.model.state_dict().items()]
+        print(
+            f"{make.__name__}: {max(differences)}|{waits} {faults}|{torch.ops.clocked.replays() - replays}|{step.graphs()}"
+        )
+
+
+def refuse_graphs(library: str) -> None:
+    """Prints why steps are no graphs of the device, and what it does not allow while it captures one."""
+    clocked.register(library)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    for make, home in ((mlp, "cpu"), (convolutions, clocked.NAME), (mlp, clocked.NAME)):
+        training = make()
+        training.model.to(home)
+        step = steps.parallelize(training, mesh={"a": int(os.environ["WORLD_SIZE"])}, graphs="auto")
+        print(f"{make.__name__} on {home}:", step.graphs())
+    x, side = torch.ones(4, device=clocked.NAME), torch.Stream(device=clocked.NAME)
+    acts: dict[str, Callable[[], object]] = {
+        "waiting": lambda: x.sum().item(),
+        "copying": lambda: x.copy_(torch.ones(4)),
+        "drawing": lambda: x.uniform_(),
+        "arithmetic": lambda: x.add_(1).sum(),
+    }
+    for name, act in acts.items():
+        print(f"{name}:", _word(lambda act=act: _captured(side, act)))
+    print("as it was:", x.tolist())
+
+
+def _captured(side: torch.Stream, act: Callable[[], object]) -> None:
+    side.wait_stream(torch.accelerator.current_stream())
+    graph: Any = torch.accelerator.Graph()
+    with side:
+        graph.capture_begin()
+        try:
+            act()
+        finally:
+            graph.capture_end()
+    torch.accelerator.current_stream().wait_stream(side)
 
 
 def train_eagerly(library: str) -> None:

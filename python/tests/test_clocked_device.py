@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import clocked
 import launch
 import pytest
-from clocked_ranks import STAGES, TRAININGS
+from clocked_ranks import FROM_HOST, STAGES, TRAININGS
 
 ANOTHER = "elsewhere"
 
@@ -53,18 +54,21 @@ def compared(library, tmp_path_factory):
     return run
 
 
-def assert_as_on_processors(found, kind, ranks):
+def assert_as_on_processors(found, kind, ranks, copies=0):
     for rank, one in enumerate(found):
         assert "error" not in one, one["error"]
         assert one["device"] == f"{kind}:{rank}"
         assert one["faults"] == []
         assert one["waits"] == {}
+        assert one["copies"] == copies
         # Parameters that begin at zero have made three small steps, whose rounding Adam magnifies.
         assert one["difference"] < 5e-5, one["worst"]
         assert (one["collectives"] > 0) == (ranks > 1)
 
 
 ON_ONE = [*((make.__name__, "free") for make in TRAININGS), ("autocast", "free")]
+#: Batches of two tensors on the host, from which a rank takes its shards.
+OF_HOST = [("mlp", f"batch cut{FROM_HOST}"), ("llama", f"state cut{FROM_HOST}"), ("experts", f"tensors cut{FROM_HOST}")]
 ON_TWO = [
     *((make.__name__, family) for make in TRAININGS for family in ("batch cut", "state cut", "tensors cut")),
     *(("gpt", family) for family in ("batch cut, sliced", "state cut, recomputed", STAGES)),
@@ -80,8 +84,14 @@ def test_steps_on_a_device_under_another_name_with_fused_optimizers_are_as_on_pr
 
 @pytest.mark.parametrize(("model", "family"), ON_TWO)
 def test_steps_on_two_devices_are_as_on_processors_and_all_is_ordered(compared, model, family):
-    found = compared(2, ON_TWO)
+    found = compared(2, ON_TWO + OF_HOST)
     assert_as_on_processors([one[f"{model}, {family}"] for one in found], clocked.NAME, 2)
+
+
+@pytest.mark.parametrize(("model", "family"), OF_HOST)
+def test_shards_of_batches_on_the_host_are_all_that_is_copied_from_there_and_nobody_waits(compared, model, family):
+    found = compared(2, ON_TWO + OF_HOST)
+    assert_as_on_processors([one[f"{model}, {family}"] for one in found], clocked.NAME, 2, copies=2)
 
 
 @pytest.mark.parametrize(("model", "family"), ON_FOUR)
@@ -143,7 +153,8 @@ def test_what_has_the_host_wait_is_counted(library, tmp_path):
     assert found["item"] == "{'aten::_local_scalar_dense': 1}"
     assert found["to the host"] == "{'copy to host': 1}"
     assert found["from the host"] == "{'copy from host': 1}"
-    assert found["from the host, not blocking"] == found["arithmetic"] == "{}"
+    assert found["from the host, not blocking"] == "{'copy from host': 1}"
+    assert found["from pinned memory, not blocking"] == found["arithmetic"] == "{}"
     assert found["count"] == "{'aten::nonzero': 1}"
     assert "'aten::nonzero': 1" in found["mask"]
     assert found["device"] == "{'device': 1}"
@@ -163,6 +174,41 @@ def test_numbers_by_a_counter_are_those_of_processors_and_their_key_has_nobody_w
 def test_a_checkpoint_is_written_and_read_there(library, tmp_path):
     for one in printed("save_and_load", 2, tmp_path, library):
         assert one["losses"] == "True True []"
+
+
+def test_a_device_without_an_element_type_is_refused_with_the_line_that_needs_it(library, tmp_path):
+    (found,) = printed("lack_a_type", 1, tmp_path, library)
+    assert found["nothing"] == "was refused"
+    assert re.fullmatch(
+        r"clocked has no float64, which the step computes with clocked_ranks.py:\d+ this device does not support Double",
+        found["U0326"],
+    )
+
+
+def test_steps_that_are_replayed_as_graphs_are_as_on_processors_whatever_changes_between_them(library, tmp_path):
+    (found,) = printed("replay", 1, tmp_path, library)
+    assert set(found) == {"mlp", "gpt", "experts"}
+    for said in found.values():
+        worst, quiet, replays, state = said.split("|")
+        assert float(worst) < 5e-5
+        # The first step runs as it is; a parameter has moved before the fifth.
+        assert (quiet, replays, state) == ("{} []", "5", "a graph, captured 2 times")
+
+
+def test_what_cannot_be_a_graph_says_why_and_the_device_forbids_what_a_capture_does_not_allow(library, tmp_path):
+    (found,) = printed("refuse_graphs", 1, tmp_path, library)
+    assert found["mlp on cpu"] == "not a graph: the processor has no graphs"
+    assert found["convolutions on clocked"].startswith("not a graph: it draws random numbers")
+    assert found["mlp on clocked"] == "a graph, captured 0 times"
+    for act in ("waiting", "copying", "drawing"):
+        assert found[act].startswith("the capture failed: "), found[act]
+    assert found["arithmetic"] == "nothing was found"
+    assert found["as it was"] == "[1.0, 1.0, 1.0, 1.0]"
+
+
+def test_steps_with_collectives_are_no_graphs_yet(library, tmp_path):
+    for one in printed("refuse_graphs", 2, tmp_path, library):
+        assert one["mlp on clocked"].startswith("not a graph: it has collectives")
 
 
 def test_pytorch_itself_trains_there_as_on_processors(library, tmp_path):

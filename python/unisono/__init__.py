@@ -91,15 +91,17 @@ def capture(
     from unisono._capture.optimizer import together
     from unisono._captures import Captures, found_or_captured
     from unisono._counter import drawing
+    from unisono._deferred.models import home_of
     from unisono.graph import StepGraph
 
     require_rng(rng)
-    call = Caller(train_step).of_example(example)
+    optimizers = together(optimizer)
+    call = Caller(train_step).of_example(example).on(home_of(model, optimizers))
     if cache is None:
-        captured = capture_step(train_step, model=model, optimizers=together(optimizer), call=call, device=device)
+        captured = capture_step(train_step, model=model, optimizers=optimizers, call=call, device=device)
         return drawing(StepGraph(captured.message, captured), rng)
     message, found = found_or_captured(
-        Captures(cache), train_step, model=model, optimizers=together(optimizer), call=call, device=device
+        Captures(cache), train_step, model=model, optimizers=optimizers, call=call, device=device
     )
     return drawing(StepGraph(message["graph"], found), rng)
 
@@ -150,6 +152,7 @@ def parallelize(
     cache: str | Path | None = None,
     fuse: bool = False,
     rng: str = "torch",
+    graphs: str = "off",
     timeout: float = 1200.0,
     config: str | Path | None = None,
 ) -> ParallelStep:
@@ -163,7 +166,8 @@ def parallelize(
         model: the module that it trains.
         optimizer: any optimizer of ``torch.optim`` that needs no closure, or several, each for parameters of its own.
         example: the tuple of arguments that the step is called with, of the global batch, or a list, as a
-            ``DataLoader`` gives it, or a dictionary of them by their names.
+            ``DataLoader`` gives it, or a dictionary of them by their names. Where the model is on a device, tensors may be on the host,
+            here and at each call: each rank's shard is copied there, through pinned memory, and nobody waits for that.
         mesh: axes with their sizes, the outer one first, such as ``{"data": 2, "tensor": 4}``, or a ``DeviceMesh`` with named dimensions;
             by default one axis of all ranks. With ``"auto"`` the planner chooses among all ways to make one or two axes, ``ranks``,
             or ``outer`` and ``inner``, and ``stages`` where these are faster, which takes it several times as long. An axis called
@@ -213,6 +217,9 @@ def parallelize(
             whole. ``"counter"``: by Philox from the seed, the number of the step and the place of an element in the global tensor. Each
             rank draws its own part, and masks are the same on any mesh, in any number of micro-batches and whatever is computed again,
             but not those of PyTorch. ``state_dict`` and checkpoints have the seed and the number of the step.
+        graphs: ``"auto"``: on a device, steps without collectives and without random numbers of PyTorch's are captured as a graph of the
+            device at the second step, and replayed; captured again when state has moved. :meth:`ParallelStep.graphs` says whether, and why
+            not. ``"off"``: each operation is launched at each step.
         timeout: after how many seconds of waiting for other ranks in a step the run ends, on all ranks, with one error that says who has
             not come, where each rank stands and since when; 0 to wait as long as the process group does. Give more than what
             one rank may do alone between steps, such as an evaluation.
@@ -252,6 +259,7 @@ def parallelize(
         "cache": cache,
         "fuse": fuse,
         "rng": rng,
+        "graphs": graphs,
         "timeout": timeout,
     }
     if config is not None:

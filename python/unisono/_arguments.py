@@ -104,6 +104,13 @@ def require_rng(rng: str) -> None:
         raise ConfigurationError(f"`rng` is {rng!r}", code="U0012", hint=hint)
 
 
+def require_graphs(graphs: str) -> None:
+    """Refuses what does not say whether steps are graphs of a device."""
+    if graphs not in ("auto", "off"):
+        hint = '"auto" for graphs where a step can be one, "off" for none'
+        raise ConfigurationError(f"`graphs` is {graphs!r}", code="U0012", hint=hint)
+
+
 def require_timeout(timeout: float) -> None:
     """Refuses what is no number of seconds."""
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < math.inf:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from unisono import _devices
 from unisono._tree import Structure, flatten, named_leaves, shown, unflatten
 from unisono.errors import ConfigurationError
 
@@ -25,7 +26,7 @@ class Call:
         arguments: positional arguments and keyword arguments.
         leaves: what is in them, in order.
         structure: how they are put together.
-        kinds: of each leaf its shape, type and device if it is a tensor, else its type and value.
+        kinds: of each leaf its shape, type and device in the step if it is a tensor, else its type and value.
     """
 
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -61,16 +62,34 @@ class Call:
             else leaf
             for leaf in self.leaves
         ]
+        return self._with(leaves)
+
+    def on(self, device: torch.device) -> Call:
+        """The call with what goes from the host to a device there already; such tensors hold no values."""
+        leaves = [
+            torch.empty_like(leaf, device=_devices.place_of(leaf, device))
+            if isinstance(leaf, torch.Tensor) and _devices.place_of(leaf, device) != leaf.device
+            else leaf
+            for leaf in self.leaves
+        ]
+        return self._with(leaves)
+
+    def _with(self, leaves: list[Any]) -> Call:
         arguments = unflatten(self.structure, iter(leaves), self.arguments)
-        return Call(arguments, leaves, self.structure, [_kind(leaf) for leaf in leaves])
+        return Call(arguments, leaves, self.structure, [_kind(leaf, _devices.HOST) for leaf in leaves])
 
 
 class Caller:
     """What makes :class:`Call` of the arguments of one step."""
 
-    def __init__(self, train_step: Callable[..., Any]) -> None:
-        """Reads the signature of the step."""
-        self._signature = inspect.signature(train_step)
+    def __init__(self, train_step: Callable[..., Any], home: torch.device = _devices.HOST) -> None:
+        """Reads the signature of the step.
+
+        Args:
+            train_step: the step.
+            home: the device that it runs on, which tensors of the host are given to.
+        """
+        self._signature, self._home = inspect.signature(train_step), home
         #: Where arguments go, by how many are not named, and the names of the others.
         self._orders: dict[tuple[int, tuple[str, ...]], tuple[list[int], dict[str, int]]] = {}
 
@@ -82,7 +101,7 @@ class Caller:
             arguments = tuple([given[index] for index in order[0]])
             named = {name: given[index] for name, index in order[1].items()}
         leaves, structure = flatten((arguments, named))
-        return Call((arguments, named), leaves, structure, [_kind(leaf) for leaf in leaves])
+        return Call((arguments, named), leaves, structure, [_kind(leaf, self._home) for leaf in leaves])
 
     def _ordered(self, count: int, names: tuple[str, ...]) -> tuple[list[int], dict[str, int]]:
         bound = self._signature.bind(*range(count), **{name: count + at for at, name in enumerate(names)})
@@ -123,7 +142,7 @@ def _readings(example: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         yield tuple(example), {}
 
 
-def _kind(leaf: Any) -> Any:
+def _kind(leaf: Any, home: torch.device) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return leaf.shape, leaf.dtype, leaf.device
+        return leaf.shape, leaf.dtype, leaf.device if home == _devices.HOST else _devices.place_of(leaf, home)
     return type(leaf), leaf if type(leaf) is not float or not math.isnan(leaf) else "nan"

@@ -94,6 +94,35 @@ def synchronise(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def place_of(tensor: torch.Tensor, device: torch.device) -> torch.device:
+    """Where a tensor of a batch is when a step on a device runs: one of the host goes there, unless it is a number, which kernels take."""
+    stays = device.type in ("cpu", "meta") or tensor.device != HOST or not tensor.dim() or tensor.requires_grad
+    return tensor.device if stays or tensor.layout != torch.strided else device
+
+
+def given_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of a batch at its place; from the host through pinned memory, so that nobody waits and it may be written into at once."""
+    if place_of(tensor, device) == tensor.device:
+        return tensor
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor).to(device, non_blocking=True)
+
+
+def lacking_type(types: Iterable[tuple[str, str | None]], device: torch.device) -> HardwareError | None:
+    """What is wrong with a step for a device that lacks an element type; each comes with the user's line that needs it, if one does."""
+    for name, place in types if device.type not in ("cpu", "meta") else ():
+        try:
+            torch.zeros(1, dtype=getattr(torch, name), device=device)
+        except (RuntimeError, TypeError) as error:
+            return HardwareError(
+                f"{device.type} has no {name}, which the step computes with",
+                code="U0326",
+                place=place,
+                cause=str(error).splitlines()[0],
+                hint="convert the model, its inputs or this operation to a type that the device has",
+            )
+    return None
+
+
 def whole_numbers(values: Iterable[int], device: torch.device) -> torch.Tensor:
     """Whole numbers as a tensor of a device, which they reach as arguments of kernels: a copy from the host would wait for the device."""
     return torch.stack([torch.full((), value, dtype=torch.int64, device=device) for value in values])

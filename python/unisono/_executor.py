@@ -111,6 +111,7 @@ def lower_graph(
     *,
     buffer_bytes: int | None = None,
     fuse: bool = False,
+    live: bool = False,
 ) -> Any:
     """Lowers a graph, global or of one rank.
 
@@ -123,9 +124,10 @@ def lower_graph(
         device: the device that the program runs on, which all device arguments but those of the host become.
         buffer_bytes: the most that memory for small results, which stays from step to step, takes, where that is less than 16 MiB.
         fuse: whether groups of pointwise operations run as kernels (on CPU).
+        live: whether numbers of the step, such as learning rates, are passed as tensors of the device.
     """
     _ready()
-    return _native.Program.from_graph(graph, dict(groups or {}), _place(device), _schema_of, buffer_bytes, fuse)
+    return _native.Program.from_graph(graph, dict(groups or {}), _place(device), _schema_of, buffer_bytes, fuse, live)
 
 
 def _place(device: str | torch.device) -> tuple[str, int | None]:

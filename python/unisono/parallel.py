@@ -21,6 +21,7 @@ from unisono._arguments import (
     mesh_of,
     plain_forbid,
     plain_pins,
+    require_graphs,
     require_rng,
     require_settings,
     require_timeout,
@@ -31,7 +32,7 @@ from unisono._capture.places import warn_user
 from unisono._capture.settings import cycled
 from unisono._captures import Captures
 from unisono._counter import key_of
-from unisono._deferred.models import Deferred
+from unisono._deferred.models import Deferred, home_of
 from unisono._native import Graph
 from unisono._ranks import Ranks
 from unisono._state import State
@@ -78,6 +79,7 @@ class ParallelStep:
         cache: str | Path | None = None,
         fuse: bool = False,
         rng: str = "torch",
+        graphs: str = "off",
         timeout: float = 1200.0,
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
@@ -85,6 +87,7 @@ class ParallelStep:
         pipeline = Pipeline(schedule, chunks, cuts)
         require_timeout(timeout)
         require_rng(rng)
+        require_graphs(graphs)
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
@@ -94,14 +97,15 @@ class ParallelStep:
         self._session = Session(
             self.ranks, axes, model, optimizers, state, limit, cluster, plain_pins(pins), compare_every, keep_grads
         )
-        self._train_step, self._caller, self._steps = train_step, Caller(train_step), 0
+        self._session.home = home_of(model, optimizers)
+        self._train_step, self._caller, self._steps = train_step, Caller(train_step, self._session.home), 0
         self._on_change, self._captures, self._micro_batches = on_change, captures, micro_batches
         self._session.searches_mesh = mesh == SEARCHED
         self._session.deferred = Deferred.of(model, optimizers)
         self._session.recompute, self._session.forbid = recompute, plain_forbid(forbid)
         self._session.pipeline = pipeline
         self._session.live, self._session.batch = cycled(optimizers), batch
-        self._session.fuse = fuse
+        self._session.fuse, self._session.graphs = fuse, graphs
         self._session.key = key_of(seed) if rng == "counter" else None
         self._session.watch = Watch(self.ranks, timeout)
         self._session.captures = None if cache is None else Captures(cache)
@@ -129,7 +133,7 @@ class ParallelStep:
         other = object.__new__(ParallelStep)
         other.ranks, other._session = self.ranks, self._session
         other._on_change, other._captures, other._micro_batches = self._on_change, self._captures, None
-        other._train_step, other._caller, other._steps = step, Caller(step), 0
+        other._train_step, other._caller, other._steps = step, Caller(step, self._session.home), 0
         other._start()
         self._pause()
         with _same_random_numbers(self._device), self._session.state.lent():
@@ -351,6 +355,15 @@ class ParallelStep:
     def kernels(self) -> str:
         """Which operations become kernels where ``fuse`` is set, what that saves, and why all others stay as they are."""
         return self.rank_graph.kernels()
+
+    def graphs(self) -> str:
+        """Whether the steps of the calls that were made last are graphs of the device, and why not, if so."""
+        step = self._captured[0]
+        if step.replayed is None:
+            return f"not a graph: {step.not_replayed}"
+        if step.replayed.failed is not None:
+            return f"not a graph: {step.replayed.failed}"
+        return f"a graph, captured {step.replayed.captures} times"
 
     def synchronous(self, yes: bool = True) -> None:
         """Has each instruction of further steps waited for, so that what fails on a device is named with its line; with ``False`` no more.

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono import _agreement, _devices, _native, _profile
+from unisono import _agreement, _devices, _graphs, _native, _profile
 from unisono._arguments import Pipeline, cluster_text, given_plan
 from unisono._between import Between
 from unisono._call import Call
@@ -31,6 +31,7 @@ from unisono._captures import Captures, found_or_captured
 from unisono._counter import KEY, key_input
 from unisono._deferred.models import Deferred, intended_device
 from unisono._executor import Executor, draws_numbers, lower_graph
+from unisono._graphs import Replayed
 from unisono._holders import Holders
 from unisono._issue_order import alike, prints_of
 from unisono._message import pack
@@ -90,6 +91,8 @@ class Session:
         fuse: whether groups of operations run as kernels.
         key: the seed and the number of the step, if random operations draw by a counter.
         synchronous: whether each instruction is waited for.
+        graphs: whether steps are graphs of a device where they can be (``auto``), or not (``off``).
+        home: the device that its state is on, which batches of the host are given to.
         deferred: the tensors that have no memory before there is a plan.
         made: how many captured steps have been made, or begun.
         watch: what looks for ranks that stand still.
@@ -118,6 +121,8 @@ class Session:
     fuse: bool = False
     key: torch.Tensor | None = None
     synchronous: bool = False
+    graphs: str = "off"
+    home: torch.device = _devices.HOST
     deferred: Deferred | None = None
     made: int = 0
     watch: Watch = field(init=False)
@@ -162,7 +167,7 @@ class CapturedStep:
         self._live, outside = session.live, Outside(train_step, self._model)
         start = time.perf_counter()
         everyone = call.together(self.ranks.count) if session.batch == "local" else call
-        self._inputs, message = self._capture(train_step, everyone, outside, accumulates)
+        self._inputs, message = self._capture(train_step, everyone.on(session.home), outside, accumulates)
         captured = time.perf_counter()
         self.device = _device_of(self._inputs)
         given = session.cluster
@@ -355,11 +360,16 @@ class CapturedStep:
         #: The process groups of its collectives.
         self.groups = sorted({name for name in groups.values() if name})
         self.rank_graph = optimised
+        if self.device != _devices.HOST:
+            self.ranks.raise_together(_devices.lacking_type(graph.element_types(), self.device))
         # The predicted peak counts what stays for small results, and with a limit it is not to be more.
         left = None if self._session.memory_limit is None else self._predicted()["buffer_bytes"]
-        self.executor = Executor(
-            lower_graph(optimised, groups, self.device, buffer_bytes=left, fuse=self._session.fuse)
-        )
+        program, self.not_replayed = self._lowered(optimised, groups, left)
+        self.executor = Executor(program)
+        #: What runs its steps as a graph of the device, if they can be one.
+        self.replayed: Replayed | None = None
+        if self.not_replayed is None:
+            self.replayed = Replayed(self.executor, self.device, self.state_tensors)
         layouts = self.plan.layouts
         self._placed = [layouts.get(item.name, {}) for item in self._inputs.inputs]
         self._make_deferred()
@@ -375,6 +385,14 @@ class CapturedStep:
         self._version = self._session.state.version
         self._read_only = [p for p, (item, *_) in enumerate(self._state) if item.cls == "constant"]
         self._bind()
+
+    def _lowered(self, graph: _native.Graph, groups: Mapping[str, str], left: int | None) -> tuple[Any, str | None]:
+        """This rank's program, and why it cannot be a graph of the device, if so."""
+        program = lower_graph(graph, groups, self.device, buffer_bytes=left, fuse=self._session.fuse)
+        if self._session.graphs == "off":
+            return program, 'it was not asked to be: `graphs="auto"`'
+        reason = _graphs.why_not(program, self.device, ranks=self.ranks.count, draws=self._draws)
+        return program if reason else lower_graph(graph, groups, self.device, live=True), reason
 
     def simulated_json(self) -> str:
         """The timeline of this rank's step as the simulator expects it, for trace viewers."""
@@ -533,7 +551,7 @@ class CapturedStep:
 
     def _issued(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if not self._session.synchronous:
-            return self.executor(tensors)
+            return self.executor(tensors) if self.replayed is None else self.replayed(tensors)
         return self.executor.watch(tensors, lambda _: _devices.synchronise(self.device))
 
     def record(self, call: Call) -> tuple[list[torch.Tensor], Any]:
@@ -602,9 +620,12 @@ class CapturedStep:
         """This rank's shard of a tensor of the batch."""
         if self._session.batch == "local" and given.dim() and self.ranks.count > 1:
             if all(layout.get(axis) == "shard(0)" for axis in self._mesh):
-                return given
-            given = torch.cat(self._session.state.gathered("the batch", given.contiguous()))
-        return to_local(given, layout, self._mesh, self.ranks.rank)
+                return self._on_device(given)
+            given = torch.cat(self._session.state.gathered("the batch", self._on_device(given).contiguous()))
+        return self._on_device(to_local(given, layout, self._mesh, self.ranks.rank))
+
+    def _on_device(self, given: torch.Tensor) -> torch.Tensor:
+        return _devices.given_to(given, self.device)
 
     def look(self) -> None:
         """Looks at tensors that may have become others; refuses what the step is not made for."""

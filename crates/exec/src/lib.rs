@@ -6,10 +6,12 @@
 mod buffers;
 mod collectives;
 mod effects;
+mod element_types;
 mod graph;
 mod inplace;
 mod kernels;
 mod link;
+mod live;
 mod lower;
 mod numbers;
 mod program;
@@ -23,9 +25,11 @@ mod steps;
 
 pub use collectives::{collective_at, collective_of};
 pub use effects::{Role, is_pure, role};
+pub use element_types::element_types;
 pub use graph::{Groups, spec_of};
 pub use kernels::{Write, fuse};
 pub use link::{PythonCall, kernel_tier, proxy_document, python_calls};
+pub use live::with_live_numbers;
 pub use lower::lower;
 pub use memory::BUFFERS;
 pub use program::{Action, Instruction, Program, Route};

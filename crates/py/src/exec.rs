@@ -11,7 +11,7 @@ use base::{Bytes, Code, Diagnostic, Nanos, Result};
 use exec::{Abilities, ProgramSpec, Route};
 use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
 use timeline::{Timeline, chrome};
-use torch_sys::{Device, Failure, Library, Tensor};
+use torch_sys::{Device, Failure, Library, Schema, Tensor};
 
 use crate::{
     error::to_python,
@@ -83,7 +83,9 @@ impl Program {
 
     /// Lowers a graph. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
     /// schema of an operator, so that calls are made for the operators as they are. `buffer_bytes` may limit what
-    /// buffers take further than the executor does. With `fuse`, groups of operations are kernels.
+    /// buffers take further than the executor does. With `fuse`, groups of operations are kernels. With `live`, numbers of the step are
+    /// tensors of the device.
+    #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     #[staticmethod]
     fn from_graph(
         py: Python<'_>,
@@ -93,6 +95,7 @@ impl Program {
         schema_of: &Bound<'_, PyAny>,
         buffer_bytes: Option<u64>,
         fuse: bool,
+        live: bool,
     ) -> PyResult<Self> {
         let abilities = Abilities::of(library(py)?.version(), device_of(device));
         let mut spec = py
@@ -108,6 +111,10 @@ impl Program {
                 let hint = "import the package that registers it before the step runs";
                 to_python(py, &Diagnostic::new(Code::UNKNOWN_OPERATION, message).hint(hint))
             })?;
+        }
+        if live {
+            let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>();
+            spec = exec::with_live_numbers(spec, &schemas.map_err(|d| to_python(py, &d))?);
         }
         Self::rewritten(
             py,

@@ -217,6 +217,11 @@ impl Graph {
         py.detach(|| exec::collective_at(&self.0, place))
     }
 
+    /// The element types that a device must have to run it, each with the place of an operation that makes one, if one does.
+    fn element_types(&self) -> Vec<(&'static str, Option<String>)> {
+        exec::element_types(&self.0)
+    }
+
     /// Of the operation at a position in program order: its part of the program, its micro-batch, and the collective that it issues or waits for.
     fn standing_at(&self, position: usize) -> Option<(&'static str, Option<u32>, Option<String>)> {
         let id = *self.0.order.get(position)?;

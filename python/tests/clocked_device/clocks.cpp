@@ -8,6 +8,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "graphs.h"
+
 namespace clocked {
 namespace {
 
@@ -262,6 +264,7 @@ void wait(c10::Stream stream, const Clock& clock) {
 }
 
 void host_waits(const Clock& clock, const char* counted_as) {
+  if (counted_as != nullptr) forbid(std::string("the host waits for ") + counted_as);
   auto& all = state();
   std::lock_guard guard(all.lock);
   join(all.host, clock);

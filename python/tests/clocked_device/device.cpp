@@ -1,5 +1,6 @@
 // The test device as PyTorch sees it: guard, generator, allocator, and the kernels of the processor on its memory.
 #include "clocks.h"
+#include "graphs.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -11,15 +12,18 @@
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
 
 // Declared here, since their headers include all of PyTorch's operators.
 namespace at::native {
@@ -135,6 +139,33 @@ at::Generator& generator(c10::DeviceIndex device) {
   return made->at(or_current(device));
 }
 
+// Memory of the host that a device reads by itself. It is given out once, so that what is still to be copied stays.
+struct Pinned final : c10::Allocator {
+  c10::DataPtr allocate(size_t size) override {
+    auto* data = static_cast<char*>(std::aligned_alloc(64, std::max<size_t>(64, (size + 63) / 64 * 64)));
+    std::lock_guard guard(lock_);
+    blocks_[data] = size;
+    return {data, data, [](void*) {}, c10::kCPU};
+  }
+  void copy_data(void* target, const void* source, size_t size) const override { std::memcpy(target, source, size); }
+  bool has(const void* data) {
+    std::lock_guard guard(lock_);
+    auto next = blocks_.upper_bound(static_cast<const char*>(data));
+    if (next == blocks_.begin()) return false;
+    const auto& [start, size] = *std::prev(next);
+    return static_cast<const char*>(data) < start + std::max<size_t>(size, 1);
+  }
+
+ private:
+  std::mutex lock_;
+  std::map<const char*, size_t> blocks_;
+};
+
+Pinned& pinned() {
+  static auto* made = new Pinned;
+  return *made;
+}
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   void init() const override {}
   bool isBuilt() const override { return true; }
@@ -149,8 +180,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override { return generator(device); }
   at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
-  // Memory of the host is as good as any; none says of itself that it is pinned.
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned(); }
+  bool isPinnedPtr(const void* data) const override { return pinned().has(data); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
     c10::DeviceGuard guard(storage.device());
     at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), size);
@@ -159,24 +190,35 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
+// Types that the device is to have no tensors of.
+std::set<at::ScalarType> lacking;
+
+at::ScalarType known(std::optional<at::ScalarType> dtype) {
+  const auto type = at::dtype_or_default(dtype);
+  TORCH_CHECK(!lacking.count(type), "this device does not support ", type);
+  return type;
+}
+
 at::Tensor empty(
     at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   c10::DeviceGuard guard(device.value_or(c10::Device(kType, current_device)));
-  return at::detail::empty_generic(size, &allocator(), kKeys, at::dtype_or_default(dtype), format);
+  return at::detail::empty_generic(size, &allocator(), kKeys, known(dtype), format);
 }
 
 at::Tensor empty_strided(
     at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<at::Device> device, std::optional<bool>) {
   c10::DeviceGuard guard(device.value_or(c10::Device(kType, current_device)));
-  return at::detail::empty_strided_generic(size, stride, &allocator(), kKeys, at::dtype_or_default(dtype));
+  return at::detail::empty_strided_generic(size, stride, &allocator(), kKeys, known(dtype));
 }
 
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
   c10::DeviceGuard guard(self.device());
   return at::native::resize_(self, size, format);
 }
+
+std::atomic<int64_t> copies_from_host = 0;
 
 void copy_on_host(const at::Tensor& source, const at::Tensor& target) {
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -203,10 +245,17 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
     if (from) launch.reads(source);
     if (to) launch.writes(target);
   }
-  // Memory of the host is never pinned here, so that a copy into it blocks in any case.
-  if (!to) host_waits(issued_to(stream), "copy to host");
-  if (!from && !non_blocking) host_waits(issued_to(stream), "copy from host");
+  // Without pinned memory a copy blocks in any case.
+  const bool blocks = !non_blocking || !(from ? target : source).is_pinned(kType);
+  if (!from) ++copies_from_host;
+  if (!from || !to) forbid("a copy between host and device");
+  if (!to && blocks) host_waits(issued_to(stream), "copy to host");
+  if (!from && blocks) host_waits(issued_to(stream), "copy from host");
+  keep(target);
   copy_on_host(source, target);
+  if (capturing()) {
+    record([source = pinned_down(source), target = pinned_down(target)] { copy_from(source, target, true); }, {});
+  }
   return target;
 }
 
@@ -227,6 +276,8 @@ class Call {
 
   void run() {
     for (const auto& value : arguments()) find_device(value);
+    require_single_rate();
+    if (op_.hasTag(at::Tag::nondeterministic_seeded)) forbid("`" + name_ + "` draws numbers");
     const auto& schema = op_.schema();
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
       const auto* alias = schema.arguments()[i].alias_info();
@@ -239,11 +290,21 @@ class Call {
     }
     if (shows_host()) host_waits(issued_to(stream), name_.c_str());
     c10::DeviceGuard guard(c10::Device(kType, device_));
+    for (const auto& one : pairs_) {
+      if (one.written) keep(one.device);
+    }
     run_on_host();
     for (auto& one : pairs_) {
       if (one.written) follow(one, stream, launch.use());
     }
     for (size_t i = first_; i < stack_.size(); ++i) give(stack_[i], stream, launch.use());
+  }
+
+  bool is_view() const {
+    for (const auto& one : op_.schema().returns()) {
+      if (one.alias_info() != nullptr && !one.alias_info()->isWrite()) return true;
+    }
+    return false;
   }
 
  private:
@@ -330,11 +391,14 @@ class Call {
     return name_ == "aten::native_batch_norm" && (argument == 3 || argument == 4);
   }
 
-  bool is_view() const {
-    for (const auto& one : op_.schema().returns()) {
-      if (one.alias_info() != nullptr && !one.alias_info()->isWrite()) return true;
-    }
-    return false;
+  // CUDA's fused optimizers read a rate that is a tensor of the device as a number in single precision.
+  void require_single_rate() const {
+    if (name_.rfind("aten::_fused_", 0) != 0) return;
+    const auto position = op_.schema().argumentIndexWithName("lr");
+    const bool own = position && is_own(stack_[first_ + static_cast<size_t>(*position)]);
+    TORCH_CHECK(
+        !own || stack_[first_ + static_cast<size_t>(*position)].toTensor().scalar_type() == at::kFloat, "`", name_,
+        "`: expected scalar type Float for `lr`");
   }
 
   // Whether the host goes on only when it knows the result, or its shape.
@@ -434,7 +498,64 @@ class Call {
   std::vector<std::pair<c10::Storage, c10::Storage>> made_;
 };
 
+// Applies something to each tensor of a value.
+template <typename Act>
+void visit(const c10::IValue& value, Act act) {
+  if (value.isTensor()) act(value.toTensor());
+  if (value.isTensorList()) {
+    for (const at::Tensor& one : value.toTensorVector()) act(one);
+  }
+}
+
+c10::IValue value_pinned_down(const c10::IValue& value) {
+  if (value.isTensor()) return pinned_down(value.toTensor());
+  if (!value.isTensorList()) return value;
+  c10::List<at::Tensor> list;
+  for (const at::Tensor& one : value.toTensorVector()) list.push_back(pinned_down(one));
+  return list;
+}
+
+// Puts what a replayed kernel has made where the captured one was to put it.
+void put(const std::vector<at::Tensor>& again, const std::vector<at::Tensor>& made) {
+  for (size_t i = 0; i < made.size(); ++i) {
+    if (!made[i].defined() || made[i].storage().is_alias_of(again[i].storage())) continue;
+    copy_from(again[i], made[i], true);
+  }
+}
+
+void capture_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto first = static_cast<std::ptrdiff_t>(stack->size() - op.schema().arguments().size());
+  torch::jit::Stack given;
+  std::transform(stack->begin() + first, stack->end(), std::back_inserter(given), value_pinned_down);
+  Call call(op, *stack);
+  call.run();
+  if (call.is_view()) return;
+  auto tensors = [](const torch::jit::Stack& values, std::ptrdiff_t from) {
+    std::vector<at::Tensor> found;
+    for (auto it = values.begin() + from; it != values.end(); ++it) {
+      visit(*it, [&](const at::Tensor& one) { found.push_back(pinned_down(one)); });
+    }
+    return found;
+  };
+  auto made = tensors(*stack, first);
+  std::vector<at::Tensor> fresh = made;
+  for (const auto& value : given) {
+    visit(value, [&](const at::Tensor& one) {
+      auto same = [&](const at::Tensor& own) { return own.defined() && one.defined() && own.is_alias_of(one); };
+      fresh.erase(std::remove_if(fresh.begin(), fresh.end(), same), fresh.end());
+    });
+  }
+  record(
+      [op, given, made, tensors] {
+        torch::jit::Stack again = given;
+        Call(op, again).run();
+        put(tensors(again, 0), made);
+      },
+      fresh);
+}
+
 void run_by_processor(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (capturing()) return capture_kernel(op, stack);
   Call(op, *stack).run();
 }
 
@@ -513,7 +634,15 @@ TORCH_LIBRARY(clocked, m) {
     return found;
   });
   m.def("faults() -> str[]", [] { return faults(); });
-  m.def("forget() -> ()", &forget);
+  m.def("forget() -> ()", [] {
+    forget();
+    copies_from_host = 0;
+  });
+  m.def("register_graphs() -> ()", &register_graphs);
+  m.def("captures() -> int", &captures);
+  m.def("replays() -> int", &replays);
+  m.def("lack(ScalarType type) -> ()", [](at::ScalarType type) { lacking.insert(type); });
+  m.def("copies_from_host() -> int", [] { return copies_from_host.load(); });
   m.def("fuse_optimizers() -> ()", &fuse_optimizers);
   m.def("seed(int device, int seed) -> ()", [](int64_t device, int64_t seed) {
     generator(static_cast<c10::DeviceIndex>(device)).set_current_seed(static_cast<uint64_t>(seed));

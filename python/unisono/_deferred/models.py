@@ -9,6 +9,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono import _devices
 from unisono._capture.optimizer import create_state
 from unisono._deferred.making import are_any, forget, record_of, recording
 from unisono._deferred.record import Record
@@ -105,6 +106,16 @@ def intended_device(name: str, tensor: torch.Tensor) -> torch.device:
         return tensor.device
     record = known(name, tensor)
     return record.device(record.view(tensor).memory)
+
+
+def home_of(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> torch.device:
+    """The device that state is on, or is to be; the host where it is on several or nowhere, which is refused later."""
+    named = [] if model is None else [*model.named_parameters(), *model.named_buffers()]
+    trained = [("", one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+    try:
+        return _devices.device_of((name, intended_device(name, tensor)) for name, tensor in (*named, *trained))
+    except StepError:
+        return _devices.HOST
 
 
 def put(tensor: torch.Tensor, value: torch.Tensor) -> None:
