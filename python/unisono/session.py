@@ -625,7 +625,7 @@ class CapturedStep:
         return self._on_device(to_local(given, layout, self._mesh, self.ranks.rank))
 
     def _on_device(self, given: torch.Tensor) -> torch.Tensor:
-        return _devices.given_to(given, self.device)
+        return _devices.given_to(given, self._session.home)
 
     def look(self) -> None:
         """Looks at tensors that may have become others; refuses what the step is not made for."""

@@ -129,6 +129,7 @@ codes! {
     NO_NETWORK = 323, Hardware, "a process group without a network for a kind of device";
     UNLIKE_DEVICES = 324, Hardware, "ranks whose devices draw other random numbers";
     RANK_STANDS = 325, Resources, "a rank that stands still while others wait for it";
+    NO_ELEMENT_TYPE = 326, Hardware, "a device without an element type";
 
     // 04xx: balance
     BAD_PROBLEM = 401, Configuration, "a balancing problem that makes no sense";

@@ -119,7 +119,9 @@ impl<'a> Device<'a> {
                 }
             }
         }
-        instruction.release.iter().for_each(|slot| self.release(*slot));
+        for slot in &instruction.release {
+            self.release(*slot);
+        }
     }
 
     fn compute(&mut self, name: &str, op: u32, args: &[Arg], targets: &[Slot]) {
@@ -130,10 +132,14 @@ impl<'a> Device<'a> {
             if argument.written { writes.extend(blocks) } else { reads.extend(blocks) }
         }
         if writes.is_empty() {
-            targets.iter().for_each(|slot| self.allocate(*slot, name));
+            for slot in targets {
+                self.allocate(*slot, name);
+            }
             writes = targets.iter().map(|slot| self.block(*slot)).collect();
         } else {
-            targets.iter().for_each(|slot| self.hold(*slot, writes[0]));
+            for slot in targets {
+                self.hold(*slot, writes[0]);
+            }
         }
         self.beside += usize::from(!self.work.is_empty());
         self.launch(COMPUTES, name, &reads, &writes);
@@ -146,13 +152,17 @@ impl<'a> Device<'a> {
         let next = self.streams.len() + 1;
         let stream =
             *self.streams.entry(group.expect("a collective names its group").clone()).or_insert(next);
-        targets.iter().for_each(|slot| self.allocate(*slot, name));
+        for slot in targets {
+            self.allocate(*slot, name);
+        }
         let reads: Vec<usize> = args.iter().flat_map(Arg::slots).map(|slot| self.block(slot)).collect();
         let writes: Vec<usize> = targets.iter().map(|slot| self.block(*slot)).collect();
         self.join(stream, COMPUTES);
         let launch = self.launch(stream, name, &reads, &writes);
         let holds = if self.fault == Fault::Hold { Vec::new() } else { [reads, writes].concat() };
-        holds.iter().for_each(|block| self.blocks[*block].holders += 1);
+        for block in &holds {
+            self.blocks[*block].holders += 1;
+        }
         for (index, slot) in targets.iter().enumerate() {
             let holds = if index == 0 { holds.clone() } else { Vec::new() };
             self.work.insert(*slot, Work { launch, holds, started: at });
@@ -170,7 +180,9 @@ impl<'a> Device<'a> {
         if self.fault != Fault::Wait(at) {
             self.knows(COMPUTES, work.launch);
         }
-        work.holds.iter().for_each(|block| self.let_go(*block));
+        for block in &work.holds {
+            self.let_go(*block);
+        }
     }
 
     /// Gives results the memory of the first operand.
@@ -197,7 +209,9 @@ impl<'a> Device<'a> {
                 self.faults.push(format!("{name} writes what is still in use"));
             }
         }
-        reads.iter().for_each(|block| self.blocks[*block].read.push((stream, time)));
+        for block in reads {
+            self.blocks[*block].read.push((stream, time));
+        }
         for block in writes {
             (self.blocks[*block].written, self.blocks[*block].read) = (Some((stream, time)), Vec::new());
         }
