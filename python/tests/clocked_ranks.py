@@ -362,6 +362,20 @@ def lack_a_type(library: str) -> None:
             print(f"{error.code}: {error.message} {Path(str(error.place)).name} {error.cause}")
 
 
+def train_without_a_network(library: str) -> None:
+    """Prints what is said where the user's process group connects hosts alone, and state is on devices."""
+    clocked.register(library)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    dist.init_process_group("cpu:gloo")
+    training = mlp()
+    training.model.to(torch.device(clocked.NAME, int(os.environ["LOCAL_RANK"])))
+    try:
+        steps.parallelize(training, mesh={"a": 2})(*training.batches[0])
+    except UnisonoError as error:
+        print(f"{error.code}: {error.message}")
+    dist.destroy_process_group()
+
+
 def replay(library: str) -> None:
     """Prints how trainings by graphs differ from those on processors, while batches, rates and a parameter's memory change."""
     clocked.register(library)

@@ -73,7 +73,13 @@ ON_TWO = [
     *((make.__name__, family) for make in TRAININGS for family in ("batch cut", "state cut", "tensors cut")),
     *(("gpt", family) for family in ("batch cut, sliced", "state cut, recomputed", STAGES)),
 ]
-ON_FOUR = [("gpt", "state cut"), ("experts", "tensors cut")]
+ON_FOUR = [
+    ("mlp", "tensors cut"),
+    ("gpt", "state cut"),
+    ("llama", "state cut"),
+    ("convolutions", "batch cut"),
+    ("experts", "tensors cut"),
+]
 
 
 @pytest.mark.parametrize(("model", "family"), ON_ONE)
@@ -183,6 +189,11 @@ def test_a_device_without_an_element_type_is_refused_with_the_line_that_needs_it
         r"clocked has no float64, which the step computes with clocked_ranks.py:\d+ this device does not support Double",
         found["U0326"],
     )
+
+
+def test_a_process_group_without_a_network_for_the_device_is_refused(library, tmp_path):
+    for one in printed("train_without_a_network", 2, tmp_path, library):
+        assert one["U0323"] == "the process group has no network for tensors on clocked: it has `cpu:gloo`"
 
 
 def test_steps_that_are_replayed_as_graphs_are_as_on_processors_whatever_changes_between_them(library, tmp_path):

@@ -39,6 +39,8 @@ class Executor:
             objects: arguments that only Python can pass, by name.
         """
         self.program = program
+        #: How often state was bound: each time, what the program computes once is computed again, elsewhere in memory.
+        self.bindings = 0
         prefix = f"p{os.getpid()}_{next(_serial)}"
         self._fallbacks = _register_python_calls(program.python_calls(prefix), objects)
         runner = _proxy_runner(program.proxy_document())
@@ -49,6 +51,7 @@ class Executor:
 
     def bind(self, state: Sequence[torch.Tensor]) -> None:
         """Binds the tensors of state, in the program's order; each step writes into them."""
+        self.bindings += 1
         self._native.bind_state(_to_capsules(list(state)))
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -65,12 +65,13 @@ class Replayed:
         self._inputs: list[torch.Tensor] = []
         self._returned: list[torch.Tensor] = []
         self._graph: Any = None
+        #: How often state was bound, and where it is.
         self._addresses: list[int] | None = None
         self.captures, self.failed = 0, None
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs one step and returns what it returns, in memory of its own."""
-        addresses = [tensor.data_ptr() for tensor in self._state()]
+        addresses = [self._executor.bindings, *(tensor.data_ptr() for tensor in self._state())]
         before, self._addresses = self._addresses, addresses
         if self._graph is not None and before == addresses:
             self._take(inputs)
