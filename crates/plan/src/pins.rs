@@ -57,9 +57,8 @@ pub fn pinned(graph: &Graph, space: &Space, pins: &Pins, mesh: &Mesh) -> Result<
         }
         let Some(placement) = placements.get(&space.axis.name) else { continue };
         if matches!(placement, Placement::Partial(_) | Placement::Groups { .. }) {
-            let message = format!(
-                "pin `{pattern}` demands `{placement}`, but what is pinned is not partial, nor in groups"
-            );
+            let message =
+                format!("pin `{pattern}` demands `{placement}`, but inputs are not partial, nor in groups");
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint("use `replicate` or `shard(DIM)`"));
         }
         if let Some(path) = pattern.strip_prefix(OUTPUTS) {
