@@ -1,22 +1,31 @@
 //! How many pipeline stages a step is taken apart into, where the mesh is searched for.
 //!
 //! For each number of stages that divides the ranks a quick search along the other axes says what all stages compute together. Shared evenly,
-//! and under the best of the named schedules for even chunks, that is the least that a pipeline can take; those that could be faster than what
-//! is known are searched with all effort, the most promising first.
+//! and under the best of the named schedules for even chunks, that is the least that a pipeline can take. Of those that could be faster than what
+//! is known, another quick search in their micro-batches says it more closely, and the most promising are searched with all effort.
 
 use ir::{Graph, InputClass, Mesh, MeshAxis, STAGES};
 use schedule::{Costs, Name};
 use shard::stages::StageSet;
 
 use crate::{
-    divides::require_slices, effort::Effort, meshes::meshes, pipelines::search_stages, plan::Plan,
-    run::Request, search::search, wish::Wanted,
+    divides::require_slices,
+    effort::Effort,
+    meshes::meshes,
+    pipelines::search_stages,
+    plan::Plan,
+    run::Request,
+    search::{Searched, search},
+    wish::Wanted,
 };
 
-/// How much longer than what is known the most promising pipeline may take for two axes within its stages to be tried, in percent.
+/// How much longer than what is known a quick search may say that a pipeline takes, in percent, for it to be tried further.
 const NEAR: i64 = 10;
 
-/// How many pipelines are searched with all effort.
+/// How many pipelines are searched in their micro-batches, with little effort.
+const REFINED: usize = 6;
+
+/// How many are searched with all effort.
 const FINALISTS: usize = 2;
 
 /// The same where nothing else keeps the memory limit.
@@ -35,6 +44,14 @@ struct Promise {
     step_ns: i64,
 }
 
+impl Promise {
+    /// The mesh with its micro-batches.
+    fn sliced(&self) -> Mesh {
+        let time = (self.micro_batches > 1).then(|| MeshAxis::micro_batches(self.micro_batches));
+        Mesh { axes: self.mesh.axes.iter().cloned().chain(time).collect() }
+    }
+}
+
 /// The best plan in pipeline stages on so many ranks that is faster than `known`, or the first within the memory limit where nothing is known.
 /// The mesh of the request does not count.
 pub fn faster_in_stages(
@@ -48,24 +65,28 @@ pub fn faster_in_stages(
         promises.extend(promised(request, stages, &Mesh::along("ranks", ranks / stages), micro_batches));
     }
     promises.sort_by_key(|promise| promise.step_ns);
-    let is_near = |promise: &&Promise| {
-        known.is_none_or(|known| promise.step_ns / (100 + NEAR) * 100 < known.prediction.step_ns)
-    };
-    if let Some(stages) = promises.first().filter(is_near).map(|promise| promise.mesh.stages()) {
+    let mut least = known.map(|plan| plan.prediction.step_ns);
+    let most_promising = promises.first().filter(|promise| may_be_faster(promise, least));
+    if let Some(stages) = most_promising.map(|promise| promise.mesh.stages()) {
         let pairs = meshes(ranks / stages).into_iter().filter(|mesh| mesh.axes.len() > 1);
         promises.extend(pairs.filter_map(|mesh| promised(request, stages, &mesh, micro_batches)));
         promises.sort_by_key(|promise| promise.step_ns);
     }
-    let mut least = known.map(|plan| plan.prediction.step_ns);
+    let mut closer: Vec<Promise> = promises
+        .into_iter()
+        .take_while(|promise| may_be_faster(promise, least))
+        .take(REFINED)
+        .map(|promise| refined(request, promise))
+        .collect();
+    closer.sort_by_key(|promise| promise.step_ns);
     let mut found = None;
     let tried = if known.is_some() { FINALISTS } else { LAST_RESORTS };
-    for promise in promises.into_iter().take(tried) {
-        if least.is_some_and(|least| promise.step_ns >= least) {
+    for promise in closer.into_iter().take(tried) {
+        if !may_be_faster(&promise, least) {
             break;
         }
-        let time = (promise.micro_batches > 1).then(|| MeshAxis::micro_batches(promise.micro_batches));
-        let mesh = Mesh { axes: promise.mesh.axes.into_iter().chain(time).collect() };
-        let Ok(plan) = search_stages(&Request { mesh: &mesh, ..*request }, Wanted::default()) else {
+        let Ok(plan) = search_stages(&Request { mesh: &promise.sliced(), ..*request }, Wanted::default())
+        else {
             continue;
         };
         if least.is_none_or(|least| plan.prediction.step_ns < least) {
@@ -74,6 +95,28 @@ pub fn faster_in_stages(
         }
     }
     found
+}
+
+/// Whether a pipeline may take less than what is known: all effort finds better plans than the quick search that a promise comes from.
+fn may_be_faster(promise: &Promise, least: Option<i64>) -> bool {
+    least.is_none_or(|least| promise.step_ns / (100 + NEAR) * 100 < least)
+}
+
+/// What a pipeline takes at the least where its step is searched in its micro-batches: slices may not be sharded as the whole batch is, and what
+/// is gathered for each counts as often.
+fn refined(request: &Request<'_>, promise: Promise) -> Promise {
+    let stages = promise.mesh.stages();
+    // All effort may keep a memory limit that a quick search does not.
+    let Some(searched) = searched(request, &promise.sliced()) else { return promise };
+    let share = searched.plan.prediction.step_ns / i64::from(stages);
+    let step_ns = (share as f64 * stretch(stages, promise.micro_batches)) as i64;
+    Promise { step_ns, ..promise }
+}
+
+/// What a quick search finds for all stages together, in the memory of all of them.
+fn searched(request: &Request<'_>, mesh: &Mesh) -> Option<Searched> {
+    let memory_limit = request.memory_limit.map(|limit| limit.saturating_mul(u64::from(mesh.stages())));
+    search(&Request { mesh, memory_limit, effort: Effort::Quick, ..*request }).ok()
 }
 
 /// What so many stages take at the least on a mesh within each; nothing where no micro-batches can be made, or where all their memory does not
@@ -86,9 +129,7 @@ fn promised(
 ) -> Option<Promise> {
     let inner = within.axes.iter().filter(|axis| axis.size > 1).cloned();
     let mesh = Mesh { axes: std::iter::once(MeshAxis::ranks(STAGES, stages)).chain(inner).collect() };
-    let memory_limit = request.memory_limit.map(|limit| limit.saturating_mul(u64::from(stages)));
-    let quick = Request { mesh: &mesh, memory_limit, effort: Effort::Quick, ..*request };
-    let searched = search(&quick).ok()?;
+    let searched = searched(request, &mesh)?;
     let share = searched.plan.prediction.step_ns / i64::from(stages);
     let nodes = searched.canonical.order.len();
     let rows = rows(&searched.canonical, within);
