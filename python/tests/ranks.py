@@ -73,12 +73,14 @@ def train(
     # Small collectives are direct, large ones are not.
     limits = {"all_reduce": 4096, "all_gather": 4096, "reduce_scatter": 4096}
     direct = {axis: {"ranks": size, **limits} for axis, size in mesh.items()}
-    passed = [one.run_passes(msgpack.packb({"direct": direct}))[0] for one in before]
+    content = msgpack.unpackb(plan.content())
+    asked = {name: value for name, value in content["passes"].items() if name == "reduce_dtype"}
+    passed = [one.run_passes(msgpack.packb({"direct": direct} | asked))[0] for one in before]
     assert alike([prints_of(one.issue_order(), mesh) for one in passed], mesh), (
         "ranks would wait for each other for ever"
     )
     graphs = [msgpack.unpackb(one.message())["graph"] for one in (passed if passes else before)]
-    items, placements = graph.capture.inputs.inputs, msgpack.unpackb(plan.content())["inputs"]
+    items, placements = graph.capture.inputs.inputs, content["inputs"]
     placed = [placements.get(item.name, {}) for item in items]
 
     def part(position: int, tensor: torch.Tensor, rank: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ from unisono._native import __version__
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
     from torch import nn
     from torch.optim import Optimizer
 
@@ -135,6 +136,7 @@ def parallelize(
     mesh: Mapping[str, int] | str | None = None,
     micro_batches: int | None = None,
     recompute: str | None = None,
+    reduce_dtype: torch.dtype | str | None = None,
     schedule: str | None = None,
     chunks: int | None = None,
     cuts: Sequence[int | str] | None = None,
@@ -182,6 +184,9 @@ def parallelize(
             checkpoints, and what the memory limit asks for besides, where that is faster than other ways to keep it. ``"none"`` computes
             nothing again, whatever the code says; ``"full"`` everything but numbers of PyTorch's generator, collectives, and what goes from
             one segment of forward into the next. The values are the same.
+        reduce_dtype: the element type in which gradients are summed between ranks, such as ``torch.float32`` for gradients in bfloat16, or
+            ``torch.bfloat16`` for half of what gradients in single precision send; also by name. Behind the sum a gradient has its own
+            type again. By default sums are in the type of the gradient. Micro-batches of a rank are added up in that type in any case.
         schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zb-h1"``,
             ``"zb-h2"``, ``"zb-v"`` or ``"dualpipe-v"``, or the path of a CSV file of actions, as ``torch.distributed.pipelining`` writes
             it, with a line for each stage, or ``"searched"`` for one that is made for what the parts of this step cost. By default the
@@ -242,6 +247,7 @@ def parallelize(
         "mesh": mesh,
         "micro_batches": micro_batches,
         "recompute": recompute,
+        "reduce_dtype": reduce_dtype,
         "schedule": schedule,
         "chunks": chunks,
         "cuts": cuts,

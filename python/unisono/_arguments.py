@@ -6,11 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono import _native
 from unisono.errors import ConfigurationError
 from unisono.plans import Plan
+
+if TYPE_CHECKING:
+    import torch
 
 #: The mesh that the planner chooses.
 SEARCHED = "auto"
@@ -95,6 +98,23 @@ def require_recompute(recompute: str | None) -> None:
     if recompute not in (None, "none", "full"):
         hint = '"none" for nothing, "full" for all that can be, or leave it out for what the memory limit asks for'
         raise ConfigurationError(f"`recompute` is {recompute!r}", code="U0012", hint=hint)
+
+
+def reduce_dtype_of(dtype: torch.dtype | str | None) -> str | None:
+    """The element type in which gradients are summed between ranks, by its short name.
+
+    Raises:
+        ConfigurationError: it is none, or no real one of two bytes and more.
+    """
+    if dtype is None:
+        return None
+    names = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+    given = str(dtype).removeprefix("torch.")
+    short = names.get(given, given)
+    if short not in names.values():
+        hint = f"one of {', '.join(f'torch.{name}' for name in names)}, or leave it out for the types of the gradients"
+        raise ConfigurationError(f"`reduce_dtype` is {dtype!r}", code="U0012", hint=hint)
+    return short
 
 
 def require_rng(rng: str) -> None:

@@ -30,6 +30,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "timeout": ((int, float), "a number of seconds"),
     "micro_batches": ((int,), "a whole number"),
     "recompute": ((str,), "'none' or 'full'"),
+    "reduce_dtype": ((str,), "an element type such as 'float32'"),
     "schedule": ((str,), "the name of a schedule such as '1f1b', or the path of a CSV file of actions"),
     "chunks": ((int,), "a whole number"),
     "cuts": ((list,), "a list of names of modules or numbers of operations"),

@@ -11,12 +11,22 @@ import msgpack
 
 from unisono import _native
 from unisono._amounts import bytes_of
-from unisono._arguments import Pipeline, cluster_text, plain_forbid, plain_pins, planned_mesh, require_recompute
+from unisono._arguments import (
+    Pipeline,
+    cluster_text,
+    plain_forbid,
+    plain_pins,
+    planned_mesh,
+    reduce_dtype_of,
+    require_recompute,
+)
 from unisono._message import pack
 from unisono.errors import ConfigurationError
 from unisono.plans import Plan
 
 if TYPE_CHECKING:
+    import torch
+
     from unisono._capture import Capture
 
 
@@ -65,6 +75,7 @@ class StepGraph:
         mesh: Mapping[str, int] | str | None = None,
         micro_batches: int | None = None,
         recompute: str | None = None,
+        reduce_dtype: torch.dtype | str | None = None,
         schedule: str | None = None,
         chunks: int | None = None,
         cuts: Sequence[int | str] | None = None,
@@ -82,6 +93,7 @@ class StepGraph:
             micro_batches: how many slices of its batch each rank computes one after the other; by default one, unless only more keep the
                 memory limit.
             recompute: what of forward is computed again in backward: ``"none"``, ``"full"``, or by default what the memory limit asks for.
+            reduce_dtype: the element type in which gradients are summed between ranks, as in :func:`unisono.parallelize`.
             schedule: in which order pipeline stages run their micro-batches, as in :func:`unisono.parallelize`.
             chunks: how many chunks of the program each stage has, as there.
             cuts: where the chunks begin, as there.
@@ -104,6 +116,7 @@ class StepGraph:
             **planned_mesh(mesh, _native.cluster_ranks(description)),
             "micro_batches": micro_batches,
             "recompute": recompute,
+            "reduce_dtype": reduce_dtype_of(reduce_dtype),
             **pipeline.settings(),
             "memory_limit": limit,
             "pins": plain_pins(pins),

@@ -21,6 +21,7 @@ from unisono._arguments import (
     mesh_of,
     plain_forbid,
     plain_pins,
+    reduce_dtype_of,
     require_graphs,
     require_rng,
     require_settings,
@@ -62,6 +63,7 @@ class ParallelStep:
         mesh: Mapping[str, int] | str | None,
         micro_batches: int | None,
         recompute: str | None,
+        reduce_dtype: torch.dtype | str | None,
         schedule: str | None,
         chunks: int | None,
         cuts: Sequence[int | str] | None,
@@ -103,6 +105,7 @@ class ParallelStep:
         self._session.searches_mesh = mesh == SEARCHED
         self._session.deferred = Deferred.of(model, optimizers)
         self._session.recompute, self._session.forbid = recompute, plain_forbid(forbid)
+        self._session.reduce_dtype = reduce_dtype_of(reduce_dtype)
         self._session.pipeline = pipeline
         self._session.live, self._session.batch = cycled(optimizers), batch
         self._session.fuse, self._session.graphs = fuse, graphs

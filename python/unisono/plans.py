@@ -106,7 +106,8 @@ class Plan:
     def passes(self) -> dict[str, Any]:
         """Settings of the passes: bytes of a bucket of collectives (``bucket_limit``) and gathered ahead (``prefetch_limit``), and by axis
         up to how many bytes each kind of collective is an exchange between all ranks in one round (``direct``; absent where none is),
-        which operations of forward run again in backward, by position (``recompute``; absent where none do).
+        which operations of forward run again in backward, by position (``recompute``; absent where none do), and in which
+        element type gradients are summed between ranks (``reduce_dtype``; absent where it is their own).
         """
         return self._content["passes"]
 

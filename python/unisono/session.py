@@ -86,6 +86,7 @@ class Session:
         device_mesh: the mesh as PyTorch has it, made when it is first needed.
         searches_mesh: whether the first plan decides which axes the ranks make.
         recompute: what of forward is computed again in backward, if the user says so.
+        reduce_dtype: the element type in which gradients are summed between ranks, if the user says so.
         forbid: kinds of collectives that plans do without, by axis.
         pipeline: what the user says of pipeline stages.
         fuse: whether groups of operations run as kernels.
@@ -116,6 +117,7 @@ class Session:
     device_mesh: Any = None
     searches_mesh: bool = False
     recompute: str | None = None
+    reduce_dtype: str | None = None
     forbid: dict[str, list[str]] = field(default_factory=dict)
     pipeline: Pipeline = field(default_factory=Pipeline)
     fuse: bool = False
@@ -329,7 +331,11 @@ class CapturedStep:
 
     def _sliced_plan(self, graph: _native.Graph, settings: dict[str, Any], count: int | None) -> Plan:
         session = self._session
-        settings = settings | {"micro_batches": count, "recompute": session.recompute}
+        settings = settings | {
+            "micro_batches": count,
+            "recompute": session.recompute,
+            "reduce_dtype": session.reduce_dtype,
+        }
         if self._mesh.get(STAGES, 1) > 1:
             settings |= session.pipeline.settings()
         elif session.pipeline.said():

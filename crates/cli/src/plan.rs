@@ -11,7 +11,7 @@ use base::{Bytes, Code, Diagnostic, Nanos, Result};
 use clap::{Args, ValueEnum};
 use cluster::Cluster;
 use indexmap::IndexMap;
-use ir::STAGES;
+use ir::{Dtype, STAGES};
 use plan::{
     Candidate, Cut, Effort, Forbid, Pins, PlanSettings, Recomputation, ScheduleWish, Sensitivity, WhyNot,
 };
@@ -35,6 +35,17 @@ impl Recompute {
             Self::Full => Recomputation::Full,
         }
     }
+}
+
+/// The real element type of that name, ours or PyTorch's.
+fn element_type(name: &str) -> std::result::Result<Dtype, String> {
+    let real = |dtype: &&Dtype| dtype.is_floating() && !dtype.is_complex() && dtype.bytes() > 1;
+    let mut all = Dtype::ALL.iter().filter(real);
+    let found = all.clone().find(|dtype| [dtype.text(), dtype.torch_name()].contains(&name));
+    found.copied().ok_or_else(|| {
+        let names: Vec<&str> = all.by_ref().map(|dtype| dtype.text()).collect();
+        format!("give one of {}", names.join(", "))
+    })
 }
 
 /// Find the plan of a captured training step: who holds and computes what
@@ -93,6 +104,9 @@ pub struct Plan {
     /// What of forward is computed again in backward instead of being held until then; what the memory limit asks for unless given
     #[arg(long)]
     recompute: Option<Recompute>,
+    /// Sum gradients between ranks in this element type, such as `f32` or `bfloat16`; in their own unless given
+    #[arg(long, value_parser = element_type)]
+    reduce_dtype: Option<Dtype>,
     /// Take the first solution of the search instead of the best of several
     #[arg(long)]
     quick: bool,
@@ -132,6 +146,7 @@ impl Plan {
             cuts: self.cuts.clone(),
             micro_batches: self.micro_batches,
             recompute: self.recompute.map(Recompute::setting),
+            reduce_dtype: self.reduce_dtype,
             memory_limit: self.memory_limit()?,
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };

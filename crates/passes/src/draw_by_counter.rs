@@ -15,7 +15,6 @@ pub const KEY: &str = "rng.key";
 
 const AT: &str = "unisono::random_at(Tensor key, Tensor[] index, int[] shape, int number, str distribution, float a, float b, int digits, ScalarType dtype) -> Tensor";
 const ARANGE: &str = "aten::arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
-const CAST: &str = "aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor";
 const SORT: &str =
     "aten::sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)";
 
@@ -147,7 +146,7 @@ impl RandomOperation<'_, '_> {
         let args = vec![Arg::Value(numbers), Arg::Int(-1), Arg::Bool(false)];
         let node = self.patch.push(self.id, SORT, args, vec![wide.clone().into(), wide.into()]);
         let order = self.patch.node(node).results().nth(1)?;
-        Some(self.cast(order, ty))
+        Some(self.cast(order, ty.dtype))
     }
 
     /// 1 with the probabilities of a tensor, else 0.
@@ -156,7 +155,7 @@ impl RandomOperation<'_, '_> {
         let truth = TensorType { dtype: Dtype::Bool, ..ty.clone() };
         let args = vec![Arg::Value(numbers), Arg::Value(probabilities)];
         let less = self.push("aten::lt.Tensor(Tensor self, Tensor other) -> Tensor", args, &truth);
-        self.cast(less, ty)
+        self.cast(less, ty.dtype)
     }
 
     fn whole(&mut self, ty: &TensorType, low: i64, high: i64) -> Option<ValueId> {
@@ -193,20 +192,17 @@ impl RandomOperation<'_, '_> {
             Arg::Dtype(dtype),
         ];
         let made = self.push(AT, args, &of(dtype, &shape));
-        let made = self.cast(made, &of(ty.dtype, &shape));
+        let made = self.cast(made, ty.dtype);
         let mut back = vec![0; order.len()];
         order.iter().enumerate().for_each(|(position, dim)| back[*dim] = position);
         Layout { patch: self.patch, source: self.id }.permute(made, &back)
     }
 
-    fn cast(&mut self, value: ValueId, ty: &TensorType) -> ValueId {
-        if self.patch.ty(value).dtype == ty.dtype {
+    fn cast(&mut self, value: ValueId, dtype: Dtype) -> ValueId {
+        if self.patch.ty(value).dtype == dtype {
             return value;
         }
-        let none = || Arg::None;
-        let args =
-            vec![Arg::Value(value), Arg::Dtype(ty.dtype), none(), none(), none(), Arg::Bool(false), none()];
-        self.push(CAST, args, ty)
+        Layout { patch: self.patch, source: self.id }.cast(value, dtype)
     }
 
     fn push(&mut self, op: &str, args: Vec<Arg>, ty: &TensorType) -> ValueId {

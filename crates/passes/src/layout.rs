@@ -1,10 +1,11 @@
 //! Nodes that flatten, concatenate and split tensors.
 
-use ir::{Arg, Dims, NodeId, Patch, ReturnType, TensorType, ValueId, contiguous_strides};
+use ir::{Arg, Dims, Dtype, NodeId, Patch, ReturnType, TensorType, ValueId, contiguous_strides};
 
 const VIEW: &str = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)";
 const PERMUTE: &str = "aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)";
 const CLONE: &str = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor";
+const CAST: &str = "aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor";
 const CAT: &str = "aten::cat(Tensor[] tensors, int dim=0) -> Tensor";
 const SPLIT: &str =
     "aten::split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]";
@@ -51,6 +52,14 @@ impl Layout<'_, '_> {
         let ty = TensorType { strides: contiguous_strides(&old.shape), ..old.clone() };
         let args = vec![Arg::Value(value), Arg::MemoryFormat("contiguous".into())];
         self.patch.push_value(self.source, CLONE, args, ty)
+    }
+
+    /// The tensor with elements of another type, in the same order in memory.
+    pub fn cast(&mut self, value: ValueId, dtype: Dtype) -> ValueId {
+        let ty = TensorType { dtype, ..self.patch.ty(value).clone() };
+        let settings = [Arg::Dtype(dtype), Arg::None, Arg::None, Arg::None, Arg::Bool(false), Arg::None];
+        let args = std::iter::once(Arg::Value(value)).chain(settings).collect();
+        self.patch.push_value(self.source, CAST, args, ty)
     }
 
     /// Contiguous tensors concatenated along `dim`; their other dimensions are equal.

@@ -1,11 +1,12 @@
 //! The passes in their order, with their settings.
 
 use base::Bytes;
+use ir::Dtype;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DrawByCounter,
-    DropAliases, GroupLists, MergeViews, OrderCollectives, Positions, Recompute, SplitDropout,
+    DropAliases, GroupLists, MergeViews, OrderCollectives, Positions, Recompute, ReduceDtype, SplitDropout,
     StartCollectives, TurnShards, WithoutCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
@@ -25,6 +26,9 @@ pub struct Settings {
     /// Whether what the step's own code computes again in backward is held from forward on instead.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub without_checkpoints: bool,
+    /// The element type in which gradients are summed between ranks; their own unless it is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reduce_dtype: Option<Dtype>,
 }
 
 impl Default for Settings {
@@ -36,6 +40,7 @@ impl Default for Settings {
             direct: DirectAxes::new(),
             recompute: Positions::default(),
             without_checkpoints: false,
+            reduce_dtype: None,
         }
     }
 }
@@ -87,6 +92,9 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
         Box::new(DeadCode),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
     ];
+    if settings.reduce_dtype.is_some() {
+        passes.insert(2, Box::new(ReduceDtype { dtype: settings.reduce_dtype }));
+    }
     if !settings.direct.is_empty() {
         let limited = settings
             .direct
@@ -99,7 +107,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 14] = [
+    let all: [Box<dyn Pass>; 15] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
@@ -108,6 +116,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
         Box::new(GroupLists),
         Box::new(Recompute { again: settings.recompute.clone() }),
         Box::new(StartCollectives),
+        Box::new(ReduceDtype { dtype: settings.reduce_dtype }),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
         Box::new(DirectCollectives { direct: settings.direct.clone() }),

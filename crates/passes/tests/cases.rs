@@ -5,7 +5,7 @@ use std::{fmt::Write, fs, path::PathBuf};
 
 use base::Bytes;
 use expect_test::expect_file;
-use ir::Graph;
+use ir::{Dtype, Graph};
 use unisono_passes::{Direct, DirectAxes, Pass, Settings, by_name, run};
 
 const SEPARATOR: &str = "\n----\n";
@@ -17,6 +17,10 @@ fn passes(case: &str) -> Vec<Box<dyn Pass>> {
     for (key, value) in line.split(' ').filter_map(|word| word.split_once('=')) {
         if key == "again" {
             settings.recompute = value.replace(',', " ").parse().unwrap();
+            continue;
+        }
+        if key == "reduce" {
+            settings.reduce_dtype = Dtype::from_text(value);
             continue;
         }
         let value = Bytes(value.parse().unwrap());
@@ -92,6 +96,11 @@ fn group_lists() {
 #[test]
 fn bucket_collectives() {
     check("bucket_collectives");
+}
+
+#[test]
+fn reduce_dtype() {
+    check("reduce_dtype");
 }
 
 #[test]

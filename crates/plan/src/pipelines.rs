@@ -403,6 +403,7 @@ fn rungs(found: &passes::Settings) -> impl Iterator<Item = passes::Settings> {
     let rung = |rung: passes::Settings| passes::Settings {
         direct: found.direct.clone(),
         without_checkpoints: found.without_checkpoints,
+        reduce_dtype: found.reduce_dtype,
         ..rung
     };
     // What a search for all stages together runs again is not what they do.

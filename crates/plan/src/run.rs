@@ -8,7 +8,7 @@ use std::{
 use base::{Bytes, Diagnostic, Result};
 use cluster::Cluster;
 use cost::Machine;
-use ir::{CollectiveKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
+use ir::{CollectiveKind, Dtype, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use passes::{Direct, DirectAxes};
 use serde::{Deserialize, Serialize};
 use shard::{Assignment, partition_mesh};
@@ -51,6 +51,8 @@ pub struct Request<'a> {
     pub effort: Effort,
     /// What of forward is made again in backward; what a memory limit needs unless it is said.
     pub recompute: Option<Recomputation>,
+    /// The element type in which gradients are summed between ranks; their own unless it is said.
+    pub reduce_dtype: Option<Dtype>,
 }
 
 /// A candidate with what it is predicted to take.
@@ -205,6 +207,7 @@ impl Run<'_> {
         passes::Settings::ladder().map(|rung| passes::Settings {
             direct: self.direct.clone(),
             without_checkpoints: self.request.recompute.is_some(),
+            reduce_dtype: self.request.reduce_dtype,
             ..rung
         })
     }

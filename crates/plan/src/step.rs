@@ -3,7 +3,7 @@
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use indexmap::IndexMap;
-use ir::{Graph, Mesh, RankGraph, STAGES};
+use ir::{Dtype, Graph, Mesh, RankGraph, STAGES};
 use passes::{Outcome, pipeline};
 use serde::{Deserialize, Serialize};
 use shard::canonical;
@@ -53,6 +53,9 @@ pub struct PlanSettings {
     /// What of forward is made again in backward: nothing, all that can be, or, unless it is said, what a memory limit needs.
     #[serde(default)]
     pub recompute: Option<Recomputation>,
+    /// The element type in which gradients are summed between ranks; their own unless it is said.
+    #[serde(default)]
+    pub reduce_dtype: Option<Dtype>,
     /// In which order pipeline stages run their micro-batches; the best one where it is not said.
     #[serde(default)]
     pub schedule: Option<ScheduleWish>,
@@ -219,6 +222,7 @@ impl Asked<'_> {
             forbid: &self.settings.forbid,
             effort: self.settings.effort,
             recompute: self.settings.recompute,
+            reduce_dtype: self.settings.reduce_dtype,
         }
     }
 

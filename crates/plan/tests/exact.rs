@@ -146,6 +146,7 @@ fn the_search_finds_what_trying_everything_finds() {
             forbid: &Forbid::default(),
             effort: Effort::Full,
             recompute: None,
+            reduce_dtype: None,
         };
         let found = search(&request).unwrap();
         let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &mesh);
@@ -222,6 +223,7 @@ fn the_partition_makes_no_more_than_the_search_counts() {
             forbid: &Forbid::default(),
             effort: Effort::Full,
             recompute: None,
+            reduce_dtype: None,
         };
         let found = search(&request).unwrap();
         let made = time_of(&found.canonical, &found.assignments[0], cluster, &mesh).unwrap();

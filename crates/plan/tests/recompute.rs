@@ -90,6 +90,7 @@ fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, free: &'a
         forbid: &free.forbid,
         effort: Effort::Full,
         recompute: None,
+        reduce_dtype: None,
     }
 }
 

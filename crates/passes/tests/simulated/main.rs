@@ -54,6 +54,7 @@ fn random_rank_graphs_give_the_same_after_all_passes() {
             )]),
             recompute: some_again(&graph, seed),
             without_checkpoints: false,
+            reduce_dtype: None,
         };
         let after = run(&pipeline(&settings), &graph, |outcome: &Outcome| {
             *changed.entry(outcome.pass).or_insert(0) += usize::from(outcome.changed);

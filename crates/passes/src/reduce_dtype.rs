@@ -1,0 +1,110 @@
+//! Gradients are summed between ranks in the element type that the user's policy says, and are of their own type again behind that.
+//!
+//! A step in 16 bits makes gradients of 16 bits. Between ranks they are summed in 16 bits too, each sum rounded, unless something wider is
+//! asked for; a narrower type is less to send. What is summed in the middle of backward is no gradient of state, and stays as it is.
+
+use base::Result;
+use ir::{Arg, Dtype, Graph, NodeId, PartKind, Patch, Reduction, TensorType, ValueId};
+
+use crate::{
+    Pass,
+    facts::{Facts, Users, users},
+    layout::Layout,
+};
+
+/// Sums gradients between ranks in a type of their own.
+pub struct ReduceDtype {
+    /// The type; none where sums are in the type of the gradient.
+    pub dtype: Option<Dtype>,
+}
+
+impl Pass for ReduceDtype {
+    fn name(&self) -> &'static str {
+        "reduce_dtype"
+    }
+
+    fn run<'g>(&self, graph: &'g Graph) -> Result<Patch<'g>> {
+        let mut patch = Patch::new(graph);
+        let Some(dtype) = self.dtype else { return Ok(patch) };
+        let found = Found { graph, facts: Facts::new(graph), users: users(graph) };
+        for start in &graph.order {
+            if let Some(sum) = found.sum(*start).filter(|sum| found.is_cast_for(sum, dtype)) {
+                found.cast(&sum, dtype, &mut patch);
+            }
+        }
+        Ok(patch)
+    }
+}
+
+/// A sum between ranks.
+struct Sum {
+    start: NodeId,
+    operand: ValueId,
+    started: ValueId,
+    wait: NodeId,
+    result: ValueId,
+}
+
+struct Found<'g> {
+    graph: &'g Graph,
+    facts: Facts,
+    users: Users,
+}
+
+impl Found<'_> {
+    /// The sum that a node starts, if one node waits for it.
+    fn sum(&self, start: NodeId) -> Option<Sum> {
+        let graph = self.graph;
+        graph.collective(start).filter(|it| it.reduction == Some(Reduction::Sum))?;
+        let node = &graph.nodes[start];
+        let (operand, started) = (node.operands().next()?, node.results().next()?);
+        let [wait] = self.users[started][..] else { return None };
+        let waiting = &graph.nodes[wait];
+        let result = waiting.results().next().filter(|_| self.facts.is_wait(waiting))?;
+        Some(Sum { start, operand, started, wait, result })
+    }
+
+    /// Whether what is summed are real numbers of another type, for the update.
+    fn is_cast_for(&self, sum: &Sum, dtype: Dtype) -> bool {
+        let own = self.graph.ty(sum.operand).dtype;
+        let is_real = own.is_floating() && !own.is_complex();
+        is_real && own != dtype && self.is_backward(sum.start) && self.is_for_update(sum.result)
+    }
+
+    fn is_backward(&self, id: NodeId) -> bool {
+        self.graph.parts[self.graph.nodes[id].part].kind == PartKind::Backward
+    }
+
+    /// Whether backward does nothing with a value but pass it on: as a view, a copy or a cast, and to other ranks.
+    fn is_for_update(&self, value: ValueId) -> bool {
+        self.users[value].iter().all(|user| {
+            let node = &self.graph.nodes[*user];
+            let passes_on = self.facts.carries(node) || self.facts.is_collective(node);
+            !self.is_backward(*user) || passes_on && node.results().all(|result| self.is_for_update(result))
+        })
+    }
+
+    fn cast(&self, sum: &Sum, dtype: Dtype, patch: &mut Patch<'_>) {
+        let graph = self.graph;
+        let own = graph.ty(sum.operand).dtype;
+        // What is added is named as the collective is.
+        let label = graph.nodes[sum.start].label;
+        patch.label(label.map_or("reduce_dtype", |label| &graph.labels[label]));
+        let operand = Layout { patch, source: sum.start }.cast(sum.operand, dtype);
+        let rest = graph.nodes[sum.start].args[1..].iter().cloned();
+        let args = std::iter::once(Arg::Value(operand)).chain(rest).collect();
+        let of = |value: ValueId| TensorType { dtype, ..graph.ty(value).clone() };
+        let started = patch.push_value(sum.start, &self.schema(sum.start), args, of(sum.started));
+        let args = vec![Arg::Value(started)];
+        let waited = patch.push_value(sum.wait, &self.schema(sum.wait), args, of(sum.result));
+        let result = Layout { patch, source: sum.wait }.cast(waited, own);
+        patch.replace(sum.result, result);
+        patch.remove(sum.wait);
+        patch.remove(sum.start);
+    }
+
+    /// The name of a node's operator with its schema.
+    fn schema(&self, id: NodeId) -> String {
+        self.graph.ops[self.graph.nodes[id].op].to_string()
+    }
+}
