@@ -130,6 +130,8 @@ codes! {
     UNLIKE_DEVICES = 324, Hardware, "ranks whose devices draw other random numbers";
     RANK_STANDS = 325, Resources, "a rank that stands still while others wait for it";
     NO_ELEMENT_TYPE = 326, Hardware, "a device without an element type";
+    NO_CUDA_LIBRARY = 330, Hardware, "a library of CUDA that kernels need is not there";
+    CUDA_FAILED = 331, Hardware, "CUDA refused to compile, load or launch a kernel";
 
     // 04xx: balance
     BAD_PROBLEM = 401, Configuration, "a balancing problem that makes no sense";

@@ -32,6 +32,6 @@ pub use element::{bf16_of, f32_of};
 pub use fuse::{Group, Item, Left, Partition, partition};
 pub use interpret::Interpreter;
 pub use kernel::{Access, Binary, Element, Kernel, Op, Operand, OperandId, Reduction, Store, Unary, Value};
-pub use memory::{Bounds, Memory};
+pub use memory::{Bounds, Lies, Memory};
 pub use nest::Nest;
 pub use verify::verify;

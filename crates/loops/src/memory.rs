@@ -22,6 +22,31 @@ pub enum Memory<'a> {
     I64(&'a [Cell<i64>]),
 }
 
+/// What is known of memory that a kernel runs over, wherever it is.
+pub trait Lies {
+    /// The element type.
+    fn element(&self) -> Element;
+    /// How many elements there are from the first to the last one.
+    fn elements(&self) -> usize;
+    /// The address of the first one.
+    fn address(&self) -> usize;
+}
+
+impl Lies for Memory<'_> {
+    #[inline]
+    fn element(&self) -> Element {
+        Memory::element(self)
+    }
+    #[inline]
+    fn elements(&self) -> usize {
+        self.len()
+    }
+    #[inline]
+    fn address(&self) -> usize {
+        Memory::address(self)
+    }
+}
+
 impl Memory<'_> {
     /// The element type.
     pub const fn element(&self) -> Element {
@@ -114,20 +139,19 @@ impl Bounds {
     }
 
     /// How many elements an operand has at least.
-    pub(crate) fn elements(&self, operand: usize) -> usize {
+    pub fn elements(&self, operand: usize) -> usize {
         self.operands[operand].elements
     }
 
     /// Fails where `memory` does not fit.
     #[inline]
-    pub fn check(&self, memory: &[Memory<'_>]) -> Result<()> {
+    pub fn check(&self, memory: &[impl Lies]) -> Result<()> {
         if memory.len() != self.operands.len() {
             return Err(bad(format!("{} operands are given, of {}", memory.len(), self.operands.len())));
         }
-        let short =
-            self.operands.iter().zip(memory).position(|(bound, memory)| {
-                bound.element != memory.element() || memory.len() < bound.elements
-            });
+        let short = self.operands.iter().zip(memory).position(|(bound, memory)| {
+            bound.element != memory.element() || memory.elements() < bound.elements
+        });
         if let Some(index) = short {
             let Bound { element, elements } = self.operands[index];
             return Err(bad(format!(
@@ -141,7 +165,7 @@ impl Bounds {
     }
 
     /// Whether writing operand `index` could change what another one's later points read or hold.
-    fn clash(&self, memory: &[Memory<'_>], (index, other, alike): (usize, usize, bool)) -> bool {
+    fn clash(&self, memory: &[impl Lies], (index, other, alike): (usize, usize, bool)) -> bool {
         let range = |index: usize| {
             let Bound { element, elements } = self.operands[index];
             let start = memory[index].address();

@@ -1,6 +1,6 @@
 //! The elements of tensors in the CPU's memory.
 
-use std::cell::Cell;
+use std::{cell::Cell, ffi::c_void};
 
 use crate::{
     Slot, Slots,
@@ -32,21 +32,95 @@ pub struct Elements<'a> {
     pub strides: &'a [i64],
 }
 
+/// A tensor's elements in the memory of a device, which only a kernel of the device may touch. Only [`Slots`] makes it, so that they are there.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDevice<'a> {
+    found: Found<'a>,
+}
+
+impl OnDevice<'_> {
+    /// The address of the first element.
+    pub fn address(&self) -> usize {
+        self.found.address as usize
+    }
+
+    /// The element type, where it is known.
+    pub const fn dtype(&self) -> Option<Dtype> {
+        self.found.dtype
+    }
+
+    /// How many elements lie from the first to the last one.
+    pub const fn count(&self) -> usize {
+        self.found.count
+    }
+
+    /// Sizes of the dimensions.
+    pub const fn sizes(&self) -> &[i64] {
+        self.found.sizes
+    }
+
+    /// Strides of the dimensions, in elements.
+    pub const fn strides(&self) -> &[i64] {
+        self.found.strides
+    }
+}
+
+/// What a tensor says of itself.
+#[derive(Clone, Copy, Debug)]
+struct Found<'a> {
+    address: *mut c_void,
+    dtype: Option<Dtype>,
+    count: usize,
+    sizes: &'a [i64],
+    strides: &'a [i64],
+    device: (i32, i32),
+}
+
 impl Slots {
     /// The elements of the tensor in `slot`. Fails for tensors that are not on the CPU, not strided or of other element types.
     #[inline]
     pub fn elements(&self, slot: Slot) -> Result<Elements<'_>, Failure> {
+        let Found { address, dtype, count, sizes, strides, device } = self.found(slot)?;
+        if device.0 != CPU {
+            return Err(Failure(format!("{slot} has no elements in the CPU's memory")));
+        }
+        // SAFETY: a tensor's elements lie within its storage, which it keeps alive, and this table the tensor; all access is by cells,
+        // in the thread that runs the program.
+        let cells = unsafe {
+            match dtype {
+                Some(Dtype::Float32) => Cells::Float32(elements(address.cast(), count)),
+                Some(Dtype::Bfloat16) => Cells::Bfloat16(elements(address.cast(), count)),
+                Some(Dtype::Int64) => Cells::Int64(elements(address.cast(), count)),
+                Some(Dtype::Bool) => Cells::Bool(elements(address.cast(), count)),
+                other => return Err(Failure(format!("{slot} has elements of {other:?}"))),
+            }
+        };
+        Ok(Elements { cells, sizes, strides })
+    }
+
+    /// The elements of the tensor in `slot` on a device, by PyTorch's number of its type and its index. Fails for tensors elsewhere.
+    pub fn on_device(&self, slot: Slot, device: (i32, i32)) -> Result<OnDevice<'_>, Failure> {
+        let found = self.found(slot)?;
+        if found.device != device {
+            return Err(Failure(format!("{slot} is on another device than the kernel that takes it")));
+        }
+        Ok(OnDevice { found })
+    }
+
+    #[inline]
+    fn found(&self, slot: Slot) -> Result<Found<'_>, Failure> {
         let (library, raw) = (self.library(), self.raw(slot)?);
         let s = &library.symbols;
-        let (mut dim, mut dtype, mut kind, mut device) = (0, 0, 0, 0);
+        let (mut dim, mut dtype, mut kind, mut device) = (0, 0, 0, (0, 0));
         let (mut sizes, mut strides, mut address) =
             (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the handle is alive, and each call writes one value.
         unsafe {
             library.check((s.layout)(raw, &raw mut kind))?;
-            library.check((s.device_type)(raw, &raw mut device))?;
-            if kind != library.codes.layout(Layout::Strided) || device != CPU {
-                return Err(Failure(format!("{slot} has no elements in the CPU's memory")));
+            library.check((s.device_type)(raw, &raw mut device.0))?;
+            library.check((s.device_index)(raw, &raw mut device.1))?;
+            if kind != library.codes.layout(Layout::Strided) {
+                return Err(Failure(format!("{slot} has no elements that lie by strides")));
             }
             library.check((s.dtype)(raw, &raw mut dtype))?;
             library.check((s.dim)(raw, &raw mut dim))?;
@@ -57,18 +131,7 @@ impl Slots {
         // SAFETY: both arrays have `dim` numbers, and live as long as the tensor's metadata, which nobody changes while this table holds it.
         let (sizes, strides) = unsafe { (numbers(sizes, dim), numbers(strides, dim)) };
         let count = extent(sizes, strides).ok_or_else(|| Failure(format!("{slot} has negative strides")))?;
-        // SAFETY: a tensor's elements lie within its storage, which it keeps alive, and this table the tensor; all access is by cells,
-        // in the thread that runs the program.
-        let cells = unsafe {
-            match library.codes.dtype_of(dtype) {
-                Some(Dtype::Float32) => Cells::Float32(elements(address.cast(), count)),
-                Some(Dtype::Bfloat16) => Cells::Bfloat16(elements(address.cast(), count)),
-                Some(Dtype::Int64) => Cells::Int64(elements(address.cast(), count)),
-                Some(Dtype::Bool) => Cells::Bool(elements(address.cast(), count)),
-                other => return Err(Failure(format!("{slot} has elements of {other:?}"))),
-            }
-        };
-        Ok(Elements { cells, sizes, strides })
+        Ok(Found { address, dtype: library.codes.dtype_of(dtype), count, sizes, strides, device })
     }
 }
 

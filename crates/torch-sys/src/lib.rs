@@ -25,7 +25,7 @@ mod value;
 
 pub use container::captured_proxy;
 pub use dispatcher::DispatcherCall;
-pub use elements::{Cells, Elements};
+pub use elements::{Cells, Elements, OnDevice};
 pub use library::{GradModeOff, Library, Version};
 pub use proxy::{Proxy, ProxyCall};
 pub use raw::Failure;

@@ -1,0 +1,209 @@
+//! Kernels by rows: some threads of a block have a row, and each of them some of the lanes that a reduction has.
+
+use loops::{
+    Op, Reduction, Store, Value,
+    phases::{MOST_LANES, Phase, lanes},
+};
+
+use super::{Emitter, body::behind};
+use crate::form::ROW_BLOCK;
+
+impl Emitter<'_> {
+    /// The function that writes points and rows, and keeps the numbers that sums over rows take; none where there is nothing of it.
+    pub(super) fn rows(&mut self) {
+        let form = self.form;
+        let written = form.kernel.stores.iter().any(|store| !form.is_sum(store.operand));
+        if !written && self.sums.numbers.is_empty() {
+            return;
+        }
+        let (rows, per_block) = (form.nest.rows(), ROW_BLOCK / form.team);
+        self.begin("", rows.div_ceil(per_block), ROW_BLOCK);
+        self.lines.line(format!(
+            "const index own = ((index)blockIdx.x * {ROW_BLOCK} + threadIdx.x) / {};",
+            form.team
+        ));
+        self.lines.line(format!("const unsigned int lane = threadIdx.x % {};", form.team));
+        let last = rows.saturating_sub(1);
+        self.lines.line(format!("const bool live = own < {rows};"));
+        self.lines.line(format!("const index row = live ? own : {last};"));
+        self.starts("row");
+        for phase in &form.phases.list {
+            self.phase(phase);
+        }
+        self.end();
+        self.lines.close();
+    }
+
+    fn phase(&mut self, phase: &Phase) {
+        let form = self.form;
+        let body = Self::body(form);
+        for value in &phase.row {
+            body.define_of_row(&mut self.lines, *value);
+        }
+        let stores: Vec<Store> =
+            phase.stores.iter().copied().filter(|store| !form.is_sum(store.operand)).collect();
+        if stores.is_empty() && phase.reductions.is_empty() {
+            return;
+        }
+        self.lanes(&phase.reductions);
+        let points = if stores.len() == phase.stores.len() {
+            phase.points.clone()
+        } else {
+            needed(form.kernel, phase, &stores, &form.phases.is_of_row)
+        };
+        if !points.is_empty() || !stores.is_empty() || !phase.reductions.is_empty() {
+            self.row_loop(&points, &stores, &phase.reductions);
+        }
+        for value in &phase.reductions {
+            self.join(*value);
+        }
+    }
+
+    /// The lanes of each reduction that a thread has.
+    fn lanes(&mut self, reductions: &[Value]) {
+        let width = self.form.width;
+        for value in reductions {
+            let Op::Reduce(reduction, _) = self.form.kernel.op(*value) else { continue };
+            let start = crate::functions::literal(reduction.start().to_bits());
+            let starts = vec![start; width].join(", ");
+            self.lines.line(format!("float s{}[{width}] = {{{starts}}};", value.0));
+        }
+    }
+
+    fn row_loop(&mut self, points: &[Value], stores: &[Store], reductions: &[Value]) {
+        let (form, inner) = (self.form, self.form.nest.inner);
+        let (width, step) = (form.width, lanes(inner));
+        let first = if width == 1 { "lane".to_owned() } else { format!("lane * {width}") };
+        self.lines.open(format!("for (index column = {first}; column < {inner}; column += {step})"));
+        self.left();
+        Self::body(form).load(&mut self.lines, points);
+        self.compute_points(points, stores, reductions);
+        if !stores.is_empty() {
+            self.lines.open("if (live)");
+            self.write(stores);
+            self.lines.close();
+        }
+        self.lines.close();
+    }
+
+    /// One number for the row from what its threads have gathered.
+    fn join(&mut self, value: Value) {
+        let Op::Reduce(reduction, _) = self.form.kernel.op(value) else { return };
+        let (by, team, number) = (join_name(reduction), self.form.team, value.0);
+        if team == MOST_LANES {
+            self.lines.line(format!("__shared__ float shared{number}[{MOST_LANES}];"));
+            self.lines.line(format!(
+                "const float v{number} = joined_by_block<{by}>(s{number}[0], shared{number});"
+            ));
+        } else {
+            self.lines.line(format!("const float v{number} = joined<{by}, {team}>(s{number});"));
+        }
+    }
+
+    /// What is written once for a row, when all of its threads have read what may lie there.
+    fn end(&mut self) {
+        let form = self.form;
+        let stores: Vec<Store> =
+            form.phases.row_stores.iter().copied().filter(|store| !form.is_sum(store.operand)).collect();
+        if stores.is_empty() && self.sums.numbers.is_empty() {
+            return;
+        }
+        self.lines.line(if form.team > 32 { "__syncthreads();" } else { "__syncwarp();" });
+        self.lines.open("if (live && lane == 0)");
+        for store in &stores {
+            let at = behind(&format!("o{}", store.operand.0), store.offset);
+            Self::body(form).put(&mut self.lines, store, &at);
+        }
+        let rows = form.nest.rows();
+        for (position, value) in self.sums.numbers.iter().enumerate() {
+            self.lines.line(format!("kept[{} + row] = v{};", position * rows, value.0));
+        }
+        self.lines.close();
+    }
+
+    /// How many points a thread has of those that it may take.
+    pub(super) fn left(&mut self) {
+        let (inner, width) = (self.form.nest.inner, self.form.width);
+        if width == 1 {
+            return;
+        }
+        if inner.is_multiple_of(width) {
+            self.lines.line(format!("const int left = {width};"));
+        } else {
+            self.lines.line(format!(
+                "const int left = {inner} - column < {width} ? (int)({inner} - column) : {width};"
+            ));
+        }
+    }
+
+    /// Computes points, gathers what is reduced and puts what is stored where [`Self::write`] takes it.
+    pub(super) fn compute_points(&mut self, points: &[Value], stores: &[Store], reductions: &[Value]) {
+        let (form, width) = (self.form, self.form.width);
+        let body = Self::body(form);
+        if width > 1 {
+            for number in 0..stores.len() {
+                self.lines.line(format!("float y{number}[{width}];"));
+            }
+            self.lines.line("#pragma unroll");
+            self.lines.open(format!("for (int j = 0; j < {width}; ++j)"));
+        }
+        body.compute(&mut self.lines, points, if width == 1 { "column" } else { "column + j" });
+        for value in reductions {
+            self.gather(*value);
+        }
+        if width > 1 {
+            for (number, store) in stores.iter().enumerate() {
+                self.lines.line(format!("y{number}[j] = {};", body.text(store.value)));
+            }
+            self.lines.close();
+        }
+    }
+
+    fn gather(&mut self, value: Value) {
+        let Op::Reduce(reduction, from) = self.form.kernel.op(value) else { return };
+        let (width, inner) = (self.form.width, self.form.nest.inner);
+        let lane = format!("s{}[{}]", value.0, if width == 1 { "0" } else { "j" });
+        let from = Self::body(self.form).text(from);
+        let joined = match reduction {
+            Reduction::Sum => format!("{lane} + {from}"),
+            Reduction::Max => format!("f_max({lane}, {from})"),
+            Reduction::Min => format!("f_min({lane}, {from})"),
+        };
+        let guard = if inner.is_multiple_of(width) { "" } else { "if (j < left) " };
+        self.lines.line(format!("{guard}{lane} = {joined};"));
+    }
+
+    /// Writes what [`Self::compute_points`] has computed.
+    pub(super) fn write(&mut self, stores: &[Store]) {
+        let (form, width) = (self.form, self.form.width);
+        let body = Self::body(form);
+        for (number, store) in stores.iter().enumerate() {
+            if width == 1 {
+                body.put(&mut self.lines, store, &body.first(store.operand, store.offset));
+            } else {
+                body.store(&mut self.lines, number, store);
+            }
+        }
+    }
+}
+
+const fn join_name(reduction: Reduction) -> &'static str {
+    match reduction {
+        Reduction::Sum => "by_sum",
+        Reduction::Max => "by_max",
+        Reduction::Min => "by_min",
+    }
+}
+
+/// The points of a phase that some of its stores and its reductions take.
+fn needed(kernel: &loops::Kernel, phase: &Phase, stores: &[Store], is_of_row: &[bool]) -> Vec<Value> {
+    let mut needed = vec![false; kernel.body.len()];
+    let reduced = phase.reductions.iter().flat_map(|value| kernel.op(*value).operands());
+    reduced.chain(stores.iter().map(|store| store.value)).for_each(|value| needed[value.0 as usize] = true);
+    for value in phase.points.iter().rev().filter(|value| !is_of_row[value.0 as usize]) {
+        if needed[value.0 as usize] {
+            kernel.op(*value).operands().for_each(|taken| needed[taken.0 as usize] = true);
+        }
+    }
+    phase.points.iter().copied().filter(|value| needed[value.0 as usize]).collect()
+}

@@ -1,0 +1,34 @@
+
+// What the threads of a row have gathered, as one number for all of them: each half of the lanes is joined with the other.
+struct by_sum {
+  static __device__ __forceinline__ float of(float a, float b) { return a + b; }
+};
+struct by_max {
+  static __device__ __forceinline__ float of(float a, float b) { return f_max(a, b); }
+};
+struct by_min {
+  static __device__ __forceinline__ float of(float a, float b) { return f_min(a, b); }
+};
+template <typename J, int TEAM, int N>
+__device__ __forceinline__ float joined(float (&lanes)[N]) {
+#pragma unroll
+  for (int half = TEAM / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) lanes[j] = J::of(lanes[j], __shfl_down_sync(0xffffffffu, lanes[j], half, TEAM));
+  }
+#pragma unroll
+  for (int half = N / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int j = 0; j < half; ++j) lanes[j] = J::of(lanes[j], lanes[j + half]);
+  }
+  return __shfl_sync(0xffffffffu, lanes[0], 0, TEAM);
+}
+// The same for a row of 128 threads; `shared` is this reduction's own.
+template <typename J>
+__device__ __forceinline__ float joined_by_block(float own, float* shared) {
+  shared[threadIdx.x] = own;
+  __syncthreads();
+  const int t = threadIdx.x % 32;
+  float quarter[1] = {J::of(J::of(shared[t], shared[t + 64]), J::of(shared[t + 32], shared[t + 96]))};
+  return joined<J, 32>(quarter);
+}

@@ -1,0 +1,47 @@
+//! Kernels as one program of CUDA C.
+
+use base::Result;
+use loops::{Kernel, verify};
+
+use crate::{
+    emit::{Emitted, emit},
+    form::Width,
+    functions::definitions,
+};
+
+const HEAD: &str = "\
+// Arithmetic is in single precision, each step rounded by itself: compile without contraction (`--fmad=false`).
+";
+const SCALED: &str = include_str!("scaled.h");
+const PRELUDE: &str = include_str!("prelude.h");
+const JOINS: &str = include_str!("joins.h");
+
+/// Kernels that are compiled together.
+pub struct Source {
+    /// The program.
+    pub text: String,
+    /// The kernels, or why one is none.
+    pub kernels: Vec<std::result::Result<Emitted, String>>,
+}
+
+impl Source {
+    /// The program of some kernels; equal ones are written twice. Fails where a kernel is not [valid](verify).
+    pub fn of(kernels: &[Kernel], width: Width) -> Result<Self> {
+        let mut emitted = Vec::with_capacity(kernels.len());
+        for (index, kernel) in kernels.iter().enumerate() {
+            verify(kernel)?;
+            emitted.push(emit(kernel, &format!("k{index}"), width));
+        }
+        let bodies: Vec<&str> = emitted.iter().flatten().map(|kernel| kernel.text.as_str()).collect();
+        Ok(Self { text: whole(&bodies.join("\n")), kernels: emitted })
+    }
+}
+
+/// The kernels with what they take of the rest.
+fn whole(bodies: &str) -> String {
+    let joins = if bodies.contains("joined") { JOINS } else { "" };
+    let rest = [PRELUDE, joins, "\n", bodies].concat();
+    let functions = definitions(&rest);
+    let scaled = if functions.contains("scaled(") { SCALED } else { "" };
+    [HEAD, scaled, &functions, &rest].concat()
+}

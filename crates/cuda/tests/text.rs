@@ -1,0 +1,268 @@
+//! Kernels and their functions of CUDA C.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use expect_test::{Expect, expect};
+use unisono_cuda::{Source, Width};
+
+/// The functions of a kernel, without the kernel's own text before them.
+fn check(kernel: &str, expected: &Expect) {
+    let source = Source::of(&[kernel.parse().unwrap()], Width::Wide).unwrap();
+    let text = &source.kernels[0].as_ref().unwrap().text;
+    let functions: Vec<&str> = text.lines().filter(|line| !line.starts_with("//")).collect();
+    expected.assert_eq(&(functions.join("\n") + "\n"));
+}
+
+#[test]
+fn a_thread_takes_several_points_and_what_is_left_one_by_one() {
+    check(
+        "\
+        kernel [5, 6]\nread a0: f32 {8, 1}\nread a1: f32 {1, 0}\nwrite a2: bf16 {6, 1}\n\
+        %0 = load a0\n%1 = load a1\n%2 = mul %0 %1\n%3 = sigmoid %2\nstore a2 %3\n",
+        &expect![[r#"
+            extern "C" __global__ void __launch_bounds__(256) k0(const float* a0, const float* a1, unsigned short* a2) {
+              typedef unsigned int index;
+              for (index at = (index)blockIdx.x * 256 + threadIdx.x; at < 10; at += (index)gridDim.x * 256) {
+                const index row = at / 2, column = at % 2 * 4;
+                const index o0 = row * 8;
+                const index o1 = row;
+                const index o2 = row * 6;
+                const int left = 6 - column < 4 ? (int)(6 - column) : 4;
+                float x0[4];
+                load<4>(a0 + o0 + column, left, x0);
+                const float v1 = number(a1[o1]);
+                float y0[4];
+                #pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                  const float v0 = x0[j];
+                  const float v2 = v0 * v1;
+                  const float v3 = f_sigmoid(v2);
+                  y0[j] = v3;
+                }
+                scatter<4>(a2 + o2 + column, (index)1, left, y0);
+              }
+            }
+        "#]],
+    );
+}
+
+#[test]
+fn eight_numbers_of_two_bytes_are_one_access() {
+    check(
+        "kernel [64]\nread a0: bf16 {1}\nwrite a1: bf16 {1}\n%0 = load a0\n%1 = neg %0\nstore a1 %1\n",
+        &expect![[r#"
+            extern "C" __global__ void __launch_bounds__(256) k0(const unsigned short* a0, unsigned short* a1) {
+              typedef unsigned int index;
+              for (index at = (index)blockIdx.x * 256 + threadIdx.x; at < 8; at += (index)gridDim.x * 256) {
+                const index column = at * 8;
+                const index o0 = 0;
+                const index o1 = 0;
+                const int left = 8;
+                float x0[8];
+                load<8>(a0 + o0 + column, left, x0);
+                float y0[8];
+                #pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                  const float v0 = x0[j];
+                  const float v1 = f_neg(v0);
+                  y0[j] = v1;
+                }
+                store<8>(a1 + o1 + column, left, y0);
+              }
+            }
+        "#]],
+    );
+}
+
+#[test]
+fn a_short_row_has_some_threads_of_a_warp() {
+    check(
+        "\
+        kernel [1000, 64]\nread a0: f32 {64, 1}\nwrite a1: f32 {64, 1}\n\
+        %0 = load a0\n%1 = row_sum %0\n%2 = div %0 %1\nstore a1 %2\n",
+        &expect![[r#"
+            extern "C" __global__ void __launch_bounds__(128) k0(const float* a0, float* a1) {
+              typedef unsigned int index;
+              const index own = ((index)blockIdx.x * 128 + threadIdx.x) / 4;
+              const unsigned int lane = threadIdx.x % 4;
+              const bool live = own < 1000;
+              const index row = live ? own : 999;
+              const index o0 = row * 64;
+              const index o1 = row * 64;
+              float s1[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+              for (index column = lane * 4; column < 64; column += 16) {
+                const int left = 4;
+                float x0[4];
+                load<4>(a0 + o0 + column, left, x0);
+                #pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                  const float v0 = x0[j];
+                  s1[j] = s1[j] + v0;
+                }
+              }
+              const float v1 = joined<by_sum, 4>(s1);
+              for (index column = lane * 4; column < 64; column += 16) {
+                const int left = 4;
+                float x0[4];
+                load<4>(a0 + o0 + column, left, x0);
+                float y0[4];
+                #pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                  const float v0 = x0[j];
+                  const float v2 = __fdiv_rn(v0, v1);
+                  y0[j] = v2;
+                }
+                if (live) {
+                  store<4>(a1 + o1 + column, left, y0);
+                }
+              }
+            }
+        "#]],
+    );
+}
+
+#[test]
+fn a_long_row_among_few_has_a_block() {
+    check(
+        "\
+        kernel [9, 1000]\nread a0: f32 {1000, 1}\nwrite a1: f32 {1, 0}\n\
+        %0 = load a0\n%1 = row_max %0\nstore a1 %1\n",
+        &expect![[r#"
+            extern "C" __global__ void __launch_bounds__(128) k0(const float* a0, float* a1) {
+              typedef unsigned int index;
+              const index own = ((index)blockIdx.x * 128 + threadIdx.x) / 128;
+              const unsigned int lane = threadIdx.x % 128;
+              const bool live = own < 9;
+              const index row = live ? own : 8;
+              const index o0 = row * 1000;
+              const index o1 = row;
+              float s1[1] = {__uint_as_float(0xff800000u)};
+              for (index column = lane; column < 1000; column += 128) {
+                const float v0 = number(a0[o0 + column]);
+                s1[0] = f_max(s1[0], v0);
+              }
+              __shared__ float shared1[128];
+              const float v1 = joined_by_block<by_max>(s1[0], shared1);
+              __syncthreads();
+              if (live && lane == 0) {
+                put(a1 + o1, v1);
+              }
+            }
+        "#]],
+    );
+}
+
+#[test]
+fn rows_are_added_up_in_groups_from_what_each_row_has_kept() {
+    check(
+        "\
+        kernel [200, 32]\nread a0: f32 {32, 1}\nadd a1: f32 {0, 1}\n\
+        %0 = load a0\n%1 = row_sum %0\n%2 = mul %0 %1\nstore a1 %2\n",
+        &expect![[r#"
+            extern "C" __global__ void __launch_bounds__(128) k0(const float* a0, float* a1, float* kept) {
+              typedef unsigned int index;
+              const index own = ((index)blockIdx.x * 128 + threadIdx.x) / 4;
+              const unsigned int lane = threadIdx.x % 4;
+              const bool live = own < 200;
+              const index row = live ? own : 199;
+              const index o0 = row * 32;
+              float s1[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+              for (index column = lane * 4; column < 32; column += 16) {
+                const int left = 4;
+                float x0[4];
+                load<4>(a0 + o0 + column, left, x0);
+                #pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                  const float v0 = x0[j];
+                  s1[j] = s1[j] + v0;
+                }
+              }
+              const float v1 = joined<by_sum, 4>(s1);
+              __syncwarp();
+              if (live && lane == 0) {
+                kept[0 + row] = v1;
+              }
+            }
+            extern "C" __global__ void __launch_bounds__(128) k0_parts(const float* a0, float* a1, float* kept) {
+              typedef unsigned int index;
+              const index at = (index)blockIdx.x * 128 + threadIdx.x;
+              if (at >= 128) return;
+              const index group = at / 32, column = at % 32;
+              float s0 = 0.0f;
+              for (index row = group * 64; row < group * 64 + 64 && row < 200; ++row) {
+                const index o0 = row * 32;
+                const float v1 = kept[0 + row];
+                const float v0 = number(a0[o0 + column]);
+                const float v2 = v0 * v1;
+                s0 = s0 + v2;
+              }
+              kept[200 + group * 32 + column * 1] = s0;
+            }
+            extern "C" __global__ void __launch_bounds__(128) k0_totals(const float* a0, float* a1, float* kept) {
+              typedef unsigned int index;
+              const index at = (index)blockIdx.x * 128 + threadIdx.x;
+              if (at < 32) {
+                float s = 0.0f;
+                for (index group = 0; group < 4; ++group) s = s + kept[200 + group * 32 + at];
+                put(a1 + at, s);
+              }
+            }
+        "#]],
+    );
+}
+
+#[test]
+fn pieces_of_a_row_that_change_places_are_loads_with_a_distance() {
+    check(
+        "\
+        kernel [3, 32]\nread a0: f32 {64, 1}\nwrite a1: f32 {64, 1}\n\
+        %0 = load a0\n%1 = load a0 +32\n%2 = neg %1\nstore a1 %2\nstore a1 +32 %0\n",
+        &expect![[r#"
+            extern "C" __global__ void __launch_bounds__(256) k0(const float* a0, float* a1) {
+              typedef unsigned int index;
+              for (index at = (index)blockIdx.x * 256 + threadIdx.x; at < 24; at += (index)gridDim.x * 256) {
+                const index row = at / 8, column = at % 8 * 4;
+                const index o0 = row * 64;
+                const index o1 = row * 64;
+                const int left = 4;
+                float x0[4];
+                load<4>(a0 + o0 + column, left, x0);
+                float x1[4];
+                load<4>(a0 + o0 + column + 32, left, x1);
+                float y0[4];
+                float y1[4];
+                #pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                  const float v0 = x0[j];
+                  const float v1 = x1[j];
+                  const float v2 = f_neg(v1);
+                  y0[j] = v2;
+                  y1[j] = v0;
+                }
+                store<4>(a1 + o1 + column, left, y0);
+                store<4>(a1 + o1 + column + 32, left, y1);
+              }
+            }
+        "#]],
+    );
+}
+
+#[test]
+fn positions_have_64_bits_where_32_do_not_hold_them() {
+    let text = |size: u64| {
+        let kernel = format!(
+            "kernel [{size}]\nread a0: bf16 {{1}}\nwrite a1: bf16 {{1}}\n%0 = load a0\nstore a1 %0\n"
+        );
+        Source::of(&[kernel.parse().unwrap()], Width::Wide).unwrap().text
+    };
+    assert!(text(1 << 30).contains("typedef unsigned int index;"));
+    assert!(text(1 << 32).contains("typedef unsigned long long index;"));
+}
+
+#[test]
+fn sums_that_lie_across_each_other_have_no_form() {
+    let kernel = "\
+        kernel [4, 8]\nread a0: f32 {8, 1}\nadd a1: f32 {0, 1}\n\
+        %0 = load a0\n%1 = neg %0\nstore a1 %0\nstore a1 +1 %1\n";
+    let source = Source::of(&[kernel.parse().unwrap()], Width::Wide).unwrap();
+    assert_eq!(source.kernels[0].as_ref().unwrap_err(), "sums of a1 lie across each other");
+}
