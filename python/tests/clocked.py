@@ -14,6 +14,7 @@ Its network copies through gloo on a stream of its own; what it reads it holds u
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono import _profile
+from unisono import _cuda, _profile
 
 NAME, NETWORK = "clocked", "clockednet"
 DEVICES = 4
@@ -137,6 +138,15 @@ def _module() -> types.ModuleType:
     made.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     made.get_device_name = lambda device=None: "a device with clocks"
     return made
+
+
+def run_kernels_by(processor: str, library: str, name: str = NAME) -> ctypes.CDLL:
+    """Makes kernels of CUDA run on the devices, through what ``processor.built`` gives: launches are on their streams."""
+    _cuda.STAND_INS[name] = _cuda.Libraries(Path(processor), (), Path(processor))
+    driver = ctypes.CDLL(processor)
+    driver.processor_observe(ctypes.cast(ctypes.CDLL(library).clocked_launch, ctypes.c_void_p))
+    driver.processor_launches.restype = ctypes.c_uint64
+    return driver
 
 
 def waits() -> dict[str, int]:

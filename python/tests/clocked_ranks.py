@@ -118,22 +118,28 @@ def _training(
 # Comparisons.
 
 
-def compare_all(library: str, cases: list[tuple[str, str]], name: str = clocked.NAME, fused: bool = False) -> None:
-    """Trains models on the processor by PyTorch and on the device by Unisono, in families of plans, and writes how they differ."""
+def compare_all(
+    library: str, cases: list[tuple[str, str]], name: str = clocked.NAME, fused: bool = False, processor: str = ""
+) -> None:
+    """Trains models on the processor by PyTorch and on the device by Unisono, in families of plans, and writes how they differ.
+
+    With ``processor`` groups of operations run as kernels of CUDA, which it runs.
+    """
     clocked.register(library, name)
+    driver = clocked.run_kernels_by(processor, library, name) if processor else None
     if fused:
         torch.ops.clocked.fuse_optimizers()
     found: dict[str, Any] = {}
     makes = {make.__name__: make for make in (*TRAININGS, autocast)}
     for model, family in cases:
         try:
-            found[f"{model}, {family}"] = compare(makes[model], family)
+            found[f"{model}, {family}"] = compare(makes[model], family, driver)
         except Exception:
             found[f"{model}, {family}"] = {"error": traceback.format_exc()}
     Path(f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
-def compare(make: Callable[[], steps.Training], family: str) -> dict[str, Any]:
+def compare(make: Callable[[], steps.Training], family: str, driver: Any = None) -> dict[str, Any]:
     alone, together = make(), make()
     device = torch.device(_devices.accelerator() or "cpu", int(os.environ["LOCAL_RANK"]))
     torch.accelerator.set_device_index(device.index)
@@ -143,7 +149,8 @@ def compare(make: Callable[[], steps.Training], family: str) -> dict[str, Any]:
     place = _devices.HOST if family.endswith(FROM_HOST) else device
     batch = tuple(one.to(place) for one in together.batches[0])
     ranks = int(os.environ["WORLD_SIZE"])
-    step = steps.parallelize(together, example=batch, **_settings(family.removesuffix(FROM_HOST), ranks))
+    settings = _settings(family.removesuffix(FROM_HOST), ranks) | {"fuse": driver is not None}
+    step = steps.parallelize(together, example=batch, **settings)
     expected, returned = [], []
     for number in range(STEPS):
         torch.manual_seed(number)
@@ -165,6 +172,7 @@ def compare(make: Callable[[], steps.Training], family: str) -> dict[str, Any]:
         "faults": faults,
         "copies": copies / (STEPS - 1),
         "device": str(step._captured[0].device),
+        "launches": driver.processor_launches() if driver is not None else 0,
         "collectives": step.plan.prediction["collectives"],
     }
 

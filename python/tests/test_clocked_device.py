@@ -7,6 +7,7 @@ import re
 
 import clocked
 import launch
+import processor
 import pytest
 from clocked_ranks import FROM_HOST, STAGES, TRAININGS
 
@@ -44,11 +45,12 @@ def compared(library, tmp_path_factory):
     def run(ranks, cases, **settings):
         if ranks not in found:
             folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+            count = 1 if ranks == "kernels" else ranks
             ended = launch.run(
-                "clocked_ranks:compare_all", ranks, folder, 280, library=library, cases=cases, **settings
+                "clocked_ranks:compare_all", count, folder, 280, library=library, cases=cases, **settings
             )
             assert all(one.status == 0 for one in ended), ended[0].err[-3000:] + ended[-1].err[-3000:]
-            found[ranks] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+            found[ranks] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
         return found[ranks]
 
     return run
@@ -104,6 +106,21 @@ def test_shards_of_batches_on_the_host_are_all_that_is_copied_from_there_and_nob
 def test_steps_on_four_devices_are_as_on_processors_and_all_is_ordered(compared, model, family):
     found = compared(4, ON_FOUR)
     assert_as_on_processors([one[f"{model}, {family}"] for one in found], clocked.NAME, 4)
+
+
+# Kernels of CUDA, which the processor runs where the device would.
+
+KERNELS = [("mlp", "batch cut"), ("gpt", "batch cut"), ("llama", "batch cut")]
+
+
+@pytest.mark.parametrize(("model", "family"), KERNELS)
+def test_groups_of_a_step_run_as_kernels_of_cuda_and_all_is_ordered(compared, model, family):
+    lacking = processor.lacking()
+    if lacking is not None:
+        pytest.skip(lacking)
+    found = compared("kernels", KERNELS, processor=str(processor.built()))
+    assert_as_on_processors([one[f"{model}, {family}"] for one in found], clocked.NAME, 1)
+    assert found[0][f"{model}, {family}"]["launches"] > 0
 
 
 # What the device finds.

@@ -10,12 +10,14 @@ from unisono import _commands, _native
 _PYTHON_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "capture": _commands.capture,
     "doctor": _commands.doctor,
+    "kernels": _commands.kernels,
     "profile": _commands.profile,
 }
 _HELP = """
 Commands that need Python:
   capture  Capture a training step and print its graph
   doctor   Look at all that a run needs, or try a device (--device), and say what to do where it is not well
+  kernels  Print which operations of a step become kernels with `fuse=True`, or these in CUDA C (--cuda)
   profile  Measure this machine and print the cluster description that plans are made for"""
 
 

@@ -1,4 +1,4 @@
-"""The subcommands of ``unisono`` that need Python: ``capture``, ``doctor`` and ``profile``."""
+"""The subcommands of ``unisono`` that need Python: ``capture``, ``doctor``, ``kernels`` and ``profile``."""
 
 from __future__ import annotations
 
@@ -53,26 +53,55 @@ def capture(arguments: Sequence[str]) -> None:
         epilog="FUNCTION is called without arguments and returns a mapping with train_step, model, optimizer and example: "
         "the arguments of unisono.capture.",
     )
-    parser.add_argument("function", metavar="FILE.py:FUNCTION", help="what makes the step")
+    _add_step(parser)
     parser.add_argument("-o", "--output", type=Path, help="write the graph to this file instead of stdout")
+    options = parser.parse_args(arguments)
+    _write(options.output, _captured(options).text())
+
+
+@_reporting
+def kernels(arguments: Sequence[str]) -> None:
+    """Prints which operations of a step on one rank become kernels, and why others do not; or these kernels in CUDA C.
+
+    ``FILE.py:FUNCTION`` is that of ``unisono capture``.
+    """
+    parser = argparse.ArgumentParser(
+        prog="unisono kernels",
+        description="Print which operations of a training step become kernels with `fuse=True`, and why others do not.",
+        epilog="What kernels are: docs/design/018-row-kernels.md.",
+    )
+    _add_step(parser)
+    parser.add_argument("--cuda", action="store_true", help="print the kernels as one program of CUDA C")
+    parser.add_argument("-o", "--output", type=Path, help="write to this file instead of stdout")
+    options = parser.parse_args(arguments)
+    graph = _captured(options).native.run_passes()[0]
+    from unisono import _native
+
+    _write(options.output, _native.cuda_source(graph.kernel_texts())[0] if options.cuda else graph.kernels())
+
+
+def _add_step(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("function", metavar="FILE.py:FUNCTION", help="what makes the step")
     parser.add_argument(
         "--device",
         metavar="KIND",
         help="capture for this kind of device, cpu or cuda, instead of the parameters' own (cpu where they are on meta)",
     )
-    options = parser.parse_args(arguments)
+
+
+def _captured(options: argparse.Namespace) -> Any:
+    """The graph of the step that the named function makes."""
     made = _made(options.function)
 
     import unisono
 
-    text = unisono.capture(
+    return unisono.capture(
         made["train_step"],
         model=made.get("model"),
         optimizer=made.get("optimizer"),
         example=made["example"],
         device=options.device,
-    ).text()
-    _write(options.output, text)
+    )
 
 
 def doctor(arguments: Sequence[str]) -> int:

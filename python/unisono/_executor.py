@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from unisono import _devices, _native, _reference
+from unisono import _cuda, _devices, _native, _reference
 from unisono._message import pack, unpack
 from unisono._program import ProgramBuilder, Slot
 from unisono.errors import HardwareError
@@ -48,6 +48,8 @@ class Executor:
         if self._native.refused():
             message = "this host forbids executable memory: kernels are interpreted, which takes longer"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
+        #: The device whose current stream kernels run on.
+        self._kernel_device = self._native.kernel_device
 
     def bind(self, state: Sequence[torch.Tensor]) -> None:
         """Binds the tensors of state, in the program's order; each step writes into them."""
@@ -63,7 +65,7 @@ class Executor:
         if _is_disturbed():
             with _neutral():
                 return self.consume(inputs)
-        handles = _to_capsules(inputs)
+        handles = self._ready(inputs)
         inputs.clear()
         with torch._C._AutoDispatchBelowAutograd():
             return _from_capsules(self._native.run(handles))
@@ -79,7 +81,7 @@ class Executor:
         if device != _devices.HOST:
             return self._recorded_on(device, inputs)
         with _neutral(), torch._C._AutoDispatchBelowAutograd():
-            returns, records = self._native.run_recorded(_to_capsules(list(inputs)))
+            returns, records = self._native.run_recorded(self._ready(inputs))
         return _from_capsules(returns), records
 
     def _recorded_on(
@@ -94,7 +96,13 @@ class Executor:
     def watch(self, inputs: Sequence[torch.Tensor], after: Callable[[int], object]) -> list[torch.Tensor]:
         """Runs one step and calls ``after`` with the index of each issued instruction; what it raises is that instruction's error."""
         with _neutral(), torch._C._AutoDispatchBelowAutograd():
-            return _from_capsules(self._native.run_watched(_to_capsules(list(inputs)), after))
+            return _from_capsules(self._native.run_watched(self._ready(inputs), after))
+
+    def _ready(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """The inputs of a step as handles; kernels are told the stream that is current now."""
+        if self._kernel_device is not None:
+            self._native.set_stream(_cuda.stream_of(*self._kernel_device))
+        return _to_capsules(list(inputs))
 
     def state(self) -> list[torch.Tensor]:
         """The tensors of state as they are bound."""
@@ -126,11 +134,26 @@ def lower_graph(
         groups: the names of process groups by the graph's symbolic ones, such as ``axis:a``.
         device: the device that the program runs on, which all device arguments but those of the host become.
         buffer_bytes: the most that memory for small results, which stays from step to step, takes, where that is less than 16 MiB.
-        fuse: whether groups of pointwise operations run as kernels (on CPU).
+        fuse: whether groups of operations run as kernels: on processors, and on CUDA where its libraries are there.
         live: whether numbers of the step, such as learning rates, are passed as tensors of the device.
     """
     _ready()
-    return _native.Program.from_graph(graph, dict(groups or {}), _place(device), _schema_of, buffer_bytes, fuse, live)
+    kernels = _kernel_device(torch.device(device)) if fuse else None
+    return _native.Program.from_graph(
+        graph, dict(groups or {}), _place(device), _schema_of, buffer_bytes, fuse, live, kernels
+    )
+
+
+def _kernel_device(device: torch.device) -> _native.CudaDevice | None:
+    """What runs kernels on another device than the host, if it can; on CUDA a warning says why not."""
+    if device.type in ("cpu", "meta"):
+        return None
+    found = _cuda.device_of(device)
+    if not isinstance(found, str):
+        return found
+    if device.type == "cuda":
+        warnings.warn(f"groups of operations stay as they are: {found}", RuntimeWarning, stacklevel=4)
+    return None
 
 
 def _place(device: str | torch.device) -> tuple[str, int | None]:

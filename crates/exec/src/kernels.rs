@@ -115,8 +115,11 @@ impl Ends<'_> {
 type Done = std::result::Result<(), Failure>;
 
 #[allow(clippy::boxed_local, clippy::needless_pass_by_value, reason = "for `map_err`")]
-fn failed(diagnostic: Box<base::Diagnostic>) -> Failure {
-    Failure(diagnostic.message)
+pub(crate) fn failed(diagnostic: Box<base::Diagnostic>) -> Failure {
+    Failure(match diagnostic.cause {
+        Some(cause) => format!("{}: {cause}", diagnostic.message),
+        None => diagnostic.message,
+    })
 }
 
 /// A kernel, ready to run.
@@ -207,15 +210,25 @@ impl KernelCall {
 
     /// The kernel for operands with these strides.
     fn module_for(&self, strides: &[Vec<i64>]) -> std::result::Result<Module, Failure> {
-        let mut kernel = self.module.kernel(self.kernel).clone();
-        for (index, ((slot, shape), found)) in self.reads.iter().zip(strides).enumerate() {
-            let moved = |distance| moved(shape, found, distance);
-            kernel = kernel.with_moved(OperandId(index as u32), moved).ok_or_else(|| {
-                Failure(format!("{slot} has strides {found:?}, which no kernel can follow"))
-            })?;
-        }
+        let kernel = moved_kernel(self.module.kernel(self.kernel), &self.reads, strides)?;
         Module::new(&[kernel]).map_err(failed)
     }
+}
+
+/// A kernel for operands that lie with other strides than they were said to.
+pub(crate) fn moved_kernel(
+    kernel: &Kernel,
+    reads: &[(Slot, Shape)],
+    strides: &[Vec<i64>],
+) -> std::result::Result<Kernel, Failure> {
+    let mut kernel = kernel.clone();
+    for (index, ((slot, shape), found)) in reads.iter().zip(strides).enumerate() {
+        let moved = |distance| moved(shape, found, distance);
+        kernel = kernel
+            .with_moved(OperandId(index as u32), moved)
+            .ok_or_else(|| Failure(format!("{slot} has strides {found:?}, which no kernel can follow")))?;
+    }
+    Ok(kernel)
 }
 
 /// How far apart elements lie in a tensor with strides `found` that are so far apart in one of `shape`. The distance is along one dimension.

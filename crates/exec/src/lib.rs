@@ -5,6 +5,7 @@
 
 mod buffers;
 mod collectives;
+mod device_kernels;
 mod effects;
 mod element_types;
 mod graph;
@@ -24,6 +25,7 @@ mod spec;
 mod steps;
 
 pub use collectives::{collective_at, collective_of};
+pub use device_kernels::KernelDevice;
 pub use effects::{Role, is_pure, role};
 pub use element_types::element_types;
 pub use graph::{Groups, spec_of};

@@ -13,7 +13,8 @@ use torch_sys::{
 };
 
 use crate::{
-    Action, Instruction, Program, Role, Route, Shape, Write, kernels::KernelCall, random::RandomCall,
+    Action, Instruction, KernelDevice, Program, Role, Route, Shape, Write, device_kernels::DeviceKernelCall,
+    kernels::KernelCall, random::RandomCall,
 };
 
 /// What runs.
@@ -27,6 +28,7 @@ pub(crate) enum Step {
         targets: Vec<Slot>,
     },
     Kernel(KernelCall),
+    DeviceKernel(DeviceKernelCall),
     /// Random numbers at positions; none where nothing uses them.
     Random(Option<RandomCall>),
     View(View),
@@ -104,25 +106,41 @@ pub fn proxy_document(program: &Program) -> Result<String> {
     Ok(proxy::document(&nodes))
 }
 
+/// What has the kernels of a program.
+enum Kernels {
+    Host(Arc<Module>),
+    Device(Arc<cuda::Module>, (i32, i32)),
+}
+
 /// Makes the calls of one program.
 pub(crate) struct Linker<'a> {
     library: &'static Library,
     program: &'a Program,
     prefix: &'a str,
-    module: Arc<Module>,
+    kernels: Kernels,
     proxies: usize,
     pythons: usize,
 }
 
 impl<'a> Linker<'a> {
-    pub(crate) fn new(library: &'static Library, program: &'a Program, prefix: &'a str) -> Result<Self> {
-        let module = Arc::new(Module::new(&program.kernels)?);
-        Ok(Self { library, program, prefix, module, proxies: 0, pythons: 0 })
+    pub(crate) fn new(
+        library: &'static Library,
+        program: &'a Program,
+        prefix: &'a str,
+        device: Option<&KernelDevice>,
+    ) -> Result<Self> {
+        let kernels = match device {
+            Some(KernelDevice { device, numbers }) => {
+                Kernels::Device(Arc::new(cuda::Module::new(device, &program.kernels)?), *numbers)
+            }
+            None => Kernels::Host(Arc::new(Module::new(&program.kernels)?)),
+        };
+        Ok(Self { library, program, prefix, kernels, proxies: 0, pythons: 0 })
     }
 
     /// Whether the host forbids executable memory, so that kernels are interpreted.
     pub(crate) fn refused(&self) -> bool {
-        self.module.refused()
+        matches!(&self.kernels, Kernels::Host(module) if module.refused())
     }
 
     pub(crate) fn link(&mut self, instructions: &[Instruction]) -> Result<Vec<Linked>> {
@@ -135,8 +153,7 @@ impl<'a> Linker<'a> {
                 (Step::Number { value: *value, dtype: *dtype, target: *target }, instruction.release.clone())
             }
             Action::Kernel { kernel, reads, writes } => {
-                let call = self.kernel(*kernel as usize, reads, writes)?;
-                (Step::Kernel(call), instruction.release.clone())
+                (self.kernel(*kernel as usize, reads, writes)?, instruction.release.clone())
             }
             Action::Buffer { shape, device, target } => {
                 let step = Step::Buffer { shape: shape.clone(), device: device.clone(), target: *target };
@@ -168,14 +185,22 @@ impl<'a> Linker<'a> {
         Ok(Linked { step, release: release.into() })
     }
 
-    fn kernel(&self, kernel: usize, reads: &[Slot], writes: &[Write]) -> Result<KernelCall> {
+    fn kernel(&self, kernel: usize, reads: &[Slot], writes: &[Write]) -> Result<Step> {
         let shape = |slot: &Slot| self.program.shapes.get(slot.0 as usize).and_then(Clone::clone);
         let reads = reads.iter().map(|slot| Some((*slot, shape(slot)?))).collect::<Option<Vec<_>>>();
         let reads = reads.ok_or_else(|| Diagnostic::bug("a kernel reads a tensor of unknown shape"))?;
         if kernel >= self.program.kernels.len() {
             return Err(Diagnostic::bug(format!("there is no kernel {kernel}")));
         }
-        Ok(KernelCall::new(self.module.clone(), kernel, reads, writes.to_vec(), self.host()?))
+        let writes = writes.to_vec();
+        Ok(match &self.kernels {
+            Kernels::Host(module) => {
+                Step::Kernel(KernelCall::new(module.clone(), kernel, reads, writes, self.host()?))
+            }
+            Kernels::Device(module, numbers) => {
+                Step::DeviceKernel(DeviceKernelCall::new(module.clone(), kernel, reads, writes, *numbers))
+            }
+        })
     }
 
     fn random(&self, args: &[Arg], outputs: &[Output]) -> Result<Option<RandomCall>> {

@@ -29,7 +29,11 @@ pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
     for (index, call) in spec.calls.iter().enumerate() {
         if is_kernel(&schemas[call.op as usize]) {
             let ends = Ends { steps: &steps, lifetimes: &lowering.lifetimes, once: &once };
-            let taken = ends.taken(index, kernel_of(spec, call)?);
+            let kernel = kernel_of(spec, call)?;
+            // On other devices operands of sums are read again when others have been written.
+            let reads_again = !abilities.device.is_host() && loops::phases::sums(kernel).next().is_some();
+            let taken =
+                if reads_again { vec![None; kernel.operands.len()] } else { ends.taken(index, kernel) };
             lowering.kernel(call, &taken)?;
         } else {
             lowering.call(call, once[index])?;
@@ -312,6 +316,7 @@ impl<'a> Lowering<'a> {
         Ok(Program {
             slots: self.slots,
             schemas,
+            device: self.abilities.device.clone(),
             kernels: self.spec.kernels.clone(),
             state: self.spec.state.clone(),
             inputs: self.spec.inputs.clone(),

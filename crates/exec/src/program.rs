@@ -86,6 +86,8 @@ pub struct Program {
     pub slots: u32,
     /// Schemas that calls refer to.
     pub schemas: Vec<Schema>,
+    /// The device that it runs on.
+    pub device: Device,
     /// Kernels that instructions refer to.
     pub kernels: Vec<loops::Kernel>,
     /// Slots of state.

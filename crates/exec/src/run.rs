@@ -9,10 +9,11 @@ use std::{
 };
 
 use base::{Code, Diagnostic, Nanos, Result};
+use cuda::Stream;
 use torch_sys::{Dtype, Failure, GradModeOff, Library, Proxy, Slot, Slots, Tensor, TensorLayout, View};
 
 use crate::{
-    Instruction, Program, Record,
+    Instruction, KernelDevice, Program, Record,
     link::{Linked, Linker, Step},
 };
 
@@ -51,18 +52,22 @@ pub struct Executor {
     prepared: bool,
     refused: bool,
     progress: Progress,
+    /// Where kernels of a device run.
+    stream: Option<Stream>,
 }
 
 impl Executor {
     /// Links `program`. `proxy` is the proxy executor that torch has made of [`proxy_document`](crate::proxy_document);
-    /// `prefix` is that of [`python_calls`](crate::python_calls), which must be registered before the first step.
+    /// `prefix` is that of [`python_calls`](crate::python_calls), which must be registered before the first step. Kernels run on `device`,
+    /// where there is one.
     pub fn new(
         program: Program,
         library: &'static Library,
         proxy: Option<Proxy>,
         prefix: &str,
+        device: Option<&KernelDevice>,
     ) -> Result<Self> {
-        let mut linker = Linker::new(library, &program, prefix)?;
+        let mut linker = Linker::new(library, &program, prefix, device)?;
         let prologue = linker.link(&program.prologue)?;
         let body = linker.link(&program.body)?;
         let refused = linker.refused();
@@ -78,6 +83,7 @@ impl Executor {
             prepared: false,
             refused,
             progress: Progress::new(),
+            stream: None,
         })
     }
 
@@ -89,6 +95,11 @@ impl Executor {
     /// Whether the host forbids executable memory, so that kernels are interpreted.
     pub const fn refused(&self) -> bool {
         self.refused
+    }
+
+    /// The stream that kernels of a device run on from now on: PyTorch's current one.
+    pub const fn set_stream(&mut self, stream: Stream) {
+        self.stream = Some(stream);
     }
 
     /// Where a step of it is, from now on.
@@ -172,7 +183,7 @@ impl Executor {
             return Err(mismatch("no state is bound".to_owned()));
         }
         for (linked, instruction) in self.prologue.iter().zip(&self.program.prologue) {
-            let result = run(&linked.step, &mut self.slots, self.proxy);
+            let result = run(&linked.step, &mut self.slots, self.proxy, self.stream);
             result.map_err(|failure| failed(&self.program, instruction, &failure))?;
         }
         self.prepared = true;
@@ -216,7 +227,7 @@ impl Executor {
     fn run_one(&mut self, index: usize) -> Result<()> {
         self.progress.set(index as u32);
         let linked = &mut self.body[index];
-        let mut result = run(&linked.step, &mut self.slots, self.proxy);
+        let mut result = run(&linked.step, &mut self.slots, self.proxy, self.stream);
         if result.is_ok() && matches!(linked.step, Step::UnseenView { .. }) {
             result = see_view(&mut linked.step, &self.slots);
         }
@@ -323,11 +334,12 @@ impl Executor {
 }
 
 #[inline]
-fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>) -> Result<(), Failure> {
+fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>, stream: Option<Stream>) -> Result<(), Failure> {
     match step {
         Step::View(view) => slots.view(view),
         Step::Views(views) => views.iter().try_for_each(|view| slots.view(view)),
         Step::Kernel(call) => call.run(slots),
+        Step::DeviceKernel(call) => call.run(slots, stream),
         Step::Random(call) => call.as_ref().map_or(Ok(()), |call| call.run(slots)),
         Step::Dispatcher(call) | Step::UnseenView { call, .. } => call.run(slots),
         Step::Proxy(call) => match proxy {

@@ -4,7 +4,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Mutex, TryLockError},
+    sync::{Arc, Mutex, TryLockError},
 };
 
 use base::{Bytes, Code, Diagnostic, Nanos, Result};
@@ -53,9 +53,68 @@ fn library(py: Python<'_>) -> PyResult<&'static Library> {
 /// An instruction of a program with its start and its duration in nanoseconds.
 pub type Recorded = (u32, i64, i64);
 
-/// A lowered program: what `Executor` runs.
+/// The libraries of CUDA for one device, on which kernels run.
 #[pyclass(frozen, module = "unisono._native")]
-pub struct Program(exec::Program);
+struct CudaDevice(exec::KernelDevice);
+
+#[pymethods]
+impl CudaDevice {
+    /// The device of PyTorch's name and number. `compiler` is NVRTC, which rests on the libraries `before`; `architecture` is such as `sm_90`.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        kind: String,
+        number: i32,
+        architecture: &str,
+        compiler: PathBuf,
+        before: Vec<PathBuf>,
+        driver: PathBuf,
+    ) -> PyResult<Self> {
+        let (kind, _) = library(py)?
+            .device_numbers(&Device { kind, index: Some(number) })
+            .map_err(|failure| PyRuntimeError::new_err(failure.0))?;
+        let open = || {
+            // SAFETY: the caller is `unisono._cuda`, which names files of NVIDIA's by their own names.
+            unsafe {
+                let compiler = cuda::Compiler::load(&compiler, &before)?;
+                cuda::Device::open(&driver, number, architecture, compiler)
+            }
+        };
+        let device = py.detach(open).map_err(|d| to_python(py, &d))?;
+        Ok(Self(exec::KernelDevice { device: Arc::new(device), numbers: (kind, number) }))
+    }
+}
+
+/// The program of CUDA C of kernels in their text form, and for each why it has none.
+#[pyfunction]
+fn cuda_source(py: Python<'_>, kernels: Vec<String>) -> PyResult<(String, Vec<Option<String>>)> {
+    run(py, || {
+        let kernels = kernels.iter().map(|text| text.parse()).collect::<Result<Vec<loops::Kernel>>>()?;
+        let source = cuda::Source::of(&kernels, cuda::Width::Wide)?;
+        Ok((source.text, source.kernels.into_iter().map(std::result::Result::err).collect()))
+    })
+}
+
+/// Compiles a program of CUDA C: for each of its functions registers, bytes spilled, and bytes of shared memory.
+#[pyfunction]
+fn compile_cuda(
+    py: Python<'_>,
+    text: &str,
+    architecture: &str,
+    compiler: PathBuf,
+    before: Vec<PathBuf>,
+) -> PyResult<Vec<(String, u32, u32, u32)>> {
+    run(py, || {
+        // SAFETY: as above.
+        let image = unsafe { cuda::Compiler::load(&compiler, &before)? }.compile(text, architecture)?;
+        let resources = image.resources.into_iter();
+        Ok(resources.map(|one| (one.function, one.registers, one.spilled, one.shared)).collect())
+    })
+}
+
+/// A lowered program: what `Executor` runs, and where its kernels do.
+#[pyclass(frozen, module = "unisono._native")]
+pub struct Program(exec::Program, Option<exec::KernelDevice>);
 
 #[pymethods]
 impl Program {
@@ -77,14 +136,17 @@ impl Program {
         })?;
         match schema_of {
             Some(schema_of) => Self::rewritten(py, spec, &abilities, schema_of, exec::BUFFERS),
-            None => py.detach(|| exec::lower(&spec, &abilities)).map(Self).map_err(|d| to_python(py, &d)),
+            None => py
+                .detach(|| exec::lower(&spec, &abilities))
+                .map(|program| Self(program, None))
+                .map_err(|d| to_python(py, &d)),
         }
     }
 
     /// Lowers a graph. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
     /// schema of an operator, so that calls are made for the operators as they are. `buffer_bytes` may limit what
-    /// buffers take further than the executor does. With `fuse`, groups of operations are kernels. With `live`, numbers of the step are
-    /// tensors of the device.
+    /// buffers take further than the executor does. With `fuse`, groups of operations are kernels, on another device than the host where it
+    /// has `cuda`. With `live`, numbers of the step are tensors of the device.
     #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     #[staticmethod]
     fn from_graph(
@@ -96,12 +158,13 @@ impl Program {
         buffer_bytes: Option<u64>,
         fuse: bool,
         live: bool,
+        cuda: Option<&CudaDevice>,
     ) -> PyResult<Self> {
         let abilities = Abilities::of(library(py)?.version(), device_of(device));
         let mut spec = py
             .detach(|| exec::spec_of(&graph.0, &groups, &abilities.device))
             .map_err(|d| to_python(py, &d))?;
-        if fuse && abilities.device.is_host() {
+        if fuse && (abilities.device.is_host() || cuda.is_some()) {
             spec = py.detach(|| exec::fuse(&spec, &graph.0, &loops::partition(&graph.0)));
         }
         for (schema, op) in spec.schemas.iter_mut().zip(graph.0.ops.values()) {
@@ -116,13 +179,9 @@ impl Program {
             let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>();
             spec = exec::with_live_numbers(spec, &schemas.map_err(|d| to_python(py, &d))?);
         }
-        Self::rewritten(
-            py,
-            spec,
-            &abilities,
-            schema_of,
-            exec::BUFFERS.min(buffer_bytes.map_or(exec::BUFFERS, Bytes)),
-        )
+        let buffers = exec::BUFFERS.min(buffer_bytes.map_or(exec::BUFFERS, Bytes));
+        let program = Self::rewritten(py, spec, &abilities, schema_of, buffers)?;
+        Ok(Self(program.0, cuda.map(|cuda| cuda.0.clone())))
     }
 
     /// The text form.
@@ -219,7 +278,7 @@ impl Program {
             spec.schemas.extend(schema_of.call1((name,))?.extract::<Option<String>>()?);
         }
         let program = py.detach(|| exec::lower(&exec::rewrite(&spec, abilities, buffers)?, abilities));
-        program.map(Self).map_err(|d| to_python(py, &d))
+        program.map(|program| Self(program, None)).map_err(|d| to_python(py, &d))
     }
 }
 
@@ -228,6 +287,7 @@ impl Program {
 struct Executor {
     inner: Mutex<exec::Executor>,
     progress: exec::Progress,
+    kernel_device: Option<(String, i32)>,
     /// The runner that owns the proxy executor. Declared after `inner`, so that it goes last.
     _runner: Py<PyAny>,
 }
@@ -240,9 +300,12 @@ impl Executor {
         // SAFETY: the runner is kept as long as the executor.
         let proxy = if runner.is_none(py) { None } else { unsafe { torch_sys::captured_proxy() } };
         let library = library(py)?;
-        let inner = py.detach(|| exec::Executor::new(program.0.clone(), library, proxy, prefix));
+        let inner =
+            py.detach(|| exec::Executor::new(program.0.clone(), library, proxy, prefix, program.1.as_ref()));
         let inner = inner.map_err(|d| to_python(py, &d))?;
-        Ok(Self { progress: inner.progress(), inner: Mutex::new(inner), _runner: runner })
+        let device = program.1.as_ref().filter(|_| !program.0.kernels.is_empty());
+        let kernel_device = device.map(|device| (program.0.device.kind.clone(), device.numbers.1));
+        Ok(Self { progress: inner.progress(), inner: Mutex::new(inner), kernel_device, _runner: runner })
     }
 
     /// The position of the instruction that runs now, in whatever thread; `None` between steps.
@@ -296,6 +359,22 @@ impl Executor {
         };
         let returns = self.with(py, |executor| executor.run_watched(inputs, &mut call))?;
         returns.into_iter().map(|tensor| capsule(py, tensor)).collect()
+    }
+
+    /// The stream of CUDA that kernels run on from now on, by the driver's handle.
+    fn set_stream(&self, py: Python<'_>, handle: usize) -> PyResult<()> {
+        // SAFETY: the caller is `unisono._executor`, which asks PyTorch for the current one before each step.
+        let stream = unsafe { cuda::Stream::of(handle) };
+        self.with(py, |executor| {
+            executor.set_stream(stream);
+            Ok(())
+        })
+    }
+
+    /// The device of CUDA on which kernels of it run, by kind and number: they need to be told the stream.
+    #[getter]
+    fn kernel_device(&self) -> Option<(String, i32)> {
+        self.kernel_device.clone()
     }
 
     /// The tensors of state as capsules.
@@ -354,6 +433,9 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(load_torch, module)?)?;
     module.add_function(wrap_pyfunction!(torch_functions, module)?)?;
     module.add_function(wrap_pyfunction!(kernel_tier, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda_source, module)?)?;
+    module.add_function(wrap_pyfunction!(compile_cuda, module)?)?;
+    module.add_class::<CudaDevice>()?;
     module.add_class::<Program>()?;
     module.add_class::<Executor>()
 }

@@ -190,6 +190,18 @@ impl Graph {
         py.detach(|| loops::partition(&self.0).describe(&self.0))
     }
 
+    /// The kernels that groups of operations become, each once, in their text form.
+    fn kernel_texts(&self, py: Python<'_>) -> Vec<String> {
+        let groups = py.detach(|| loops::partition(&self.0).groups);
+        let mut texts: Vec<String> = Vec::new();
+        for text in groups.iter().map(|group| group.kernel.to_string()) {
+            if !texts.contains(&text) {
+                texts.push(text);
+            }
+        }
+        texts
+    }
+
     /// What is equal for ranks that issue the same collectives in the same order, as 32 hexadecimal digits: of each group, and under no name
     /// of all without their sizes.
     fn issue_order(&self) -> BTreeMap<String, String> {

@@ -3,8 +3,8 @@
 use std::{cell::Cell, ffi::c_void};
 
 use crate::{
-    Slot, Slots,
-    raw::Failure,
+    Library, Slot, Slots, Tensor,
+    raw::{Failure, RawTensor},
     value::{Dtype, Layout},
 };
 
@@ -100,39 +100,55 @@ impl Slots {
 
     /// The elements of the tensor in `slot` on a device, by PyTorch's number of its type and its index. Fails for tensors elsewhere.
     pub fn on_device(&self, slot: Slot, device: (i32, i32)) -> Result<OnDevice<'_>, Failure> {
-        let found = self.found(slot)?;
+        Self::there(self.found(slot)?, device, &slot.to_string())
+    }
+
+    /// The same of a tensor that is in no slot.
+    pub fn borrowed<'a>(&self, tensor: &'a Tensor, device: (i32, i32)) -> Result<OnDevice<'a>, Failure> {
+        // SAFETY: the handle is alive as long as the tensor, whose metadata nobody changes.
+        Self::there(unsafe { found(self.library(), tensor.raw())? }, device, "a tensor")
+    }
+
+    fn there<'a>(found: Found<'a>, device: (i32, i32), what: &str) -> Result<OnDevice<'a>, Failure> {
         if found.device != device {
-            return Err(Failure(format!("{slot} is on another device than the kernel that takes it")));
+            return Err(Failure(format!("{what} is on another device than the kernel that takes it")));
         }
         Ok(OnDevice { found })
     }
 
     #[inline]
     fn found(&self, slot: Slot) -> Result<Found<'_>, Failure> {
-        let (library, raw) = (self.library(), self.raw(slot)?);
-        let s = &library.symbols;
-        let (mut dim, mut dtype, mut kind, mut device) = (0, 0, 0, (0, 0));
-        let (mut sizes, mut strides, mut address) =
-            (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the handle is alive, and each call writes one value.
-        unsafe {
-            library.check((s.layout)(raw, &raw mut kind))?;
-            library.check((s.device_type)(raw, &raw mut device.0))?;
-            library.check((s.device_index)(raw, &raw mut device.1))?;
-            if kind != library.codes.layout(Layout::Strided) {
-                return Err(Failure(format!("{slot} has no elements that lie by strides")));
-            }
-            library.check((s.dtype)(raw, &raw mut dtype))?;
-            library.check((s.dim)(raw, &raw mut dim))?;
-            library.check((s.sizes)(raw, &raw mut sizes))?;
-            library.check((s.strides)(raw, &raw mut strides))?;
-            library.check((s.data_ptr)(raw, &raw mut address))?;
-        }
-        // SAFETY: both arrays have `dim` numbers, and live as long as the tensor's metadata, which nobody changes while this table holds it.
-        let (sizes, strides) = unsafe { (numbers(sizes, dim), numbers(strides, dim)) };
-        let count = extent(sizes, strides).ok_or_else(|| Failure(format!("{slot} has negative strides")))?;
-        Ok(Found { address, dtype: library.codes.dtype_of(dtype), count, sizes, strides, device })
+        // SAFETY: the table keeps the handle alive, and nobody changes the tensor's metadata while it holds it.
+        unsafe { found(self.library(), self.raw(slot)?) }
     }
+}
+
+/// # Safety
+/// The handle, and the tensor's metadata as it is, live as long as `'a`.
+#[inline]
+unsafe fn found<'a>(library: &Library, raw: RawTensor) -> Result<Found<'a>, Failure> {
+    let s = &library.symbols;
+    let (mut dim, mut dtype, mut kind, mut device) = (0, 0, 0, (0, 0));
+    let (mut sizes, mut strides, mut address) =
+        (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the handle is alive, and each call writes one value.
+    unsafe {
+        library.check((s.layout)(raw, &raw mut kind))?;
+        library.check((s.device_type)(raw, &raw mut device.0))?;
+        library.check((s.device_index)(raw, &raw mut device.1))?;
+        if kind != library.codes.layout(Layout::Strided) {
+            return Err(Failure("a tensor has no elements that lie by strides".to_owned()));
+        }
+        library.check((s.dtype)(raw, &raw mut dtype))?;
+        library.check((s.dim)(raw, &raw mut dim))?;
+        library.check((s.sizes)(raw, &raw mut sizes))?;
+        library.check((s.strides)(raw, &raw mut strides))?;
+        library.check((s.data_ptr)(raw, &raw mut address))?;
+    }
+    // SAFETY: both arrays have `dim` numbers, and live as long as the tensor's metadata, which nobody changes while this table holds it.
+    let (sizes, strides) = unsafe { (numbers(sizes, dim), numbers(strides, dim)) };
+    let count = extent(sizes, strides).ok_or_else(|| Failure("a tensor has negative strides".to_owned()))?;
+    Ok(Found { address, dtype: library.codes.dtype_of(dtype), count, sizes, strides, device })
 }
 
 /// PyTorch's number of the CPU.

@@ -41,6 +41,11 @@ impl Tensor {
         NonNull::new(raw).map(Self)
     }
 
+    /// The handle, borrowed.
+    pub(crate) const fn raw(&self) -> RawTensor {
+        self.0.as_ptr()
+    }
+
     /// Gives the reference away.
     pub fn into_raw(self) -> *mut c_void {
         let raw = self.0.as_ptr();

@@ -29,6 +29,7 @@ struct State {
   std::array<Memory, kDevices> memory;
   std::map<std::string, int64_t> waits;
   std::vector<std::string> faults;
+  std::map<const char*, std::weak_ptr<Block>> blocks;  // by where they begin
 };
 
 // Storages are freed until the very end of a process.
@@ -117,7 +118,8 @@ void let_go(void* context) {
   delete static_cast<Held*>(context);
 }
 
-c10::DataPtr pointer_to(const Held& block) {
+c10::DataPtr pointer_to(State& all, const Held& block) {
+  all.blocks[static_cast<const char*>(block->data)] = block;
   return {block->data, new Held(block), &release, block->owner.device()};
 }
 
@@ -143,7 +145,7 @@ c10::DataPtr allocate(c10::Stream stream, size_t size) {
   auto block = std::make_shared<Block>(stream, data, size, c10::Storage());
   block->written = launch(all, stream, "an allocation");
   count(all, *block, 1);
-  return pointer_to(block);
+  return pointer_to(all, block);
 }
 
 c10::DataPtr adopt(c10::Stream stream, const Use& made_by, const c10::Storage& host) {
@@ -154,7 +156,18 @@ c10::DataPtr adopt(c10::Stream stream, const Use& made_by, const c10::Storage& h
   auto block = std::make_shared<Block>(stream, const_cast<void*>(host.data()), host.nbytes(), host);
   block->written = made_by;
   count(all, *block, 1);
-  return pointer_to(block);
+  return pointer_to(all, block);
+}
+
+std::shared_ptr<Block> block_at(const void* address) {
+  auto& all = state();
+  std::lock_guard guard(all.lock);
+  auto next = all.blocks.upper_bound(static_cast<const char*>(address));
+  auto found = next == all.blocks.begin() ? nullptr : std::prev(next)->second.lock();
+  if (!found || static_cast<const char*>(address) >= static_cast<const char*>(found->data) + found->size) {
+    fail(all, "a kernel touches memory that is not the device's");
+  }
+  return found;
 }
 
 std::shared_ptr<Block> block_of(const c10::DataPtr& pointer) {
@@ -188,8 +201,9 @@ Launch::Launch(c10::Stream stream, std::string name) : stream_(stream) {
   use_ = launch(all, stream, std::move(name));
 }
 
-void Launch::reads(const at::TensorBase& tensor) {
-  auto block = block_of(tensor);
+void Launch::reads(const at::TensorBase& tensor) { reads(block_of(tensor)); }
+
+void Launch::reads(const std::shared_ptr<Block>& block) {
   if (!block) return;
   auto& all = state();
   std::lock_guard guard(all.lock);
@@ -205,8 +219,9 @@ void Launch::reads(const at::TensorBase& tensor) {
   }
 }
 
-void Launch::writes(const at::TensorBase& tensor) {
-  auto block = block_of(tensor);
+void Launch::writes(const at::TensorBase& tensor) { writes(block_of(tensor)); }
+
+void Launch::writes(const std::shared_ptr<Block>& block) {
   if (!block) return;
   auto& all = state();
   std::lock_guard guard(all.lock);

@@ -49,6 +49,9 @@ c10::DataPtr adopt(c10::Stream stream, const Use& made_by, const c10::Storage& h
 std::shared_ptr<Block> block_of(const c10::DataPtr& pointer);
 std::shared_ptr<Block> block_of(const at::TensorBase& tensor);
 
+// The block that an address lies in; fails where there is none.
+std::shared_ptr<Block> block_at(const void* address);
+
 // A storage of the host over the memory of one of the device; it keeps the memory, and the block is free regardless.
 c10::Storage on_host(const c10::Storage& storage);
 at::TensorBase on_host(const at::TensorBase& tensor, const c10::Storage& host);
@@ -59,6 +62,8 @@ class Launch {
   Launch(c10::Stream stream, std::string name);
   void reads(const at::TensorBase& tensor);
   void writes(const at::TensorBase& tensor);
+  void reads(const std::shared_ptr<Block>& block);
+  void writes(const std::shared_ptr<Block>& block);
   const Use& use() const { return use_; }
 
  private:

@@ -1,6 +1,6 @@
 //! Whether operations can run as one: nothing outside stands between two of them.
 
-use ir::{Graph, NodeId, ValueDef, ValueId};
+use ir::{DeviceKind, Graph, NodeId, ValueDef, ValueId};
 
 use super::views::{View, view};
 
@@ -11,6 +11,8 @@ pub(super) struct Positions<'a> {
     pub(super) of: base::SecondaryMap<NodeId, Option<usize>>,
     /// What each value is a view of, if it is.
     views: base::SecondaryMap<ValueId, Option<View>>,
+    /// The kind of device that kernels are for: an accelerator's where there is one.
+    pub(super) kind: DeviceKind,
 }
 
 impl<'a> Positions<'a> {
@@ -19,7 +21,10 @@ impl<'a> Positions<'a> {
         graph.order.iter().enumerate().for_each(|(position, id)| of[*id] = Some(position));
         let mut views = base::SecondaryMap::with_default(None);
         graph.values.ids().for_each(|value| views[value] = view(graph, value));
-        Self { graph, of, views }
+        let kinds = graph.values.values().map(|value| value.ty.device.kind);
+        let kind =
+            kinds.into_iter().find(|kind| !kind.is_cpu() && *kind != DeviceKind::META).unwrap_or_default();
+        Self { graph, of, views, kind }
     }
 
     /// What a value is a view of, if it is.

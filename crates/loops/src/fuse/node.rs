@@ -1,7 +1,7 @@
 //! One operation of a graph on its way into a kernel.
 
 use aten::Formula;
-use ir::{Arg, Dtype, Graph, Node, NodeId, Return, Schema, TensorType, ValueId};
+use ir::{Arg, DeviceKind, Dtype, Graph, Node, NodeId, Return, Schema, TensorType, ValueId};
 use rustc_hash::FxHashMap;
 
 use super::{
@@ -165,7 +165,7 @@ impl<'a> KernelMaker<'a> {
         casts: bool,
     ) -> Result<(), String> {
         let ty = self.graph.ty(result);
-        let element = written(ty)?;
+        let element = written(ty, self.positions.kind)?;
         let (last, outer) = own.split_last().map_or((1, own), |(last, outer)| (*last, outer));
         let row = dims.last().cloned().unwrap_or_default();
         let is_sum = matches!(made.first(), Some(Made::OfRows(_)));
@@ -248,7 +248,7 @@ impl<'a> KernelMaker<'a> {
     }
 
     fn made(&mut self, result: ValueId, values: Vec<Value>, dims: Dims) -> Result<(), String> {
-        written(self.graph.ty(result))?;
+        written(self.graph.ty(result), self.positions.kind)?;
         self.known.insert(result, Known { values, dims, is_sum: false, is_made: true });
         Ok(())
     }
@@ -277,7 +277,7 @@ impl<'a> KernelMaker<'a> {
     /// The values of a tensor in an operation over `own`, whose dimensions lie as `dims` says: one, or one for each piece.
     fn values(&mut self, value: ValueId, own: &[i64], dims: &Dims) -> Result<Vec<Value>, String> {
         let ty = self.graph.ty(value);
-        let element = supported(ty)?;
+        let element = supported(ty, self.positions.kind)?;
         let shape = &ty.shape;
         let ahead =
             own.len().checked_sub(shape.len()).ok_or("a tensor that is not broadcast to the result")?;
@@ -327,7 +327,7 @@ impl<'a> KernelMaker<'a> {
     /// Writes the result of an operation that has been added; fails with the reason.
     pub(super) fn write(&mut self, value: ValueId) -> Result<(), String> {
         let ty = self.graph.ty(value);
-        let element = supported(ty)?;
+        let element = supported(ty, self.positions.kind)?;
         let Known { values, dims, is_sum, .. } = self.known[&value].clone();
         let (strides, between) = self.frame.strides(&dims, &ty.strides, |dim| ty.shape[dim] != 1);
         let between = u32::try_from(between).map_err(|_| "pieces that lie too far apart")?;
@@ -348,16 +348,17 @@ impl<'a> KernelMaker<'a> {
     }
 }
 
-fn supported(ty: &TensorType) -> Result<Element, String> {
-    if !ty.device.kind.is_cpu() {
+/// The element type of a tensor on a kind of device.
+fn supported(ty: &TensorType, kind: DeviceKind) -> Result<Element, String> {
+    if ty.device.kind != kind {
         return Err(format!("a tensor on {}", ty.device));
     }
     element(ty.dtype).ok_or_else(|| format!("a tensor of {}", ty.dtype))
 }
 
 /// The element type of a result.
-fn written(ty: &TensorType) -> Result<Element, String> {
-    let element = supported(ty)?;
+fn written(ty: &TensorType, kind: DeviceKind) -> Result<Element, String> {
+    let element = supported(ty, kind)?;
     if element.is_written() { Ok(element) } else { Err(format!("a result of {}", ty.dtype)) }
 }
 
