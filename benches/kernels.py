@@ -2,6 +2,7 @@
 
 python benches/kernels.py             # 64 KB, 1 MB and 64 MB, with memory as PyTorch allocates it and with memory that is kept
 python benches/kernels.py --inductor  # with Inductor, which needs a C++ compiler and minutes
+python benches/kernels.py --cuda      # what NVRTC takes to compile the groups, and what they take of a device; needs no device
 
 "call" is a call from Python as a user makes it; "kernel" is the time of the kernel alone, as the executor records it. Figures are the least
 of many calls.
@@ -10,6 +11,7 @@ of many calls.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -22,6 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import unisono
+from unisono import _cuda, _native
 from unisono._executor import Executor, lower_graph
 
 SIZES = {"64 KB": 1 << 14, "1 MB": 1 << 18, "64 MB": 1 << 24}
@@ -161,6 +164,41 @@ def measure(name: str, elements: int, dtype: torch.dtype, inductor: bool) -> dic
     return {what: seconds / elements * 1e9 for what, seconds in times.items()}
 
 
+def compile_for_cuda(architecture: str = "sm_90") -> None:
+    """Prints what each group takes when it is compiled, alone and among 32 kernels, and its functions' registers, spills and shared memory."""
+    libraries = _cuda.libraries_of_cuda()
+    kept = [ctypes.CDLL(str(file)) for file in (*libraries.before, libraries.compiler)]  # loaded once
+
+    def compiled(kernels: list[str]) -> tuple[float, list[tuple[str, int, int, int]]]:
+        text, _ = _native.cuda_source(kernels)
+        start = time.process_time_ns()
+        made = _native.compile_cuda(text, architecture, libraries.compiler, libraries.before)
+        return (time.process_time_ns() - start) / 1e6, made
+
+    def kernels_of(name: str, elements: int, dtype: torch.dtype) -> list[str]:
+        function, kinds = GROUPS[name]
+        return unisono.capture(function, example=tuple(tensors(kinds, elements, dtype))).native.kernel_texts()
+
+    many = [
+        kernel
+        for elements in SIZES.values()
+        for dtype in (torch.float32, torch.bfloat16)
+        for name in GROUPS
+        for kernel in kernels_of(name, elements, dtype)
+    ]
+    first, _ = compiled(many[:1])
+    print(
+        f"the first program {first:.0f} ms of CPU, one of 32 kernels {compiled(many[:32])[0] / 32:.1f} ms for each ({len(kept)} libraries)\n"
+    )
+    print(
+        "| group | compiled alone, ms of CPU | functions: registers, bytes spilled, bytes of shared memory |\n|---|---|---|"
+    )
+    for name in GROUPS:
+        alone, made = compiled(kernels_of(name, SIZES["1 MB"], torch.float32))
+        functions = "; ".join(f"{registers}, {spilled}, {shared}" for _, registers, spilled, shared in made)
+        print(f"| {name} | {alone:.0f} | {functions} |")
+
+
 def child(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dtype = getattr(torch, arguments.dtype)
@@ -177,7 +215,10 @@ def main() -> None:
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--cuda", action="store_true")
     arguments = parser.parse_args()
+    if arguments.cuda:
+        return compile_for_cuda()
     if arguments.child:
         return child(arguments)
     found = {}

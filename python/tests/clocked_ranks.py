@@ -177,6 +177,32 @@ def compare(make: Callable[[], steps.Training], family: str, driver: Any = None)
     }
 
 
+def compile_one(library: str, processor: str) -> None:
+    """Prints how a compiled module with kernels of CUDA differs from eager PyTorch on the processor, and what the device has seen."""
+    clocked.register(library)
+    driver = clocked.run_kernels_by(processor, library)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+
+    def trained(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.Softmax(-1))
+        x = torch.randn(16, 32).to(device).requires_grad_()
+        model.to(device)
+        run = model if device == "cpu" else torch.compile(model, backend="unisono")
+        for _ in range(2):
+            clocked.forget()
+            made = run(x)
+            made.square().sum().backward()
+        return [made.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]  # pyright: ignore[reportReturnType]
+
+    expected, found = trained("cpu"), trained(clocked.NAME)
+    print(f"waits: {clocked.waits()}")
+    print(f"faults: {clocked.faults()}")
+    differences = [difference(one.cpu(), other) for one, other in zip(found, expected, strict=True)]
+    print(f"difference: {max(differences)}")
+    print(f"launches: {driver.processor_launches()}")
+
+
 def _settings(family: str, ranks: int) -> dict[str, Any]:
     if family == STAGES:
         return {"mesh": {"stages": ranks}, "micro_batches": 2}

@@ -26,9 +26,9 @@ def library():
     return str(clocked.built())
 
 
-def printed(function, ranks, folder, library):
+def printed(function, ranks, folder, library, **settings):
     """The lines that each rank prints, by what stands before the first colon."""
-    ended = launch.run(f"clocked_ranks:{function}", ranks, folder, 280, library=library)
+    ended = launch.run(f"clocked_ranks:{function}", ranks, folder, 280, library=library, **settings)
     assert [one.status for one in ended] == [0] * ranks, ended[0].err[-3000:] + ended[-1].err[-3000:]
     lines = [[line.partition(": ") for line in one.out.splitlines()] for one in ended]
     return [{name: said for name, _, said in one} for one in lines]
@@ -121,6 +121,16 @@ def test_groups_of_a_step_run_as_kernels_of_cuda_and_all_is_ordered(compared, mo
     found = compared("kernels", KERNELS, processor=str(processor.built()))
     assert_as_on_processors([one[f"{model}, {family}"] for one in found], clocked.NAME, 1)
     assert found[0][f"{model}, {family}"]["launches"] > 0
+
+
+def test_a_compiled_module_runs_kernels_of_cuda_and_is_as_on_processors(library, tmp_path):
+    lacking = processor.lacking()
+    if lacking is not None:
+        pytest.skip(lacking)
+    (said,) = printed("compile_one", 1, tmp_path, library, processor=str(processor.built()))
+    assert (said["waits"], said["faults"]) == ("{}", "[]")
+    assert float(said["difference"]) < 1e-5
+    assert int(said["launches"]) > 4
 
 
 # What the device finds.
