@@ -165,7 +165,7 @@ def measure(name: str, elements: int, dtype: torch.dtype, inductor: bool) -> dic
 
 
 def compile_for_cuda(architecture: str = "sm_90") -> None:
-    """Prints what each group takes when it is compiled, alone and among 32 kernels, and its functions' registers, spills and shared memory."""
+    """Prints what groups take to be compiled, alone and among 32 kernels, and what their functions take of a device."""
     libraries = _cuda.libraries_of_cuda()
     kept = [ctypes.CDLL(str(file)) for file in (*libraries.before, libraries.compiler)]  # loaded once
 
@@ -186,10 +186,8 @@ def compile_for_cuda(architecture: str = "sm_90") -> None:
         for name in GROUPS
         for kernel in kernels_of(name, elements, dtype)
     ]
-    first, _ = compiled(many[:1])
-    print(
-        f"the first program {first:.0f} ms of CPU, one of 32 kernels {compiled(many[:32])[0] / 32:.1f} ms for each ({len(kept)} libraries)\n"
-    )
+    first, among = compiled(many[:1])[0], compiled(many[:32])[0] / 32
+    print(f"the first program {first:.0f} ms of CPU, one of 32 kernels {among:.1f} ms for each ({len(kept)} libraries)\n")
     print(
         "| group | compiled alone, ms of CPU | functions: registers, bytes spilled, bytes of shared memory |\n|---|---|---|"
     )

@@ -217,7 +217,8 @@ def parallelize(
             step computes and returns is of the global batch all the same.
         cache: a folder in which rank 0 keeps the capture, as for :func:`unisono.capture`, for the next start of the same program.
         fuse: whether groups of pointwise operations, norms and sums run as one loop each, compiled for this processor, or for CUDA where
-            its compiler is there (not in steps that are graphs of a device), which moves less memory and rounds differently than PyTorch; :meth:`ParallelStep.kernels` lists them.
+            its compiler is there (not in steps that are graphs of a device), which moves less memory and rounds differently than PyTorch;
+            :meth:`ParallelStep.kernels` lists them.
         rng: how random operations draw. ``"torch"``: as PyTorch does, so that masks are those of eager code; every rank draws them
             whole. ``"counter"``: by Philox from the seed, the number of the step and the place of an element in the global tensor. Each
             rank draws its own part, and masks are the same on any mesh, in any number of micro-batches and whatever is computed again,

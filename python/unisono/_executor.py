@@ -139,9 +139,14 @@ def lower_graph(
     """
     _ready()
     kernels = _kernel_device(torch.device(device)) if fuse else None
-    return _native.Program.from_graph(
-        graph, dict(groups or {}), _place(device), _schema_of, buffer_bytes, fuse, live, kernels
-    )
+    settings = (graph, dict(groups or {}), _place(device), _schema_of, buffer_bytes)
+    try:
+        return _native.Program.from_graph(*settings, fuse, live, kernels)
+    except HardwareError as error:
+        if kernels is None or error.code != "U0331":
+            raise
+        _stay(str(error))
+        return _native.Program.from_graph(*settings, False, live, None)
 
 
 def _kernel_device(device: torch.device) -> _native.CudaDevice | None:
@@ -152,8 +157,12 @@ def _kernel_device(device: torch.device) -> _native.CudaDevice | None:
     if not isinstance(found, str):
         return found
     if device.type == "cuda":
-        warnings.warn(f"groups of operations stay as they are: {found}", RuntimeWarning, stacklevel=4)
+        _stay(found)
     return None
+
+
+def _stay(reason: str) -> None:
+    warnings.warn(f"groups of operations stay as they are: {reason}", RuntimeWarning, stacklevel=4)
 
 
 def _place(device: str | torch.device) -> tuple[str, int | None]:

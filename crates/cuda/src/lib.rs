@@ -22,4 +22,4 @@ pub use device::{Device, Stream};
 pub use emit::{Emitted, Function};
 pub use form::Width;
 pub use module::{DeviceMemory, Module};
-pub use program::Source;
+pub use program::{Source, has_form};

@@ -37,6 +37,12 @@ impl Source {
     }
 }
 
+/// Whether a kernel that is valid has a form in CUDA C.
+pub fn has_form(kernel: &Kernel) -> bool {
+    verify(kernel).is_ok()
+        && [Width::Wide, Width::Narrow].iter().all(|width| emit(kernel, "k", *width).is_ok())
+}
+
 /// The kernels with what they take of the rest.
 fn whole(bodies: &str) -> String {
     let joins = if bodies.contains("joined") { JOINS } else { "" };

@@ -2,7 +2,7 @@
 
 use std::{cell::OnceCell, sync::Arc};
 
-use cuda::{Device, DeviceMemory, Module, Stream};
+use cuda::{DeviceMemory, Module, Stream};
 use smallvec::SmallVec;
 use torch_sys::{Dtype, Failure, OnDevice, Slot, Slots, Tensor};
 
@@ -11,11 +11,11 @@ use crate::{
     kernels::{failed, moved_kernel},
 };
 
-/// A device that kernels run on, and PyTorch's numbers of its type and of itself.
+/// Kernels of a program on a device, and PyTorch's numbers of its type and of itself.
 #[derive(Clone)]
-pub struct KernelDevice {
-    /// The device.
-    pub device: Arc<Device>,
+pub struct DeviceKernels {
+    /// The kernels.
+    pub module: Arc<Module>,
     /// PyTorch's number of its type, and its index.
     pub numbers: (i32, i32),
 }

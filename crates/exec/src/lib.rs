@@ -25,7 +25,7 @@ mod spec;
 mod steps;
 
 pub use collectives::{collective_at, collective_of};
-pub use device_kernels::KernelDevice;
+pub use device_kernels::DeviceKernels;
 pub use effects::{Role, is_pure, role};
 pub use element_types::element_types;
 pub use graph::{Groups, spec_of};

@@ -13,7 +13,7 @@ use torch_sys::{
 };
 
 use crate::{
-    Action, Instruction, KernelDevice, Program, Role, Route, Shape, Write, device_kernels::DeviceKernelCall,
+    Action, DeviceKernels, Instruction, Program, Role, Route, Shape, Write, device_kernels::DeviceKernelCall,
     kernels::KernelCall, random::RandomCall,
 };
 
@@ -109,7 +109,7 @@ pub fn proxy_document(program: &Program) -> Result<String> {
 /// What has the kernels of a program.
 enum Kernels {
     Host(Arc<Module>),
-    Device(Arc<cuda::Module>, (i32, i32)),
+    Device(DeviceKernels),
 }
 
 /// Makes the calls of one program.
@@ -127,12 +127,10 @@ impl<'a> Linker<'a> {
         library: &'static Library,
         program: &'a Program,
         prefix: &'a str,
-        device: Option<&KernelDevice>,
+        device: Option<&DeviceKernels>,
     ) -> Result<Self> {
         let kernels = match device {
-            Some(KernelDevice { device, numbers }) => {
-                Kernels::Device(Arc::new(cuda::Module::new(device, &program.kernels)?), *numbers)
-            }
+            Some(kernels) => Kernels::Device(kernels.clone()),
             None => Kernels::Host(Arc::new(Module::new(&program.kernels)?)),
         };
         Ok(Self { library, program, prefix, kernels, proxies: 0, pythons: 0 })
@@ -197,7 +195,7 @@ impl<'a> Linker<'a> {
             Kernels::Host(module) => {
                 Step::Kernel(KernelCall::new(module.clone(), kernel, reads, writes, self.host()?))
             }
-            Kernels::Device(module, numbers) => {
+            Kernels::Device(DeviceKernels { module, numbers }) => {
                 Step::DeviceKernel(DeviceKernelCall::new(module.clone(), kernel, reads, writes, *numbers))
             }
         })

@@ -13,7 +13,7 @@ use cuda::Stream;
 use torch_sys::{Dtype, Failure, GradModeOff, Library, Proxy, Slot, Slots, Tensor, TensorLayout, View};
 
 use crate::{
-    Instruction, KernelDevice, Program, Record,
+    DeviceKernels, Instruction, Program, Record,
     link::{Linked, Linker, Step},
 };
 
@@ -58,14 +58,14 @@ pub struct Executor {
 
 impl Executor {
     /// Links `program`. `proxy` is the proxy executor that torch has made of [`proxy_document`](crate::proxy_document);
-    /// `prefix` is that of [`python_calls`](crate::python_calls), which must be registered before the first step. Kernels run on `device`,
-    /// where there is one.
+    /// `prefix` is that of [`python_calls`](crate::python_calls), which must be registered before the first step. Kernels are those of
+    /// `device`, where there are such.
     pub fn new(
         program: Program,
         library: &'static Library,
         proxy: Option<Proxy>,
         prefix: &str,
-        device: Option<&KernelDevice>,
+        device: Option<&DeviceKernels>,
     ) -> Result<Self> {
         let mut linker = Linker::new(library, &program, prefix, device)?;
         let prologue = linker.link(&program.prologue)?;

@@ -55,7 +55,11 @@ pub type Recorded = (u32, i64, i64);
 
 /// The libraries of CUDA for one device, on which kernels run.
 #[pyclass(frozen, module = "unisono._native")]
-struct CudaDevice(exec::KernelDevice);
+struct CudaDevice {
+    device: Arc<cuda::Device>,
+    /// PyTorch's numbers of its type and of itself.
+    numbers: (i32, i32),
+}
 
 #[pymethods]
 impl CudaDevice {
@@ -81,7 +85,18 @@ impl CudaDevice {
             }
         };
         let device = py.detach(open).map_err(|d| to_python(py, &d))?;
-        Ok(Self(exec::KernelDevice { device: Arc::new(device), numbers: (kind, number) }))
+        Ok(Self { device: Arc::new(device), numbers: (kind, number) })
+    }
+}
+
+impl CudaDevice {
+    /// The kernels of a program, compiled; none where it has none.
+    fn kernels(&self, spec: &ProgramSpec) -> Result<Option<exec::DeviceKernels>> {
+        if spec.kernels.is_empty() {
+            return Ok(None);
+        }
+        let module = Arc::new(cuda::Module::new(&self.device, &spec.kernels)?);
+        Ok(Some(exec::DeviceKernels { module, numbers: self.numbers }))
     }
 }
 
@@ -114,7 +129,7 @@ fn compile_cuda(
 
 /// A lowered program: what `Executor` runs, and where its kernels do.
 #[pyclass(frozen, module = "unisono._native")]
-pub struct Program(exec::Program, Option<exec::KernelDevice>);
+pub struct Program(exec::Program, Option<exec::DeviceKernels>);
 
 #[pymethods]
 impl Program {
@@ -164,8 +179,15 @@ impl Program {
         let mut spec = py
             .detach(|| exec::spec_of(&graph.0, &groups, &abilities.device))
             .map_err(|d| to_python(py, &d))?;
-        if fuse && (abilities.device.is_host() || cuda.is_some()) {
+        if fuse && abilities.device.is_host() {
             spec = py.detach(|| exec::fuse(&spec, &graph.0, &loops::partition(&graph.0)));
+        }
+        let mut kernels = None;
+        if let Some(cuda) = cuda.filter(|_| fuse) {
+            let fused =
+                py.detach(|| exec::fuse(&spec, &graph.0, &loops::partition_if(&graph.0, &cuda::has_form)));
+            kernels = py.detach(|| cuda.kernels(&fused)).map_err(|d| to_python(py, &d))?;
+            spec = fused;
         }
         for (schema, op) in spec.schemas.iter_mut().zip(graph.0.ops.values()) {
             let found: Option<String> = schema_of.call1((&op.name,))?.extract()?;
@@ -181,7 +203,7 @@ impl Program {
         }
         let buffers = exec::BUFFERS.min(buffer_bytes.map_or(exec::BUFFERS, Bytes));
         let program = Self::rewritten(py, spec, &abilities, schema_of, buffers)?;
-        Ok(Self(program.0, cuda.map(|cuda| cuda.0.clone())))
+        Ok(Self(program.0, kernels))
     }
 
     /// The text form.
@@ -303,8 +325,8 @@ impl Executor {
         let inner =
             py.detach(|| exec::Executor::new(program.0.clone(), library, proxy, prefix, program.1.as_ref()));
         let inner = inner.map_err(|d| to_python(py, &d))?;
-        let device = program.1.as_ref().filter(|_| !program.0.kernels.is_empty());
-        let kernel_device = device.map(|device| (program.0.device.kind.clone(), device.numbers.1));
+        let kernel_device =
+            program.1.as_ref().map(|device| (program.0.device.kind.clone(), device.numbers.1));
         Ok(Self { progress: inner.progress(), inner: Mutex::new(inner), kernel_device, _runner: runner })
     }
 

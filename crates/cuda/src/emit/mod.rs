@@ -13,6 +13,9 @@ use crate::{
     lines::Lines,
 };
 
+/// The most blocks of a grid.
+const MOST_BLOCKS: usize = (1 << 31) - 1;
+
 /// A function that is launched.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Function {
@@ -60,6 +63,9 @@ pub(crate) fn emit(kernel: &Kernel, name: &str, width: Width) -> Result<Emitted,
         emitter.points();
     }
     let Emitter { lines, functions, .. } = emitter;
+    if functions.iter().any(|function| function.blocks > MOST_BLOCKS) {
+        return Err("more blocks than a grid has".to_owned());
+    }
     Ok(Emitted {
         text: lines.finish(),
         functions,

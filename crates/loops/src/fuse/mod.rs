@@ -10,4 +10,4 @@ mod partition;
 mod schedule;
 mod views;
 
-pub use partition::{Group, Item, Left, Partition, partition};
+pub use partition::{Group, Item, Left, Partition, partition, partition_if};

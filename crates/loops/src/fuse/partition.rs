@@ -78,6 +78,11 @@ impl Partition {
 /// The kernels of a verified graph: groups of pointwise operations of one shape that move less as one, and single ones that PyTorch is slow
 /// at. No group spans a collective or an operation that writes into its arguments, and nothing passes one.
 pub fn partition(graph: &Graph) -> Partition {
+    partition_if(graph, &|_| true)
+}
+
+/// The same with kernels only of which `is_one` holds.
+pub fn partition_if(graph: &Graph, is_one: &dyn Fn(&Kernel) -> bool) -> Partition {
     let positions = Positions::new(graph);
     let fixed = graph.order.iter().map(|id| is_fixed(graph, *id)).collect();
     let groups = Groups::of(&positions, fixed);
@@ -85,7 +90,7 @@ pub fn partition(graph: &Graph) -> Partition {
     // A result whose elements share memory cannot be written by a loop.
     let valid = worth
         .filter_map(|members| Some((members, group(&groups, members)?)))
-        .filter(|(_, group)| pays(group));
+        .filter(|(_, group)| pays(group) && is_one(&group.kernel));
     let (kept, made): (Vec<Vec<usize>>, Vec<Group>) =
         valid.map(|(members, group)| (members.clone(), group)).unzip();
     let gone = gone(&groups, &kept, &made);
