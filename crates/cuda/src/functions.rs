@@ -29,6 +29,7 @@ pub(crate) fn name_of(unary: Unary) -> &'static str {
         Unary::Sigmoid => "f_sigmoid",
         Unary::Erf => "f_erf",
         Unary::RoundBf16 => "f_round_bf16",
+        Unary::RoundF16 => "f_round_f16",
     }
 }
 
@@ -62,6 +63,7 @@ fn function(maker: &mut Maker, unary: Unary, a: usize) -> usize {
         Unary::Sigmoid => math::sigmoid(maker, a),
         Unary::Erf => math::erf(maker, a),
         Unary::RoundBf16 => math::round_bf16(maker, a),
+        Unary::RoundF16 => math::round_f16(maker, a),
     }
 }
 

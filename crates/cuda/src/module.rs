@@ -35,6 +35,7 @@ impl<'a> DeviceMemory<'a> {
         let element = match tensor.dtype()? {
             Dtype::Float32 => Element::F32,
             Dtype::Bfloat16 => Element::Bf16,
+            Dtype::Float16 => Element::F16,
             Dtype::Bool => Element::Bool,
             Dtype::Int64 => Element::I64,
             _ => return None,

@@ -14,6 +14,9 @@ const HEAD: &str = "\
 ";
 const SCALED: &str = include_str!("scaled.h");
 const PRELUDE: &str = include_str!("prelude.h");
+/// What begins the part of it that is the same for all types.
+const ACCESSES: &str = "\n// As many elements";
+const HALF: &str = include_str!("half.h");
 const JOINS: &str = include_str!("joins.h");
 
 /// Kernels that are compiled together.
@@ -46,7 +49,9 @@ pub fn has_form(kernel: &Kernel) -> bool {
 /// The kernels with what they take of the rest.
 fn whole(bodies: &str) -> String {
     let joins = if bodies.contains("joined") { JOINS } else { "" };
-    let rest = [PRELUDE, joins, "\n", bodies].concat();
+    let (before, accesses) = PRELUDE.split_at(PRELUDE.find(ACCESSES).unwrap_or(0));
+    let half = if bodies.contains("half_bits") { HALF } else { "" };
+    let rest = [before, half, accesses, joins, "\n", bodies].concat();
     let functions = definitions(&rest);
     let scaled = if functions.contains("scaled(") { SCALED } else { "" };
     [HEAD, scaled, &functions, &rest].concat()

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use expect_test::{Expect, expect};
-use unisono_cuda::{Source, Width};
+use unisono_cuda::{Source, Width, has_form};
 
 /// The functions of a kernel, without the kernel's own text before them.
 fn check(kernel: &str, expected: &Expect) {
@@ -265,4 +265,13 @@ fn sums_that_lie_across_each_other_have_no_form() {
         %0 = load a0\n%1 = neg %0\nstore a1 %0\nstore a1 +1 %1\n";
     let source = Source::of(&[kernel.parse().unwrap()], Width::Wide).unwrap();
     assert_eq!(source.kernels[0].as_ref().unwrap_err(), "sums of a1 lie across each other");
+}
+
+#[test]
+fn more_rows_than_a_grid_has_room_for_have_no_form() {
+    let kernel = format!(
+        "kernel [{}, 8]\nread a0: f32 {{8, 1}}\nwrite a1: f32 {{1, 0}}\n%0 = load a0\n%1 = row_sum %0\nstore a1 %1\n",
+        1_u64 << 40
+    );
+    assert!(!has_form(&kernel.parse().unwrap()));
 }

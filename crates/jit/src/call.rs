@@ -103,7 +103,7 @@ impl Compiled {
 fn element(memory: Memory<'_>, index: usize) -> *const u8 {
     match memory {
         Memory::F32(cells) => cells.get(index..).unwrap_or_default().as_ptr().cast(),
-        Memory::Bf16(cells) => cells.get(index..).unwrap_or_default().as_ptr().cast(),
+        Memory::Bf16(cells) | Memory::F16(cells) => cells.get(index..).unwrap_or_default().as_ptr().cast(),
         Memory::Bool(cells) => cells.get(index..).unwrap_or_default().as_ptr().cast(),
         Memory::I64(cells) => cells.get(index..).unwrap_or_default().as_ptr().cast(),
     }

@@ -70,6 +70,7 @@ pub(crate) fn emit(kernel: &Kernel, nest: &Nest, isa: &'static Isa) -> Option<Em
     if kernel.operands.len() > ADDRESSES.len()
         || too_long
         || apart
+        || kernel.operands.iter().any(|operand| operand.element == Element::F16)
         || nest.inner_strides.iter().any(|stride| *stride > 1)
     {
         return None;

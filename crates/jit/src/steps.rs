@@ -171,6 +171,7 @@ impl Maker {
             Unary::Sigmoid => math::sigmoid(self, a),
             Unary::Erf => math::erf(self, a),
             Unary::RoundBf16 => math::round_bf16(self, a),
+            Unary::RoundF16 => math::round_f16(self, a),
         }
     }
 

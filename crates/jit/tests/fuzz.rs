@@ -42,7 +42,7 @@ impl Guarded {
     fn of(owned: &Owned) -> Self {
         match owned {
             Owned::F32(cells) => Self::copy(cells),
-            Owned::Bf16(cells) => Self::copy(cells),
+            Owned::Bf16(cells) | Owned::F16(cells) => Self::copy(cells),
             Owned::Bool(cells) => Self::copy(cells),
             Owned::I64(cells) => Self::copy(cells),
         }
@@ -62,6 +62,7 @@ impl Guarded {
             match element {
                 Element::F32 => Memory::F32(std::slice::from_raw_parts(self.start.cast(), count)),
                 Element::Bf16 => Memory::Bf16(std::slice::from_raw_parts(self.start.cast(), count)),
+                Element::F16 => Memory::F16(std::slice::from_raw_parts(self.start.cast(), count)),
                 Element::Bool => Memory::Bool(std::slice::from_raw_parts(self.start.cast(), count)),
                 Element::I64 => Memory::I64(std::slice::from_raw_parts(self.start.cast(), count)),
             }
@@ -72,6 +73,7 @@ impl Guarded {
         match self.memory(element, count) {
             Memory::F32(cells) => Owned::F32(cells.to_vec()).bits(),
             Memory::Bf16(cells) => Owned::Bf16(cells.to_vec()).bits(),
+            Memory::F16(cells) => Owned::F16(cells.to_vec()).bits(),
             Memory::Bool(cells) => Owned::Bool(cells.to_vec()).bits(),
             Memory::I64(cells) => Owned::I64(cells.to_vec()).bits(),
         }

@@ -14,6 +14,8 @@ pub enum Element {
     F32,
     /// `torch.bfloat16`
     Bf16,
+    /// `torch.float16`
+    F16,
     /// `torch.bool`, read as 0 and 1.
     Bool,
     /// `torch.int64`, read as the nearest number; one for each row.
@@ -22,14 +24,19 @@ pub enum Element {
 
 impl Element {
     /// All element types, with their names in the text form.
-    pub const NAMES: [(Self, &str); 4] =
-        [(Self::F32, "f32"), (Self::Bf16, "bf16"), (Self::Bool, "bool"), (Self::I64, "i64")];
+    pub const NAMES: [(Self, &str); 5] = [
+        (Self::F32, "f32"),
+        (Self::Bf16, "bf16"),
+        (Self::F16, "f16"),
+        (Self::Bool, "bool"),
+        (Self::I64, "i64"),
+    ];
 
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
-            Self::Bf16 => 2,
+            Self::Bf16 | Self::F16 => 2,
             Self::Bool => 1,
             Self::I64 => 8,
         }
@@ -37,7 +44,7 @@ impl Element {
 
     /// Whether kernels write it.
     pub const fn is_written(self) -> bool {
-        matches!(self, Self::F32 | Self::Bf16)
+        matches!(self, Self::F32 | Self::Bf16 | Self::F16)
     }
 }
 
@@ -91,11 +98,13 @@ pub enum Unary {
     Erf,
     /// Rounded to the nearest `bf16`, ties to even.
     RoundBf16,
+    /// Rounded to the nearest `f16`, ties to even.
+    RoundF16,
 }
 
 impl Unary {
     /// All functions, with their names in the text form.
-    pub const NAMES: [(Self, &str); 9] = [
+    pub const NAMES: [(Self, &str); 10] = [
         (Self::Neg, "neg"),
         (Self::Abs, "abs"),
         (Self::Sqrt, "sqrt"),
@@ -105,6 +114,7 @@ impl Unary {
         (Self::Sigmoid, "sigmoid"),
         (Self::Erf, "erf"),
         (Self::RoundBf16, "round_bf16"),
+        (Self::RoundF16, "round_f16"),
     ];
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Kernel`] is a list of SSA values over one iteration domain, with operands in memory that are addressed by strides; a value may be a
 //! sum, or another [`Reduction`], over the last dimension. It computes in
-//! `f32`, reads and writes `f32` and `bf16`, has a text form that is read back, and is [verified](verify) before anything runs: every
+//! `f32`, reads and writes `f32`, `bf16` and `f16`, has a text form that is read back, and is [verified](verify) before anything runs: every
 //! index is proved to lie within its operand. [`math`] defines each function once, for every way of running; the
 //! [`Interpreter`] is the portable one.
 //! [`partition`] says which operations of a graph become kernels.
@@ -28,7 +28,7 @@ mod tile;
 mod verify;
 
 pub use builder::Builder;
-pub use element::{bf16_of, f32_of};
+pub use element::{bf16_of, f32_of, f32_of_half, half_of};
 pub use fuse::{Group, Item, Left, Partition, partition, partition_if};
 pub use interpret::Interpreter;
 pub use kernel::{Access, Binary, Element, Kernel, Op, Operand, OperandId, Reduction, Store, Unary, Value};

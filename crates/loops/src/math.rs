@@ -216,6 +216,30 @@ pub fn round_bf16<M: Math>(m: &mut M, x: M::V) -> M::V {
     m.select(is_nan, nan, rounded)
 }
 
+/// The nearest number that an `f16` holds, ties to even; every NaN becomes the same one.
+#[inline(always)]
+pub fn round_f16<M: Math>(m: &mut M, x: M::V) -> M::V {
+    let magnitude = abs(m, x);
+    let last = m.shift_right(magnitude, 13);
+    let (one, half, upper) = (m.bits(1), m.bits(0x0fff), m.bits(0xffff_e000));
+    let last = m.and(last, one);
+    let sum = m.add_words(magnitude, half);
+    let sum = m.add_words(sum, last);
+    let whole = m.and(sum, upper);
+    // Below, numbers are as far apart as `f32` from a half to one.
+    let (unit, border) = (m.number(0.5), m.number(6.103_515_6e-5));
+    let shifted = m.add(magnitude, unit);
+    let small = m.sub(shifted, unit);
+    let is_small = m.less(magnitude, border);
+    let rounded = m.select(is_small, small, whole);
+    let (beyond, infinity) = (m.number(65_536.0), m.number(f32::INFINITY));
+    let is_beyond = m.less_equal(beyond, rounded);
+    let rounded = m.select(is_beyond, infinity, rounded);
+    let rounded = with_sign(m, rounded, x);
+    let (is_nan, nan) = (m.unordered(x, x), m.bits(0x7fc0_0000));
+    m.select(is_nan, nan, rounded)
+}
+
 /// The larger one; NaN where one is NaN.
 #[inline(always)]
 pub fn maximum<M: Math>(m: &mut M, a: M::V, b: M::V) -> M::V {

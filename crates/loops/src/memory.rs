@@ -5,7 +5,7 @@ use std::cell::Cell;
 use base::Result;
 
 use crate::{
-    Access, Element, Kernel, Operand, OperandId, bf16_of,
+    Access, Element, Kernel, Operand, OperandId, bf16_of, half_of,
     verify::{bad, extent},
 };
 
@@ -16,6 +16,8 @@ pub enum Memory<'a> {
     F32(&'a [Cell<f32>]),
     /// `bf16`, by its bits.
     Bf16(&'a [Cell<u16>]),
+    /// `f16`, by its bits.
+    F16(&'a [Cell<u16>]),
     /// `bool`, 0 or 1.
     Bool(&'a [Cell<u8>]),
     /// `i64`
@@ -53,6 +55,7 @@ impl Memory<'_> {
         match self {
             Self::F32(_) => Element::F32,
             Self::Bf16(_) => Element::Bf16,
+            Self::F16(_) => Element::F16,
             Self::Bool(_) => Element::Bool,
             Self::I64(_) => Element::I64,
         }
@@ -62,7 +65,7 @@ impl Memory<'_> {
     pub const fn len(&self) -> usize {
         match self {
             Self::F32(cells) => cells.len(),
-            Self::Bf16(cells) => cells.len(),
+            Self::Bf16(cells) | Self::F16(cells) => cells.len(),
             Self::Bool(cells) => cells.len(),
             Self::I64(cells) => cells.len(),
         }
@@ -80,6 +83,9 @@ impl Memory<'_> {
             Self::Bf16(cells) => {
                 cells.iter().zip(numbers).for_each(|(cell, number)| cell.set(bf16_of(number)));
             }
+            Self::F16(cells) => {
+                cells.iter().zip(numbers).for_each(|(cell, number)| cell.set(half_of(number)));
+            }
             Self::Bool(_) | Self::I64(_) => unreachable!("the verifier lets no kernel write these"),
         }
     }
@@ -88,7 +94,7 @@ impl Memory<'_> {
     pub fn address(&self) -> usize {
         match self {
             Self::F32(cells) => cells.as_ptr() as usize,
-            Self::Bf16(cells) => cells.as_ptr() as usize,
+            Self::Bf16(cells) | Self::F16(cells) => cells.as_ptr() as usize,
             Self::Bool(cells) => cells.as_ptr() as usize,
             Self::I64(cells) => cells.as_ptr() as usize,
         }

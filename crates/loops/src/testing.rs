@@ -5,7 +5,8 @@ use std::cell::Cell;
 use ir::{contiguous_strides, testing::Random};
 
 use crate::{
-    Access, Binary, Builder, Element, Kernel, Memory, Op, OperandId, Reduction, Unary, Value, bf16_of, f32_of,
+    Access, Binary, Builder, Element, Kernel, Memory, Op, OperandId, Reduction, Unary, Value, bf16_of,
+    f32_of, f32_of_half, half_of,
 };
 
 /// A valid kernel on a small random domain, with broadcast, transposed and spread operands; some by rows.
@@ -122,7 +123,11 @@ fn operand(random: &mut Random, builder: &mut Builder, domain: &[i64], access: A
     }
     let elements = [Element::F32, Element::F32, Element::Bf16, Element::Bool];
     let count = if access == Access::Read { elements.len() } else { 3 };
-    let element = *random.pick(&elements[..count]);
+    let element = match *random.pick(&elements[..count]) {
+        // Seldom, since processors have no machine code for it.
+        Element::Bf16 if random.below(8) == 0 => Element::F16,
+        element => element,
+    };
     builder.operand(access, element, strides)
 }
 
@@ -180,6 +185,8 @@ pub enum Owned {
     F32(Vec<Cell<f32>>),
     /// `bf16`, by its bits.
     Bf16(Vec<Cell<u16>>),
+    /// `f16`, by its bits.
+    F16(Vec<Cell<u16>>),
     /// `bool`
     Bool(Vec<Cell<u8>>),
     /// `i64`
@@ -192,6 +199,7 @@ impl Owned {
         match self {
             Self::F32(cells) => Memory::F32(cells),
             Self::Bf16(cells) => Memory::Bf16(cells),
+            Self::F16(cells) => Memory::F16(cells),
             Self::Bool(cells) => Memory::Bool(cells),
             Self::I64(cells) => Memory::I64(cells),
         }
@@ -203,6 +211,7 @@ impl Owned {
         match self {
             Self::F32(cells) => cells.iter().map(|cell| same(cell.get())).collect(),
             Self::Bf16(cells) => cells.iter().map(|cell| same(f32_of(cell.get()))).collect(),
+            Self::F16(cells) => cells.iter().map(|cell| same(f32_of_half(cell.get()))).collect(),
             Self::Bool(cells) => cells.iter().map(|cell| u32::from(cell.get())).collect(),
             Self::I64(cells) => cells.iter().map(|cell| cell.get() as u32).collect(),
         }
@@ -221,11 +230,12 @@ pub fn memory_for(kernel: &Kernel, random: &mut Random) -> Vec<Owned> {
                 let integer = |random: &mut Random| random.bits() as i64 >> random.below(64);
                 return Owned::I64((0..extent).map(|_| Cell::new(integer(random))).collect());
             }
-            Element::F32 | Element::Bf16 => {}
+            Element::F32 | Element::Bf16 | Element::F16 => {}
         }
         let numbers = (0..extent).map(|_| number(random));
         match operand.element {
             Element::Bf16 => Owned::Bf16(numbers.map(|number| Cell::new(bf16_of(number))).collect()),
+            Element::F16 => Owned::F16(numbers.map(|number| Cell::new(half_of(number))).collect()),
             _ => Owned::F32(numbers.map(Cell::new).collect()),
         }
     });
@@ -294,6 +304,7 @@ fn element(memory: &Owned, index: usize) -> f32 {
     match memory {
         Owned::F32(cells) => cells[index].get(),
         Owned::Bf16(cells) => f32_of(cells[index].get()),
+        Owned::F16(cells) => f32_of_half(cells[index].get()),
         Owned::Bool(cells) => f32::from(cells[index].get()),
         Owned::I64(cells) => cells[index].get() as f32,
     }

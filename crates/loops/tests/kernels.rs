@@ -99,6 +99,7 @@ fn scalar(op: Op, taken: &[f32]) -> f32 {
             Unary::Sigmoid => math::sigmoid(m, x),
             Unary::Erf => math::erf(m, x),
             Unary::RoundBf16 => math::round_bf16(m, x),
+            Unary::RoundF16 => math::round_f16(m, x),
         },
         (Op::Binary(binary, ..), &[a, b]) => match binary {
             Binary::Add => a + b,
@@ -145,6 +146,7 @@ fn the_interpreter_computes_every_point_as_one_number_at_a_time_does() {
             for (index, number) in expected {
                 let number = match kernel.operands[store.operand.0 as usize].element {
                     Element::Bf16 => math::round_bf16(&mut Scalar, number),
+                    Element::F16 => math::round_f16(&mut Scalar, number),
                     _ => number,
                 };
                 let bits = if number.is_nan() { f32::NAN.to_bits() } else { number.to_bits() };

@@ -102,6 +102,7 @@ impl Emitter<'_> {
             let ty = match operand.element {
                 Element::F32 => "float",
                 Element::Bf16 => "unsigned short",
+                Element::F16 => "half_bits",
                 Element::Bool => "unsigned char",
                 Element::I64 => "long long",
             };

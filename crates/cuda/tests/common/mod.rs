@@ -12,8 +12,12 @@ use std::{
     sync::Arc,
 };
 
-use loops::testing::Owned;
-use unisono_cuda::{Compiler, Device, DeviceMemory, Stream};
+use ir::testing::Random;
+use loops::{
+    Interpreter, Kernel, Memory,
+    testing::{Owned, memory_for},
+};
+use unisono_cuda::{Compiler, Device, DeviceMemory, Module, Stream, Width};
 
 /// The library in place of CUDA's own, and its functions for tests. None where there is no compiler.
 pub fn processor() -> Option<(PathBuf, libloading::Library)> {
@@ -95,7 +99,7 @@ impl Guarded {
     pub fn of(owned: &Owned) -> Self {
         match owned {
             Owned::F32(cells) => Self::copy(cells),
-            Owned::Bf16(cells) => Self::copy(cells),
+            Owned::Bf16(cells) | Owned::F16(cells) => Self::copy(cells),
             Owned::Bool(cells) => Self::copy(cells),
             Owned::I64(cells) => Self::copy(cells),
         }
@@ -121,7 +125,7 @@ impl Guarded {
     pub fn read(&self, owned: &Owned) {
         match owned {
             Owned::F32(cells) => self.read_cells(cells),
-            Owned::Bf16(cells) => self.read_cells(cells),
+            Owned::Bf16(cells) | Owned::F16(cells) => self.read_cells(cells),
             Owned::Bool(cells) => self.read_cells(cells),
             Owned::I64(cells) => self.read_cells(cells),
         }
@@ -140,4 +144,51 @@ impl Drop for Guarded {
         // SAFETY: the pages are this one's own.
         unsafe { libc::munmap(self.pages, self.length) };
     }
+}
+
+/// Kernels, with the seeds of their memory, compiled in both forms.
+pub struct Batch {
+    pub kernels: Vec<(u64, Kernel)>,
+    pub forms: [Module; 2],
+}
+
+impl Batch {
+    pub fn of(device: &Arc<Device>, kernels: Vec<(u64, Kernel)>) -> Self {
+        let list: Vec<Kernel> = kernels.iter().map(|(_, kernel)| kernel.clone()).collect();
+        let forms =
+            [Width::Wide, Width::Narrow].map(|width| Module::with_width(device, &list, width).unwrap());
+        Self { kernels, forms }
+    }
+
+    /// Runs a kernel in both forms and compares; whether its wide form could run.
+    pub fn compare(&self, index: usize) -> bool {
+        let (seed, kernel) = &self.kernels[index];
+        let memory = memory_for(kernel, &mut Random::new(*seed));
+        let guarded: Vec<Vec<Guarded>> = (0..2).map(|_| memory.iter().map(Guarded::of).collect()).collect();
+        let views: Vec<Memory<'_>> = memory.iter().map(Owned::memory).collect();
+        Interpreter::new(kernel).unwrap().run(&views).unwrap();
+        let expected: Vec<Vec<u32>> = memory.iter().map(Owned::bits).collect();
+        let mut wide = false;
+        for (module, guarded) in self.forms.iter().zip(&guarded) {
+            let operands: Vec<_> =
+                guarded.iter().zip(&memory).map(|(guarded, owned)| guarded.memory(owned)).collect();
+            if !module.fits(index, &operands) {
+                continue;
+            }
+            wide |= std::ptr::eq(module, &raw const self.forms[0]);
+            let (kept, room) = kept(module, index);
+            module.launch(index, &operands, Some(kept.memory(&room)), stream()).unwrap();
+            for (operand, (guarded, owned)) in guarded.iter().zip(&memory).enumerate() {
+                guarded.read(owned);
+                assert_eq!(owned.bits(), expected[operand], "seed {seed}: a{operand}\n{kernel}");
+            }
+        }
+        wide
+    }
+}
+
+/// Room for what a kernel keeps, with NaN in it.
+pub fn kept(module: &Module, index: usize) -> (Guarded, Owned) {
+    let room = Owned::F32(vec![std::cell::Cell::new(f32::NAN); module.kept(index)]);
+    (Guarded::of(&room), room)
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -192,6 +193,8 @@ int cuLaunchKernel(
   std::vector<void*> values(count);
   std::vector<char> written(function->written.begin(), function->written.end());
   for (size_t index = 0; index < count; ++index) values[index] = *static_cast<void**>(parameters[index]);
+  static std::mutex one_by_one;
+  std::lock_guard guard(one_by_one);
   ++launches;
   if (observer != nullptr) {
     static_assert(sizeof(bool) == sizeof(char));

@@ -89,6 +89,7 @@ impl Emitter<'_> {
                 self.put(Instruction::with2(self.isa.number_of_word, to, to))
             }
             (Element::Bool, false, rest) => self.read_bytes(memory, to, rest),
+            (Element::F16, ..) => unreachable!("kernels with it are interpreted"),
             (Element::I64, ..) => {
                 let first = self.first_of(to);
                 self.put(Instruction::with3(self.isa.number_of_integer, first, first, memory))?;
@@ -198,6 +199,7 @@ impl Emitter<'_> {
                 }
                 self.store_halves(memory, scratch)
             }
+            (Element::F16, _) => unreachable!("kernels with it are interpreted"),
             (Element::Bool | Element::I64, _) => unreachable!("the verifier lets no kernel write these"),
         }
     }

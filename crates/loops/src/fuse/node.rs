@@ -16,10 +16,12 @@ use crate::{Access, Builder, Element, Kernel, Unary, Value};
 const LONGEST_COUNTED: i64 = 1 << 24;
 
 /// The element type of a kernel's operand.
-fn element(dtype: Dtype) -> Option<Element> {
+fn element(dtype: Dtype, kind: DeviceKind) -> Option<Element> {
     match dtype {
         Dtype::F32 => Some(Element::F32),
         Dtype::Bf16 => Some(Element::Bf16),
+        // Machine code of processors has no instructions for it here.
+        Dtype::F16 if !kind.is_cpu() => Some(Element::F16),
         Dtype::Bool => Some(Element::Bool),
         Dtype::I64 => Some(Element::I64),
         _ => None,
@@ -193,9 +195,14 @@ impl<'a> KernelMaker<'a> {
             (*ty.shape == *outer).then(|| dims[..outer.len()].to_vec())
         };
         let dims = lies.ok_or("a result of another shape")?;
-        if casts && element == Element::Bf16 {
+        let rounded = match element {
+            Element::Bf16 if casts => Some(Unary::RoundBf16),
+            Element::F16 if casts => Some(Unary::RoundF16),
+            _ => None,
+        };
+        if let Some(rounded) = rounded {
             for value in &mut values {
-                *value = self.builder.unary(Unary::RoundBf16, *value);
+                *value = self.builder.unary(rounded, *value);
             }
         }
         self.known.insert(result, Known { values, dims, is_sum, is_made: true });
@@ -353,7 +360,7 @@ fn supported(ty: &TensorType, kind: DeviceKind) -> Result<Element, String> {
     if ty.device.kind != kind {
         return Err(format!("a tensor on {}", ty.device));
     }
-    element(ty.dtype).ok_or_else(|| format!("a tensor of {}", ty.dtype))
+    element(ty.dtype, kind).ok_or_else(|| format!("a tensor of {}", ty.dtype))
 }
 
 /// The element type of a result.

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use crate::{
-    Binary, Memory, Nest, Unary, bf16_of, f32_of,
+    Binary, Memory, Nest, Unary, bf16_of, f32_of, f32_of_half, half_of,
     math::{self, Math, Scalar},
 };
 
@@ -45,6 +45,7 @@ pub(super) fn unary(op: Unary, to: &mut [f32], a: &[f32]) {
         Unary::Tanh => one(to, a, |x| math::tanh(&mut Scalar, x)),
         Unary::Sigmoid => one(to, a, |x| math::sigmoid(&mut Scalar, x)),
         Unary::Erf => one(to, a, |x| math::erf(&mut Scalar, x)),
+        Unary::RoundF16 => one(to, a, |x| math::round_f16(&mut Scalar, x)),
         Unary::RoundBf16 => one(to, a, |x| math::round_bf16(&mut Scalar, x)),
     }
 }
@@ -102,6 +103,7 @@ impl Row<'_> {
             match memory {
                 Memory::F32(cells) => load_piece(to, &cells[index..], stride, |number| number),
                 Memory::Bf16(cells) => load_piece(to, &cells[index..], stride, f32_of),
+                Memory::F16(cells) => load_piece(to, &cells[index..], stride, f32_of_half),
                 Memory::Bool(cells) => load_piece(to, &cells[index..], stride, f32::from),
                 Memory::I64(cells) => load_piece(to, &cells[index..], stride, |number| number as f32),
             }
@@ -116,6 +118,7 @@ impl Row<'_> {
             match memory {
                 Memory::F32(cells) => store_piece(from, &cells[index..], stride, |number| number),
                 Memory::Bf16(cells) => store_piece(from, &cells[index..], stride, bf16_of),
+                Memory::F16(cells) => store_piece(from, &cells[index..], stride, half_of),
                 Memory::Bool(_) | Memory::I64(_) => unreachable!("the verifier lets no kernel write these"),
             }
         });

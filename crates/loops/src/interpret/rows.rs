@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Interpreter, PIECE, TILE, Tile, compute, functions::binary, registers, store};
 use crate::{
-    Access, Memory, Op, Reduction, bf16_of, f32_of,
+    Access, Memory, Op, Reduction, bf16_of, f32_of, f32_of_half, half_of,
     math::{self, Scalar},
     phases::{MOST_LANES, ROWS_OF_A_SUM, lanes, sums},
     tile::{Stored, TilePhase},
@@ -69,6 +69,7 @@ fn run_row(program: &Interpreter, registers: &mut [Vec<f32>], memory: &[Memory<'
             }
             Memory::F32(cells) => cells[index].set(number),
             Memory::Bf16(cells) => cells[index].set(bf16_of(number)),
+            Memory::F16(cells) => cells[index].set(half_of(number)),
             Memory::Bool(_) | Memory::I64(_) => unreachable!("the verifier lets no kernel write these"),
         }
     }
@@ -84,6 +85,7 @@ fn first_of(
     match memory[operand] {
         Memory::F32(cells) => cells[index].get(),
         Memory::Bf16(cells) => f32_of(cells[index].get()),
+        Memory::F16(cells) => f32_of_half(cells[index].get()),
         Memory::Bool(cells) => f32::from(cells[index].get()),
         Memory::I64(cells) => cells[index].get() as f32,
     }
