@@ -187,7 +187,9 @@ def compile_for_cuda(architecture: str = "sm_90") -> None:
         for kernel in kernels_of(name, elements, dtype)
     ]
     first, among = compiled(many[:1])[0], compiled(many[:32])[0] / 32
-    print(f"the first program {first:.0f} ms of CPU, one of 32 kernels {among:.1f} ms for each ({len(kept)} libraries)\n")
+    print(
+        f"the first program {first:.0f} ms of CPU, one of 32 kernels {among:.1f} ms for each ({len(kept)} libraries)\n"
+    )
     print(
         "| group | compiled alone, ms of CPU | functions: registers, bytes spilled, bytes of shared memory |\n|---|---|---|"
     )

@@ -131,6 +131,10 @@ def test_a_compiled_module_runs_kernels_of_cuda_and_is_as_on_processors(library,
     assert (said["waits"], said["faults"]) == ("{}", "[]")
     assert float(said["difference"]) < 1e-5
     assert int(said["launches"]) > 4
+    # What cannot be compiled runs as it is, and says why.
+    assert "U0331" in said["stays"]
+    assert float(said["difference without"]) < 1e-5
+    assert said["launches without"] == "0"
 
 
 # What the device finds.

@@ -6,6 +6,7 @@ import json
 
 import clocked
 import launch
+import processor
 import pytest
 import torch
 import torch.nn.functional as F
@@ -201,7 +202,8 @@ def test_every_rung_passes_on_the_devices_of_two_ranks_and_the_first_speaks(tmp_
     if lacking is not None:
         pytest.skip(lacking)
     library = str(clocked.built())
-    first, second = launch.run("test_doctor_device:as_a_rank", 2, tmp_path, 280, library=library)
+    settings = {"library": library, "kernels": str(processor.built())}
+    first, second = launch.run("test_doctor_device:as_a_rank", 2, tmp_path, 280, **settings)
     assert (first.status, second.status) == (0, 0), first.err[-3000:] + second.err[-3000:]
     *findings, faults = [json.loads(line) for line in first.out.splitlines()]
     assert [one["name"] for one in findings] == [*BEFORE, *RUNGS]
@@ -214,9 +216,10 @@ def test_every_rung_passes_on_the_devices_of_two_ranks_and_the_first_speaks(tmp_
     assert second.out == "[]\n"
 
 
-def as_a_rank(library):
+def as_a_rank(library, kernels):
     """What each of two ranks runs."""
     clocked.register(library)
+    clocked.run_kernels_by(kernels, library)
     rates._LONG = 1e-4
     for finding in _doctor_device.findings("", lambda _: None):
         print(json.dumps(vars(finding)))

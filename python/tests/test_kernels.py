@@ -246,6 +246,26 @@ def test_a_kernel_without_fusing_is_not_there():
     assert kernels(run) == 0
 
 
+def shares(x):
+    return torch.softmax(x * 2, -1), (x * x).sum(0), (x * 2).exp()
+
+
+@pytest.mark.parametrize("size", [(0, 64), (3, 0), (0, 0)])
+def test_tensors_without_elements_are_as_without_kernels(size):
+    x = torch.ones(size)
+    found, _ = executed(shares, (x,))
+    for one, expected in zip(found, shares(x), strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+def test_operands_whose_elements_share_memory_are_read_where_they_lie():
+    windows = numbers(3)[0, :160].as_strided((4, 128), (8, 1))
+    found, run = executed(shares, (windows,))
+    assert kernels(run) > 0
+    for one, expected in zip(found, shares(windows), strict=True):
+        torch.testing.assert_close(one, expected, equal_nan=True)
+
+
 FORBIDDEN = """
 import ctypes, sys, warnings
 import torch, unisono

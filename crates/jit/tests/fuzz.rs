@@ -154,6 +154,20 @@ fn a_kernel_with_more_values_than_registers_keeps_them_on_the_stack() {
 }
 
 #[test]
+fn distances_beyond_what_an_instruction_has_are_interpreted() {
+    let tier = |stride: u64| {
+        let kernel = format!(
+            "kernel [2, 8]\nread a0: f32 {{{stride}, 1}}\nwrite a1: f32 {{8, 1}}\n%0 = load a0\n%1 = mul %0 %0\nstore a1 %1\n"
+        );
+        Module::with_tier(&[kernel.parse().unwrap()], Tier::best()).unwrap().tier(0)
+    };
+    assert_eq!(
+        (tier(1 << 20), tier(1 << 31), tier(1 << 40)),
+        (Tier::best(), Tier::Interpreter, Tier::Interpreter)
+    );
+}
+
+#[test]
 fn what_is_written_over_what_is_read_is_right() {
     let kernel: Kernel = "\
         kernel [100]\nread a0: f32 {1}\nread a1: f32 {1}\nwrite a2: f32 {1}\nwrite a3: f32 {1}\n\

@@ -47,7 +47,7 @@ mod tests {
         for bits in 0..0x7c00_u16 {
             let (number, next) = (f32_of_half(bits), f32_of_half(bits + 1));
             assert_eq!((half_of(number), half_of(-number)), (bits, bits | 0x8000));
-            let middle = if bits == 0x7bff { 65_520.0 } else { (number + next) / 2.0 };
+            let middle = if bits == 0x7bff { 65_520.0 } else { f32::midpoint(number, next) };
             assert_eq!(half_of(middle), bits + (bits & 1), "{number}");
             assert_eq!(half_of(f32::from_bits(middle.to_bits() + 1)), bits + 1, "{number}");
         }

@@ -22,6 +22,7 @@ _NOT_AS_PLAIN = "send us this report; until then train with plain PyTorch on thi
 
 RUNGS = (
     Rung("kernels", results.kernels, _WRONG_RESULTS),
+    Rung("fused kernels", results.fused, "leave `fuse` off on this device, and send us this report"),
     *(Rung(f"step {name}", functools.partial(results.step_of, name), _NOT_AS_PLAIN) for name in STEPS),
     Rung(
         "random numbers",

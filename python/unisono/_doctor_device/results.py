@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import unisono
+from unisono import _cuda, _devices
 from unisono._doctor import FAILED, OK, WARNING
-from unisono._doctor_device.rung import Result, Tried, words
-from unisono._doctor_device.steps import OPERATORS, Training, training
+from unisono._doctor_device.rung import SKIPPED, Result, Tried, words
+from unisono._doctor_device.steps import FUSED, OPERATORS, Training, training
+from unisono._executor import Executor, load, lower_graph
+from unisono.errors import InternalError
 
 #: How far a result may be off, as a part of the largest number, until it is less exact than f32, and until it is wrong.
 _EXACT, _WRONG = 1e-4, 2e-2
@@ -103,6 +106,44 @@ def _dropout(device: torch.device) -> str | None:
     if made.shape != (100, 100) or not 0.2 < 1 - kept.numel() / made.numel() < 0.3:
         return f"{made.numel() - kept.numel()} of {made.numel()} elements are dropped at {_DROPPED}"
     return None if torch.allclose(kept, torch.tensor(1 / (1 - _DROPPED))) else "what is kept is not scaled"
+
+
+# Groups of operations as kernels.
+
+
+def fused(tried: Tried) -> Result:
+    """Whether kernels give the bits that they give on the processor: they are the same steps everywhere."""
+    load()
+    if tried.device != _devices.HOST and isinstance(reason := _cuda.device_of(tried.device), str):
+        return Result(SKIPPED, reason)
+    torch.manual_seed(0)
+    others = list[str]()
+    for name, (function, make) in FUSED.items():
+        operands = make()
+        try:
+            found, expected = (_by_kernels(function, operands, device) for device in (tried.device, _devices.HOST))
+        except Exception as error:
+            others.append(f"{name}: {words(error)}")
+            continue
+        apart = [
+            _difference(one, other) for one, other in zip(found, expected, strict=True) if not torch.equal(one, other)
+        ]
+        others += [f"{name}: off by {max(apart):.1e}"] if apart else []
+    if others:
+        return Result(FAILED, "; ".join(others))
+    return Result(OK, f"{len(FUSED)} groups of operations: the bits of the processor")
+
+
+def _by_kernels(
+    function: Callable[..., Any], operands: tuple[torch.Tensor, ...], device: torch.device
+) -> list[torch.Tensor]:
+    inputs = [one.to(device) for one in operands]
+    graph = unisono.capture(function, example=tuple(inputs)).native
+    if len(graph.kernel_texts()) != 1:
+        raise InternalError("operations that are to be one kernel are not")
+    run = Executor(lower_graph(graph, device=device, fuse=True))
+    run.bind([])
+    return [one.cpu() for one in run(inputs)]
 
 
 # Steps by the executor.

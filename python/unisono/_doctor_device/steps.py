@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,34 @@ OPERATORS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], Operands]]]
         lambda x, classes: F.cross_entropy(x, classes),
         lambda: (torch.randn(32, 10), torch.randint(0, 10, (32,))),
     ),
+}
+
+
+def _layer_norm_backward(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    grad, x, mean, rstd, weight, bias = operands
+    return torch.ops.aten.native_layer_norm_backward(
+        grad, x, [x.shape[-1]], mean, rstd, weight, bias, [True, True, True]
+    )
+
+
+def _gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh") * torch.sigmoid(gate) + x
+
+
+#: Functions that become one kernel each, with their operands on the processor.
+FUSED: dict[str, tuple[Callable[..., Any], Callable[[], Operands]]] = {
+    "softmax of long rows": (lambda x: F.softmax(x * 2, -1), lambda: (torch.randn(64, 1000),)),
+    "softmax of many rows": (lambda x: F.softmax(x * 2, -1), lambda: (torch.randn(4096, 64),)),
+    "layer norm backward": (
+        _layer_norm_backward,
+        lambda: (
+            *(torch.randn(300, 128) for _ in range(2)),
+            *(torch.rand(300, 1) for _ in range(2)),
+            *torch.randn(2, 128),
+        ),
+    ),
+    "gate": (_gated, lambda: (torch.randn(33, 1001), torch.randn(33, 1001))),
+    "gate in bf16": (_gated, lambda: tuple(torch.randn(2, 64, 256, dtype=torch.bfloat16))),
 }
 
 
