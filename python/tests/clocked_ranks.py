@@ -351,20 +351,29 @@ def counted(library: str) -> None:
     print("of its own:", torch.equal(torch.rand(4), drawn.cpu()))
 
 
-def draw_by_counter(library: str) -> None:
-    """Prints how a training with dropout by a counter differs between device and processor, and what has the host wait."""
+def draw_by_counter(library: str, processor: str = "") -> None:
+    """Prints how a training with dropout by a counter differs between device and processor, and what has the host wait.
+
+    With ``processor`` kernels of CUDA draw, which it runs.
+    """
     clocked.register(library)
+    if processor:
+        clocked.run_kernels_by(processor, library)
     torch.__future__.set_swap_module_params_on_conversion(True)
     found = []
     for device in (_devices.HOST, _devices.current()):
         training = convolutions()
         training.model.to(device)
         batch = tuple(one.to(device) for one in training.batches[0])
-        step = steps.parallelize(training, example=batch, rng="counter")
+        step = steps.parallelize(training, example=batch, rng="counter", fuse=bool(processor))
         step(*batch)
         clocked.forget()
         step(*batch)
         print(f"{device.type}:", clocked.waits(), clocked.faults())
+        (drawn,) = (
+            line for line in str(step._captured[0].executor.program).splitlines() if "unisono::random_at(" in line
+        )
+        print(f"drawn on {device.type}: {drawn.partition(' by ')[2].partition(';')[0].partition(' ')[0]}")
         step.sync()
         found.append([one.cpu() for one in training.model.state_dict().values()])
     print("difference:", max(difference(one, other) for one, other in zip(*found, strict=True)))

@@ -205,6 +205,17 @@ def test_what_has_the_host_wait_is_counted(library, tmp_path):
 def test_numbers_by_a_counter_are_those_of_processors_and_their_key_has_nobody_wait(library, tmp_path):
     (found,) = printed("draw_by_counter", 1, tmp_path, library)
     assert found["cpu"] == found["clocked"] == "{} []"
+    assert (found["drawn on cpu"], found["drawn on clocked"]) == ("own", "proxy")
+    assert float(found["difference"]) < 1e-5
+
+
+def test_kernels_of_cuda_draw_numbers_by_a_counter(library, tmp_path):
+    lacking = processor.lacking()
+    if lacking is not None:
+        pytest.skip(lacking)
+    (found,) = printed("draw_by_counter", 1, tmp_path, library, processor=str(processor.built()))
+    assert found["cpu"] == found["clocked"] == "{} []"
+    assert found["drawn on clocked"] == "own"
     assert float(found["difference"]) < 1e-5
 
 

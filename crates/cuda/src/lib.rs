@@ -9,6 +9,7 @@
 
 mod compiler;
 mod device;
+mod draw;
 mod emit;
 mod form;
 mod functions;
@@ -19,6 +20,7 @@ mod program;
 
 pub use compiler::{Compiler, Image, Resources};
 pub use device::{Device, Stream};
+pub use draw::Draw;
 pub use emit::{Emitted, Function};
 pub use form::Width;
 pub use module::{DeviceMemory, Module};

@@ -10,7 +10,7 @@ use loops::{Element, Kernel, Lies};
 use torch_sys::{Dtype, OnDevice};
 
 use crate::{
-    Device, Emitted, Resources, Source, Stream, Width,
+    Device, Draw, Emitted, Function, Resources, Source, Stream, Width,
     device::{Handle, Loaded},
 };
 
@@ -61,8 +61,17 @@ impl Lies for DeviceMemory<'_> {
 pub struct Module {
     device: Arc<Device>,
     kernels: Vec<Runnable>,
+    draws: Vec<Drawing>,
     /// What each function takes, as far as the compiler says.
     pub resources: Vec<Resources>,
+}
+
+/// A function that draws.
+struct Drawing {
+    draw: Draw,
+    function: Function,
+    handle: Handle,
+    loaded: Arc<Loaded>,
 }
 
 struct Runnable {
@@ -89,12 +98,18 @@ impl Compiled {
     }
 }
 
-fn compiled(
-    device: &Arc<Device>,
-    kernels: &[Kernel],
-    width: Width,
-) -> Result<(Vec<Compiled>, Vec<Resources>)> {
-    let source = Source::of(kernels, width)?;
+/// What has been compiled together.
+struct Together {
+    kernels: Vec<Compiled>,
+    draws: Vec<Drawing>,
+    resources: Vec<Resources>,
+}
+
+fn compiled(device: &Arc<Device>, kernels: &[Kernel], draws: &[Draw], width: Width) -> Result<Together> {
+    if kernels.is_empty() && draws.is_empty() {
+        return Ok(Together { kernels: Vec::new(), draws: Vec::new(), resources: Vec::new() });
+    }
+    let source = Source::with_draws(kernels, draws, width)?;
     let emitted = source
         .kernels
         .into_iter()
@@ -102,23 +117,67 @@ fn compiled(
         .collect::<Result<Vec<_>>>()?;
     let image = device.compiler.compile(&source.text, &device.architecture)?;
     let loaded = Arc::new(Loaded::new(device.clone(), &image.bytes)?);
-    let made = emitted.into_iter().map(|emitted| Compiled::of(emitted, &loaded)).collect::<Result<_>>()?;
-    Ok((made, image.resources))
+    let kernels = emitted.into_iter().map(|emitted| Compiled::of(emitted, &loaded)).collect::<Result<_>>()?;
+    let drawing = |(draw, function): (&Draw, Function)| {
+        let handle = loaded.function(&function.name)?;
+        Ok(Drawing { draw: draw.clone(), function, handle, loaded: loaded.clone() })
+    };
+    let draws = draws.iter().zip(source.draws).map(drawing).collect::<Result<_>>()?;
+    Ok(Together { kernels, draws, resources: image.resources })
 }
 
 impl Module {
     /// Compiles kernels and loads them. Fails where a kernel is not valid or [cannot be one here](Source::kernels).
     pub fn new(device: &Arc<Device>, kernels: &[Kernel]) -> Result<Self> {
-        Self::with_width(device, kernels, Width::Wide)
+        Self::with_draws(device, kernels, &[], Width::Wide)
     }
 
-    /// The same with threads that take so many elements at once.
-    pub fn with_width(device: &Arc<Device>, kernels: &[Kernel], width: Width) -> Result<Self> {
-        let (made, resources) =
-            if kernels.is_empty() { (Vec::new(), Vec::new()) } else { compiled(device, kernels, width)? };
+    /// The same with threads that take so many elements at once, and with what is drawn beside.
+    pub fn with_draws(
+        device: &Arc<Device>,
+        kernels: &[Kernel],
+        draws: &[Draw],
+        width: Width,
+    ) -> Result<Self> {
+        let Together { kernels: made, draws, resources } = compiled(device, kernels, draws, width)?;
         let kernels = kernels.iter().cloned().zip(made);
         let kernels = kernels.map(|(kernel, wide)| Runnable { kernel, wide, narrow: OnceLock::new() });
-        Ok(Self { device: device.clone(), kernels: kernels.collect(), resources })
+        Ok(Self { device: device.clone(), kernels: kernels.collect(), draws, resources })
+    }
+
+    /// The position of what is drawn so, if it is.
+    pub fn drawing(&self, draw: &Draw) -> Option<usize> {
+        self.draws.iter().position(|known| known.draw == *draw)
+    }
+
+    /// Draws, by a key of two numbers, at what each dimension has of the positions of the part.
+    pub fn draw(
+        &self,
+        index: usize,
+        key: DeviceMemory<'_>,
+        positions: &[DeviceMemory<'_>],
+        to: DeviceMemory<'_>,
+        stream: Stream,
+    ) -> Result<()> {
+        let Drawing { draw, function, handle, loaded } = &self.draws[index];
+        let is = |memory: &DeviceMemory<'_>, element, elements| {
+            memory.element == element && memory.elements >= elements
+        };
+        let mut sizes = positions.iter().zip(&draw.part);
+        let fits = positions.len() == draw.part.len()
+            && sizes.all(|(memory, size)| is(memory, Element::I64, *size as usize))
+            && is(&key, Element::I64, 2)
+            && is(&to, draw.element, draw.count());
+        if !fits {
+            return Err(Diagnostic::bug("memory that does not fit what is drawn"));
+        }
+        if function.blocks == 0 {
+            return Ok(());
+        }
+        let all = [key].into_iter().chain(positions.iter().copied()).chain([to]);
+        let addresses: Vec<usize> = all.map(|memory| memory.address).collect();
+        // SAFETY: the function reads two numbers of the key and as many positions as there are, and writes as many numbers as fit.
+        unsafe { loaded.launch(*handle, (function.blocks, function.threads), &addresses, stream) }
     }
 
     /// A kernel.
@@ -178,9 +237,9 @@ impl Module {
             return Ok(&runnable.wide);
         }
         if runnable.narrow.get().is_none() {
-            let (mut made, _) =
-                compiled(&self.device, std::slice::from_ref(&runnable.kernel), Width::Narrow)?;
-            let narrow = made.pop().ok_or_else(|| Diagnostic::bug("a kernel was not compiled"))?;
+            let kernel = std::slice::from_ref(&runnable.kernel);
+            let mut made = compiled(&self.device, kernel, &[], Width::Narrow)?;
+            let narrow = made.kernels.pop().ok_or_else(|| Diagnostic::bug("a kernel was not compiled"))?;
             let _ = runnable.narrow.set(narrow);
         }
         runnable.narrow.get().ok_or_else(|| Diagnostic::bug("a kernel was not compiled"))

@@ -4,7 +4,8 @@ use base::Result;
 use loops::{Kernel, verify};
 
 use crate::{
-    emit::{Emitted, emit},
+    draw::Draw,
+    emit::{Emitted, Function, emit},
     form::Width,
     functions::definitions,
 };
@@ -17,6 +18,7 @@ const PRELUDE: &str = include_str!("prelude.h");
 /// What begins the part of it that is the same for all types.
 const ACCESSES: &str = "\n// As many elements";
 const HALF: &str = include_str!("half.h");
+const DRAW: &str = include_str!("draw.h");
 const JOINS: &str = include_str!("joins.h");
 
 /// Kernels that are compiled together.
@@ -25,18 +27,28 @@ pub struct Source {
     pub text: String,
     /// The kernels, or why one is none.
     pub kernels: Vec<std::result::Result<Emitted, String>>,
+    /// The functions that draw.
+    pub draws: Vec<Function>,
 }
 
 impl Source {
     /// The program of some kernels; equal ones are written twice. Fails where a kernel is not [valid](verify).
     pub fn of(kernels: &[Kernel], width: Width) -> Result<Self> {
+        Self::with_draws(kernels, &[], width)
+    }
+
+    /// The same with random numbers.
+    pub fn with_draws(kernels: &[Kernel], draws: &[Draw], width: Width) -> Result<Self> {
         let mut emitted = Vec::with_capacity(kernels.len());
         for (index, kernel) in kernels.iter().enumerate() {
             verify(kernel)?;
             emitted.push(emit(kernel, &format!("k{index}"), width));
         }
-        let bodies: Vec<&str> = emitted.iter().flatten().map(|kernel| kernel.text.as_str()).collect();
-        Ok(Self { text: whole(&bodies.join("\n")), kernels: emitted })
+        let draws = draws.iter().enumerate().map(|(index, draw)| draw.emit(format!("d{index}")));
+        let (texts, draws): (Vec<String>, Vec<Function>) = draws.unzip();
+        let bodies = emitted.iter().flatten().map(|kernel| kernel.text.as_str());
+        let bodies: Vec<&str> = bodies.chain(texts.iter().map(String::as_str)).collect();
+        Ok(Self { text: whole(&bodies.join("\n")), kernels: emitted, draws })
     }
 }
 
@@ -51,7 +63,8 @@ fn whole(bodies: &str) -> String {
     let joins = if bodies.contains("joined") { JOINS } else { "" };
     let (before, accesses) = PRELUDE.split_at(PRELUDE.find(ACCESSES).unwrap_or(0));
     let half = if bodies.contains("half_bits") { HALF } else { "" };
-    let rest = [before, half, accesses, joins, "\n", bodies].concat();
+    let drawn = if bodies.contains("at_position(") { DRAW } else { "" };
+    let rest = [before, half, accesses, joins, drawn, "\n", bodies].concat();
     let functions = definitions(&rest);
     let scaled = if functions.contains("scaled(") { SCALED } else { "" };
     [HEAD, scaled, &functions, &rest].concat()

@@ -11,8 +11,9 @@ use std::{
 };
 
 use ir::testing::Random;
-use loops::{Kernel, testing::random_kernel};
-use unisono_cuda::{Compiler, Source, Width};
+use loops::{Element, Kernel, testing::random_kernel};
+use random::Distribution;
+use unisono_cuda::{Compiler, Draw, Source, Width};
 
 /// Files of this beginning in the folders where Python's packages bring NVRTC.
 fn files(beginning: &str) -> Vec<PathBuf> {
@@ -56,6 +57,26 @@ fn random_kernels_compile_for_two_architectures_without_spilling() {
             }
         }
     }
+}
+
+#[test]
+fn what_draws_compiles() {
+    let Some(compiler) = compiler() else { return };
+    let drawn = [
+        Distribution::Bernoulli { p: 0.1 },
+        Distribution::Uniform { low: 0.0, high: 1.0, digits: 24 },
+        Distribution::Normal { mean: 0.0, std: 1.0 },
+        Distribution::Exponential { rate: 1.0 },
+        Distribution::Cauchy { median: 0.0, sigma: 1.0 },
+        Distribution::Geometric { p: 0.5 },
+        Distribution::Integers { low: -5, high: 5 },
+    ];
+    let draw =
+        |drawn| Draw { sizes: vec![8, 64], part: vec![4, 64], operation: 0, drawn, element: Element::F16 };
+    let source = Source::with_draws(&[], &drawn.map(draw), Width::Wide).unwrap();
+    let image = compiler.compile(&source.text, "sm_90").unwrap();
+    assert_eq!(image.resources.len(), drawn.len());
+    assert!(image.resources.iter().all(|one| one.spilled == 0), "{:?}", image.resources);
 }
 
 #[test]

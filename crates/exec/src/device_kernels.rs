@@ -112,7 +112,7 @@ impl DeviceKernelCall {
     }
 }
 
-fn memory(found: OnDevice<'_>) -> Found<DeviceMemory<'_>> {
+pub(crate) fn memory(found: OnDevice<'_>) -> Found<DeviceMemory<'_>> {
     DeviceMemory::of(found)
         .ok_or_else(|| Failure(format!("a kernel takes no elements of {:?}", found.dtype())))
 }

@@ -6,6 +6,7 @@
 mod buffers;
 mod collectives;
 mod device_kernels;
+mod device_random;
 mod effects;
 mod element_types;
 mod graph;
@@ -26,6 +27,7 @@ mod steps;
 
 pub use collectives::{collective_at, collective_of};
 pub use device_kernels::DeviceKernels;
+pub use device_random::draws_of;
 pub use effects::{Role, is_pure, role};
 pub use element_types::element_types;
 pub use graph::{Groups, spec_of};

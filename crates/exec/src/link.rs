@@ -14,7 +14,7 @@ use torch_sys::{
 
 use crate::{
     Action, DeviceKernels, Instruction, Program, Role, Route, Shape, Write, device_kernels::DeviceKernelCall,
-    kernels::KernelCall, random::RandomCall,
+    device_random::DeviceRandomCall, kernels::KernelCall, random::RandomCall,
 };
 
 /// What runs.
@@ -31,6 +31,7 @@ pub(crate) enum Step {
     DeviceKernel(DeviceKernelCall),
     /// Random numbers at positions; none where nothing uses them.
     Random(Option<RandomCall>),
+    DeviceRandom(Option<DeviceRandomCall>),
     View(View),
     Views(Box<[View]>),
     Number {
@@ -172,10 +173,7 @@ impl<'a> Linker<'a> {
                         self.proxies += 1;
                         (Step::Proxy(call), instruction.release.clone())
                     }
-                    (Route::Own, _) => {
-                        let call = self.random(args, outputs)?;
-                        (Step::Random(call), instruction.release.clone())
-                    }
+                    (Route::Own, _) => (self.random(args, outputs)?, instruction.release.clone()),
                     (Route::Python, _) => self.python(args, outputs, instruction)?,
                 }
             }
@@ -201,8 +199,13 @@ impl<'a> Linker<'a> {
         })
     }
 
-    fn random(&self, args: &[Arg], outputs: &[Output]) -> Result<Option<RandomCall>> {
-        RandomCall::new(args, outputs, self.host()?)
+    fn random(&self, args: &[Arg], outputs: &[Output]) -> Result<Step> {
+        Ok(match &self.kernels {
+            Kernels::Host(_) => Step::Random(RandomCall::new(args, outputs, self.host()?)?),
+            Kernels::Device(kernels) => {
+                Step::DeviceRandom(DeviceRandomCall::new(kernels, args, outputs, &self.program.shapes)?)
+            }
+        })
     }
 
     fn host(&self) -> Result<(i32, i32)> {

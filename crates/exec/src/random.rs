@@ -13,26 +13,21 @@ pub(crate) fn is_random_at(schema: &Schema) -> bool {
     schema.name == "unisono::random_at"
 }
 
-/// A call, ready to run.
-pub(crate) struct RandomCall {
-    key: Slot,
-    index: Vec<Slot>,
+/// What a call asks for.
+pub(crate) struct Asked {
+    pub(crate) key: Slot,
+    pub(crate) index: Vec<Slot>,
     /// The sizes of the tensor that this is a part of.
-    sizes: Vec<i64>,
-    operation: u32,
-    drawn: Distribution,
-    target: Slot,
-    dtype: Dtype,
-    device: (i32, i32),
-    tier: Tier,
+    pub(crate) sizes: Vec<i64>,
+    pub(crate) operation: u32,
+    pub(crate) drawn: Distribution,
+    pub(crate) target: Slot,
+    pub(crate) dtype: Dtype,
 }
 
-/// For each dimension of the part, where its elements are in the whole tensor.
-type Positions<'a> = SmallVec<[&'a [Cell<i64>]; 6]>;
-
-impl RandomCall {
+impl Asked {
     /// Reads the arguments; none where nothing uses the result.
-    pub(crate) fn new(args: &[Arg], outputs: &[Output], device: (i32, i32)) -> Result<Option<Self>> {
+    pub(crate) fn of(args: &[Arg], outputs: &[Output]) -> Result<Option<Self>> {
         let bad =
             || Diagnostic::new(Code::BAD_PROGRAM, "random numbers with arguments that they do not have");
         let [
@@ -54,40 +49,50 @@ impl RandomCall {
         let drawn = Distribution::named(name, *a, *b, *digits as u32).ok_or_else(bad)?;
         let fits = index.len() == sizes.len();
         let operation = u32::try_from(*operation).ok().filter(|_| fits).ok_or_else(bad)?;
-        Ok(Some(Self {
-            key: *key,
-            index,
-            sizes: sizes.clone(),
-            operation,
-            drawn,
-            target: *target,
-            dtype: *dtype,
-            device,
-            tier: Tier::best(),
-        }))
+        let (sizes, target, dtype) = (sizes.clone(), *target, *dtype);
+        Ok(Some(Self { key: *key, index, sizes, operation, drawn, target, dtype }))
+    }
+}
+
+/// A call, ready to run.
+pub(crate) struct RandomCall {
+    asked: Asked,
+    device: (i32, i32),
+    tier: Tier,
+}
+
+/// For each dimension of the part, where its elements are in the whole tensor.
+type Positions<'a> = SmallVec<[&'a [Cell<i64>]; 6]>;
+
+impl RandomCall {
+    /// Reads the arguments; none where nothing uses the result.
+    pub(crate) fn new(args: &[Arg], outputs: &[Output], device: (i32, i32)) -> Result<Option<Self>> {
+        let asked = Asked::of(args, outputs)?;
+        Ok(asked.map(|asked| Self { asked, device, tier: Tier::best() }))
     }
 
     /// Allocates the result and draws it.
     pub(crate) fn run(&self, slots: &mut Slots) -> std::result::Result<(), Failure> {
-        let sizes = self.index.iter().map(|slot| Ok(integers(slots, *slot)?.len() as i64));
+        let Asked { key, index, sizes: whole, operation, drawn, target, dtype } = &self.asked;
+        let sizes = index.iter().map(|slot| Ok(integers(slots, *slot)?.len() as i64));
         let sizes: SmallVec<[i64; 6]> = sizes.collect::<std::result::Result<_, Failure>>()?;
         let tensor =
-            Tensor::empty(slots.library(), self.dtype, &sizes, &ir::contiguous_strides(&sizes), self.device)?;
-        slots.put(self.target, tensor);
-        let key = integers(slots, self.key)?;
+            Tensor::empty(slots.library(), *dtype, &sizes, &ir::contiguous_strides(&sizes), self.device)?;
+        slots.put(*target, tensor);
+        let key = integers(slots, *key)?;
         let [seed, step] = key else { return Err(Failure("a key that has no two numbers".to_owned())) };
-        let stream = Stream { seed: seed.get() as u64, step: step.get() as u32, operation: self.operation };
-        let index = self.index.iter().map(|slot| integers(slots, *slot));
+        let stream = Stream { seed: seed.get() as u64, step: step.get() as u32, operation: *operation };
+        let index = index.iter().map(|slot| integers(slots, *slot));
         let index: Positions<'_> = index.collect::<std::result::Result<_, Failure>>()?;
-        let out = match slots.elements(self.target)?.cells {
+        let out = match slots.elements(*target)?.cells {
             Cells::Float32(cells) => Out::F32(cells),
             Cells::Bfloat16(cells) => Out::Bf16(cells),
             Cells::Int64(cells) => Out::I64(cells),
             Cells::Bool(_) => return Err(Failure("no distribution gives bools".to_owned())),
         };
         let mut filled = 0;
-        runs(&self.sizes, &index, |start, count| {
-            jit::draw(self.tier, stream, self.drawn, start, out.range(filled..filled + count));
+        runs(whole, &index, |start, count| {
+            jit::draw(self.tier, stream, *drawn, start, out.range(filled..filled + count));
             filled += count;
         });
         Ok(())

@@ -14,6 +14,8 @@ pub struct Abilities {
     pub enumerations_by_proxy: bool,
     /// The device that programs run on.
     pub device: Device,
+    /// Whether a device that is not the host draws random numbers at positions itself.
+    pub draws: bool,
 }
 
 impl Abilities {
@@ -23,12 +25,13 @@ impl Abilities {
             strings_by_dispatcher: version >= Version { major: 2, minor: 14 },
             enumerations_by_proxy: version >= Version { major: 2, minor: 12 },
             device,
+            draws: false,
         }
     }
 
     /// The fastest route that can take the call.
     pub fn route(&self, schema: &Schema, args: &[Arg], outputs: &[Output]) -> Route {
-        if is_random_at(schema) && self.device.is_host() {
+        if is_random_at(schema) && (self.device.is_host() || self.draws) {
             return Route::Own;
         }
         let strings = dispatcher::has_string(args) && !self.strings_by_dispatcher;

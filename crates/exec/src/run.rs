@@ -340,6 +340,7 @@ fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>, stream: Option<Stre
         Step::Views(views) => views.iter().try_for_each(|view| slots.view(view)),
         Step::Kernel(call) => call.run(slots),
         Step::DeviceKernel(call) => call.run(slots, stream),
+        Step::DeviceRandom(call) => call.as_ref().map_or(Ok(()), |call| call.run(slots, stream)),
         Step::Random(call) => call.as_ref().map_or(Ok(()), |call| call.run(slots)),
         Step::Dispatcher(call) | Step::UnseenView { call, .. } => call.run(slots),
         Step::Proxy(call) => match proxy {

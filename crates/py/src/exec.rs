@@ -90,13 +90,13 @@ impl CudaDevice {
 }
 
 impl CudaDevice {
-    /// The kernels of a program, compiled; none where it has none.
-    fn kernels(&self, spec: &ProgramSpec) -> Result<Option<exec::DeviceKernels>> {
-        if spec.kernels.is_empty() {
+    /// The kernels of a program and what it draws, compiled; none where it has neither.
+    fn kernels(&self, spec: &ProgramSpec, draws: &[cuda::Draw]) -> Result<Option<exec::DeviceKernels>> {
+        if spec.kernels.is_empty() && draws.is_empty() {
             return Ok(None);
         }
-        let module = Arc::new(cuda::Module::new(&self.device, &spec.kernels)?);
-        Ok(Some(exec::DeviceKernels { module, numbers: self.numbers }))
+        let module = cuda::Module::with_draws(&self.device, &spec.kernels, draws, cuda::Width::Wide)?;
+        Ok(Some(exec::DeviceKernels { module: Arc::new(module), numbers: self.numbers }))
     }
 }
 
@@ -175,7 +175,7 @@ impl Program {
         live: bool,
         cuda: Option<&CudaDevice>,
     ) -> PyResult<Self> {
-        let abilities = Abilities::of(library(py)?.version(), device_of(device));
+        let mut abilities = Abilities::of(library(py)?.version(), device_of(device));
         let mut spec = py
             .detach(|| exec::spec_of(&graph.0, &groups, &abilities.device))
             .map_err(|d| to_python(py, &d))?;
@@ -186,7 +186,10 @@ impl Program {
         if let Some(cuda) = cuda.filter(|_| fuse) {
             let fused =
                 py.detach(|| exec::fuse(&spec, &graph.0, &loops::partition_if(&graph.0, &cuda::has_form)));
-            kernels = py.detach(|| cuda.kernels(&fused)).map_err(|d| to_python(py, &d))?;
+            let draws = exec::draws_of(&fused).map_err(|d| to_python(py, &d))?;
+            let drawn = draws.as_deref().unwrap_or_default();
+            kernels = py.detach(|| cuda.kernels(&fused, drawn)).map_err(|d| to_python(py, &d))?;
+            abilities.draws = draws.is_some() && kernels.is_some();
             spec = fused;
         }
         for (schema, op) in spec.schemas.iter_mut().zip(graph.0.ops.values()) {

@@ -81,7 +81,7 @@ pub(crate) fn bernoulli(words: &Words, threshold: u64) -> [f32; GROUP] {
 }
 
 /// The words below which a draw of probability `p` succeeds.
-pub(crate) fn threshold(p: f64) -> u64 {
+pub fn threshold(p: f64) -> u64 {
     (p.clamp(0.0, 1.0) * 4_294_967_296.0).round() as u64
 }
 
@@ -131,6 +131,11 @@ pub(crate) fn cauchy(words: &Words, median: f32, sigma: f32) -> [f32; GROUP] {
         made[i] = sine / cosine * sigma + median;
     }
     made
+}
+
+/// One over the logarithm of the probability of a failure.
+pub fn per_log(p: f64) -> f32 {
+    (1.0 / (-p).ln_1p()) as f32
 }
 
 /// `per_log` is one over the logarithm of the probability of a failure.

@@ -65,7 +65,7 @@ pub fn fill(stream: Stream, drawn: Distribution, start: u64, out: Out<'_>) {
             numbers(stream, start, out, |words| distribution::cauchy(words, median, sigma));
         }
         Distribution::Geometric { p } => {
-            let per_log = (1.0 / (-p).ln_1p()) as f32;
+            let per_log = distribution::per_log(p);
             numbers(stream, start, out, |words| distribution::geometric(words, per_log));
         }
         Distribution::Integers { low, high } => integers(stream, start, out, low, high),

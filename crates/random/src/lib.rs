@@ -9,6 +9,6 @@ mod distribution;
 mod fill;
 mod philox;
 
-pub use distribution::Distribution;
+pub use distribution::{Distribution, per_log, threshold};
 pub use fill::{Out, fill};
 pub use philox::{GROUP, Stream, philox};

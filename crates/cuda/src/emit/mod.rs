@@ -99,13 +99,7 @@ impl Emitter<'_> {
     fn parameters(&self) -> String {
         let operands = self.form.kernel.operands.iter().enumerate();
         let operands = operands.map(|(index, operand)| {
-            let ty = match operand.element {
-                Element::F32 => "float",
-                Element::Bf16 => "unsigned short",
-                Element::F16 => "half_bits",
-                Element::Bool => "unsigned char",
-                Element::I64 => "long long",
-            };
+            let ty = c_type(operand.element);
             let constant = if operand.access == Access::Read { "const " } else { "" };
             format!("{constant}{ty}* a{index}")
         });
@@ -129,8 +123,19 @@ impl Emitter<'_> {
     }
 }
 
+/// The type of an element in CUDA C.
+pub(crate) const fn c_type(element: Element) -> &'static str {
+    match element {
+        Element::F32 => "float",
+        Element::Bf16 => "unsigned short",
+        Element::F16 => "half_bits",
+        Element::Bool => "unsigned char",
+        Element::I64 => "long long",
+    }
+}
+
 /// The position of the first element of a row, by the sizes of the loops around it and an operand's strides along them.
-fn start(sizes: &[usize], strides: &[usize], row: &str) -> String {
+pub(crate) fn start(sizes: &[usize], strides: &[usize], row: &str) -> String {
     let mut terms = Vec::new();
     let mut inner = 1;
     for (dim, (size, stride)) in sizes.iter().zip(strides).enumerate().rev() {

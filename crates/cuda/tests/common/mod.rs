@@ -156,7 +156,7 @@ impl Batch {
     pub fn of(device: &Arc<Device>, kernels: Vec<(u64, Kernel)>) -> Self {
         let list: Vec<Kernel> = kernels.iter().map(|(_, kernel)| kernel.clone()).collect();
         let forms =
-            [Width::Wide, Width::Narrow].map(|width| Module::with_width(device, &list, width).unwrap());
+            [Width::Wide, Width::Narrow].map(|width| Module::with_draws(device, &list, &[], width).unwrap());
         Self { kernels, forms }
     }
 
