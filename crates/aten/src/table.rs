@@ -459,6 +459,10 @@ pub static ROWS: &[Row] = &[
     op("_c10d_functional::all_to_all_single(input, int[] output_split_sizes, int[] input_split_sizes)", Seeded(collective::all_to_all), Jointly, Traffic)
         .sizes(Sizes::Splits(&[1, 2])),
     op("_c10d_functional::wait_tensor(tensor)", Rule::Each, Jointly, View).view(Strides::Dense),
+    // Copies between device and host, which are put in after sharding
+    op("unisono::to_host(self)", Rule::Each, Jointly, Traffic),
+    op("unisono::from_host(self, Device device)", Rule::Each, Jointly, Traffic),
+    op("unisono::wait_copy(self)", Rule::Each, Jointly, View).view(Strides::Dense),
     // Optimizer kernels
     op("aten::_fused_adamw.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 13).walks_memory(),
     op("aten::_fused_adam.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 13).walks_memory(),

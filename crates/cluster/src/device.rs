@@ -27,6 +27,15 @@ pub struct Device {
     /// Slowdown of an operation and a collective while they run at the same time; 1 for none.
     #[serde(default = "one")]
     pub overlap_factor: f64,
+    /// Bytes per second between a device and memory of its host, each way; without it nothing goes there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_bandwidth: Option<f64>,
+    /// Time until a copy between them begins, in nanoseconds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_latency_ns: f64,
+    /// Memory of the host for one rank, in bytes; as much as is asked for where nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_memory_bytes: Option<u64>,
     /// How far apart repeats of what was measured were, as a part of their median; 0 where nothing was repeated.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub spread: f64,
@@ -72,10 +81,12 @@ impl Device {
         let rates = self.matmul_flops.iter().chain(&self.attention_flops);
         let rates = rates.map(|(name, rate)| (name.as_str(), *rate));
         let rates = rates.chain([("memory_bandwidth", self.memory_bandwidth)]);
+        let rates = rates.chain(self.host_bandwidth.map(|rate| ("host_bandwidth", rate)));
         let rate = rates.into_iter().find(|(_, rate)| !crate::is_rate(*rate));
         let rate = rate.map(|(name, _)| (name, "a rate that is not positive"));
-        let time = !crate::is_time(self.operation_ns);
-        let time = time.then_some(("operation_ns", "a time that is negative"));
+        let times = [("operation_ns", self.operation_ns), ("host_latency_ns", self.host_latency_ns)];
+        let time = times.into_iter().find(|(_, time)| !crate::is_time(*time));
+        let time = time.map(|(name, _)| (name, "a time that is negative"));
         let overlap = !(1.0..=MOST_OVERLAP).contains(&self.overlap_factor);
         let overlap = overlap.then_some(("overlap_factor", "not between 1 and 1000"));
         let fits = self.operations.iter().flat_map(|(name, fits)| fits.values().map(move |fit| (name, fit)));

@@ -13,6 +13,9 @@ pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster 
         memory_bandwidth,
         operation_ns: 1_000.0,
         overlap_factor: 1.0,
+        host_bandwidth: None,
+        host_latency_ns: 0.0,
+        host_memory_bytes: None,
         spread: 0.0,
         operations: crate::Operations::new(),
     };

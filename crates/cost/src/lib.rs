@@ -8,5 +8,5 @@ mod ring;
 mod time;
 
 pub use collectives::{Company, collective_time, direct_limit};
-pub use machine::Machine;
+pub use machine::{Machine, host_copy_time};
 pub use time::{amounts, compute_rate, local_time, main_dtype, operation_time, reshard_time, shares};

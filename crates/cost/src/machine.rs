@@ -15,6 +15,14 @@ pub struct Machine<'a> {
     pub mesh: &'a Mesh,
 }
 
+/// The time of a copy of so many bytes between a device and its host, one way; on a host itself, where no link is known, that of a copy in its
+/// own memory.
+pub fn host_copy_time(cluster: &Cluster, bytes: u64) -> i64 {
+    let device = &cluster.device;
+    let Some(bandwidth) = device.host_bandwidth else { return traffic(cluster, 2 * bytes) };
+    (bytes as f64 / bandwidth * PICOS + device.host_latency_ns * 1e3).round() as i64
+}
+
 /// The time of an operation that does nothing but read and write so many bytes.
 pub fn traffic(cluster: &Cluster, bytes: u64) -> i64 {
     (bytes as f64 / cluster.device.memory_bandwidth * PICOS + cluster.device.operation_ns * 1e3).round()

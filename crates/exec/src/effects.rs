@@ -14,6 +14,8 @@ pub enum Role {
     Alias,
     /// It starts a collective operation.
     Collective,
+    /// It starts a copy between device and host.
+    Copy,
     /// It waits for one.
     Wait,
 }
@@ -26,6 +28,11 @@ pub fn role(schema: &Schema) -> Role {
     }
     if ir::CollectiveKind::of_operator(name).is_some() {
         return Role::Collective;
+    }
+    match ir::HostCopy::of_operator(name) {
+        Some(ir::HostCopy::Wait) => return Role::Wait,
+        Some(ir::HostCopy::Out | ir::HostCopy::Back) => return Role::Copy,
+        None => {}
     }
     match aten::row(&schema.full_name()).map(|row| row.memory) {
         Some(Memory::View | Memory::Repeating) => Role::View,
@@ -95,6 +102,9 @@ mod tests {
             Role::Collective
         );
         assert_eq!(role_of("_c10d_functional::wait_tensor(Tensor tensor) -> Tensor"), Role::Wait);
+        assert_eq!(role_of(ir::TO_HOST), Role::Copy);
+        assert_eq!(role_of(ir::FROM_HOST), Role::Copy);
+        assert_eq!(role_of(ir::WAIT_COPY), Role::Wait);
     }
 
     #[test]

@@ -71,6 +71,7 @@ fn infos(spec: &ProgramSpec) -> Vec<Info> {
             elements: shape.sizes.iter().product::<i64>().max(0) as u64,
             alike: shape.strides.is_some().then(|| *types.entry(shape).or_insert(next)),
             dense: is_dense(shape),
+            on_host: false,
         }
     });
     infos.collect()
@@ -94,7 +95,7 @@ fn step(call: &OpCall, schema: &Schema, forms: &Forms<'_>) -> Step {
         Role::View if shows_once(schema) => Effect::View,
         Role::View => Effect::Repeating,
         Role::Alias => Effect::Alias,
-        Role::Collective => Effect::Collective,
+        Role::Collective | Role::Copy => Effect::Collective,
         Role::Wait => Effect::Wait,
     };
     let written = schema.arguments.iter().zip(&call.args).filter(|(argument, _)| argument.written);
@@ -111,6 +112,7 @@ fn step(call: &OpCall, schema: &Schema, forms: &Forms<'_>) -> Step {
         pure: is_pure(schema),
         holds: !schema.name.starts_with("aten::")
             && !ir::is_communication(&schema.name)
+            && ir::HostCopy::of_operator(&schema.name).is_none()
             && !is_kernel(schema),
         workspace: 0,
     }

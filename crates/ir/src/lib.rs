@@ -6,6 +6,7 @@
 mod build;
 mod collective;
 mod graph;
+mod host;
 mod key;
 mod message;
 mod patch;
@@ -28,6 +29,7 @@ pub use graph::{
     Arg, Graph, Input, InputClass, InputId, LabelId, Module, ModuleId, Node, NodeId, Op, OpId, Part, PartId,
     PartKind, PlaceId, Return, Value, ValueDef, ValueId,
 };
+pub use host::{FROM_HOST, HostCopy, TO_HOST, WAIT_COPY};
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
 pub use patch::{Change, Edits, Patch};
 pub use placement::{

@@ -29,6 +29,8 @@ pub struct Span {
     pub to: usize,
     /// Its size.
     pub bytes: u64,
+    /// Whether it is on the host, beside the memory of the device.
+    pub on_host: bool,
 }
 
 /// The memory of a program whose buffers take at most `limit`, as the executor runs it.
@@ -45,12 +47,12 @@ pub fn curve(program: &Steps, limit: Bytes) -> Curve {
     for (index, step) in program.steps.iter().enumerate() {
         let own = step.makes.iter().filter(|_| step.shares.is_none());
         for value in own {
-            let bytes = program.values[*value as usize].bytes;
+            let Info { bytes, on_host, .. } = program.values[*value as usize];
             if once[index] == Once::Constant {
                 constants += bytes;
             } else {
                 let to = lifetimes.last_read(*value).unwrap_or(index);
-                spans.push(Span { value: *value, from: index, to, bytes });
+                spans.push(Span { value: *value, from: index, to, bytes, on_host });
             }
         }
     }
@@ -124,25 +126,38 @@ impl Curve {
         Bytes(self.buffers.0 + self.constants.0)
     }
 
-    /// The first step at which the bytes of spans alive, and of workspaces, are most; `None` where there are never any.
+    /// The first step at which the bytes of spans alive on the device, and of workspaces, are most; `None` where there are never any.
     pub fn worst(&self) -> Option<usize> {
+        let (mut most, mut worst) = (0, None);
+        let on_device = self.alive(|span| !span.on_host);
+        for (index, (alive, workspace)) in on_device.zip(&self.workspaces).enumerate() {
+            let now = alive + workspace;
+            if now > most {
+                (most, worst) = (now, Some(index));
+            }
+        }
+        worst
+    }
+
+    /// The most that copies on the host take at once.
+    pub fn most_on_host(&self) -> Bytes {
+        Bytes(self.alive(|span| span.on_host).max().unwrap_or(0))
+    }
+
+    /// The bytes of such spans that are alive at each step.
+    fn alive(&self, counts: impl Fn(&Span) -> bool) -> impl Iterator<Item = u64> {
         let steps = self.workspaces.len();
         let mut change = vec![0_i64; steps + 1];
-        for span in &self.spans {
+        for span in self.spans.iter().filter(|span| counts(span)) {
             change[span.from] += span.bytes as i64;
             if span.to < steps {
                 change[span.to + 1] -= span.bytes as i64;
             }
         }
         let mut alive = 0;
-        let (mut most, mut worst) = (0, None);
-        for (index, workspace) in self.workspaces.iter().enumerate() {
-            alive += change[index];
-            let now = alive as u64 + workspace;
-            if now > most {
-                (most, worst) = (now, Some(index));
-            }
-        }
-        worst
+        change.into_iter().take(steps).map(move |change| {
+            alive += change;
+            alive as u64
+        })
     }
 }

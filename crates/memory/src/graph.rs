@@ -3,8 +3,8 @@
 use aten::{Call, Memory, Random};
 use base::{Id, PrimaryMap};
 use ir::{
-    Arg, CollectiveKind, Graph, Node, NodeId, OpId, PartKind, Return, Schema, TensorType, Value, ValueDef,
-    ValueId,
+    Arg, CollectiveKind, Graph, HostCopy, Node, NodeId, OpId, PartKind, Return, Schema, TensorType, Value,
+    ValueDef, ValueId,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -42,9 +42,15 @@ fn infos(graph: &Graph, ops: &PrimaryMap<OpId, Operator>) -> Vec<Info> {
                 elements: value.ty.elements(),
                 alike: Some(*types.entry(&value.ty).or_insert(next)),
                 dense: value.ty.is_contiguous(),
+                on_host: is_copy_on_host(graph, value),
             }
         })
         .collect()
+}
+
+/// Whether a value is a copy on the host.
+fn is_copy_on_host(graph: &Graph, value: &Value) -> bool {
+    matches!(value.def, ValueDef::Result(id, _) if graph.host_copy(id) == Some(HostCopy::Out))
 }
 
 /// The bytes of a value's memory where it has its own.
@@ -75,9 +81,10 @@ impl Operator {
         let schema = Schema::parse(&op.schema).expect("the schemas of a verified graph parse");
         let memory = aten::memory(name, &schema);
         let is_plain = name.starts_with("aten::") || name.starts_with("prims::");
-        let is_communication = ir::is_communication(name);
+        let copy = HostCopy::of_operator(name);
+        let is_communication = ir::is_communication(name) || copy.is_some();
         let effect = match memory {
-            _ if ir::is_wait(name) => Effect::Wait,
+            _ if ir::is_wait(name) || copy == Some(HostCopy::Wait) => Effect::Wait,
             _ if is_communication => Effect::Collective,
             Memory::View => Effect::View,
             Memory::Repeating => Effect::Repeating,

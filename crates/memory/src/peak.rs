@@ -71,6 +71,8 @@ pub struct Peak {
     pub least: ByCategory,
     /// What stays from step to step for small results, at the worst moment as at any other.
     pub buffers: Bytes,
+    /// The most that copies on the host take at once, beside all that.
+    pub on_host: Bytes,
 }
 
 impl Peak {
@@ -95,7 +97,7 @@ pub fn peak(graph: &Graph) -> Peak {
     let run = curve(&steps, limit(graph));
     let alive = worst(graph, &steps, &run);
     let least = if run.buffers.0 == 0 { alive } else { worst(graph, &steps, &curve(&steps, Bytes(0))) };
-    Peak { alive, least, buffers: run.buffers }
+    Peak { alive, least, buffers: run.buffers, on_host: run.most_on_host() }
 }
 
 /// Memory that is held for a while.
@@ -139,7 +141,7 @@ fn held_in(graph: &Graph, steps: &Steps, run: &Curve) -> Vec<Held> {
         let bytes = standing.of(category);
         Held { category, bytes, from: None, to: None }
     });
-    let made = run.spans.iter().map(|span| {
+    let made = run.spans.iter().filter(|span| !span.on_host).map(|span| {
         let to = Some(span.to).filter(|to| *to < graph.order.len());
         Held { category: category(graph, steps, span), bytes: Bytes(span.bytes), from: Some(span.from), to }
     });
@@ -154,7 +156,8 @@ fn held_in(graph: &Graph, steps: &Steps, run: &Curve) -> Vec<Held> {
 fn worst(graph: &Graph, steps: &Steps, run: &Curve) -> ByCategory {
     let mut alive = standing(steps, run);
     if let Some(at) = run.worst() {
-        for span in run.spans.iter().filter(|span| span.from <= at && at <= span.to) {
+        let on_device = run.spans.iter().filter(|span| !span.on_host);
+        for span in on_device.filter(|span| span.from <= at && at <= span.to) {
             alive += (category(graph, steps, span), Bytes(span.bytes));
         }
         alive += (Category::Temporary, Bytes(run.workspaces[at]));
@@ -182,6 +185,10 @@ fn category(graph: &Graph, steps: &Steps, span: &crate::Span) -> Category {
     let part = |step: usize| graph.order.get(step).map(|node| graph.part_kind(*node));
     let last = part(span.to).unwrap_or(PartKind::Update);
     match part(span.from) {
+        // What comes back from the host was made in forward.
+        _ if graph.order.get(span.from).is_some_and(|id| graph.host_copy(*id).is_some()) => {
+            Category::Activation
+        }
         _ if steps.steps[span.from].effect == Effect::Collective => Category::Collective,
         Some(PartKind::Forward) if last == PartKind::Backward => Category::Activation,
         Some(PartKind::Backward) if last == PartKind::Update => Category::Gradient,

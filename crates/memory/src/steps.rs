@@ -30,6 +30,8 @@ pub struct Info {
     pub alike: Option<u32>,
     /// Whether its elements lie side by side in the order of its dimensions.
     pub dense: bool,
+    /// Whether it is a copy in memory of the host, beside that of the device.
+    pub on_host: bool,
 }
 
 /// One operation.
@@ -71,7 +73,7 @@ pub enum Effect {
     Repeating,
     /// Its result is its operand.
     Alias,
-    /// It starts a collective operation, which reads until it is waited for.
+    /// It starts a collective operation, or a copy between device and host, which reads until it is waited for.
     Collective,
     /// It waits for one.
     Wait,

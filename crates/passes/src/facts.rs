@@ -3,7 +3,7 @@
 use aten::Random;
 use base::{Id, PrimaryMap, SecondaryMap};
 use fixedbitset::FixedBitSet;
-use ir::{Arg, CollectiveKind, Graph, InputClass, Node, NodeId, Op, OpId, Schema, UNEVEN, ValueId};
+use ir::{Arg, CollectiveKind, Graph, HostCopy, InputClass, Node, NodeId, Op, OpId, Schema, UNEVEN, ValueId};
 use smallvec::SmallVec;
 
 /// What is known of each operator of a graph.
@@ -38,6 +38,8 @@ impl OpFacts {
             name if ir::is_wait(name) => Kind::Wait,
             name if name == CollectiveKind::Broadcast.operator() => Kind::Transfer,
             name if CollectiveKind::of_operator(name).is_some() => Kind::Collective,
+            // They stay where they were put.
+            name if HostCopy::of_operator(name).is_some() => Kind::Other,
             name if aten::memory(name, &schema).is_shared() => Kind::View,
             name if aten::row(name).is_some_and(|row| row.copies) => Kind::Copy,
             name if aten::row(name).is_some_and(|row| row.joins) => Kind::Join,

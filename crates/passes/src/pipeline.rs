@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DrawByCounter,
-    DropAliases, GroupLists, MergeViews, OrderCollectives, Positions, Recompute, ReduceDtype, SplitDropout,
-    StartCollectives, TurnShards, WithoutCollectives, driver::Pass,
+    DropAliases, GroupLists, MergeViews, Offload, OrderCollectives, Positions, Recompute, ReduceDtype,
+    SplitDropout, StartCollectives, Stays, TurnShards, WithoutCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -23,6 +23,9 @@ pub struct Settings {
     /// Which operations of forward run again in backward, by their positions in the [settled](settled) program.
     #[serde(skip_serializing_if = "Positions::is_empty")]
     pub recompute: Positions,
+    /// Which results of forward are on the host until backward, by positions in the same program.
+    #[serde(skip_serializing_if = "Stays::is_empty")]
+    pub offload: Stays,
     /// Whether what the step's own code computes again in backward is held from forward on instead.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub without_checkpoints: bool,
@@ -39,6 +42,7 @@ impl Default for Settings {
             prefetch_limit: Bytes(50 << 20),
             direct: DirectAxes::new(),
             recompute: Positions::default(),
+            offload: Stays::default(),
             without_checkpoints: false,
             reduce_dtype: None,
         }
@@ -85,16 +89,20 @@ pub fn settled(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
 pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
     let mut passes: Vec<Box<dyn Pass>> = vec![
         Box::new(Recompute { again: settings.recompute.clone() }),
+        Box::new(Offload { stays: settings.offload.clone() }),
         Box::new(StartCollectives),
+    ];
+    if settings.reduce_dtype.is_some() {
+        passes.push(Box::new(ReduceDtype { dtype: settings.reduce_dtype }));
+    }
+    let joined: [Box<dyn Pass>; 5] = [
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
         Box::new(DeadCode),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
     ];
-    if settings.reduce_dtype.is_some() {
-        passes.insert(2, Box::new(ReduceDtype { dtype: settings.reduce_dtype }));
-    }
+    passes.extend(joined);
     if !settings.direct.is_empty() {
         let limited = settings
             .direct
@@ -107,7 +115,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 15] = [
+    let all: [Box<dyn Pass>; 16] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
@@ -115,6 +123,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
         Box::new(TurnShards),
         Box::new(GroupLists),
         Box::new(Recompute { again: settings.recompute.clone() }),
+        Box::new(Offload { stays: settings.offload.clone() }),
         Box::new(StartCollectives),
         Box::new(ReduceDtype { dtype: settings.reduce_dtype }),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),

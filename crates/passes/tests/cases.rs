@@ -23,6 +23,10 @@ fn passes(case: &str) -> Vec<Box<dyn Pass>> {
             settings.reduce_dtype = Dtype::from_text(value);
             continue;
         }
+        if key == "stays" {
+            settings.offload = value.replace(',', " ").parse().unwrap();
+            continue;
+        }
         let value = Bytes(value.parse().unwrap());
         match key {
             "bucket" => settings.bucket_limit = value,
@@ -116,6 +120,11 @@ fn direct_collectives() {
 #[test]
 fn start_collectives() {
     check("start_collectives");
+}
+
+#[test]
+fn offload() {
+    check("offload");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What each node of a rank's graph does to the streams, and its time: the only place that asks crate `cost`.
 
 use aten::Call;
-use ir::{Graph, NodeId, ValueId};
+use ir::{Graph, HostCopy, NodeId, ValueId};
 
 use crate::Machine;
 
@@ -13,6 +13,10 @@ pub enum Work {
     Collective(i64),
     /// Waits for the collective that makes a value.
     Wait(ValueId),
+    /// Starts a copy between device and host; picoseconds.
+    Copy(HostCopy, i64),
+    /// Waits for the copy that makes a value.
+    WaitCopy(ValueId),
 }
 
 /// What the node does.
@@ -21,6 +25,10 @@ pub fn work(graph: &Graph, id: NodeId, machine: Machine<'_>) -> Work {
         return Work::Collective(cost::collective_time(machine, collective));
     }
     let call = Call::new(graph, id);
+    if let (Some(copy), Some(operand)) = (graph.host_copy(id), call.operands.first()) {
+        let time = || cost::host_copy_time(machine.cluster, graph.ty(*operand).bytes().0);
+        return if copy == HostCopy::Wait { Work::WaitCopy(*operand) } else { Work::Copy(copy, time()) };
+    }
     match call.operands.first().filter(|_| graph.is_wait(id)) {
         Some(operand) => Work::Wait(*operand),
         None if graph.is_wait(id) => Work::Operation(0),

@@ -2,7 +2,7 @@
 
 use base::{Code, Diagnostic, Id, Result, SecondaryMap};
 use indexmap::IndexMap;
-use ir::{AxisKind, Graph, Mesh, NodeId, ValueId, transfer_stages};
+use ir::{AxisKind, Graph, HostCopy, Mesh, NodeId, ValueId, transfer_stages};
 
 use crate::{
     Machine,
@@ -17,7 +17,7 @@ const LONGEST: i64 = 1 << 50;
 pub enum Step {
     /// Runs for so many picoseconds.
     Operation(i64),
-    /// Starts a collective of a group.
+    /// Starts a collective of a group, or a copy between device and host.
     Start {
         /// The group.
         group: usize,
@@ -28,6 +28,8 @@ pub enum Step {
     },
     /// Waits for one of the collectives that the rank starts, counted from 0; for nothing where it is of no collective.
     Wait(Option<usize>),
+    /// The same for a copy between device and host, which counts among the collectives there.
+    WaitCopy(usize),
 }
 
 /// One rank's program.
@@ -37,13 +39,15 @@ pub struct Program {
     pub steps: Vec<Step>,
 }
 
-/// Ranks that have collectives with each other.
+/// Ranks that have collectives with each other; or one rank, whose copies in one direction between device and host follow each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
     /// What it is called: `axis:a`, with the number of the group where the axis has several.
     pub name: String,
     /// How many ranks it has.
     pub size: u32,
+    /// Whether it is of copies between device and host: engines of their own make them, which disturb nothing.
+    pub copies: bool,
     /// Those of them that are simulated, ascending.
     pub members: Vec<usize>,
 }
@@ -194,8 +198,18 @@ impl Groups<'_> {
         let shown = if several { format!("{name} of rank {first}") } else { name.to_owned() };
         let entry = self.found.entry(key);
         let index = entry.index();
-        entry.or_insert(Group { name: shown, size, members });
+        entry.or_insert(Group { name: shown, size, copies: false, members });
         Some((index, member))
+    }
+
+    /// The stream of a rank's copies in one direction.
+    fn copies(&mut self, copy: HostCopy, rank: usize) -> usize {
+        let name = if copy == HostCopy::Out { "to host" } else { "from host" };
+        let shown = if self.who == Who::One { name.to_owned() } else { format!("{name} of rank {rank}") };
+        let entry = self.found.entry((name.to_owned(), rank));
+        let index = entry.index();
+        entry.or_insert(Group { name: shown, size: 1, copies: true, members: vec![rank] });
+        index
     }
 }
 
@@ -215,6 +229,13 @@ fn program(graph: &Graph, rank: usize, groups: &mut Groups<'_>) -> Result<Progra
         let step = match work(graph, *id, groups.machine) {
             Work::Operation(time) => Step::Operation(time.clamp(0, LONGEST)),
             Work::Wait(value) => Step::Wait(started[value]),
+            Work::WaitCopy(value) => started[value].map_or(Step::Operation(0), Step::WaitCopy),
+            Work::Copy(copy, time) => {
+                graph.nodes[*id].results().for_each(|value| started[value] = Some(count));
+                count += 1;
+                let group = groups.copies(copy, rank);
+                Step::Start { group, member: 0, time: time.clamp(0, LONGEST) }
+            }
             Work::Collective(time) => {
                 let name = graph.group_name(*id).unwrap_or_default();
                 let (group, member) = groups.of(name, rank).ok_or_else(|| unknown(graph, *id, name))?;

@@ -53,13 +53,21 @@ impl Observer for Counting<'_> {
         self.until(rank, interval).operation(duration(interval), starts);
     }
 
-    fn wait(&mut self, rank: usize, _: Option<usize>, interval: Interval) {
+    fn wait(&mut self, rank: usize, step: Option<usize>, interval: Interval) {
+        let of_copy =
+            step.is_some_and(|step| matches!(self.programs.ranks[rank].steps[step], Step::WaitCopy(_)));
         let figures = self.until(rank, interval);
-        figures.exposed += duration(interval);
+        *(if of_copy { &mut figures.exposed_copies } else { &mut figures.exposed }) += duration(interval);
     }
 
-    fn collective(&mut self, rank: usize, _: usize, _: usize, interval: Interval) {
-        self.until(rank, interval).collective(duration(interval));
+    fn collective(&mut self, rank: usize, _: usize, group: usize, interval: Interval) {
+        let of_copy = self.programs.groups[group].copies;
+        let figures = self.until(rank, interval);
+        if of_copy {
+            figures.copying += duration(interval);
+        } else {
+            figures.collective(duration(interval));
+        }
     }
 }
 
@@ -119,8 +127,12 @@ impl Observer for Drawing<'_> {
     }
 
     fn collective(&mut self, rank: usize, step: usize, group: usize, interval: Interval) {
-        let Group { name, size, .. } = &self.groups[group];
-        self.ranks[rank].collective(step, &step::Group { name, size: *size }, span(interval));
+        let Group { name, size, copies, .. } = &self.groups[group];
+        if *copies {
+            self.ranks[rank].copy(step, name, span(interval));
+        } else {
+            self.ranks[rank].collective(step, &step::Group { name, size: *size }, span(interval));
+        }
     }
 }
 

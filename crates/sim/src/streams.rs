@@ -2,7 +2,7 @@
 
 use cluster::Cluster;
 
-use crate::{Programs, Step};
+use crate::{Group, Programs, Step};
 
 /// How much slower an operation and a collective are while they run beside each other, in thousandths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,8 +154,13 @@ impl Run<'_> {
                     observer.operation(index, rank.next, Interval { start: now, end: now });
                     rank.next += 1;
                 }
-                Some(Step::Wait(collective)) => {
-                    let awaited = collective.filter(|collective| {
+                Some(step @ (Step::Wait(_) | Step::WaitCopy(_))) => {
+                    let awaited = match step {
+                        Step::Wait(collective) => *collective,
+                        Step::WaitCopy(copy) => Some(*copy),
+                        _ => None,
+                    };
+                    let awaited = awaited.filter(|collective| {
                         let (group, number) = rank.started[*collective];
                         self.streams[group].done <= number
                     });
@@ -182,7 +187,8 @@ impl Run<'_> {
             return false;
         };
         stream.running = Some((self.now, i128::from(time) * self.factor));
-        for member in &self.programs.groups[group].members {
+        let of_group = &self.programs.groups[group];
+        for member in of_group.members.iter().filter(|_| !of_group.copies) {
             self.ranks[*member].beside += 1;
         }
         if time == 0 {
@@ -195,9 +201,11 @@ impl Run<'_> {
     fn finish(&mut self, group: usize, observer: &mut impl Observer) {
         let stream = &mut self.streams[group];
         let Some((start, _)) = stream.running.take() else { return };
-        for (member, starts) in self.programs.groups[group].members.iter().zip(&stream.starts) {
+        let of_group = &self.programs.groups[group];
+        for (member, starts) in of_group.members.iter().zip(&stream.starts) {
             let rank = &mut self.ranks[*member];
-            (rank.beside, rank.last_end) = (rank.beside - 1, self.now);
+            rank.beside -= u32::from(!of_group.copies);
+            rank.last_end = self.now;
             observer.collective(*member, starts[stream.done], group, Interval { start, end: self.now });
         }
         stream.done += 1;
@@ -210,8 +218,9 @@ impl Run<'_> {
 
     /// What a collective of a group gets done in a picosecond.
     fn speed_of_group(&self, group: usize) -> i128 {
-        let members = &self.programs.groups[group].members;
-        let disturbed = members.iter().any(|rank| matches!(self.ranks[*rank].state, State::Operation { .. }));
+        let Group { members, copies, .. } = &self.programs.groups[group];
+        let computes = |rank: &usize| matches!(self.ranks[*rank].state, State::Operation { .. });
+        let disturbed = !copies && members.iter().any(computes);
         if disturbed { i128::from(ALONE) } else { self.factor }
     }
 

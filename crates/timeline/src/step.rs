@@ -1,10 +1,11 @@
 //! The timeline of one step of a rank's graph: simulated and measured steps have the same lanes, names and arguments.
 //!
-//! A rank has one lane for its operations, starts of collectives and waits among them, and one for the collectives of each group.
+//! A rank has one lane for its operations, starts of collectives and waits among them, one for the collectives of each group, and one for the
+//! copies in each direction between device and host.
 
 use base::Nanos;
 use indexmap::IndexMap;
-use ir::{Graph, NodeId};
+use ir::{Graph, HostCopy, NodeId};
 pub use ir::{is_communication, is_wait};
 
 use crate::{
@@ -14,6 +15,8 @@ use crate::{
 
 /// What names on lanes of groups begin with.
 const COLLECTIVE: &str = "unisono:";
+/// What names of copies between device and host begin with.
+const COPY: &str = "copy:";
 /// The annotation around the step.
 const STEP: &str = "ProfilerStep#0";
 /// [`Metadata::backend`](crate::Metadata::backend) of what nobody measured.
@@ -87,6 +90,16 @@ impl<'g> StepTimeline<'g> {
         let row = self.push(Category::UserAnnotation, event, lane, span);
         let args = self.collective_args(self.graph.order[position], operation, group, sequence);
         self.rank.sides.collective.push(row, args);
+        self.node(row, position);
+    }
+
+    /// Adds the copy between device and host that the node at `position` starts, on the lane of its direction.
+    pub fn copy(&mut self, position: usize, direction: &str, span: Span) {
+        let name = self.graph.op_name(self.graph.order[position]);
+        let short = name.rsplit_once("::").map_or(name, |(_, short)| short);
+        let (lane, _) = self.lane(direction);
+        let event = self.names.intern(&format!("{COPY}{short}"));
+        let row = self.push(Category::UserAnnotation, event, lane, span);
         self.node(row, position);
     }
 
@@ -202,6 +215,10 @@ pub struct Figures {
     pub communication: Nanos,
     /// Time in which the rank waits for collectives.
     pub exposed: Nanos,
+    /// Time of copies between device and host, hidden or not.
+    pub copying: Nanos,
+    /// Time in which the rank waits for them.
+    pub exposed_copies: Nanos,
     /// Operations.
     pub operations: u32,
     /// Collectives.
@@ -219,8 +236,12 @@ impl Figures {
             match events.category[row] {
                 Category::UserAnnotation if name == STEP => figures.step = duration,
                 Category::UserAnnotation if name.starts_with(COLLECTIVE) => figures.collective(duration),
+                Category::UserAnnotation if name.starts_with(COPY) => figures.copying += duration,
                 Category::CpuOp if ir::is_wait(name) => figures.exposed += duration,
-                Category::CpuOp => figures.operation(duration, ir::is_communication(name)),
+                Category::CpuOp => match HostCopy::of_operator(name) {
+                    Some(HostCopy::Wait) => figures.exposed_copies += duration,
+                    copy => figures.operation(duration, copy.is_some() || ir::is_communication(name)),
+                },
                 _ => {}
             }
         }

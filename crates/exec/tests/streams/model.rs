@@ -114,7 +114,14 @@ impl<'a> Device<'a> {
                 match role {
                     Role::View | Role::Alias => self.share(args, &targets),
                     Role::Wait => self.wait(at, args, &targets),
-                    Role::Collective => self.start(at, &name, args, &targets),
+                    Role::Collective => {
+                        let name =
+                            |arg: &Arg| if let Arg::Str(group) = arg { Some(group.clone()) } else { None };
+                        let group = args.iter().rev().find_map(name).expect("a collective names its group");
+                        self.start(at, &group, args, &targets);
+                    }
+                    // One stream for each direction.
+                    Role::Copy => self.start(at, &self.program.name(instruction), args, &targets),
                     Role::Compute => self.compute(&name, *op, args, &targets),
                 }
             }
@@ -145,13 +152,11 @@ impl<'a> Device<'a> {
         self.launch(COMPUTES, name, &reads, &writes);
     }
 
-    /// Issues a collective to the stream of its group, behind what has been issued to the one that computes.
-    fn start(&mut self, at: usize, name: &str, args: &[Arg], targets: &[Slot]) {
-        let group =
-            args.iter().rev().find_map(|arg| if let Arg::Str(group) = arg { Some(group) } else { None });
+    /// Issues a collective or a copy to its stream, behind what has been issued to the one that computes.
+    fn start(&mut self, at: usize, stream: &str, args: &[Arg], targets: &[Slot]) {
+        let name = &format!("{} at {at}", self.program.name(&self.program.body[at]));
         let next = self.streams.len() + 1;
-        let stream =
-            *self.streams.entry(group.expect("a collective names its group").clone()).or_insert(next);
+        let stream = *self.streams.entry(stream.to_owned()).or_insert(next);
         for slot in targets {
             self.allocate(*slot, name);
         }

@@ -1,0 +1,67 @@
+//! Copies between a device and its host: the one place that knows their operators.
+//!
+//! A copy is started, and waited for by another operator, as collectives are. Until then its operand is read.
+
+use crate::{Graph, NodeId};
+
+/// The schema of the operator that starts a copy to memory of the host.
+pub const TO_HOST: &str = "unisono::to_host(Tensor self) -> Tensor";
+/// The schema of the operator that starts a copy from there to a device.
+pub const FROM_HOST: &str = "unisono::from_host(Tensor self, Device device) -> Tensor";
+/// The schema of the operator that waits for a copy.
+pub const WAIT_COPY: &str = "unisono::wait_copy(Tensor self) -> Tensor";
+
+/// What an operator has to do with copies between device and host.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum HostCopy {
+    /// It starts a copy to the host.
+    Out,
+    /// It starts a copy from the host.
+    Back,
+    /// It waits for one.
+    Wait,
+}
+
+impl HostCopy {
+    const ALL: [Self; 3] = [Self::Out, Self::Back, Self::Wait];
+
+    /// The schema of its operator.
+    pub const fn schema(self) -> &'static str {
+        match self {
+            Self::Out => TO_HOST,
+            Self::Back => FROM_HOST,
+            Self::Wait => WAIT_COPY,
+        }
+    }
+
+    /// What an operator has to do with such copies, if anything.
+    pub fn of_operator(name: &str) -> Option<Self> {
+        // Most operators are none, and every pass asks of every node.
+        if !name.starts_with("unisono::") {
+            return None;
+        }
+        Self::ALL.into_iter().find(|copy| copy.schema().split('(').next() == Some(name))
+    }
+}
+
+impl Graph {
+    /// What a node has to do with copies between device and host, if anything.
+    pub fn host_copy(&self, id: NodeId) -> Option<HostCopy> {
+        HostCopy::of_operator(self.op_name(id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_are_known_by_their_names() {
+        for copy in HostCopy::ALL {
+            let name = copy.schema().split('(').next().unwrap_or_default();
+            assert_eq!(HostCopy::of_operator(name), Some(copy));
+        }
+        assert_eq!(HostCopy::of_operator("unisono::random_at"), None);
+        assert_eq!(HostCopy::of_operator("aten::neg"), None);
+    }
+}

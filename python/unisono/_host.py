@@ -1,0 +1,62 @@
+"""Copies between a device and its host, which a step starts and goes on beside: the operations of the executor.
+
+Each direction has a stream of its own, behind what was issued before. A copy holds what it reads until it is waited for, so that no memory is
+given out again before. On the processor a copy is a second tensor in the same memory.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+_LIBRARY = torch.library.Library("unisono", "FRAGMENT")
+_LIBRARY.define("to_host(Tensor self) -> Tensor")
+_LIBRARY.define("from_host(Tensor self, Device device) -> Tensor")
+_LIBRARY.define("wait_copy(Tensor self) -> Tensor")
+
+#: What was started and not waited for, by the memory that it writes: when it is done, and what it reads.
+_under_way: dict[int, tuple[torch.Event, torch.Tensor]] = {}
+
+
+def forget() -> None:
+    """Lets go of copies that nobody will wait for, because the step that started them has failed."""
+    _under_way.clear()
+
+
+@functools.cache
+def _stream(device: torch.device, direction: str) -> torch.Stream:
+    """The stream of copies in one direction."""
+    del direction
+    return torch.Stream(device=device)
+
+
+def _start(source: torch.Tensor, target: torch.Tensor, device: torch.device, direction: str) -> torch.Tensor:
+    stream = _stream(device, direction)
+    stream.wait_stream(torch.accelerator.current_stream(device))
+    with stream:
+        target.copy_(source, non_blocking=True)
+        _under_way[target.untyped_storage().data_ptr()] = stream.record_event(), source
+    return target
+
+
+@torch.library.impl(_LIBRARY, "to_host", "CompositeExplicitAutograd")
+def _to_host(self: torch.Tensor) -> torch.Tensor:
+    pinned = self.device.type not in ("cpu", "meta")
+    made = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, pin_memory=pinned)
+    return _start(self, made, self.device, "out") if pinned and self.numel() else made.copy_(self)
+
+
+@torch.library.impl(_LIBRARY, "from_host", "CompositeExplicitAutograd")
+def _from_host(self: torch.Tensor, device: torch.device) -> torch.Tensor:
+    made = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device=device)
+    return _start(self, made, made.device, "back") if made.device != self.device and self.numel() else made.copy_(self)
+
+
+@torch.library.impl(_LIBRARY, "wait_copy", "CompositeExplicitAutograd")
+def _wait_copy(self: torch.Tensor) -> torch.Tensor:
+    event, source = _under_way.pop(self.untyped_storage().data_ptr(), (None, self))
+    if event is not None:
+        device = source.device if source.device.type != "cpu" else self.device
+        torch.accelerator.current_stream(device).wait_event(event)
+    return self
