@@ -250,6 +250,16 @@ impl TensorType {
             fits
         }) || self.elements() == 0
     }
+
+    /// Whether its elements lie side by side, in whatever order of its dimensions.
+    pub fn is_dense(&self) -> bool {
+        let mut expected = 1;
+        memory_order(&self.strides).into_iter().rev().all(|dim| {
+            let fits = self.shape[dim] == 1 || self.strides[dim] == expected;
+            expected *= self.shape[dim].max(1);
+            fits
+        }) || self.elements() == 0
+    }
 }
 
 impl fmt::Display for TensorType {

@@ -132,7 +132,7 @@ impl Along<'_> {
         let mut enough = is_thrifty && !self.is_last() && !tries.found.is_empty();
         if self.was_met(strict, &over) {
             enough = true;
-        } else if self.run.may_recompute() && !over.is_empty() {
+        } else if self.run.may_hold_less() && !over.is_empty() {
             self.without_copies(strict, over.iter().map(|(prices, free)| (*prices, free)), &mut tries)?;
             enough |= is_thrifty && tries.found.iter().any(|found| self.run.could_fit(found));
         }

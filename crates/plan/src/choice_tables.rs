@@ -1,19 +1,20 @@
 //! The choices of what to make again as a problem of the solver.
 
-use fixedbitset::FixedBitSet;
 use solve::{Cells, Choices, Cost, Problem, VariableId};
 
 use crate::{
+    choices::{Chosen, State},
     forward::{Forward, Operation},
     segments::Segments,
 };
 
-/// What an operation's results are to backward.
+/// What an operation's results are to backward in tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum Cell {
     Gone,
     Kept,
     Again,
+    OnHost,
 }
 
 /// The choices as a problem of the solver.
@@ -21,17 +22,20 @@ pub struct ChoiceTables {
     /// Costs are picoseconds, weights bytes.
     pub problem: Problem,
     /// The variables with their states, by operation.
-    variables: Vec<(usize, Vec<State>)>,
+    variables: Vec<(usize, Vec<Cell>)>,
     /// What weighs most.
     pub heaviest: u64,
+    /// How copies are waited for.
+    on_host: State,
 }
 
 impl ChoiceTables {
-    /// With weights at the moments at which backward works on these segments.
-    pub fn new(forward: &Forward, segments: &Segments, moments: &[usize]) -> Self {
+    /// With weights at the moments at which backward works on these segments. `on_host` says how copies are waited for, and how many hundredths of
+    /// what they take count.
+    pub fn new(forward: &Forward, segments: &Segments, moments: &[usize], on_host: (State, i64)) -> Self {
         let mut problem = Problem::new();
         let mut variables = Vec::new();
-        let mut states_of: Vec<Option<(VariableId, Vec<State>)>> = vec![None; forward.operations.len()];
+        let mut states_of: Vec<Option<(VariableId, Vec<Cell>)>> = vec![None; forward.operations.len()];
         let mut heaviest = 0;
         for (number, operation) in forward.operations.iter().enumerate() {
             let states = states(operation, segments.is_read_early.contains(number));
@@ -39,15 +43,19 @@ impl ChoiceTables {
                 continue;
             }
             let segment = segments.of[number];
-            let held = |state: State| {
+            let held = |state: Cell| {
                 let counts = |moment: &&usize| match state {
-                    State::Gone => false,
-                    State::Kept => segment <= **moment,
-                    State::Again => segment == **moment,
+                    Cell::Gone => false,
+                    Cell::Kept => segment <= **moment,
+                    Cell::Again | Cell::OnHost => segment == **moment,
                 };
                 operation.bytes * moments.iter().filter(counts).count() as u64
             };
-            let time = |state: State| if state == State::Again { operation.time } else { 0 };
+            let time = |state: Cell| match state {
+                Cell::Gone | Cell::Kept => 0,
+                Cell::Again => operation.time,
+                Cell::OnHost => 2 * operation.copy.unwrap_or(0) * on_host.1 / 100,
+            };
             let costs: Vec<Cost> = states.iter().map(|state| Cost::new(time(*state), 0)).collect();
             let weights: Vec<u64> = states.iter().map(|state| held(*state)).collect();
             heaviest += weights.iter().max().copied().unwrap_or(0);
@@ -56,8 +64,8 @@ impl ChoiceTables {
             for operand in &operation.operands {
                 let Some((of, known)) = &states_of[*operand] else { continue };
                 let crosses = segments.of[*operand] != segment;
-                let forbidden = |operand: State, own: State| {
-                    own == State::Again && (operand == State::Gone || operand == State::Again && crosses)
+                let forbidden = |operand: Cell, own: Cell| {
+                    own == Cell::Again && (operand == Cell::Gone || operand == Cell::Again && crosses)
                 };
                 let cells: Vec<Cost> = known
                     .iter()
@@ -72,31 +80,39 @@ impl ChoiceTables {
             states_of[number] = Some((variable, states.clone()));
             variables.push((number, states));
         }
-        Self { problem, variables, heaviest }
+        Self { problem, variables, heaviest, on_host: on_host.0 }
     }
 
-    /// The operations that run again by these choices.
-    pub fn again(&self, choices: &Choices) -> FixedBitSet {
+    /// The operations that run again by these choices, and those whose results are on the host.
+    pub fn chosen(&self, choices: &Choices) -> Chosen {
         let count = self.variables.last().map_or(0, |(number, _)| number + 1);
-        let mut again = FixedBitSet::with_capacity(count);
+        let mut chosen = Chosen::of(count);
         for ((number, states), choice) in self.variables.iter().zip(choices.values()) {
-            again.set(*number, states[*choice as usize] == State::Again);
+            let state = match states[*choice as usize] {
+                Cell::Gone | Cell::Kept => State::Kept,
+                Cell::Again => State::Again,
+                Cell::OnHost => self.on_host,
+            };
+            chosen.set(*number, state);
         }
-        again
+        chosen
     }
 }
 
 /// What an operation's results can be; nothing where there is no choice, and they are kept.
-fn states(operation: &Operation, is_read_early: bool) -> Vec<State> {
-    let mut states = vec![State::Kept];
+fn states(operation: &Operation, is_read_early: bool) -> Vec<Cell> {
+    let mut states = vec![Cell::Kept];
     if operation.is_pinned {
         return Vec::new();
     }
     if operation.backward.is_none() {
-        states.push(State::Gone);
+        states.push(Cell::Gone);
     }
     if operation.is_repeatable && !is_read_early {
-        states.push(State::Again);
+        states.push(Cell::Again);
+    }
+    if operation.copy.is_some() {
+        states.push(Cell::OnHost);
     }
     if states.len() == 1 { Vec::new() } else { states }
 }

@@ -1,19 +1,20 @@
-//! Which operations of forward run again under a limit on what is held.
+//! Which operations of forward run again, and which results are on the host, under a limit on what is held.
 //!
-//! Each operation of forward is gone after its last reader in forward, kept for backward, or made again there, from operands that are kept or
-//! made again themselves. Forward is cut into segments: what crosses between two is kept, so that backward makes one segment at a time again. What is
+//! Each operation of forward is gone after its last reader in forward, kept for backward, on the host until then, or made again there, from operands
+//! that are kept, on the host or made again themselves. Forward is cut into segments: what crosses between two is kept, so that backward makes one segment at a time again. What is
 //! kept, and what the segment of the worst moment makes again, weighs its bytes; within a budget of them the solver finds the choices that take
 //! least time. Several numbers of segments are tried, what each choice really holds is [counted](Forward::counted), and single operations
 //! of the best are changed while that makes it better.
 
 use fixedbitset::FixedBitSet;
-use passes::Positions;
+use passes::{Positions, Stays};
 use solve::{Options, Solver};
 
 use crate::{
     choice_tables::ChoiceTables,
     forward::{Forward, Most, Pass},
     segments::Segments,
+    stays::Ways,
 };
 
 /// Numbers of segments that are tried.
@@ -22,20 +23,86 @@ const SEGMENTS: [usize; 15] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128
 const BUDGETS: usize = 6;
 /// For how many moments at once budgets are tried.
 const MOMENTS: usize = 2;
-/// Of so many operations every choice is tried.
-const FEW: usize = 10;
+/// Where there are so many choices all are tried.
+const FEW: usize = 1 << 10;
+/// How what is on the host is weighed in tables: hundredths of the time of copies that count, where they are hidden and where they are waited for.
+const HOST: [(State, i64); 2] = [(State::OnHost, 2), (State::Awaited, 100)];
 /// How many operations choices are counted over when single ones are changed.
 const COUNTED: usize = 1 << 21;
 
-/// Operations that run again, and what they take.
+/// What an operation's results are to backward.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Held until their last reader.
+    Kept,
+    /// Made again.
+    Again,
+    /// On the host, without that anything waits for copies if that can be.
+    OnHost,
+    /// On the host, and held no longer than they are read: copies are waited for at once.
+    Awaited,
+}
+
+impl State {
+    const ALL: [Self; 4] = [Self::Kept, Self::Again, Self::OnHost, Self::Awaited];
+}
+
+/// Operations that are not merely kept, by number.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Chosen {
+    /// Those that run again.
+    pub again: FixedBitSet,
+    /// Those whose results are on the host.
+    pub host: FixedBitSet,
+    /// Those of them whose copies are waited for at once.
+    pub awaited: FixedBitSet,
+}
+
+impl Chosen {
+    /// None of so many operations.
+    pub fn of(count: usize) -> Self {
+        let none = FixedBitSet::with_capacity(count);
+        Self { again: none.clone(), host: none.clone(), awaited: none }
+    }
+
+    /// What is chosen of an operation.
+    fn state(&self, number: usize) -> State {
+        match (self.again.contains(number), self.host.contains(number), self.awaited.contains(number)) {
+            (true, ..) => State::Again,
+            (_, true, false) => State::OnHost,
+            (_, true, true) => State::Awaited,
+            _ => State::Kept,
+        }
+    }
+
+    /// Sets what is chosen of an operation.
+    pub fn set(&mut self, number: usize, state: State) {
+        self.again.set(number, state == State::Again);
+        self.host.set(number, matches!(state, State::OnHost | State::Awaited));
+        self.awaited.set(number, state == State::Awaited);
+    }
+}
+
+/// Operations that run again, results on the host, and what they take.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Choice {
-    /// Which.
+    /// The operations that run again, as far as they are needed.
     pub again: FixedBitSet,
-    /// What they take, in picoseconds.
+    /// What is on the host, and when.
+    pub stays: Stays,
+    /// What that takes, in picoseconds.
     pub time: i64,
     /// The most that is alive then.
     pub most: Most,
+    /// The operations by number.
+    chosen: Chosen,
+}
+
+impl Choice {
+    /// Whether nothing runs again, and nothing is on the host.
+    pub fn is_nothing(&self) -> bool {
+        self.again.is_clear() && self.stays.is_empty()
+    }
 }
 
 impl Forward {
@@ -63,21 +130,36 @@ impl Forward {
 
     /// All choices, where there are few.
     fn every_choice(&self) -> Option<Vec<Choice>> {
-        let free: Vec<usize> = self.free().collect();
-        (free.len() <= FEW).then(|| {
-            let choices = (0..1_u32 << free.len()).map(|bits| {
-                let mut again = FixedBitSet::with_capacity(self.operations.len());
-                free.iter().enumerate().for_each(|(at, number)| again.set(*number, bits >> at & 1 == 1));
-                self.choice(&again)
-            });
-            choices.collect()
-        })
+        let free: Vec<(usize, Vec<State>)> =
+            self.free().map(|number| (number, self.states(number))).collect();
+        let count = free.iter().try_fold(1_usize, |count, (_, states)| {
+            count.checked_mul(states.len()).filter(|count| *count <= FEW)
+        })?;
+        let choices = (0..count).map(|mut code| {
+            let mut chosen = Chosen::of(self.operations.len());
+            for (number, states) in &free {
+                chosen.set(*number, states[code % states.len()]);
+                code /= states.len();
+            }
+            self.choice(&chosen)
+        });
+        Some(choices.collect())
     }
 
-    /// The operations that can run again and need not be held anyway.
+    /// The operations of which something can be chosen.
     fn free(&self) -> impl Iterator<Item = usize> {
-        let decides = |number: &usize| self.follows[*number].is_none() && self.may_run_again(*number);
+        let decides = |number: &usize| self.follows[*number].is_none() && self.states(*number).len() > 1;
         (0..self.operations.len()).filter(decides)
+    }
+
+    /// What can be chosen of an operation.
+    fn states(&self, number: usize) -> Vec<State> {
+        let may = |state: &State| match state {
+            State::Kept => true,
+            State::Again => self.may_run_again(number),
+            State::OnHost | State::Awaited => self.may_be_on_host(number),
+        };
+        State::ALL.into_iter().filter(may).collect()
     }
 
     /// Whether an operation can run again and need not be held anyway.
@@ -85,11 +167,33 @@ impl Forward {
         self.operations[number].is_repeatable && !self.operations[number].is_pinned
     }
 
-    /// Everything that can be made again, in the number of segments with which least is held.
-    pub fn full(&self) -> Option<Choice> {
-        let all = SEGMENTS.into_iter().map(|count| self.choice(&Segments::new(self, count).all_again(self)));
-        all.min_by_key(|choice| (choice.most.bytes, choice.time))
-            .filter(|choice| choice.again.count_ones(..) > 0)
+    /// Whether an operation's results can be on the host and need not be held anyway.
+    fn may_be_on_host(&self, number: usize) -> bool {
+        self.operations[number].copy.is_some() && !self.operations[number].is_pinned
+    }
+
+    /// Everything that can be made again, in the number of segments with which least is held; what is kept for that, or everything, is on the host if
+    /// it can be.
+    pub fn full(&self, ways: Ways) -> Option<Choice> {
+        let of = |count: usize| {
+            let mut chosen = Chosen::of(self.operations.len());
+            if ways.again {
+                chosen.again = Segments::new(self, count).all_again(self);
+            }
+            self.choice(&if ways.host { self.rest_on_host(chosen, State::OnHost) } else { chosen })
+        };
+        let all = SEGMENTS.into_iter().take(if ways.again { SEGMENTS.len() } else { 1 }).map(of);
+        all.min_by_key(|choice| (choice.most.bytes, choice.time)).filter(|choice| !choice.is_nothing())
+    }
+
+    /// The same with everything on the host that does not run again and can be there.
+    fn rest_on_host(&self, mut chosen: Chosen, state: State) -> Chosen {
+        for number in 0..self.operations.len() {
+            if self.may_be_on_host(number) && chosen.state(number) == State::Kept {
+                chosen.set(number, state);
+            }
+        }
+        chosen
     }
 
     /// The positions of a choice's operations in program order.
@@ -97,31 +201,57 @@ impl Forward {
         Positions(choice.again.ones().map(|number| self.operations[number].position as u32).collect())
     }
 
-    fn choice(&self, again: &FixedBitSet) -> Choice {
-        let mut of_all = again.clone();
-        of_all.grow(self.operations.len());
+    fn choice(&self, chosen: &Chosen) -> Choice {
+        let mut of_all = chosen.clone();
+        for set in [&mut of_all.again, &mut of_all.host, &mut of_all.awaited] {
+            set.grow(self.operations.len());
+        }
         for (number, leader) in self.follows.iter().enumerate() {
             if let Some(leader) = leader {
-                of_all.set(number, again.contains(*leader) && self.may_run_again(number));
+                let state = chosen.state(*leader);
+                of_all.set(number, if self.states(number).contains(&state) { state } else { State::Kept });
             }
         }
-        let again = self.needed(&of_all);
-        let (time, most) = self.counted(&again);
-        Choice { again, time, most }
+        let again = self.needed(&of_all.again);
+        let (time, most, copies) = self.counted(&again, (&of_all.host, &of_all.awaited));
+        let chosen = Chosen {
+            again: again.clone(),
+            host: copies.numbers(self.operations.len()),
+            awaited: of_all.awaited,
+        };
+        Choice { again, stays: self.stays(&copies), time, most, chosen }
     }
 
-    /// That nothing runs again.
+    /// That nothing runs again and nothing is on the host.
     pub fn nothing(&self) -> Choice {
-        self.choice(&FixedBitSet::with_capacity(self.operations.len()))
+        self.choice(&Chosen::of(self.operations.len()))
     }
 
-    /// Choices with these segments: everything again, and, where that holds at most `limit`, what budgets on the worst moments give.
+    /// Choices with these segments: those that hold least, and, where one of them holds at most `limit`, what budgets on the worst moments give.
     fn choices(&self, segments: &Segments, limit: u64) -> Vec<Choice> {
-        let full = self.choice(&segments.all_again(self));
-        if full.most.bytes > limit {
-            return vec![full];
+        let again = Chosen { again: segments.all_again(self), ..Chosen::of(self.operations.len()) };
+        let mut found = vec![self.choice(&again)];
+        if !self.begins.is_empty() {
+            found.push(self.choice(&self.rest_on_host(again, State::Awaited)));
+            let none = Chosen::of(self.operations.len());
+            found.extend(
+                [State::OnHost, State::Awaited]
+                    .map(|state| self.choice(&self.rest_on_host(none.clone(), state))),
+            );
         }
-        let mut found = vec![full];
+        if found.iter().all(|choice| choice.most.bytes > limit) {
+            return found;
+        }
+        let host = if self.begins.is_empty() { &HOST[..1] } else { &HOST[..] };
+        for on_host in host {
+            found.extend(self.at_moments(segments, *on_host, limit));
+        }
+        found
+    }
+
+    /// What budgets on the worst moments give.
+    fn at_moments(&self, segments: &Segments, on_host: (State, i64), limit: u64) -> Vec<Choice> {
+        let mut found = Vec::new();
         let mut worst = self.nothing().most;
         let mut moments: Vec<usize> = Vec::new();
         for _ in 0..MOMENTS {
@@ -129,7 +259,8 @@ impl Forward {
                 Some(segment) if !moments.contains(&segment) => moments.push(segment),
                 _ => break,
             }
-            let budgeted = self.budgeted(segments, &moments, worst.bytes, limit);
+            let tables = ChoiceTables::new(self, segments, &moments, on_host);
+            let budgeted = self.budgeted(&tables, moments.len(), worst.bytes, limit);
             let fits = budgeted.iter().any(|choice| choice.most.bytes <= limit);
             let last = budgeted.last().map(|choice| choice.most);
             found.extend(budgeted);
@@ -142,15 +273,14 @@ impl Forward {
     }
 
     /// The choices of least time under budgets that fall, by what is over the limit, until one keeps it, and rise again as far as one does.
-    fn budgeted(&self, segments: &Segments, moments: &[usize], held: u64, limit: u64) -> Vec<Choice> {
-        let tables = ChoiceTables::new(self, segments, moments);
+    fn budgeted(&self, tables: &ChoiceTables, moments: usize, held: u64, limit: u64) -> Vec<Choice> {
         let options = Options { dual: false, blame: false, ..Options::default() };
         let mut solver = Solver::new(&tables.problem, options);
         // Weights count each moment in each pass that decides for itself.
         let decides = |pass: &&Pass| {
             pass.operations.clone().next_back().is_none_or(|last| self.follows[last].is_none())
         };
-        let each = (self.passes.iter().filter(decides).count() * moments.len()) as u64;
+        let each = (self.passes.iter().filter(decides).count() * moments) as u64;
         let below = |weight: u64, held: u64| weight.saturating_sub((held - limit).saturating_mul(each));
         let (mut light, mut heavy) = (0, tables.heaviest);
         let mut budget = if held > limit { below(heavy, held) } else { heavy };
@@ -158,7 +288,7 @@ impl Forward {
         for _ in 0..BUDGETS {
             let mut next = 0;
             if let Ok(budgeted) = solver.solve_within(budget) {
-                let choice = self.choice(&tables.again(&budgeted.solution.choices));
+                let choice = self.choice(&tables.chosen(&budgeted.solution.choices));
                 if choice.most.bytes <= limit {
                     light = budget;
                 } else {
@@ -182,7 +312,8 @@ impl Forward {
     fn improved(&self, choice: Choice, rank: impl Fn(&Choice) -> (bool, i64, u64)) -> Choice {
         let mut best = choice;
         let mut dear: Vec<usize> = self.free().collect();
-        dear.sort_by_key(|number| (-self.operations[*number].time, *number));
+        let copy = |number: usize| self.operations[number].copy.unwrap_or(0);
+        dear.sort_by_key(|number| (-self.operations[*number].time.max(copy(*number)), *number));
         let mut left = COUNTED / self.operations.len().max(1);
         loop {
             let before = rank(&best);
@@ -190,12 +321,15 @@ impl Forward {
                 if left == 0 {
                     return best;
                 }
-                left -= 1;
-                let mut again = best.again.clone();
-                again.toggle(*number);
-                let other = self.choice(&again);
-                if rank(&other) < rank(&best) {
-                    best = other;
+                let now = best.chosen.state(*number);
+                for state in self.states(*number).into_iter().filter(|state| *state != now) {
+                    left = left.saturating_sub(1);
+                    let mut chosen = best.chosen.clone();
+                    chosen.set(*number, state);
+                    let other = self.choice(&chosen);
+                    if rank(&other) < rank(&best) {
+                        best = other;
+                    }
                 }
             }
             if rank(&best) == before {

@@ -9,6 +9,8 @@ use memory::{Lifetimes, Steps, in_place, steps_of};
 use passes::Repeatable;
 use smallvec::SmallVec;
 
+use crate::stays::{Copies, Ways};
+
 /// An operation of forward whose results may be held until backward.
 #[derive(Clone, Debug)]
 pub struct Operation {
@@ -20,7 +22,9 @@ pub struct Operation {
     pub time: i64,
     /// The memory of its results.
     pub bytes: u64,
-    /// Whether it gives the same when it runs again.
+    /// What a copy of its results to the host takes, or back from there, in picoseconds; none where they cannot be there.
+    pub copy: Option<i64>,
+    /// Whether it may run again, and gives the same then.
     pub is_repeatable: bool,
     /// Whether others than its own backward part, or another chunk of a pipeline, hold its results anyway.
     pub is_pinned: bool,
@@ -57,8 +61,23 @@ pub struct Forward {
     pub passes: Vec<Pass>,
     /// For each operation the one that decides for it: that of the last micro-batch, where one does the same for each.
     pub follows: Vec<Option<usize>>,
+    /// When each position begins, in picoseconds, if nothing waits; the end stands behind the last. Empty where nothing may be on the host.
+    pub begins: Vec<i64>,
+    /// The memory of the host, where it is known.
+    pub host_memory: Option<u64>,
     /// What all other memory comes to at each position.
     others: Vec<u64>,
+}
+
+/// The first and the last position of backward at which something is read.
+pub type Span = (usize, usize);
+
+/// Where operations that run again read what an operation made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct ReadAgain {
+    span: Span,
+    /// Whether the last of them may write over it.
+    takes: bool,
 }
 
 /// What is alive at the worst moment.
@@ -72,8 +91,8 @@ pub struct Most {
 
 impl Forward {
     /// Of a rank's graph in which no work is done twice.
-    pub fn new(graph: &Graph, machine: Machine<'_>) -> Self {
-        Reader::new(graph).forward(machine)
+    pub fn new(graph: &Graph, machine: Machine<'_>, ways: Ways) -> Self {
+        Reader::new(graph, machine, ways).forward()
     }
 
     /// Which operations run again with these: those that backward, or another one of them, reads.
@@ -89,12 +108,47 @@ impl Forward {
         needed
     }
 
-    /// What it takes that these operations run again, all of them needed: picoseconds beyond what forward no longer computes because only
-    /// they had read it, and the most that is alive.
-    pub fn counted(&self, again: &FixedBitSet) -> (i64, Most) {
+    /// What it takes that these operations run again, all of them needed, and that results of others are on the host, copies of
+    /// some of them waited for at once: picoseconds beyond what
+    /// forward no longer computes because only they had read it, the most that is alive, and the copies that are made.
+    pub fn counted(&self, again: &FixedBitSet, host: (&FixedBitSet, &FixedBitSet)) -> (i64, Most, Copies) {
         let runs = self.runs(again);
+        let read = self.read_again(again);
+        let spans: Vec<Option<Span>> = (0..self.operations.len()).map(|one| self.span(one, &read)).collect();
+        let copies = self.copies(host, &spans);
         let twice = again.ones().filter(|number| runs.contains(*number));
-        (twice.map(|number| self.operations[number].time).sum(), self.most(again, &runs))
+        let time: i64 = twice.map(|number| self.operations[number].time).sum();
+        let most = self.most((again, &copies), &runs, &read);
+        (time + copies.time, most, copies)
+    }
+
+    /// Where backward, or what runs again for it, reads what an operation made.
+    fn span(&self, number: usize, read: &[Option<ReadAgain>]) -> Option<Span> {
+        both(read[number].map(|read| read.span), self.operations[number].backward)
+    }
+
+    /// Where operations that run again, each right before its first reader in backward, read what each operation made.
+    fn read_again(&self, again: &FixedBitSet) -> Vec<Option<ReadAgain>> {
+        let mut read: Vec<Option<ReadAgain>> = vec![None; self.operations.len()];
+        for (number, operation) in self.operations.iter().enumerate().rev() {
+            let reads = self.span(number, &read).filter(|_| again.contains(number));
+            let Some((first, _)) = reads else { continue };
+            for operand in &operation.operands {
+                let takes = self.operations[*operand].taken.contains(&operation.position);
+                let with = |known: ReadAgain| {
+                    let (from, last) = (known.span.0.min(first), known.span.1.max(first));
+                    let takes = match known.span.1 {
+                        at if at == first => takes && known.takes,
+                        at if at > first => known.takes,
+                        _ => takes,
+                    };
+                    ReadAgain { span: (from, last), takes }
+                };
+                let alone = ReadAgain { span: (first, first), takes };
+                read[*operand] = Some(read[*operand].map_or(alone, with));
+            }
+        }
+        read
     }
 
     /// The operations that still run in forward: those that something reads there, or that are held from there.
@@ -116,38 +170,31 @@ impl Forward {
         runs
     }
 
-    /// The most that is alive where operations run again, each right before its first reader in backward, and these in forward.
-    fn most(&self, again: &FixedBitSet, runs: &FixedBitSet) -> Most {
+    /// The most that is alive where operations run again, and these in forward, while copies are made.
+    fn most(
+        &self,
+        (again, copies): (&FixedBitSet, &Copies),
+        runs: &FixedBitSet,
+        read: &[Option<ReadAgain>],
+    ) -> Most {
         let steps = self.others.len();
         let mut change = vec![0_i64; steps + 1];
         let mut hold = |from: usize, to: usize, bytes: u64| {
-            change[from] += bytes as i64;
+            change[from.min(steps)] += bytes as i64;
             change[(to + 1).min(steps)] -= bytes as i64;
         };
-        // The first and the last position of backward at which operations that run again read what an operation made, and whether the one at
-        // the last may write over it.
-        let mut read: Vec<Option<(usize, usize, bool)>> = vec![None; self.operations.len()];
-        for (number, operation) in self.operations.iter().enumerate().rev() {
-            let by_again = read[number].map(|(first, last, _)| (first, last));
-            let reads = both(by_again, operation.backward);
-            let own = read[number];
-            let until = |last: usize| match own {
-                Some((_, at, true)) if at == last && operation.backward.is_none_or(|(_, last)| last < at) => {
+        for (number, operation) in self.operations.iter().enumerate() {
+            let reads = self.span(number, read);
+            let until = |last: usize| match read[number] {
+                Some(ReadAgain { span: (_, at), takes: true })
+                    if at == last && operation.backward.is_none_or(|(_, last)| last < at) =>
+                {
                     last - 1
                 }
                 _ => operation.until(last),
             };
             if again.contains(number) {
                 let Some((first, last)) = reads else { continue };
-                for operand in &operation.operands {
-                    let takes = self.operations[*operand].taken.contains(&operation.position);
-                    read[*operand] = Some(match read[*operand] {
-                        None => (first, first, takes),
-                        Some((known, at, taken)) if at == first => (known.min(first), at, takes && taken),
-                        Some((known, at, taken)) if at > first => (known.min(first), at, taken),
-                        Some((known, ..)) => (known.min(first), first, takes),
-                    });
-                }
                 if runs.contains(number) {
                     hold(operation.position, operation.until(operation.last_read), operation.bytes);
                 }
@@ -155,6 +202,10 @@ impl Forward {
                 if last > first || operation.backward.is_some() {
                     hold(first, until(last).max(first), operation.bytes);
                 }
+            } else if let Some(copied) = copies.of.get(&number) {
+                let last = reads.map_or(copied.back + 1, |(_, last)| last);
+                hold(operation.position, copied.gone, operation.bytes);
+                hold(copied.back + 1, until(last).max(copied.back + 1), operation.bytes);
             } else if runs.contains(number) {
                 let last = reads.map_or(operation.last_read, |(_, last)| last.max(operation.last_read));
                 hold(operation.position, until(last), operation.bytes);
@@ -230,6 +281,8 @@ enum Reading {
 
 struct Reader<'g> {
     graph: &'g Graph,
+    machine: Machine<'g>,
+    ways: Ways,
     steps: Steps,
     lifetimes: Lifetimes,
     repeatable: Repeatable,
@@ -238,14 +291,14 @@ struct Reader<'g> {
 }
 
 impl<'g> Reader<'g> {
-    fn new(graph: &'g Graph) -> Self {
+    fn new(graph: &'g Graph, machine: Machine<'g>, ways: Ways) -> Self {
         let steps = steps_of(graph);
         let lifetimes = Lifetimes::of(&steps);
         let maker = SecondaryMap::with_default(None);
-        Self { graph, lifetimes, repeatable: Repeatable::new(graph), maker, steps }
+        Self { graph, machine, ways, lifetimes, repeatable: Repeatable::new(graph), maker, steps }
     }
 
-    fn forward(mut self, machine: Machine<'_>) -> Forward {
+    fn forward(mut self) -> Forward {
         let graph = self.graph;
         let mut operations: Vec<Operation> = Vec::new();
         let mut passes: Vec<Pass> = Vec::new();
@@ -261,7 +314,7 @@ impl<'g> Reader<'g> {
                     }
                     let pass = passes.len() - 1;
                     self.read(&mut operations, position, *id, Reading::Forward(pass));
-                    self.make(&mut operations, pass, position, *id, machine);
+                    self.make(&mut operations, pass, position, *id);
                     passes[pass].operations.end = operations.len();
                 }
                 PartKind::Backward if !passes.is_empty() && last != Some(PartKind::Update) => {
@@ -284,7 +337,36 @@ impl<'g> Reader<'g> {
         self.pin_ends(&mut operations);
         let others = self.others(&operations);
         let follows = follows(&operations, &passes);
-        Forward { operations, passes, follows, others }
+        let begins = self.begins();
+        let host_memory = self.machine.cluster.device.host_memory_bytes;
+        Forward { operations, passes, follows, begins, host_memory, others }
+    }
+
+    /// When each position begins, if nothing waits, with the end behind the last.
+    fn begins(&self) -> Vec<i64> {
+        if !self.ways.host {
+            return Vec::new();
+        }
+        let mut begin = 0;
+        let mut begins = vec![begin];
+        for id in &self.graph.order {
+            if !self.graph.is_communication(*id) {
+                begin += cost::local_time(self.machine, &Call::new(self.graph, *id));
+            }
+            begins.push(begin);
+        }
+        begins
+    }
+
+    /// What a copy of a node's results to the host takes, if they can be there.
+    fn copy(&self, id: NodeId, bytes: u64) -> Option<i64> {
+        let is_dense = |value: ValueId| {
+            let ty = self.graph.ty(value);
+            self.steps.values[value.index()].bytes == ty.bytes().0 && ty.is_dense()
+        };
+        let may = self.ways.host && bytes > 0 && !self.graph.is_communication(id);
+        let may = may && self.graph.nodes[id].results().all(is_dense);
+        may.then(|| cost::host_copy_time(self.machine.cluster, bytes))
     }
 
     /// The operations whose memory a node reads; without what its part gathers itself.
@@ -334,14 +416,7 @@ impl<'g> Reader<'g> {
     }
 
     /// Adds an operation of forward that makes memory.
-    fn make(
-        &mut self,
-        operations: &mut Vec<Operation>,
-        pass: usize,
-        position: usize,
-        id: NodeId,
-        machine: Machine<'_>,
-    ) {
+    fn make(&mut self, operations: &mut Vec<Operation>, pass: usize, position: usize, id: NodeId) {
         let graph = self.graph;
         let is_own = |value: ValueId| self.lifetimes.root(value.index() as u32) == value.index() as u32;
         if graph.nodes[id].results().all(|result| !is_own(result)) {
@@ -367,8 +442,9 @@ impl<'g> Reader<'g> {
         operands.retain(|operand| !twins.contains(operand));
         let bytes = graph.nodes[id].results().filter(|result| is_own(*result));
         let bytes = bytes.map(|result| self.steps.values[result.index()].bytes).sum();
-        let is_repeatable = self.repeatable.contains(id);
-        let time = if is_repeatable { cost::local_time(machine, &Call::new(graph, id)) } else { 0 };
+        let is_repeatable = self.ways.again && self.repeatable.contains(id);
+        let time = if is_repeatable { cost::local_time(self.machine, &Call::new(graph, id)) } else { 0 };
+        let copy = self.copy(id, bytes);
         let last_read = position;
         let (is_pinned, backward) = (false, None);
         graph.nodes[id].results().for_each(|result| self.maker[result] = Some(number));
@@ -377,6 +453,7 @@ impl<'g> Reader<'g> {
             pass,
             time,
             bytes,
+            copy,
             is_repeatable,
             is_pinned,
             chunk: graph.nodes[id].stage,

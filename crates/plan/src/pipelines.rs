@@ -31,6 +31,7 @@ use crate::{
     search::{Searched, search, too_small},
     stage_costs::costs,
     stages::Stages,
+    stays::Ways,
     taken_apart::{predicted, with_again},
     wish::Wanted,
 };
@@ -199,8 +200,8 @@ impl Pipelines<'_> {
 
     /// A cut program of which all runs again in backward that can.
     fn all_again(&self, cut: Cut) -> Result<Cut> {
-        let forward = Forward::new(&cut.settled, self.machine);
-        match forward.full() {
+        let forward = Forward::new(&cut.settled, self.machine, Ways::AGAIN);
+        match forward.full(Ways::AGAIN) {
             Some(choice) => cut.again(&forward, &choice, self.machine),
             None => Ok(cut),
         }
@@ -233,7 +234,7 @@ impl Pipelines<'_> {
     /// A schedule of a program of which so much runs again that it keeps the memory limit, or as much as can.
     fn lighter(&self, cut: &Cut, known: &Simulated<'_>) -> Result<Option<(Cut, Tried)>> {
         let limit = self.request.memory_limit;
-        let forward = Forward::new(&cut.settled, self.machine);
+        let forward = Forward::new(&cut.settled, self.machine, Ways::AGAIN);
         let until = (limit, Corrections::OF_STAGES);
         let best = corrected(&forward, until, known.tried.1.peak_bytes, |choice| {
             if choice.again.is_clear() {

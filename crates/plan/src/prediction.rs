@@ -1,6 +1,7 @@
 //! What a plan is expected to cost.
 
 use base::Bytes;
+use cluster::Cluster;
 use memory::{ByCategory, Category};
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +19,16 @@ pub struct Prediction {
     pub communication_ns: i64,
     /// Waiting for collectives: communication that no operation hides.
     pub exposed_ns: i64,
-    /// Most memory of one rank, in bytes: the sum of the seven that follow.
+    /// Waiting for copies between device and host.
+    #[serde(default, skip_serializing_if = "is_zero_ns")]
+    pub exposed_copies_ns: i64,
+    /// What is copied to the host in a step, and back, in bytes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub offloaded_bytes: u64,
+    /// The most that is on the host of it at once.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_bytes: u64,
+    /// Most memory of one rank, in bytes: the sum of the seven that follow. On a processor what is on the host counts with what forward leaves.
     pub peak_bytes: u64,
     /// State of one rank: parameters, buffers, optimizer state.
     pub state_bytes: u64,
@@ -45,6 +55,16 @@ pub struct Prediction {
     pub bound_ns: i64,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+const fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+const fn is_zero_ns(nanos: &i64) -> bool {
+    *nanos == 0
+}
+
 /// A part of what is alive at the peak.
 pub struct AtPeak {
     /// What it is called in figures.
@@ -69,6 +89,11 @@ pub const fn category_name(category: Category) -> &'static str {
 }
 
 impl Prediction {
+    /// Whether parts of forward run again, or are on the host, so that less is held.
+    pub const fn holds_less(&self) -> bool {
+        self.recomputed_ns > 0 || self.offloaded_bytes > 0
+    }
+
     /// Whether it keeps a memory limit.
     pub fn fits(&self, limit: Option<u64>) -> bool {
         limit.is_none_or(|limit| self.peak_bytes <= limit)
@@ -102,6 +127,19 @@ impl Prediction {
             collective_bytes: of(Category::Collective),
             temporary_bytes: of(Category::Temporary),
             buffer_bytes: buffers.0,
+            ..self
+        }
+    }
+
+    /// The same with the most that is on the host. Without a link to it the host is the device itself, and its copies are in the same memory: they
+    /// count as if they were most when everything else is.
+    #[must_use]
+    pub fn beside(self, on_host: Bytes, cluster: &Cluster) -> Self {
+        let own = if cluster.device.host_bandwidth.is_none() { on_host.0 } else { 0 };
+        Self {
+            host_bytes: on_host.0,
+            peak_bytes: self.peak_bytes + own,
+            activation_bytes: self.activation_bytes + own,
             ..self
         }
     }

@@ -1,4 +1,5 @@
-//! What of forward is made again in backward: the second stage of the search, on one rank's graph of each of several first ones.
+//! What of forward is made again in backward, and what is on the host until then: the second stage of the search, on one rank's graph of each of
+//! several first ones.
 
 use base::Result;
 use ir::{Graph, RankGraph};
@@ -7,7 +8,8 @@ use crate::{
     choices::Choice,
     forward::Forward,
     plan::Prediction,
-    run::{Found, Recomputation, Run},
+    run::{Found, Offloading, Recomputation, Request, Run},
+    stays::Ways,
 };
 
 /// How a choice that is over the limit after the passes is made again for a lower one.
@@ -26,9 +28,21 @@ impl Corrections {
 }
 
 impl Run<'_> {
-    /// Whether parts of forward may run again so that a memory limit is kept.
-    pub fn may_recompute(&self) -> bool {
-        self.request.recompute != Some(Recomputation::None)
+    /// What may be done with what forward leaves so that a memory limit is kept.
+    pub fn ways(&self) -> Ways {
+        let Request { recompute, offload, cluster, mesh, .. } = self.request;
+        let host = match offload {
+            // Of a pipeline nothing is.
+            None => cluster.device.host_bandwidth.is_some() && mesh.stages() == 1,
+            Some(wish) => wish.of_activations(),
+        };
+        Ways { again: *recompute != Some(Recomputation::None), host }
+    }
+
+    /// Whether anything may.
+    pub fn may_hold_less(&self) -> bool {
+        let Ways { again, host } = self.ways();
+        again || host
     }
 
     /// Whether a candidate could keep the memory limit if forward ran again: what is made in forward is at most what that can save.
@@ -79,16 +93,22 @@ impl Run<'_> {
     /// Whether a candidate will most likely keep the memory limit once parts of forward run again: most of what forward leaves would do.
     pub fn is_in_reach(&self, found: &Found) -> bool {
         let Prediction { peak_bytes, activation_bytes, .. } = found.prediction;
-        self.may_recompute() && self.excess(peak_bytes) <= activation_bytes / 4 * 3
+        self.may_hold_less() && self.excess(peak_bytes) <= activation_bytes / 4 * 3
     }
 
-    /// The candidates with what of their forward is to be made again: all of it where that is asked for, or what those over the memory limit
-    /// need that could be faster than the best within it.
-    pub fn with_recomputation(&self, canonical: &Graph, found: &[Found]) -> Result<Vec<Found>> {
+    /// Whether all that can be made again, or be on the host, has to. Of a pipeline it is decided when the program is cut into stages.
+    pub fn is_full(&self) -> bool {
+        let Request { recompute, offload, mesh, .. } = self.request;
+        let asked = *recompute == Some(Recomputation::Full) || *offload == Some(Offloading::Full);
+        asked && mesh.stages() == 1
+    }
+
+    /// The candidates with what of their forward is to be made again, or on the host: all of it where that is asked for, or what those over the memory
+    /// limit need that could be faster than the best within it.
+    pub fn holding_less(&self, canonical: &Graph, found: &[Found]) -> Result<Vec<Found>> {
         let limit = self.request.memory_limit;
-        // Of a pipeline it is decided when the program is cut into stages.
-        let full = self.request.recompute == Some(Recomputation::Full) && self.request.mesh.stages() == 1;
-        if !self.may_recompute() || limit.is_none() && !full {
+        let full = self.is_full();
+        if !self.may_hold_less() || limit.is_none() && !full {
             return Ok(Vec::new());
         }
         let could_fit = |one: &&Found| full || !one.fits(limit) && self.could_fit(one);
@@ -112,20 +132,29 @@ impl Run<'_> {
         Ok(again)
     }
 
-    /// The candidate with what of its forward has to be made again for it to keep the memory limit, or all of it; none where nothing can be.
+    /// The candidate with what of its forward has to be made again, or on the host, for it to keep the memory limit, or all of it; none where nothing
+    /// can be.
     fn recomputed(&self, graph: &RankGraph, found: &Found, full: bool) -> Result<Option<Found>> {
         let settled = self.settled(graph)?;
-        let forward = Forward::new(&settled, self.machine);
+        // With a link to the host also without it: counting knows less of what is waited for than the simulator does.
+        let ways = self.ways();
+        let without = (ways.host && ways.again && !full).then_some(Ways::AGAIN);
+        let forwards = [Some(ways), without].into_iter().flatten();
+        let forwards: Vec<Forward> =
+            forwards.map(|ways| Forward::new(&settled, self.machine, ways)).collect();
         let mut best: Option<Found> = None;
         let limit = self.request.memory_limit;
         // A candidate over the limit came with the smallest buckets: larger ones may do now.
         for passes in self.ladder() {
-            let Some(made) = self.recomputed_under(&passes, (&settled, &forward), found, full)? else {
-                continue;
-            };
-            let fits = made.fits(limit);
-            if best.as_ref().is_none_or(|best| made.fitness(limit) < best.fitness(limit)) {
-                best = Some(made);
+            let mut fits = false;
+            for forward in &forwards {
+                let Some(made) = self.recomputed_under(&passes, (&settled, forward), found, full)? else {
+                    continue;
+                };
+                fits |= made.fits(limit);
+                if best.as_ref().is_none_or(|best| made.fitness(limit) < best.fitness(limit)) {
+                    best = Some(made);
+                }
             }
             if found.prediction.collectives == 0 || fits && !self.extent.all_rungs {
                 break;
@@ -144,14 +173,15 @@ impl Run<'_> {
     ) -> Result<Option<Found>> {
         let known = if *passes == found.passes { found.prediction } else { self.scheduled(settled, passes)? };
         let made = |choice: &Choice| -> Result<Option<(Prediction, passes::Settings)>> {
-            let passes = passes::Settings { recompute: forward.positions(choice), ..passes.clone() };
+            let (recompute, offload) = (forward.positions(choice), choice.stays.clone());
+            let passes = passes::Settings { recompute, offload, ..passes.clone() };
             let Prediction { model_ns, bound_ns, .. } = found.prediction;
             let prediction = self.scheduled(settled, &passes)?;
             let recomputed_ns = prediction.compute_ns - known.compute_ns;
             Ok(Some((Prediction { recomputed_ns, model_ns, bound_ns, ..prediction }, passes)))
         };
         let made = if full {
-            forward.full().map_or(Ok(None), |choice| made(&choice))
+            forward.full(self.full_ways()).map_or(Ok(None), |choice| made(&choice))
         } else {
             corrected(forward, (self.request.memory_limit, Corrections::OF_RANKS), known.peak_bytes, made)
         };
@@ -160,6 +190,14 @@ impl Run<'_> {
             Found { assignments: found.assignments.clone(), passes, prediction, least_ns }
         };
         Ok(made?.map(with))
+    }
+
+    /// What is done with all that it can be done with.
+    fn full_ways(&self) -> Ways {
+        Ways {
+            again: self.request.recompute == Some(Recomputation::Full),
+            host: self.request.offload == Some(Offloading::Full),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use base::{Bytes, Diagnostic, Result};
 use cluster::Cluster;
 use cost::Machine;
-use ir::{CollectiveKind, Dtype, Graph, Mesh, MeshAxis, Placement, RankGraph};
+use ir::{CollectiveKind, Dtype, Graph, HostCopy, Mesh, MeshAxis, Placement, RankGraph};
 use passes::{Direct, DirectAxes};
 use serde::{Deserialize, Serialize};
 use shard::{Assignment, partition_mesh};
@@ -29,6 +29,25 @@ pub enum Recomputation {
     None,
     /// All that can be, but what crosses between segments.
     Full,
+}
+
+/// What is on the host while the device does not need it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offloading {
+    /// Nothing.
+    None,
+    /// What a memory limit asks for of what forward leaves for backward, on a cluster without a link to the host too.
+    Activations,
+    /// All of it that can be.
+    Full,
+}
+
+impl Offloading {
+    /// Whether what forward leaves for backward may be there.
+    pub const fn of_activations(self) -> bool {
+        matches!(self, Self::Activations | Self::Full)
+    }
 }
 
 /// What is asked for.
@@ -53,6 +72,8 @@ pub struct Request<'a> {
     pub recompute: Option<Recomputation>,
     /// The element type in which gradients are summed between ranks; their own unless it is said.
     pub reduce_dtype: Option<Dtype>,
+    /// What is on the host; what a memory limit needs, where the cluster has a link to it, unless it is said.
+    pub offload: Option<Offloading>,
 }
 
 /// A candidate with what it is predicted to take.
@@ -189,7 +210,7 @@ impl Run<'_> {
     /// Whether other settings of the passes are tried, in a large search, when it is known what of forward runs again so that a candidate keeps the
     /// memory limit.
     fn is_for_later(&self, found: &Found) -> bool {
-        self.extent.is_thrifty && self.may_recompute() && !found.fits(self.request.memory_limit)
+        self.extent.is_thrifty && self.may_hold_less() && !found.fits(self.request.memory_limit)
     }
 
     /// The graph of rank 0 under these decisions. One rank that computes everything at once runs the graph as it was captured.
@@ -222,15 +243,17 @@ impl Run<'_> {
         let graph = passes::run_unverified(&passes::scheduled(passes), settled)?;
         let sim::Prediction { time, memory } = sim::predict(&graph, self.machine)?;
         let (alive, buffers) = memory.within(self.request.memory_limit.map(Bytes));
-        Ok(Prediction {
+        let made = Prediction {
             step_ns: time.step.0,
             compute_ns: time.compute.0,
             communication_ns: time.communication.0,
             exposed_ns: time.exposed.0,
             collectives: time.collectives,
+            exposed_copies_ns: time.exposed_copies.0,
+            offloaded_bytes: offloaded(&graph),
             ..Prediction::default()
-        }
-        .holding(&alive, buffers))
+        };
+        Ok(made.holding(&alive, buffers).beside(memory.on_host, self.request.cluster))
     }
 
     /// Whether a solution near this one was met before along the same axis; from now on this one was.
@@ -254,6 +277,12 @@ impl Run<'_> {
             });
         axes.map(|axis| axis.name.clone()).collect()
     }
+}
+
+/// What a program copies to the host in a step, in bytes.
+fn offloaded(graph: &Graph) -> u64 {
+    let copies = graph.order.iter().filter(|id| graph.host_copy(**id) == Some(HostCopy::Out));
+    copies.flat_map(|id| graph.nodes[*id].results()).map(|value| graph.ty(value).bytes().0).sum()
 }
 
 /// Along which axes, and up to which size, collectives are faster from each rank to each.

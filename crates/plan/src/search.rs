@@ -16,7 +16,7 @@ use crate::{
     axis::PICOS_PER_NANO,
     effort::Extent,
     plan::{Plan, Prediction},
-    run::{Found, Recomputation, Request, Run, direct},
+    run::{Found, Request, Run, direct},
     runners_up::Naming,
 };
 
@@ -52,10 +52,11 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     let mut found = explored(&run, &canonical, 0)?;
     found.extend(run.replicated(&canonical)?);
     let mut found = run.tuned(&canonical, ranked(found, request.memory_limit))?;
-    let again = run.with_recomputation(&canonical, &found)?;
-    match request.recompute {
-        Some(Recomputation::Full) if !again.is_empty() => found = again,
-        _ => found.extend(again),
+    let again = run.holding_less(&canonical, &found)?;
+    if run.is_full() && !again.is_empty() {
+        found = again;
+    } else {
+        found.extend(again);
     }
     let mut found = ranked(found, request.memory_limit).into_iter();
     let best = found.next().ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;

@@ -16,7 +16,7 @@ use crate::{
     pins::Pins,
     pipelines::search_stages,
     plan::{Plan, mesh_of},
-    run::{Recomputation, Request},
+    run::{Offloading, Recomputation, Request},
     search::search,
     stage_counts::faster_in_stages,
     stages::{Cut, Stages},
@@ -56,6 +56,10 @@ pub struct PlanSettings {
     /// The element type in which gradients are summed between ranks; their own unless it is said.
     #[serde(default)]
     pub reduce_dtype: Option<Dtype>,
+    /// What is on the host while the device does not need it: nothing, what a memory limit needs of what forward leaves, or all of it. Unless it is
+    /// said, what a memory limit needs where the cluster has a link to the host.
+    #[serde(default)]
+    pub offload: Option<Offloading>,
     /// In which order pipeline stages run their micro-batches; the best one where it is not said.
     #[serde(default)]
     pub schedule: Option<ScheduleWish>,
@@ -94,6 +98,11 @@ impl PlanSettings {
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
         }
         let stages = mesh.stages();
+        if stages > 1 && self.offload.is_some_and(Offloading::of_activations) {
+            let message = "offload to the host, and a program in pipeline stages";
+            let hint = "leave `offload` out, or use `recompute`, which works in stages too";
+            return Err(Diagnostic::new(Code::UNSUPPORTED_PLAN, message).hint(hint));
+        }
         if stages == 1 && (self.schedule.is_some() || self.chunks.is_some() || self.cuts.is_some()) {
             let message = "a schedule, chunks or cuts of pipeline stages, and one stage";
             let hint = format!("give the mesh an axis `{STAGES}`, or leave them out");
@@ -174,7 +183,7 @@ impl Asked<'_> {
             }
             // Slices may be faster than to run parts of forward twice.
             Ok(plan)
-                if plan.prediction.recomputed_ns > 0
+                if plan.prediction.holds_less()
                     && self.settings.recompute.is_none()
                     && self.settings.micro_batches.is_none()
                     && self.cleaned.order.len() * self.settings.mesh().sharding_axes().count().max(1)
@@ -223,6 +232,7 @@ impl Asked<'_> {
             effort: self.settings.effort,
             recompute: self.settings.recompute,
             reduce_dtype: self.settings.reduce_dtype,
+            offload: self.settings.offload,
         }
     }
 
@@ -269,7 +279,7 @@ impl Asked<'_> {
         let mut best = plan;
         for (count, sliced) in self.sliced(Effort::Quick) {
             // More slices than keep the limit by themselves only cost time.
-            let is_enough = sliced.prediction.recomputed_ns == 0;
+            let is_enough = !sliced.prediction.holds_less();
             if sliced.prediction.step_ns < best.prediction.step_ns {
                 let full = self.planned(count, self.settings.effort, |_| {});
                 let faster = |one: &Plan| one.prediction.step_ns < sliced.prediction.step_ns;

@@ -147,6 +147,7 @@ fn the_search_finds_what_trying_everything_finds() {
             effort: Effort::Full,
             recompute: None,
             reduce_dtype: None,
+            offload: None,
         };
         let found = search(&request).unwrap();
         let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &mesh);
@@ -224,6 +225,7 @@ fn the_partition_makes_no_more_than_the_search_counts() {
             effort: Effort::Full,
             recompute: None,
             reduce_dtype: None,
+            offload: None,
         };
         let found = search(&request).unwrap();
         let made = time_of(&found.canonical, &found.assignments[0], cluster, &mesh).unwrap();

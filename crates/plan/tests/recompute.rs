@@ -1,98 +1,17 @@
 //! What runs again in backward under a memory limit is what trying everything finds, and the limit is kept.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cluster::{
-    Cluster,
-    testing::{link, uniform},
-};
+mod chains;
+
 use cost::Machine;
-use ir::{
-    Arg, Dims, Dtype, Graph, InputClass, Mesh, PartKind, TensorType, ValueId, contiguous_strides,
-    testing::Random,
-};
+use ir::{Graph, Mesh, testing::Random};
 use passes::{Positions, Repeatable, Settings, pipeline, settled};
-use unisono_plan::{Effort, Forbid, Pins, Recomputation, Request, search};
+use unisono_plan::{Recomputation, Request, search};
+
+use crate::chains::{Free, machine, random_step, request};
 
 /// What is lost at most where not everything can be tried.
 const LOST: f64 = 1.02;
-
-fn tensor(size: i64) -> TensorType {
-    let shape: Dims = [size].into_iter().collect();
-    TensorType {
-        dtype: Dtype::F32,
-        strides: contiguous_strides(&shape),
-        shape,
-        device: ir::Device::default(),
-    }
-}
-
-/// On which an operation takes what its bytes do.
-fn machine() -> Cluster {
-    let mut cluster = uniform(1e6, 1e9, link(0.0, 1e6));
-    cluster.device.operation_ns = 10.0;
-    cluster
-}
-
-const MUL: &str = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor";
-const EXP: &str = "aten::exp(Tensor self) -> Tensor";
-
-/// A step whose forward is a chain with branches, of which backward reads some of the results in reverse order.
-fn random_step(random: &mut Random, operations: usize) -> Graph {
-    let mut graph = Graph::default();
-    // Larger than what stays in buffers.
-    let ty = tensor(1 << 22);
-    let mut values: Vec<ValueId> = vec![
-        graph.input(InputClass::Parameter, "params.a", ty.clone()),
-        graph.input(InputClass::Batch, "batch.0", ty.clone()),
-    ];
-    let value = |graph: &mut Graph, op: &str, operands: &[ValueId]| {
-        graph.push_value(op, operands.iter().map(|value| Arg::Value(*value)).collect(), ty.clone())
-    };
-    graph.begin_part(PartKind::Forward);
-    for _ in 0..operations {
-        let last = *values.last().unwrap();
-        let other = values[values.len().saturating_sub(4).max(random.below(values.len()))];
-        let made = if random.below(3) == 0 {
-            value(&mut graph, MUL, &[last, other])
-        } else {
-            value(&mut graph, EXP, &[last])
-        };
-        values.push(made);
-    }
-    graph.begin_part(PartKind::Backward);
-    let mut gradient = *values.last().unwrap();
-    for read in values[2..].iter().copied().rev() {
-        if random.below(3) > 0 {
-            gradient = value(&mut graph, MUL, &[gradient, read]);
-        }
-    }
-    graph.begin_part(PartKind::Update);
-    let updated = value(&mut graph, MUL, &[values[0], gradient]);
-    graph.updates.push((ir::InputId(0), updated));
-    graph
-}
-
-/// What nobody pins and forbids.
-#[derive(Default)]
-struct Free {
-    pins: Pins,
-    forbid: Forbid,
-}
-
-fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, free: &'a Free) -> Request<'a> {
-    Request {
-        graph,
-        captured: graph,
-        cluster,
-        mesh,
-        memory_limit: None,
-        pins: &free.pins,
-        forbid: &free.forbid,
-        effort: Effort::Full,
-        recompute: None,
-        reduce_dtype: None,
-    }
-}
 
 #[test]
 fn under_any_limit_the_fastest_choice_is_found() {

@@ -63,6 +63,7 @@ fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
                         rank.started.push((*group, number, rank.next));
                         ended = Some('o');
                     }
+                    Step::WaitCopy(_) => unreachable!("nothing is copied"),
                     Step::Wait(None) => ended = Some('w'),
                     Step::Wait(Some(collective)) => {
                         let (group, number, _) = rank.started[*collective];
@@ -136,6 +137,7 @@ fn random_programs(random: &mut Random) -> Programs {
     let count = 1 + random.below(3);
     let groups: Vec<Group> = (0..=random.below(2))
         .map(|g| Group {
+            copies: false,
             name: format!("g{g}"),
             size: 4,
             members: (0..count).filter(|r| g == 0 || *r != 1).collect(),
@@ -216,7 +218,7 @@ fn a_step_is_no_shorter_than_what_one_stream_does_and_no_longer_than_all_of_it()
         for step in programs.ranks.iter_mut().flat_map(|program| &mut program.steps) {
             match step {
                 Step::Operation(time) | Step::Start { time, .. } => *time *= 1000,
-                Step::Wait(_) => {}
+                Step::Wait(_) | Step::WaitCopy(_) => {}
             }
         }
         for factor in [Factor::NONE, Factor(1150)] {
