@@ -18,9 +18,10 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
-from session_ranks import FAMILIES, RECOMPUTED, SLICED, difference
+from session_ranks import FAMILIES, OFFLOADED, RECOMPUTED, SLICED, difference
 from torch import nn
 
+import unisono
 from unisono import _devices
 from unisono._doctor_device.steps import Experts
 from unisono._executor import Executor, lower
@@ -31,6 +32,14 @@ STEPS = 3
 
 #: The family in which each rank is a stage of a pipeline.
 STAGES = "stages"
+
+#: How many blocks the model has that is to take little memory.
+BLOCKS = 8
+
+#: Devices with hosts beside them, whose links are as quick as their memory.
+LINKED = steps.machine(
+    memory_bandwidth=1e11, flops=1e11, latency_ns=1000.0, bandwidth=1e10, operation_ns=100.0
+).replace("[device.", "host_bandwidth = 2e10\nhost_latency_ns = 1000.0\nhost_memory_bytes = 1000000000\n[device.", 1)
 
 #: Ends the name of a family whose batches are on the host.
 FROM_HOST = ", from the host"
@@ -219,8 +228,50 @@ def _settings(family: str, ranks: int) -> dict[str, Any]:
         return {"mesh": {"stages": ranks}, "micro_batches": 2}
     name, _, form = family.partition(", ")
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[name].items()}
-    forms: dict[str, Any] = {"": {}, SLICED: {"micro_batches": 2}, RECOMPUTED: {"recompute": "full"}}
+    forms: dict[str, Any] = {
+        "": {},
+        SLICED: {"micro_batches": 2},
+        RECOMPUTED: {"recompute": "full"},
+        OFFLOADED: {"offload": "full"},
+    }
     return {"mesh": {"a": ranks}, "pins": pins, **forms[form and f", {form}"]}
+
+
+def hold_less(library: str) -> None:
+    """Prints what training takes under a sixth of the memory that one rank takes without a limit, and how it differs."""
+    clocked.register(library)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    alone, together = blocks(), blocks()
+    device = torch.device(clocked.NAME, int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device.index)
+    graph = unisono.capture(alone.step, model=alone.model, optimizer=alone.optimizer, example=alone.batches[0])
+    limit = graph.plan(LINKED, mesh={"a": 1}).prediction["peak_bytes"] // 6
+    together.model.to(device)
+    batch = tuple(one.to(device) for one in together.batches[0])
+    settings: Any = {"mesh": {"a": 2}, "memory_limit": limit, "micro_batches": 1, "cluster": LINKED}
+    step = unisono.parallelize(
+        together.step, model=together.model, optimizer=together.optimizer, example=batch, **settings
+    )
+    returned = [step(*batch) for _ in range(STEPS)]
+    expected = [alone.step(*alone.batches[0]) for _ in range(STEPS)]
+    clocked.forget()
+    measured = max(step.measure(*batch, repeats=2)["peak_bytes"])
+    prediction = step.plan.prediction
+    worst = max(difference(one.cpu(), other) for one, other in zip(returned, expected, strict=True))
+    print("limit:", limit)
+    print("predicted:", prediction["peak_bytes"])
+    print("measured:", measured)
+    print("offloaded:", prediction.get("offloaded_bytes", 0))
+    print("recomputed:", prediction["recomputed_ns"])
+    print("difference:", worst)
+    print("ordered:", clocked.waits(), clocked.faults())
+
+
+def blocks() -> steps.Training:
+    """Linear layers whose results take far more than their parameters."""
+    torch.manual_seed(0)
+    layers = [part for _ in range(BLOCKS) for part in (nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32), nn.Tanh())]
+    return _training(nn.Sequential(*layers), F.mse_loss, (torch.randn(2048, 32), torch.randn(2048, 32)))
 
 
 # Faults that are planted, each of which is to be found.

@@ -48,6 +48,9 @@ SLICED = ", sliced"
 #: Ends the name of a family in which backward computes again what it can of forward.
 RECOMPUTED = ", recomputed"
 
+#: Ends the name of a family in which what it can of forward is on the host until backward.
+OFFLOADED = ", offloaded"
+
 #: The part of the memory that the best plan takes of which a limited one must make do.
 MEMORY_SHARE = 0.65
 
@@ -67,6 +70,7 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
         for model in ("gpt_adamw", "mlp", "llama"):
             yield from ((model, f"{family}{SLICED}") for family in ("batch cut", "state cut", "tensors cut"))
         yield from (("gpt_adamw", f"{family}{RECOMPUTED}") for family in ("state cut", "tensors cut"))
+        yield from (("gpt_adamw", f"{family}{OFFLOADED}") for family in ("batch cut", "state cut", "tensors cut"))
         yield "gpt_adamw", "state cut"
         yield "gpt_adamw", "memory limited"
         yield from (
@@ -105,6 +109,7 @@ def compare(model: str, family: str, ranks: int) -> dict[str, Any]:
     }
     settings["fuse"], settings["micro_batches"] = family.endswith(FUSED), 2 if family.endswith(SLICED) else 1
     settings["recompute"] = "full" if family.endswith(RECOMPUTED) else None
+    settings["offload"] = "full" if family.endswith(OFFLOADED) else None
     free, limit = None, None
     if family == "memory limited":
         free = unisono.parallelize(together.step, **settings).plan

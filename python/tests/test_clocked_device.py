@@ -73,7 +73,8 @@ ON_ONE = [*((make.__name__, "free") for make in TRAININGS), ("autocast", "free")
 OF_HOST = [("mlp", f"batch cut{FROM_HOST}"), ("llama", f"state cut{FROM_HOST}"), ("experts", f"tensors cut{FROM_HOST}")]
 ON_TWO = [
     *((make.__name__, family) for make in TRAININGS for family in ("batch cut", "state cut", "tensors cut")),
-    *(("gpt", family) for family in ("batch cut, sliced", "state cut, recomputed", STAGES)),
+    *(("gpt", family) for family in ("batch cut, sliced", "state cut, recomputed", "state cut, offloaded", STAGES)),
+    ("llama", "batch cut, offloaded"),
 ]
 ON_FOUR = [
     ("mlp", "tensors cut"),
@@ -135,6 +136,16 @@ def test_a_compiled_module_runs_kernels_of_cuda_and_is_as_on_processors(library,
     assert "U0331" in said["stays"]
     assert float(said["difference without"]) < 1e-5
     assert said["launches without"] == "0"
+
+
+def test_a_training_of_six_times_the_limit_of_a_rank_keeps_it_on_two_with_results_made_again_and_on_the_host(
+    library, tmp_path
+):
+    for one in printed("hold_less", 2, tmp_path, library):
+        assert int(one["measured"]) <= int(one["predicted"]) <= int(one["limit"])
+        assert int(one["offloaded"]) > 0 and int(one["recomputed"]) > 0
+        assert float(one["difference"]) < 5e-5
+        assert one["ordered"] == "{} []"
 
 
 # What the device finds.

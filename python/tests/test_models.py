@@ -111,7 +111,11 @@ def eager(model, loss_of, batch):
     return [step(*batch).item() for _ in range(STEPS)], reference
 
 
-@pytest.mark.parametrize("settings", [{"micro_batches": 2}, {"recompute": "full"}], ids=["sliced", "recomputed"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"micro_batches": 2}, {"recompute": "full"}, {"offload": "full"}],
+    ids=["sliced", "recomputed", "offloaded"],
+)
 @MODELS
 def test_an_unmodified_model_gives_with_less_memory_what_it_gives_at_once(make, settings):
     torch.manual_seed(0)
@@ -122,6 +126,7 @@ def test_an_unmodified_model_gives_with_less_memory_what_it_gives_at_once(make, 
         step, model=model, optimizer=optimizer, example=batch, cluster=DEAR_COMPUTING, **settings
     )
     assert ("recompute" in settings) == (smaller.plan.prediction["recomputed_ns"] > 0)
+    assert ("offload" in settings) == (smaller.plan.prediction.get("offloaded_bytes", 0) > 0)
     assert [smaller(*batch).item() for _ in range(STEPS)] == pytest.approx(losses, rel=1e-5)
     smaller.sync()
     for (name, found), expected in zip(model.named_parameters(), reference.parameters(), strict=True):

@@ -137,6 +137,7 @@ def parallelize(
     micro_batches: int | None = None,
     recompute: str | None = None,
     reduce_dtype: torch.dtype | str | None = None,
+    offload: str | None = None,
     schedule: str | None = None,
     chunks: int | None = None,
     cuts: Sequence[int | str] | None = None,
@@ -187,6 +188,10 @@ def parallelize(
         reduce_dtype: the element type in which gradients are summed between ranks, such as ``torch.float32`` for gradients in bfloat16, or
             ``torch.bfloat16`` for half of what gradients in single precision send; also by name. Behind the sum a gradient has its own
             type again. By default sums are in the type of the gradient. Micro-batches of a rank are added up in that type in any case.
+        offload: what of forward goes to memory of the host until backward. By default what the memory limit asks for, where the cluster
+            description has a link to the host and that is faster than other ways to keep the limit. ``"none"`` for nothing;
+            ``"activations"`` as by default, on a host alone too, where it saves nothing; ``"full"`` for everything but results of
+            collectives. The values are the same. Not in pipeline stages.
         schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zb-h1"``,
             ``"zb-h2"``, ``"zb-v"`` or ``"dualpipe-v"``, or the path of a CSV file of actions, as ``torch.distributed.pipelining`` writes
             it, with a line for each stage, or ``"searched"`` for one that is made for what the parts of this step cost. By default the
@@ -249,6 +254,7 @@ def parallelize(
         "micro_batches": micro_batches,
         "recompute": recompute,
         "reduce_dtype": reduce_dtype,
+        "offload": offload,
         "schedule": schedule,
         "chunks": chunks,
         "cuts": cuts,

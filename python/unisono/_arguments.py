@@ -117,6 +117,13 @@ def reduce_dtype_of(dtype: torch.dtype | str | None) -> str | None:
     return short
 
 
+def require_offload(offload: str | None) -> None:
+    """Refuses what does not say what is on the host."""
+    if offload not in (None, "none", "activations", "full"):
+        hint = '"none" for nothing, "activations" for what the memory limit asks for of what forward leaves, "full" for all of it'
+        raise ConfigurationError(f"`offload` is {offload!r}", code="U0012", hint=hint)
+
+
 def require_rng(rng: str) -> None:
     """Refuses what does not say how random operations draw."""
     if rng not in ("torch", "counter"):

@@ -31,6 +31,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "micro_batches": ((int,), "a whole number"),
     "recompute": ((str,), "'none' or 'full'"),
     "reduce_dtype": ((str,), "an element type such as 'float32'"),
+    "offload": ((str,), "'none', 'activations' or 'full'"),
     "schedule": ((str,), "the name of a schedule such as '1f1b', or the path of a CSV file of actions"),
     "chunks": ((int,), "a whole number"),
     "cuts": ((list,), "a list of names of modules or numbers of operations"),

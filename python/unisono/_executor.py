@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from unisono import _cuda, _devices, _native, _reference
+from unisono import _cuda, _devices, _host, _native, _reference
 from unisono._message import pack, unpack
 from unisono._program import ProgramBuilder, Slot
 from unisono.errors import HardwareError
@@ -68,7 +68,11 @@ class Executor:
         handles = self._ready(inputs)
         inputs.clear()
         with torch._C._AutoDispatchBelowAutograd():
-            return _from_capsules(self._native.run(handles))
+            try:
+                return _from_capsules(self._native.run(handles))
+            except BaseException:
+                _host.forget()
+                raise
 
     def at(self) -> int | None:
         """The position of the instruction that runs now, in whatever thread; ``None`` between steps."""

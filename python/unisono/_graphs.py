@@ -21,7 +21,7 @@ from unisono.errors import UnisonoError
 _MOST = 8
 
 
-def why_not(program: Any, device: torch.device, *, ranks: int, draws: bool) -> str | None:
+def why_not(program: Any, device: torch.device, *, ranks: int, draws: bool, copies: bool) -> str | None:
     """Why the lowered program of a rank cannot be a graph of its device, if so."""
     if device == _devices.HOST:
         return "the processor has no graphs"
@@ -31,6 +31,8 @@ def why_not(program: Any, device: torch.device, *, ranks: int, draws: bool) -> s
         return "it has collectives, which not every network lets be captured"
     if draws:
         return "it draws random numbers of PyTorch's generator, whose state a replay may leave behind"
+    if copies:
+        return "it copies to the host and back by streams of its own"
     return _python_of_others(program)
 
 

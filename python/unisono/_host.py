@@ -1,7 +1,7 @@
 """Copies between a device and its host, which a step starts and goes on beside: the operations of the executor.
 
-Each direction has a stream of its own, behind what was issued before. A copy holds what it reads until it is waited for, so that no memory is
-given out again before. On the processor a copy is a second tensor in the same memory.
+Each direction has a stream of its own, behind what was issued before. A copy holds what it reads until it is waited for, so that its
+memory is not given out again before. On the processor a copy is a second tensor in the same memory.
 """
 
 from __future__ import annotations

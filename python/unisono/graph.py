@@ -18,6 +18,7 @@ from unisono._arguments import (
     plain_pins,
     planned_mesh,
     reduce_dtype_of,
+    require_offload,
     require_recompute,
 )
 from unisono._message import pack
@@ -76,6 +77,7 @@ class StepGraph:
         micro_batches: int | None = None,
         recompute: str | None = None,
         reduce_dtype: torch.dtype | str | None = None,
+        offload: str | None = None,
         schedule: str | None = None,
         chunks: int | None = None,
         cuts: Sequence[int | str] | None = None,
@@ -94,6 +96,8 @@ class StepGraph:
                 memory limit.
             recompute: what of forward is computed again in backward: ``"none"``, ``"full"``, or by default what the memory limit asks for.
             reduce_dtype: the element type in which gradients are summed between ranks, as in :func:`unisono.parallelize`.
+            offload: what of forward is on the host until backward: ``"none"``, ``"activations"``, ``"full"``, or by default what the memory
+                limit asks for where the cluster has a link to the host.
             schedule: in which order pipeline stages run their micro-batches, as in :func:`unisono.parallelize`.
             chunks: how many chunks of the program each stage has, as there.
             cuts: where the chunks begin, as there.
@@ -109,6 +113,7 @@ class StepGraph:
             ResourceError: no plan keeps the limit.
         """
         require_recompute(recompute)
+        require_offload(offload)
         pipeline = Pipeline(schedule, chunks, cuts)
         description = cluster_text(cluster)
         limit = bytes_of(memory_limit)
@@ -117,6 +122,7 @@ class StepGraph:
             "micro_batches": micro_batches,
             "recompute": recompute,
             "reduce_dtype": reduce_dtype_of(reduce_dtype),
+            "offload": offload,
             **pipeline.settings(),
             "memory_limit": limit,
             "pins": plain_pins(pins),

@@ -23,6 +23,7 @@ from unisono._arguments import (
     plain_pins,
     reduce_dtype_of,
     require_graphs,
+    require_offload,
     require_rng,
     require_settings,
     require_timeout,
@@ -64,6 +65,7 @@ class ParallelStep:
         micro_batches: int | None,
         recompute: str | None,
         reduce_dtype: torch.dtype | str | None,
+        offload: str | None,
         schedule: str | None,
         chunks: int | None,
         cuts: Sequence[int | str] | None,
@@ -86,6 +88,7 @@ class ParallelStep:
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's part."""
         require_settings(compare_every, on_change, captures, batch, micro_batches, recompute)
+        require_offload(offload)
         pipeline = Pipeline(schedule, chunks, cuts)
         require_timeout(timeout)
         require_rng(rng)
@@ -106,6 +109,7 @@ class ParallelStep:
         self._session.deferred = Deferred.of(model, optimizers)
         self._session.recompute, self._session.forbid = recompute, plain_forbid(forbid)
         self._session.reduce_dtype = reduce_dtype_of(reduce_dtype)
+        self._session.offload = offload
         self._session.pipeline = pipeline
         self._session.live, self._session.batch = cycled(optimizers), batch
         self._session.fuse, self._session.graphs = fuse, graphs

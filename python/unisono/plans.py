@@ -106,8 +106,10 @@ class Plan:
     def passes(self) -> dict[str, Any]:
         """Settings of the passes: bytes of a bucket of collectives (``bucket_limit``) and gathered ahead (``prefetch_limit``), and by axis
         up to how many bytes each kind of collective is an exchange between all ranks in one round (``direct``; absent where none is),
-        which operations of forward run again in backward, by position (``recompute``; absent where none do), and in which
-        element type gradients are summed between ranks (``reduce_dtype``; absent where it is their own).
+        which operations of forward run again in backward, by position (``recompute``; absent where none do), in which element type
+        gradients are summed between ranks (``reduce_dtype``; absent where it is their own), and which results of forward are on the host
+        until backward, by the positions of what makes them, behind which their memory is free, and behind which their copy back starts
+        (``offload``; absent where none are).
         """
         return self._content["passes"]
 

@@ -87,6 +87,7 @@ class Session:
         searches_mesh: whether the first plan decides which axes the ranks make.
         recompute: what of forward is computed again in backward, if the user says so.
         reduce_dtype: the element type in which gradients are summed between ranks, if the user says so.
+        offload: what is on the host while the device does not need it, if the user says so.
         forbid: kinds of collectives that plans do without, by axis.
         pipeline: what the user says of pipeline stages.
         fuse: whether groups of operations run as kernels.
@@ -118,6 +119,7 @@ class Session:
     searches_mesh: bool = False
     recompute: str | None = None
     reduce_dtype: str | None = None
+    offload: str | None = None
     forbid: dict[str, list[str]] = field(default_factory=dict)
     pipeline: Pipeline = field(default_factory=Pipeline)
     fuse: bool = False
@@ -334,6 +336,7 @@ class CapturedStep:
         settings = settings | {
             "micro_batches": count,
             "recompute": session.recompute,
+            "offload": session.offload,
             "reduce_dtype": session.reduce_dtype,
         }
         if self._mesh.get(STAGES, 1) > 1:
@@ -397,7 +400,8 @@ class CapturedStep:
         program = lower_graph(graph, groups, self.device, buffer_bytes=left, fuse=self._session.fuse)
         if self._session.graphs == "off":
             return program, 'it was not asked to be: `graphs="auto"`'
-        reason = _graphs.why_not(program, self.device, ranks=self.ranks.count, draws=self._draws)
+        copies = self.plan.prediction.get("offloaded_bytes", 0) > 0
+        reason = _graphs.why_not(program, self.device, ranks=self.ranks.count, draws=self._draws, copies=copies)
         return program if reason else lower_graph(graph, groups, self.device, live=True), reason
 
     def simulated_json(self) -> str:

@@ -113,7 +113,6 @@ codes! {
     BAD_RULE = 207, Configuration, "a rule for an operation that cannot be read, or is wrong";
     BAD_SCHEDULE = 208, Configuration, "a pipeline schedule that cannot be run";
     UNSUPPORTED_PLAN = 209, Unsupported, "a combination of plan settings that is not supported yet";
-    NO_HOST_MEMORY = 210, Resources, "a memory limit that only memory of the host could keep";
 
     // 03xx: the executor and PyTorch
     TORCH_NOT_LOADED = 300, Hardware, "PyTorch's library is not loaded";

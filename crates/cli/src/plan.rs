@@ -13,7 +13,8 @@ use cluster::Cluster;
 use indexmap::IndexMap;
 use ir::{Dtype, STAGES};
 use plan::{
-    Candidate, Cut, Effort, Forbid, Pins, PlanSettings, Recomputation, ScheduleWish, Sensitivity, WhyNot,
+    Candidate, Cut, Effort, Forbid, Offloading, Pins, PlanSettings, Recomputation, ScheduleWish, Sensitivity,
+    WhyNot,
 };
 use serde::Serialize;
 
@@ -46,6 +47,27 @@ fn element_type(name: &str) -> std::result::Result<Dtype, String> {
         let names: Vec<&str> = all.by_ref().map(|dtype| dtype.text()).collect();
         format!("give one of {}", names.join(", "))
     })
+}
+
+/// What is on the host while the device does not need it.
+#[derive(Clone, Copy, ValueEnum)]
+enum Offload {
+    /// Nothing
+    None,
+    /// What the memory limit asks for of what forward leaves for backward
+    Activations,
+    /// All of it that can be
+    Full,
+}
+
+impl Offload {
+    const fn setting(self) -> Offloading {
+        match self {
+            Self::None => Offloading::None,
+            Self::Activations => Offloading::Activations,
+            Self::Full => Offloading::Full,
+        }
+    }
 }
 
 /// Find the plan of a captured training step: who holds and computes what
@@ -107,6 +129,9 @@ pub struct Plan {
     /// Sum gradients between ranks in this element type, such as `f32` or `bfloat16`; in their own unless given
     #[arg(long, value_parser = element_type)]
     reduce_dtype: Option<Dtype>,
+    /// What is on the host while the device does not need it; what the memory limit asks for, where the cluster has a link to the host, unless given
+    #[arg(long)]
+    offload: Option<Offload>,
     /// Take the first solution of the search instead of the best of several
     #[arg(long)]
     quick: bool,
@@ -147,6 +172,7 @@ impl Plan {
             micro_batches: self.micro_batches,
             recompute: self.recompute.map(Recompute::setting),
             reduce_dtype: self.reduce_dtype,
+            offload: self.offload.map(Offload::setting),
             memory_limit: self.memory_limit()?,
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };

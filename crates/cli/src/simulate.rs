@@ -2,7 +2,7 @@
 
 use std::{io::Write, path::PathBuf};
 
-use base::{Diagnostic, Result};
+use base::{Diagnostic, Nanos, Result};
 use clap::Args;
 use plan::Ranks;
 use timeline::{Timeline, chrome, step::Figures};
@@ -49,10 +49,16 @@ impl Simulate {
 /// A line for each rank.
 fn figures(timeline: &Timeline) -> String {
     let line = |rank: &timeline::Rank| {
-        let Figures { step, compute, communication, exposed, operations, collectives } =
-            Figures::of(timeline, rank);
+        let figures = Figures::of(timeline, rank);
+        let Figures { step, compute, communication, exposed, operations, collectives, .. } = figures;
+        let copies = match (figures.copying, figures.exposed_copies) {
+            (Nanos(0), _) => String::new(),
+            (copying, waiting) => {
+                format!("; {copying} in copies to the host and back, {waiting} waiting for them")
+            }
+        };
         format!(
-            "rank {}: {step} a step; {compute} in {operations} operations, {exposed} waiting; {communication} in {collectives} collectives\n",
+            "rank {}: {step} a step; {compute} in {operations} operations, {exposed} waiting; {communication} in {collectives} collectives{copies}\n",
             rank.rank
         )
     };

@@ -72,6 +72,15 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
             Nanos(p.recomputed_ns)
         );
     }
+    if p.offloaded_bytes > 0 {
+        let _ = writeln!(
+            text,
+            "  offload   {} of what forward leaves are on the host until backward, {} at most at once; {} of waiting for copies",
+            Bytes(p.offloaded_bytes),
+            Bytes(p.host_bytes),
+            Nanos(p.exposed_copies_ns)
+        );
+    }
     let _ = writeln!(text, "  limited by {}", plan.limit);
     if let Some(stages) = &plan.stages {
         let _ = writeln!(

@@ -93,6 +93,13 @@ fn lead(summary: &Summary, measured: Option<Nanos>, rank: u32) -> Vec<String> {
             nanos(summary.recomputed_ms)
         ));
     }
+    if summary.offloaded_bytes > 0 {
+        sentences.push(format!(
+            "{} of what forward leaves are on the host until backward; the rank waits {} for copies.",
+            Bytes(summary.offloaded_bytes),
+            nanos(summary.exposed_copies_ms)
+        ));
+    }
     sentences.extend(measured.map(|took| {
         let more = percent(took.0 as f64 / NANOS_PER_MILLI - summary.step_ms, summary.step_ms);
         format!("Measured on rank {rank}, a step took {took}: {more:+.0} % against the prediction.")

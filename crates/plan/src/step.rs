@@ -15,7 +15,7 @@ use crate::{
     meshes::{Candidate, search_meshes},
     pins::Pins,
     pipelines::search_stages,
-    plan::{Plan, mesh_of},
+    plan::{Plan, Prediction, mesh_of},
     run::{Offloading, Recomputation, Request},
     search::search,
     stage_counts::faster_in_stages,
@@ -149,11 +149,11 @@ pub fn plan_telling(
     if settings.mesh().stages() > 1 {
         return asked.in_stages();
     }
-    let found = asked.in_one_piece(told);
+    let mut found = asked.in_one_piece(told);
     if settings.mesh.is_empty() && settings.effort == Effort::Full {
-        return asked.or_in_stages(found);
+        found = asked.or_in_stages(found);
     }
-    found
+    found.map_err(|refused| asked.said_with_host(refused))
 }
 
 /// How many micro-batches are tried where the whole batch at once does not keep the memory limit.
@@ -193,6 +193,36 @@ impl Asked<'_> {
             }
             other => other,
         }
+    }
+
+    /// The error of a limit that no plan keeps, with what would where memory of the host is all that is missing.
+    fn said_with_host(&self, refused: Box<Diagnostic>) -> Box<Diagnostic> {
+        let device = &self.cluster.device;
+        let on_device =
+            self.graph.inputs.values().any(|input| !self.graph.ty(input.value).device.kind.is_cpu());
+        let is_apart = on_device || self.cluster.ranks().is_some();
+        let may_help = device.host_bandwidth.is_none() || device.host_memory_bytes.is_some();
+        if refused.code != Code::NO_PLAN || self.settings.offload.is_some() || !is_apart || !may_help {
+            return refused;
+        }
+        let mut larger = self.cluster.clone();
+        larger.device.host_bandwidth.get_or_insert(device.memory_bandwidth);
+        larger.device.host_memory_bytes = None;
+        let settings = PlanSettings { effort: Effort::Quick, ..self.settings.clone() };
+        let asked = Asked { cluster: &larger, settings: &settings, ..*self };
+        let Ok(plan) = asked.in_one_piece(|_| {}) else { return refused };
+        let Prediction { peak_bytes, host_bytes, .. } = plan.prediction;
+        let given =
+            device.host_memory_bytes.map_or("none is given".to_owned(), |given| format!("{given} are given"));
+        let cause = refused.cause.clone().unwrap_or_default();
+        refused
+            .because(format!(
+                "{cause}; a plan with {host_bytes} bytes of memory of the host needs {peak_bytes} per rank, but {given}"
+            ))
+            .hint(
+                "say what the host has in the cluster description: `host_bandwidth`, `host_latency_ns` and `host_memory_bytes` of the device; \
+                 or use more ranks, a smaller batch, or a higher memory limit",
+            )
     }
 
     /// The plan on a mesh that is searched for, or one in pipeline stages that is faster, or that keeps the limit where none does without.

@@ -101,6 +101,12 @@ pub struct Summary {
     pub compute_ms: f64,
     /// Operations of forward that run again in backward.
     pub recomputed_ms: f64,
+    /// What is copied to the host in a step, and back.
+    pub offloaded_bytes: u64,
+    /// The most that is on the host of it at once.
+    pub host_bytes: u64,
+    /// Waiting for these copies.
+    pub exposed_copies_ms: f64,
     /// Collectives alone, hidden or not.
     pub communication_ms: f64,
     /// Waiting for collectives.
@@ -183,6 +189,9 @@ pub fn summary(
         step_ms,
         compute_ms: millis(p.compute_ns),
         recomputed_ms: millis(p.recomputed_ns),
+        offloaded_bytes: p.offloaded_bytes,
+        host_bytes: p.host_bytes,
+        exposed_copies_ms: millis(p.exposed_copies_ns),
         communication_ms: millis(p.communication_ns),
         exposed_ms: millis(p.exposed_ns),
         least_ms: least_ms(graph, cluster, mesh.ranks()),

@@ -4,16 +4,21 @@
 mod model;
 #[path = "../../../passes/tests/simulated/program.rs"]
 mod program;
+#[path = "../../../passes/tests/simulated/stays.rs"]
+mod stays;
 
 use base::Bytes;
 use ir::{Arg, Graph, testing::Random};
-use passes::{Settings, pipeline, run};
+use passes::{self, Settings, pipeline, run};
 use torch_sys::{Arg as Given, Device as Place, Output, Slot, Version};
 use unisono_exec::{
     Abilities, Action, BUFFERS, Groups, Instruction, Program, Role, lower, rewrite, spec_of, wanted_schemas,
 };
 
-use crate::model::{Device, Fault};
+use crate::{
+    model::{Device, Fault},
+    stays::with_stays,
+};
 
 const SEEDS: u64 = 40;
 
@@ -29,7 +34,7 @@ const FORMS: [&str; 8] = [
     "aten::add.out(Tensor self, Tensor other, *, Scalar alpha=1, Tensor(a!) out) -> Tensor(a!)",
 ];
 
-/// A graph whose collectives are of two groups, behind all passes.
+/// A graph whose collectives are of two groups, and of which results are on the host until backward, behind all passes.
 fn graph(seed: u64) -> Graph {
     let mut graph = program::rank_graph(seed, 60);
     let mut random = Random::new(seed);
@@ -42,7 +47,7 @@ fn graph(seed: u64) -> Graph {
     }
     let mut limit = || Bytes(1 << random.below(12));
     let settings = Settings { bucket_limit: limit(), prefetch_limit: limit(), ..Settings::default() };
-    run(&pipeline(&settings), &graph, |_| {}).unwrap()
+    run(&pipeline(&with_stays(settings, &graph, seed)), &graph, |_| {}).unwrap()
 }
 
 /// A random program for a kind of device; on the processor small results lie in memory that stays.
@@ -84,6 +89,13 @@ fn every_access_is_ordered_behind_what_it_needs_and_collectives_run_beside_what_
     assert!(beside > 400 && two_at_once > 40, "{beside} {two_at_once}");
 }
 
+#[test]
+fn programs_copy_to_the_host_and_back() {
+    let copies = |program: Program| program.body.iter().filter(|one| role(one) == Some(Role::Copy)).count();
+    let count: usize = (0..SEEDS).map(|seed| copies(program(seed, "npu"))).sum();
+    assert!(count > 80, "{count}");
+}
+
 /// The slots that are what a slot is by views, and the slot.
 fn shown_as(program: &Program, slot: Slot) -> Vec<Slot> {
     let mut all = vec![slot];
@@ -103,17 +115,21 @@ fn slots(instruction: &Instruction) -> (Vec<Slot>, Vec<Slot>) {
     (args.iter().flat_map(Given::slots).collect(), outputs.iter().flat_map(Output::slots).collect())
 }
 
-/// The position of the collective that a wait waits for, and its group.
+/// The position of what a wait waits for, and its stream.
 fn awaited(program: &Program, at: usize) -> Option<(usize, String)> {
     let operand = *slots(&program.body[at]).0.first()?;
     let start = (0..at).rev().find(|start| slots(&program.body[*start]).1.contains(&operand))?;
-    Some((start, group_of(&program.body[start])?.to_owned()))
+    Some((start, stream_of(program, &program.body[start])?))
 }
 
-/// The group of a collective.
-fn group_of(instruction: &Instruction) -> Option<&str> {
-    let Action::Call { args, role: Role::Collective, .. } = &instruction.action else { return None };
-    args.iter().rev().find_map(|arg| if let Given::Str(group) = arg { Some(group.as_str()) } else { None })
+/// The stream of a collective, which is that of its group, or of a copy, which is that of its direction.
+fn stream_of(program: &Program, instruction: &Instruction) -> Option<String> {
+    let group = |arg: &Given| if let Given::Str(group) = arg { Some(group.clone()) } else { None };
+    match &instruction.action {
+        Action::Call { args, role: Role::Collective, .. } => args.iter().rev().find_map(group),
+        Action::Call { role: Role::Copy, .. } => Some(program.name(instruction)),
+        _ => None,
+    }
 }
 
 /// Whether nothing but a wait orders what it waits for before its first use by another stream: no other wait for that, or for later work of its group, does.
@@ -124,8 +140,8 @@ fn is_needed(program: &Program, at: usize) -> bool {
     // Collectives of its group are on its stream.
     let uses = |later: &usize| {
         let later = &program.body[*later];
-        matches!(role(later), Some(Role::Compute | Role::Collective))
-            && group_of(later) != Some(&group)
+        matches!(role(later), Some(Role::Compute | Role::Collective | Role::Copy))
+            && stream_of(program, later).as_ref() != Some(&group)
             && slots(later).0.iter().any(|slot| shown.contains(slot))
     };
     let Some(used) = (at + 1..program.body.len()).find(uses) else { return false };
@@ -156,7 +172,8 @@ fn an_operand_that_is_overwritten_while_a_collective_reads_it_is_found() {
     let mut planted = 0;
     for seed in 0..SEEDS {
         let right = program(seed, "npu");
-        let starts = (0..right.body.len()).filter(|at| role(&right.body[*at]) == Some(Role::Collective));
+        let starts = (0..right.body.len())
+            .filter(|at| matches!(role(&right.body[*at]), Some(Role::Collective | Role::Copy)));
         for at in starts {
             let program = overwritten(&right, at);
             let faults = two_steps(&program, Fault::None).faults;

@@ -3,14 +3,18 @@
 
 mod program;
 mod run;
+mod stays;
 
 use base::Bytes;
 use ir::{Graph, testing::Random};
-use unisono_passes::{Direct, DirectAxes, Outcome, Positions, Repeatable, Settings, pipeline, run, settled};
+use unisono_passes::{
+    self as passes, Direct, DirectAxes, Outcome, Positions, Repeatable, Settings, pipeline, run, settled,
+};
 
 use crate::{
     program::rank_graph,
     run::{RANKS, Tensor, execute},
+    stays::with_stays,
 };
 
 /// The inputs of all ranks: equal where the graph says nothing else, since only state and batch differ between ranks.
@@ -53,9 +57,9 @@ fn random_rank_graphs_give_the_same_after_all_passes() {
                 },
             )]),
             recompute: some_again(&graph, seed),
-            without_checkpoints: false,
-            reduce_dtype: None,
+            ..Settings::default()
         };
+        let settings = with_stays(settings, &graph, seed);
         let after = run(&pipeline(&settings), &graph, |outcome: &Outcome| {
             *changed.entry(outcome.pass).or_insert(0) += usize::from(outcome.changed);
         });

@@ -102,7 +102,11 @@ fn results(graph: &Graph, node: &Node, operands: &[Vec<Tensor>], rank: usize) ->
             let part = own[0].values().len() / RANKS;
             one(all().iter().flat_map(|values| values[rank * part..(rank + 1) * part].to_vec()).collect())
         }
-        "_c10d_functional::wait_tensor" | "aten::detach" => vec![own[0].clone()],
+        "_c10d_functional::wait_tensor"
+        | "aten::detach"
+        | "unisono::to_host"
+        | "unisono::from_host"
+        | "unisono::wait_copy" => vec![own[0].clone()],
         "aten::t" => vec![permuted(&own[0], &[1, 0])],
         "aten::permute" => vec![permuted(&own[0], ints(&node.args[1]))],
         "aten::view" => vec![viewed(&own[0], ints(&node.args[1]))],

@@ -2,7 +2,7 @@
 
 use base::Nanos;
 use indexmap::IndexMap;
-use ir::{NodeId, Part, PartId, PartKind, RankGraph};
+use ir::{HostCopy, NodeId, Part, PartId, PartKind, RankGraph};
 use report::{Activity, Paint, Strip};
 use timeline::{Category, Names, Rank, Timeline, TrackId};
 
@@ -85,6 +85,8 @@ impl Step<'_> {
             (Category::UserAnnotation, Some(_)) => Paint::Collective,
             _ if ir::is_wait(name) => Paint::Wait,
             _ if ir::is_communication(name) => Paint::Collective,
+            _ if HostCopy::of_operator(name) == Some(HostCopy::Wait) => Paint::Wait,
+            _ if HostCopy::of_operator(name).is_some() => Paint::Collective,
             (_, Some(node)) => paint(self.graph.part_kind(*node)),
             (_, None) => Paint::Other,
         };
