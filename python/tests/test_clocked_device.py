@@ -56,7 +56,7 @@ def compared(library, tmp_path_factory):
     return run
 
 
-def assert_as_on_processors(found, kind, ranks, copies=0):
+def assert_as_on_processors(found, kind, ranks, copies=0, is_offloaded=False):
     for rank, one in enumerate(found):
         assert "error" not in one, one["error"]
         assert one["device"] == f"{kind}:{rank}"
@@ -66,6 +66,7 @@ def assert_as_on_processors(found, kind, ranks, copies=0):
         # Parameters that begin at zero have made three small steps, whose rounding Adam magnifies.
         assert one["difference"] < 5e-5, one["worst"]
         assert (one["collectives"] > 0) == (ranks > 1)
+        assert (one["offloaded"] > 0) == is_offloaded
 
 
 ON_ONE = [*((make.__name__, "free") for make in TRAININGS), ("autocast", "free")]
@@ -94,7 +95,8 @@ def test_steps_on_a_device_under_another_name_with_fused_optimizers_are_as_on_pr
 @pytest.mark.parametrize(("model", "family"), ON_TWO)
 def test_steps_on_two_devices_are_as_on_processors_and_all_is_ordered(compared, model, family):
     found = compared(2, ON_TWO + OF_HOST)
-    assert_as_on_processors([one[f"{model}, {family}"] for one in found], clocked.NAME, 2)
+    found = [one[f"{model}, {family}"] for one in found]
+    assert_as_on_processors(found, clocked.NAME, 2, is_offloaded=family.endswith("offloaded"))
 
 
 @pytest.mark.parametrize(("model", "family"), OF_HOST)
