@@ -22,10 +22,11 @@ from session_ranks import FAMILIES, OFFLOADED, RECOMPUTED, SLICED, difference
 from torch import nn
 
 import unisono
-from unisono import _devices
+from unisono import _devices, _profile
 from unisono._doctor_device.steps import Experts
 from unisono._executor import Executor, lower
 from unisono._program import ProgramBuilder, Slot
+from unisono._ranks import Ranks
 from unisono.errors import UnisonoError
 
 STEPS = 3
@@ -395,6 +396,8 @@ def counted(library: str) -> None:
         act()
         print(f"{name}:", clocked.waits())
     print("copies:", clocked.copies_from_host())
+    link = dict(line.split(" = ") for line in _profile._host_link(Ranks(), x.device))
+    print("link:", *link, all(float(one) > 0 for one in link.values()))
     fresh = torch.empty(4, device=clocked.NAME)
     print("fresh:", fresh.isnan().all().item())
     print("on the device:", torch.accelerator.memory_allocated() > 0, torch.zeros(2, device=f"{clocked.NAME}:1").device)

@@ -213,6 +213,7 @@ def test_what_has_the_host_wait_is_counted(library, tmp_path):
     assert found["on the device"] == "True clocked:1"
     assert found["draws"] == "True False"
     assert found["of its own"] == "True"
+    assert found["link"] == "host_bandwidth host_latency_ns host_memory_bytes True"
 
 
 def test_numbers_by_a_counter_are_those_of_processors_and_their_key_has_nobody_wait(library, tmp_path):

@@ -29,6 +29,8 @@ else:
 
 #: Sizes of the messages that latency and bandwidth are fitted to, in elements of four bytes.
 _SMALL, _LARGE = 1 << 8, 1 << 20
+#: Elements of a large copy between a device and its host.
+_LINK = 1 << 22
 
 #: How often each thing is measured, and how often to see whether it is still as it was.
 _ROUNDS, _ROUNDS_OF_CHECK = 7, 2
@@ -119,6 +121,7 @@ def describe(ranks: Ranks, device: torch.device = _devices.HOST, memory_bytes: i
         f"memory_bandwidth = {bandwidth:.4e}",
         f"operation_ns = {overhead:.1f}",
         f"overlap_factor = {_overlap(ranks, device, times['f32']):.3f}",
+        *_host_link(ranks, device),
         f"spread = {spread:.3f}",
         "",
         "[device.matmul_flops]",
@@ -157,6 +160,29 @@ def _figures(times: Mapping[str, float], device: torch.device) -> tuple[float, f
     size, elements, types = _sizes(device)
     rates = {name: 2 * size**3 / times[name] for name in types}
     return 2 * elements * 4 / times["copy"], times["operation"] * 1e9, rates
+
+
+def _host_link(ranks: Ranks, device: torch.device) -> list[str]:
+    """What copies between a device and pinned memory of its host take, each rank making its own; nothing for a host, or without such memory."""
+    if device == _devices.HOST:
+        return []
+    runs: dict[str, Callable[[], object]] = {}
+    for size, elements in (("small", 1), ("large", _LINK)):
+        try:
+            here, there = torch.zeros(elements, pin_memory=True), torch.zeros(elements, device=device)
+        except RuntimeError:
+            return []
+        runs[f"{size} out"] = functools.partial(here.copy_, there, non_blocking=True)
+        runs[f"{size} back"] = functools.partial(there.copy_, here, non_blocking=True)
+    taken = _typical(ranks, device, runs, 4)
+    latency = max(taken["small out"], taken["small back"])
+    longest = max(taken["large out"] - taken["small out"], taken["large back"] - taken["small back"], 1e-9)
+    return [
+        f"host_bandwidth = {4 * (_LINK - 1) / longest:.4e}",
+        f"host_latency_ns = {latency * 1e9:.1f}",
+        # The rest of it is for everything else.
+        f"host_memory_bytes = {_memory(ranks, _devices.HOST) // 2}",
+    ]
 
 
 def _memory(ranks: Ranks, device: torch.device) -> int:

@@ -8,7 +8,12 @@ use base::{Bytes, Nanos, Result};
 use cluster::Cluster;
 use ir::{Graph, Mesh, Placement, RankGraph};
 
-use crate::{account::Account, plan::Plan, step::program, summary::accounted};
+use crate::{
+    account::Account,
+    plan::{Plan, Prediction},
+    step::program,
+    summary::accounted,
+};
 
 use goes::{Whose, goes};
 pub use goes::{changes, module_name, short};
@@ -40,6 +45,26 @@ fn along_innermost(mesh: &Mesh) -> String {
     }
 }
 
+/// What runs again in backward, and what is on the host until then.
+fn held_less(text: &mut String, p: &Prediction) {
+    if p.recomputed_ns > 0 {
+        let _ = writeln!(
+            text,
+            "  recompute {} of operations of forward run again in backward",
+            Nanos(p.recomputed_ns)
+        );
+    }
+    if p.offloaded_bytes > 0 {
+        let _ = writeln!(
+            text,
+            "  offload   {} of what forward leaves are on the host until backward, {} at most at once; {} of waiting for copies",
+            Bytes(p.offloaded_bytes),
+            Bytes(p.host_bytes),
+            Nanos(p.exposed_copies_ns)
+        );
+    }
+}
+
 /// What a plan does, what it is expected to cost and what it was chosen over; `graph` is one rank's graph. Where time and memory go is said
 /// where an account is given.
 fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String {
@@ -65,22 +90,7 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
         Nanos(p.communication_ns)
     );
     let _ = writeln!(text, "  memory    {} at the peak of a rank: {}", Bytes(p.peak_bytes), p.at_peak());
-    if p.recomputed_ns > 0 {
-        let _ = writeln!(
-            text,
-            "  recompute {} of operations of forward run again in backward",
-            Nanos(p.recomputed_ns)
-        );
-    }
-    if p.offloaded_bytes > 0 {
-        let _ = writeln!(
-            text,
-            "  offload   {} of what forward leaves are on the host until backward, {} at most at once; {} of waiting for copies",
-            Bytes(p.offloaded_bytes),
-            Bytes(p.host_bytes),
-            Nanos(p.exposed_copies_ns)
-        );
-    }
+    held_less(&mut text, p);
     let _ = writeln!(text, "  limited by {}", plan.limit);
     if let Some(stages) = &plan.stages {
         let _ = writeln!(

@@ -76,7 +76,7 @@ fn everything(graph: &Graph, machine: Machine<'_>) -> Vec<(i64, u64)> {
             Positions((0..).zip(&positions).filter(|(at, _)| bits >> at & 1 == 1).map(|(_, p)| *p).collect());
         let kept: Vec<u32> =
             positions.iter().copied().filter(|position| !again.0.contains(position)).collect();
-        stays(&base, &again, &kept, &mut Vec::new(), &mut |stays| {
+        stays(base.order.len() as u32, &kept, &mut Vec::new(), &mut |stays| {
             let settings = Settings { recompute: again.clone(), offload: stays, ..Settings::default() };
             let Ok(program) = passes::run(&pipeline(&settings), graph, |_| {}) else { return false };
             let sim::Prediction { time, memory } = sim::predict(&program, machine).unwrap();
@@ -88,25 +88,18 @@ fn everything(graph: &Graph, machine: Machine<'_>) -> Vec<(i64, u64)> {
 }
 
 /// Tries all stays of some of these operations' results on the host; those that the pass refuses alone are left out.
-fn stays(
-    base: &Graph,
-    again: &Positions,
-    kept: &[u32],
-    chosen: &mut Vec<Stay>,
-    tried: &mut impl FnMut(Stays) -> bool,
-) {
+fn stays(steps: u32, kept: &[u32], chosen: &mut Vec<Stay>, tried: &mut impl FnMut(Stays) -> bool) {
     if !tried(Stays(chosen.clone())) {
         return;
     }
     if chosen.len() == MOST_STAYS {
         return;
     }
-    let steps = base.order.len() as u32;
     for (at, made) in kept.iter().enumerate() {
         for gone in *made..steps {
             for back in gone..steps {
                 chosen.push(Stay { made: *made, gone, back });
-                stays(base, again, &kept[at + 1..], chosen, tried);
+                stays(steps, &kept[at + 1..], chosen, tried);
                 chosen.pop();
             }
         }
