@@ -4,7 +4,7 @@ VENV   ?= .venv
 TORCH  ?= 2.13.0
 BIN    := $(VENV)/bin
 CARGO_TEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo "nextest run" || echo "test -q")
-SOURCES := $(shell find crates python/unisono -name '*.rs' -o -name '*.toml' -o -name '*.py' -o -name '*.pyi' -o -name '*.html') Cargo.toml Cargo.lock pyproject.toml
+SOURCES := $(shell find crates python/unisono -name '*.rs' -o -name '*.toml' -o -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.h') Cargo.toml Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-pipeline test check lint format bench clean rust-test python-test
