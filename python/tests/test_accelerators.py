@@ -318,9 +318,17 @@ def test_a_machine_s_devices_are_measured_in_the_types_that_they_are_used_in():
 
 
 def test_nothing_asks_for_cuda_by_name_where_a_step_runs():
-    """Names of accelerators are for what is captured for one that is not there, and for what PyTorch itself calls so."""
+    """Names of accelerators are for what is captured for one that is not there, for PyTorch's own names, and for kernels of one."""
     package = Path(unisono.__file__).parent
-    allowed = {"kernels.py", "attention.py", "surroundings.py", "__init__.py", "_commands.py", "_devices.py"}
+    allowed = {
+        "kernels.py",
+        "attention.py",
+        "surroundings.py",
+        "__init__.py",
+        "_commands.py",
+        "_devices.py",
+        "_cuda.py",
+    }
     naming = [
         file.name
         for file in [*package.glob("*.py"), *(package / "_capture").glob("*.py")]

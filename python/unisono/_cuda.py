@@ -32,6 +32,11 @@ def device_of(device: torch.device) -> _native.CudaDevice | str:
     return _opened(device.type, index)
 
 
+def is_meant(device: torch.device) -> bool:
+    """Whether kernels are meant for a device, so that it is worth a word where there are none."""
+    return device.type == "cuda"
+
+
 @functools.cache
 def _opened(kind: str, index: int) -> _native.CudaDevice | str:
     libraries, architecture = STAND_INS.get(kind), "sm_90"

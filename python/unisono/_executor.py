@@ -160,7 +160,7 @@ def _kernel_device(device: torch.device) -> _native.CudaDevice | None:
     found = _cuda.device_of(device)
     if not isinstance(found, str):
         return found
-    if device.type == "cuda":
+    if _cuda.is_meant(device):
         _stay(found)
     return None
 
