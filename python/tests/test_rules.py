@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 
 from unisono import _counter as _counter  # the operation that draws at positions
+from unisono import _host as _host  # the operations that copy to the host and back
 from unisono import _native
 from unisono._capture import kernels
 from unisono._capture.inputs import StepInput, StepInputs
@@ -683,6 +684,9 @@ _OFFSETS = torch.tensor([16, 48, 96], dtype=torch.int32)
 DIRECT |= {
     "_scaled_mm": (*_SCALED, *_SCALES, None, None, torch.float32),
     "_grouped_mm": (whole_numbers(6, 96, 32), whole_numbers(6, 32, 96)),
+    "unisono::to_host": (torch.randn(12, 96),),
+    "unisono::from_host": (torch.randn(12, 96), torch.device("cpu")),
+    "unisono::wait_copy": (torch.randn(12, 96),),
     "unisono::random_at": (
         torch.tensor([7, 3]),
         [torch.arange(12), torch.arange(96)],

@@ -163,7 +163,7 @@ def _figures(times: Mapping[str, float], device: torch.device) -> tuple[float, f
 
 
 def _host_link(ranks: Ranks, device: torch.device) -> list[str]:
-    """What copies between a device and pinned memory of its host take, each rank making its own; nothing for a host, or without such memory."""
+    """What copies between a device and pinned memory of its host take; nothing for a host, or without such memory."""
     if device == _devices.HOST:
         return []
     runs: dict[str, Callable[[], object]] = {}
