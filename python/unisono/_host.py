@@ -60,3 +60,18 @@ def _wait_copy(self: torch.Tensor) -> torch.Tensor:
         device = source.device if source.device.type != "cpu" else self.device
         torch.accelerator.current_stream(device).wait_event(event)
     return self
+
+
+# What they give of tensors without data.
+
+
+@torch.library.impl(_LIBRARY, "to_host", "Meta")
+@torch.library.impl(_LIBRARY, "from_host", "Meta")
+def _copy_of_meta(self: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    del device
+    return torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta")
+
+
+@torch.library.impl(_LIBRARY, "wait_copy", "Meta")
+def _wait_of_meta(self: torch.Tensor) -> torch.Tensor:
+    return self
