@@ -3,7 +3,7 @@
 use solve::{Cells, Choices, Cost, Problem, VariableId};
 
 use crate::{
-    choices::{Chosen, State},
+    chosen::{Chosen, State},
     forward::{Forward, Operation},
     segments::Segments,
 };

@@ -12,6 +12,7 @@ use solve::{Options, Solver};
 
 use crate::{
     choice_tables::ChoiceTables,
+    chosen::{Chosen, State},
     forward::{Forward, Most, Pass},
     segments::Segments,
     stays::Ways,
@@ -29,59 +30,6 @@ const FEW: usize = 1 << 10;
 const HOST: [(State, i64); 2] = [(State::OnHost, 2), (State::Awaited, 100)];
 /// How many operations choices are counted over when single ones are changed.
 const COUNTED: usize = 1 << 21;
-
-/// What an operation's results are to backward.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
-    /// Held until their last reader.
-    Kept,
-    /// Made again.
-    Again,
-    /// On the host, without that anything waits for copies if that can be.
-    OnHost,
-    /// On the host, and held no longer than they are read: copies are waited for at once.
-    Awaited,
-}
-
-impl State {
-    const ALL: [Self; 4] = [Self::Kept, Self::Again, Self::OnHost, Self::Awaited];
-}
-
-/// Operations that are not merely kept, by number.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Chosen {
-    /// Those that run again.
-    pub again: FixedBitSet,
-    /// Those whose results are on the host.
-    pub host: FixedBitSet,
-    /// Those of them whose copies are waited for at once.
-    pub awaited: FixedBitSet,
-}
-
-impl Chosen {
-    /// None of so many operations.
-    pub fn of(count: usize) -> Self {
-        let none = FixedBitSet::with_capacity(count);
-        Self { again: none.clone(), host: none.clone(), awaited: none }
-    }
-
-    /// What is chosen of an operation.
-    fn state(&self, number: usize) -> State {
-        match (self.again.contains(number), self.host.contains(number), self.awaited.contains(number)) {
-            (true, ..) => State::Again,
-            (_, true, false) => State::OnHost,
-            (_, true, true) => State::Awaited,
-            _ => State::Kept,
-        }
-    }
-
-    /// Sets what is chosen of an operation.
-    pub fn set(&mut self, number: usize, state: State) {
-        self.again.set(number, state == State::Again);
-        self.host.set(number, matches!(state, State::OnHost | State::Awaited));
-        self.awaited.set(number, state == State::Awaited);
-    }
-}
 
 /// Operations that run again, results on the host, and what they take.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -219,7 +167,7 @@ impl Forward {
             host: copies.numbers(self.operations.len()),
             awaited: of_all.awaited,
         };
-        Choice { again, stays: self.stays(&copies), time, most, chosen }
+        Choice { again, stays: copies.stays(), time, most, chosen }
     }
 
     /// That nothing runs again and nothing is on the host.
@@ -231,7 +179,7 @@ impl Forward {
     fn choices(&self, segments: &Segments, limit: u64) -> Vec<Choice> {
         let again = Chosen { again: segments.all_again(self), ..Chosen::of(self.operations.len()) };
         let mut found = vec![self.choice(&again)];
-        if !self.begins.is_empty() {
+        if !self.link.is_none() {
             found.push(self.choice(&self.rest_on_host(again, State::Awaited)));
             let none = Chosen::of(self.operations.len());
             found.extend(
@@ -242,7 +190,7 @@ impl Forward {
         if found.iter().all(|choice| choice.most.bytes > limit) {
             return found;
         }
-        let host = if self.begins.is_empty() { &HOST[..1] } else { &HOST[..] };
+        let host = if self.link.is_none() { &HOST[..1] } else { &HOST[..] };
         for on_host in host {
             found.extend(self.at_moments(segments, *on_host, limit));
         }

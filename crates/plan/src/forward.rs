@@ -9,7 +9,7 @@ use memory::{Lifetimes, Steps, in_place, steps_of};
 use passes::Repeatable;
 use smallvec::SmallVec;
 
-use crate::stays::{Copies, Ways};
+use crate::stays::{Copies, Leaving, Link, Ways};
 
 /// An operation of forward whose results may be held until backward.
 #[derive(Clone, Debug)]
@@ -61,16 +61,14 @@ pub struct Forward {
     pub passes: Vec<Pass>,
     /// For each operation the one that decides for it: that of the last micro-batch, where one does the same for each.
     pub follows: Vec<Option<usize>>,
-    /// When each position begins, in picoseconds, if nothing waits; the end stands behind the last. Empty where nothing may be on the host.
-    pub begins: Vec<i64>,
-    /// The memory of the host, where it is known.
-    pub host_memory: Option<u64>,
+    /// The link to the host, where something may be there.
+    pub link: Option<Link>,
     /// What all other memory comes to at each position.
     others: Vec<u64>,
 }
 
 /// The first and the last position of backward at which something is read.
-pub type Span = (usize, usize);
+type Span = (usize, usize);
 
 /// Where operations that run again read what an operation made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,6 +118,18 @@ impl Forward {
         let time: i64 = twice.map(|number| self.operations[number].time).sum();
         let most = self.most((again, &copies), &runs, &read);
         (time + copies.time, most, copies)
+    }
+
+    /// The copies of these operations' results, of some of which they are waited for at once, as far as backward reads them.
+    fn copies(&self, (host, awaited): (&FixedBitSet, &FixedBitSet), spans: &[Option<Span>]) -> Copies {
+        let Some(link) = self.link.as_ref().filter(|_| !host.is_clear()) else { return Copies::default() };
+        let leaving = host.ones().filter_map(|number| {
+            let Operation { position, last_read, bytes, pass, copy, .. } = self.operations[number];
+            let (time, (first, _)) = (copy?, spans[number]?);
+            let awaited = awaited.contains(number);
+            Some(Leaving { number, made: position, last_read, first, bytes, pass, time, awaited })
+        });
+        link.copies(&leaving.collect::<Vec<_>>())
     }
 
     /// Where backward, or what runs again for it, reads what an operation made.
@@ -337,16 +347,13 @@ impl<'g> Reader<'g> {
         self.pin_ends(&mut operations);
         let others = self.others(&operations);
         let follows = follows(&operations, &passes);
-        let begins = self.begins();
-        let host_memory = self.machine.cluster.device.host_memory_bytes;
-        Forward { operations, passes, follows, begins, host_memory, others }
+        let memory = self.machine.cluster.device.host_memory_bytes;
+        let link = self.ways.host.then(|| Link { begins: self.begins(), memory });
+        Forward { operations, passes, follows, link, others }
     }
 
     /// When each position begins, if nothing waits, with the end behind the last.
     fn begins(&self) -> Vec<i64> {
-        if !self.ways.host {
-            return Vec::new();
-        }
         let mut begin = 0;
         let mut begins = vec![begin];
         for id in &self.graph.order {

@@ -12,6 +12,7 @@ mod along;
 mod axis;
 mod choice_tables;
 mod choices;
+mod chosen;
 mod copies;
 mod cuts;
 mod divides;

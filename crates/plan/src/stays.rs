@@ -9,8 +9,6 @@ use std::collections::BTreeMap;
 use fixedbitset::FixedBitSet;
 use passes::{Stay, Stays};
 
-use crate::forward::{Forward, Span};
-
 /// Of so many parts of the time that copies take one counts, whether anything waits for them or not: what needs no copy is better.
 const PARTS: i64 = 50;
 
@@ -28,9 +26,41 @@ impl Ways {
     pub const AGAIN: Self = Self { again: true, host: false };
 }
 
+/// Results that are to go to the host.
+#[derive(Clone, Copy, Debug)]
+pub struct Leaving {
+    /// The number of the operation that makes them.
+    pub number: usize,
+    /// Its position in program order.
+    pub made: usize,
+    /// The last position of forward that reads them.
+    pub last_read: usize,
+    /// The first position of backward that does.
+    pub first: usize,
+    /// Their memory.
+    pub bytes: u64,
+    /// Which forward part of the program they are of: what is of one is on the host at once.
+    pub pass: usize,
+    /// What a copy takes, in picoseconds.
+    pub time: i64,
+    /// Whether copies are waited for at once.
+    pub awaited: bool,
+}
+
+/// The link to the host, and when it could copy what.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// When each position of the program begins, in picoseconds, if nothing waits; the end stands behind the last.
+    pub begins: Vec<i64>,
+    /// The memory of the host, where it is known.
+    pub memory: Option<u64>,
+}
+
 /// The copies of an operation's results: right behind which positions their memory is free, and the copy back starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copied {
+    /// The position of the operation.
+    made: usize,
     /// Where the copy to the host has been made.
     pub gone: usize,
     /// Where the copy back starts.
@@ -53,6 +83,16 @@ pub struct Copies {
 }
 
 impl Copies {
+    /// As positions in program order.
+    pub fn stays(&self) -> Stays {
+        let stays = self.of.values().map(|copied| Stay {
+            made: copied.made as u32,
+            gone: copied.gone as u32,
+            back: copied.back as u32,
+        });
+        Stays(stays.collect())
+    }
+
     /// Of which of `count` operations' results they are.
     pub fn numbers(&self, count: usize) -> FixedBitSet {
         let mut numbers = FixedBitSet::with_capacity(count);
@@ -61,14 +101,10 @@ impl Copies {
     }
 }
 
-impl Forward {
-    /// The copies of these operations' results, some of them waited for at once, as far as backward reads them and the link and the memory of the host
-    /// suffice; `spans` says where backward reads what each operation makes.
-    pub fn copies(&self, (host, awaited): (&FixedBitSet, &FixedBitSet), spans: &[Option<Span>]) -> Copies {
-        if host.is_clear() {
-            return Copies::default();
-        }
-        let mut of = self.copied_out((host, awaited), spans);
+impl Link {
+    /// The copies of these results, in program order, as far as the link and the memory of the host suffice.
+    pub fn copies(&self, leaving: &[Leaving]) -> Copies {
+        let mut of = self.copied_out(leaving);
         self.copy_back(&mut of);
         let taken: i64 = of.values().map(|copied| 2 * copied.time).sum();
         let time = self.waiting(&of) + taken / PARTS;
@@ -76,28 +112,22 @@ impl Forward {
     }
 
     /// Where what is copied to the host is gone; what would be gone only when it is needed again stays.
-    fn copied_out(
-        &self,
-        (host, awaited): (&FixedBitSet, &FixedBitSet),
-        spans: &[Option<Span>],
-    ) -> BTreeMap<usize, Copied> {
+    fn copied_out(&self, leaving: &[Leaving]) -> BTreeMap<usize, Copied> {
         let mut of = BTreeMap::new();
         let mut free = 0;
-        let mut held: Vec<u64> = vec![0; self.passes.len()];
-        for number in host.ones() {
-            let operation = &self.operations[number];
-            let (Some(time), Some((first, _))) = (operation.copy, spans[number]) else { continue };
-            let awaited = awaited.contains(number);
-            let end = self.begins[operation.position + 1].max(free) + time;
+        let mut held: BTreeMap<usize, u64> = BTreeMap::new();
+        for one in leaving {
+            let Leaving { made, first, time, awaited, bytes, .. } = *one;
+            let end = self.begins[made + 1].max(free) + time;
             let ready = self.begins.partition_point(|begin| *begin < end).saturating_sub(1);
-            let read = operation.last_read.max(operation.position);
+            let read = one.last_read.max(made);
             let gone = if awaited { read } else { ready.max(read) };
-            let held = &mut held[operation.pass];
-            let is_room = self.host_memory.is_none_or(|memory| *held + operation.bytes <= memory);
+            let held = held.entry(one.pass).or_default();
+            let is_room = self.memory.is_none_or(|memory| *held + bytes <= memory);
             if is_room && gone + 1 < first {
-                *held += operation.bytes;
+                *held += bytes;
                 free = if awaited { self.begins[gone + 1] } else { end };
-                of.insert(number, Copied { gone, back: first - 1, first, time, awaited });
+                of.insert(one.number, Copied { made, gone, back: first - 1, first, time, awaited });
             }
         }
         of
@@ -120,8 +150,7 @@ impl Forward {
         // Right behind which position what happens: at one, copies out start and end before copies back do.
         let mut events: Vec<(usize, u8, usize, usize, i64)> = Vec::new();
         for (number, copied) in of {
-            let made = self.operations[*number].position;
-            let at = [made, copied.gone, copied.back, copied.first - 1];
+            let at = [copied.made, copied.gone, copied.back, copied.first - 1];
             events.extend((0..).zip(at).map(|(kind, at)| (at, kind, copied.first, *number, copied.time)));
         }
         events.sort_unstable();
@@ -138,15 +167,5 @@ impl Forward {
             }
         }
         waited
-    }
-
-    /// As positions in program order.
-    pub fn stays(&self, copies: &Copies) -> Stays {
-        let stays = copies.of.iter().map(|(number, copied)| Stay {
-            made: self.operations[*number].position as u32,
-            gone: copied.gone as u32,
-            back: copied.back as u32,
-        });
-        Stays(stays.collect())
     }
 }
