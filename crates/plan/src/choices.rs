@@ -179,7 +179,7 @@ impl Forward {
     fn choices(&self, segments: &Segments, limit: u64) -> Vec<Choice> {
         let again = Chosen { again: segments.all_again(self), ..Chosen::of(self.operations.len()) };
         let mut found = vec![self.choice(&again)];
-        if !self.link.is_none() {
+        if self.link.is_some() {
             found.push(self.choice(&self.rest_on_host(again, State::Awaited)));
             let none = Chosen::of(self.operations.len());
             found.extend(
