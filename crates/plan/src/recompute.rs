@@ -177,7 +177,9 @@ impl Run<'_> {
             let passes = passes::Settings { recompute, offload, ..passes.clone() };
             let Prediction { model_ns, bound_ns, .. } = found.prediction;
             let prediction = self.scheduled(settled, &passes)?;
-            let recomputed_ns = prediction.compute_ns - known.compute_ns;
+            // Operations that begin at other times are rounded otherwise.
+            let difference = prediction.compute_ns - known.compute_ns;
+            let recomputed_ns = if passes.recompute.is_empty() { 0 } else { difference };
             Ok(Some((Prediction { recomputed_ns, model_ns, bound_ns, ..prediction }, passes)))
         };
         let made = if full {
