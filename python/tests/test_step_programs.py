@@ -9,8 +9,8 @@ import pytest
 import step_programs
 from eager import compare
 
-#: As many as take about five minutes of one core; ``benches/step_programs.py`` runs more.
-PROGRAMS = 1000
+#: As many as take about four minutes of one core; ``benches/step_programs.py`` runs more.
+PROGRAMS = 600
 TOGETHER = 20
 #: How many are run with less memory too.
 SMALLER = 40
