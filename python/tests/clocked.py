@@ -15,11 +15,8 @@ Its network copies through gloo on a stream of its own; what it reads it holds u
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
 import importlib.util
 import shutil
-import subprocess
 import sys
 import sysconfig
 import types
@@ -27,15 +24,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import compiled
 import torch
 import torch.distributed as dist
 
-from unisono import _cuda, _profile
+from unisono import _cuda
 
 NAME, NETWORK = "clocked", "clockednet"
 DEVICES = 4
 
 _SOURCES = Path(__file__).parent / "clocked_device"
+_TORCH = Path(torch.__file__).parent
 _FLAGS = ("-std=c++20", "-fPIC", "-w")
 #: How much the compiler is to do for a source; the network's is mostly PyTorch's headers.
 _OPTIMISED = {"network.cpp": "-O0"}
@@ -53,41 +52,25 @@ def lacking() -> str | None:
 
 
 def built() -> Path:
-    """The library, built once for these sources and this PyTorch; other processes wait for the one that builds it."""
-    torch_folder = Path(torch.__file__).parent
-    sources = sorted(_SOURCES.iterdir())
-    parts = [torch.__version__, sysconfig.get_config_var("SOABI"), str(torch_folder), *_FLAGS, str(_OPTIMISED)]
-    key = hashlib.sha256("\n".join([*parts, *(file.read_text() for file in sources)]).encode()).hexdigest()[:16]
-    folder = _profile.cache_folder() / f"clocked-device-{key}"
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / "clocked_device.so"
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            _build([file for file in sources if file.suffix == ".cpp"], torch_folder, library)
-    return library
+    """The library, built once for these sources and this PyTorch."""
+    parts = [torch.__version__, sysconfig.get_config_var("SOABI"), str(_TORCH), *_FLAGS, str(_OPTIMISED)]
+    return compiled.once("clocked_device", _SOURCES, parts, _build)
 
 
-def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
-    includes = ["-isystem", str(torch_folder / "include"), "-isystem", sysconfig.get_path("include")]
-    names = {file: library.with_name(file.stem + ".o") for file in sources}
+def _build(sources: list[Path], made: Path) -> None:
+    includes = ["-isystem", _TORCH / "include", "-isystem", sysconfig.get_path("include")]
+    names = {file: made.with_name(file.stem + ".o") for file in sources}
 
     def compile_one(file: Path) -> None:
-        _run("g++", *_FLAGS, _OPTIMISED.get(file.name, "-O1"), "-c", str(file), "-o", str(names[file]), *includes)
+        compiled.run("g++", *_FLAGS, _OPTIMISED.get(file.name, "-O1"), "-c", file, "-o", names[file], *includes)
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(compile_one, sources))
-    made, libraries = library.with_suffix(".new"), torch_folder / "lib"
+    libraries = _TORCH / "lib"
     linked = [f"-L{libraries}", "-lc10", "-ltorch_cpu", "-ltorch_python", f"-Wl,-rpath,{libraries}"]
-    _run("g++", "-shared", *map(str, names.values()), "-o", str(made), *linked)
-    made.rename(library)
+    compiled.run("g++", "-shared", *names.values(), "-o", made, *linked)
     for file in names.values():
         file.unlink()
-
-
-def _run(*command: str) -> None:
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-4000:]
 
 
 def register(library: str, name: str = NAME) -> None:

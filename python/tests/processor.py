@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from unisono import _profile
+import compiled
 
 _SOURCES = Path(__file__).resolve().parents[2] / "crates/cuda/tests/processor"
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", f'-DUNISONO_PROCESSOR="{_SOURCES}"')
@@ -23,17 +20,7 @@ def lacking() -> str | None:
 
 
 def built() -> Path:
-    """The library, built once for these sources; other processes wait for the one that builds it."""
-    sources = sorted(_SOURCES.iterdir())
-    text = "\n".join([*_FLAGS, *(file.read_text() for file in sources)])
-    folder = _profile.cache_folder() / f"cuda-processor-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / "processor.so"
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            made, files = library.with_suffix(".new"), [str(file) for file in sources if file.suffix == ".cpp"]
-            ended = subprocess.run(["c++", *_FLAGS, *files, "-o", made], capture_output=True, text=True, check=False)
-            assert ended.returncode == 0, ended.stderr[-4000:]
-            made.rename(library)
-    return library
+    """The library, built once for these sources."""
+    return compiled.once(
+        "cuda-processor", _SOURCES, _FLAGS, lambda files, made: compiled.run("c++", *_FLAGS, *files, "-o", made)
+    )

@@ -108,13 +108,15 @@ def reduce_dtype_of(dtype: torch.dtype | str | None) -> str | None:
     """
     if dtype is None:
         return None
-    names = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-    given = str(dtype).removeprefix("torch.")
-    short = names.get(given, given)
-    if short not in names.values():
-        hint = f"one of {', '.join(f'torch.{name}' for name in names)}, or leave it out for the types of the gradients"
-        raise ConfigurationError(f"`reduce_dtype` is {dtype!r}", code="U0012", hint=hint)
-    return short
+    # Not from the beginning: whoever reads and plans a graph does without PyTorch.
+    from unisono._capture.wire import TORCH_DTYPES
+
+    real = {short: one for short, one in TORCH_DTYPES.items() if one.is_floating_point and one.itemsize > 1}
+    for short, one in real.items():
+        if dtype in (one, short, str(one), str(one).removeprefix("torch.")):
+            return short
+    hint = f"one of {', '.join(map(str, real.values()))}, or leave it out for the types of the gradients"
+    raise ConfigurationError(f"`reduce_dtype` is {dtype!r}", code="U0012", hint=hint)
 
 
 def require_offload(offload: str | None) -> None:

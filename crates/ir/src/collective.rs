@@ -151,7 +151,8 @@ pub fn is_communication(operator: &str) -> bool {
     is_wait(operator) || CollectiveKind::of_operator(operator).is_some()
 }
 
-fn name_of(schema: &'static str) -> &'static str {
+/// The name of the operator with a schema.
+pub(crate) fn name_of(schema: &'static str) -> &'static str {
     schema.split('(').next().unwrap_or(schema)
 }
 

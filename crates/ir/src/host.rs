@@ -2,7 +2,7 @@
 //!
 //! A copy is started, and waited for by another operator, as collectives are. Until then its operand is read.
 
-use crate::{Graph, NodeId};
+use crate::{Graph, NodeId, collective::name_of};
 
 /// The schema of the operator that starts a copy to memory of the host.
 pub const TO_HOST: &str = "unisono::to_host(Tensor self) -> Tensor";
@@ -40,7 +40,7 @@ impl HostCopy {
         if !name.starts_with("unisono::") {
             return None;
         }
-        Self::ALL.into_iter().find(|copy| copy.schema().split('(').next() == Some(name))
+        Self::ALL.into_iter().find(|copy| name_of(copy.schema()) == name)
     }
 }
 
@@ -58,8 +58,7 @@ mod tests {
     #[test]
     fn operators_are_known_by_their_names() {
         for copy in HostCopy::ALL {
-            let name = copy.schema().split('(').next().unwrap_or_default();
-            assert_eq!(HostCopy::of_operator(name), Some(copy));
+            assert_eq!(HostCopy::of_operator(name_of(copy.schema())), Some(copy));
         }
         assert_eq!(HostCopy::of_operator("unisono::random_at"), None);
         assert_eq!(HostCopy::of_operator("aten::neg"), None);

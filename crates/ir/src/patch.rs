@@ -58,6 +58,11 @@ impl<'g> Patch<'g> {
         Self { base: graph, edits: Edits::default(), ops: FxHashMap::default() }
     }
 
+    /// The graph that it changes.
+    pub const fn base(&self) -> &'g Graph {
+        self.base
+    }
+
     /// Begins a change: what follows is done under this label, which new nodes carry.
     pub fn label(&mut self, label: impl Into<String>) -> &mut Self {
         let label = label.into();

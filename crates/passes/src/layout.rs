@@ -19,6 +19,14 @@ pub struct Layout<'p, 'g> {
 }
 
 impl Layout<'_, '_> {
+    /// The source's operation on another tensor, beside its further arguments.
+    pub fn again(&mut self, operand: ValueId, ty: TensorType) -> ValueId {
+        let graph = self.patch.base();
+        let node = &graph.nodes[self.source];
+        let args = std::iter::once(Arg::Value(operand)).chain(node.args[1..].iter().cloned()).collect();
+        self.patch.push_value(self.source, &graph.ops[node.op].to_string(), args, ty)
+    }
+
     /// A contiguous tensor in another shape.
     pub fn view(&mut self, value: ValueId, shape: &[i64]) -> ValueId {
         let old = self.patch.ty(value);
@@ -89,8 +97,5 @@ impl Layout<'_, '_> {
 
 /// The dimensions of a tensor from the slowest to the fastest in memory, where it fills its memory without gaps or overlaps.
 pub fn memory_order(ty: &TensorType) -> Option<Vec<usize>> {
-    let dims = ir::memory_order(&ty.strides);
-    let pick = |of: &Dims| dims.iter().map(|dim| of[*dim]).collect::<Dims>();
-    let in_order = TensorType { shape: pick(&ty.shape), strides: pick(&ty.strides), ..ty.clone() };
-    in_order.is_contiguous().then_some(dims)
+    ty.is_dense().then(|| ir::memory_order(&ty.strides))
 }

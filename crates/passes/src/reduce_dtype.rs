@@ -4,7 +4,7 @@
 //! asked for; a narrower type is less to send. What is summed in the middle of backward is no gradient of state, and stays as it is.
 
 use base::Result;
-use ir::{Arg, Dtype, Graph, NodeId, PartKind, Patch, Reduction, TensorType, ValueId};
+use ir::{Dtype, Graph, NodeId, PartKind, Patch, Reduction, TensorType, ValueId};
 
 use crate::{
     Pass,
@@ -91,20 +91,13 @@ impl Found<'_> {
         let label = graph.nodes[sum.start].label;
         patch.label(label.map_or("reduce_dtype", |label| &graph.labels[label]));
         let operand = Layout { patch, source: sum.start }.cast(sum.operand, dtype);
-        let rest = graph.nodes[sum.start].args[1..].iter().cloned();
-        let args = std::iter::once(Arg::Value(operand)).chain(rest).collect();
         let of = |value: ValueId| TensorType { dtype, ..graph.ty(value).clone() };
-        let started = patch.push_value(sum.start, &self.schema(sum.start), args, of(sum.started));
-        let args = vec![Arg::Value(started)];
-        let waited = patch.push_value(sum.wait, &self.schema(sum.wait), args, of(sum.result));
-        let result = Layout { patch, source: sum.wait }.cast(waited, own);
+        let started = Layout { patch, source: sum.start }.again(operand, of(sum.started));
+        let mut behind = Layout { patch, source: sum.wait };
+        let waited = behind.again(started, of(sum.result));
+        let result = behind.cast(waited, own);
         patch.replace(sum.result, result);
         patch.remove(sum.wait);
         patch.remove(sum.start);
-    }
-
-    /// The name of a node's operator with its schema.
-    fn schema(&self, id: NodeId) -> String {
-        self.graph.ops[self.graph.nodes[id].op].to_string()
     }
 }

@@ -224,10 +224,8 @@ impl Found<'_> {
 
     /// The same operation on another operand, which makes a matrix of another shape.
     fn again(&self, patch: &mut Patch<'_>, id: NodeId, operand: ValueId, shape: [i64; 2]) -> ValueId {
-        let node = &self.graph.nodes[id];
-        let args = std::iter::once(Arg::Value(operand)).chain(node.args[1..].iter().cloned()).collect();
         let ty = matrix(patch.ty(operand), shape);
-        patch.push_value(id, &self.schema(id), args, ty)
+        Layout { patch, source: id }.again(operand, ty)
     }
 
     /// The name of a node's operator with its schema.

@@ -108,15 +108,19 @@ fn refined(request: &Request<'_>, promise: Promise) -> Promise {
     let stages = promise.mesh.stages();
     // All effort may keep a memory limit that a quick search does not.
     let Some(searched) = searched(request, &promise.sliced()) else { return promise };
-    let share = searched.plan.prediction.step_ns / i64::from(stages);
-    let step_ns = (share as f64 * stretch(stages, promise.micro_batches)) as i64;
-    Promise { step_ns, ..promise }
+    Promise { step_ns: stretched(&searched, stages, promise.micro_batches), ..promise }
 }
 
 /// What a quick search finds for all stages together, in the memory of all of them.
 fn searched(request: &Request<'_>, mesh: &Mesh) -> Option<Searched> {
     let memory_limit = request.memory_limit.map(|limit| limit.saturating_mul(u64::from(mesh.stages())));
     search(&Request { mesh, memory_limit, effort: Effort::Quick, ..*request }).ok()
+}
+
+/// What so many stages take at the least that share evenly what was found for all of them together.
+fn stretched(searched: &Searched, stages: u32, micro_batches: u32) -> i64 {
+    let share = searched.plan.prediction.step_ns / i64::from(stages);
+    (share as f64 * stretch(stages, micro_batches)) as i64
 }
 
 /// What so many stages take at the least on a mesh within each; nothing where no micro-batches can be made, or where all their memory does not
@@ -130,7 +134,6 @@ fn promised(
     let inner = within.axes.iter().filter(|axis| axis.size > 1).cloned();
     let mesh = Mesh { axes: std::iter::once(MeshAxis::ranks(STAGES, stages)).chain(inner).collect() };
     let searched = searched(request, &mesh)?;
-    let share = searched.plan.prediction.step_ns / i64::from(stages);
     let nodes = searched.canonical.order.len();
     let rows = rows(&searched.canonical, within);
     let counts = (2..=stages.saturating_mul(MOST_PER_STAGE).min(rows)).filter(|count| {
@@ -138,7 +141,7 @@ fn promised(
         is_asked && rows.is_multiple_of(*count) && nodes * *count as usize <= MOST_NODES
     });
     let mut counts: Vec<(i64, u32)> =
-        counts.map(|count| ((share as f64 * stretch(stages, count)) as i64, count)).collect();
+        counts.map(|count| (stretched(&searched, stages, count), count)).collect();
     counts.sort_unstable();
     let slices = |count: u32| require_slices(&searched.canonical, &MeshAxis::micro_batches(count)).is_ok();
     let (step_ns, micro_batches) = counts.into_iter().find(|(_, count)| slices(*count))?;

@@ -7,9 +7,9 @@ use cluster::Cluster;
 use cost::Machine;
 use ir::{Graph, Mesh, testing::Random};
 use passes::{Positions, Repeatable, Settings, Stay, Stays, pipeline, settled};
-use unisono_plan::{Offloading, Recomputation, Request, search};
+use unisono_plan::{Offloading, Plan, Recomputation, Request, search};
 
-use crate::chains::{Free, machine, random_step, request};
+use crate::chains::{Compared, Free, machine, random_step, request};
 
 /// What is lost at most where not everything can be tried.
 const LOST: f64 = 1.02;
@@ -25,36 +25,16 @@ fn with_link(slower: f64) -> Cluster {
 #[test]
 fn under_any_limit_the_fastest_choice_of_what_runs_again_and_what_is_on_the_host_is_found() {
     let (mesh, unsaid) = (Mesh::along("a", 1), Free::default());
-    let (mut asked, mut slower, mut loss) = (0, 0, 0.0_f64);
+    let mut compared = Compared::default();
     for seed in 0..SEEDS {
         let cluster = with_link([0.5, 1.0, 3.0][seed as usize % 3]);
         let machine = Machine { cluster: &cluster, mesh: &mesh };
         let graph = random_step(&mut Random::new(seed), 4);
         let all = everything(&graph, machine);
-        let peaks: std::collections::BTreeSet<u64> = all.iter().map(|(_, peak)| *peak).collect();
-        for limit in peaks {
-            let best = all.iter().filter(|(_, peak)| *peak <= limit).map(|(time, _)| *time).min().unwrap();
-            let request = Request { memory_limit: Some(limit), ..request(&graph, &cluster, &mesh, &unsaid) };
-            let found =
-                search(&request).unwrap_or_else(|error| panic!("seed {seed}, limit {limit}: {error}"));
-            let prediction = found.plan.prediction;
-            assert!(prediction.peak_bytes <= limit, "seed {seed}");
-            let is_among = found.plan.passes.offload.0.len() <= MOST_STAYS;
-            assert!(
-                prediction.step_ns >= best || !is_among,
-                "seed {seed}, {limit}: everything was not everything"
-            );
-            asked += 1;
-            slower += u32::from(prediction.step_ns > best);
-            if prediction.step_ns > best {
-                println!(
-                    "{seed} {limit} {} {best} {} {}",
-                    prediction.step_ns, found.plan.passes.recompute, found.plan.passes.offload
-                );
-            }
-            loss = loss.max(prediction.step_ns as f64 / best as f64 - 1.0);
-        }
+        let is_among = |plan: &Plan| plan.passes.offload.0.len() <= MOST_STAYS;
+        compared.under_any_limit(&all, &request(&graph, &cluster, &mesh, &unsaid), is_among);
     }
+    let Compared { asked, slower, loss } = compared;
     assert!(asked > 8, "{asked}");
     assert_eq!((slower, loss), (0, 0.0), "of {asked}");
 }

@@ -8,7 +8,7 @@ use ir::{Graph, Mesh, testing::Random};
 use passes::{Positions, Repeatable, Settings, pipeline, settled};
 use unisono_plan::{Recomputation, Request, search};
 
-use crate::chains::{Free, machine, random_step, request};
+use crate::chains::{Compared, Free, machine, random_step, request};
 
 /// What is lost at most where not everything can be tried.
 const LOST: f64 = 1.02;
@@ -17,25 +17,14 @@ const LOST: f64 = 1.02;
 fn under_any_limit_the_fastest_choice_is_found() {
     let (cluster, mesh, unsaid) = (machine(), Mesh::along("a", 1), Free::default());
     let machine = Machine { cluster: &cluster, mesh: &mesh };
-    let (mut asked, mut slower, mut loss) = (0, 0, 0.0_f64);
+    let mut compared = Compared::default();
     for seed in 0..12 {
         let graph = random_step(&mut Random::new(seed), 9);
         ir::verify(&graph).unwrap();
         let all = everything(&graph, machine);
-        let peaks: std::collections::BTreeSet<u64> = all.iter().map(|(_, peak)| *peak).collect();
-        for limit in peaks {
-            let best = all.iter().filter(|(_, peak)| *peak <= limit).map(|(time, _)| *time).min().unwrap();
-            let request = Request { memory_limit: Some(limit), ..request(&graph, &cluster, &mesh, &unsaid) };
-            let found =
-                search(&request).unwrap_or_else(|error| panic!("seed {seed}, limit {limit}: {error}"));
-            let prediction = found.plan.prediction;
-            assert!(prediction.peak_bytes <= limit, "seed {seed}");
-            assert!(prediction.step_ns >= best, "seed {seed}, limit {limit}: everything was not everything");
-            asked += 1;
-            slower += u32::from(prediction.step_ns > best);
-            loss = loss.max(prediction.step_ns as f64 / best as f64 - 1.0);
-        }
+        compared.under_any_limit(&all, &request(&graph, &cluster, &mesh, &unsaid), |_| true);
     }
+    let Compared { asked, slower, loss } = compared;
     assert!(asked > 50, "{asked}");
     assert_eq!((slower, loss), (0, 0.0), "of {asked}");
 }

@@ -8,7 +8,9 @@ use ir::{
     Arg, Dims, Dtype, Graph, InputClass, Mesh, PartKind, TensorType, ValueId, contiguous_strides,
     testing::Random,
 };
-use unisono_plan::{Effort, Forbid, Pins, Request};
+use std::collections::BTreeSet;
+
+use unisono_plan::{Effort, Forbid, Pins, Plan, Request, search};
 
 fn tensor(size: i64) -> TensorType {
     let shape: Dims = [size].into_iter().collect();
@@ -89,5 +91,40 @@ pub fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, free:
         recompute: None,
         reduce_dtype: None,
         offload: None,
+    }
+}
+
+/// How a search does under limits, beside everything that could be chosen.
+#[derive(Default)]
+pub struct Compared {
+    /// How many limits were asked for.
+    pub asked: u32,
+    /// Under how many of them something faster could be chosen.
+    pub slower: u32,
+    /// By how much it is faster at most.
+    pub loss: f64,
+}
+
+impl Compared {
+    /// Searches under every limit that is the peak of one of `all`, which have times and peaks. No plan is faster than the fastest of them that
+    /// keeps the limit, where it `is_among` them.
+    pub fn under_any_limit(
+        &mut self,
+        all: &[(i64, u64)],
+        unlimited: &Request<'_>,
+        is_among: impl Fn(&Plan) -> bool,
+    ) {
+        let peaks: BTreeSet<u64> = all.iter().map(|(_, peak)| *peak).collect();
+        for limit in peaks {
+            let best = all.iter().filter(|(_, peak)| *peak <= limit).map(|(time, _)| *time).min().unwrap();
+            let found = search(&Request { memory_limit: Some(limit), ..*unlimited });
+            let plan = found.unwrap_or_else(|error| panic!("limit {limit}: {error}")).plan;
+            let prediction = plan.prediction;
+            assert!(prediction.peak_bytes <= limit, "{prediction:?} under {limit}");
+            assert!(prediction.step_ns >= best || !is_among(&plan), "{limit}: everything was not everything");
+            self.asked += 1;
+            self.slower += u32::from(prediction.step_ns > best);
+            self.loss = self.loss.max(prediction.step_ns as f64 / best as f64 - 1.0);
+        }
     }
 }
