@@ -122,62 +122,91 @@ pub(crate) fn failed(diagnostic: Box<base::Diagnostic>) -> Failure {
     })
 }
 
+/// What a kernel reads and writes, and where.
+pub(crate) struct Operands {
+    pub(crate) reads: Vec<(Slot, Shape)>,
+    pub(crate) writes: Vec<Write>,
+    /// PyTorch's number of the type of device, and its index.
+    pub(crate) device: (i32, i32),
+}
+
+impl Operands {
+    /// Allocates the results: over what the kernel reads where that may be, and `expected` says that it lies as the graph says.
+    #[inline]
+    pub(crate) fn allocate(&self, slots: &mut Slots, expected: bool) -> Done {
+        for write in &self.writes {
+            let tensor = if let Some(read) = write.over.filter(|_| expected) {
+                slots.share(self.reads[read].0)?
+            } else {
+                let Shape { dtype, sizes, strides } = &write.shape;
+                let strides = strides.as_deref().unwrap_or_default();
+                Tensor::empty(slots.library(), *dtype, sizes, strides, self.device)?
+            };
+            slots.put(write.slot, tensor);
+        }
+        Ok(())
+    }
+
+    /// All of them, in the order in which kernels take them.
+    #[inline]
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.reads.iter().map(|(slot, _)| *slot).chain(self.writes.iter().map(|write| write.slot))
+    }
+}
+
+/// A compiled kernel for operands that lie otherwise than the graph says, kept for the first way in which they do.
+pub(crate) struct Moved<M>(OnceCell<(Vec<Vec<i64>>, M)>);
+
+impl<M> Moved<M> {
+    pub(crate) const fn new() -> Self {
+        Self(OnceCell::new())
+    }
+
+    /// Runs the kernel for operands with these strides.
+    pub(crate) fn run(
+        &self,
+        strides: &[Vec<i64>],
+        make: impl Fn() -> std::result::Result<M, Failure>,
+        run: impl Fn(&M) -> Done,
+    ) -> Done {
+        if self.0.get().is_none() {
+            let _ = self.0.set((strides.to_vec(), make()?));
+        }
+        match self.0.get() {
+            Some((known, module)) if *known == strides => run(module),
+            _ => run(&make()?),
+        }
+    }
+}
+
 /// A kernel, ready to run.
 pub(crate) struct KernelCall {
     module: Arc<Module>,
     kernel: usize,
-    reads: Vec<(Slot, Shape)>,
-    writes: Vec<Write>,
-    device: (i32, i32),
-    /// The kernel for operands that lie otherwise than the graph says, and how they lie.
-    other: OnceCell<(Vec<Vec<i64>>, Module)>,
+    operands: Operands,
+    moved: Moved<Module>,
 }
 
 impl KernelCall {
-    pub(crate) fn new(
-        module: Arc<Module>,
-        kernel: usize,
-        reads: Vec<(Slot, Shape)>,
-        writes: Vec<Write>,
-        device: (i32, i32),
-    ) -> Self {
-        Self { module, kernel, reads, writes, device, other: OnceCell::new() }
+    pub(crate) const fn new(module: Arc<Module>, kernel: usize, operands: Operands) -> Self {
+        Self { module, kernel, operands, moved: Moved::new() }
     }
 
     /// Allocates the results and runs the kernel.
     pub(crate) fn run(&self, slots: &mut Slots) -> Done {
         let expected = self.lies_as_expected(slots)?;
-        for write in &self.writes {
-            let tensor = self.result(slots, write, expected)?;
-            slots.put(write.slot, tensor);
-        }
+        self.operands.allocate(slots, expected)?;
         let memory = self.memory(slots)?;
         if expected {
             return self.module.run(self.kernel, &memory).map_err(failed);
         }
         let strides = self.strides(slots)?;
-        if self.other.get().is_none() {
-            let module = self.module_for(&strides)?;
-            let _ = self.other.set((strides.clone(), module));
-        }
-        match self.other.get() {
-            Some((known, module)) if *known == strides => module.run(0, &memory),
-            _ => self.module_for(&strides)?.run(0, &memory),
-        }
-        .map_err(failed)
-    }
-
-    /// The tensor of a result: over what the kernel reads where that may be, and `expected` says that it lies as the graph says.
-    fn result(&self, slots: &Slots, write: &Write, expected: bool) -> std::result::Result<Tensor, Failure> {
-        if let Some(read) = write.over.filter(|_| expected) {
-            return slots.share(self.reads[read].0);
-        }
-        let Shape { dtype, sizes, strides } = &write.shape;
-        Tensor::empty(slots.library(), *dtype, sizes, strides.as_deref().unwrap_or_default(), self.device)
+        let run = |module: &Module| module.run(0, &memory).map_err(failed);
+        self.moved.run(&strides, || self.module_for(&strides), run)
     }
 
     fn lies_as_expected(&self, slots: &Slots) -> std::result::Result<bool, Failure> {
-        for (slot, shape) in &self.reads {
+        for (slot, shape) in &self.operands.reads {
             let elements = slots.elements(*slot)?;
             if elements.sizes != shape.sizes {
                 return Err(Failure(format!("{slot} has sizes {:?}, not {:?}", elements.sizes, shape.sizes)));
@@ -193,24 +222,24 @@ impl KernelCall {
         &self,
         slots: &'a Slots,
     ) -> std::result::Result<SmallVec<[loops::Memory<'a>; 12]>, Failure> {
-        let all = self.reads.iter().map(|(slot, _)| *slot).chain(self.writes.iter().map(|write| write.slot));
-        all.map(|slot| match slots.elements(slot)?.cells {
+        let memory = |slot: Slot| match slots.elements(slot)?.cells {
             Cells::Float32(cells) => Ok(loops::Memory::F32(cells)),
             Cells::Bfloat16(cells) => Ok(loops::Memory::Bf16(cells)),
             Cells::Bool(cells) => Ok(loops::Memory::Bool(cells)),
             Cells::Int64(cells) => Ok(loops::Memory::I64(cells)),
-        })
-        .collect()
+        };
+        self.operands.slots().map(memory).collect()
     }
 
     /// The strides of all that is read.
     fn strides(&self, slots: &Slots) -> std::result::Result<Vec<Vec<i64>>, Failure> {
-        self.reads.iter().map(|(slot, _)| Ok(slots.elements(*slot)?.strides.to_vec())).collect()
+        let strides = |(slot, _): &(Slot, Shape)| Ok(slots.elements(*slot)?.strides.to_vec());
+        self.operands.reads.iter().map(strides).collect()
     }
 
     /// The kernel for operands with these strides.
     fn module_for(&self, strides: &[Vec<i64>]) -> std::result::Result<Module, Failure> {
-        let kernel = moved_kernel(self.module.kernel(self.kernel), &self.reads, strides)?;
+        let kernel = moved_kernel(self.module.kernel(self.kernel), &self.operands.reads, strides)?;
         Module::new(&[kernel]).map_err(failed)
     }
 }

@@ -13,8 +13,11 @@ use torch_sys::{
 };
 
 use crate::{
-    Action, DeviceKernels, Instruction, Program, Role, Route, Shape, Write, device_kernels::DeviceKernelCall,
-    device_random::DeviceRandomCall, kernels::KernelCall, random::RandomCall,
+    Action, DeviceKernels, Instruction, Program, Role, Route, Shape, Write,
+    device_kernels::DeviceKernelCall,
+    device_random::DeviceRandomCall,
+    kernels::{KernelCall, Operands},
+    random::RandomCall,
 };
 
 /// What runs.
@@ -189,12 +192,11 @@ impl<'a> Linker<'a> {
             return Err(Diagnostic::bug(format!("there is no kernel {kernel}")));
         }
         let writes = writes.to_vec();
+        let on = |device| Operands { reads, writes, device };
         Ok(match &self.kernels {
-            Kernels::Host(module) => {
-                Step::Kernel(KernelCall::new(module.clone(), kernel, reads, writes, self.host()?))
-            }
+            Kernels::Host(module) => Step::Kernel(KernelCall::new(module.clone(), kernel, on(self.host()?))),
             Kernels::Device(DeviceKernels { module, numbers }) => {
-                Step::DeviceKernel(DeviceKernelCall::new(module.clone(), kernel, reads, writes, *numbers))
+                Step::DeviceKernel(DeviceKernelCall::new(module.clone(), kernel, on(*numbers)))
             }
         })
     }
