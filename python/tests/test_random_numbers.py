@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import machines
 import pytest
 import torch
 import torch.nn.functional as F
@@ -223,3 +224,22 @@ def test_seeding_is_as_before_when_a_step_has_been_captured_or_refused():
     torch.manual_seed(5)
     assert torch.equal(torch.rand(2), first)
     assert type(torch.default_generator) is torch.Generator
+
+
+@pytest.mark.parametrize(("asked", "bound", "layers"), [("lt", 0.0, 3), ("ge", 1.0, 3), ("lt", 1.0, 0), ("ge", 0.0, 0)])
+def test_layers_that_are_never_or_always_dropped_draw_as_eager_does(asked, bound, layers):
+    linear = nn.Linear(4, 4)
+
+    def step(x):
+        for _ in range(3):
+            if getattr(torch.rand([]), f"__{asked}__")(bound):
+                continue
+            x = linear(x)
+        return F.dropout(x, 0.5).sum()
+
+    parallel = unisono.parallelize(step, model=linear, example=(torch.ones(2, 4),), cluster=machines.DEAR_COMPUTING)
+    assert parallel.rank_graph.text().count("= aten::addmm(") == layers
+    torch.manual_seed(7)
+    found = parallel(torch.ones(2, 4))
+    torch.manual_seed(7)
+    torch.testing.assert_close(found, step(torch.ones(2, 4)))

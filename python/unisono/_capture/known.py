@@ -53,6 +53,32 @@ def follows_from_constants(tensor: torch.Tensor) -> bool:
     return sources is not None and not _changed_elsewhere(sources)
 
 
+def certain(asked: torch.Tensor) -> bool | None:
+    """What is true of a uniform random number whatever it is, as of one that is less than 0; ``None`` where it depends on it.
+
+    Models that drop layers ask so, with a probability of 0 too.
+    """
+    node = Recorder.current.node_of(asked) if Recorder.current is not None else None
+    if node is None or node.target not in _OF_UNIT:
+        return None
+    number, bound = node.args
+    if not isinstance(number, torch.fx.Node) or number.target not in _UNIFORM or not isinstance(bound, int | float):
+        return None
+    never, always = _OF_UNIT[node.target]
+    return False if never(bound) else True if always(bound) else None
+
+
+#: Operations that draw numbers from 0 on and below 1.
+_UNIFORM = (torch.ops.aten.rand.default, torch.ops.aten.rand_like.default)
+#: Comparisons with a bound: for which bounds they hold for none of these numbers, and for which for all.
+_OF_UNIT: dict[Any, tuple[Callable[[float], bool], Callable[[float], bool]]] = {
+    torch.ops.aten.lt.Scalar: (lambda bound: bound <= 0, lambda bound: bound >= 1),
+    torch.ops.aten.le.Scalar: (lambda bound: bound < 0, lambda bound: bound >= 1),
+    torch.ops.aten.gt.Scalar: (lambda bound: bound >= 1, lambda bound: bound < 0),
+    torch.ops.aten.ge.Scalar: (lambda bound: bound >= 1, lambda bound: bound <= 0),
+}
+
+
 def _computed(node: torch.fx.Node, values: dict[torch.fx.Node, Any], root: torch.nn.Module) -> Any:
     if node.op == "get_attr":
         return getattr(root, str(node.target)).clone()

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from unisono._capture.forks import Questions
-from unisono._capture.known import follows_from_constants
+from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.places import is_the_users, read_back, user_line
 from unisono._tree import flatten, unflatten
 
@@ -156,7 +156,8 @@ class Readbacks(TorchFunctionMode):
 
     def decide(self, value: torch.Tensor) -> bool:
         """The answer to a question about a value, in the way through the step that is traced."""
-        return self._questions.decide(value, user_line())
+        known = certain(value)
+        return self._questions.decide(value, user_line()) if known is None else known
 
     def tensor_of(self, expression: Expression) -> torch.Tensor:
         """What an expression gives, as a tensor."""

@@ -33,6 +33,7 @@ from unisono._capture.functional import Unknown, functionalised
 from unisono._capture.generators import Generators
 from unisono._capture.inputs import StepInput, StepInputs, is_decay
 from unisono._capture.kept import Kept, Writes, read_too_early
+from unisono._capture.masks import Masks
 from unisono._capture.optimizer import (
     can_be_fused,
     group_name,
@@ -380,7 +381,7 @@ class _Run:
         draws = Draws(self.generators)
         dense = DenseGradients(self.optimizers, self.kept.told)
         live, own = LiveScalars(self.comparisons), _Twins(twins, self.kept.marks)
-        modes = functools.partial(_modes, Selections(), GroupedProducts(), dense, live, own)
+        modes = functools.partial(_modes, Selections(), GroupedProducts(), Masks(), dense, live, own)
         parameters = [
             (item.name, item.tensor, fake) for item, fake in items if item.cls == "parameter" and fake.requires_grad
         ]
