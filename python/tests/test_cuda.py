@@ -28,7 +28,7 @@ def kernels():
     graph = unisono.capture(
         training.step, model=training.model, optimizer=training.optimizer, example=training.batches[0]
     )
-    return graph.native.run_passes()[0].kernel_texts()
+    return graph.native.run_passes()[0].kernel_texts(cuda=True)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])

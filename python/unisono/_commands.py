@@ -77,7 +77,7 @@ def kernels(arguments: Sequence[str]) -> None:
     graph = _captured(options).native.run_passes()[0]
     from unisono import _native
 
-    _write(options.output, _native.cuda_source(graph.kernel_texts())[0] if options.cuda else graph.kernels())
+    _write(options.output, _native.cuda_source(graph.kernel_texts(cuda=True))[0] if options.cuda else graph.kernels())
 
 
 def _add_step(parser: argparse.ArgumentParser) -> None:

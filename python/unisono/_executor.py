@@ -183,7 +183,8 @@ def _schema_of(name: str) -> str | None:
 
 def draws_numbers(graph: _native.Graph) -> bool:
     """Whether a graph has an operation that draws random numbers."""
-    return any(torch.Tag.nondeterministic_seeded in _reference.operation(name).tags for name in graph.operators())
+    tag = torch.Tag.nondeterministic_seeded
+    return graph.draws({name for name in graph.operators() if tag in _reference.operation(name).tags})
 
 
 def _is_disturbed() -> bool:

@@ -1,6 +1,7 @@
 //! What a row of the operation table holds.
 
 use base::{Bytes, Flops};
+use ir::Arg;
 
 use crate::{Call, Factors, Seed, Strategy, call::argument};
 
@@ -266,6 +267,18 @@ pub enum Random {
     Yes,
     /// Where the number at this argument is not 0.
     Unless0(usize),
+}
+
+impl Random {
+    /// Whether an operation with these arguments draws.
+    pub fn draws(self, args: &[Arg]) -> bool {
+        let zero = |arg: &Arg| matches!(arg, Arg::None | Arg::Int(0)) || *arg == Arg::Float(0.0);
+        match self {
+            Self::No => false,
+            Self::Yes => true,
+            Self::Unless0(position) => args.get(position).is_none_or(|arg| !zero(arg)),
+        }
+    }
 }
 
 /// What a random operation draws. Positions are those of arguments.

@@ -24,4 +24,4 @@ pub use draw::Draw;
 pub use emit::{Emitted, Function};
 pub use form::Width;
 pub use module::{DeviceMemory, Module};
-pub use program::{Source, has_form};
+pub use program::{Source, has_form, partition};

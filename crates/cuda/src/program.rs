@@ -1,7 +1,8 @@
 //! Kernels as one program of CUDA C.
 
 use base::Result;
-use loops::{Kernel, verify};
+use ir::Graph;
+use loops::{Group, Kernel, Partition, verify};
 
 use crate::{
     draw::Draw,
@@ -50,6 +51,11 @@ impl Source {
         let bodies: Vec<&str> = bodies.chain(texts.iter().map(String::as_str)).collect();
         Ok(Self { text: whole(&bodies.join("\n")), kernels: emitted, draws })
     }
+}
+
+/// A graph's groups that are kernels on a device: those that move less than their operations, since none of PyTorch's own kernels is slow there.
+pub fn partition(graph: &Graph) -> Partition {
+    loops::partition_if(graph, &|group: &Group| group.saved.0 > 0 && has_form(&group.kernel))
 }
 
 /// Whether a kernel that is valid has a form in CUDA C.

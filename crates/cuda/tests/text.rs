@@ -88,26 +88,30 @@ fn a_short_row_has_some_threads_of_a_warp() {
               const index row = live ? own : 999;
               const index o0 = row * 64;
               const index o1 = row * 64;
+              float h0[4][4];
               float s1[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-              for (index column = lane * 4; column < 64; column += 16) {
+              #pragma unroll
+              for (int piece = 0; piece < 4; ++piece) {
+                const index column = lane * 4 + piece * 16;
                 const int left = 4;
                 float x0[4];
                 load<4>(a0 + o0 + column, left, x0);
                 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                   const float v0 = x0[j];
+                  h0[piece][j] = v0;
                   s1[j] = s1[j] + v0;
                 }
               }
               const float v1 = joined<by_sum, 4>(s1);
-              for (index column = lane * 4; column < 64; column += 16) {
+              #pragma unroll
+              for (int piece = 0; piece < 4; ++piece) {
+                const index column = lane * 4 + piece * 16;
                 const int left = 4;
-                float x0[4];
-                load<4>(a0 + o0 + column, left, x0);
                 float y0[4];
                 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                  const float v0 = x0[j];
+                  const float v0 = h0[piece][j];
                   const float v2 = __fdiv_rn(v0, v1);
                   y0[j] = v2;
                 }
@@ -136,6 +140,7 @@ fn a_long_row_among_few_has_a_block() {
               const index o0 = row * 1000;
               const index o1 = row;
               float s1[1] = {__uint_as_float(0xff800000u)};
+              #pragma unroll 4
               for (index column = lane; column < 1000; column += 128) {
                 const float v0 = number(a0[o0 + column]);
                 s1[0] = f_max(s1[0], v0);
@@ -166,6 +171,7 @@ fn rows_are_added_up_in_groups_from_what_each_row_has_kept() {
               const index row = live ? own : 199;
               const index o0 = row * 32;
               float s1[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+              #pragma unroll 4
               for (index column = lane * 4; column < 32; column += 16) {
                 const int left = 4;
                 float x0[4];
@@ -188,7 +194,9 @@ fn rows_are_added_up_in_groups_from_what_each_row_has_kept() {
               if (at >= 128) return;
               const index group = at / 32, column = at % 32;
               float s0 = 0.0f;
-              for (index row = group * 64; row < group * 64 + 64 && row < 200; ++row) {
+              const index end = 200 - group * 64 < 64 ? 200 : group * 64 + 64;
+              #pragma unroll 8
+              for (index row = group * 64; row < end; ++row) {
                 const index o0 = row * 32;
                 const float v1 = kept[0 + row];
                 const float v0 = number(a0[o0 + column]);
@@ -202,6 +210,7 @@ fn rows_are_added_up_in_groups_from_what_each_row_has_kept() {
               const index at = (index)blockIdx.x * 128 + threadIdx.x;
               if (at < 32) {
                 float s = 0.0f;
+                #pragma unroll 16
                 for (index group = 0; group < 4; ++group) s = s + kept[200 + group * 32 + at];
                 put(a1 + at, s);
               }

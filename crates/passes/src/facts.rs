@@ -3,7 +3,7 @@
 use aten::Random;
 use base::{Id, PrimaryMap, SecondaryMap};
 use fixedbitset::FixedBitSet;
-use ir::{Arg, CollectiveKind, Graph, HostCopy, InputClass, Node, NodeId, Op, OpId, Schema, UNEVEN, ValueId};
+use ir::{CollectiveKind, Graph, HostCopy, InputClass, Node, NodeId, Op, OpId, Schema, UNEVEN, ValueId};
 use smallvec::SmallVec;
 
 /// What is known of each operator of a graph.
@@ -66,12 +66,7 @@ impl Facts {
 
     /// Whether a node draws from PyTorch's random number generator.
     pub fn draws(&self, node: &Node) -> bool {
-        let zero = |arg: &Arg| matches!(arg, Arg::None | Arg::Int(0)) || *arg == Arg::Float(0.0);
-        match self.ops[node.op].random {
-            Random::No => false,
-            Random::Yes => true,
-            Random::Unless0(position) => node.args.get(position).is_none_or(|arg| !zero(arg)),
-        }
+        self.ops[node.op].random.draws(&node.args)
     }
 
     /// Whether a node gives the same for the same operands whenever and however often it runs, alone on its rank.

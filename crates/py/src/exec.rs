@@ -184,8 +184,7 @@ impl Program {
         }
         let mut kernels = None;
         if let Some(cuda) = cuda.filter(|_| fuse) {
-            let fused =
-                py.detach(|| exec::fuse(&spec, &graph.0, &loops::partition_if(&graph.0, &cuda::has_form)));
+            let fused = py.detach(|| exec::fuse(&spec, &graph.0, &cuda::partition(&graph.0)));
             let draws = exec::draws_of(&fused).map_err(|d| to_python(py, &d))?;
             let drawn = draws.as_deref().unwrap_or_default();
             kernels = py.detach(|| cuda.kernels(&fused, drawn)).map_err(|d| to_python(py, &d))?;

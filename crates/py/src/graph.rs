@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
 };
 
-use aten::{Call, Work};
+use aten::{Call, Random, Work};
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use ir::Placement;
@@ -78,6 +78,19 @@ impl Graph {
     /// The names of its operators, each once.
     fn operators(&self) -> Vec<&str> {
         self.0.ops.values().map(|op| op.name.as_str()).collect()
+    }
+
+    /// Whether one of these operators, which may draw random numbers, does so: attention that drops nothing does not.
+    #[expect(clippy::needless_pass_by_value, reason = "made of Python's set")]
+    fn draws(&self, random: BTreeSet<String>) -> bool {
+        self.0.order.iter().any(|id| {
+            let node = &self.0.nodes[*id];
+            let op = &self.0.ops[node.op];
+            let known = ir::Schema::parse(&op.schema).map(|schema| aten::random(&op.name, &schema));
+            let off = matches!(known, Some(Random::Unless0(_)))
+                && known.is_some_and(|known| !known.draws(&node.args));
+            random.contains(&op.name) && !off
+        })
     }
 
     /// The plan of a step on a cluster; `settings` is MessagePack of the planner's settings. With a `folder` it is taken from there, if it was
@@ -190,9 +203,11 @@ impl Graph {
         py.detach(|| loops::partition(&self.0).describe(&self.0))
     }
 
-    /// The kernels that groups of operations become, each once, in their text form.
-    fn kernel_texts(&self, py: Python<'_>) -> Vec<String> {
-        let groups = py.detach(|| loops::partition(&self.0).groups);
+    /// The kernels that groups of operations become, on processors or with CUDA, each once, in their text form.
+    #[pyo3(signature = (*, cuda=false))]
+    fn kernel_texts(&self, py: Python<'_>, cuda: bool) -> Vec<String> {
+        let partition = if cuda { cuda::partition } else { loops::partition };
+        let groups = py.detach(|| partition(&self.0).groups);
         let mut texts: Vec<String> = Vec::new();
         for text in groups.iter().map(|group| group.kernel.to_string()) {
             if !texts.contains(&text) {

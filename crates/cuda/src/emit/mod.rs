@@ -1,6 +1,7 @@
 //! One kernel as functions of CUDA C.
 
 mod body;
+mod held;
 mod points;
 mod rows;
 mod sums;

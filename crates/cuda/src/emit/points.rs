@@ -1,6 +1,6 @@
 //! Kernels without rows: each thread takes a few points, and then those a grid behind.
 
-use super::Emitter;
+use super::{Emitter, held::Loop};
 use crate::form::{MOST_BLOCKS, POINT_BLOCK};
 
 impl Emitter<'_> {
@@ -29,11 +29,11 @@ impl Emitter<'_> {
     fn piece(&mut self) {
         let form = self.form;
         let body = Self::body(form);
-        let phase = &form.phases.list[0];
+        let one = Loop::of(&form.phases.list[0]);
         self.left();
-        body.load(&mut self.lines, &phase.points);
-        self.compute_points(&phase.points, &phase.stores, &[]);
-        self.write(&phase.stores);
+        body.load(&mut self.lines, &one.points);
+        self.compute_points(&one);
+        self.write(&one.stores);
     }
 }
 

@@ -5,8 +5,15 @@ use loops::{
     phases::{MOST_LANES, Phase, lanes},
 };
 
-use super::{Emitter, body::behind};
+use super::{
+    Emitter,
+    body::behind,
+    held::{Loop, loops_of},
+};
 use crate::form::ROW_BLOCK;
+
+/// How many pieces of its row a thread may have under way at once.
+const PIECES_AT_ONCE: usize = 4;
 
 impl Emitter<'_> {
     /// The function that writes points and rows, and keeps the numbers that sums over rows take; none where there is nothing of it.
@@ -27,34 +34,29 @@ impl Emitter<'_> {
         self.lines.line(format!("const bool live = own < {rows};"));
         self.lines.line(format!("const index row = live ? own : {last};"));
         self.starts("row");
-        for phase in &form.phases.list {
-            self.phase(phase);
+        let (loops, pieces) = loops_of(form);
+        let each = if form.width == 1 { String::new() } else { format!("[{}]", form.width) };
+        for value in loops.iter().flat_map(|one| &one.held) {
+            self.lines.line(format!("float h{}[{}]{each};", value.0, pieces.unwrap_or(1)));
+        }
+        for (phase, one) in form.phases.list.iter().zip(&loops) {
+            self.phase(phase, one, pieces);
         }
         self.end();
         self.lines.close();
     }
 
-    fn phase(&mut self, phase: &Phase) {
-        let form = self.form;
-        let body = Self::body(form);
+    fn phase(&mut self, phase: &Phase, one: &Loop, pieces: Option<usize>) {
+        let body = Self::body(self.form);
         for value in &phase.row {
             body.define_of_row(&mut self.lines, *value);
         }
-        let stores: Vec<Store> =
-            phase.stores.iter().copied().filter(|store| !form.is_sum(store.operand)).collect();
-        if stores.is_empty() && phase.reductions.is_empty() {
+        if one.is_empty() {
             return;
         }
-        self.lanes(&phase.reductions);
-        let points = if stores.len() == phase.stores.len() {
-            phase.points.clone()
-        } else {
-            needed(form.kernel, phase, &stores, &form.phases.is_of_row)
-        };
-        if !points.is_empty() || !stores.is_empty() || !phase.reductions.is_empty() {
-            self.row_loop(&points, &stores, &phase.reductions);
-        }
-        for value in &phase.reductions {
+        self.lanes(&one.reductions);
+        self.row_loop(one, pieces);
+        for value in &one.reductions {
             self.join(*value);
         }
     }
@@ -70,17 +72,30 @@ impl Emitter<'_> {
         }
     }
 
-    fn row_loop(&mut self, points: &[Value], stores: &[Store], reductions: &[Value]) {
+    fn row_loop(&mut self, one: &Loop, pieces: Option<usize>) {
         let (form, inner) = (self.form, self.form.nest.inner);
         let (width, step) = (form.width, lanes(inner));
         let first = if width == 1 { "lane".to_owned() } else { format!("lane * {width}") };
-        self.lines.open(format!("for (index column = {first}; column < {inner}; column += {step})"));
+        if let Some(pieces) = pieces {
+            // All of it is unrolled, so that what is held is in registers.
+            self.lines.line("#pragma unroll");
+            self.lines.open(format!("for (int piece = 0; piece < {pieces}; ++piece)"));
+            self.lines.line(format!("const index column = {first} + piece * {step};"));
+            if !inner.is_multiple_of(step) {
+                self.lines.line(format!("if (column >= {inner}) break;"));
+            }
+        } else {
+            if inner > step {
+                self.lines.line(format!("#pragma unroll {PIECES_AT_ONCE}"));
+            }
+            self.lines.open(format!("for (index column = {first}; column < {inner}; column += {step})"));
+        }
         self.left();
-        Self::body(form).load(&mut self.lines, points);
-        self.compute_points(points, stores, reductions);
-        if !stores.is_empty() {
+        Self::body(form).load(&mut self.lines, &one.points);
+        self.compute_points(one);
+        if !one.stores.is_empty() {
             self.lines.open("if (live)");
-            self.write(stores);
+            self.write(&one.stores);
             self.lines.close();
         }
         self.lines.close();
@@ -137,22 +152,29 @@ impl Emitter<'_> {
     }
 
     /// Computes points, gathers what is reduced and puts what is stored where [`Self::write`] takes it.
-    pub(super) fn compute_points(&mut self, points: &[Value], stores: &[Store], reductions: &[Value]) {
+    pub(super) fn compute_points(&mut self, one: &Loop) {
         let (form, width) = (self.form, self.form.width);
         let body = Self::body(form);
         if width > 1 {
-            for number in 0..stores.len() {
+            for number in 0..one.stores.len() {
                 self.lines.line(format!("float y{number}[{width}];"));
             }
             self.lines.line("#pragma unroll");
             self.lines.open(format!("for (int j = 0; j < {width}; ++j)"));
         }
-        body.compute(&mut self.lines, points, if width == 1 { "column" } else { "column + j" });
-        for value in reductions {
+        let each = if width == 1 { "" } else { "[j]" };
+        for value in &one.taken {
+            self.lines.line(format!("const float v{0} = h{0}[piece]{each};", value.0));
+        }
+        body.compute(&mut self.lines, &one.points, if width == 1 { "column" } else { "column + j" });
+        for value in &one.held {
+            self.lines.line(format!("h{0}[piece]{each} = v{0};", value.0));
+        }
+        for value in &one.reductions {
             self.gather(*value);
         }
         if width > 1 {
-            for (number, store) in stores.iter().enumerate() {
+            for (number, store) in one.stores.iter().enumerate() {
                 self.lines.line(format!("y{number}[j] = {};", body.text(store.value)));
             }
             self.lines.close();
@@ -193,17 +215,4 @@ const fn join_name(reduction: Reduction) -> &'static str {
         Reduction::Max => "by_max",
         Reduction::Min => "by_min",
     }
-}
-
-/// The points of a phase that some of its stores and its reductions take.
-fn needed(kernel: &loops::Kernel, phase: &Phase, stores: &[Store], is_of_row: &[bool]) -> Vec<Value> {
-    let mut needed = vec![false; kernel.body.len()];
-    let reduced = phase.reductions.iter().flat_map(|value| kernel.op(*value).operands());
-    reduced.chain(stores.iter().map(|store| store.value)).for_each(|value| needed[value.0 as usize] = true);
-    for value in phase.points.iter().rev().filter(|value| !is_of_row[value.0 as usize]) {
-        if needed[value.0 as usize] {
-            kernel.op(*value).operands().for_each(|taken| needed[taken.0 as usize] = true);
-        }
-    }
-    phase.points.iter().copied().filter(|value| needed[value.0 as usize]).collect()
 }

@@ -8,6 +8,10 @@ use loops::{Bounds, OperandId, Store, Value, phases::ROWS_OF_A_SUM};
 use super::{Body, Emitter, body::behind};
 use crate::form::{Form, ROW_BLOCK};
 
+/// How many rows of a group, and how many groups, a thread reads before it adds the first of them.
+const ROWS_AT_ONCE: usize = 8;
+const GROUPS_AT_ONCE: usize = 16;
+
 /// The operands that rows are added up in, and what is kept for them.
 pub(super) struct Sums {
     /// By position, with how many elements each has.
@@ -92,8 +96,15 @@ impl Emitter<'_> {
             self.lines.line(format!("float s{number} = 0.0f;"));
         }
         let (rows, first) = (form.nest.rows(), format!("group * {ROWS_OF_A_SUM}"));
-        let end = format!("row < {first} + {ROWS_OF_A_SUM} && row < {rows}");
-        self.lines.open(format!("for (index row = {first}; {end}; ++row)"));
+        // Where the last row is known before the loop, several are under way at once.
+        let end = if rows.is_multiple_of(ROWS_OF_A_SUM) {
+            format!("{first} + {ROWS_OF_A_SUM}")
+        } else {
+            format!("{rows} - {first} < {ROWS_OF_A_SUM} ? {rows} : {first} + {ROWS_OF_A_SUM}")
+        };
+        self.lines.line(format!("const index end = {end};"));
+        self.lines.line(format!("#pragma unroll {ROWS_AT_ONCE}"));
+        self.lines.open(format!("for (index row = {first}; row < end; ++row)"));
         self.starts("row");
         self.row_of_sum(&stores, by_point && inner > 0);
         self.lines.close();
@@ -165,9 +176,16 @@ impl Emitter<'_> {
             self.lines.open(format!("if (at < {length})"));
             self.lines.line("float s = 0.0f;");
             let touched = self.touched(operand);
+            if let Some(touched) = &touched {
+                self.lines.open(touched);
+            }
+            self.lines.line(format!("#pragma unroll {GROUPS_AT_ONCE}"));
             self.lines.line(format!(
-                "{touched}for (index group = 0; group < {groups}; ++group) s = s + kept[{first} + group * {length} + at];"
+                "for (index group = 0; group < {groups}; ++group) s = s + kept[{first} + group * {length} + at];"
             ));
+            if touched.is_some() {
+                self.lines.close();
+            }
             self.lines.line(format!("put(a{operand} + at, s);"));
             self.lines.close();
         }
@@ -175,20 +193,20 @@ impl Emitter<'_> {
     }
 
     /// A condition on the elements that rows are added up in, where there are others between.
-    fn touched(&self, operand: usize) -> String {
+    fn touched(&self, operand: usize) -> Option<String> {
         let (inner, stride) = (self.form.nest.inner, self.form.nest.inner_strides[operand]);
         let offsets = self.form.kernel.offsets(OperandId(operand as u32));
         let (columns, stride) = if stride == 0 { (1, 1) } else { (inner, stride) };
         let (_, length) = self.place(operand);
         if columns * offsets.len() == length {
-            return String::new();
+            return None;
         }
         let of = |offset: &u32| {
             let step =
                 if stride == 1 { String::new() } else { format!(" && (at - {offset}) % {stride} == 0") };
             format!("at >= {offset} && at - {offset} < {}{step}", columns * stride)
         };
-        format!("if ({}) ", offsets.iter().map(of).collect::<Vec<_>>().join(" || "))
+        Some(format!("if ({})", offsets.iter().map(of).collect::<Vec<_>>().join(" || ")))
     }
 }
 

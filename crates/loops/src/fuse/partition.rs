@@ -81,8 +81,8 @@ pub fn partition(graph: &Graph) -> Partition {
     partition_if(graph, &|_| true)
 }
 
-/// The same with kernels only of which `is_one` holds.
-pub fn partition_if(graph: &Graph, is_one: &dyn Fn(&Kernel) -> bool) -> Partition {
+/// The same with groups only of which `is_one` holds.
+pub fn partition_if(graph: &Graph, is_one: &dyn Fn(&Group) -> bool) -> Partition {
     let positions = Positions::new(graph);
     let fixed = graph.order.iter().map(|id| is_fixed(graph, *id)).collect();
     let groups = Groups::of(&positions, fixed);
@@ -90,7 +90,7 @@ pub fn partition_if(graph: &Graph, is_one: &dyn Fn(&Kernel) -> bool) -> Partitio
     // A result whose elements share memory cannot be written by a loop.
     let valid = worth
         .filter_map(|members| Some((members, group(&groups, members)?)))
-        .filter(|(_, group)| pays(group) && is_one(&group.kernel));
+        .filter(|(_, group)| pays(group) && is_one(group));
     let (kept, made): (Vec<Vec<usize>>, Vec<Group>) =
         valid.map(|(members, group)| (members.clone(), group)).unzip();
     let gone = gone(&groups, &kept, &made);

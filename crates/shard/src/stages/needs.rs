@@ -1,6 +1,6 @@
 //! On which stages operations run, and where their values are needed.
 
-use aten::{Call, Random, Work};
+use aten::Work;
 use base::SecondaryMap;
 use ir::{Graph, InputClass, NodeId, Schema, ValueDef, ValueId};
 use schedule::Placement;
@@ -64,12 +64,10 @@ fn chunks_of(graph: &Graph) -> SecondaryMap<NodeId, Option<u32>> {
 
 /// Whether an operation draws random numbers: every rank draws all of them, so that each draws what one device would.
 pub fn is_random(graph: &Graph, id: NodeId) -> bool {
-    let op = &graph.ops[graph.nodes[id].op];
-    let draws = Schema::parse(&op.schema).is_some_and(|schema| match aten::random(&op.name, &schema) {
-        Random::No => false,
-        Random::Yes => true,
-        Random::Unless0(arg) => Call::new(graph, id).number(arg) != Some(0.0),
-    });
+    let node = &graph.nodes[id];
+    let op = &graph.ops[node.op];
+    let draws =
+        Schema::parse(&op.schema).is_some_and(|schema| aten::random(&op.name, &schema).draws(&node.args));
     draws && !graph.is_communication(id)
 }
 
