@@ -75,6 +75,14 @@ def _folders() -> list[Path]:
     ]
 
 
+class Graph(torch.cuda.CUDAGraph):
+    """A graph that begins as ``torch.accelerator.Graph`` does, which PyTorch has from 2.13 on."""
+
+    def capture_begin(self) -> None:  # type: ignore[override]
+        """Begins on the current stream; other threads may do what they like meanwhile."""
+        super().capture_begin(capture_error_mode="thread_local")
+
+
 def stream_of(kind: str, index: int) -> int:
     """The driver's handle of PyTorch's current stream on a device."""
     if kind == "cuda":

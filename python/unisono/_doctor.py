@@ -53,8 +53,8 @@ class Finding:
 
     def __str__(self) -> str:
         """A line for people, and one for the hint."""
-        hint = f"\n{'':<24}hint: {self.hint}" if self.hint else ""
-        return f"{self.name:<15}{self.status:<9}{self.text}{hint}"
+        hint = f"\n{'':<29}hint: {self.hint}" if self.hint else ""
+        return f"{self.name:<20}{self.status:<9}{self.text}{hint}"
 
 
 def findings() -> Iterator[Finding]:

@@ -6,43 +6,78 @@ rates too, and a step whose state has moved is captured anew. What a step return
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from unisono import _devices
+from unisono import _cuda, _devices
 from unisono._executor import Executor
 from unisono._message import unpack
 from unisono.errors import UnisonoError
 
 #: The most captures of one step; one whose state moves more often is not worth them.
 _MOST = 8
+#: The networks whose collectives may be part of a graph.
+_CAPTURED = ("nccl",)
+#: Other threads, such as those that watch over collectives, may ask a device what they like during a capture.
+_ERRORS = "thread_local"
 
 
-def why_not(program: Any, device: torch.device, *, ranks: int, draws: bool, copies: bool) -> str | None:
-    """Why the lowered program of a rank cannot be a graph of its device, if so."""
+def why_not(
+    program: Any,
+    device: torch.device,
+    state: Mapping[str, torch.Tensor],
+    *,
+    network: str | None,
+    draws: bool,
+    copies: bool,
+) -> str | None:
+    """Why the lowered program of a rank cannot be a graph of its device, if so.
+
+    Args:
+        program: the program.
+        device: the device.
+        state: what lives on from step to step, by name.
+        network: what connects the rank with others, if there are any.
+        draws: whether the step draws random numbers of PyTorch's generator.
+        copies: whether it copies to the host and back.
+    """
     if device == _devices.HOST:
         return "the processor has no graphs"
-    if not _has_graphs():
+    if _new_graph(device) is None:
         return f"PyTorch {torch.__version__} has no graphs of {device.type}"
-    if ranks > 1:
-        return "it has collectives, which not every network lets be captured"
+    if network not in (None, *_CAPTURED):
+        return f"it has collectives, which {network} does not let be captured"
     if draws:
         return "it draws random numbers of PyTorch's generator, whose state a replay may leave behind"
     if copies:
         return "it copies to the host and back by streams of its own"
+    of_host = next((name for name, tensor in state.items() if tensor.device == _devices.HOST), None)
+    if of_host is not None:
+        return f"`{of_host}` is on the host, where a replay changes nothing"
     return _python_of_others(program)
 
 
-def _has_graphs() -> bool:
-    """Whether the accelerator of this process has graphs; PyTorch says so only when it makes one."""
+def _new_graph(device: torch.device) -> Any:
+    """An empty graph of a device, or none where it has no graphs, which PyTorch says only when it makes one."""
+    make: Any = getattr(torch.accelerator, "Graph", None)
     try:
-        torch.accelerator.Graph()
-    except (AttributeError, RuntimeError):
-        return False
-    return True
+        if make is not None:
+            return make(capture_error_mode=_ERRORS)
+    except RuntimeError:
+        return None
+    # Before 2.13, which has graphs of any accelerator.
+    return _cuda.Graph() if _cuda.is_meant(device) else None
+
+
+def take_kernels(device: torch.device) -> bool:
+    """Whether what the driver is asked to launch becomes part of a graph of a device, as on CUDA: what stands in for it does not."""
+    return device.type not in _cuda.STAND_INS
 
 
 def _python_of_others(program: Any) -> str | None:
@@ -50,6 +85,27 @@ def _python_of_others(program: Any) -> str | None:
     called = {one["op"] for one in unpack(program.python_calls("-"))}
     others = sorted(name for name in called if not name.startswith(("aten::", "prims::")))
     return f"Python calls `{others[0]}`, which may do what a replay does not" if others else None
+
+
+#: All that may have a graph.
+_alive: weakref.WeakSet[Replayed] = weakref.WeakSet()
+
+
+@functools.cache
+def _end_before_networks() -> None:
+    """Has graphs end before the process groups whose collectives they hold: a network waits for them for ever."""
+    for module in (dist, dist.distributed_c10d):
+        setattr(module, "destroy_process_group", _behind_graphs(module.destroy_process_group))  # noqa: B010
+
+
+def _behind_graphs(end: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(end)
+    def ended(*arguments: Any, **named: Any) -> None:
+        for one in list(_alive):
+            one.forget()
+        end(*arguments, **named)
+
+    return ended
 
 
 class Replayed:
@@ -70,6 +126,11 @@ class Replayed:
         #: How often state was bound, and where it is.
         self._addresses: list[int] | None = None
         self.captures, self.failed = 0, None
+        _alive.add(self)
+
+    def forget(self) -> None:
+        """Lets go of the graph; the next step captures it anew."""
+        self._graph, self._returned = None, []
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs one step and returns what it returns, in memory of its own."""
@@ -105,7 +166,7 @@ class Replayed:
         current = torch.accelerator.current_stream(self._device)
         self._stream = self._stream or torch.Stream(self._device)
         self._stream.wait_stream(current)
-        graph: Any = torch.accelerator.Graph()
+        graph = _new_graph(self._device)
         try:
             with self._stream:
                 graph.capture_begin()
@@ -123,3 +184,5 @@ class Replayed:
             current.wait_stream(self._stream)
         self._graph = graph
         self.captures += 1
+        if dist.is_available() and dist.is_initialized():
+            _end_before_networks()

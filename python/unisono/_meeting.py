@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from unisono.errors import ResourceError, StepError
 
 #: After so long, the ranks that have not come are asked where they are.
 _PATIENCE = 2.0
-_POLL = datetime.timedelta(seconds=0.05)
+_POLL, _PAUSE = 0.05, 0.002
 #: So long the rank that may have the store stays at its end for others to read from it.
 _FAREWELL = 5.0
 _WATCH = 0.5
@@ -72,11 +71,12 @@ class Meeting:
             self._store.delete_key(f"{kind}/{self._number - 1}/{self._rank}")
 
     def _are_there(self, keys: list[str]) -> bool:
-        """Whether all others have come, for whom it waits a little."""
-        try:
-            self._store.wait(keys, _POLL)
-        except dist.DistError:
-            return self._store.check(keys)
+        """Whether all others have come, for whom it waits a little. By asking: a store that waits in vain complains of it to the user."""
+        end = time.monotonic() + _POLL
+        while not self._store.check(keys):
+            if time.monotonic() > end:
+                return False
+            time.sleep(_PAUSE)
         return True
 
     def _ask(self, what: str, why: str, missing: list[int], lost: Callable[[], list[int]]) -> None:
@@ -120,7 +120,7 @@ class Meeting:
         keys = [self._key("past", rank) for rank in range(self._count)]
         with contextlib.suppress(Exception):  # the store has ended
             while not self._store.check(keys) and time.monotonic() < end:
-                time.sleep(_POLL.total_seconds())
+                time.sleep(_POLL)
 
 
 def _apart(rank: int, what: str, why: str, elsewhere: str) -> StepError:

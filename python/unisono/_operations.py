@@ -40,7 +40,11 @@ _EXACT = 1e-12
 _RANGE, _SUPPOSED, _FAR, _LARGE = 16, 0.1, 64, 1 << 26
 #: How many times as long as one on hardly any data a call takes whose time is that of its data.
 _BY_DATA = 5
-#: Which numbers tensors of state and of the batch are filled with: between 0 and this, so that nothing grows in a few steps.
+#: How much worse coefficients may tell what was measured that are right for larger calls.
+_AS_GOOD = 2.0
+#: The part of a device's rate of products from which on a call is held up by its products.
+_NEAR = 0.5
+#: Which numbers tensors of state and of the batch are filled with: no further from 0 than this, so that nothing grows in a few steps.
 _SMALL = 0.02
 #: The part of the free memory that a program's measurement may take.
 _SHARE = 0.5
@@ -112,19 +116,37 @@ def fitted(rows: Mapping[Amounts, float], dtype: str, rates: Rates) -> dict[str,
     timed = {amounts: nanos for amounts, nanos in rows.items() if nanos > 0}
     if not timed:
         return {}
+    free, bounded = (
+        _fitted_from(timed, dtype, rates, least) for least in (0.0, _least_flop(timed, rates.flops.get(dtype)))
+    )
+    return (bounded if bounded.left <= free.left * _AS_GOOD else free).coefficients
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Coefficients of an operator by their names, and the mean square of the relative errors that they leave."""
+
+    coefficients: dict[str, float]
+    left: float
+
+
+def _fitted_from(timed: Mapping[Amounts, float], dtype: str, rates: Rates, least_flop: float) -> _Fit:
+    """The coefficients that tell calls best, of which a floating-point operation takes so many nanoseconds at least."""
     amounts, nanos = np.array(list(timed), float), np.array(list(timed.values()))
     supposed = _supposed(timed, dtype, rates)
     told = np.array([*timed, *supposed])
     times = np.array([*timed.values(), *supposed.values()])
     weights = np.array([1.0] * len(timed) + [_SUPPOSED] * len(supposed))
-    best, found = 0.0, {}
+    least = np.array([0.0, least_flop, 0.0, 0.0, 0.0])
+    best = None
     for cache in _CACHES:
         columns = _columns(told, cache)
-        coefficients, error = _least_squares(columns * (weights / times)[:, None], weights)
-        if not found or error < best * _WORTH:
+        wanted = weights * (1 - columns @ least / times)
+        coefficients, error = _least_squares(columns * (weights / times)[:, None], wanted)
+        if best is None or error < best.left * _WORTH:
+            coefficients = coefficients + least
             start, flop, byte, uncached, tensor = (float(f"{number:.4g}") for number in coefficients)
             wrong = np.abs(_columns(amounts, cache) @ coefficients / nanos - 1)
-            best = error
             found = {
                 "start_ns": start,
                 "flop_ps": _picos(flop),
@@ -134,7 +156,18 @@ def fitted(rows: Mapping[Amounts, float], dtype: str, rates: Rates) -> dict[str,
                 "tensor_ps": _picos(tensor),
                 "error": round(float(np.median(wrong)), 3),
             }
-    return found
+            best = _Fit(found, error)
+    assert best is not None
+    return best
+
+
+def _least_flop(timed: Mapping[Amounts, float], rate: float | None) -> float:
+    """The least nanoseconds of a floating-point operation in any call, where some call comes near to a device's rate of products.
+
+    That of the fastest call: calls that were measured may be told well by their bytes alone, and larger ones would be much too fast.
+    """
+    fastest = max(flops / nanos for (flops, _, _), nanos in timed.items())
+    return 1 / fastest if rate is not None and fastest * 1e9 > _NEAR * rate else 0.0
 
 
 def _columns(amounts: np.ndarray, cache: int) -> np.ndarray:
@@ -337,14 +370,17 @@ def _filled(graph: _native.Graph, device: torch.device) -> tuple[list[torch.Tens
     state, inputs = [], []
     for item in message["inputs"]:
         lives_on = item["class"] in ("parameter", "buffer", "optimizer", "constant")
-        (state if lives_on else inputs).append(_tensor(message["values"][item["value"]]["type"], device))
+        # Products of numbers of one sign take less power, and are faster than those of a step. Second moments and variances have none.
+        signed = item["class"] in ("parameter", "batch")
+        (state if lives_on else inputs).append(_tensor(message["values"][item["value"]]["type"], device, signed))
     return state, inputs
 
 
-def _tensor(kind: Mapping[str, Any], device: torch.device) -> torch.Tensor:
+def _tensor(kind: Mapping[str, Any], device: torch.device, signed: bool) -> torch.Tensor:
     dtype, shape, strides = TORCH_DTYPES[kind["dtype"]], kind["shape"], kind["strides"]
     place = _devices.HOST if kind["device"]["kind"] == "cpu" else device
     size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if all(shape) else 0
     if dtype.is_floating_point:
-        return (torch.rand(size, device=place) * _SMALL).to(dtype).as_strided(shape, strides)
+        numbers = torch.rand(size, device=place) * _SMALL
+        return (numbers - _SMALL / 2 if signed else numbers).to(dtype).as_strided(shape, strides)
     return torch.zeros(size, dtype=dtype, device=place).as_strided(shape, strides)

@@ -75,6 +75,10 @@ class Ranks:
             )
         return dist.group.WORLD
 
+    def network(self, kind: str) -> str:
+        """What connects the devices of a kind."""
+        return self._networks.get(kind, "gloo")
+
     def groups(self, mesh: Mapping[str, int], kind: str = "cpu") -> dict[str, str]:
         """The name of this rank's process group along each axis of a mesh, for tensors on a kind of device.
 

@@ -1,5 +1,6 @@
-"""Training steps that `unisono profile` measures operations in where it is given none: a transformer and a convolutional network in a few
-sizes, so that the tensors of some fit caches and those of others do not."""
+"""Training steps that `unisono profile` measures operations in where it is given none: transformers and a convolutional network in a few
+sizes, so that the tensors of some fit caches and those of others do not. On devices these are larger, and one is in the operations that
+language models are written in, where views, casts and rows that are read for many take longer than their bytes."""
 
 from __future__ import annotations
 
@@ -14,6 +15,11 @@ from torch import nn
 _TRANSFORMERS = ((2, 32, 64), (4, 128, 256), (4, 256, 512))
 #: Batch, side of an image, channels.
 _CONVOLUTIONS = ((4, 16, 16), (8, 32, 32), (16, 32, 64))
+#: The same on devices.
+_TRANSFORMERS_OF_DEVICES = ((2, 32, 64), (4, 256, 512), (4, 1024, 2048))
+_CONVOLUTIONS_OF_DEVICES = ((4, 16, 16), (32, 32, 64), (64, 64, 128))
+#: Such a transformer written out: batch, tokens, width, words; heads are 128 wide.
+_WRITTEN_OUT = ((2, 128, 512, 1024), (4, 512, 1024, 8192), (4, 2048, 2048, 32_000))
 _WORDS, _CLASSES = 1024, 10
 
 #: What `unisono.capture` is given.
@@ -41,6 +47,50 @@ class _Block(nn.Module):
         x = x + self.out(mixed)
         y = self.between(x)
         return x + self.down(F.silu(self.gate(y)) * F.gelu(self.up(y)))
+
+
+class _Norm(nn.Module):
+    """Root mean squares, one operation after the other."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+class _WrittenOut(nn.Module):
+    """A block with rotary positions and a gated layer, one operation after the other."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads, inner = width // 128, width * 11 // 4
+        self.before, self.between = _Norm(width), _Norm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.up, self.gate = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, time, width = x.shape
+        y = self.before(x)
+        q, k, v = (f(y).view(batch, time, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        half = q.shape[-1] // 2
+        angles = torch.outer(torch.arange(time, device=x.device), 1e4 ** (-torch.arange(half, device=x.device) / half))
+        cos, sin = (one.to(x.dtype)[None, None] for one in (angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)))
+        q, k = (t * cos + torch.cat((-t[..., half:], t[..., :half]), -1) * sin for t in (q, k))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, time, width)
+        x = x + self.out(mixed)
+        y = self.between(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def written_out(width: int, words: int) -> nn.Module:
+    """A language model in single operations, for ids of words."""
+    blocks = [_WrittenOut(width) for _ in range(2)]
+    return nn.Sequential(nn.Embedding(words, width), *blocks, _Norm(width), nn.Linear(width, words, bias=False))
 
 
 def transformer(width: int) -> nn.Module:
@@ -75,13 +125,18 @@ def _step(model: nn.Module, example: tuple[torch.Tensor, torch.Tensor]) -> Made:
 
 def steps(device: torch.device, dtypes: list[torch.dtype]) -> Iterator[tuple[str, Made]]:
     """Names and steps, small ones first, with state of each element type."""
+    of_host = device.type == "cpu"
     with torch.device(device):
         for dtype in dtypes:
             kind = str(dtype).removeprefix("torch.")
-            for batch, time, width in _TRANSFORMERS:
+            for batch, time, width in _TRANSFORMERS if of_host else _TRANSFORMERS_OF_DEVICES:
                 ids = torch.randint(0, _WORDS, (batch, time))
                 yield f"a transformer {width} wide in {kind}", _step(transformer(width).to(dtype), (ids, ids))
-            for batch, side, channels in _CONVOLUTIONS:
+            for batch, time, width, words in () if of_host else _WRITTEN_OUT:
+                ids = torch.randint(0, words, (batch, time))
+                model = written_out(width, words).to(dtype)
+                yield f"a transformer {width} wide in {kind}, written out", _step(model, (ids, ids))
+            for batch, side, channels in _CONVOLUTIONS if of_host else _CONVOLUTIONS_OF_DEVICES:
                 images, classes = torch.randn(batch, 3, side, side).to(dtype), torch.randint(0, _CLASSES, (batch,))
                 model = convolutional(channels, side).to(dtype)
                 yield f"{channels} channels of convolutions in {kind}", _step(model, (images, classes))

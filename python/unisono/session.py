@@ -401,8 +401,13 @@ class CapturedStep:
         if self._session.graphs == "off":
             return program, 'it was not asked to be: `graphs="auto"`'
         copies = self.plan.prediction.get("offloaded_bytes", 0) > 0
-        reason = _graphs.why_not(program, self.device, ranks=self.ranks.count, draws=self._draws, copies=copies)
-        return program if reason else lower_graph(graph, groups, self.device, live=True), reason
+        network = self.ranks.network(self.device.type) if self.ranks.count > 1 else None
+        state = {one.name: one.tensor for one in self._inputs.inputs if one.cls in _STATE and one.cls != "constant"}
+        reason = _graphs.why_not(program, self.device, state, network=network, draws=self._draws, copies=copies)
+        if reason is not None:
+            return program, reason
+        fuse = self._session.fuse and _graphs.take_kernels(self.device)
+        return lower_graph(graph, groups, self.device, fuse=fuse, live=True), None
 
     def simulated_json(self) -> str:
         """The timeline of this rank's step as the simulator expects it, for trace viewers."""

@@ -58,6 +58,8 @@ class Encoder:
         # What each FX node stands for: the number of a value, a list or tuple of such, or a Python constant.
         self._env: dict[torch.fx.Node, Any] = {}
         self._placeholders: dict[torch.fx.Node, int] = {}
+        #: The values that are on the host on any device.
+        self._of_host: set[int] = set()
         self._encode()
 
     def bytes(self) -> bytes:
@@ -106,7 +108,7 @@ class Encoder:
                 self._call(node)
 
     def _input(self, item: StepInput, tensor: torch.Tensor) -> int:
-        number = self._value(tensor, {"input": len(self._numbered_inputs)})
+        number = self._value(tensor, {"input": len(self._numbered_inputs)}, of_host=item.cls == "hyper")
         self._numbered_inputs.append((number, item))
         return number
 
@@ -256,20 +258,29 @@ class Encoder:
             return None
         return self.places.setdefault((origin.file, origin.line), len(self.places))
 
-    def _value(self, tensor: torch.Tensor | TensorType, definition: dict[str, Any]) -> int:
-        known = {**tensor_type(tensor), "device": _device(self.inputs.target.shown(tensor.device))}
-        self.values.append({"type": known, "def": definition})
-        return len(self.values) - 1
+    def _value(self, tensor: torch.Tensor | TensorType, definition: dict[str, Any], of_host: bool = False) -> int:
+        device = tensor.device if of_host else self.inputs.target.shown(tensor.device)
+        self.values.append({"type": {**tensor_type(tensor), "device": _device(device)}, "def": definition})
+        number = len(self.values) - 1
+        if of_host:
+            self._of_host.add(number)
+        return number
+
+    def _is_of_host(self, node: torch.fx.Node) -> bool:
+        """Whether a node computes with numbers of the host alone, such as a learning rate: they stay there on any device."""
+        operands = [self._env[one] for one in node.all_input_nodes]
+        moved = any(isinstance(one, torch.device) for one in [*node.args, *node.kwargs.values()])
+        return bool(operands) and not moved and all(isinstance(one, int) and one in self._of_host for one in operands)
 
     def _returns(self, node: torch.fx.Node, number: int) -> tuple[list[Any], Any]:
         """The encoded returns, and what `getitem` on the node finds."""
-        made = node.meta.get("val")
+        made, of_host = node.meta.get("val"), self._is_of_host(node)
         count = 0
 
         def one(tensor: torch.Tensor | TensorType) -> int:
             nonlocal count
             count += 1
-            return self._value(tensor, {"result": [number, count - 1]})
+            return self._value(tensor, {"result": [number, count - 1]}, of_host)
 
         def encode(value: Any) -> tuple[Any, Any]:
             if isinstance(value, torch.Tensor | TensorType):

@@ -24,6 +24,10 @@ RUNGS = (
     Rung("kernels", results.kernels, _WRONG_RESULTS),
     Rung("fused kernels", results.fused, "leave `fuse` off on this device, and send us this report"),
     *(Rung(f"step {name}", functools.partial(results.step_of, name), _NOT_AS_PLAIN) for name in STEPS),
+    Rung("step llama, fused", functools.partial(results.step_of, "llama", fuse=True), _NOT_AS_PLAIN),
+    Rung("step gpt, offloaded", functools.partial(results.step_of, "gpt", offload="full"), _NOT_AS_PLAIN),
+    Rung("step gpt, a graph", functools.partial(results.graphs_of, "gpt"), "leave `graphs` off on this device"),
+    Rung("capture", results.captured, "capture on the device itself, and send us this report"),
     Rung(
         "random numbers",
         results.random_numbers,

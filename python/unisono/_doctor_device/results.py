@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import nn
 
 import unisono
 from unisono import _cuda, _devices
+from unisono._capture.kernels import KERNELS
 from unisono._doctor import FAILED, OK, WARNING
 from unisono._doctor_device.rung import SKIPPED, Result, Tried, words
 from unisono._doctor_device.steps import FUSED, OPERATORS, Training, training
@@ -29,6 +32,8 @@ _SAME, _ANOTHER = 1e-2, 1e-1
 _LEAST_CHANGE = 1e-4
 _TRAINED = 3
 _DROPPED = 0.25
+#: The steps whose graphs are compared: of attention, of convolutions.
+_CAPTURED = ("llama", "convnet")
 _LESS_EXACT = "products may be computed in a shorter format (TF32): `torch.set_float32_matmul_precision` and `torch.backends` say which"
 
 #: With one rank nothing that is predicted decides anything.
@@ -38,6 +43,9 @@ name = "a device that is tried"
 memory_bytes = 1000000000000
 memory_bandwidth = 1e12
 operation_ns = 1000.0
+host_bandwidth = 1e10
+host_latency_ns = 10000.0
+host_memory_bytes = 1000000000000
 [device.matmul_flops]
 f32 = 1e13
 [links]
@@ -139,7 +147,7 @@ def _by_kernels(
 ) -> list[torch.Tensor]:
     inputs = [one.to(device) for one in operands]
     graph = unisono.capture(function, example=tuple(inputs)).native
-    if len(graph.kernel_texts()) != 1:
+    if len(graph.kernel_texts(cuda=True)) != 1:
         raise InternalError("operations that are to be one kernel are not")
     run = Executor(lower_graph(graph, device=device, fuse=True))
     run.bind([])
@@ -149,10 +157,11 @@ def _by_kernels(
 # Steps by the executor.
 
 
-def step_of(name: str, tried: Tried) -> Result:
+def step_of(name: str, tried: Tried, **settings: Any) -> Result:
+    """Whether a step under some settings does what it does by plain PyTorch."""
     alone, ours = training(name, tried.device), training(name, tried.device)
     before = copy.deepcopy(alone.model.state_dict())
-    step = _parallelized(ours)
+    step = _parallelized(ours, **settings)
     expected = [alone.step(*alone.batch).clone() for _ in range(_TRAINED)]
     found = [step(*ours.batch).clone() for _ in range(_TRAINED)]
     step.sync()
@@ -161,18 +170,56 @@ def step_of(name: str, tried: Tried) -> Result:
     for key, wanted in alone.model.state_dict().items():
         change = float((wanted - before[key]).abs().max().cpu())
         off[key] = _difference(now[key], wanted, max(change, _LEAST_CHANGE))
-    tried.steps[name] = ours, step
+    if not settings:
+        tried.steps[name] = ours, step
     worst = max(off, key=lambda key: off[key])
     text = f"after {_TRAINED} steps off by {off[worst]:.1e} of its change at most (`{worst}`), loss {float(expected[-1].cpu()):.4f}"
+    if settings.get("graphs") == "auto" and step.graphs().startswith("not"):
+        return Result(SKIPPED, step.graphs())
     if not off[worst] < _ANOTHER:
         return Result(FAILED, text)
     return Result(OK, text) if off[worst] < _SAME else Result(WARNING, text, _LESS_EXACT)
 
 
-def _parallelized(one: Training) -> Any:
+def graphs_of(name: str, tried: Tried) -> Result:
+    """Whether a step does the same as a graph of the device."""
+    if tried.device == _devices.HOST:
+        return Result(SKIPPED, "the processor has no graphs")
+    return step_of(name, tried, graphs="auto")
+
+
+def captured(tried: Tried) -> Result:
+    """Whether steps that are captured for a device without it are those that are captured on it."""
+    if tried.device.type not in KERNELS:
+        return Result(SKIPPED, f"steps cannot be captured for {tried.device.type} where there is none")
+    others = list[str]()
+    for name in _CAPTURED:
+        here, elsewhere = (
+            _captured(name, device, tried.device.type) for device in (tried.device, torch.device("meta"))
+        )
+        apart = next(
+            (pair for pair in itertools.zip_longest(here, elsewhere, fillvalue="") if pair[0] != pair[1]), None
+        )
+        others += [f"{name}: `{apart[0].strip()}` here, `{apart[1].strip()}` without the device"] if apart else []
+    if others:
+        return Result(FAILED, "; ".join(others))
+    return Result(
+        OK, f"{', '.join(_CAPTURED)}: the graphs that are captured for {tried.device.type} where there is none"
+    )
+
+
+def _captured(name: str, device: torch.device, kind: str) -> list[str]:
+    """The text of a step's graph, without the number of the device."""
+    one = training(name, device)
+    target = {"device": kind} if device.type == "meta" else {}
+    graph = unisono.capture(one.step, model=one.model, optimizer=one.optimizer, example=one.batch, **target)
+    return re.sub(rf"\b{kind}:\d+", kind, graph.text()).splitlines()
+
+
+def _parallelized(one: Training, **settings: Any) -> Any:
     with _alone():
         return unisono.parallelize(
-            one.step, model=one.model, optimizer=one.optimizer, example=one.batch, cluster=_CLUSTER
+            one.step, model=one.model, optimizer=one.optimizer, example=one.batch, cluster=_CLUSTER, **settings
         )
 
 

@@ -57,7 +57,7 @@ OPERATORS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], Operands]]]
 def _layer_norm_backward(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
     grad, x, mean, rstd, weight, bias = operands
     return torch.ops.aten.native_layer_norm_backward(
-        grad, x, [x.shape[-1]], mean, rstd, weight, bias, [True, True, True]
+        grad * 0.5, x, [x.shape[-1]], mean, rstd, weight, bias, [True, True, True]
     )
 
 
