@@ -398,20 +398,89 @@ def test_a_count_is_noticed_wherever_the_step_keeps_it(kind, monkeypatch):
 
 
 @pytest.mark.parametrize(("draw", "name"), [(random.random, "random"), (np.random.standard_normal, "numpy.random")])
-def test_random_numbers_that_are_not_torchs_are_named_in_a_warning(draw, name):
+def test_random_numbers_that_are_not_torchs_are_refused_where_the_step_computes_with_them(draw, name):
     model = nn.Linear(4, 4)
-    with pytest.warns(RuntimeWarning, match=f"what it drew from `{name}` is a constant") as warned:
+    with pytest.raises(StepError, match=f"computes with what it draws from `{name}`") as caught:
         unisono.capture(lambda x: (model(x) * draw()).sum(), model=model, example=(torch.ones(2, 4),))
-    assert len(warned) == 1
+    assert caught.value.code == "U0119"
+
+
+def test_random_numbers_that_the_step_does_not_compute_with_are_drawn_once_with_a_warning():
+    model = nn.Linear(4, 4)
+
+    def step(x):
+        random.random()
+        return model(x).sum()
+
+    random.seed(3)
+    with pytest.warns(RuntimeWarning, match="what it drew from `random` is a constant"):
+        unisono.capture(step, model=model, example=(torch.ones(2, 4),))
+    after = random.random()
+    random.seed(3)
+    random.random()
+    assert after == random.random()
 
 
 @pytest.mark.parametrize("own", [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)])
-def test_random_numbers_of_generators_of_the_users_own_are_named_in_a_warning(own):
+def test_random_numbers_of_generators_of_the_users_own_are_refused_and_drawn_once(own):
     model, settings = nn.Linear(4, 4), types.SimpleNamespace(own=own)
-    with pytest.warns(RuntimeWarning, match=r"what it drew from `settings\.own` is a constant"):
+    other = copy.deepcopy(own)
+    with pytest.raises(StepError, match=r"computes with what it draws from `settings\.own`"):
         unisono.capture(
             lambda x: (model(x) * settings.own.uniform(0, 1)).sum(), model=model, example=(torch.ones(2, 4),)
         )
+    other.uniform(0, 1)
+    assert own.uniform(0, 1) == other.uniform(0, 1)
+
+
+class Growing(Counting):
+    """Computes with what it counts."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.use = use
+
+    def step(self, x):
+        return super().step(x) * self.use(self)
+
+
+@pytest.mark.parametrize(
+    ("use", "named"),
+    [
+        (lambda one: one.taken, "`self.taken` (1 to 2), `self.kept` (1 to 2 entries of a list)"),
+        (lambda one: len(one.kept), "`self.taken` (1 to 2), `self.kept` (1 to 2 entries of a list)"),
+        (lambda one: torch.tensor(float(one.taken)), "`self.taken` (1 to 2)"),
+        (lambda one: 1.0 if one.taken % 2 else 0.5, "`self.taken` (1 to 2)"),
+    ],
+)
+def test_a_step_that_computes_with_what_it_counts_is_refused_and_has_counted_once(use, named):
+    trainer = Growing(use)
+    with pytest.raises(StepError, match=re.escape(named)) as caught:
+        unisono.capture(trainer.step, model=trainer.model, example=(torch.ones(2, 4),))
+    assert caught.value.code == "U0119"
+    assert (trainer.taken, trainer.kept) == (1, [1])
+
+
+def test_a_number_that_the_step_returns_and_counts_is_refused():
+    counts = {"steps": 0}
+
+    def step(x):
+        counts["steps"] += 1
+        return x.sum(), counts["steps"]
+
+    with pytest.raises(StepError, match=re.escape("`counts['steps']` (1 to 2)")):
+        unisono.capture(step, example=(torch.ones(2),))
+
+
+def test_what_the_first_call_alone_changes_is_a_constant():
+    cached = {"size": 0}
+
+    def step(x):
+        cached["size"] = max(cached["size"], x.shape[0])
+        return x.sum() * cached["size"]
+
+    with pytest.warns(RuntimeWarning, match=re.escape("`cached['size']` (0 to 2)")):
+        unisono.capture(step, example=(torch.ones(2),))
 
 
 @pytest.mark.parametrize("kept", [iter([1.0, 2.0]), itertools.cycle([1.0]), (one for one in (1.0, 2.0))])

@@ -91,6 +91,7 @@ codes! {
     HOOK = 116, Unsupported, "a hook that cannot be captured";
     ITERATOR = 117, Step, "the step goes on with an iterator that it keeps from step to step";
     NOT_BY_COUNTER = 118, Unsupported, "a random operation that cannot draw by a counter";
+    COMPUTES_WITH_COUNTS = 119, Step, "a step that computes with what it changes at each call";
     EXAMPLE_MISFIT = 120, Configuration, "an example that does not fit the step";
     BAD_ARGUMENT = 121, Step, "an argument of the step that is no tensor, number or string";
     BATCH_CHANGED = 122, Step, "a batch that is not like the captured one";

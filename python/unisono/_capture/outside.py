@@ -171,6 +171,14 @@ def value_at(holder: Any, key: Any) -> Any:
         return None
 
 
+def put_at(holder: Any, key: Any, value: Any) -> None:
+    """Puts a value at a variable's place."""
+    if isinstance(holder, dict):
+        holder[key] = value
+    else:
+        holder.cell_contents = value
+
+
 def function_of(train_step: Any) -> tuple[types.FunctionType | None, Any]:
     """The function that a step is, and the object that it is a method of."""
     while isinstance(train_step, functools.partial):
@@ -187,20 +195,13 @@ def classes_at(train_step: Any, structure: Structure) -> Iterator[type]:
     """Classes of a structure, and those that the step's code names: what it returns may be of a class that no module has."""
     yield from classes_of(structure)
     function, _ = function_of(train_step)
-    for _, place in _places(function) if function is not None else ():
+    for _, place in places(function) if function is not None else ():
         if isinstance(value_at(*place), type):
             yield value_at(*place)
 
 
-def variables(function: types.FunctionType, owner: Any) -> Iterator[tuple[str, Any]]:
-    """What a function's own code names outside of it."""
-    if owner is not None:
-        yield "self", owner
-    for name, place in _places(function):
-        yield name, value_at(*place)
-
-
-def _places(function: types.FunctionType) -> Iterator[tuple[str, Place]]:
+def places(function: types.FunctionType) -> Iterator[tuple[str, Place]]:
+    """Where a function's own code has what it names outside of it."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
@@ -239,7 +240,7 @@ def _of_function(
     met.add((id(function), id(owner)))
     if owner is not None:
         yield from _of_object(name, owner, function.__code__, _MOST_LEVELS, met)
-    for variable, place in _places(function):
+    for variable, place in places(function):
         yield variable, place
         yield from _of_object(variable, value_at(*place), function.__code__, _MOST_LEVELS, met)
 

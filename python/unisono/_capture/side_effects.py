@@ -1,51 +1,121 @@
 """What a step does beside tensors: numbers and collections that its Python code would change at every call, and random numbers that it
-would draw at every call. A captured step does so once, while it is captured.
+would draw at every call. A captured step does so once, while it is captured; one that is another step behind its own effects is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from unisono._capture.outside import NOT_LOOKED_INTO, function_of, variables
+from unisono._capture.outside import NOT_LOOKED_INTO, function_of, places, put_at, value_at
 from unisono._capture.paths import Walk, shown
 from unisono._capture.places import warn_user
+from unisono.errors import StepError
 
-#: A number, or how many entries a collection has, by the name that the user's code has for it.
-_Counts = dict[str, tuple[str, float]]
 _COLLECTIONS = (list, dict, set, deque)
-#: So many names stand in a warning.
+#: So many names stand in a message.
 _MOST_NAMES = 5
 
 
-@contextlib.contextmanager
-def warned_of(train_step: Callable[..., Any], model: nn.Module | None, walk: Walk) -> Iterator[None]:
-    """Warns of what happens meanwhile to variables that the step reads, to their attributes and those of the model's modules, and to
-    the generators of Python and NumPy, those included that ``walk`` has found.
+@dataclass(frozen=True)
+class _Count:
+    """A number, or how many entries a collection has, with the collection as it was.
+
+    Attributes:
+        kind: the kind of collection; empty for a number.
+        number: the number.
+        put_back: puts it back where it was read.
     """
-    before, drawn, others = _counts(train_step, model), _generators(), _others(walk)
-    yield
-    after = _counts(train_step, model)
-    changed = [name for name in before if name in after and before[name] != after[name]]
+
+    kind: str
+    number: float
+    put_back: Callable[[], object] = field(compare=False)
+
+    def differs(self, other: _Count | None) -> bool:
+        return other is not None and (self.kind, self.number) != (other.kind, other.number)
+
+
+class SideEffects:
+    """What happens to variables that a step reads, to their attributes and those of the model's modules, and to generators.
+
+    These are Python's and NumPy's, and those that a walk has found.
+    """
+
+    def __init__(self, train_step: Callable[..., Any], model: nn.Module | None, walk: Walk) -> None:
+        """Begins with all as it is now."""
+        self._of, self._walk = (train_step, model), walk
+        self._before, self._drawn = _counts(*self._of), _generators(walk)
+
+    def changed(self) -> list[str]:
+        """What is no longer as it was at the beginning, as a message says it."""
+        after = _counts(*self._of)
+        changed = [name for name, was in self._before.items() if was.differs(after.get(name))]
+        return [_shown(name, self._before[name], after[name]) for name in changed]
+
+    def drawn_from(self) -> list[str]:
+        """The generators that something was drawn from."""
+        return [
+            name for name, (state, _) in _generators(self._walk).items() if self._drawn.get(name, (state,))[0] != state
+        ]
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[SideEffects]:
+        """Puts back, at its end, what happens within; gives what does."""
+        within = SideEffects(*self._of, self._walk)
+        try:
+            yield within
+        finally:
+            after = _counts(*self._of)
+            for name, was in within._before.items():
+                if was.differs(after.get(name)):
+                    was.put_back()
+            for _, put_back in within._drawn.values():
+                put_back()
+
+
+@contextlib.contextmanager
+def warned_of(train_step: Callable[..., Any], model: nn.Module | None, walk: Walk) -> Iterator[SideEffects]:
+    """Warns of side effects that happen meanwhile."""
+    effects = SideEffects(train_step, model, walk)
+    yield effects
+    changed = effects.changed()
     if changed:
-        shown = [_shown(name, before[name], after[name]) for name in changed[:_MOST_NAMES]]
-        others = f" and {len(changed) - _MOST_NAMES} more" if len(changed) > _MOST_NAMES else ""
         warn(
-            f"what it changed will not change again: {', '.join(shown)}{others}. Count outside of the step, return tensors instead of "
+            f"what it changed will not change again: {_listed(changed)}. Count outside of the step, return tensors instead of "
             "storing them, and keep numbers that it computes with as buffers of the model."
         )
-    for name, state in [*_generators().items(), *((name, _state_of(one)) for name, one, _ in others)]:
-        if ({name: was for name, _, was in others} | drawn).get(name, state) != state:
-            warn(
-                f"what it drew from `{name}` is a constant from then on. Draw tensors with torch (`torch.rand`), or draw outside of the "
-                "step and pass tensors as arguments."
-            )
+    for name in effects.drawn_from():
+        warn(
+            f"what it drew from `{name}` is a constant from then on. Draw tensors with torch (`torch.rand`), or draw outside of the "
+            "step and pass tensors as arguments."
+        )
+
+
+def depends_on(effects: SideEffects) -> StepError:
+    """The error of a step that is another one behind its own side effects."""
+    changed, drawn = effects.changed(), effects.drawn_from()
+    what = f"computes with what it changes at each call: {_listed(changed)}" if changed else ""
+    drew = f"computes with what it draws from {', '.join(f'`{name}`' for name in drawn)} at each call" if drawn else ""
+    return StepError(
+        f"the step {' and '.join(part for part in (what, drew) if part)}",
+        code="U0119",
+        cause="its Python code runs once, while the step is captured; traced twice, it was another step the second time",
+        hint="count outside of the step and pass a tensor, keep numbers as buffers of the model, draw with torch (`torch.rand`)",
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(names[:_MOST_NAMES])}{more}"
 
 
 def warn(what: str) -> None:
@@ -53,62 +123,83 @@ def warn(what: str) -> None:
     warn_user(f"the step's Python code runs once, while the step is captured; {what}", RuntimeWarning)
 
 
-def _generators() -> dict[str, Any]:
-    """The states of generators that are not torch's, by what users call them."""
-    states: dict[str, Any] = {"random": random.getstate()}
+#: The state of a generator, and what puts it back.
+_Drawn = tuple[Any, Callable[[], object]]
+
+
+def _generators(walk: Walk) -> dict[str, _Drawn]:
+    """Generators that are not torch's, by what users call them."""
+    state = random.getstate()
+    found: dict[str, _Drawn] = {"random": (state, lambda: random.setstate(state))}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        kind, keys, *position = numpy.random.get_state()
-        states["numpy.random"] = (kind, keys.tobytes(), position)
-    return states
-
-
-def _others(walk: Walk) -> list[tuple[str, Any, Any]]:
-    """Generators of the user's own that are not torch's: how the user's code says them, they themselves, and their states."""
-    numpy = sys.modules.get("numpy")
+        whole = numpy.random.get_state()
+        kind, keys, *position = whole
+        found["numpy.random"] = (kind, keys.tobytes(), position), lambda: numpy.random.set_state(whole)
     kinds = (random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()))
     known = (random._inst, numpy.random.mtrand._rand if numpy is not None else None)  # type: ignore[attr-defined]
-    found = [one for one, _ in walk.holders.values() if isinstance(one, kinds) and one not in known]
-    return [(shown(walk.paths[id(one)]), one, _state_of(one)) for one in found]
+    own = [one for one, _ in walk.holders.values() if isinstance(one, kinds) and one not in known]
+    return found | {shown(walk.paths[id(one)]): _of_generator(one) for one in own}
 
 
-def _state_of(generator: Any) -> Any:
+def _of_generator(generator: Any) -> _Drawn:
     if isinstance(generator, random.Random):
-        return generator.getstate()
-    return repr(
-        generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state(legacy=False)
-    )
+        state = generator.getstate()
+        return state, lambda: generator.setstate(state)
+    bits = getattr(generator, "bit_generator", None)
+    if bits is not None:
+        state = copy.deepcopy(bits.state)
+        return repr(state), lambda: setattr(bits, "state", state)
+    state = generator.get_state(legacy=False)
+    return repr(state), lambda: generator.set_state(state)
 
 
-def _shown(name: str, before: tuple[str, float], after: tuple[str, float]) -> str:
-    kind, now = after
-    return f"`{name}` ({before[1]} to {now}{f' entries of a {kind}' if kind else ''})"
+def _shown(name: str, before: _Count, after: _Count) -> str:
+    return f"`{name}` ({before.number} to {after.number}{f' entries of a {after.kind}' if after.kind else ''})"
 
 
-def _counts(train_step: Callable[..., Any], model: nn.Module | None) -> _Counts:
-    found: _Counts = {}
+def _counts(train_step: Callable[..., Any], model: nn.Module | None) -> dict[str, _Count]:
+    """By the name that the user's code has for it."""
+    found: dict[str, _Count] = {}
     function, owner = function_of(train_step)
-    for name, value in variables(function, owner) if function is not None else ():
-        _add(found, name, value)
-        if isinstance(value, dict):
-            _add_entries(found, {f"{name}[{key!r}]": entry for key, entry in value.items()})
-        elif not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
-            _add_entries(found, {f"{name}.{key}": entry for key, entry in vars(value).items()})
+    if owner is not None:
+        _add_within(found, "self", owner)
+    for name, place in places(function) if function is not None else ():
+        value = value_at(*place)
+        _add(found, name, value, functools.partial(put_at, *place))
+        _add_within(found, name, value)
     if model is not None:
         for path, module in model.named_modules(prefix="model"):
-            own = {f"{path}.{key}": value for key, value in vars(module).items() if not key.startswith("_")}
-            _add_entries(found, own)
+            own = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+            _add_entries(found, f"{path}.{{}}", own, vars(module))
     return found
 
 
-def _add_entries(found: _Counts, entries: Mapping[str, Any]) -> None:
-    for name, value in entries.items():
-        _add(found, name, value)
+def _add_within(found: dict[str, _Count], name: str, value: Any) -> None:
+    if isinstance(value, dict):
+        _add_entries(found, f"{name}[{{!r}}]", value, value)
+    elif not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
+        _add_entries(found, f"{name}.{{}}", vars(value), vars(value))
 
 
-def _add(found: _Counts, name: str, value: Any) -> None:
+def _add_entries(found: dict[str, _Count], form: str, entries: Mapping[Any, Any], holder: dict[Any, Any]) -> None:
+    for key, value in entries.items():
+        _add(found, form.format(key), value, functools.partial(holder.__setitem__, key))
+
+
+def _add(found: dict[str, _Count], name: str, value: Any, put: Callable[[Any], object]) -> None:
     # Not booleans, which say that something was made at the first call and need not be made again.
     if type(value) in (int, float):
-        found[name] = ("", value)
+        found[name] = _Count("", value, functools.partial(put, value))
     elif isinstance(value, _COLLECTIONS):
-        found[name] = (type(value).__name__, len(value))
+        found[name] = _Count(
+            type(value).__name__,
+            len(value),
+            functools.partial(_refill, value, list(value.items() if isinstance(value, dict) else value)),
+        )
+
+
+def _refill(collection: Any, entries: list[Any]) -> None:
+    """Gives a collection the entries that it had."""
+    collection.clear()
+    (collection.extend if isinstance(collection, list | deque) else collection.update)(entries)
