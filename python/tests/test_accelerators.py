@@ -16,10 +16,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import unisono
-from unisono import _agreement, _devices, _native, _profile, errors
+from unisono import _agreement, _devices, _graphs, _native, _profile, errors
 from unisono._capture.inputs import constant
 from unisono._capture.optimizer import create_state
-from unisono._executor import Executor, lower_graph
+from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._message import pack, unpack
 from unisono._ranks import Ranks
 
@@ -73,6 +73,50 @@ def test_a_program_for_a_device_has_no_buffers_of_the_host_and_runs_on_that_devi
     run.bind([tensor for name, tensor in made.items() if name.startswith("params.")])
     (loss,) = run([torch.tensor(0.1, dtype=torch.float64), made["batch.x"]])
     assert (loss.device, loss.shape) == (META, torch.Size([]))
+
+
+def test_learning_rates_are_on_the_host_and_so_is_what_is_computed_of_them_alone():
+    weight = nn.Parameter(torch.empty(4, device="meta"))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step(x):
+        loss = (weight * x).sum()
+        loss.backward()
+        with torch.no_grad():
+            weight.sub_(weight.grad * (optimizer.param_groups[0]["lr"] * 0.5 + 1))
+        return loss
+
+    model = nn.ParameterList([weight])
+    example = (torch.zeros(4, device="meta"),)
+    text = unisono.capture(step, model=model, optimizer=optimizer, example=example, device="cuda").text()
+    numbers = re.findall(r"^.*: f64\[\].*$", text, re.MULTILINE)
+    assert len(numbers) > 1
+    assert not any("cuda" in line for line in numbers), text
+    assert "f32[4] cuda:0 = batch" in text
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.1])
+def test_attention_draws_numbers_only_where_it_drops_some(dropped):
+    def step(q):
+        return nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=dropped, is_causal=True)
+
+    q = torch.zeros(2, 2, 16, 16, dtype=torch.bfloat16, device="meta")
+    graph = unisono.capture(step, example=(q,), device="cuda").native
+    assert "flash" in graph.text()
+    assert draws_numbers(graph) == (dropped > 0)
+
+
+def test_graphs_end_before_the_process_groups_whose_collectives_they_hold():
+    order = []
+
+    class One:
+        def forget(self):
+            order.append("graph")
+
+    one = One()
+    _graphs._alive.add(one)
+    _graphs._behind_graphs(lambda: order.append("group"))()
+    assert order == ["graph", "group"]
 
 
 def test_device_arguments_become_the_rank_s_own():
