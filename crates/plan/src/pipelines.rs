@@ -40,6 +40,14 @@ use crate::{
 /// stages need different amounts.
 const SHARES: [u64; 6] = [100, 85, 70, 60, 50, 40];
 
+/// Of large programs so many schedules are simulated at the least, and others where they take up to so many percent longer than the first at the
+/// costs of their chunks, or put chunks on stages in another way.
+const LEAST_SIMULATED: usize = 3;
+const NEAR: i64 = 6;
+
+/// How many times the memory that all stages need there is where it decides nothing: stages need different amounts.
+const ROOM: u64 = 4;
+
 /// For so many cuts a schedule is searched, those that take least under a named one.
 const MOST_SEARCHED: usize = 3;
 
@@ -166,6 +174,11 @@ impl Pipelines<'_> {
             if is_enough && (self.may_lighten() || self.is_kept(&found)) {
                 break;
             }
+            let is_far = number >= LEAST_SIMULATED && one.step / (100 + NEAR) * 100 > candidates[0].step;
+            let is_known = found.iter().any(|known| known.schedule.placement == one.schedule.placement);
+            if self.extent.is_thrifty && !is_enough && is_far && is_known {
+                continue;
+            }
             let tried = self.tried(&cuts[one.cut], one.kind, one.schedule)?;
             let Candidate { cut, kind, schedule, .. } = *one;
             found.extend(tried.into_iter().map(|tried| Simulated { cut, kind, schedule, tried }));
@@ -175,8 +188,7 @@ impl Pipelines<'_> {
         found.sort_by_key(|one| one.tried.1.fitness(self.request.memory_limit));
         let mut searched = Vec::new();
         if self.wanted.may_search() && self.request.mesh.micro_batches() > 1 {
-            let mut seen = BTreeSet::new();
-            for one in found.iter().filter(|one| seen.insert(one.cut)).take(MOST_SEARCHED) {
+            for one in self.to_search(&found) {
                 searched.extend(self.searched(&cuts[one.cut], one)?);
             }
         }
@@ -186,6 +198,33 @@ impl Pipelines<'_> {
         }
         all.extend(searched);
         self.plan(all)
+    }
+
+    /// Of what was simulated, the best first, the cuts that schedules are searched for: of a large program the best ones of each way to put
+    /// chunks on stages before others of the same way.
+    fn to_search<'a, 'b>(&self, found: &'b [Simulated<'a>]) -> Vec<&'b Simulated<'a>> {
+        let mut seen = BTreeSet::new();
+        let distinct: Vec<&Simulated<'_>> = found.iter().filter(|one| seen.insert(one.cut)).collect();
+        let mut placements: Vec<&Placement> = Vec::new();
+        let (mut first, mut others) = (Vec::new(), Vec::new());
+        for one in distinct {
+            let placement = &one.schedule.placement;
+            if self.extent.is_thrifty && placements.contains(&placement) {
+                others.push(one);
+            } else {
+                placements.push(placement);
+                first.push(one);
+            }
+        }
+        first.into_iter().chain(others).take(MOST_SEARCHED).collect()
+    }
+
+    /// Whether the memory limit is far from what all stages need together, so that it decides nothing.
+    fn has_room(&self) -> bool {
+        let all = self.searched.plan.prediction.peak_bytes;
+        self.request.memory_limit.is_none_or(|limit| {
+            all.saturating_mul(ROOM) <= limit.saturating_mul(u64::from(self.request.mesh.stages()))
+        })
     }
 
     /// Whether parts of forward may run again so that the memory limit is kept.
@@ -265,33 +304,40 @@ impl Pipelines<'_> {
         }
     }
 
-    /// The program cut for each way to put chunks on stages.
+    /// The program cut for each way to put chunks on stages. Of a large program the best cuts of each way are made first, and others for the
+    /// one of these that takes least: to write out a cut program takes as long as to simulate it.
     fn cuts(&self, schedules: &[(Kind, Schedule)]) -> Result<Vec<Cut>> {
-        let Searched { plan, canonical, assignments } = self.searched;
         let mut placements: Vec<&(Kind, Schedule)> = Vec::new();
         for one in schedules {
             if placements.iter().all(|(_, known)| known.placement != one.1.placement) {
                 placements.push(one);
             }
         }
-        let mut cuts = Vec::new();
-        let mut refused = None;
+        let is_thrifty = self.extent.is_thrifty && self.has_room();
+        let (mut cuts, mut left, mut refused) = (Vec::new(), Vec::new(), None);
         for (kind, schedule) in placements {
-            let ways = match self.ways(canonical, &schedule.placement) {
+            let mut ways = match self.ways(&self.searched.canonical, &schedule.placement) {
                 Ok(ways) => ways,
                 Err(reason) => {
                     refused = refused.or(Some(reason));
                     continue;
                 }
             };
+            let others = if is_thrifty {
+                ways.split_off(1)
+            } else {
+                ways.sort();
+                Vec::new()
+            };
             for way in ways {
-                let (stages, staged) = Stages::of(canonical, &way, *kind, schedule)?;
-                let mut decisions = assignments.iter();
-                let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
-                let whole = partition_mesh(&staged.graph, self.request.mesh, 0, next)?;
-                let settled = passes::run(&passes::cleaned(plan.passes.without_checkpoints), &whole, |_| {})?;
-                let costs = costs(&settled, &schedule.placement, self.machine);
-                cuts.push(Cut { stages, settled, held: staged.held, costs, recomputed_ns: 0 });
+                cuts.push(self.cut(&way, *kind, schedule)?);
+            }
+            left.push((kind, schedule, others));
+        }
+        let best = candidates(&cuts, schedules, 1).first().map(|one| one.schedule.placement.clone());
+        for (kind, schedule, others) in left {
+            for way in others.iter().filter(|_| best.as_ref() == Some(&schedule.placement)) {
+                cuts.push(self.cut(way, *kind, schedule)?);
             }
         }
         match refused.filter(|_| cuts.is_empty()) {
@@ -300,11 +346,23 @@ impl Pipelines<'_> {
         }
     }
 
-    /// Where to cut for chunks on stages.
-    fn ways(&self, canonical: &Graph, placement: &Placement) -> Result<BTreeSet<Vec<usize>>> {
+    /// The program cut at these operations.
+    fn cut(&self, way: &[usize], kind: Kind, schedule: &Schedule) -> Result<Cut> {
+        let Searched { plan, canonical, assignments } = self.searched;
+        let (stages, staged) = Stages::of(canonical, way, kind, schedule)?;
+        let mut decisions = assignments.iter();
+        let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
+        let whole = partition_mesh(&staged.graph, self.request.mesh, 0, next)?;
+        let settled = passes::run(&passes::cleaned(plan.passes.without_checkpoints), &whole, |_| {})?;
+        let costs = costs(&settled, &schedule.placement, self.machine);
+        Ok(Cut { stages, settled, held: staged.held, costs, recomputed_ns: 0 })
+    }
+
+    /// Where to cut for chunks on stages, each once, those at which the slowest chunk takes least first.
+    fn ways(&self, canonical: &Graph, placement: &Placement) -> Result<Vec<Vec<usize>>> {
         let (stages, chunks) = (placement.stages, placement.chunks());
-        let ways: BTreeSet<Vec<usize>> = if let Some(cuts) = self.wanted.cuts {
-            [cuts.iter().map(|cut| cut.position(canonical)).collect::<Result<_>>()?].into()
+        let mut ways: Vec<Vec<usize>> = if let Some(cuts) = self.wanted.cuts {
+            vec![cuts.iter().map(|cut| cut.position(canonical)).collect::<Result<_>>()?]
         } else {
             let most = self.extent.cuts;
             let ways = Profile::of(canonical, self.machine).ways(chunks).into_iter().take(most);
@@ -314,6 +372,8 @@ impl Pipelines<'_> {
             });
             ways.chain(lighter.into_iter().flatten()).collect()
         };
+        let mut seen = BTreeSet::new();
+        ways.retain(|way| seen.insert(way.clone()));
         if ways.is_empty() {
             return Err(too_many(canonical, chunks));
         }

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from unisono._capture.known import value_of
 from unisono._capture.record import Recorder
 
-#: The most elements of a mask that are looked at: as many bytes are made for it, for a moment.
+#: The most elements of a mask that are looked at: some times as many bytes are made for it, for a moment.
 _MOST = 1 << 28
 _CAUSAL, _NOTHING, _OTHER = "causal", "nothing", "other"
 #: Views that may give the very tensor that they are of.
@@ -59,7 +59,10 @@ class Masks(TorchFunctionMode):
             return _OTHER
         node = _looked_at(node)
         if node not in self._known:
-            self._known[node] = value_of(_said, (mask,), {}) or _OTHER
+            try:
+                self._known[node] = value_of(_said, (mask,), {}) or _OTHER
+            except RuntimeError:  # no room to look at it
+                self._known[node] = _OTHER
         return self._known[node]
 
 
