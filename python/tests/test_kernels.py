@@ -131,10 +131,10 @@ CASES = [(name, index) for name, calls in SAMPLES.items() for index in range(len
 OF_ROWS = {name for name, formula in ROWS.items() if "over " in formula or "_over(" in formula}
 
 
-def executed(function, inputs, *, fuse: bool = True) -> tuple[list[torch.Tensor], Executor]:
+def executed(function, inputs, *, fuse: bool = True, device="cpu") -> tuple[list[torch.Tensor], Executor]:
     """What a captured function gives in the executor, and the program."""
     graph = unisono.capture(function, example=inputs)
-    run = Executor(lower_graph(graph.native, fuse=fuse))
+    run = Executor(lower_graph(graph.native, device=device, fuse=fuse))
     run.bind([])
     return run(list(inputs)), run
 

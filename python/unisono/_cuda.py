@@ -75,12 +75,16 @@ def _folders() -> list[Path]:
     ]
 
 
+#: Other threads, such as those that watch over collectives, may ask a device what they like while a graph is captured.
+CAPTURE_ERRORS = "thread_local"
+
+
 class Graph(torch.cuda.CUDAGraph):
     """A graph that begins as ``torch.accelerator.Graph`` does, which PyTorch has from 2.13 on."""
 
     def capture_begin(self) -> None:  # type: ignore[override]
-        """Begins on the current stream; other threads may do what they like meanwhile."""
-        super().capture_begin(capture_error_mode="thread_local")
+        """Begins on the current stream."""
+        super().capture_begin(capture_error_mode=CAPTURE_ERRORS)
 
 
 def stream_of(kind: str, index: int) -> int:

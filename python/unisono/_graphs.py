@@ -24,8 +24,6 @@ from unisono.errors import UnisonoError
 _MOST = 8
 #: The networks whose collectives may be part of a graph.
 _CAPTURED = ("nccl",)
-#: Other threads, such as those that watch over collectives, may ask a device what they like during a capture.
-_ERRORS = "thread_local"
 
 
 def why_not(
@@ -68,7 +66,7 @@ def _new_graph(device: torch.device) -> Any:
     make: Any = getattr(torch.accelerator, "Graph", None)
     try:
         if make is not None:
-            return make(capture_error_mode=_ERRORS)
+            return make(capture_error_mode=_cuda.CAPTURE_ERRORS)
     except RuntimeError:
         return None
     # Before 2.13, which has graphs of any accelerator.

@@ -70,9 +70,9 @@ class Meeting:
         for kind in ("at", "past"):  # whoever is here has read of the meeting before
             self._store.delete_key(f"{kind}/{self._number - 1}/{self._rank}")
 
-    def _are_there(self, keys: list[str]) -> bool:
-        """Whether all others have come, for whom it waits a little. By asking: a store that waits in vain complains of it to the user."""
-        end = time.monotonic() + _POLL
+    def _are_there(self, keys: list[str], seconds: float = _POLL) -> bool:
+        """Whether all others have come, for whom it waits. By asking: a store that waits in vain complains of it to the user."""
+        end = time.monotonic() + seconds
         while not self._store.check(keys):
             if time.monotonic() > end:
                 return False
@@ -116,11 +116,9 @@ class Meeting:
 
     def _wait_until_all_are_past(self) -> None:
         """Waits until no rank reads of the last meeting any more: without ``torchrun``, the store ends with this process."""
-        end = time.monotonic() + _FAREWELL
         keys = [self._key("past", rank) for rank in range(self._count)]
         with contextlib.suppress(Exception):  # the store has ended
-            while not self._store.check(keys) and time.monotonic() < end:
-                time.sleep(_POLL)
+            self._are_there(keys, _FAREWELL)
 
 
 def _apart(rank: int, what: str, why: str, elsewhere: str) -> StepError:

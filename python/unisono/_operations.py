@@ -116,9 +116,8 @@ def fitted(rows: Mapping[Amounts, float], dtype: str, rates: Rates) -> dict[str,
     timed = {amounts: nanos for amounts, nanos in rows.items() if nanos > 0}
     if not timed:
         return {}
-    free, bounded = (
-        _fitted_from(timed, dtype, rates, least) for least in (0.0, _least_flop(timed, rates.flops.get(dtype)))
-    )
+    free, least = _fitted_from(timed, dtype, rates), _least_flop(timed, rates.flops.get(dtype))
+    bounded = _fitted_from(timed, dtype, rates, least) if least else free
     return (bounded if bounded.left <= free.left * _AS_GOOD else free).coefficients
 
 
@@ -130,7 +129,7 @@ class _Fit:
     left: float
 
 
-def _fitted_from(timed: Mapping[Amounts, float], dtype: str, rates: Rates, least_flop: float) -> _Fit:
+def _fitted_from(timed: Mapping[Amounts, float], dtype: str, rates: Rates, least_flop: float = 0.0) -> _Fit:
     """The coefficients that tell calls best, of which a floating-point operation takes so many nanoseconds at least."""
     amounts, nanos = np.array(list(timed), float), np.array(list(timed.values()))
     supposed = _supposed(timed, dtype, rates)

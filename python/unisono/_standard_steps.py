@@ -5,21 +5,33 @@ language models are written in, where views, casts and rows that are read for ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-#: Batch, tokens of each sample, width; heads are 32 wide.
-_TRANSFORMERS = ((2, 32, 64), (4, 128, 256), (4, 256, 512))
-#: Batch, side of an image, channels.
-_CONVOLUTIONS = ((4, 16, 16), (8, 32, 32), (16, 32, 64))
-#: The same on devices.
-_TRANSFORMERS_OF_DEVICES = ((2, 32, 64), (4, 256, 512), (4, 1024, 2048))
-_CONVOLUTIONS_OF_DEVICES = ((4, 16, 16), (32, 32, 64), (64, 64, 128))
-#: Such a transformer written out: batch, tokens, width, words; heads are 128 wide.
-_WRITTEN_OUT = ((2, 128, 512, 1024), (4, 512, 1024, 8192), (4, 2048, 2048, 32_000))
+
+class _Sizes(NamedTuple):
+    """How large the steps are.
+
+    Attributes:
+        transformers: batch, tokens of each sample, width; heads are 32 wide.
+        written_out: the same of transformers written out, with their words; heads are 128 wide.
+        convolutions: batch, side of an image, channels.
+    """
+
+    transformers: tuple[tuple[int, int, int], ...]
+    written_out: tuple[tuple[int, int, int, int], ...]
+    convolutions: tuple[tuple[int, int, int], ...]
+
+
+_OF_HOSTS = _Sizes(((2, 32, 64), (4, 128, 256), (4, 256, 512)), (), ((4, 16, 16), (8, 32, 32), (16, 32, 64)))
+_OF_DEVICES = _Sizes(
+    ((2, 32, 64), (4, 256, 512), (4, 1024, 2048)),
+    ((2, 128, 512, 1024), (4, 512, 1024, 8192), (4, 2048, 2048, 32_000)),
+    ((4, 16, 16), (32, 32, 64), (64, 64, 128)),
+)
 _WORDS, _CLASSES = 1024, 10
 
 #: What `unisono.capture` is given.
@@ -125,18 +137,18 @@ def _step(model: nn.Module, example: tuple[torch.Tensor, torch.Tensor]) -> Made:
 
 def steps(device: torch.device, dtypes: list[torch.dtype]) -> Iterator[tuple[str, Made]]:
     """Names and steps, small ones first, with state of each element type."""
-    of_host = device.type == "cpu"
+    sizes = _OF_HOSTS if device.type == "cpu" else _OF_DEVICES
     with torch.device(device):
         for dtype in dtypes:
             kind = str(dtype).removeprefix("torch.")
-            for batch, time, width in _TRANSFORMERS if of_host else _TRANSFORMERS_OF_DEVICES:
+            for batch, time, width in sizes.transformers:
                 ids = torch.randint(0, _WORDS, (batch, time))
                 yield f"a transformer {width} wide in {kind}", _step(transformer(width).to(dtype), (ids, ids))
-            for batch, time, width, words in () if of_host else _WRITTEN_OUT:
+            for batch, time, width, words in sizes.written_out:
                 ids = torch.randint(0, words, (batch, time))
                 model = written_out(width, words).to(dtype)
                 yield f"a transformer {width} wide in {kind}, written out", _step(model, (ids, ids))
-            for batch, side, channels in _CONVOLUTIONS if of_host else _CONVOLUTIONS_OF_DEVICES:
+            for batch, side, channels in sizes.convolutions:
                 images, classes = torch.randn(batch, 3, side, side).to(dtype), torch.randint(0, _CLASSES, (batch,))
                 model = convolutional(channels, side).to(dtype)
                 yield f"{channels} channels of convolutions in {kind}", _step(model, (images, classes))

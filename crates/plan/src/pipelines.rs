@@ -334,10 +334,13 @@ impl Pipelines<'_> {
             }
             left.push((kind, schedule, others));
         }
-        let best = candidates(&cuts, schedules, 1).first().map(|one| one.schedule.placement.clone());
-        for (kind, schedule, others) in left {
-            for way in others.iter().filter(|_| best.as_ref() == Some(&schedule.placement)) {
-                cuts.push(self.cut(way, *kind, schedule)?);
+        if is_thrifty {
+            let best = candidates(&cuts, schedules, 1).first().map(|one| &one.schedule.placement);
+            let same = left.into_iter().filter(|(_, schedule, _)| best == Some(&schedule.placement));
+            for (kind, schedule, others) in same {
+                for way in others {
+                    cuts.push(self.cut(&way, *kind, schedule)?);
+                }
             }
         }
         match refused.filter(|_| cuts.is_empty()) {

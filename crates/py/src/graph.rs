@@ -86,10 +86,11 @@ impl Graph {
         self.0.order.iter().any(|id| {
             let node = &self.0.nodes[*id];
             let op = &self.0.ops[node.op];
-            let known = ir::Schema::parse(&op.schema).map(|schema| aten::random(&op.name, &schema));
-            let off = matches!(known, Some(Random::Unless0(_)))
-                && known.is_some_and(|known| !known.draws(&node.args));
-            random.contains(&op.name) && !off
+            let drops = || match ir::Schema::parse(&op.schema).map(|schema| aten::random(&op.name, &schema)) {
+                Some(known @ Random::Unless0(_)) => known.draws(&node.args),
+                _ => true,
+            };
+            random.contains(&op.name) && drops()
         })
     }
 

@@ -25,7 +25,7 @@ from unisono._capture.optimizer import create_state
 from unisono._capture.paths import Walk
 from unisono._capture.places import read_back, user_line
 from unisono._capture.settings import guarded_settings
-from unisono._capture.side_effects import depends_on, warned_of
+from unisono._capture.side_effects import SideEffects, depends_on, warn_of
 from unisono._capture.trace import Traced, trace
 from unisono._capture.wire import Encoder
 from unisono._tree import Structure
@@ -85,17 +85,14 @@ def capture_step(
             raise
     settings = guarded_settings(optimizers, live)
     walk = Walk(train_step, model, optimizers)
-    with warned_of(train_step, model, walk) as effects, _without_collection():
-        asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates)
+    effects = SideEffects(train_step, model, walk)
+    asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates)
+    with _without_collection():
         traced, encoder, inputs, kept, ways = _traced(*asked)
-        if effects.changed() or effects.drawn_from():
-            refusal = None
-            with effects.undone() as repeated, contextlib.suppress(UnisonoError):
-                others = _traced(*asked)
-                if (repeated.changed() or repeated.drawn_from()) and not _is_same(traced, encoder, inputs, *others[:3]):
-                    refusal = depends_on(repeated)
-            if refusal is not None:
-                raise refusal
+        happened = effects.so_far()
+        if happened:
+            _require_the_same_again(encoder, effects, asked)
+    warn_of(happened)
     for item in inputs.inputs:
         if item.cls == "constant":
             item.paths = tuple(kept.paths_to(item.tensor))
@@ -160,34 +157,36 @@ def _traced(
     )
 
 
-def _is_same(
-    traced: Traced, encoder: Encoder, inputs: StepInputs, other: Traced, its: Encoder, others: StepInputs
-) -> bool:
-    """Whether two traces of a step are one step: its program, the tensors that its code makes, and the numbers that it returns."""
+def _require_the_same_again(encoder: Encoder, effects: SideEffects, asked: tuple[Any, ...]) -> None:
+    """Refuses a step that is another one when it is traced once more, behind what the first trace has changed or drawn."""
+    refusal = None
+    # Where it cannot be traced again it is not known whether it would be the same.
+    with effects.undone() as repeated, contextlib.suppress(UnisonoError):
+        other = _traced(*asked)[1]
+        happened = repeated.so_far()
+        if happened and not _is_same(encoder, other):
+            refusal = depends_on(happened)
+    if refusal is not None:
+        raise refusal
+
+
+def _is_same(one: Encoder, other: Encoder) -> bool:
+    """Whether two traces of a step are one step: its program, the numbers that it returns, and the tensors that its code makes."""
 
     def program(encoder: Encoder) -> dict[str, Any]:
         return {key: part for key, part in encoder.message().items() if key not in ("places", "modules")}
 
-    def constants(inputs: StepInputs) -> list[torch.Tensor]:
-        return [item.tensor for item in inputs.inputs if item.cls == "constant"]
+    def constants(encoder: Encoder) -> list[torch.Tensor]:
+        return [item.tensor for item in encoder.inputs.inputs if item.cls == "constant"]
 
-    def equal(one: torch.Tensor, same: torch.Tensor) -> bool:
-        return (
-            one is same
-            or one.is_meta
-            or (torch.equal(one.isnan(), same.isnan()) and torch.equal(*_without_nans(one, same)))
-        )
+    def equal(tensor: torch.Tensor, same: torch.Tensor) -> bool:
+        return tensor is same or tensor.is_meta or torch.allclose(tensor, same, rtol=0, atol=0, equal_nan=True)
 
-    pairs = zip(constants(inputs), constants(others), strict=False)
     return (
-        repr(traced.return_constants) == repr(other.return_constants)
-        and program(encoder) == program(its)
-        and all(equal(one, same) for one, same in pairs)
+        repr(one.traced.return_constants) == repr(other.traced.return_constants)
+        and program(one) == program(other)
+        and all(map(equal, constants(one), constants(other)))
     )
-
-
-def _without_nans(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    return [one.masked_fill(one.isnan(), 0) for one in tensors]
 
 
 def _placed(inputs: StepInputs) -> Iterator[torch.Tensor]:

@@ -11,7 +11,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -28,20 +28,31 @@ _MOST_NAMES = 5
 
 @dataclass(frozen=True)
 class _Count:
-    """A number, or how many entries a collection has, with the collection as it was.
+    """A number, or how many entries a collection has.
 
     Attributes:
         kind: the kind of collection; empty for a number.
         number: the number.
-        put_back: puts it back where it was read.
+        keep: takes it as it is now, and gives what puts it back.
     """
 
     kind: str
     number: float
-    put_back: Callable[[], object] = field(compare=False)
+    keep: Callable[[], Callable[[], object]]
 
     def differs(self, other: _Count | None) -> bool:
         return other is not None and (self.kind, self.number) != (other.kind, other.number)
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What has changed, as a message says it, and the generators that something was drawn from."""
+
+    changed: list[str]
+    drawn: list[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.drawn)
 
 
 class SideEffects:
@@ -55,56 +66,50 @@ class SideEffects:
         self._of, self._walk = (train_step, model), walk
         self._before, self._drawn = _counts(*self._of), _generators(walk)
 
-    def changed(self) -> list[str]:
-        """What is no longer as it was at the beginning, as a message says it."""
-        after = _counts(*self._of)
+    def so_far(self) -> Happened:
+        """What is no longer as it was at the beginning."""
+        after, drawn = _counts(*self._of), _generators(self._walk)
         changed = [name for name, was in self._before.items() if was.differs(after.get(name))]
-        return [_shown(name, self._before[name], after[name]) for name in changed]
-
-    def drawn_from(self) -> list[str]:
-        """The generators that something was drawn from."""
-        return [
-            name for name, (state, _) in _generators(self._walk).items() if self._drawn.get(name, (state,))[0] != state
-        ]
+        return Happened(
+            [_shown(name, self._before[name], after[name]) for name in changed],
+            [name for name, (state, _) in drawn.items() if self._drawn.get(name, (state,))[0] != state],
+        )
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[SideEffects]:
         """Puts back, at its end, what happens within; gives what does."""
         within = SideEffects(*self._of, self._walk)
+        kept = {name: was.keep() for name, was in within._before.items()}
         try:
             yield within
         finally:
             after = _counts(*self._of)
             for name, was in within._before.items():
                 if was.differs(after.get(name)):
-                    was.put_back()
+                    kept[name]()
             for _, put_back in within._drawn.values():
                 put_back()
 
 
-@contextlib.contextmanager
-def warned_of(train_step: Callable[..., Any], model: nn.Module | None, walk: Walk) -> Iterator[SideEffects]:
-    """Warns of side effects that happen meanwhile."""
-    effects = SideEffects(train_step, model, walk)
-    yield effects
-    changed = effects.changed()
-    if changed:
+def warn_of(happened: Happened) -> None:
+    """Warns of what a trace has done once and for all."""
+    if happened.changed:
         warn(
-            f"what it changed will not change again: {_listed(changed)}. Count outside of the step, return tensors instead of "
+            f"what it changed will not change again: {_listed(happened.changed)}. Count outside of the step, return tensors instead of "
             "storing them, and keep numbers that it computes with as buffers of the model."
         )
-    for name in effects.drawn_from():
+    for name in happened.drawn:
         warn(
             f"what it drew from `{name}` is a constant from then on. Draw tensors with torch (`torch.rand`), or draw outside of the "
             "step and pass tensors as arguments."
         )
 
 
-def depends_on(effects: SideEffects) -> StepError:
+def depends_on(happened: Happened) -> StepError:
     """The error of a step that is another one behind its own side effects."""
-    changed, drawn = effects.changed(), effects.drawn_from()
-    what = f"computes with what it changes at each call: {_listed(changed)}" if changed else ""
-    drew = f"computes with what it draws from {', '.join(f'`{name}`' for name in drawn)} at each call" if drawn else ""
+    drawn = ", ".join(f"`{name}`" for name in happened.drawn)
+    what = f"computes with what it changes at each call: {_listed(happened.changed)}" if happened.changed else ""
+    drew = f"computes with what it draws from {drawn} at each call" if drawn else ""
     return StepError(
         f"the step {' and '.join(part for part in (what, drew) if part)}",
         code="U0119",
@@ -190,16 +195,17 @@ def _add_entries(found: dict[str, _Count], form: str, entries: Mapping[Any, Any]
 def _add(found: dict[str, _Count], name: str, value: Any, put: Callable[[Any], object]) -> None:
     # Not booleans, which say that something was made at the first call and need not be made again.
     if type(value) in (int, float):
-        found[name] = _Count("", value, functools.partial(put, value))
+        found[name] = _Count("", value, lambda: functools.partial(put, value))
     elif isinstance(value, _COLLECTIONS):
-        found[name] = _Count(
-            type(value).__name__,
-            len(value),
-            functools.partial(_refill, value, list(value.items() if isinstance(value, dict) else value)),
-        )
+        found[name] = _Count(type(value).__name__, len(value), lambda: _refilling(value))
+
+
+def _refilling(collection: Any) -> Callable[[], object]:
+    """What gives a collection the entries that it has now."""
+    entries = list(collection.items() if isinstance(collection, dict) else collection)
+    return lambda: _refill(collection, entries)
 
 
 def _refill(collection: Any, entries: list[Any]) -> None:
-    """Gives a collection the entries that it had."""
     collection.clear()
     (collection.extend if isinstance(collection, list | deque) else collection.update)(entries)

@@ -159,7 +159,15 @@ def _by_kernels(
 
 def step_of(name: str, tried: Tried, **settings: Any) -> Result:
     """Whether a step under some settings does what it does by plain PyTorch."""
-    alone, ours = training(name, tried.device), training(name, tried.device)
+    one, step, result = _compared(name, tried.device, settings)
+    if not settings:
+        tried.steps[name] = one, step
+    return result
+
+
+def _compared(name: str, device: torch.device, settings: dict[str, Any]) -> tuple[Training, Any, Result]:
+    """A training, Unisono's step of it after a few steps, and how these compare with plain PyTorch's."""
+    alone, ours = training(name, device), training(name, device)
     before = copy.deepcopy(alone.model.state_dict())
     step = _parallelized(ours, **settings)
     expected = [alone.step(*alone.batch).clone() for _ in range(_TRAINED)]
@@ -170,22 +178,19 @@ def step_of(name: str, tried: Tried, **settings: Any) -> Result:
     for key, wanted in alone.model.state_dict().items():
         change = float((wanted - before[key]).abs().max().cpu())
         off[key] = _difference(now[key], wanted, max(change, _LEAST_CHANGE))
-    if not settings:
-        tried.steps[name] = ours, step
     worst = max(off, key=lambda key: off[key])
     text = f"after {_TRAINED} steps off by {off[worst]:.1e} of its change at most (`{worst}`), loss {float(expected[-1].cpu()):.4f}"
-    if settings.get("graphs") == "auto" and step.graphs().startswith("not"):
-        return Result(SKIPPED, step.graphs())
-    if not off[worst] < _ANOTHER:
-        return Result(FAILED, text)
-    return Result(OK, text) if off[worst] < _SAME else Result(WARNING, text, _LESS_EXACT)
+    if off[worst] < _SAME:
+        return ours, step, Result(OK, text)
+    return ours, step, Result(WARNING, text, _LESS_EXACT) if off[worst] < _ANOTHER else Result(FAILED, text)
 
 
 def graphs_of(name: str, tried: Tried) -> Result:
     """Whether a step does the same as a graph of the device."""
     if tried.device == _devices.HOST:
         return Result(SKIPPED, "the processor has no graphs")
-    return step_of(name, tried, graphs="auto")
+    _, step, result = _compared(name, tried.device, {"graphs": "auto"})
+    return Result(SKIPPED, step.graphs()) if step.graphs().startswith("not") else result
 
 
 def captured(tried: Tried) -> Result:

@@ -35,9 +35,11 @@ impl Emitter<'_> {
         self.lines.line(format!("const index row = live ? own : {last};"));
         self.starts("row");
         let (loops, pieces) = loops_of(form);
-        let each = if form.width == 1 { String::new() } else { format!("[{}]", form.width) };
-        for value in loops.iter().flat_map(|one| &one.held) {
-            self.lines.line(format!("float h{}[{}]{each};", value.0, pieces.unwrap_or(1)));
+        if let Some(pieces) = pieces {
+            let each = if form.width == 1 { String::new() } else { format!("[{}]", form.width) };
+            for value in loops.iter().flat_map(|one| &one.held) {
+                self.lines.line(format!("float h{}[{pieces}]{each};", value.0));
+            }
         }
         for (phase, one) in form.phases.list.iter().zip(&loops) {
             self.phase(phase, one, pieces);
