@@ -103,7 +103,7 @@ impl Along<'_> {
         let tables = Tables::new(&setting)?;
         let mut tries = Tries::new(self, &tables);
         let mut over = Vec::new();
-        for prices in Prices::TRIED.iter().take(self.run.extent.prices) {
+        for prices in &self.prices() {
             let is_plain = *prices == Prices::PLAIN;
             let scaled;
             let problem = if is_plain {
@@ -121,7 +121,8 @@ impl Along<'_> {
             if is_plain {
                 tries.bound = solution.bound.primary();
             }
-            let Some(free) = tries.carry(&solution.choices)? else { continue };
+            let Some(mut free) = tries.carry(&solution.choices)? else { continue };
+            free.found.iter_mut().for_each(|found| found.prices.insert(0, *prices));
             if self.run.request.memory_limit.is_some() && !self.is_kept(&free.found) {
                 over.push((*prices, free));
             } else {
@@ -148,6 +149,16 @@ impl Along<'_> {
             enough = !is_kept && (is_thrifty || self.is_hopeless(&tries.found[met..]));
         }
         Ok(tries.found)
+    }
+
+    /// The prices that are tried, or those that are known.
+    fn prices(&self) -> Vec<Prices> {
+        let Some(known) = &self.run.prices else {
+            return Prices::TRIED.into_iter().take(self.run.extent.prices).collect();
+        };
+        let outside = &self.run.request.mesh.axes[..self.number];
+        let before = outside.iter().filter(|axis| axis.kind == AxisKind::Ranks && axis.size > 1).count();
+        vec![known.get(before).copied().unwrap_or(Prices::PLAIN)]
     }
 
     /// The solution under some prices. In a large search of several axes no bound of the outer one is asked for: what only proposes will do where it

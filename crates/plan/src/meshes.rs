@@ -8,6 +8,7 @@ use ir::{Mesh, MeshAxis};
 
 use crate::{
     effort::Effort,
+    glance::{Glance, glance},
     plan::{Plan, Prediction},
     run::Request,
     search::search,
@@ -46,51 +47,58 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
     if let [only] = &meshes[..] {
         return Ok(search(&Request { mesh: only, ..*request })?.plan);
     }
-    let mut quick: Vec<(Mesh, Result<Plan>)> = plans(request, Effort::Quick, &meshes);
-    quick.sort_by_key(|(_, plan)| time(plan));
-    let candidate = |(mesh, plan): &(Mesh, Result<Plan>)| Candidate {
+    let mut quick = at_once(&meshes, |mesh| glance(&Request { mesh, ..*request }));
+    quick.sort_by_key(|(_, glance)| time(glance.as_ref().ok().map(|glance| &glance.prediction)));
+    let candidate = |(mesh, glance): &(Mesh, Result<Glance>)| Candidate {
         mesh: mesh.clone(),
-        prediction: plan.as_ref().ok().map(|plan| plan.prediction),
+        prediction: glance.as_ref().ok().map(|glance| glance.prediction),
     };
     told(&quick.iter().map(candidate).collect::<Vec<_>>());
     if request.effort == Effort::Quick {
-        return first(quick);
+        return quickly(request, quick);
     }
-    let found = quick.iter().filter(|(_, plan)| plan.is_ok()).count();
+    let found = quick.iter().filter(|(_, glance)| glance.is_ok()).count();
     // Where a quick search keeps the limit on no mesh, another one may.
     let finalists = if found == 0 { quick.len() } else { found.min(FINALISTS) };
     let finalists: Vec<Mesh> = quick.into_iter().take(finalists).map(|(mesh, _)| mesh).collect();
-    let mut plans = plans(request, request.effort, &finalists);
-    plans.sort_by_key(|(_, plan)| time(plan));
-    first(plans)
+    let first_of_all = finalists.first().cloned();
+    let only_best = |mesh: &Mesh| first_of_all.as_ref() != Some(mesh);
+    let mut plans =
+        at_once(&finalists, |mesh| search(&Request { mesh, only_best: only_best(mesh), ..*request }));
+    plans.sort_by_key(|(_, found)| time(found.as_ref().ok().map(|found| &found.plan.prediction)));
+    first(plans.into_iter().map(|(_, found)| found.map(|found| found.plan)))
 }
 
-/// A plan on each mesh, in their order.
-fn plans(request: &Request<'_>, effort: Effort, meshes: &[Mesh]) -> Vec<(Mesh, Result<Plan>)> {
+/// The plan of the first glance.
+fn quickly(request: &Request<'_>, quick: Vec<(Mesh, Result<Glance>)>) -> Result<Plan> {
+    first(quick.into_iter().map(|(mesh, glance)| match glance?.searched {
+        Some(searched) => Ok(searched.plan),
+        None => Ok(search(&Request { mesh: &mesh, ..*request })?.plan),
+    }))
+}
+
+/// What is found on each mesh, in their order.
+fn at_once<T: Send>(meshes: &[Mesh], find: impl Fn(&Mesh) -> Result<T> + Sync) -> Vec<(Mesh, Result<T>)> {
     let mut found = Vec::with_capacity(meshes.len());
     for some in meshes.chunks(AT_ONCE) {
         thread::scope(|scope| {
-            let searches: Vec<_> = some
-                .iter()
-                .map(|mesh| scope.spawn(move || search(&Request { mesh, effort, ..*request })))
-                .collect();
+            let searches: Vec<_> = some.iter().map(|mesh| scope.spawn(|| find(mesh))).collect();
             for (mesh, search) in some.iter().zip(searches) {
-                let plan =
-                    search.join().unwrap_or_else(|_| Err(Diagnostic::bug("a search ended in a panic")));
-                found.push((mesh.clone(), plan.map(|searched| searched.plan)));
+                let one = search.join().unwrap_or_else(|_| Err(Diagnostic::bug("a search ended in a panic")));
+                found.push((mesh.clone(), one));
             }
         });
     }
     found
 }
 
-/// What plans are ordered by: those that there are first.
-fn time(plan: &Result<Plan>) -> (bool, i64) {
-    plan.as_ref().map_or((true, 0), |plan| (false, plan.prediction.step_ns))
+/// What meshes are ordered by: those with a plan first.
+fn time(prediction: Option<&Prediction>) -> (bool, i64) {
+    prediction.map_or((true, 0), |prediction| (false, prediction.step_ns))
 }
 
-fn first(plans: Vec<(Mesh, Result<Plan>)>) -> Result<Plan> {
-    plans.into_iter().next().map_or_else(|| Err(Diagnostic::bug("no mesh was tried")), |(_, plan)| plan)
+fn first(mut plans: impl Iterator<Item = Result<Plan>>) -> Result<Plan> {
+    plans.next().unwrap_or_else(|| Err(Diagnostic::bug("no mesh was tried")))
 }
 
 #[cfg(test)]

@@ -5,16 +5,16 @@
 //! these chunks are put through the passes and simulated, all stages together, and with them some that are made for these costs. Where none
 //! keeps the memory limit, parts of forward run again in backward.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use base::{Code, Diagnostic, Result};
 use cost::Machine;
-use ir::{Graph, InputId, MeshAxis, RankGraph};
+use ir::{AxisKind, Graph, Mesh, MeshAxis, RankGraph};
 use passes::Positions;
 use schedule::{Costs, Kind, Placement, Schedule};
 use shard::{
-    partition_mesh,
-    stages::{StageSet, forward_end, stage_graphs},
+    partition, partition_mesh,
+    stages::{Staged, forward_end, stage_graphs},
 };
 
 use crate::{
@@ -62,7 +62,7 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<Plan> 
         let all = request
             .memory_limit
             .map(|limit| (limit.saturating_mul(u64::from(stages)) / 100).saturating_mul(share));
-        let searched = match search(&Request { memory_limit: all, ..*request }) {
+        let searched = match search(&Request { memory_limit: all, only_best: true, ..*request }) {
             Ok(searched) => searched,
             Err(refused) if kept.is_none() && lightest.is_none() => return Err(of_one(refused, request)),
             Err(_) => break,
@@ -107,9 +107,11 @@ fn lesser<T: PartialOrd>(known: Option<Plan>, plan: Plan, of: impl Fn(&Plan) -> 
 struct Cut {
     /// What the plan says of it, under no schedule yet.
     stages: Stages,
-    /// The program of all stages, ready to be taken apart.
-    settled: RankGraph,
-    held: BTreeMap<InputId, StageSet>,
+    /// The graph with the chunks of its operations.
+    staged: Staged,
+    /// The program of all stages, ready to be taken apart; none until it is known to be needed.
+    settled: Option<RankGraph>,
+    /// Until then, what the chunks of the first micro-batch cost by itself.
     costs: Costs,
     /// What parts of forward that run again take on a stage, on average, in nanoseconds.
     recomputed_ns: i64,
@@ -119,15 +121,20 @@ impl Cut {
     /// The same where what a choice says runs again in backward.
     fn again(&self, forward: &Forward, choice: &Choice, machine: Machine<'_>) -> Result<Self> {
         let again = forward.positions(choice);
-        let settled = with_again(self.settled.clone(), &again)?;
+        let settled = with_again(self.settled()?.clone(), &again)?;
         let placement = &self.costs.placement;
         Ok(Self {
             stages: Stages { recompute: again, ..self.stages.clone() },
-            held: self.held.clone(),
+            staged: self.staged.clone(),
             recomputed_ns: choice.time / i64::from(placement.stages) / PICOS_PER_NANO,
             costs: costs(&settled, placement, machine),
-            settled,
+            settled: Some(settled),
         })
+    }
+
+    /// The program of all stages.
+    fn settled(&self) -> Result<&RankGraph> {
+        self.settled.as_ref().ok_or_else(|| Diagnostic::bug("a cut program was not written out"))
     }
 }
 
@@ -165,6 +172,7 @@ impl Pipelines<'_> {
     fn best(&self, schedules: &[(Kind, Schedule)]) -> Result<Plan> {
         let mut cuts = self.cuts(schedules)?;
         if self.request.recompute == Some(Recomputation::Full) {
+            cuts.iter_mut().try_for_each(|cut| self.write_out(cut))?;
             cuts = cuts.into_iter().map(|cut| self.all_again(cut)).collect::<Result<_>>()?;
         }
         let candidates = candidates(&cuts, schedules, self.extent.schedules);
@@ -179,6 +187,7 @@ impl Pipelines<'_> {
             if self.extent.is_thrifty && !is_enough && is_far && is_known {
                 continue;
             }
+            self.write_out(&mut cuts[one.cut])?;
             let tried = self.tried(&cuts[one.cut], one.kind, one.schedule)?;
             let Candidate { cut, kind, schedule, .. } = *one;
             found.extend(tried.into_iter().map(|tried| Simulated { cut, kind, schedule, tried }));
@@ -239,7 +248,7 @@ impl Pipelines<'_> {
 
     /// A cut program of which all runs again in backward that can.
     fn all_again(&self, cut: Cut) -> Result<Cut> {
-        let forward = Forward::new(&cut.settled, self.machine, Ways::AGAIN);
+        let forward = Forward::new(cut.settled()?, self.machine, Ways::AGAIN);
         match forward.full(Ways::AGAIN) {
             Some(choice) => cut.again(&forward, &choice, self.machine),
             None => Ok(cut),
@@ -273,7 +282,7 @@ impl Pipelines<'_> {
     /// A schedule of a program of which so much runs again that it keeps the memory limit, or as much as can.
     fn lighter(&self, cut: &Cut, known: &Simulated<'_>) -> Result<Option<(Cut, Tried)>> {
         let limit = self.request.memory_limit;
-        let forward = Forward::new(&cut.settled, self.machine, Ways::AGAIN);
+        let forward = Forward::new(cut.settled()?, self.machine, Ways::AGAIN);
         let until = (limit, Corrections::OF_STAGES);
         let best = corrected(&forward, until, known.tried.1.peak_bytes, |choice| {
             if choice.again.is_clear() {
@@ -305,7 +314,7 @@ impl Pipelines<'_> {
     }
 
     /// The program cut for each way to put chunks on stages. Of a large program the best cuts of each way are made first, and others for the
-    /// one of these that takes least: to write out a cut program takes as long as to simulate it.
+    /// one of these that takes least.
     fn cuts(&self, schedules: &[(Kind, Schedule)]) -> Result<Vec<Cut>> {
         let mut placements: Vec<&(Kind, Schedule)> = Vec::new();
         for one in schedules {
@@ -351,14 +360,39 @@ impl Pipelines<'_> {
 
     /// The program cut at these operations.
     fn cut(&self, way: &[usize], kind: Kind, schedule: &Schedule) -> Result<Cut> {
-        let Searched { plan, canonical, assignments } = self.searched;
-        let (stages, staged) = Stages::of(canonical, way, kind, schedule)?;
+        let (stages, staged) = Stages::of(&self.searched.canonical, way, kind, schedule)?;
+        let first = self.first_micro_batch(&staged.graph)?;
+        let costs = costs(&first, &schedule.placement, self.machine);
+        Ok(Cut { stages, staged, settled: None, costs, recomputed_ns: 0 })
+    }
+
+    /// What a rank of all stages computes of the first micro-batch, with what is computed once: a small part of the whole program.
+    fn first_micro_batch(&self, graph: &Graph) -> Result<RankGraph> {
+        let Searched { plan, assignments, .. } = self.searched;
+        let mut decisions = assignments.iter();
+        let mut next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
+        let (time, ranks): (Vec<MeshAxis>, Vec<MeshAxis>) =
+            self.request.mesh.axes.iter().cloned().partition(|axis| axis.kind == AxisKind::Time);
+        let mut first = partition_mesh(graph, &Mesh { axes: ranks }, 0, &mut next)?;
+        if let Some(axis) = time.first() {
+            first = partition(&first, &next(&first, axis)?, axis, 0)?.into_renumbered();
+        }
+        passes::run(&passes::cleaned(plan.passes.without_checkpoints), &first, |_| {})
+    }
+
+    /// Writes out the program of a cut, all micro-batches, and what its chunks cost in it.
+    fn write_out(&self, cut: &mut Cut) -> Result<()> {
+        if cut.settled.is_some() {
+            return Ok(());
+        }
+        let Searched { plan, assignments, .. } = self.searched;
         let mut decisions = assignments.iter();
         let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
-        let whole = partition_mesh(&staged.graph, self.request.mesh, 0, next)?;
+        let whole = partition_mesh(&cut.staged.graph, self.request.mesh, 0, next)?;
         let settled = passes::run(&passes::cleaned(plan.passes.without_checkpoints), &whole, |_| {})?;
-        let costs = costs(&settled, &schedule.placement, self.machine);
-        Ok(Cut { stages, settled, held: staged.held, costs, recomputed_ns: 0 })
+        cut.costs = costs(&settled, &cut.costs.placement, self.machine);
+        cut.settled = Some(settled);
+        Ok(())
     }
 
     /// Where to cut for chunks on stages, each once, those at which the slowest chunk takes least first.
@@ -391,7 +425,7 @@ impl Pipelines<'_> {
 
     /// What stages take with smaller and smaller buckets, until they keep the limit.
     fn tried(&self, cut: &Cut, kind: Kind, schedule: &Schedule) -> Result<Vec<Tried>> {
-        let graphs = stage_graphs(&cut.settled, &cut.held, schedule)?;
+        let graphs = stage_graphs(cut.settled()?, &cut.staged.held, schedule)?;
         let stages = cut.stages.with(kind, schedule);
         let limit = self.request.memory_limit;
         let mut found = Vec::new();

@@ -144,6 +144,39 @@ impl Prediction {
         }
     }
 
+    /// What so many more layers take, where this one has one layer more than the other.
+    #[must_use]
+    pub fn beyond(&self, shorter: &Self, layers: i64) -> Self {
+        let time = |of: fn(&Self) -> i64| (of(self) + (of(self) - of(shorter)) * layers).max(0);
+        let bytes = |of: fn(&Self) -> u64| {
+            let grown = i128::from(of(self)) - i128::from(of(shorter));
+            u64::try_from(i128::from(of(self)) + grown * i128::from(layers)).unwrap_or(0)
+        };
+        let collectives = bytes(|one| u64::from(one.collectives));
+        Self {
+            step_ns: time(|one| one.step_ns),
+            compute_ns: time(|one| one.compute_ns),
+            recomputed_ns: time(|one| one.recomputed_ns),
+            communication_ns: time(|one| one.communication_ns),
+            exposed_ns: time(|one| one.exposed_ns),
+            exposed_copies_ns: time(|one| one.exposed_copies_ns),
+            offloaded_bytes: bytes(|one| one.offloaded_bytes),
+            host_bytes: bytes(|one| one.host_bytes),
+            peak_bytes: bytes(|one| one.peak_bytes),
+            state_bytes: bytes(|one| one.state_bytes),
+            batch_bytes: bytes(|one| one.batch_bytes),
+            kept_bytes: bytes(|one| one.kept_bytes),
+            activation_bytes: bytes(|one| one.activation_bytes),
+            gradient_bytes: bytes(|one| one.gradient_bytes),
+            collective_bytes: bytes(|one| one.collective_bytes),
+            temporary_bytes: bytes(|one| one.temporary_bytes),
+            buffer_bytes: bytes(|one| one.buffer_bytes),
+            collectives: u32::try_from(collectives).unwrap_or(u32::MAX),
+            model_ns: time(|one| one.model_ns),
+            bound_ns: time(|one| one.bound_ns),
+        }
+    }
+
     /// The parts whose sum is the peak.
     pub fn at_peak_by_category(&self) -> [AtPeak; 7] {
         let part = |category, what, bytes| AtPeak { name: category_name(category), what, bytes };

@@ -19,6 +19,8 @@ use crate::{
     forbidden::Forbid,
     pins::Pins,
     plan::Prediction,
+    prices::Prices,
+    shorter::Shorter,
 };
 
 /// What of forward is made again in backward.
@@ -58,6 +60,8 @@ pub struct Request<'a> {
     pub captured: &'a Graph,
     /// The cluster.
     pub cluster: &'a Cluster,
+    /// The same with fewer of its layers, for quick searches, where there is one.
+    pub shorter: Option<&'a Shorter>,
     /// The ranks, the outer axis first.
     pub mesh: &'a Mesh,
     /// Most bytes of one rank.
@@ -68,6 +72,8 @@ pub struct Request<'a> {
     pub forbid: &'a Forbid,
     /// How much is tried.
     pub effort: Effort,
+    /// Whether the best plan is all that is asked for, without others to hold beside it.
+    pub only_best: bool,
     /// What of forward is made again in backward; what a memory limit needs unless it is said.
     pub recompute: Option<Recomputation>,
     /// The element type in which gradients are summed between ranks; their own unless it is said.
@@ -80,6 +86,8 @@ pub struct Request<'a> {
 pub struct Found {
     /// The decisions along each axis.
     pub assignments: Vec<Assignment>,
+    /// The prices that it was found under along each axis of ranks, the outer one first.
+    pub prices: Vec<Prices>,
     /// What its passes do.
     pub passes: passes::Settings,
     /// What it takes.
@@ -110,6 +118,8 @@ pub struct Run<'a> {
     pub direct: DirectAxes,
     /// How much is tried.
     pub extent: Extent,
+    /// The prices along each axis of ranks, where they are known.
+    pub prices: Option<Vec<Prices>>,
     /// The free solutions over the memory limit that were met along inner axes.
     pub met: RefCell<Vec<Met>>,
     /// The least that a candidate so far is expected to take within the memory limit.
@@ -143,7 +153,20 @@ const NEAR_TIME: u64 = 2_048;
 /// The same for peaks.
 const NEAR_PEAK: u64 = 256;
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    /// The search for what is asked.
+    pub fn new(request: &'a Request<'a>, extent: Extent) -> Self {
+        Self {
+            request,
+            machine: Machine { cluster: request.cluster, mesh: request.mesh },
+            direct: direct(request.cluster, request.mesh),
+            extent,
+            prices: None,
+            met: RefCell::default(),
+            least_expected_ns: Cell::new(i64::MAX),
+        }
+    }
+
     /// The plan in which every rank does everything; none where pins demand otherwise.
     pub fn replicated(&self, graph: &Graph) -> Result<Option<Found>> {
         let free = self.request.pins.values().flat_map(|axes| axes.values());
@@ -168,7 +191,7 @@ impl Run<'_> {
         while let Some(passes) = rung {
             let prediction = self.scheduled(&settled, &passes)?;
             least_ns = least_ns.min(prediction.step_ns);
-            let found = Found { assignments: Vec::new(), passes, prediction, least_ns };
+            let found = Found { assignments: Vec::new(), prices: Vec::new(), passes, prediction, least_ns };
             if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {
                 return Ok(found);
             }
@@ -197,7 +220,8 @@ impl Run<'_> {
                 let Prediction { model_ns, bound_ns, .. } = one.prediction;
                 let prediction = Prediction { model_ns, bound_ns, ..self.scheduled(&settled, &passes)? };
                 let least_ns = one.least_ns.min(prediction.step_ns);
-                let other = Found { assignments: Vec::new(), passes, prediction, least_ns };
+                let other =
+                    Found { assignments: Vec::new(), prices: Vec::new(), passes, prediction, least_ns };
                 one.least_ns = least_ns;
                 if other.fitness(self.request.memory_limit) < one.fitness(self.request.memory_limit) {
                     (one.passes, one.prediction) = (other.passes, other.prediction);
@@ -277,6 +301,15 @@ impl Run<'_> {
             });
         axes.map(|axis| axis.name.clone()).collect()
     }
+}
+
+/// The candidates from the best on: those that fit in the order of their time, then the others in that of their memory; of equals the
+/// first alone.
+pub fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
+    found.sort_by_key(|one| one.fitness(limit));
+    let figures = |one: &Found| (one.prediction.step_ns, one.prediction.peak_bytes);
+    found.dedup_by_key(|one| figures(one));
+    found
 }
 
 /// What a program copies to the host in a step, in bytes.

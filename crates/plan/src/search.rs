@@ -1,9 +1,6 @@
 //! The search: candidates from the solver under several prices, each partitioned, put through the passes and simulated; the best is kept.
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::BTreeMap,
-};
+use std::collections::BTreeMap;
 
 use aten::Call;
 use base::{Code, Diagnostic, Fingerprint, Result};
@@ -16,7 +13,8 @@ use crate::{
     axis::PICOS_PER_NANO,
     effort::Extent,
     plan::{Plan, Prediction},
-    run::{Found, Request, Run, direct},
+    replay::replayed,
+    run::{Found, Request, Run, ranked},
     runners_up::Naming,
 };
 
@@ -41,16 +39,16 @@ pub fn search(request: &Request<'_>) -> Result<Searched> {
 /// The search beside the hashing of the captured step.
 fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) -> Result<Searched> {
     let canonical = canonical(request.graph);
-    let run = Run {
-        request,
-        machine: Machine { cluster: request.cluster, mesh: request.mesh },
-        direct: direct(request.cluster, request.mesh),
-        extent: Extent::of(request.effort, canonical.order.len(), request.mesh),
-        met: RefCell::default(),
-        least_expected_ns: Cell::new(i64::MAX),
+    let extent = Extent::of(request.effort, canonical.order.len(), request.mesh);
+    let run = Run::new(request, extent);
+    let replayed = replayed(request, extent, &canonical);
+    let found = if let Some(found) = replayed {
+        found
+    } else {
+        let mut found = explored(&run, &canonical, 0)?;
+        found.extend(run.replicated(&canonical)?);
+        found
     };
-    let mut found = explored(&run, &canonical, 0)?;
-    found.extend(run.replicated(&canonical)?);
     let mut found = run.tuned(&canonical, ranked(found, request.memory_limit))?;
     let again = run.holding_less(&canonical, &found)?;
     if run.is_full() && !again.is_empty() {
@@ -80,15 +78,6 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     plan.passes = best.passes;
     plan.prediction = best.prediction;
     Ok(Searched { plan, assignments: best.assignments, canonical })
-}
-
-/// The candidates from the best on: those that fit in the order of their time, then the others in that of their memory; of equals the
-/// first alone.
-fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
-    found.sort_by_key(|one| one.fitness(limit));
-    let figures = |one: &Found| (one.prediction.step_ns, one.prediction.peak_bytes);
-    found.dedup_by_key(|one| figures(one));
-    found
 }
 
 /// Operators that run replicated because nothing is known of how they shard, with their number.

@@ -2,7 +2,7 @@
 
 use base::{Bytes, SecondaryMap};
 use cost::{Machine, collective_time, local_time};
-use ir::{Collective, CollectiveKind, Graph, NodeId, PartKind, RankGraph, STAGES};
+use ir::{Collective, CollectiveKind, Graph, MICRO_BATCHES, NodeId, PartKind, RankGraph, STAGES};
 use schedule::{Costs, Placement};
 
 /// The costs of the chunks of a program, whose nodes say in which one they are: those of its first micro-batch, or of all where there is one.
@@ -48,10 +48,13 @@ pub fn costs(graph: &RankGraph, placement: &Placement, machine: Machine<'_>) -> 
     costs
 }
 
-/// Whether an operation is one of the first micro-batch's forward or backward.
+/// Whether an operation is one of the first micro-batch's forward or backward. What would be a collective between micro-batches is none between
+/// ranks.
 fn is_counted(graph: &Graph, id: NodeId) -> bool {
     let part = graph.parts[graph.nodes[id].part];
-    part.kind != PartKind::Update && part.micro_batch.is_none_or(|batch| batch == 0)
+    part.kind != PartKind::Update
+        && part.micro_batch.is_none_or(|batch| batch == 0)
+        && graph.collective(id).is_none_or(|collective| collective.axis != MICRO_BATCHES)
 }
 
 /// The operations of backward that others in another chunk depend on.

@@ -6,17 +6,11 @@
 
 use ir::{Graph, InputClass, Mesh, MeshAxis, STAGES};
 use schedule::{Costs, Name};
-use shard::stages::StageSet;
+use shard::{canonical, stages::StageSet};
 
 use crate::{
-    divides::require_slices,
-    effort::Effort,
-    meshes::meshes,
-    pipelines::search_stages,
-    plan::Plan,
-    run::Request,
-    search::{Searched, search},
-    wish::Wanted,
+    divides::require_slices, glance::glance, meshes::meshes, pipelines::search_stages, plan::Plan,
+    run::Request, wish::Wanted,
 };
 
 /// How much longer than what is known a quick search may say that a pipeline takes, in percent, for it to be tried further.
@@ -36,6 +30,12 @@ const MOST_PER_STAGE: u32 = 4;
 
 /// Programs of more nodes, all micro-batches counted, are not tried.
 const MOST_NODES: usize = 1 << 17;
+
+/// What a step says of its batch, in canonical form with all its layers or fewer, and how many nodes it has with all.
+struct Step<'a> {
+    canonical: &'a Graph,
+    nodes: usize,
+}
 
 /// A pipeline with what it takes at the least.
 struct Promise {
@@ -60,16 +60,25 @@ pub fn faster_in_stages(
     micro_batches: Option<u32>,
     known: Option<&Plan>,
 ) -> Option<Plan> {
+    let whole = if request.shorter.is_none() { canonical(request.graph) } else { Graph::default() };
+    let canonical = request.shorter.map_or(&whole, |shorter| &shorter.canonical);
+    let step = Step { canonical, nodes: request.graph.order.len() };
     let mut promises = Vec::new();
     for stages in (2..=ranks.min(StageSet::MOST)).filter(|stages| ranks.is_multiple_of(*stages)) {
-        promises.extend(promised(request, stages, &Mesh::along("ranks", ranks / stages), micro_batches));
+        promises.extend(promised(
+            request,
+            &step,
+            stages,
+            &Mesh::along("ranks", ranks / stages),
+            micro_batches,
+        ));
     }
     promises.sort_by_key(|promise| promise.step_ns);
     let mut least = known.map(|plan| plan.prediction.step_ns);
     let most_promising = promises.first().filter(|promise| may_be_faster(promise, least));
     if let Some(stages) = most_promising.map(|promise| promise.mesh.stages()) {
         let pairs = meshes(ranks / stages).into_iter().filter(|mesh| mesh.axes.len() > 1);
-        promises.extend(pairs.filter_map(|mesh| promised(request, stages, &mesh, micro_batches)));
+        promises.extend(pairs.filter_map(|mesh| promised(request, &step, stages, &mesh, micro_batches)));
         promises.sort_by_key(|promise| promise.step_ns);
     }
     let mut closer: Vec<Promise> = promises
@@ -107,19 +116,20 @@ fn may_be_faster(promise: &Promise, least: Option<i64>) -> bool {
 fn refined(request: &Request<'_>, promise: Promise) -> Promise {
     let stages = promise.mesh.stages();
     // All effort may keep a memory limit that a quick search does not.
-    let Some(searched) = searched(request, &promise.sliced()) else { return promise };
-    Promise { step_ns: stretched(&searched, stages, promise.micro_batches), ..promise }
+    let Some(step_ns) = together(request, &promise.sliced()) else { return promise };
+    Promise { step_ns: stretched(step_ns, stages, promise.micro_batches), ..promise }
 }
 
-/// What a quick search finds for all stages together, in the memory of all of them.
-fn searched(request: &Request<'_>, mesh: &Mesh) -> Option<Searched> {
+/// What a quick search predicts for all stages together, in the memory of all of them.
+fn together(request: &Request<'_>, mesh: &Mesh) -> Option<i64> {
     let memory_limit = request.memory_limit.map(|limit| limit.saturating_mul(u64::from(mesh.stages())));
-    search(&Request { mesh, memory_limit, effort: Effort::Quick, ..*request }).ok()
+    let glance = glance(&Request { mesh, memory_limit, ..*request }).ok()?;
+    Some(glance.prediction.step_ns)
 }
 
-/// What so many stages take at the least that share evenly what was found for all of them together.
-fn stretched(searched: &Searched, stages: u32, micro_batches: u32) -> i64 {
-    let share = searched.plan.prediction.step_ns / i64::from(stages);
+/// What so many stages take at the least that share evenly what all of them take together.
+fn stretched(step_ns: i64, stages: u32, micro_batches: u32) -> i64 {
+    let share = step_ns / i64::from(stages);
     (share as f64 * stretch(stages, micro_batches)) as i64
 }
 
@@ -127,23 +137,23 @@ fn stretched(searched: &Searched, stages: u32, micro_batches: u32) -> i64 {
 /// hold the step.
 fn promised(
     request: &Request<'_>,
+    step: &Step<'_>,
     stages: u32,
     within: &Mesh,
     micro_batches: Option<u32>,
 ) -> Option<Promise> {
     let inner = within.axes.iter().filter(|axis| axis.size > 1).cloned();
     let mesh = Mesh { axes: std::iter::once(MeshAxis::ranks(STAGES, stages)).chain(inner).collect() };
-    let searched = searched(request, &mesh)?;
-    let nodes = searched.canonical.order.len();
-    let rows = rows(&searched.canonical, within);
+    let together = together(request, &mesh)?;
+    let rows = rows(step.canonical, within);
     let counts = (2..=stages.saturating_mul(MOST_PER_STAGE).min(rows)).filter(|count| {
         let is_asked = micro_batches.is_none_or(|asked| asked == *count);
-        is_asked && rows.is_multiple_of(*count) && nodes * *count as usize <= MOST_NODES
+        is_asked && rows.is_multiple_of(*count) && step.nodes * *count as usize <= MOST_NODES
     });
     let mut counts: Vec<(i64, u32)> =
-        counts.map(|count| (stretched(&searched, stages, count), count)).collect();
+        counts.map(|count| (stretched(together, stages, count), count)).collect();
     counts.sort_unstable();
-    let slices = |count: u32| require_slices(&searched.canonical, &MeshAxis::micro_batches(count)).is_ok();
+    let slices = |count: u32| require_slices(step.canonical, &MeshAxis::micro_batches(count)).is_ok();
     let (step_ns, micro_batches) = counts.into_iter().find(|(_, count)| slices(*count))?;
     Some(Promise { mesh, micro_batches, step_ns })
 }

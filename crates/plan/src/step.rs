@@ -18,6 +18,7 @@ use crate::{
     plan::{Plan, Prediction, mesh_of},
     run::{Offloading, Recomputation, Request},
     search::search,
+    shorter::Shorter,
     stage_counts::faster_in_stages,
     stages::{Cut, Stages},
     taken_apart::taken_apart,
@@ -145,7 +146,9 @@ pub fn plan_telling(
     settings.check(cluster)?;
     aten::check(graph)?;
     let cleaned = &cleaned(graph, settings.recompute.is_some())?;
-    let asked = Asked { graph, cleaned, cluster, settings };
+    // Where the mesh is given there is one search, of the whole step.
+    let shorter = if settings.mesh.is_empty() { Shorter::of(cleaned) } else { None };
+    let asked = Asked { graph, cleaned, shorter: shorter.as_ref(), cluster, settings };
     if settings.mesh().stages() > 1 {
         return asked.in_stages();
     }
@@ -170,6 +173,7 @@ const MOST_WEIGHED: usize = 2_000;
 struct Asked<'a> {
     graph: &'a Graph,
     cleaned: &'a Graph,
+    shorter: Option<&'a Shorter>,
     cluster: &'a Cluster,
     settings: &'a PlanSettings,
 }
@@ -254,12 +258,14 @@ impl Asked<'_> {
         Request {
             graph: self.cleaned,
             captured: self.graph,
+            shorter: self.shorter,
             cluster: self.cluster,
             mesh,
             memory_limit: self.settings.memory_limit(self.cluster),
             pins: &self.settings.pins,
             forbid: &self.settings.forbid,
             effort: self.settings.effort,
+            only_best: false,
             recompute: self.settings.recompute,
             reduce_dtype: self.settings.reduce_dtype,
             offload: self.settings.offload,

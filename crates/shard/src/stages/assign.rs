@@ -13,6 +13,7 @@ use super::{
 };
 
 /// A graph whose nodes say in which chunk they are.
+#[derive(Clone)]
 pub struct Staged {
     /// The graph.
     pub graph: Graph,
