@@ -1,6 +1,6 @@
 //! A large step with fewer of its layers.
 
-use ir::{Graph, InputClass};
+use ir::{Graph, InputClass, verify};
 use shard::canonical;
 
 use crate::layers::Layers;
@@ -27,13 +27,14 @@ pub struct Shorter {
 }
 
 impl Shorter {
-    /// That of a step of which most are layers that are alike.
+    /// That of a step of which most are layers that are alike. What was found of a program of another kind than was thought of is no program.
     pub fn of(graph: &Graph) -> Option<Self> {
         if graph.order.len() < LEAST_NODES {
             return None;
         }
         let layers = Layers::of(graph)?;
-        let (short, long) = (layers.fewer(KEPT)?, layers.fewer(KEPT + 1)?);
+        let fewer = |kept: usize| layers.fewer(kept).filter(|fewer| verify(fewer).is_ok());
+        let (short, long) = (fewer(KEPT)?, fewer(KEPT + 1)?);
         let is_shorter = (short.order.len() + long.order.len()) * 10 <= graph.order.len() * MOST_TENTHS;
         // Of smaller layers several share a bucket of collectives, which a few of them do not show.
         let fills_bucket =
