@@ -49,11 +49,56 @@ def test_a_number_of_another_type_and_another_type_of_numbers_by_default_are_ask
         torch.set_default_dtype(before)
 
 
-def test_views_constants_and_parts_of_one_memory_are_left_to_pytorch(mode):
-    matrix = torch.empty(4, 6)
+@pytest.mark.parametrize(
+    ("func", "args"),
+    [
+        (aten.t.default, ()),
+        (aten.view.default, ([3, 4],)),
+        (aten.slice.Tensor, (0, 1, 3)),
+        (aten.split.Tensor, (2, 1)),
+        (aten.unsafe_split.Tensor, (3, 1)),
+        (aten.detach.default, ()),
+    ],
+)
+def test_views_are_of_the_operand_that_is_given(mode, func, args):
+    for offset in (0, 2, 2):
+        matrix = torch.empty(16)[offset : offset + 12].view(4, 3)
+        found = results.result(mode, func, (matrix, *args), {})
+        wanted = func(torch.empty(16, device="meta")[offset : offset + 12].view(4, 3), *args)
+        pairs = zip(*([one] if isinstance(one, torch.Tensor) else one for one in (found, wanted)), strict=True)
+        for one, other in pairs:
+            assert type(one) is FakeTensor and one is not matrix
+            assert one.untyped_storage()._cdata == matrix.untyped_storage()._cdata
+            assert (one.shape, one.stride(), one.storage_offset()) == (
+                other.shape,
+                other.stride(),
+                other.storage_offset(),
+            )
+
+
+def test_what_changes_its_first_operand_gives_that_operand_each_time(mode):
     for _ in range(2):
-        assert results.result(mode, aten.t.default, (matrix,), {})._is_view()
-        parts = results.result(mode, aten.unsafe_split.Tensor, (matrix, 3, 1), {})
-        assert parts[0].untyped_storage()._cdata == parts[1].untyped_storage()._cdata
+        matrix, other = torch.empty(4, 6), torch.empty(6)
+        assert results.result(mode, aten.add_.Tensor, (matrix, other), {}) is matrix
+    with pytest.raises(RuntimeError):
+        results.result(mode, aten.add_.Tensor, (torch.empty(6), torch.empty(4, 6)), {})
+
+
+def test_lists_of_tensors_decide_as_tensors_do(mode):
+    for rows in (2, 3, 2):
+        joined = results.result(mode, aten.cat.default, ([torch.empty(rows, 2), torch.empty(1, 2)],), {})
+        assert joined.shape == (rows + 1, 2)
+
+
+def test_what_is_asked_under_another_name_is_asked_for_again(mode):
+    vector = torch.empty(3)
+    for under, dtype in (("one", torch.float32), ("other", torch.float64), ("one", torch.float32)):
+        found = results.result(mode, aten.neg.default, (vector,), {}, lambda d=dtype: torch.empty(3, dtype=d), under)
+        assert found.dtype == dtype
+
+
+def test_what_is_known_of_constants_is_left_to_pytorch(mode):
     known = torch.tensor(2.0)
-    assert known.constant is not None and results.key_of(aten.neg.default, (known,), {}) is None
+    for _ in range(2):
+        assert known.constant is not None
+        assert results.result(mode, aten.neg.default, (known,), {}).constant is not None

@@ -19,6 +19,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
+from unisono._capture.record import called
 from unisono._capture.types import TensorType, type_of
 
 _aten = torch.ops.aten
@@ -276,7 +277,7 @@ class _Functional:
         return parts[number]
 
     def _add(self, target: Any, args: Any, kwargs: Any, val: Any) -> torch.fx.Node:
-        node = self._graph.call_function(target, args, kwargs)
+        node = called(self._graph, target, args, kwargs)
         node.meta["val"] = val
         if self._meta is not None:
             node.meta["custom"] = self._meta

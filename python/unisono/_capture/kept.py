@@ -236,6 +236,10 @@ class Writes(TorchDispatchMode):
         self.found: dict[int, tuple[torch.Tensor, str | None]] = {}
         self._stand_ins: dict[int, torch.Tensor] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # all of a recording does, at once
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation, on a copy of what it must not write into."""
         if func._schema.is_mutable:

@@ -7,6 +7,7 @@ it is asked for in the same way, so that it is not drawn but used again.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,11 @@ class _Point:
     """A state of the generator: what has been drawn from there, by how it was asked for."""
 
     drawn: dict[Any, tuple[Any, _Point]] = field(default_factory=dict)
+
+
+@functools.cache
+def _is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 class _Generator(torch.Generator):
@@ -98,7 +104,7 @@ class Draws(TorchDispatchMode):
 
     def wants(self, func: Any, args: Any) -> bool:
         """Whether an operation is to run under this mode: it is random, or an operand is a state of the generator."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if _is_random(func):
             return True
         return bool(self._kept) and any(id(leaf) in self._kept for leaf in pytree.tree_iter(args))
 
@@ -132,6 +138,10 @@ class Draws(TorchDispatchMode):
             cause="numbers drawn from there on would be the same at every step",
             hint="seed outside of the step; draw numbers that are to be the same at every step once, and pass them as an argument",
         )
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # all of a recording does, at once
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation; a random one as it was run before from this state of the generator, if it was."""

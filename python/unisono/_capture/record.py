@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import (
     autograd_would_have_decomposed,
 )
 
-from unisono._capture.results import key_of, result
+from unisono._capture.results import result
 from unisono._capture.target import Target
 from unisono._capture.types import type_of
 
@@ -46,14 +46,12 @@ class _Facts:
         decomposes: whether PyTorch may have it as other operations only.
         reads: whether it gives a number out of a tensor.
         written: the positions of the arguments that it changes.
-        in_place: whether it writes into its first operand and does nothing else.
         several: whether it returns several tensors and changes none.
     """
 
     decomposes: bool
     reads: bool
     written: tuple[int, ...]
-    in_place: bool
     several: bool
 
 
@@ -62,10 +60,8 @@ def _facts(func: torch._ops.OpOverload) -> _Facts:
     arguments = enumerate(func._schema.arguments)
     written = tuple(at for at, one in arguments if one.alias_info is not None and one.alias_info.is_write)
     reads = torch.Tag.data_dependent_output in func.tags
-    in_place = written == (0,) and func.namespace == "aten" and func._schema.name.endswith("_")
-    in_place = in_place and len(func._schema.returns) == 1 and torch.Tag.inplace_view not in func.tags
     several = not written and sum(str(one.type) == "Tensor" for one in func._schema.returns) > 1
-    return _Facts(func._can_decompose(), reads, written, in_place, several)
+    return _Facts(func._can_decompose(), reads, written, several)
 
 
 class Recorder(TorchDispatchMode):
@@ -86,7 +82,6 @@ class Recorder(TorchDispatchMode):
         self._stand_ins: dict[int, torch.Tensor] = {}
         self.graph, self.root = torch.fx.Graph(), torch.nn.Module()
         self._constants: dict[int, tuple[torch.Tensor, str]] = {}
-        self._known: set[Any] = set()
         self._watch: Watch | None = None
         self._within = False
 
@@ -124,6 +119,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs and records one operation, or what stands for it."""
+        if func is _DEVICE and type(args[0]) is FakeTensor and not args[0].fake_mode.in_kernel_invocation:
+            return args[0].fake_device
         kwargs = kwargs or {}
         if func is _DEVICE or func.namespace == "profiler":
             return func(*args, **kwargs)
@@ -157,12 +154,12 @@ class Recorder(TorchDispatchMode):
         if func is _aten.lift_fresh.default:
             # What was lifted may be changed afterwards.
             func = _aten.lift_fresh_copy.default
-        here, named = self._here(args, kwargs) if self._target.elsewhere else (args, kwargs)
-        made = self._made(func, here, named) if facts.in_place else self._result(func, here, named)
-        if facts.several and self._target.elsewhere and self._target.kind != "cpu":
-            made = self._in_types_of_target(func, here, named, made)
-        node = self.graph.call_function(
-            func, tuple(map(self._argument, args)), {key: self._argument(value) for key, value in kwargs.items()}
+        made = self._made(func, args, kwargs, facts)
+        node = called(
+            self.graph,
+            func,
+            tuple(map(self._argument, args)),
+            {key: self._argument(one) for key, one in kwargs.items()},
         )
         if meta is not None:
             node.meta["custom"] = meta
@@ -172,17 +169,32 @@ class Recorder(TorchDispatchMode):
     def _here(self, args: Any, kwargs: Any) -> Any:
         """Arguments on the device on which the target is traced."""
 
-        def here(leaf: Any) -> Any:
-            if isinstance(leaf, torch.device):
-                return self._target.traced_on(leaf)
-            if not isinstance(leaf, torch.Tensor) or isinstance(leaf, FakeTensor):
-                return leaf
-            if id(leaf) not in self._stand_ins:
+        def here(one: Any) -> Any:
+            if isinstance(one, torch.device):
+                return self._target.traced_on(one)
+            if isinstance(one, list | tuple):
+                return type(one)(map(here, one))
+            if not isinstance(one, torch.Tensor) or isinstance(one, FakeTensor):
+                return one
+            if id(one) not in self._stand_ins:
                 with _disable_current_modes():
-                    self._stand_ins[id(leaf)] = self._target.stand_in(self._mode, leaf)
-            return self._stand_ins[id(leaf)]
+                    self._stand_ins[id(one)] = self._target.stand_in(self._mode, one)
+            return self._stand_ins[id(one)]
 
-        return pytree.tree_map(here, (args, kwargs))
+        return tuple(map(here, args)), {key: here(one) for key, one in kwargs.items()}
+
+    def _made(self, func: Any, args: Any, kwargs: Any, facts: _Facts) -> Any:
+        """What an operation gives on the target."""
+        if not self._target.elsewhere:
+            return result(self._mode, func, args, kwargs)
+        args, kwargs = self._here(args, kwargs)
+
+        def ask() -> Any:
+            made = func(*args, **kwargs)
+            is_other = facts.several and self._target.kind != "cpu"
+            return self._in_types_of_target(func, args, kwargs, made) if is_other else made
+
+        return result(self._mode, func, args, kwargs, ask, self._target)
 
     def _in_types_of_target(self, func: Any, args: Any, kwargs: Any, made: Any) -> Any:
         """The results of an operation with the element types that they have on the target: those of statistics differ between devices."""
@@ -199,19 +211,6 @@ class Recorder(TorchDispatchMode):
             like(one, "cpu", other.dtype) if isinstance(one, torch.Tensor) and one.dtype != other.dtype else one
             for one, other in pairs
         )
-
-    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation in place gives: its operand, which is asked of PyTorch once for operands of the same types."""
-        key = key_of(func, args, kwargs)
-        if key is None or key not in self._known:
-            made = func(*args, **kwargs)
-            if made is args[0] and key is not None:
-                self._known.add(key)
-            return made
-        return args[0]
-
-    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **kwargs) if self._target.elsewhere else result(self._mode, func, args, kwargs)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -236,7 +235,20 @@ class Recorder(TorchDispatchMode):
         elif isinstance(made, list | tuple):
             for number, part in enumerate(made):
                 if isinstance(part, torch.Tensor | list | tuple):
-                    self._track(part, self.graph.call_function(operator.getitem, (node, number)))
+                    self._track(part, called(self.graph, operator.getitem, (node, number), {}))
+
+
+def called(graph: torch.fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
+    """A new node that calls an operation.
+
+    Its arguments are put in afterwards, because `create_node` looks through them for traced numbers, of which there are none; its name is
+    nobody's business.
+    """
+    node = graph.create_node("call_function", target, name="made")
+    node.args = args
+    if kwargs:
+        node.kwargs = kwargs
+    return node
 
 
 @contextlib.contextmanager

@@ -67,6 +67,10 @@ class Rewrites(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         return name in _FUSED or name in _ROW_MAJOR or name in _OTHERS or name.startswith("_foreach_")
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # all of a recording does, at once
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation, or what stands for it."""
         kwargs = kwargs or {}

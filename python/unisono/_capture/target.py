@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from unisono._capture.results import new
+
 _PROCESSOR = torch.device("cpu")
 
 
@@ -27,8 +29,7 @@ class Target:
         """The tensor without data that a tensor is traced as."""
         if not self.elsewhere or tensor.device == _PROCESSOR:
             return mode.from_tensor(tensor, static_shapes=True)
-        with mode:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_PROCESSOR)
+        made = new(mode, tensor.shape, tensor.stride(), tensor.dtype, _PROCESSOR)
         return made.requires_grad_(tensor.requires_grad)
 
     def traced_on(self, device: torch.device) -> torch.device:

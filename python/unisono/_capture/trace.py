@@ -49,6 +49,7 @@ from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
 from unisono._capture.readbacks import Expression, Readbacks
 from unisono._capture.record import Recorder, Watch
+from unisono._capture.results import result
 from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono._capture.schedules import Scheduled, Schedules
 from unisono._capture.selection import Selection, Selections
@@ -158,7 +159,7 @@ def _trace(
             if fake.requires_grad or (item.cls == "parameter" and item.tensor.grad is not None)
         ]
         with fake_mode:
-            fakes += [torch.empty_like(fakes[position], requires_grad=False) for position in run.stale]
+            fakes += [result(fake_mode, torch.ops.aten.empty_like.default, (fakes[p],), {}) for p in run.stale]
     # oneDNN's recurrent layers keep what backward needs only where gradients are recorded, which they are not when the graph runs; cuDNN's
     # batch norm writes statistics that its schema does not name. Without them both are traced as operations that say what they do.
     # Convolutions choose when the graph runs.
