@@ -3,6 +3,7 @@ together as the strategy says must be the whole result."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import re
@@ -176,11 +177,6 @@ def combined(pieces, placement, offsets=None):
     return whole(pieces, placement)
 
 
-def examine(function, tensors, ranks, seen=None):
-    """Asks all questions of a function's graph; returns how many there were beside the trivial ones, by operator."""
-    return ask(*message(function, tensors), ranks, seen)
-
-
 def remember(claims):
     for name, claim, is_asked in claims:
         CLAIMS[name, claim] = CLAIMS.get((name, claim), False) or is_asked
@@ -193,7 +189,10 @@ def note(bytes_, _):
 
 
 def ask(bytes_, tensors, ranks, seen=None, tolerance=None):
-    """Asks all questions of a graph; the tolerance is that of the element type unless it is given."""
+    """Asks all questions of a graph; returns how many there were beside the trivial ones, by operator.
+
+    The tolerance is that of the element type unless it is given.
+    """
     canonical, questions, claims = _native.Graph(bytes_).exam(ranks)
     remember(claims)
     graph = msgpack.unpackb(canonical.message())["graph"]
@@ -291,16 +290,29 @@ def sampled(op, sample):
     return function, tensors
 
 
-@pytest.mark.parametrize("op", [op for op in SUPPORTED if op.name in NAMES], ids=lambda op: op.full_name)
+SAMPLED = [op for op in SUPPORTED if op.name in NAMES]
+#: The graphs of the samples of operations that tests of this file have met, by the operation's name.
+MESSAGES: dict[str, list[bytes]] = {}
+
+
+def traced_samples(op):
+    """The samples of an operation: the tensors of each, and its graph with those that this reads."""
+    messages = MESSAGES[op.full_name] = []
+    for sample in itertools.islice(op.sample_inputs("cpu", torch.float64), 24):
+        function, tensors = sampled(op, sample)
+        if not any(t.numel() > 20_000 or t.is_complex() for t in tensors):
+            traced = message(function, tensors)
+            messages.append(traced[0])
+            yield tensors, traced
+
+
+@pytest.mark.parametrize("op", SAMPLED, ids=lambda op: op.full_name)
 def test_every_strategy_of_the_samples_of_an_operation_gives_the_whole_result(op):
     seen: set = set()
     asked = 0
-    for sample in itertools.islice(op.sample_inputs("cpu", torch.float64), 24):
-        function, tensors = sampled(op, sample)
-        if any(t.numel() > 20_000 or t.is_complex() for t in tensors):
-            continue
+    for tensors, traced in traced_samples(op):
         for ranks in ranks_for(tensors):
-            asked += sum(examine(function, tensors, ranks, seen).values())
+            asked += sum(ask(*traced, ranks, seen).values())
     assert asked or op.full_name in WITHOUT_A_ROW
 
 
@@ -489,11 +501,17 @@ BACKWARD = {
 }
 
 
+@functools.cache
+def backward(name, is_odd=False):
+    """The graph of an operation and its backward, with its tensors, at odd sizes or not."""
+    function, tensors = BACKWARD[name]
+    return message(*with_gradients(function, odd(tensors) if is_odd else tensors))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("name", BACKWARD)
 def test_every_strategy_of_an_operation_and_its_backward_gives_the_whole_result(name, ranks):
-    function, tensors = BACKWARD[name]
-    assert examine(*with_gradients(function, tensors), ranks)
+    assert ask(*backward(name), ranks)
 
 
 #: Sizes that no number of ranks divides, in place of such as 2 and 3 divide.
@@ -534,8 +552,7 @@ FIXED = {
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", [name for name in BACKWARD if name not in FIXED])
 def test_every_strategy_at_odd_sizes_gives_the_whole_result(name, ranks):
-    function, tensors = BACKWARD[name]
-    assert examine(*with_gradients(function, odd(tensors)), ranks)
+    assert ask(*backward(name, is_odd=True), ranks)
 
 
 #: Fused optimizers, with the number of moments that each keeps.
@@ -576,8 +593,9 @@ def fused_update(kind):
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_strategy_of_a_fused_optimizer_gives_the_whole_result(kind):
     update, tensors = fused_update(kind)
+    traced = message(update, tensors)
     for ranks in (2, 3, 7):
-        assert f"aten::_fused_{kind}.tensor_lr" in examine(update, tensors, ranks)
+        assert f"aten::_fused_{kind}.tensor_lr" in ask(*traced, ranks)
 
 
 def _rms_norm_backward(gradient, x, shape, rstd, weight, mask):
@@ -818,15 +836,13 @@ def test_every_claim_of_every_row_is_asked():
             note(*call_message(overload(name), args))
         for kind in OPTIMIZERS:
             note(*message(*fused_update(kind)))
-        for name, (function, tensors) in BACKWARD.items():
-            note(*message(*with_gradients(function, tensors)))
+        for name in BACKWARD:
+            note(*backward(name))
             if name not in FIXED:
-                note(*message(*with_gradients(function, odd(tensors))))
-        for op in (op for op in SUPPORTED if op.name in NAMES):
-            for sample in itertools.islice(op.sample_inputs("cpu", torch.float64), 24):
-                function, tensors = sampled(op, sample)
-                if not any(t.numel() > 20_000 or t.is_complex() for t in tensors):
-                    note(*message(function, tensors))
+                note(*backward(name, is_odd=True))
+        for op in SAMPLED:
+            for bytes_ in MESSAGES.get(op.full_name) or [bytes_ for _, (bytes_, _) in traced_samples(op)]:
+                note(bytes_, None)
     assert missing() == ([], [])
     # Batches of four are asked with equal and empty shards only; random graphs ask such with unequal ones.
     uneven = [is_asked for (_, claim), is_asked in CLAIMS.items() if claim.endswith(", uneven")]
