@@ -47,9 +47,9 @@ test: $(VENV)/.wheel $(VENV)/.test-tools ## set up and pass every test
 rust-test:
 	cargo $(CARGO_TEST) --workspace
 
-# Files side by side, one for each core, with a thread each; a file's tests share what they start.
+# Files side by side, one for each core, with a thread each, those that take longest first; a file's tests share what they start.
 python-test:
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 16 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 16 --dist loadfile --no-loadscope-reorder
 
 check: lint test ## format and lints as errors, then all tests
 

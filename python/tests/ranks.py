@@ -28,7 +28,7 @@ def _rank(graph: dict[str, Any], inputs: list[torch.Tensor], layouts: bool) -> I
             result = given[0] if "wait" in name else (yield name.partition("::")[2], given)
         else:
             op = operation(name)
-            result = call(op, arguments(op, node, values, {}))
+            result = call(op, arguments(node, values, {}))
         bind(node["returns"], result, values)
         check_types(graph, node, values, layouts)
     yield "done", ([values[v] for v in graph["returns"]], {p: values[v] for p, v in graph["updates"]})

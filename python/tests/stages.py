@@ -134,7 +134,7 @@ def _stage(
             assert result.dtype == values[given[0]].dtype
         else:
             op = operation(name)
-            result = call(op, arguments(op, node, values, {}))
+            result = call(op, arguments(node, values, {}))
         bind(node["returns"], result, values)
         check_types(graph, node, values, layouts=True)
     assert not transfers, "what was sent or received is not waited for"

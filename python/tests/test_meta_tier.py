@@ -246,7 +246,7 @@ def test_every_result_is_of_the_type_that_the_graph_has_for_it(name):
     for number in graph["order"]:
         node = graph["nodes"][number]
         op = operation(graph["ops"][node["op"]]["name"])
-        bind(node["returns"], call(op, [on_meta(one) for one in arguments(op, node, values, {"axis:a": "0"})]), values)
+        bind(node["returns"], call(op, [on_meta(one) for one in arguments(node, values, {"axis:a": "0"})]), values)
     for number, value in values.items():
         expected = made(graph["values"][number]["type"])
         assert (value.shape, value.dtype) == (expected.shape, expected.dtype), graph["values"][number]

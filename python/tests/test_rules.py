@@ -103,7 +103,7 @@ def values_of(graph, inputs):
         for number in graph["order"]:
             node = graph["nodes"][number]
             op = operation(graph["ops"][node["op"]]["name"])
-            bind(node["returns"], call(op, arguments(op, node, values, {})), values)
+            bind(node["returns"], call(op, arguments(node, values, {})), values)
     return values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,10 +40,17 @@ def decode(arg: Any, tensor: Any, objects: Mapping[str, Any] | None = None) -> A
 
 def call(op: Any, args: Sequence[Any]) -> Any:
     """Calls ``op`` with arguments in the order of its schema."""
+    positional, named = _parameters(op)
+    assert len(args) == positional + len(named), op
+    return op(*args[:positional], **dict(zip(named, args[positional:], strict=True)))
+
+
+@functools.cache
+def _parameters(op: Any) -> tuple[int, tuple[str, ...]]:
+    """How many arguments of an operation have a position, and the names of those behind them, which are given by name."""
     arguments = op._schema.arguments
-    positional = [arg for arg, argument in zip(args, arguments, strict=True) if not argument.kwarg_only]
-    keywords = {a.name: arg for arg, a in zip(args, arguments, strict=True) if a.kwarg_only}
-    return op(*positional, **keywords)
+    named = tuple(one.name for one in arguments if one.kwarg_only)
+    return len(arguments) - len(named), named
 
 
 def run(spec: Spec, state: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
