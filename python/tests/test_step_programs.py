@@ -10,7 +10,7 @@ import step_programs
 from eager import compare
 
 #: As many as take about four minutes of one core; ``benches/step_programs.py`` runs more.
-PROGRAMS = 600
+PROGRAMS = 1000
 TOGETHER = 20
 #: How many are run with less memory too.
 SMALLER = 40

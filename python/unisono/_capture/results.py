@@ -128,12 +128,12 @@ def _decided_by_types(func: torch._ops.OpOverload) -> bool:
     returns, schema, tags = func._schema.returns, func._schema, func.tags
     tensors = all(str(one.type) in ("Tensor", "List[Tensor]") for one in returns)
     by_data = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
-    plain = not schema.is_mutable or is_in_place(func)
+    plain = not schema.is_mutable or _is_in_place(func)
     return func.namespace == "aten" and bool(returns) and tensors and not by_data and plain
 
 
 @functools.cache
-def is_in_place(func: torch._ops.OpOverload) -> bool:
+def _is_in_place(func: torch._ops.OpOverload) -> bool:
     """Whether an operation writes into its first operand, which it gives, and does nothing else."""
     schema = func._schema
     written = [at for at, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write]
