@@ -136,7 +136,7 @@ def bench_calls() -> None:
             called = (f"aten::{name}".encode(), overload, operands)
             cases["same"] = lambda called=called: library.run_dispatched(raw, CHAIN, *called)
         best = {case: 1e9 * value / CHAIN for case, value in fastest(cases, rounds=25, seconds=0.01).items()}
-        views, dispatcher, _, _, _ = run.program.counts()
+        views, dispatcher, *_ = run.program.counts()
         route = "metadata" if views else "dispatcher" if dispatcher else "proxy"
         c, rust, ops = best["c"], best["rust"], best["python"]
         print(f"| {name} | {route} | {c:.0f} | {rust:.0f} | {ops:.0f} | {rust / c:.2f} | {rust / ops:.2f} |")
@@ -203,7 +203,7 @@ def bench_step(size: int, length: int, *, inductor: bool) -> None:
     equal_to_interpreter(size, length)
     run, decoded, _, rest, build = captured(size, length)
     nodes = len(decoded["order"])
-    views, dispatcher, proxy, python, once = run.program.counts()
+    views, dispatcher, proxy, function, python, once = run.program.counts()
     all_views = str(run.program).count(" by view")
     print(
         f"\n{size} x {length} tokens: {nodes} nodes, lowered and linked in {1e3 * build:.0f} CPU ms "

@@ -8,8 +8,8 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use serde_json::Value;
 use torch_sys::{
-    Arg, Device, DispatcherCall, Dtype, Failure, Library, Number, Output, ProxyCall, Schema, Slot, View,
-    proxy,
+    Arg, Device, DispatcherCall, Dtype, Failure, Library, Number, Output, ProxyCall, Schema, ShimCall, Slot,
+    View, proxy,
 };
 
 use crate::{
@@ -24,6 +24,7 @@ use crate::{
 pub(crate) enum Step {
     Dispatcher(DispatcherCall),
     Proxy(ProxyCall),
+    Shim(ShimCall),
     /// A view whose metadata is not known yet: a call that is replaced when it has been seen once.
     UnseenView {
         call: DispatcherCall,
@@ -175,6 +176,12 @@ impl<'a> Linker<'a> {
                         let call = ProxyCall::new(self.proxies, schema, args, outputs);
                         self.proxies += 1;
                         (Step::Proxy(call), instruction.release.clone())
+                    }
+                    (Route::Shim, _) => {
+                        let kind = &self.program.device.kind;
+                        let call =
+                            ShimCall::new(self.library, kind, schema, args, outputs).map_err(failed)?;
+                        (Step::Shim(call), instruction.release.clone())
                     }
                     (Route::Own, _) => (self.random(args, outputs)?, instruction.release.clone()),
                     (Route::Python, _) => self.python(args, outputs, instruction)?,

@@ -15,9 +15,11 @@ pub enum Route {
     Dispatcher,
     /// A node of a proxy executor.
     Proxy,
+    /// PyTorch's C function for this operation on the program's kind of device.
+    Shim,
     /// A function of ours: random numbers at positions.
     Own,
-    /// A Python function, for arguments that neither of the others passes.
+    /// A Python function, for what none of the others passes.
     Python,
 }
 

@@ -1,6 +1,9 @@
 //! The choice of a call's route.
 
-use torch_sys::{Arg, Device, Output, Schema, Version, dispatcher, proxy};
+use std::collections::BTreeSet;
+
+use base::Result;
+use torch_sys::{Arg, Device, Library, Output, Schema, Version, dispatcher, proxy, shim};
 
 use crate::{Role, Route, random::is_random_at, role};
 
@@ -16,6 +19,8 @@ pub struct Abilities {
     pub device: Device,
     /// Whether a device that is not the host draws random numbers at positions itself.
     pub draws: bool,
+    /// The operations for which PyTorch has a C function of their own on the device, by their full names, of those that are asked about.
+    pub shims: BTreeSet<String>,
 }
 
 impl Abilities {
@@ -26,7 +31,19 @@ impl Abilities {
             enumerations_by_proxy: version >= Version { major: 2, minor: 12 },
             device,
             draws: false,
+            shims: BTreeSet::new(),
         }
+    }
+
+    /// Looks up which of the operations have a C function of their own, by their schemas.
+    pub fn find_shims(&mut self, library: &Library, schemas: &[String]) -> Result<()> {
+        for text in schemas {
+            let schema = Schema::parse(text)?;
+            if dispatcher::misread(&schema).is_some() && library.has_function(&schema, &self.device.kind) {
+                self.shims.insert(schema.full_name());
+            }
+        }
+        Ok(())
     }
 
     /// The fastest route that can take the call.
@@ -49,7 +66,11 @@ impl Abilities {
         if !args.iter().any(elsewhere) && proxy::node(schema, args, outputs).is_ok() {
             return Route::Proxy;
         }
-        if dispatcher { Route::Dispatcher } else { Route::Python }
+        if dispatcher {
+            return Route::Dispatcher;
+        }
+        let shim = self.shims.contains(&schema.full_name()) && shim::refusal(schema, args).is_none();
+        if shim { Route::Shim } else { Route::Python }
     }
 }
 
@@ -126,6 +147,21 @@ mod tests {
             returning("Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tensor"),
             Route::Python
         );
+    }
+
+    #[test]
+    fn an_operation_with_a_function_of_its_own_goes_by_it_where_no_other_route_takes_it() {
+        let mut abilities = Abilities::of(Version { major: 2, minor: 13 }, Device::host());
+        abilities.shims = ["aten::f", "aten::g", "aten::h"].map(str::to_owned).into();
+        let route = |schema: &str, arg| {
+            abilities.route(&Schema::parse(schema).unwrap(), &[arg], &[Output::Ignored, Output::Ignored])
+        };
+        let x = || Arg::Tensor(Slot(0));
+        let by_function = if cfg!(target_os = "linux") { Route::Shim } else { Route::Python };
+        assert_eq!(route("aten::f(Tensor self) -> (Tensor, SymInt)", x()), by_function);
+        assert_eq!(route("aten::g(Tensor self) -> (Tensor, Tensor)", x()), Route::Dispatcher);
+        assert_eq!(route("aten::h(str s) -> (Tensor, SymInt)", Arg::Str("s".to_owned())), Route::Python);
+        assert_eq!(route("aten::other(Tensor self) -> (Tensor, SymInt)", x()), Route::Python);
     }
 
     #[test]

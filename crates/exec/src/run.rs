@@ -347,6 +347,7 @@ fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>, stream: Option<Stre
             Some(proxy) => call.run(proxy, slots),
             None => Err(Failure("there is no proxy executor".to_owned())),
         },
+        Step::Shim(call) => call.run(slots),
         Step::Number { value, dtype, target } => {
             slots.put(*target, Tensor::scalar(slots.library(), *value, *dtype)?);
             Ok(())

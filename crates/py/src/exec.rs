@@ -33,6 +33,15 @@ fn torch_functions(py: Python<'_>) -> PyResult<(usize, Vec<&'static str>)> {
     Ok(library(py)?.functions())
 }
 
+/// The C types of an operation's own function by PyTorch's rule, `None` where the executor would not call one; and whether this PyTorch has it for
+/// devices of `kind`.
+#[pyfunction]
+fn torch_function_of(py: Python<'_>, schema: &str, kind: &str) -> PyResult<(Option<Vec<String>>, bool)> {
+    let library = library(py)?;
+    let schema = Schema::parse(schema).map_err(|d| to_python(py, &d))?;
+    Ok((torch_sys::shim::signature(&schema), library.has_function(&schema, kind)))
+}
+
 /// How kernels run on this machine, and whether it forbids executable memory.
 #[pyfunction]
 fn kernel_tier(py: Python<'_>) -> PyResult<(&'static str, bool)> {
@@ -143,12 +152,13 @@ impl Program {
         device: (String, Option<i32>),
         schema_of: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let abilities = Abilities::of(library(py)?.version(), device_of(device));
+        let mut abilities = Abilities::of(library(py)?.version(), device_of(device));
         let spec: ProgramSpec = rmp_serde::from_slice(spec).map_err(|error| {
             let diagnostic =
                 Diagnostic::new(Code::BAD_MESSAGE, "cannot decode a program").because(error.to_string());
             to_python(py, &diagnostic)
         })?;
+        abilities.find_shims(library(py)?, &spec.schemas).map_err(|d| to_python(py, &d))?;
         match schema_of {
             Some(schema_of) => Self::rewritten(py, spec, &abilities, schema_of, exec::BUFFERS),
             None => py
@@ -199,6 +209,7 @@ impl Program {
                 to_python(py, &Diagnostic::new(Code::UNKNOWN_OPERATION, message).hint(hint))
             })?;
         }
+        abilities.find_shims(library(py)?, &spec.schemas).map_err(|d| to_python(py, &d))?;
         if live {
             let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>();
             spec = exec::with_live_numbers(spec, &schemas.map_err(|d| to_python(py, &d))?);
@@ -233,10 +244,11 @@ impl Program {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Instructions of each step by kind: views, and calls by dispatcher, proxy and Python; then those run once.
-    fn counts(&self) -> (usize, usize, usize, usize, usize) {
+    /// Instructions of each step by kind: views, and calls by dispatcher, proxy, a function of the operation's own and Python; then those run once.
+    fn counts(&self) -> (usize, usize, usize, usize, usize, usize) {
         let by = |route| self.0.calls_by(route);
-        (self.0.views(), by(Route::Dispatcher), by(Route::Proxy), by(Route::Python), self.0.prologue.len())
+        let called = [Route::Dispatcher, Route::Proxy, Route::Shim, Route::Python].map(by);
+        (self.0.views(), called[0], called[1], called[2], called[3], self.0.prologue.len())
     }
 
     /// The records of a step as JSON that trace viewers, and `unisono trace`, open. With the graph that the program was
@@ -456,6 +468,7 @@ fn capsule(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, PyAny>> {
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(load_torch, module)?)?;
     module.add_function(wrap_pyfunction!(torch_functions, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_function_of, module)?)?;
     module.add_function(wrap_pyfunction!(kernel_tier, module)?)?;
     module.add_function(wrap_pyfunction!(cuda_source, module)?)?;
     module.add_function(wrap_pyfunction!(compile_cuda, module)?)?;

@@ -106,7 +106,7 @@ pub fn refusal(schema: &Schema, args: &[Arg]) -> Option<String> {
 
 /// Why libtorch would misread what the operation returns, if so: it takes the last return by the type of the first, the one before it by
 /// the type of the second, and so on. All is well where the types read alike backwards.
-fn misread(schema: &Schema) -> Option<String> {
+pub fn misread(schema: &Schema) -> Option<String> {
     let types = || schema.returns.iter().map(|returned| &returned.ty);
     let wrong = types().zip(types().rev()).find(|(one, other)| one != other);
     wrong.map(|(one, other)| format!("libtorch would take a returned {other:?} for {one:?}"))
@@ -416,7 +416,7 @@ unsafe fn receive_list(
 /// # Safety
 /// `raw` is null or an owned handle.
 #[inline]
-unsafe fn place(raw: RawTensor, slot: Option<Slot>, slots: &mut Slots) {
+pub(crate) unsafe fn place(raw: RawTensor, slot: Option<Slot>, slots: &mut Slots) {
     // SAFETY: the handle goes into the table or is given back.
     unsafe {
         match slot {

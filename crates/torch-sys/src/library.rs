@@ -32,6 +32,12 @@ const FILE: &str = "libtorch_cpu.dylib";
 #[cfg(not(target_os = "macos"))]
 const FILE: &str = "libtorch_cpu.so";
 
+/// The library that rests on those of all devices, so that their functions are found from it.
+#[cfg(target_os = "macos")]
+const ALL: &str = "libtorch.dylib";
+#[cfg(not(target_os = "macos"))]
+const ALL: &str = "libtorch.so";
+
 /// What to install where a function is missing: 2.11 is the oldest release with everything that is needed.
 const NEEDED: &str = "install PyTorch 2.11 or newer (2.13 is recommended): pip install 'torch>=2.13'";
 
@@ -187,6 +193,8 @@ pub struct Library {
     pub(crate) symbols: Symbols,
     pub(crate) codes: Codes,
     pub(crate) abi: u64,
+    /// Where functions of devices are looked up.
+    pub(crate) all: Option<unix::Library>,
 }
 
 static LIBRARY: OnceLock<Library> = OnceLock::new();
@@ -230,7 +238,9 @@ impl Library {
         let abi = unsafe { (symbols.abi_version)() };
         // Function pointers into it live as long as the process.
         std::mem::forget(library);
-        Ok(Self { symbols, codes, abi })
+        // SAFETY: as for the first one.
+        let all = unsafe { unix::Library::open(Some(path.with_file_name(ALL)), flags) }.ok();
+        Ok(Self { symbols, codes, abi, all })
     }
 
     /// The release, by libtorch itself.
