@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import re
 import signal
@@ -13,7 +15,7 @@ import pytest
 import watch_ranks
 
 import unisono
-from unisono import _watch
+from unisono import _flight_recorder, _watch, trace
 from unisono._ranks import ProcessState
 from unisono.errors import ConfigurationError
 
@@ -56,6 +58,12 @@ def test_a_rank_that_sleeps_in_an_operation_ends_all_with_where_each_stands(tmp_
         assert f"in step {watch_ranks.STEP}, " in said[rank]
         assert "waiting for all_reduce" in said[rank]
         assert "watch_ranks.py:" in said[rank]
+    # What each rank has begun is in its flight recorder, which the error names.
+    prefix = re.search(r"`unisono trace hang (\S+)\*`", message)
+    assert prefix is not None, message
+    finding = trace.diagnose_hang({rank: Path(f"{prefix[1]}{rank}") for rank in range(3)})["findings"][0]
+    assert (finding["problem"], finding["ranks"]) == ("not_arrived", [2])
+    assert "all_reduce" in finding["operation"]
 
 
 def test_a_rank_whose_process_is_stopped_ends_the_others(tmp_path):
@@ -125,6 +133,42 @@ def stand(**what):
 def test_of_ranks_that_all_wait_those_that_are_furthest_behind_are_named():
     said = [stand(at=9), stand(at=7), stand(at=7), stand(at=9)]
     assert _watch.judged(said, [None] * 4)["message"].startswith("ranks 1, 2 have not arrived, while rank 0")
+
+
+def test_flight_recorders_are_named_where_ranks_have_some():
+    said = [stand(records="/fast/rank_"), stand(at=3), stand(records="/fast/rank_")]
+    hint = _watch.judged(said, [None] * 3)["hint"]
+    assert hint.endswith("`unisono trace hang /fast/rank_*` says which collectives each rank has begun")
+    assert "flight" not in _watch.judged([stand(), stand(at=3)], [None] * 2)["hint"]
+
+
+def test_dumps_of_flight_recorders_have_the_names_that_pytorch_gives_them(monkeypatch, tmp_path):
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert _flight_recorder.prefix() == "/home/me/.cache/torch/comm_lib_trace_rank_"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert _flight_recorder.prefix() == "/cache/torch/comm_lib_trace_rank_"
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "/fast/rank_")
+    assert _flight_recorder.prefix() == "/fast/rank_"
+
+
+def test_the_recorder_of_devices_is_taken_where_it_has_recorded_something(monkeypatch, tmp_path):
+    from torch._C import _distributed_c10d as c10d
+
+    said = {"nccl": [], "fr": [1]}
+
+    def entries(name, **_):
+        return json.dumps({"entries": said[name]} if said[name] else {})
+
+    for name in said:
+        monkeypatch.setattr(c10d, f"_dump_{name}_trace", lambda name=name: name.encode())
+        monkeypatch.setattr(c10d, f"_dump_{name}_trace_json", functools.partial(entries, name))
+    assert _flight_recorder.write(tmp_path / "a/rank0") and (tmp_path / "a/rank0").read_bytes() == b"fr"
+    said["nccl"] = [1]
+    assert _flight_recorder.write(tmp_path / "rank0") and (tmp_path / "rank0").read_bytes() == b"nccl"
+    said |= {"nccl": [], "fr": []}
+    assert not _flight_recorder.write(tmp_path / "rank1")
 
 
 def test_ranks_that_all_wait_at_one_place_are_told_to_look_at_the_network():

@@ -17,11 +17,13 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from unisono import _flight_recorder
 from unisono._capture.places import user_place
 from unisono._message import pack, unpack
 from unisono.errors import ResourceError
@@ -55,6 +57,7 @@ class Stand:
         waits_for: the collective that it waits for, or ``None``.
         python: the line of the user's code that the main thread runs, or the last that called something else.
         seconds: for how long it has stood there.
+        records: what begins the paths of dumps of flight recorders, where this rank has one and writes it.
     """
 
     step: int
@@ -66,6 +69,7 @@ class Stand:
     waits_for: str | None
     python: str | None
     seconds: float
+    records: str | None = None
 
     @property
     def waits(self) -> bool:
@@ -168,9 +172,13 @@ class Watch:
         seconds = self._standing()
         if self._store.check(["asked"]):
             self._asked.set()
-            stand = self._stand()
+            stand = replace(self._stand(), records=_flight_recorder.prefix() if _flight_recorder.records() else None)
             self._store.set(f"stand/{self._ranks.rank}", pack(asdict(stand)))
+            # Beside: a recorder asks its device for what has ended, and may not come back from there.
+            recorded = threading.Thread(target=_record, args=(self._ranks.rank,), daemon=True)
+            recorded.start()
             self._await_verdict(stand.waits)
+            recorded.join(_GRACE)
         elif seconds > self.seconds and self._stand().waits:
             self._store.set("asked", "")
 
@@ -224,6 +232,12 @@ def _look_on(watch: weakref.ref[Watch], stop: threading.Event, pause: float) -> 
             del one
 
 
+def _record(rank: int) -> None:
+    """Writes what the flight recorder of this rank has, which only adds to what ranks say: a disk that is full prevents nothing else."""
+    with contextlib.suppress(OSError, RuntimeError):
+        _flight_recorder.write(Path(f"{_flight_recorder.prefix()}{rank}"))
+
+
 def _end(stop: threading.Event, thread: threading.Thread) -> None:
     """Has the thread end before the process group does."""
     stop.set()
@@ -260,8 +274,15 @@ def judged(said: Sequence[Stand | None], states: Sequence[object]) -> dict[str, 
         "message": f"all ranks wait: {wait}" if all_there else f"{_names(behind)} not arrived, while {wait}",
         "place": waited.place,
         "cause": "\n    ".join(["of where the ranks stand:", *lines]),
-        "hint": _hint([said[rank] for rank in behind]),
+        "hint": _hint([said[rank] for rank in behind]) + _recorded(said),
     }
+
+
+def _recorded(said: Sequence[Stand | None]) -> str:
+    """What flight recorders add, if ranks have any."""
+    prefixes = {stand.records: None for stand in said if stand is not None and stand.records}
+    files = " ".join(f"{prefix}*" for prefix in prefixes)
+    return f"; `unisono trace hang {files}` says which collectives each rank has begun" if files else ""
 
 
 def silence(states: Mapping[int, ProcessState], waited: float | None) -> dict[str, Any] | None:

@@ -7,20 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from unisono import _flight_recorder
+
 
 def _rank() -> int:
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def _dump_flight_recorder(path: Path) -> None:
-    """Writes the flight recorder of this rank, if this PyTorch has one and it has something to say."""
-    from torch._C import _distributed_c10d
-
-    dump = getattr(_distributed_c10d, "_dump_fr_trace", None) or getattr(_distributed_c10d, "_dump_nccl_trace", None)
-    if dump is not None:
-        path.write_bytes(dump())
 
 
 @contextmanager
@@ -45,8 +38,8 @@ def record(
                 recording.step()
 
     Then ``unisono trace summary traces`` says where the time goes. If the block raises, the flight recorder of this
-    rank is written to ``rank<N>.flight``, for ``unisono trace hang``; start with ``TORCH_FR_BUFFER_SIZE=2000`` so that
-    there is one.
+    rank is written to ``rank<N>.flight``, for ``unisono trace hang``; releases of PyTorch that do not record by themselves are
+    started with ``TORCH_FR_BUFFER_SIZE=2000``.
 
     Args:
         directory: where files go; it is made if it is not there.
@@ -97,5 +90,5 @@ def record(
         ) as recording:
             yield recording
     except BaseException:
-        _dump_flight_recorder(folder / f"rank{rank}.flight")
+        _flight_recorder.write(folder / f"rank{rank}.flight")
         raise
