@@ -322,14 +322,16 @@ def test_a_device_without_memory_is_an_error_of_resources_with_what_the_plan_say
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(_devices, "synchronise", synchronise)
+    monkeypatch.setattr(_devices, "given_out", lambda _: 3 << 20)
+    figures = step._captured[0].plan.figures() | {"runners_up": [{"label": "another", "peak_bytes": 512}]}
+    monkeypatch.setattr(type(step._captured[0].plan), "figures", lambda _: figures)
     step.synchronous()
     with pytest.raises(errors.ResourceError) as caught:
         step(x)
     assert caught.value.code == "U0315"
-    assert re.search(
-        r"2\.00 GiB.*\n  where the plan has .* at the peak of a rank: .*; held there: ", caught.value.cause
-    )
-    assert "a lower `memory_limit=`" in caught.value.hint
+    said = r"2\.00 GiB.*\n  where the plan has .* at the peak of a rank: .*; held there: .*\n  where the device has given out 3\.0 MiB"
+    assert re.search(said, caught.value.cause)
+    assert "a lower `memory_limit=` (another was considered and takes 0.0 MiB)" in caught.value.hint
 
 
 def test_in_synchronous_steps_the_instruction_itself_fails(monkeypatch):

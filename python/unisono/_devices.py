@@ -185,6 +185,11 @@ def peak_growth(device: torch.device, run: Callable[[], object]) -> int:
     return torch.accelerator.max_memory_allocated(device) - before
 
 
+def given_out(device: torch.device) -> int | None:
+    """The bytes that a device's allocator has given out now; ``None`` for the host."""
+    return None if device == HOST else torch.accelerator.memory_allocated(device)
+
+
 def memory_of(device: torch.device) -> int:
     """The bytes of memory that a device has."""
     return int(torch.accelerator.get_memory_info(device)[1])

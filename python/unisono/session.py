@@ -34,6 +34,7 @@ from unisono._executor import Executor, draws_numbers, lower_graph
 from unisono._graphs import Replayed
 from unisono._holders import Holders
 from unisono._issue_order import alike, prints_of
+from unisono._memory_errors import without_memory
 from unisono._message import pack
 from unisono._placements import STAGES, Layout, coordinates, full_tensor, own_local, to_local
 from unisono._ranks import Ranks
@@ -677,7 +678,7 @@ class CapturedStep:
     def _blamed(self, error: UnisonoError) -> UnisonoError:
         """The error of a failed step; for a failed collective, it names the collective and the ranks that are gone."""
         if error.code == "U0315":
-            return self._without_memory(error)
+            return without_memory(error, self.plan, self.device, self._session.memory_limit)
         if self.ranks.count == 1 or "_c10d_functional" not in error.message:
             return error if self._session.synchronous else _devices.at_or_before(error, self.device)
         stuck = self._session.watch.verdict_on(error.cause)
@@ -685,19 +686,6 @@ class CapturedStep:
             return stuck
         collective, issued = self.rank_graph.collective_at(error.place) or (error.message.split("`")[1], None)
         return self.ranks.blamed(f"{collective} failed", error.place or issued, error.cause)
-
-    def _without_memory(self, error: UnisonoError) -> UnisonoError:
-        """The error of an operation that found no memory, with what the plan says of it."""
-        lines, starts = self.plan.explain().splitlines(), ("  memory ", "  at the peak ")
-        said = [line.removeprefix(start).strip() for line in lines for start in starts if line.startswith(start)]
-        limit = "a" if self._session.memory_limit is None else "a lower"
-        return type(error)(
-            error.message,
-            code=error.code,
-            place=error.place,
-            cause=f"{error.cause}\n  where the plan has {'; held there: '.join(said)}",
-            hint=f"plan with {limit} `memory_limit=`; what is on the device beside the step takes memory, too",
-        )
 
 
 def _device_of(inputs: StepInputs) -> torch.device:
