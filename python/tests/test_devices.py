@@ -73,7 +73,7 @@ def test_in_half_precision_too():
     assert nowhere.text() == here.text()
 
 
-def attention(query, key, value, mask=None, **settings):
+def attention(query, key, value, mask=None, device="cuda", **settings):
     """The operations of a step that is one attention, captured for CUDA, by their names."""
     operands = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in (query, key, value)]
     model = nn.Module()
@@ -85,7 +85,7 @@ def attention(query, key, value, mask=None, **settings):
         return loss, model.q.grad, model.k.grad, model.v.grad
 
     scale = torch.ones((), device="meta", dtype=query.dtype)
-    graph = unisono.capture(step, model=model, example=(scale, mask), device="cuda")
+    graph = unisono.capture(step, model=model, example=(scale, mask), device=device)
     decoded = graph.decoded()
     assert {value["type"]["device"]["kind"] for value in decoded["values"]} == {"cuda"}
     names = [decoded["ops"][node["op"]]["name"].removeprefix("aten::") for node in decoded["nodes"]]
@@ -97,6 +97,7 @@ def heads(*shape, dtype=torch.bfloat16):
 
 
 FLASH, EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
+CUDNN = "_scaled_dot_product_cudnn_attention"
 Q = (2, 4, 16, 32)
 MASK = torch.empty(16, 16, dtype=torch.bool, device="meta")
 
@@ -124,6 +125,52 @@ def test_cuda_takes_the_kernel_of_attention_that_fits(operands, mask, settings, 
     found = [name for name in names if "attention" in name]
     assert found == ([] if kernel is None else [kernel, f"{kernel}_backward"])
     assert ("bmm" in names) == (kernel is None)
+
+
+FULL = [heads(*Q)] * 3
+SINGLE, WIDE = [heads(*Q, dtype=torch.float32)] * 3, [heads(2, 4, 16, 208)] * 3
+
+
+@pytest.mark.parametrize(
+    ("device", "operands", "mask", "settings", "kernel"),
+    [
+        # Hopper, and the Blackwell of data centres.
+        ("h100", FULL, None, {"is_causal": True}, CUDNN),
+        ("h200:8x8", FULL, MASK, {"scale": 0.3}, CUDNN),
+        ("b200", [heads(*Q), *[heads(2, 2, 12, 32)] * 2], None, {"enable_gqa": True}, CUDNN),
+        ("h100", FULL, None, {"dropout_p": 0.125}, CUDNN),
+        ("h100", FULL, None, {"dropout_p": 0.1}, FLASH),
+        ("h100", [heads(2, 4, 16, 20)] * 3, None, {}, FLASH),
+        ("h100", [heads(2, 4, 16, 192)] * 2 + [heads(2, 4, 16, 128)], None, {}, CUDNN),
+        ("h100", WIDE, None, {}, FLASH),
+        ("h100", [heads(*Q), *[heads(2, 4, 1, 32)] * 2], None, {}, FLASH),
+        ("h100", SINGLE, None, {}, EFFICIENT),
+        # Before them, and with less shared memory.
+        ("a100", FULL, None, {}, FLASH),
+        ("a100", WIDE, None, {}, FLASH),
+        ("l4", WIDE, None, {}, EFFICIENT),
+        ("l40s", FULL, None, {}, FLASH),
+        ("v100", [heads(*Q, dtype=torch.float16)] * 3, None, {}, EFFICIENT),
+        ("v100", FULL, None, {}, None),
+    ],
+)
+def test_the_kernel_of_attention_depends_on_the_gpu_that_is_named(operands, mask, settings, kernel, device):
+    graph, names = attention(*(tensor.clone() for tensor in operands), mask, device, **settings)
+    found = [name for name in names if "attention" in name]
+    assert found == ([] if kernel is None else [kernel, f"{kernel}_backward"])
+    if kernel == CUDNN:
+        assert "cudnn" in graph.text()
+
+
+def test_cudnn_is_not_preferred_where_that_is_said_or_it_is_too_old(monkeypatch):
+    assert CUDNN in attention(*(one.clone() for one in FULL), device="h100")[1]
+    with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.FLASH_ATTENTION]):
+        assert FLASH in attention(*(one.clone() for one in FULL), device="h100")[1]
+    monkeypatch.setattr(kernels.attention, "_cudnn_version", lambda: 91002)
+    assert FLASH in attention(*(one.clone() for one in FULL), device="h100")[1]
+    monkeypatch.undo()
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert FLASH in attention(*(one.clone() for one in FULL), device="h100")[1]
 
 
 def test_what_flash_attention_pads_is_taken_off_again():

@@ -15,6 +15,9 @@ pub struct Preset {
     pub title: String,
     /// Where its figures come from.
     pub source: String,
+    /// The compute capability of a GPU of NVIDIA's, by which PyTorch chooses among its kernels.
+    #[serde(default)]
+    pub capability: Option<(u32, u32)>,
     /// The device.
     pub device: Device,
     /// A network whose first level is a node, and whose second one lies between nodes.

@@ -28,6 +28,12 @@ fn preset_text(py: Python<'_>, name: &str) -> PyResult<String> {
     preset.map(|cluster| cluster.text()).map_err(|diagnostic| error::to_python(py, &diagnostic))
 }
 
+/// The names of presets with the compute capability of their devices, where these are GPUs of NVIDIA's.
+#[pyfunction]
+fn preset_capabilities() -> Vec<(&'static str, Option<(u32, u32)>)> {
+    cluster::presets().iter().map(|(name, preset)| (name.as_str(), preset.capability)).collect()
+}
+
 /// How many ranks a cluster has, if its description says so.
 #[pyfunction]
 fn cluster_ranks(py: Python<'_>, description: &str) -> PyResult<Option<u32>> {
@@ -47,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     module.add_function(wrap_pyfunction!(parse_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(preset_text, module)?)?;
+    module.add_function(wrap_pyfunction!(preset_capabilities, module)?)?;
     module.add_function(wrap_pyfunction!(cluster_ranks, module)?)?;
     balance::register(module)?;
     error::register(module)?;

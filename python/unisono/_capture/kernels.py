@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
+from unisono import _native
 from unisono._capture import attention, products, recurrent
 from unisono._capture.casts import Casts
 from unisono._capture.places import user_line
@@ -59,11 +60,13 @@ class Kernels:
         fuses_optimizers: whether an optimizer's whole update is one kernel there.
         instead: what operations that PyTorch makes of others are there, by name, unless it is what they are on processors.
         own: operations that have a kernel there, with a derivative, and are made of others on processors.
+        attends: what attention is there, given the compute capability, unless it is what it is on processors.
     """
 
     fuses_optimizers: bool = False
     instead: Mapping[str, Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]] = field(default_factory=dict)
     own: tuple[str, ...] = ()
+    attends: Callable[..., torch.Tensor] | None = None
 
 
 #: One row for each kind of device that a step can be captured for where there is none.
@@ -72,7 +75,6 @@ KERNELS = {
     "cuda": Kernels(
         fuses_optimizers=True,
         instead={
-            "scaled_dot_product_attention": attention.on_cuda,
             "dropout": _dropout,
             "lstm.input": recurrent.lstm,
             "lstm_cell": recurrent.lstm_cell,
@@ -80,6 +82,7 @@ KERNELS = {
             "gru_cell": recurrent.gru_cell,
         },
         own=("_fused_rms_norm",),
+        attends=attention.on_cuda,
     ),
 }
 
@@ -108,9 +111,13 @@ def chosen(target: Target) -> Iterator[None]:
     if torch.is_autocast_enabled("cpu"):
         raise _casting(target)
     with torch.library._scoped_library("aten", "IMPL") as library, Casts(target.kind).replaced():
-        for name, function in KERNELS[target.kind].instead.items():
+        row = KERNELS[target.kind]
+        for name, function in row.instead.items():
             library.impl(name, function, "AutogradCPU")
-        for name in KERNELS[target.kind].own:
+        if row.attends is not None:
+            attends = functools.partial(row.attends, target.capability)
+            library.impl("scaled_dot_product_attention", attends, "AutogradCPU")
+        for name in row.own:
             # An operation with a kernel is differentiated as one. Nobody gets to the kernel: tensors have no data.
             library.impl(name, getattr(torch.ops.aten, name).default.decompose, "CPU")
         yield
@@ -126,14 +133,25 @@ def _casting(target: Target) -> UnsupportedError:
 
 
 def target_of(device: str | None, tensors: Iterable[torch.Tensor]) -> Target:
-    """What a step on these tensors is captured for: ``device``, by default the tensors', and processors where they are nowhere."""
+    """What a step on these tensors is captured for: ``device``, by default the tensors', and processors where they are nowhere.
+
+    A device is a kind, or a preset of a cluster with GPUs of NVIDIA's, such as ``"h100"``.
+    """
     kinds = [tensor.device.type for tensor in tensors]
     home = "meta" if "meta" in kinds else next(iter(kinds), "cpu")
-    kind = device or ("cpu" if home == "meta" else home)
-    if device is not None and device != home and device not in KERNELS:
+    presets = {name: capability for name, capability in _native.preset_capabilities() if capability is not None}
+    capability = presets.get((device or "").partition(":")[0])
+    kind = "cuda" if capability is not None else device or ("cpu" if home == "meta" else home)
+    if device is not None and kind != home and kind not in KERNELS:
         raise ConfigurationError(
             f"`device={device!r}`: nothing is known of the kernels of such devices, and none is here",
             code="U0012",
-            hint=f"it is one of {', '.join(map(repr, KERNELS))}",
+            hint=f"it is one of {', '.join(map(repr, [*KERNELS, *presets]))}",
         )
-    return Target(kind, elsewhere=kind != home)
+    return Target(kind, elsewhere=kind != home, capability=capability or _capability_here(kind))
+
+
+def _capability_here(kind: str) -> tuple[int, int] | None:
+    """The compute capability of this machine's GPU, if it has one of NVIDIA's."""
+    is_there = kind == "cuda" and torch.version.hip is None and torch.cuda.is_available()
+    return torch.cuda.get_device_capability() if is_there else None

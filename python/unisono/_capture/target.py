@@ -20,10 +20,12 @@ class Target:
         kind: what PyTorch calls it.
         elsewhere: whether the step's own tensors are on another device, or on none (``meta``). Then tensors of the processor, without
             data, stand for the target's, because PyTorch's autograd asks the drivers of all others.
+        capability: the compute capability of a GPU of NVIDIA's, where it is known: PyTorch chooses kernels by it.
     """
 
     kind: str = "cpu"
     elsewhere: bool = False
+    capability: tuple[int, int] | None = None
 
     def stand_in(self, mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor without data that a tensor is traced as."""
