@@ -203,7 +203,7 @@ def bench_step(size: int, length: int, *, inductor: bool) -> None:
     equal_to_interpreter(size, length)
     run, decoded, _, rest, build = captured(size, length)
     nodes = len(decoded["order"])
-    views, dispatcher, proxy, function, python, once = run.program.counts()
+    views, dispatcher, proxy, _, python, once = run.program.counts()
     all_views = str(run.program).count(" by view")
     print(
         f"\n{size} x {length} tokens: {nodes} nodes, lowered and linked in {1e3 * build:.0f} CPU ms "
