@@ -56,11 +56,12 @@ def mlp() -> steps.Training:
 
 
 def gpt() -> steps.Training:
-    """The GPT of the example."""
+    """The GPT of the example, with one block."""
     location = importlib.util.spec_from_file_location("gpt", Path(__file__).resolve().parents[2] / "examples/gpt.py")
     assert location is not None and location.loader is not None
     example = importlib.util.module_from_spec(location)
     location.loader.exec_module(example)
+    example.LAYERS = 1
     torch.manual_seed(0)
     batch = tuple(torch.randint(0, example.BYTES, (4, 16)) for _ in range(2))
     return _training(example.GPT(), lambda made, y: F.cross_entropy(made.flatten(0, 1), y.flatten()), batch)
@@ -88,8 +89,8 @@ def experts() -> steps.Training:
 
 
 def llama() -> steps.Training:
-    """transformers' LLaMA."""
-    return steps.llama(count=1)
+    """transformers' LLaMA, with one layer."""
+    return steps.llama(count=1, layers=1)
 
 
 def autocast() -> steps.Training:

@@ -232,7 +232,12 @@ def mlp(count: int = 5) -> Training:
 
 
 def llama(
-    count: int = 5, batch: int = 4, adamw: bool = True, heads: tuple[int, int] = (4, 2), length: int = 16
+    count: int = 5,
+    batch: int = 4,
+    adamw: bool = True,
+    heads: tuple[int, int] = (4, 2),
+    length: int = 16,
+    layers: int = 2,
 ) -> Training:
     """transformers' LlamaForCausalLM as it comes, with random weights; heads of queries, and of keys and values."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -242,7 +247,7 @@ def llama(
         vocab_size=128,
         hidden_size=16 * heads[0],
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=heads[0],
         num_key_value_heads=heads[1],
     )

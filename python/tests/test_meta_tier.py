@@ -26,6 +26,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benches"))
 import small_models
 
 META = torch.device("meta")
+RANKS = 8
 H100 = machines.machine(memory_bandwidth=3.3e12, flops=4e14, latency_ns=1e4, bandwidth=4e11, operation_ns=4e3)
 
 
@@ -114,22 +115,22 @@ class Training:
         make: makes the model and its batch.
         loss: the loss of a model and its batch.
         casts: whether it is in f32 and computed in bf16 by automatic casts; otherwise it is what ``make`` gives.
-        ranks: on how many ranks.
         pins: placements that are given.
         cluster: the machine.
+        device: what the step is captured for.
     """
 
     make: Callable[[], tuple[nn.Module, Any]]
     loss: Callable[[nn.Module, Any], torch.Tensor]
     casts: bool
-    ranks: int
     pins: dict[str, dict[str, str]]
     cluster: str
+    device: str = "cuda"
 
 
-def sliced(make):
+def sliced(make, device="cuda"):
     """A model of this file, each rank with a slice of the batch."""
-    return Training(make, lambda model, batch: model(*batch), False, 8, {"batch.*": {"a": "shard(0)"}}, H100)
+    return Training(make, lambda model, batch: model(*batch), False, {"batch.*": {"a": "shard(0)"}}, H100, device)
 
 
 #: The settings that say how many layers a model has, and the models that have one of each kind with no fewer than two.
@@ -137,8 +138,19 @@ LAYERS = {"num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decod
 OF_TWO_LAYERS = {"GPTNeoForCausalLM", "DeepseekV3ForCausalLM"}
 
 
+def enlarged(batch):
+    """A batch with a row for each rank, made of the rows that all its tensors have."""
+    rows = min(one.shape[0] for one in batch.values() if isinstance(one, torch.Tensor))
+
+    def of(one):
+        has_rows = isinstance(one, torch.Tensor) and one.shape[0] == rows
+        return one.repeat(RANKS // rows, *[1] * (one.dim() - 1)) if has_rows else one
+
+    return {name: of(one) for name, one in batch.items()}
+
+
 def unmodified(name):
-    """A model of transformers or diffusers on a machine where all is worth sharding, its batch too small for more ranks."""
+    """A model of transformers or diffusers on a machine where all is worth sharding."""
     settings = small_models.settings(name)
     layers = {} if name in OF_TWO_LAYERS else dict.fromkeys(LAYERS & settings.keys(), 1)
     # Without automatic casts, so that experts are multiplied by the kernels that only bf16 has.
@@ -146,20 +158,23 @@ def unmodified(name):
 
     def make():
         model, batch = small_models.build(name, **layers)
-        return (model.bfloat16() if has_experts else model), batch
+        return (model.bfloat16() if has_experts else model), enlarged(batch)
 
-    return Training(make, small_models.loss, not has_experts, 2, {}, machines.DEAR_COMPUTING)
+    return Training(make, small_models.loss, not has_experts, {}, machines.DEAR_COMPUTING)
 
 
 MODELS = {make.__name__: sliced(make) for make in (gpt, convolutions, normed, recurrent)}
+MODELS |= {"gpt on an H100": sliced(gpt, "h100")}
 MODELS |= {name: unmodified(name) for name in small_models.names()}
 
 FLASH, EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
+CUDNN = "_scaled_dot_product_cudnn_attention"
 NORM, DROPOUT, EXPERTS = "_fused_rms_norm", "native_dropout", "_grouped_mm"
 LSTM, GRU = "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"
 #: What models have that only CUDA has; others of transformers and diffusers have flash attention and no more.
 OWN = {
     "gpt": {FLASH, DROPOUT},
+    "gpt on an H100": {CUDNN, DROPOUT},
     "convolutions": {DROPOUT},
     "normed": {NORM},
     "recurrent": {LSTM, GRU, DROPOUT},
@@ -195,10 +210,10 @@ def planned(name):
         optimizer.step()
         return loss
 
-    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(batch,), device="cuda")
-    settings = {"mesh": {"a": training.ranks}, "pins": training.pins}
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(batch,), device=training.device)
+    settings = {"mesh": {"a": RANKS}, "pins": training.pins}
     plan = graph.native.plan(training.cluster, msgpack.packb(settings))
-    program, _ = graph.native.program(plan, training.ranks - 1)
+    program, _ = graph.native.program(plan, RANKS - 1)
     return graph, plan, program
 
 
@@ -220,7 +235,7 @@ def test_what_only_cuda_has_is_in_the_program_of_a_rank(name):
     _, _, program = planned(name)
     found = {operator.removeprefix("aten::") for operator in program.operators()}
     wanted = OWN.get(name, {FLASH})
-    assert {own for own in (FLASH, EFFICIENT, NORM, DROPOUT, EXPERTS, LSTM, GRU) if own in found} == wanted
+    assert {own for own in (FLASH, EFFICIENT, CUDNN, NORM, DROPOUT, EXPERTS, LSTM, GRU) if own in found} == wanted
     backwards = {EXPERTS: EXPERTS, LSTM: f"{LSTM}_backward_impl"}
     assert {backwards.get(own, f"{own}_backward") for own in wanted} <= found
 
