@@ -42,7 +42,7 @@ pub use offload::{Offload, Stay, Stays};
 pub use order_collectives::OrderCollectives;
 pub use pipeline::{Settings, by_name, cleaned, pipeline, scheduled, settled};
 pub use recompute::{Positions, RECOMPUTE, Recompute, Repeatable};
-pub use reduce_dtype::ReduceDtype;
+pub use reduce_dtype::{ReduceDtype, is_summed_in};
 pub use split_dropout::SplitDropout;
 pub use start_collectives::StartCollectives;
 pub use turn_shards::TurnShards;

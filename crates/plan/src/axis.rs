@@ -135,6 +135,7 @@ impl Along<'_> {
             batch: demand_on_batch(self.graph, self.demands),
             strict,
             forbidden: self.forbidden(),
+            reduce_dtype: self.run.request.reduce_dtype,
         }
     }
 

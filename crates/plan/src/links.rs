@@ -312,9 +312,12 @@ impl Maker<'_> {
         if self.source.in_flight && from != to {
             return Cost::INFINITE;
         }
+        let part = kind_of(self.setting, self.source.part);
+        let sent = self.setting.sent(self.ty, self.source.role, part, from);
+        let ty = sent.as_ref().unwrap_or(self.ty);
         let (Some(time), Some(steps)) = (
-            reshard_time(machine, self.ty, reshard, &space.axis, company),
-            reshard_steps(self.ty, reshard, &space.axis),
+            reshard_time(machine, ty, reshard, &space.axis, company),
+            reshard_steps(ty, reshard, &space.axis),
         ) else {
             return Cost::INFINITE;
         };

@@ -1,10 +1,11 @@
 //! What the tables of the search along one axis are made from.
 
 use cost::Machine;
-use ir::{Graph, Placement};
+use ir::{AxisKind, Dtype, Graph, PartKind, Placement, Reduce, TensorType};
+use passes::is_summed_in;
 use shard::Space;
 
-use crate::{forbidden::Forbidden, moments::Charges, pins::Demands};
+use crate::{forbidden::Forbidden, moments::Charges, pins::Demands, roles::Role};
 
 /// What the tables are made from.
 pub struct Setting<'a> {
@@ -24,4 +25,18 @@ pub struct Setting<'a> {
     pub strict: bool,
     /// The collectives that no solution has.
     pub forbidden: Forbidden,
+    /// The element type in which gradients are summed between ranks, where it is not their own.
+    pub reduce_dtype: Option<Dtype>,
+}
+
+impl Setting<'_> {
+    /// The type in which a value that a part makes goes from one placement to another, where it is not its own: sums of gradients between ranks are
+    /// in the type that the user's policy says.
+    pub fn sent(&self, ty: &TensorType, role: Role, part: PartKind, from: Placement) -> Option<TensorType> {
+        let is_sum =
+            matches!(from, Placement::Partial(Reduce::Sum)) && self.space.axis.kind == AxisKind::Ranks;
+        let is_needed = role != Role::Gradient && part != PartKind::Update;
+        let is_cast = |dtype: &Dtype| is_sum && !is_needed && is_summed_in(*dtype, ty.dtype, part);
+        Some(TensorType { dtype: self.reduce_dtype.filter(is_cast)?, ..ty.clone() })
+    }
 }

@@ -5,6 +5,7 @@
 //! an axis of micro-batches too, and [`partition_mesh`] axis by axis.
 
 mod canonical;
+mod draws;
 mod emit;
 mod exam;
 mod groups;

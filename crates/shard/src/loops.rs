@@ -1,10 +1,9 @@
 //! The loops of a program of micro-batches: what is computed once, what in each iteration, and in which of several loops.
 
-use aten::Random;
 use base::SecondaryMap;
 use ir::{CollectiveKind, Graph, MeshAxis, NodeId, ValueId};
 
-use crate::users::users;
+use crate::{draws::may_draw, users::users};
 
 /// What becomes of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,7 +117,7 @@ fn in_order(graph: &Graph, roles: &SecondaryMap<NodeId, Role>, wanted: &Numbers)
     for id in &graph.order {
         let node = &graph.nodes[*id];
         let mut number = node.operands().map(|value| ready[value]).max().unwrap_or(0).max(wanted[*id]);
-        if is_random(graph, *id) {
+        if may_draw(graph, *id) {
             number = number.max(random);
             random = number;
         }
@@ -137,15 +136,10 @@ fn latest(graph: &Graph, roles: &SecondaryMap<NodeId, Role>, last: u32) -> Numbe
         let results = graph.nodes[*id].results();
         let least = results.flat_map(|value| &users[value]).map(|user| of[*user]).min().unwrap_or(last);
         of[*id] = least.saturating_sub(ends_loop(roles[*id]));
-        if is_random(graph, *id) {
+        if may_draw(graph, *id) {
             of[*id] = of[*id].min(next_random);
             next_random = of[*id];
         }
     }
     of
-}
-
-/// Whether an operation may draw random numbers; of one without a row it is not known.
-fn is_random(graph: &Graph, id: NodeId) -> bool {
-    !graph.is_communication(id) && aten::row(graph.op_name(id)).is_none_or(|row| row.random != Random::No)
 }

@@ -9,8 +9,9 @@ use schedule::Placement;
 
 use super::{
     StageSet,
-    needs::{Needs, is_given, is_light, is_moved, is_random},
+    needs::{Needs, is_given, is_light, is_moved},
 };
+use crate::draws::draws;
 
 /// A graph whose nodes say in which chunk they are.
 #[derive(Clone)]
@@ -216,7 +217,7 @@ impl Assign<'_> {
     /// Whether an operation costs nothing to speak of and only reads what every stage has, or draws random numbers, which every stage does.
     fn is_anywhere(&self, id: NodeId) -> bool {
         let given = || self.graph.nodes[id].operands().all(|value| self.anywhere[value]);
-        is_random(self.graph, id) || is_light(self.graph, id) && given()
+        draws(self.graph, id) || is_light(self.graph, id) && given()
     }
 
     /// Notes where an operation runs.

@@ -2,10 +2,11 @@
 
 use aten::Work;
 use base::SecondaryMap;
-use ir::{Graph, InputClass, NodeId, Schema, ValueDef, ValueId};
+use ir::{Graph, InputClass, NodeId, ValueDef, ValueId};
 use schedule::Placement;
 
 use super::StageSet;
+use crate::draws::draws;
 
 /// What runs and is needed where.
 pub struct Needs {
@@ -33,7 +34,8 @@ impl Needs {
             let node = &graph.nodes[*id];
             let wanted = node.results().fold(StageSet::default(), |set, value| set.with(needed[value]));
             let here = match chunks[*id] {
-                _ if is_random(graph, *id) => all,
+                // Every rank draws all numbers, so that each draws what one device would.
+                _ if draws(graph, *id) => all,
                 Some(chunk) if !is_moved(graph, *id) => StageSet::one(placement.stage_of[chunk as usize]),
                 _ => wanted,
             };
@@ -60,15 +62,6 @@ fn chunks_of(graph: &Graph) -> SecondaryMap<NodeId, Option<u32>> {
         chunk[*id] = node.stage.or_else(of_operands);
     }
     chunk
-}
-
-/// Whether an operation draws random numbers: every rank draws all of them, so that each draws what one device would.
-pub fn is_random(graph: &Graph, id: NodeId) -> bool {
-    let node = &graph.nodes[id];
-    let op = &graph.ops[node.op];
-    let draws =
-        Schema::parse(&op.schema).is_some_and(|schema| aten::random(&op.name, &schema).draws(&node.args));
-    draws && !graph.is_communication(id)
 }
 
 /// Whether an operation takes no time to speak of: views, and what each element of its results is a function of.

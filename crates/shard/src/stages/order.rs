@@ -8,8 +8,9 @@ use schedule::Schedule;
 use super::{
     StageSet,
     cells::{Half, cells},
-    needs::{Needs, is_random},
+    needs::Needs,
 };
+use crate::draws::draws;
 
 /// What is known of where values are made and needed.
 pub struct Flow<'a> {
@@ -70,7 +71,7 @@ pub struct Orders {
 /// then what can run next in the order of some stage's schedule runs.
 pub fn orders(flow: &Flow<'_>, schedule: &Schedule) -> Result<Orders> {
     let graph = flow.graph;
-    let random: Vec<NodeId> = graph.order.iter().copied().filter(|id| is_random(graph, *id)).collect();
+    let random: Vec<NodeId> = graph.order.iter().copied().filter(|id| draws(graph, *id)).collect();
     let random = Random { order: random.clone(), all: random.into_iter().collect() };
     let mut waiting: Vec<Vec<Step>> =
         (0..flow.stages).map(|stage| Scheduled::of(flow, schedule, stage, &random)).collect();
