@@ -72,8 +72,9 @@ def capture(
         model: the module that the step trains.
         optimizer: any optimizer of ``torch.optim`` that needs no closure, or several, each for parameters of its own.
         example: the tuple of arguments that the step is called with; only shapes, types and devices of its tensors matter.
-        device: the kind of device to capture the step for, ``"cpu"`` or ``"cuda"``, whose kernels become operations of the graph: that of
-            the parameters by default, and ``"cpu"`` where they are on ``meta``.
+        device: the kind of device to capture the step for, ``"cpu"`` or ``"cuda"``, whose kernels become operations of the graph, or a GPU
+            by the name of its preset, such as ``"h100"``, by which PyTorch chooses kernels of attention: the kind of the parameters by
+            default, and ``"cpu"`` where they are on ``meta``.
         cache: a folder in which captures are kept: one of a step that is the same in all that it reaches (code, objects, settings) is read
             from there. What cannot be known so is captured anew.
         rng: how random operations draw, ``"torch"`` or ``"counter"``, as for :func:`parallelize`; the last input of a graph that draws by

@@ -85,7 +85,8 @@ def _add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="KIND",
-        help="capture for this kind of device, cpu or cuda, instead of the parameters' own (cpu where they are on meta)",
+        help="capture for this kind of device, cpu or cuda, or for a GPU such as h100, instead of the parameters' own (cpu where they "
+        "are on meta)",
     )
 
 
