@@ -241,6 +241,26 @@ def test_what_only_cuda_has_is_in_the_program_of_a_rank(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_what_only_cuda_has_is_not_whole_on_every_rank_for_lack_of_a_row(name):
+    _, plan, _ = planned(name)
+    # Dropout draws random numbers, as all ranks do.
+    own = (FLASH, EFFICIENT, CUDNN, NORM, EXPERTS, LSTM, GRU)
+    assert not [one for one in msgpack.unpackb(plan.content())["without_row"] if any(name in one for name in own)]
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this PyTorch is built without CUDA")
+@pytest.mark.parametrize("name", MODELS)
+def test_no_attention_goes_by_python(name):
+    _, _, program = planned(name)
+    lowered = lower_graph(program, {"axis:a": "0"}, torch.device("cuda", 0))
+    by_python = {one["op"] for one in msgpack.unpackb(lowered.python_calls("-"))}
+    assert not {operator for operator in by_python if "attention" in operator}
+    # Those that return numbers beside tensors.
+    functions = lowered.counts()[3]
+    assert (functions > 0) == bool({FLASH, CUDNN} & OWN.get(name, {FLASH}))
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_every_instruction_runs_on_tensors_without_data(name):
     _, _, program = planned(name)
     graph = msgpack.unpackb(program.message())["graph"]

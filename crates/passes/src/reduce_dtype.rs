@@ -46,7 +46,7 @@ pub fn is_summed_in(dtype: Dtype, own: Dtype, part: PartKind) -> bool {
     let is_cast = match part {
         PartKind::Backward => own != dtype,
         PartKind::Update => own.bytes() < dtype.bytes(),
-        _ => false,
+        PartKind::Forward => false,
     };
     is_real && is_cast
 }
