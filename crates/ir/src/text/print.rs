@@ -115,6 +115,13 @@ fn separated<T>(
     Ok(())
 }
 
+impl fmt::Display for Arg {
+    /// As it stands in the text form of a graph.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        argument(f, self)
+    }
+}
+
 fn argument(f: &mut Formatter<'_>, arg: &Arg) -> fmt::Result {
     match arg {
         Arg::None => f.write_str("none"),
