@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from unisono import errors
 from unisono._native import __version__
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from unisono._deferred.making import deferred_init
     from unisono._deferred.models import materialize
+    from unisono._patterns import forget_pattern, register_pattern
     from unisono._rules import register_rule
     from unisono.graph import StepGraph
     from unisono.parallel import ParallelStep
@@ -29,8 +30,10 @@ __all__ = [
     "cluster",
     "deferred_init",
     "errors",
+    "forget_pattern",
     "materialize",
     "parallelize",
+    "register_pattern",
     "register_rule",
 ]
 
@@ -38,6 +41,8 @@ __all__ = [
 _LATER = {
     "deferred_init": "unisono._deferred.making",
     "materialize": "unisono._deferred.models",
+    "forget_pattern": "unisono._patterns",
+    "register_pattern": "unisono._patterns",
     "register_rule": "unisono._rules",
 }
 
@@ -94,6 +99,7 @@ def capture(
     from unisono._captures import Captures, found_or_captured
     from unisono._counter import drawing
     from unisono._deferred.models import home_of
+    from unisono._patterns import applied
     from unisono.graph import StepGraph
 
     require_rng(rng)
@@ -101,11 +107,11 @@ def capture(
     call = Caller(train_step).of_example(example).on(home_of(model, optimizers))
     if cache is None:
         captured = capture_step(train_step, model=model, optimizers=optimizers, call=call, device=device)
-        return drawing(StepGraph(captured.message, captured), rng)
+        return drawing(StepGraph(applied(captured.message), captured), rng)
     message, found = found_or_captured(
         Captures(cache), train_step, model=model, optimizers=optimizers, call=call, device=device
     )
-    return drawing(StepGraph(message["graph"], found), rng)
+    return drawing(StepGraph(applied(message["graph"]), found), rng)
 
 
 def cluster(name: str, nodes: int = 1, ranks: int | None = None) -> str:
@@ -154,7 +160,7 @@ def parallelize(
     captures: int = 8,
     batch: str = "global",
     cache: str | Path | None = None,
-    fuse: bool = False,
+    fuse: bool | Literal["auto"] = False,
     rng: str = "torch",
     graphs: str = "off",
     timeout: float = 1200.0,
@@ -224,7 +230,10 @@ def parallelize(
         cache: a folder in which rank 0 keeps the capture, as for :func:`unisono.capture`, for the next start of the same program.
         fuse: whether groups of pointwise operations, norms and sums run as one loop each, compiled for this processor, or for CUDA where
             its compiler is there (not in steps that are graphs of a device), which moves less memory and rounds differently than PyTorch;
-            :meth:`ParallelStep.kernels` lists them.
+            :meth:`ParallelStep.kernels` lists them. With ``"auto"`` each group of operations is tried on a processor, as a loop and as
+            PyTorch's operations, a hundredth of a second each, and runs as what takes less time; all ranks take what the first of them
+            measured, and what was measured is kept for later starts. Steps then round as the machine's clock decides: ``True`` gives the
+            same bits at every start.
         rng: how random operations draw. ``"torch"``: as PyTorch does, so that masks are those of eager code; every rank draws them
             whole. ``"counter"``: by Philox from the seed, the number of the step and the place of an element in the global tensor. Each
             rank draws its own part, and masks are the same on any mesh, in any number of micro-batches and whatever is computed again,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from unisono import _native
 from unisono.errors import ConfigurationError
@@ -140,12 +140,22 @@ def require_graphs(graphs: str) -> None:
         raise ConfigurationError(f"`graphs` is {graphs!r}", code="U0012", hint=hint)
 
 
+def require_fuse(fuse: object) -> None:
+    """Refuses what does not say which groups are kernels."""
+    if fuse is not True and fuse is not False and fuse != "auto":
+        hint = 'True for all groups that move less, "auto" for those of them that take no longer here, or False'
+        raise ConfigurationError(f"`fuse` is {fuse!r}", code="U0012", hint=hint)
+
+
 def require_timeout(timeout: float) -> None:
     """Refuses what is no number of seconds."""
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < math.inf:
         hint = "a number of seconds, or 0 to wait for other ranks as long as the process group does"
         raise ConfigurationError(f"`timeout` is {timeout!r}", code="U0012", hint=hint)
 
+
+#: Which groups of operations are kernels.
+Fuse = bool | Literal["auto"]
 
 #: Schedules of pipeline stages by name; ``searched`` is none of them, but made for the step.
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v", "searched")

@@ -18,7 +18,8 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from unisono import _devices, _native
+from unisono import _choice, _devices, _native
+from unisono._arguments import Fuse, require_fuse
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.places import Origin, is_the_users
 from unisono._capture.trace import Traced
@@ -37,15 +38,17 @@ class Options:
     """What ``torch.compile(.., backend="unisono", options={..})`` may say.
 
     Attributes:
-        fuse: whether groups of pointwise operations run as kernels (on CPU).
+        fuse: whether groups of operations run as kernels: all that move less, or (``"auto"``, on processors) those that take no longer
+            than PyTorch's operations when they are tried.
         partition: what forward keeps for backward: as little as possible, where the rest costs little to make again (``min_cut``), or
             whatever backward reads (``default``).
     """
 
-    fuse: bool = True
+    fuse: Fuse = True
     partition: str = "default"
 
     def __post_init__(self) -> None:
+        require_fuse(self.fuse)
         if self.partition not in _PARTITIONS:
             raise ConfigurationError(
                 f"`partition={self.partition!r}` is not known",
@@ -151,7 +154,7 @@ class _Compiled:
 class _Program:
     """A graph without sizes that change, lowered."""
 
-    def __init__(self, graph: torch.fx.GraphModule, sizes: Sequence[int], fuse: bool) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, sizes: Sequence[int], fuse: Fuse) -> None:
         graph, self._outputs = _tensors_only(graph)
         inputs = StepInputs()
         for node in graph.graph.nodes:
@@ -163,7 +166,10 @@ class _Program:
             raise UnsupportedError("tensors are on several devices", code="U0105")
         encoder = _Encoder(Traced(graph, None, 0), inputs)
         captured, device = _native.Graph(encoder.bytes()), devices.pop()
-        lowered = lower_graph(captured.split_dropout() if fuse else captured, device=device, fuse=fuse)
+        if fuse:
+            captured = captured.split_dropout()
+        slower = _choice.slower(captured, device) if fuse == "auto" else {}
+        lowered = lower_graph(captured, device=device, fuse=bool(fuse), slower=slower)
         self._executor = Executor(lowered)
         self._executor.bind([item.tensor for item in inputs.inputs[given:]])
         self._sizes = sizes

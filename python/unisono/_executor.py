@@ -127,6 +127,7 @@ def lower_graph(
     buffer_bytes: int | None = None,
     fuse: bool = False,
     live: bool = False,
+    slower: Mapping[str, str] | None = None,
 ) -> Any:
     """Lowers a graph, global or of one rank.
 
@@ -140,17 +141,23 @@ def lower_graph(
         buffer_bytes: the most that memory for small results, which stays from step to step, takes, where that is less than 16 MiB.
         fuse: whether groups of operations run as kernels: on processors, and on CUDA where its libraries are there.
         live: whether numbers of the step, such as learning rates, are passed as tensors of the device.
+        slower: the groups that are no kernels all the same, by name, and why.
     """
     _ready()
     kernels = _kernel_device(torch.device(device)) if fuse else None
     settings = (graph, dict(groups or {}), _place(device), _schema_of, buffer_bytes)
     try:
-        return _native.Program.from_graph(*settings, fuse, live, kernels)
+        return _native.Program.from_graph(*settings, fuse, live, kernels, dict(slower or {}))
     except HardwareError as error:
         if kernels is None or error.code != "U0331":
             raise
         _stay(str(error))
-        return _native.Program.from_graph(*settings, False, live, None)
+        return _native.Program.from_graph(*settings, False, live, None, {})
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether groups of operations can run as kernels there."""
+    return device == _devices.HOST or _kernel_device(device) is not None
 
 
 def _kernel_device(device: torch.device) -> _native.CudaDevice | None:

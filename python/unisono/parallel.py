@@ -17,11 +17,13 @@ from unisono import _devices, _measure, _state_dict
 from unisono._amounts import bytes_of
 from unisono._arguments import (
     SEARCHED,
+    Fuse,
     Pipeline,
     mesh_of,
     plain_forbid,
     plain_pins,
     reduce_dtype_of,
+    require_fuse,
     require_graphs,
     require_offload,
     require_rng,
@@ -81,7 +83,7 @@ class ParallelStep:
         captures: int = 8,
         batch: str = "global",
         cache: str | Path | None = None,
-        fuse: bool = False,
+        fuse: Fuse = False,
         rng: str = "torch",
         graphs: str = "off",
         timeout: float = 1200.0,
@@ -93,6 +95,7 @@ class ParallelStep:
         require_timeout(timeout)
         require_rng(rng)
         require_graphs(graphs)
+        require_fuse(fuse)
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
@@ -361,7 +364,7 @@ class ParallelStep:
 
     def kernels(self) -> str:
         """Which operations become kernels where ``fuse`` is set, what that saves, and why all others stay as they are."""
-        return self.rank_graph.kernels()
+        return self.rank_graph.kernels(self._captured[0].slower)
 
     def graphs(self) -> str:
         """Whether the steps of the calls that were made last are graphs of the device, and why not, if so."""

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono import _agreement, _devices, _graphs, _native, _profile
-from unisono._arguments import Pipeline, cluster_text, given_plan
+from unisono import _agreement, _choice, _devices, _graphs, _native, _patterns, _profile
+from unisono._arguments import Fuse, Pipeline, cluster_text, given_plan
 from unisono._between import Between
 from unisono._call import Call
 from unisono._capture import Capture, averages, scaling, schedules
@@ -30,7 +30,7 @@ from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import Captures, found_or_captured
 from unisono._counter import KEY, key_input
 from unisono._deferred.models import Deferred, intended_device
-from unisono._executor import Executor, draws_numbers, lower_graph
+from unisono._executor import Executor, draws_numbers, has_kernels, lower_graph
 from unisono._graphs import Replayed
 from unisono._holders import Holders
 from unisono._issue_order import alike, prints_of
@@ -91,7 +91,7 @@ class Session:
         offload: what is on the host while the device does not need it, if the user says so.
         forbid: kinds of collectives that plans do without, by axis.
         pipeline: what the user says of pipeline stages.
-        fuse: whether groups of operations run as kernels.
+        fuse: whether groups of operations run as kernels: all that move less, or (``"auto"``) those that take no longer.
         key: the seed and the number of the step, if random operations draw by a counter.
         synchronous: whether each instruction is waited for.
         graphs: whether steps are graphs of a device where they can be (``auto``), or not (``off``).
@@ -123,7 +123,7 @@ class Session:
     offload: str | None = None
     forbid: dict[str, list[str]] = field(default_factory=dict)
     pipeline: Pipeline = field(default_factory=Pipeline)
-    fuse: bool = False
+    fuse: Fuse = False
     key: torch.Tensor | None = None
     synchronous: bool = False
     graphs: str = "off"
@@ -175,6 +175,8 @@ class CapturedStep:
         self._inputs, message = self._capture(train_step, everyone.on(session.home), outside, accumulates)
         captured = time.perf_counter()
         self.device = _device_of(self._inputs)
+        #: Whether groups of operations run as kernels.
+        self._is_fused = bool(session.fuse) and has_kernels(self.device)
         given = session.cluster
         self.cluster = _profile.description(self.ranks, self.device) if given is None else cluster_text(given)
         graph = self._drawing(_native.Graph(message))
@@ -208,6 +210,7 @@ class CapturedStep:
                     accumulates=accumulates,
                     live=self._live,
                 )
+                message["graph"] = _patterns.applied(message["graph"])
             except UnisonoError as error:
                 message = error
             except Exception as error:
@@ -299,7 +302,7 @@ class CapturedStep:
         text = self.ranks.tell(answer)
         found = found or Plan(text, graph)
         found.cluster, found.memory_limit = self.cluster, memory_limit
-        asked = {"memory_limit": memory_limit, "pins": pins, "forbid": self._session.forbid}
+        asked = {"memory_limit": memory_limit, "pins": pins, "forbid": self._session.forbid, "fuse": self._is_fused}
         found.settings = found.settings or {"mesh": found.mesh, "micro_batches": found.micro_batches, **asked}
         if self._session.searches_mesh:
             self._session.take_mesh(found.mesh)
@@ -339,6 +342,7 @@ class CapturedStep:
             "recompute": session.recompute,
             "offload": session.offload,
             "reduce_dtype": session.reduce_dtype,
+            "fuse": self._is_fused,
         }
         if self._mesh.get(STAGES, 1) > 1:
             settings |= session.pipeline.settings()
@@ -362,6 +366,8 @@ class CapturedStep:
                 stacklevel=4,
             )
             optimised, self.passes = graph.rank_graph(self.plan.native, self.ranks.rank), []
+        if self._is_fused:
+            optimised = optimised.for_kernels(cuda=self.device != _devices.HOST)
         # All ranks of a pipeline draw what the whole step does.
         self._draws = draws_numbers(optimised if self.plan.stages is None else graph)
         self._require_devices_alike()
@@ -398,7 +404,10 @@ class CapturedStep:
 
     def _lowered(self, graph: _native.Graph, groups: Mapping[str, str], left: int | None) -> tuple[Any, str | None]:
         """This rank's program, and why it cannot be a graph of the device, if so."""
-        program = lower_graph(graph, groups, self.device, buffer_bytes=left, fuse=self._session.fuse)
+        #: The groups of operations that are no kernels because they would take longer, by name, and why.
+        self.slower = _choice.slower(graph, self.device, self.ranks) if self._session.fuse == "auto" else {}
+        fuse = bool(self._session.fuse)
+        program = lower_graph(graph, groups, self.device, buffer_bytes=left, fuse=fuse, slower=self.slower)
         if self._session.graphs == "off":
             return program, 'it was not asked to be: `graphs="auto"`'
         copies = self.plan.prediction.get("offloaded_bytes", 0) > 0
@@ -407,7 +416,7 @@ class CapturedStep:
         reason = _graphs.why_not(program, self.device, state, network=network, draws=self._draws, copies=copies)
         if reason is not None:
             return program, reason
-        fuse = self._session.fuse and _graphs.take_kernels(self.device)
+        fuse = fuse and _graphs.take_kernels(self.device)
         return lower_graph(graph, groups, self.device, fuse=fuse, live=True), None
 
     def simulated_json(self) -> str:

@@ -106,6 +106,9 @@ pub struct Plan {
     /// memory. Unless given, the whole batch at once, or as few slices as the memory limit asks for
     #[arg(long)]
     micro_batches: Option<u32>,
+    /// Predict the plan with groups of operations as kernels, as `fuse=True` runs them
+    #[arg(long)]
+    fuse: bool,
     /// Take the program apart into so many pipeline stages, each on its share of the ranks; the same as an axis `stages` of the mesh
     #[arg(long)]
     stages: Option<u32>,
@@ -174,6 +177,7 @@ impl Plan {
             reduce_dtype: self.reduce_dtype,
             offload: self.offload.map(Offload::setting),
             memory_limit: self.memory_limit()?,
+            fuse: self.fuse,
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };
         let before = cpu_seconds();

@@ -55,7 +55,14 @@ impl Source {
 
 /// A graph's groups that are kernels on a device: those that move less than their operations, since none of PyTorch's own kernels is slow there.
 pub fn partition(graph: &Graph) -> Partition {
-    loops::partition_if(graph, &|group: &Group| group.saved.0 > 0 && has_form(&group.kernel))
+    loops::partition_unless(graph, &|group: &Group| {
+        let reason = match group.saved.0 {
+            0 => "PyTorch's own kernel moves as little",
+            _ if !has_form(&group.kernel) => "no form in CUDA C",
+            _ => return None,
+        };
+        Some(reason.to_owned())
+    })
 }
 
 /// Whether a kernel that is valid has a form in CUDA C.

@@ -16,7 +16,7 @@ const SCHEMA: &str = "unisono::kernel(Tensor[] reads, int kernel) -> Tensor[]";
 
 /// Whether a call is one of a kernel.
 pub(crate) fn is_kernel(schema: &Schema) -> bool {
-    schema.name == "unisono::kernel"
+    ir::is_kernel(&schema.name)
 }
 
 /// The same program with groups of operations as kernels. `spec` is that of `graph`, call by call, and `partition` too.

@@ -238,6 +238,14 @@ pub struct Graph {
     pub parts: PrimaryMap<PartId, Part>,
 }
 
+/// The schema of the operator that stands for a kernel of several operations, where it is counted what they take together.
+pub const KERNEL: &str = "unisono::kernel(Tensor[] reads) -> Tensor[]";
+
+/// Whether an operator is one of a kernel.
+pub fn is_kernel(name: &str) -> bool {
+    KERNEL.split('(').next() == Some(name)
+}
+
 impl Arg {
     /// The tensors of this argument.
     pub fn values(&self) -> impl Iterator<Item = ValueId> + '_ {

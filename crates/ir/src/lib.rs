@@ -26,8 +26,8 @@ pub use collective::{
     transfer_stages, wait_operator,
 };
 pub use graph::{
-    Arg, Graph, Input, InputClass, InputId, LabelId, Module, ModuleId, Node, NodeId, Op, OpId, Part, PartId,
-    PartKind, PlaceId, Return, Value, ValueDef, ValueId,
+    Arg, Graph, Input, InputClass, InputId, KERNEL, LabelId, Module, ModuleId, Node, NodeId, Op, OpId, Part,
+    PartId, PartKind, PlaceId, Return, Value, ValueDef, ValueId, is_kernel,
 };
 pub use host::{FROM_HOST, HostCopy, TO_HOST, WAIT_COPY};
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};

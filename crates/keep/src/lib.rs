@@ -1,6 +1,6 @@
-//! Captures, plans and machine descriptions of earlier runs, kept as files in a folder that the caller names.
+//! Captures, plans, machine descriptions and times of kernels of earlier runs, kept as files in a folder that the caller names.
 //!
-//! A kept file is used only where it is as it was written: a capture and a plan begin with the fingerprint of what follows. A folder
+//! A kept file is used only where it is as it was written: a capture, a plan and times begin with the fingerprint of what follows. A folder
 //! that cannot be written keeps nothing, which costs time and is no error.
 
 use std::{
@@ -109,6 +109,28 @@ impl Kept {
     fn machine_file(&self, Measured { ranks, threads, identity }: &Measured) -> PathBuf {
         let identity = Fingerprint::of(identity.as_bytes());
         self.folder.join("machines").join(format!("{identity}-ranks-{ranks}-threads-{threads}.toml"))
+    }
+}
+
+impl Kept {
+    /// The kept message of what groups of operations take, if it is as it was written. `compiler` is the file of the program that compiles
+    /// kernels: those of another one take other times.
+    pub fn times(&self, compiler: &Path, measured: &Measured) -> Option<Vec<u8>> {
+        as_written(&fs::read(self.times_file(compiler, measured)?).ok()?).map(<[u8]>::to_vec)
+    }
+
+    /// Keeps what groups of operations take.
+    pub fn keep_times(&self, compiler: &Path, measured: &Measured, message: &[u8]) {
+        if let Some(file) = self.times_file(compiler, measured) {
+            keep(&file, &with_fingerprint(message));
+        }
+    }
+
+    fn times_file(&self, compiler: &Path, measured: &Measured) -> Option<PathBuf> {
+        let Measured { ranks, threads, identity } = measured;
+        let mut key = Fingerprinter::new();
+        key.part(&fs::read(compiler).ok()?).part(identity.as_bytes());
+        Some(self.folder.join("kernels").join(format!("{}-ranks-{ranks}-threads-{threads}", key.finish())))
     }
 }
 
@@ -280,6 +302,20 @@ mod tests {
         }
         kept.keep_machine(&measured(), "version = 0");
         assert_eq!(kept.machine(&measured()), None);
+        fs::remove_dir_all(&kept.folder).unwrap();
+    }
+
+    #[test]
+    fn times_are_kept_for_the_program_that_compiles_and_read_only_as_they_were_written() {
+        let kept = kept("times");
+        let compiler = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        let other = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
+        kept.keep_times(&compiler, &measured(), b"times");
+        assert_eq!(kept.times(&compiler, &measured()).as_deref(), Some(&b"times"[..]));
+        assert_eq!(kept.times(&other, &measured()), None);
+        let file = kept.times_file(&compiler, &measured()).unwrap();
+        fs::write(&file, "damaged").unwrap();
+        assert_eq!(kept.times(&compiler, &measured()), None);
         fs::remove_dir_all(&kept.folder).unwrap();
     }
 

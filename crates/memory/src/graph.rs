@@ -80,7 +80,7 @@ impl Operator {
         let name = op.name.as_str();
         let schema = Schema::parse(&op.schema).expect("the schemas of a verified graph parse");
         let memory = aten::memory(name, &schema);
-        let is_plain = name.starts_with("aten::") || name.starts_with("prims::");
+        let is_plain = name.starts_with("aten::") || name.starts_with("prims::") || ir::is_kernel(name);
         let copy = HostCopy::of_operator(name);
         let is_communication = ir::is_communication(name) || copy.is_some();
         let effect = match memory {
@@ -96,7 +96,7 @@ impl Operator {
             effect,
             shares: effect.is_shared() || memory == Memory::Hidden,
             pure: is_plain && !schema.writes() && aten::random(name, &schema) == Random::No,
-            holds: !name.starts_with("aten::") && !is_communication,
+            holds: !name.starts_with("aten::") && !is_communication && !ir::is_kernel(name),
         }
     }
 }

@@ -5,9 +5,10 @@ use ir::Dtype;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BucketCollectives, CommonSubexpressions, DeadCode, DirectAxes, DirectCollectives, DrawByCounter,
-    DropAliases, GroupLists, MergeViews, Offload, OrderCollectives, Positions, Recompute, ReduceDtype,
-    SplitDropout, StartCollectives, Stays, TurnShards, WithoutCollectives, driver::Pass,
+    BucketCollectives, CommonSubexpressions, CrossEntropy, DeadCode, DirectAxes, DirectCollectives,
+    DrawByCounter, DropAliases, GroupLists, LateCasts, MergeViews, Offload, OrderCollectives, Positions,
+    Recompute, ReduceDtype, SplitDropout, StartCollectives, Stays, TurnShards, WithoutCollectives,
+    driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -115,7 +116,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 16] = [
+    let all: [Box<dyn Pass>; 18] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
@@ -132,6 +133,8 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
         Box::new(WithoutCollectives),
         Box::new(DrawByCounter),
         Box::new(SplitDropout),
+        Box::new(CrossEntropy),
+        Box::new(LateCasts),
     ];
     all.into_iter().find(|pass| pass.name() == name)
 }

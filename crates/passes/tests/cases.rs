@@ -83,6 +83,16 @@ fn common_subexpressions() {
 }
 
 #[test]
+fn cross_entropy() {
+    check("cross_entropy");
+}
+
+#[test]
+fn late_casts() {
+    check("late_casts");
+}
+
+#[test]
 fn drop_aliases() {
     check("drop_aliases");
 }

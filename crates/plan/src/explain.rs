@@ -137,6 +137,12 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
     }
     let whose = if plan.stages.is_some() { Whose::STAGES } else { Whose::default() };
     text.push_str(&account.map_or_else(String::new, |account| goes(account, whose)));
+    if plan.kernels {
+        let _ = writeln!(
+            text,
+            "  kernels   groups of operations count as one; plans below were compared without"
+        );
+    }
     for other in &plan.runners_up {
         let waiting = other
             .exposed_ns

@@ -21,6 +21,7 @@ mod explain;
 mod forbidden;
 mod forward;
 mod glance;
+mod kernels;
 mod labels;
 mod layers;
 mod limits;

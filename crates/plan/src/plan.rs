@@ -96,6 +96,9 @@ pub struct Plan {
     /// How collectives are put into buckets and started ahead.
     #[serde(default)]
     pub passes: passes::Settings,
+    /// Whether groups of operations were predicted as kernels.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub kernels: bool,
     /// Inputs that are not replicated: a placement for each axis along which they are not.
     #[serde(with = "crate::text::inputs")]
     pub inputs: Layouts,
@@ -127,6 +130,7 @@ impl Plan {
             without_row: BTreeMap::new(),
             without_row_ns: BTreeMap::new(),
             passes: passes::Settings::default(),
+            kernels: false,
             inputs: BTreeMap::new(),
             axes: IndexMap::new(),
         };

@@ -265,19 +265,9 @@ impl<'a> Run<'a> {
     /// What a rank's graph takes that has been through the passes which no setting changes.
     pub fn scheduled(&self, settled: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
         let graph = passes::run_unverified(&passes::scheduled(passes), settled)?;
-        let sim::Prediction { time, memory } = sim::predict(&graph, self.machine)?;
-        let (alive, buffers) = memory.within(self.request.memory_limit.map(Bytes));
-        let made = Prediction {
-            step_ns: time.step.0,
-            compute_ns: time.compute.0,
-            communication_ns: time.communication.0,
-            exposed_ns: time.exposed.0,
-            collectives: time.collectives,
-            exposed_copies_ns: time.exposed_copies.0,
-            offloaded_bytes: offloaded(&graph),
-            ..Prediction::default()
-        };
-        Ok(made.holding(&alive, buffers).beside(memory.on_host, self.request.cluster))
+        let found = sim::predict(&graph, self.machine)?;
+        let made = Prediction { offloaded_bytes: offloaded(&graph), ..Prediction::default() };
+        Ok(made.of(&found, self.request.memory_limit.map(Bytes), self.request.cluster))
     }
 
     /// Whether a solution near this one was met before along the same axis; from now on this one was.

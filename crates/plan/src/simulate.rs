@@ -6,7 +6,7 @@ use ir::{Graph, RankGraph};
 use sim::Machine;
 use timeline::Timeline;
 
-use crate::{plan::Plan, step::program};
+use crate::{kernels::seen, plan::Plan, step::program};
 
 /// The timeline of a step of the program that `rank` runs under `plan`, its graph after the passes, where the rank stands for all.
 pub fn simulate_rank(graph: &RankGraph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {
@@ -37,6 +37,7 @@ pub fn pipeline(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<Option<
     let apart = mesh.stride_of(&axis.name);
     let programs = (0..axis.size).map(|stage| program(graph, plan, stage * apart, |_| {}));
     let programs = programs.collect::<Result<Vec<RankGraph>>>()?;
+    let programs = programs.into_iter().map(|program| seen(program, plan)).collect::<Result<Vec<_>>>()?;
     let machine = Machine { cluster, mesh: &mesh };
     let timeline = sim::simulate_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
     Ok(Some(Pipeline { programs, timeline }))
@@ -55,7 +56,7 @@ impl Pipeline {
 /// The timeline of a step of `rank` under a plan for `graph`: as one that stands for all, or with stages beside one of each other stage.
 pub fn simulate_one(graph: &Graph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {
     let mesh = plan.mesh();
-    let local = program(graph, plan, rank, |_| {})?;
+    let local = seen(program(graph, plan, rank, |_| {})?, plan)?;
     match (pipeline(graph, plan, cluster)?, mesh.stage_axis()) {
         (Some(pipeline), Some((number, _))) => {
             Ok(pipeline.of_rank(mesh.coordinate(rank, number) as usize, rank))
@@ -66,7 +67,7 @@ pub fn simulate_one(graph: &Graph, plan: &Plan, cluster: &Cluster, rank: u32) ->
 
 /// The timeline of a step of `graph` under `plan`, by the programs that the ranks run.
 pub fn simulate_plan(graph: &Graph, plan: &Plan, cluster: &Cluster, ranks: Ranks) -> Result<Timeline> {
-    let of_rank = |rank| program(graph, plan, rank, |_| {});
+    let of_rank = |rank| seen(program(graph, plan, rank, |_| {})?, plan);
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     match ranks {

@@ -12,6 +12,7 @@ use crate::{
     divides::require_slices,
     effort::Effort,
     forbidden::{self, Forbid},
+    kernels::with_kernels,
     meshes::{Candidate, search_meshes},
     pins::Pins,
     pipelines::search_stages,
@@ -64,6 +65,9 @@ pub struct PlanSettings {
     /// In which order pipeline stages run their micro-batches; the best one where it is not said.
     #[serde(default)]
     pub schedule: Option<ScheduleWish>,
+    /// Whether groups of operations run as kernels.
+    #[serde(default)]
+    pub fuse: bool,
     /// How many chunks of the program each pipeline stage has; what suits the schedule where it is not said.
     #[serde(default)]
     pub chunks: Option<u32>,
@@ -156,7 +160,8 @@ pub fn plan_telling(
     if settings.mesh.is_empty() && settings.effort == Effort::Full {
         found = asked.or_in_stages(found);
     }
-    found.map_err(|refused| asked.said_with_host(refused))
+    let plan = found.map_err(|refused| asked.said_with_host(refused))?;
+    if settings.fuse { with_kernels(plan, graph, cluster, settings.memory_limit(cluster)) } else { Ok(plan) }
 }
 
 /// How many micro-batches are tried where the whole batch at once does not keep the memory limit.

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::{
     account::{Account, account},
+    kernels::seen,
     plan::Plan,
     simulate::pipeline,
     text::patterns::folded,
@@ -223,6 +224,7 @@ pub fn accounted(
 ) -> Result<Account> {
     let mesh = plan.mesh();
     let stages = pipeline(graph, plan, cluster)?;
+    let local = &seen(local.clone(), plan)?;
     let programs = stages.as_ref().map_or_else(|| vec![local], |stages| stages.programs.iter().collect());
     account(&programs, Machine { cluster, mesh: &mesh }, memory_limit.map(Bytes))
 }

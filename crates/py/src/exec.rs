@@ -15,7 +15,7 @@ use torch_sys::{Device, Failure, Library, Schema, Tensor};
 
 use crate::{
     error::to_python,
-    graph::{Graph, run},
+    graph::{Graph, Slower, run, without},
 };
 
 /// Finds the libtorch that lies in `directory` and that this process runs; `release` is PyTorch's version, for messages.
@@ -171,7 +171,7 @@ impl Program {
     /// Lowers a graph. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
     /// schema of an operator, so that calls are made for the operators as they are. `buffer_bytes` may limit what
     /// buffers take further than the executor does. With `fuse`, groups of operations are kernels, on another device than the host where it
-    /// has `cuda`. With `live`, numbers of the step are tensors of the device.
+    /// has `cuda`, but those that `slower` names. With `live`, numbers of the step are tensors of the device.
     #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     #[staticmethod]
     fn from_graph(
@@ -184,13 +184,14 @@ impl Program {
         fuse: bool,
         live: bool,
         cuda: Option<&CudaDevice>,
+        slower: Slower,
     ) -> PyResult<Self> {
         let mut abilities = Abilities::of(library(py)?.version(), device_of(device));
         let mut spec = py
             .detach(|| exec::spec_of(&graph.0, &groups, &abilities.device))
             .map_err(|d| to_python(py, &d))?;
         if fuse && abilities.device.is_host() {
-            spec = py.detach(|| exec::fuse(&spec, &graph.0, &loops::partition(&graph.0)));
+            spec = py.detach(|| exec::fuse(&spec, &graph.0, &without(&graph.0, &slower)));
         }
         let mut kernels = None;
         if let Some(cuda) = cuda.filter(|_| fuse) {

@@ -26,6 +26,32 @@ pub fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> 
 #[pyclass(frozen, module = "unisono._native")]
 pub struct Graph(pub ir::Graph);
 
+/// What Python makes of a pattern for these types.
+fn made_of(types: &[ir::TensorType], make: &Bound<'_, PyAny>) -> PyResult<Option<passes::Replacement>> {
+    let ty = |ty: &ir::TensorType| {
+        let (shape, strides) = (ty.shape.to_vec(), ty.strides.to_vec());
+        (ty.dtype.torch_name(), shape, strides, ty.device.kind.name().to_owned())
+    };
+    let types: Vec<_> = types.iter().map(ty).collect();
+    let made = make.call1((types,))?;
+    if made.is_none() {
+        return Ok(None);
+    }
+    let (search, replace): (PyRef<'_, Graph>, PyRef<'_, Graph>) = made.extract()?;
+    Ok(Some(passes::Replacement { search: search.0.clone(), replace: replace.0.clone() }))
+}
+
+/// Why groups stay PyTorch's operations, by their names.
+pub type Slower = BTreeMap<String, String>;
+
+/// The kernels of a graph, without the groups that there is a reason against.
+pub fn without(graph: &ir::Graph, slower: &Slower) -> loops::Partition {
+    if slower.is_empty() {
+        return loops::partition(graph);
+    }
+    loops::partition_unless(graph, &|group| slower.get(&group.name(graph).to_string()).cloned())
+}
+
 /// The name of each pass with the number of nodes before and after it.
 type Done = Vec<(&'static str, usize, usize)>;
 
@@ -188,6 +214,36 @@ impl Graph {
         run(py, || passes::run(&[Box::new(passes::SplitDropout)], &self.0, |_| {})).map(Self)
     }
 
+    /// The graph as it pays where groups of operations are kernels.
+    #[pyo3(signature = (*, cuda=false))]
+    fn for_kernels(&self, py: Python<'_>, cuda: bool) -> PyResult<Self> {
+        let partition = if cuda { cuda::partition } else { loops::partition };
+        run(py, || passes::for_kernels(&self.0, partition)).map(Self)
+    }
+
+    /// The graph with operations like those of `searches` replaced, and how often. `make` gives for the types of what they read (element type,
+    /// sizes, strides, kind of device) what to look for exactly and what stands for it, or `None`.
+    fn replaced(
+        &self,
+        py: Python<'_>,
+        searches: Vec<PyRef<'_, Self>>,
+        make: &Bound<'_, PyAny>,
+    ) -> PyResult<(Self, usize)> {
+        let searches: Vec<ir::Graph> = searches.into_iter().map(|search| search.0.clone()).collect();
+        let mut raised = None;
+        let made = passes::replaced(&self.0, &searches, |types| {
+            made_of(types, make).map_err(|error| {
+                raised = Some(error);
+                Diagnostic::bug("a pattern raises")
+            })
+        });
+        match (made, raised) {
+            (_, Some(error)) => Err(error),
+            (Ok((graph, count)), None) => Ok((Self(graph), count)),
+            (Err(diagnostic), None) => Err(to_python(py, &diagnostic)),
+        }
+    }
+
     /// What a rank computes by itself: the graph with numbers in the place of what others send.
     fn without_collectives(&self, py: Python<'_>) -> PyResult<Self> {
         run(py, || passes::run(&[Box::new(passes::WithoutCollectives)], &self.0, |_| {})).map(Self)
@@ -199,9 +255,21 @@ impl Graph {
         py.detach(|| self.0.order.iter().map(|id| amounts(&Call::new(&self.0, *id))).collect())
     }
 
-    /// Which operations become kernels, what that saves, and why all others stay as they are, for people.
-    fn kernels(&self, py: Python<'_>) -> String {
-        py.detach(|| loops::partition(&self.0).describe(&self.0))
+    /// Which operations become kernels, what that saves, and why all others stay as they are, for people. `slower` has the reasons against
+    /// groups, by their names.
+    #[pyo3(signature = (slower=None))]
+    fn kernels(&self, py: Python<'_>, slower: Option<Slower>) -> String {
+        py.detach(|| without(&self.0, &slower.unwrap_or_default()).describe(&self.0))
+    }
+
+    /// The groups of operations that can be kernels, each once: its name, and its operations as a graph whose inputs are what it reads.
+    fn groups(&self, py: Python<'_>) -> Vec<(String, Self)> {
+        py.detach(|| {
+            let groups = loops::partition(&self.0).groups;
+            let alone = groups.iter().map(|group| group.alone(&self.0));
+            let named = alone.map(|alone| (alone.fingerprint().to_string(), Self(alone)));
+            named.collect::<BTreeMap<_, _>>().into_iter().collect()
+        })
     }
 
     /// The kernels that groups of operations become, on processors or with CUDA, each once, in their text form.
@@ -364,6 +432,30 @@ fn keep_capture(py: Python<'_>, folder: PathBuf, key: &str, message: &[u8]) {
     py.detach(|| Kept { folder }.keep_capture(key, message));
 }
 
+/// The message of what groups of operations take that is kept in a folder, or `None`. `compiler` is the file of this module.
+#[pyfunction]
+fn kept_times(
+    py: Python<'_>,
+    folder: PathBuf,
+    compiler: PathBuf,
+    measured: (u32, u32, String),
+) -> Option<Bound<'_, PyBytes>> {
+    py.detach(move || Kept { folder }.times(&compiler, &of(measured)))
+        .map(|message| PyBytes::new(py, &message))
+}
+
+/// Keeps what groups of operations take in a folder.
+#[pyfunction]
+fn keep_times(
+    py: Python<'_>,
+    folder: PathBuf,
+    compiler: PathBuf,
+    measured: (u32, u32, String),
+    message: &[u8],
+) {
+    py.detach(move || Kept { folder }.keep_times(&compiler, &of(measured), message));
+}
+
 /// The description of a machine that is kept in a folder, or `None`; `measured` is with how many ranks, threads of each, and on what.
 #[pyfunction]
 fn kept_machine(py: Python<'_>, folder: PathBuf, measured: (u32, u32, String)) -> Option<String> {
@@ -394,6 +486,8 @@ fn packed(value: &impl serde::Serialize) -> Result<Vec<u8>> {
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(kept_capture, module)?)?;
     module.add_function(wrap_pyfunction!(keep_capture, module)?)?;
+    module.add_function(wrap_pyfunction!(kept_times, module)?)?;
+    module.add_function(wrap_pyfunction!(keep_times, module)?)?;
     module.add_function(wrap_pyfunction!(kept_machine, module)?)?;
     module.add_function(wrap_pyfunction!(keep_machine, module)?)?;
     module.add_class::<Graph>()?;

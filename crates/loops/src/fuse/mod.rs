@@ -1,13 +1,16 @@
 //! Which operations of a graph become kernels: [`partition`] makes groups of them, `aten` says what each operation computes.
 
+mod alone;
 mod convex;
 mod describe;
 mod formula;
 mod frame;
+mod fused;
 mod groups;
 mod node;
 mod partition;
 mod schedule;
 mod views;
 
-pub use partition::{Group, Item, Left, Partition, partition, partition_if};
+pub use fused::fused;
+pub use partition::{Group, Item, Left, Partition, WhyNot, partition, partition_unless};

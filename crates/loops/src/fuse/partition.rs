@@ -1,5 +1,7 @@
 //! The partition of a graph into kernels and what stays as it is.
 
+use std::collections::BTreeMap;
+
 use base::Bytes;
 use ir::{Graph, NodeId, Schema, ValueId};
 
@@ -78,11 +80,14 @@ impl Partition {
 /// The kernels of a verified graph: groups of pointwise operations of one shape that move less as one, and single ones that PyTorch is slow
 /// at. No group spans a collective or an operation that writes into its arguments, and nothing passes one.
 pub fn partition(graph: &Graph) -> Partition {
-    partition_if(graph, &|_| true)
+    partition_unless(graph, &|_| None)
 }
 
-/// The same with groups only of which `is_one` holds.
-pub fn partition_if(graph: &Graph, is_one: &dyn Fn(&Group) -> bool) -> Partition {
+/// Why a group stays PyTorch's operations, in a few words, if it does.
+pub type WhyNot<'a> = dyn Fn(&Group) -> Option<String> + 'a;
+
+/// The same without the groups that `why_not` gives a reason against.
+pub fn partition_unless(graph: &Graph, why_not: &WhyNot<'_>) -> Partition {
     let positions = Positions::new(graph);
     let fixed = graph.order.iter().map(|id| is_fixed(graph, *id)).collect();
     let groups = Groups::of(&positions, fixed);
@@ -90,15 +95,22 @@ pub fn partition_if(graph: &Graph, is_one: &dyn Fn(&Group) -> bool) -> Partition
     // A result whose elements share memory cannot be written by a loop.
     let valid = worth
         .filter_map(|members| Some((members, group(&groups, members)?)))
-        .filter(|(_, group)| pays(group) && is_one(group));
-    let (kept, made): (Vec<Vec<usize>>, Vec<Group>) =
-        valid.map(|(members, group)| (members.clone(), group)).unzip();
+        .filter(|(_, group)| pays(group));
+    let (mut kept, mut made, mut reasons) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for (members, group) in valid {
+        if let Some(reason) = why_not(&group) {
+            reasons.extend(members.iter().map(|member| (*member, reason.clone())));
+        } else {
+            kept.push(members.clone());
+            made.push(group);
+        }
+    }
     let gone = gone(&groups, &kept, &made);
     let units: Vec<Unit<'_>> =
         kept.iter().zip(&made).map(|(members, group)| Unit { members, reads: &group.reads }).collect();
     Partition {
         order: schedule(&positions, &units, &groups.fixed, &gone),
-        left: left(&groups, &kept, &gone),
+        left: left(&groups, &kept, &gone, &reasons),
         groups: made,
     }
 }
@@ -171,14 +183,19 @@ fn group(groups: &Groups<'_>, members: &[usize]) -> Option<Group> {
 }
 
 /// What is in no group, for each operator and reason.
-fn left(groups: &Groups<'_>, kept: &[Vec<usize>], gone: &[bool]) -> Vec<Left> {
+fn left(
+    groups: &Groups<'_>,
+    kept: &[Vec<usize>],
+    gone: &[bool],
+    reasons: &BTreeMap<usize, String>,
+) -> Vec<Left> {
     let graph = groups.positions.graph;
     let mut grouped = gone.to_vec();
     kept.iter().flatten().for_each(|member| grouped[*member] = true);
-    let mut found = std::collections::BTreeMap::new();
+    let mut found = BTreeMap::new();
     for (position, id) in graph.order.iter().enumerate().filter(|(position, _)| !grouped[*position]) {
         let reason = match &groups.formulas[position] {
-            Ok(_) => "no kernel with it would pay",
+            Ok(_) => reasons.get(&position).map_or("no kernel with it would pay", String::as_str),
             Err(reason) => reason,
         };
         *found.entry((graph.op_name(*id), reason)).or_insert(0) += 1;
