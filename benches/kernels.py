@@ -2,6 +2,7 @@
 
 python benches/kernels.py             # 64 KB, 1 MB and 64 MB, with memory as PyTorch allocates it and with memory that is kept
 python benches/kernels.py --inductor  # with Inductor, which needs a C++ compiler and minutes
+python benches/kernels.py --patterns  # what rewrites gain
 python benches/kernels.py --cuda      # what NVRTC takes to compile the groups, and what they take of a device; needs no device
 
 "call" is a call from Python as a user makes it; "kernel" is the time of the kernel alone, as the executor records it. Figures are the least
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 import unisono
 from unisono import _cuda, _native
 from unisono._executor import Executor, lower_graph
+from unisono._measure import peak_growth
 
 SIZES = {"64 KB": 1 << 14, "1 MB": 1 << 18, "64 MB": 1 << 24}
 COLUMNS = 1024
@@ -199,6 +201,70 @@ def compile_for_cuda(architecture: str = "sm_90") -> None:
         print(f"| {name} | {alone:.0f} | {functions} |")
 
 
+def loss_of(dtype: torch.dtype, words: int, rows: int) -> tuple[Callable, tuple[torch.Tensor, ...]]:
+    """A cross entropy of logits, forward and backward, and what it is called with."""
+
+    def loss(x_NV, target_N, scale):
+        x_NV = (x_NV * scale).requires_grad_()
+        made = F.cross_entropy(x_NV.float(), target_N)
+        return made, torch.autograd.grad(made, x_NV)[0]
+
+    logits = torch.randn(rows, words).to(dtype)
+    return loss, (logits, torch.randint(0, words, (rows,)), torch.ones((), dtype=dtype))
+
+
+def attention_of(length: int) -> tuple[Callable, tuple[torch.Tensor, ...]]:
+    """Attention written out, forward and backward, and what it is called with."""
+
+    def both(q_BSHD, k_BSHD, v_BSHD, gradient_BSHD):
+        leaves = [one.detach().requires_grad_() for one in (q_BSHD, k_BSHD, v_BSHD)]
+        made = written_out(*leaves)
+        return made, *torch.autograd.grad(made, leaves, gradient_BSHD)
+
+    return both, tuple(torch.randn(2, length, 8, 64) for _ in range(4))
+
+
+def written_out(q_BSHD, k_BSHD, v_BSHD):
+    q, k, v = (one.transpose(1, 2) for one in (q_BSHD, k_BSHD, v_BSHD))
+    weights = torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, dim=-1)
+    return (weights @ v).transpose(1, 2).contiguous()
+
+
+def in_one(q_BSHD, k_BSHD, v_BSHD):
+    q, k, v = (one.transpose(1, 2) for one in (q_BSHD, k_BSHD, v_BSHD))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).contiguous()
+
+
+def patterns() -> None:
+    """Prints what rewrites gain: milliseconds of CPU of a call by eager PyTorch, without kernels, with them, and with the rewrite too."""
+    torch.set_num_threads(1)
+    cases = {
+        f"cross entropy, {rows} x {words}, {dtype}".replace("torch.", ""): loss_of(dtype, words, rows)
+        for dtype in (torch.float32, torch.bfloat16)
+        for rows, words in ((512, 8192), (1024, 32000))
+    }
+    cases |= {f"attention written out, 2 x 8 x {length} x 64": attention_of(length) for length in (512, 1024)}
+    print("| case | eager, ms | Unisono | with kernels | rewritten | of eager | bytes of the largest moment |")
+    print("|---|---|---|---|---|---|---|")
+    for name, (function, inputs) in cases.items():
+        graph = unisono.capture(function, example=inputs).native
+        unisono.register_pattern("attention", written_out, in_one, examples=[inputs[:3]] if "attention" in name else ())
+        rewritten = unisono.capture(function, example=inputs).native.for_kernels()
+        unisono.forget_pattern("attention")
+        runs = [
+            Executor(lower_graph(one, fuse=fuse)) for one, fuse in ((graph, False), (graph, True), (rewritten, True))
+        ]
+        for run in runs:
+            run.bind([])
+        calls = [lambda: function(*inputs), *(lambda run=run: run(list(inputs)) for run in runs)]
+        expected = calls[0]()
+        for found, one in zip(calls[3](), expected, strict=True):
+            torch.testing.assert_close(found, one, rtol=2e-2, atol=1e-3)
+        times = [least(call) * 1e3 for call in calls]
+        peaks = " / ".join(f"{peak_growth(call, repeats=2) / 1e6:.0f}" for call in calls)
+        print(f"| {name} | " + " | ".join(f"{one:.2f}" for one in times) + f" | {times[3] / times[0]:.2f} | {peaks} |")
+
+
 def child(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dtype = getattr(torch, arguments.dtype)
@@ -216,7 +282,10 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("--patterns", action="store_true")
     arguments = parser.parse_args()
+    if arguments.patterns:
+        return patterns()
     if arguments.cuda:
         return compile_for_cuda()
     if arguments.child:
