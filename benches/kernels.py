@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import json
 import math
 import os
@@ -256,7 +257,11 @@ def patterns() -> None:
         ]
         for run in runs:
             run.bind([])
-        calls = [lambda: function(*inputs), *(lambda run=run: run(list(inputs)) for run in runs)]
+        ways = [
+            lambda *given, function=function: function(*given),
+            *(lambda *given, run=run: run(list(given)) for run in runs),
+        ]
+        calls = [functools.partial(way, *inputs) for way in ways]
         expected = calls[0]()
         for found, one in zip(calls[3](), expected, strict=True):
             torch.testing.assert_close(found, one, rtol=2e-2, atol=1e-3)
