@@ -89,6 +89,23 @@ pub const fn category_name(category: Category) -> &'static str {
 }
 
 impl Prediction {
+    /// The same with what a simulated rank takes under a memory limit.
+    #[must_use]
+    pub fn of(self, found: &sim::Prediction, limit: Option<Bytes>, cluster: &Cluster) -> Self {
+        let sim::Prediction { time, memory } = found;
+        let (alive, buffers) = memory.within(limit);
+        let made = Self {
+            step_ns: time.step.0,
+            compute_ns: time.compute.0,
+            communication_ns: time.communication.0,
+            exposed_ns: time.exposed.0,
+            collectives: time.collectives,
+            exposed_copies_ns: time.exposed_copies.0,
+            ..self
+        };
+        made.holding(&alive, buffers).beside(memory.on_host, cluster)
+    }
+
     /// Whether parts of forward run again, or are on the host, so that less is held.
     pub const fn holds_less(&self) -> bool {
         self.recomputed_ns > 0 || self.offloaded_bytes > 0

@@ -10,7 +10,7 @@ use crate::{kernels::seen, plan::Plan, step::program};
 
 /// The timeline of a step of the program that `rank` runs under `plan`, its graph after the passes, where the rank stands for all.
 pub fn simulate_rank(graph: &RankGraph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {
-    sim::simulate_one(graph, rank, Machine { cluster, mesh: &plan.mesh() })
+    sim::simulate_one(&seen(graph.clone(), plan)?, rank, Machine { cluster, mesh: &plan.mesh() })
 }
 
 /// Which ranks are simulated.
@@ -56,7 +56,7 @@ impl Pipeline {
 /// The timeline of a step of `rank` under a plan for `graph`: as one that stands for all, or with stages beside one of each other stage.
 pub fn simulate_one(graph: &Graph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {
     let mesh = plan.mesh();
-    let local = seen(program(graph, plan, rank, |_| {})?, plan)?;
+    let local = program(graph, plan, rank, |_| {})?;
     match (pipeline(graph, plan, cluster)?, mesh.stage_axis()) {
         (Some(pipeline), Some((number, _))) => {
             Ok(pipeline.of_rank(mesh.coordinate(rank, number) as usize, rank))

@@ -161,7 +161,12 @@ pub fn plan_telling(
         found = asked.or_in_stages(found);
     }
     let plan = found.map_err(|refused| asked.said_with_host(refused))?;
-    if settings.fuse { with_kernels(plan, graph, cluster, settings.memory_limit(cluster)) } else { Ok(plan) }
+    // With stages, which may have been found faster, figures stay those without kernels.
+    if !settings.fuse || plan.stages.is_some() {
+        return Ok(plan);
+    }
+    let program = program(graph, &plan, 0, |_| {})?;
+    with_kernels(plan, program, cluster, settings.memory_limit(cluster))
 }
 
 /// How many micro-batches are tried where the whole batch at once does not keep the memory limit.
