@@ -12,6 +12,7 @@ from torch import nn
 
 import unisono
 from unisono._executor import Executor, lower_graph
+from unisono._message import pack
 from unisono.errors import ConfigurationError
 
 CLUSTER = steps.EAGER_TO_CUT
@@ -85,6 +86,27 @@ def test_logits_in_16_bits_are_in_no_other_tensor_and_the_loss_is_as_exact():
     text = step.kernels()
     assert text.count("read a0: bf16 {8000, 500, 1}") == 2
     assert "f32 {8000, 500, 1}" not in text
+
+
+def test_a_shard_of_the_batch_is_rewritten_too_where_ranks_count_together():
+    model, (ids, targets) = Words(500, torch.bfloat16), batch_of(500)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(ids, targets):
+        optimizer.zero_grad()
+        loss = model(ids, targets)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph = unisono.capture(train_step, model=model, optimizer=optimizer, example=(ids, targets)).native
+    pins = {"batch.*": {"a": "shard(0)"}, "params.*": {"a": "replicate"}}
+    plan = graph.plan(CLUSTER, pack({"mesh": {"a": 2}, "pins": pins}))
+    program = graph.program(plan, 0)[0]
+    assert "= aten::_log_softmax(" in program.text()
+    text = program.for_kernels().text()
+    assert "= aten::_log_softmax(" not in text
+    assert text.count("all_reduce") == program.text().count("all_reduce")
 
 
 def test_a_target_that_is_none_is_refused_as_by_pytorch():

@@ -1,6 +1,8 @@
 //! A cross entropy that never writes the logarithms of its probabilities: forward keeps two numbers for each row, backward makes the rest
 //! again from the logits. As kernels, that is one pass over the logits forward and one backward.
 //!
+//! On a shard of the batch backward divides by the count of all ranks, so that it need not be forward's own.
+//!
 //! What is picked at a target is picked by PyTorch, which refuses targets that are none.
 
 use std::sync::LazyLock;
@@ -15,7 +17,7 @@ const PATTERN: &str = "
 pattern cross_entropy
 logs = aten::_log_softmax(x, dim, false)
 loss, count = aten::nll_loss_forward(logs, target, none, reduction, ignored)
-slope = aten::nll_loss_backward(gradient, logs, target, none, reduction, ignored, count)
+slope = aten::nll_loss_backward(gradient, logs, target, none, reduction, ignored, total)
 made = aten::_log_softmax_backward_data(slope, logs, dim, type)
 -> loss, count, made
 where x is 2d
