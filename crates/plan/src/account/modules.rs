@@ -29,6 +29,8 @@ pub struct HeldByModule {
     pub category: &'static str,
     /// How much.
     pub bytes: u64,
+    /// The line of the user's code that makes most of it, as `file:line`, where it is known.
+    pub line: Option<String>,
 }
 
 /// The operations that a rank runs.
@@ -48,19 +50,38 @@ pub fn by_module(graph: &Graph, times: &Times) -> Vec<ModuleTime> {
 
 /// What a rank holds at the peak beside what it holds all the time.
 pub fn held_by_module(graph: &Graph, limit: Option<Bytes>) -> Vec<HeldByModule> {
-    let mut sums: IndexMap<(String, Category), u64> = IndexMap::new();
+    let mut sums: IndexMap<(String, Category), Holder> = IndexMap::new();
     for held in memory::at_peak(graph, limit) {
         if let Some(from) = held.from {
-            *sums.entry((module_at(graph, from), held.category)).or_default() += held.bytes.0;
+            sums.entry((module_at(graph, from), held.category)).or_default().add(held.bytes.0, from);
         }
     }
-    sums.sort_by(|_, a, _, b| b.cmp(a));
-    let entry = |((module, category), bytes): (&(String, Category), &u64)| HeldByModule {
+    sums.sort_by(|_, a, _, b| b.bytes.cmp(&a.bytes));
+    let entry = |((module, category), holder): (&(String, Category), &Holder)| HeldByModule {
         module: module.clone(),
         category: category_name(*category),
-        bytes: *bytes,
+        bytes: holder.bytes,
+        line: graph
+            .place(graph.order[holder.largest.1])
+            .map(|place| format!("{}:{}", place.file, place.line)),
     };
     sums.iter().map(entry).collect()
+}
+
+/// What some operations hold together, and the most that one of them does, with its position.
+#[derive(Default)]
+struct Holder {
+    bytes: u64,
+    largest: (u64, usize),
+}
+
+impl Holder {
+    fn add(&mut self, bytes: u64, from: usize) {
+        self.bytes += bytes;
+        if bytes > self.largest.0 {
+            self.largest = (bytes, from);
+        }
+    }
 }
 
 /// The module of the operation at a position, with `*` for numbers.

@@ -138,7 +138,10 @@ fn memory(text: &mut String, account: &Account, whose: &str) {
     }
     let held = account.held.iter().take(MOST_HOLDERS);
     let held: Vec<String> = held
-        .map(|one| format!("{} {} of {}", Bytes(one.bytes), one.category, module_name(&one.module)))
+        .map(|one| {
+            let line = one.line.as_deref().map_or(String::new(), |line| format!(" ({})", short(line)));
+            format!("{} {} of {}{line}", Bytes(one.bytes), one.category, module_name(&one.module))
+        })
         .collect();
     let rest: u64 = account.held.iter().skip(MOST_HOLDERS).map(|one| one.bytes).sum();
     let rest = if rest > 0 { format!(", {} of others", Bytes(rest)) } else { String::new() };

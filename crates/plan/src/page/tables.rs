@@ -34,15 +34,20 @@ pub fn at_peak(summary: &Summary) -> Table {
 pub fn held(summary: &Summary) -> Table {
     let most = summary.account.held.first().map_or(0.0, |one| one.bytes as f64);
     let rows = summary.account.held.iter().map(|one| Row {
-        cells: vec![named(&one.module), one.category.to_owned(), Bytes(one.bytes).to_string()],
+        cells: vec![
+            named(&one.module),
+            one.category.to_owned(),
+            Bytes(one.bytes).to_string(),
+            one.line.as_deref().map_or(String::new(), |line| short(line).to_owned()),
+        ],
         bar: vec![plain(Paint::Forward, percent(one.bytes as f64, most))],
     });
     Table {
         heading: "What holds memory at the peak".into(),
         note:
-            "By the module whose operations make it; state, the batch and what stays from step to step aside."
+            "By the module whose operations make it, with the line that makes most of it; state, the batch and what stays from step to step aside."
                 .into(),
-        heads: heads(&["module", "what", "bytes", ""]),
+        heads: heads(&["module", "what", "bytes", "line", ""]),
         rows: rows.collect(),
     }
 }
