@@ -157,7 +157,11 @@ def lower_graph(
 
 def has_kernels(device: torch.device) -> bool:
     """Whether groups of operations can run as kernels there."""
-    return device == _devices.HOST or _kernel_device(device) is not None
+    if device == _devices.HOST:
+        return True
+    # Libraries of a device are opened through libtorch, and what came of it is kept.
+    _ready()
+    return _kernel_device(device) is not None
 
 
 def _kernel_device(device: torch.device) -> _native.CudaDevice | None:
