@@ -33,7 +33,7 @@ def nothing():
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"HOME": str(folder), "PYTHONPATH": str(Path(__file__).parent)}
     line = [sys.executable, "-m", "unisono", *arguments]
-    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_step_is_captured_planned_explained_and_the_plan_runs(tmp_path):
