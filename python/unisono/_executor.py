@@ -157,17 +157,15 @@ def lower_graph(
 
 def has_kernels(device: torch.device) -> bool:
     """Whether groups of operations can run as kernels there."""
-    if device == _devices.HOST:
-        return True
-    # Libraries of a device are opened through libtorch, and what came of it is kept.
-    _ready()
-    return _kernel_device(device) is not None
+    return device == _devices.HOST or _kernel_device(device) is not None
 
 
 def _kernel_device(device: torch.device) -> _native.CudaDevice | None:
     """What runs kernels on another device than the host, if it can; on CUDA a warning says why not."""
     if device.type in ("cpu", "meta"):
         return None
+    # A device's libraries are opened through libtorch, and what came of it is kept.
+    _ready()
     found = _cuda.device_of(device)
     if not isinstance(found, str):
         return found

@@ -38,6 +38,7 @@ mod plan;
 mod prediction;
 mod prices;
 mod recompute;
+mod repeats;
 mod replay;
 mod roles;
 mod run;

@@ -13,7 +13,7 @@ use ir::{AxisKind, Graph, Mesh, MeshAxis, RankGraph};
 use passes::Positions;
 use schedule::{Costs, Kind, Placement, Schedule};
 use shard::{
-    partition, partition_mesh,
+    Assignment, partition, partition_mesh,
     stages::{Staged, forward_end, stage_graphs},
 };
 
@@ -368,16 +368,24 @@ impl Pipelines<'_> {
 
     /// What a rank of all stages computes of the first micro-batch, with what is computed once: a small part of the whole program.
     fn first_micro_batch(&self, graph: &Graph) -> Result<RankGraph> {
-        let Searched { plan, assignments, .. } = self.searched;
-        let mut decisions = assignments.iter();
-        let mut next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
+        let mut next = self.decisions();
         let (time, ranks): (Vec<MeshAxis>, Vec<MeshAxis>) =
             self.request.mesh.axes.iter().cloned().partition(|axis| axis.kind == AxisKind::Time);
         let mut first = partition_mesh(graph, &Mesh { axes: ranks }, 0, &mut next)?;
         if let Some(axis) = time.first() {
             first = partition(&first, &next(&first, axis)?, axis, 0)?.into_renumbered();
         }
-        passes::run(&passes::cleaned(plan.passes.without_checkpoints), &first, |_| {})
+        self.cleaned(&first)
+    }
+
+    /// What the search has decided along one axis after the other.
+    fn decisions(&self) -> impl FnMut(&Graph, &MeshAxis) -> Result<Assignment> {
+        let mut decisions = self.searched.assignments.iter();
+        move |_, _| Ok(decisions.next().cloned().unwrap_or_default())
+    }
+
+    fn cleaned(&self, graph: &RankGraph) -> Result<RankGraph> {
+        passes::run(&passes::cleaned(self.searched.plan.passes.without_checkpoints), graph, |_| {})
     }
 
     /// Writes out the program of a cut, all micro-batches, and what its chunks cost in it.
@@ -385,11 +393,8 @@ impl Pipelines<'_> {
         if cut.settled.is_some() {
             return Ok(());
         }
-        let Searched { plan, assignments, .. } = self.searched;
-        let mut decisions = assignments.iter();
-        let next = |_: &Graph, _: &MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
-        let whole = partition_mesh(&cut.staged.graph, self.request.mesh, 0, next)?;
-        let settled = passes::run(&passes::cleaned(plan.passes.without_checkpoints), &whole, |_| {})?;
+        let whole = partition_mesh(&cut.staged.graph, self.request.mesh, 0, self.decisions())?;
+        let settled = self.cleaned(&whole)?;
         cut.costs = costs(&settled, &cut.costs.placement, self.machine);
         cut.settled = Some(settled);
         Ok(())
