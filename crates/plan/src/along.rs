@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use base::{Code, Diagnostic, Result};
-use ir::{AxisKind, Graph, InputClass, Placement};
+use ir::{AxisKind, InputClass, Placement};
 use shard::{Assignment, Space};
 use solve::{Failure, Problem, Solution, Solver};
 
 use crate::{
-    axis::{Along, Carried, Model, Tries},
+    axis::{Along, Carried, Model, Program, Tries},
     divides::offered,
     effort::Effort,
     moments::Charges,
@@ -26,9 +26,13 @@ const CLOSE: i64 = 50;
 const MOST_NAMES: usize = 6;
 
 /// The candidates along the axes from `number` on, on the graph that the axes outside it leave.
-pub fn explored(run: &Run<'_>, graph: &Graph, number: usize) -> Result<Vec<Found>> {
+pub fn explored(run: &Run<'_>, program: Program<'_>, number: usize) -> Result<Vec<Found>> {
     let request = run.request;
+    let graph = program.graph();
     let Some(axis) = request.mesh.axes.get(number) else {
+        if let Program::Folded(folded) = program {
+            return Ok(run.predicted_folded(folded)?.into_iter().collect());
+        }
         // One rank runs the graph as it was captured.
         let alone = request.mesh.is_trivial();
         let found = run.predicted(if alone { request.captured } else { graph })?;
@@ -36,15 +40,16 @@ pub fn explored(run: &Run<'_>, graph: &Graph, number: usize) -> Result<Vec<Found
         return Ok(vec![found]);
     };
     if axis.kind == AxisKind::Stage {
-        return explored(run, graph, number + 1);
+        return explored(run, program, number + 1);
     }
     let space = Space::new(graph, axis, offered(request.mesh, axis));
     let demands = match axis.kind {
         AxisKind::Ranks => pinned(graph, &space, request.pins, request.mesh)?,
         AxisKind::Time | AxisKind::Stage => Demands::default(),
     };
-    let within = |local: &Graph| explored(run, local, number + 1);
-    let along = Along { run, graph, number, axis, space: &space, demands: &demands, within: &within };
+    let within = |local: Program<'_>| explored(run, local, number + 1);
+    let along =
+        Along { run, program, graph, number, axis, space: &space, demands: &demands, within: &within };
     // One rank that nothing is demanded of has no choice.
     if axis.size == 1 && demands.is_empty() {
         return along.continued(&Assignment::default(), Model::default());
@@ -103,7 +108,7 @@ impl Along<'_> {
         let tables = Tables::new(&setting)?;
         let mut tries = Tries::new(self, &tables);
         let mut over = Vec::new();
-        for prices in &self.prices() {
+        for prices in &Prices::TRIED[..self.run.extent.prices.min(Prices::TRIED.len())] {
             let is_plain = *prices == Prices::PLAIN;
             let scaled;
             let problem = if is_plain {
@@ -121,8 +126,7 @@ impl Along<'_> {
             if is_plain {
                 tries.bound = solution.bound.primary();
             }
-            let Some(mut free) = tries.carry(&solution.choices)? else { continue };
-            free.found.iter_mut().for_each(|found| found.prices.insert(0, *prices));
+            let Some(free) = tries.carry(&solution.choices)? else { continue };
             if self.run.request.memory_limit.is_some() && !self.is_kept(&free.found) {
                 over.push((*prices, free));
             } else {
@@ -149,16 +153,6 @@ impl Along<'_> {
             enough = !is_kept && (is_thrifty || self.is_hopeless(&tries.found[met..]));
         }
         Ok(tries.found)
-    }
-
-    /// The prices that are tried, or those that are known.
-    fn prices(&self) -> Vec<Prices> {
-        let Some(known) = &self.run.prices else {
-            return Prices::TRIED.into_iter().take(self.run.extent.prices).collect();
-        };
-        let outside = &self.run.request.mesh.axes[..self.number];
-        let before = outside.iter().filter(|axis| axis.kind == AxisKind::Ranks && axis.size > 1).count();
-        vec![known.get(before).copied().unwrap_or(Prices::PLAIN)]
     }
 
     /// The solution under some prices. In a large search of several axes no bound of the outer one is asked for: what only proposes will do where it

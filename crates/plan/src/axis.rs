@@ -6,6 +6,7 @@ use shard::{Assignment, Space, divided};
 use solve::{Choices, Options, evaluate};
 
 use crate::{
+    folded::Folded,
     forbidden::Forbidden,
     moments::Charges,
     pins::{Demands, demand_on_batch},
@@ -30,11 +31,32 @@ pub struct Model {
     pub bound: i64,
 }
 
+/// What is searched: a graph, or one with few layers and what it stands for.
+#[derive(Clone, Copy)]
+pub enum Program<'a> {
+    /// All of it.
+    Whole(&'a Graph),
+    /// Few layers.
+    Folded(&'a Folded),
+}
+
+impl<'a> Program<'a> {
+    /// The graph.
+    pub const fn graph(self) -> &'a Graph {
+        match self {
+            Self::Whole(graph) => graph,
+            Self::Folded(folded) => folded.graph(),
+        }
+    }
+}
+
 /// The search along one axis.
 pub struct Along<'a> {
     /// The search along all axes.
     pub run: &'a Run<'a>,
-    /// The graph that the axes outside this one leave.
+    /// What the axes outside this one leave.
+    pub program: Program<'a>,
+    /// Its graph.
     pub graph: &'a Graph,
     /// Which axis of the mesh this is.
     pub number: usize,
@@ -45,7 +67,7 @@ pub struct Along<'a> {
     /// Pins.
     pub demands: &'a Demands,
     /// The search along the axes within this one, on the graph that this one leaves.
-    pub within: &'a dyn Fn(&Graph) -> Result<Vec<Found>>,
+    pub within: &'a dyn Fn(Program<'_>) -> Result<Vec<Found>>,
 }
 
 /// What a solution became.
@@ -108,12 +130,16 @@ impl Along<'_> {
 
     /// What becomes of a decision along this axis with the axes within it.
     pub fn continued(&self, assignment: &Assignment, model: Model) -> Result<Vec<Found>> {
-        let local = if self.axis.size == 1 {
-            self.graph.clone()
-        } else {
-            divided(self.graph, assignment, self.axis, 0)?
+        let mut found = match self.program {
+            Program::Folded(folded) => match folded.along(self.axis, assignment)? {
+                Some(local) => (self.within)(Program::Folded(&local))?,
+                None => Vec::new(),
+            },
+            Program::Whole(graph) if self.axis.size == 1 => (self.within)(Program::Whole(graph))?,
+            Program::Whole(graph) => {
+                (self.within)(Program::Whole(&divided(graph, assignment, self.axis, 0)?))?
+            }
         };
-        let mut found = (self.within)(&local)?;
         for one in &mut found {
             one.assignments.insert(0, assignment.clone());
             if one.prediction.model_ns == 0 && self.axis.kind == AxisKind::Ranks {
@@ -128,6 +154,10 @@ impl Along<'_> {
     pub fn setting<'s>(&'s self, strict: bool, charges: &'s Charges) -> Setting<'s> {
         Setting {
             graph: self.graph,
+            folded: match self.program {
+                Program::Folded(folded) => Some(folded),
+                Program::Whole(_) => None,
+            },
             space: self.space,
             machine: self.run.machine,
             charges,

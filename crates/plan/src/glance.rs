@@ -1,14 +1,10 @@
-//! Glances: what a quick search predicts, of a large step from what it predicts for two with fewer of its layers.
-//!
-//! Layers that are alike are decided alike, and each takes what the others do. So time and memory grow by the same amount with each layer, which
-//! is the difference between two programs of which one has a layer more. What is chosen in the end is searched for, and simulated, in the whole
-//! step.
+//! Glances: what a quick search predicts, of a large step by what it finds for one with fewer of its layers.
 
 use base::Result;
-use ir::Graph;
 
 use crate::{
-    effort::Effort,
+    effort::{Effort, Extent},
+    from_shorter::expected,
     prediction::Prediction,
     run::Request,
     search::{Searched, search},
@@ -31,19 +27,12 @@ pub fn glance(request: &Request<'_>) -> Result<Glance> {
     Ok(Glance { prediction: searched.plan.prediction, searched: Some(Box::new(searched)) })
 }
 
-/// The same for the whole step from fewer layers; none where the memory limit may decide, or where a layer would take less than nothing.
+/// The same for the whole step from fewer layers; none where the memory limit may decide.
 fn extrapolated(request: &Request<'_>) -> Option<Prediction> {
-    let shorter = request.shorter?;
-    if request.mesh.is_trivial() || !request.pins.is_empty() {
-        return None;
-    }
-    let of = |graph: &Graph| {
-        let request = Request { graph, memory_limit: None, shorter: None, effort: Effort::Quick, ..*request };
-        search(&request).ok().map(|searched| searched.plan.prediction)
-    };
-    let (short, long) = (of(&shorter.short)?, of(&shorter.long)?);
-    let all = long.beyond(&short, shorter.left_out);
-    (long.step_ns >= short.step_ns && all.fits(request.memory_limit)).then_some(all)
+    let nodes = request.shorter?.graph().order.len();
+    let extent = Extent::of(Effort::Quick, nodes, request.mesh);
+    let best = expected(request, extent).into_iter().next()?;
+    best.prediction.fits(request.memory_limit).then_some(best.prediction)
 }
 
 #[cfg(test)]
@@ -51,6 +40,7 @@ fn extrapolated(request: &Request<'_>) -> Option<Prediction> {
 mod tests {
     use cluster::testing::{link, uniform};
     use ir::{Mesh, MeshAxis};
+    use shard::canonical;
 
     use super::*;
     use crate::{
@@ -63,7 +53,7 @@ mod tests {
     #[test]
     fn a_glance_says_what_a_quick_search_of_the_whole_step_does() {
         let graph = tower(Tower { layers: 160, rows: 4096, width: 4096, reach: 1, odd: None });
-        let shorter = Shorter::of(&graph).unwrap();
+        let shorter = Shorter::of(&canonical(&graph)).unwrap();
         let cluster = uniform(1e14, 1e12, link(10_000.0, 1e11));
         let (pins, forbid) = (Pins::default(), Forbid::default());
         let two = |outer, inner| Mesh {
@@ -90,6 +80,12 @@ mod tests {
             // Decisions differ where others take nearly as little time, though one may hold much more.
             let apart = seen.step_ns.abs_diff(whole.step_ns);
             assert!(apart * 10 <= whole.step_ns.unsigned_abs(), "{seen:?} for {whole:?}");
+            if mesh.axes.len() == 1 {
+                let all = Request { effort: Effort::Full, only_best: true, ..request };
+                let by_few = search(&all).unwrap().plan.prediction;
+                let by_all = search(&Request { shorter: None, ..all }).unwrap().plan.prediction;
+                assert!(by_few.step_ns <= by_all.step_ns / 100 * 101, "{by_few:?} for {by_all:?}");
+            }
             let limited = Request { memory_limit: Some(seen.peak_bytes - 1), ..request };
             assert!(extrapolated(&limited).is_none(), "where memory decides, the whole step is searched");
         }

@@ -1,4 +1,4 @@
-//! Layers: what a program repeats, one piece after the other, and the same program with fewer of them.
+//! Layers: what a program repeats, one piece after the other.
 //!
 //! Names count for nothing here. A run is a stretch of the order in which equal operations come back after so many others: the layers of
 //! forward, the same in backward, from the last to the first, and what updates their parameters. Runs are tied together by what they read of
@@ -10,15 +10,16 @@ use std::{
     ops::Range,
 };
 
-use base::{PrimaryMap, SecondaryMap};
+use base::SecondaryMap;
 use ir::{Graph, InputId, NodeId, ValueDef, ValueId};
-use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
+use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::repeats::{Run, longest_run};
 
 /// The layers of a program.
 pub struct Layers<'g> {
-    graph: &'g Graph,
+    /// The program.
+    pub graph: &'g Graph,
     runs: Vec<Run>,
     /// The run of each node that is in one, and its position in the program.
     places: SecondaryMap<NodeId, Option<(usize, usize)>>,
@@ -27,11 +28,11 @@ pub struct Layers<'g> {
     /// The input that the next layer has where a layer has this one, and back, and the layer.
     next: FxHashMap<InputId, InputId>,
     before: FxHashMap<InputId, InputId>,
-    layer_of: FxHashMap<InputId, i64>,
+    layer_of_input: FxHashMap<InputId, i64>,
     /// The first and the last of those that are alike.
-    alike: (i64, i64),
+    pub alike: (i64, i64),
     /// The most layers between an operation and what it reads.
-    reach: i64,
+    pub reach: i64,
 }
 
 /// How an operation hangs together with a run: whether it reads what that makes, reads the same, or is read; the run, the position in its
@@ -48,7 +49,7 @@ impl<'g> Layers<'g> {
             readers: FxHashMap::default(),
             next: FxHashMap::default(),
             before: FxHashMap::default(),
-            layer_of: FxHashMap::default(),
+            layer_of_input: FxHashMap::default(),
             alike: (0, 0),
             reach: 0,
         };
@@ -150,13 +151,6 @@ impl<'g> Layers<'g> {
         Some((run, at, position))
     }
 
-    fn layer_of_value(&self, value: ValueId) -> Option<i64> {
-        match self.graph.values[value].def {
-            ValueDef::Input(input) => self.layer_of.get(&input).copied(),
-            ValueDef::Result(..) => self.made_at(value).map(|(run, at, _)| self.runs[run].layer(at).0),
-        }
-    }
-
     /// How many are alike.
     pub const fn count(&self) -> usize {
         (self.alike.1 - self.alike.0 + 1) as usize
@@ -234,120 +228,55 @@ impl<'g> Layers<'g> {
         }
         (self.next, self.before) = (next, before);
         for (one, other) in inputs.iter().filter(|(one, other)| one != other) {
-            self.layer_of.insert(*one, layer);
-            self.layer_of.insert(*other, layer + 1);
+            self.layer_of_input.insert(*one, layer);
+            self.layer_of_input.insert(*other, layer + 1);
         }
         true
     }
 
-    /// The program with `kept` of the layers that are alike; none where it has no more, or where what reads from one layer to another reaches over
-    /// those that are left out, or over those that are kept before or behind.
-    pub fn fewer(&self, kept: usize) -> Option<Graph> {
-        let at_each_end = self.reach.max(1);
-        let ahead = kept.div_ceil(2) as i64;
-        let left_out = self.count() as i64 - kept as i64;
-        if left_out < at_each_end || kept as i64 - ahead < at_each_end {
-            return None;
+    /// The layer of an operation in a run.
+    pub fn layer_of(&self, id: NodeId) -> Option<i64> {
+        let (run, at) = self.places[id]?;
+        Some(self.runs[run].layer(at).0)
+    }
+
+    /// The layer that a value is of.
+    pub fn layer_of_value(&self, value: ValueId) -> Option<i64> {
+        match self.graph.values[value].def {
+            ValueDef::Input(input) => self.layer_of_input.get(&input).copied(),
+            ValueDef::Result(node, _) => self.layer_of(node),
         }
-        let begin = self.alike.0 + ahead;
-        Some(Fewer { layers: self, begin, end: begin + left_out }.graph())
-    }
-}
-
-/// A program without the layers from `begin` on and before `end`.
-struct Fewer<'a, 'g> {
-    layers: &'a Layers<'g>,
-    begin: i64,
-    end: i64,
-}
-
-impl Fewer<'_, '_> {
-    const fn is_out(&self, layer: i64) -> bool {
-        self.begin <= layer && layer < self.end
     }
 
-    fn graph(&self) -> Graph {
-        let mut graph = self.layers.graph.clone();
-        let layer = |id: NodeId| {
-            let (run, at) = self.layers.places[id]?;
-            Some(self.layers.runs[run].layer(at).0)
-        };
-        graph.order.retain(|id| layer(*id).is_none_or(|layer| !self.is_out(layer)));
-        for id in &graph.order {
-            let reader = layer(*id);
-            let args = &mut graph.nodes[*id].args;
-            for arg in args {
-                arg.map_values(|value| self.seen(value, reader));
+    /// The inputs that are of one layer each, with it.
+    pub fn inputs(&self) -> impl Iterator<Item = (InputId, i64)> + '_ {
+        self.graph.inputs.ids().filter_map(|input| Some((input, *self.layer_of_input.get(&input)?)))
+    }
+
+    /// What another layer has in the place of an operation.
+    pub fn node_in(&self, id: NodeId, layer: i64) -> Option<NodeId> {
+        let (run, at) = self.places[id]?;
+        let run = &self.runs[run];
+        run.at(layer, run.layer(at).1).map(|at| self.graph.order[at])
+    }
+
+    /// The same of an input.
+    pub fn input_in(&self, input: InputId, layer: i64) -> Option<InputId> {
+        let own = *self.layer_of_input.get(&input)?;
+        let steps = if layer > own { &self.next } else { &self.before };
+        (0..own.abs_diff(layer)).try_fold(input, |input, _| steps.get(&input).copied())
+    }
+
+    /// The same of a value.
+    pub fn value_in(&self, value: ValueId, layer: i64) -> Option<ValueId> {
+        match self.graph.values[value].def {
+            ValueDef::Input(input) => self.input_in(input, layer).map(|input| self.graph.inputs[input].value),
+            ValueDef::Result(node, position) => {
+                let node = self.node_in(node, layer)?;
+                self.graph.nodes[node].results().nth(position as usize)
             }
         }
-        graph.returns.iter_mut().for_each(|value| *value = self.seen(*value, None));
-        self.keep_inputs(&mut graph);
-        keep_needed(&mut graph);
-        graph.into_renumbered()
     }
-
-    /// What a layer reads instead of a value that is left out: layers before see the first ones behind, all else sees the last ones before.
-    fn seen(&self, value: ValueId, reader: Option<i64>) -> ValueId {
-        let Some(layer) = self.layers.layer_of_value(value).filter(|layer| self.is_out(*layer)) else {
-            return value;
-        };
-        let left_out = self.end - self.begin;
-        let alike = |layer: i64| self.layers.alike.0 <= layer && layer <= self.layers.alike.1;
-        let to = match reader {
-            Some(reader) if alike(reader) && reader < self.begin => layer + left_out,
-            Some(reader) if alike(reader) => layer - left_out,
-            _ => self.begin - 1,
-        };
-        self.in_layer(value, layer, to).unwrap_or(value)
-    }
-
-    /// What another layer has in the place of a value.
-    fn in_layer(&self, value: ValueId, layer: i64, to: i64) -> Option<ValueId> {
-        let Layers { graph, runs, next, before, .. } = self.layers;
-        if let ValueDef::Input(input) = graph.values[value].def {
-            let steps = if to > layer { next } else { before };
-            let found = (0..layer.abs_diff(to)).try_fold(input, |input, _| steps.get(&input).copied())?;
-            return Some(graph.inputs[found].value);
-        }
-        let (run, at, result) = self.layers.made_at(value)?;
-        let at = runs[run].at(to, runs[run].layer(at).1)?;
-        graph.nodes[graph.order[at]].results().nth(result as usize)
-    }
-
-    /// Leaves out the inputs of the layers that are left out, and their updates.
-    fn keep_inputs(&self, graph: &mut Graph) {
-        let out: FxHashSet<InputId> = self
-            .layers
-            .layer_of
-            .iter()
-            .filter(|(_, layer)| self.is_out(**layer))
-            .map(|(input, _)| *input)
-            .collect();
-        let mut new: FxHashMap<InputId, InputId> = FxHashMap::default();
-        let mut inputs = PrimaryMap::new();
-        for (id, input) in graph.inputs.iter().filter(|(id, _)| !out.contains(id)) {
-            new.insert(id, inputs.push(input.clone()));
-        }
-        for (id, input) in inputs.iter() {
-            graph.values[input.value].def = ValueDef::Input(id);
-        }
-        graph.inputs = inputs;
-        let updates = std::mem::take(&mut graph.updates).into_iter();
-        graph.updates =
-            updates.filter_map(|(input, value)| Some((*new.get(&input)?, self.seen(value, None)))).collect();
-    }
-}
-
-/// Leaves out what no return and no update needs.
-fn keep_needed(graph: &mut Graph) {
-    let ends = graph.returns.iter().chain(graph.updates.iter().map(|(_, value)| value));
-    let mut needed: FxHashSet<NodeId> = ends.filter_map(|value| graph.maker(*value)).collect();
-    for id in graph.order.iter().rev() {
-        if needed.contains(id) {
-            needed.extend(graph.nodes[*id].operands().filter_map(|value| graph.maker(value)));
-        }
-    }
-    graph.order.retain(|id| needed.contains(id));
 }
 
 /// A number for each operation of a program that is equal for equal ones: operator, arguments but tensors, and the types of tensors.
@@ -365,7 +294,7 @@ fn signatures(graph: &Graph) -> Vec<u64> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 pub mod tests {
-    use ir::{Arg, Dtype, InputClass, PartKind, TensorType, testing::Random, verify};
+    use ir::{Arg, Dtype, InputClass, PartKind, TensorType};
 
     use super::*;
 
@@ -449,66 +378,8 @@ pub mod tests {
         graph
     }
 
-    /// The text form without names of inputs.
-    fn text(graph: &Graph) -> String {
-        let mut graph = graph.renumbered();
-        for (id, input) in graph.inputs.iter_mut() {
-            input.name = id.to_string();
-        }
-        graph.to_string()
-    }
-
-    /// The lines of one text form that are not those of the other.
-    fn unlike(one: &Graph, other: &Graph) -> Vec<String> {
-        let (one, other) = (text(one), text(other));
-        let pairs = one.lines().zip(other.lines()).filter(|(one, other)| one != other);
-        let mut unlike: Vec<String> = pairs.map(|(one, other)| format!("{one} | {other}")).collect();
-        if one.lines().count() != other.lines().count() {
-            unlike.push(format!("{} and {} lines", one.lines().count(), other.lines().count()));
-        }
-        unlike
-    }
-
-    #[test]
-    fn fewer_layers_are_the_step_of_a_model_with_fewer_layers() {
-        for (layers, reach) in [(8, 1), (12, 2), (17, 3)] {
-            let of = Tower { layers, rows: 8, width: 4, reach, odd: None };
-            let graph = tower(of);
-            let found = Layers::of(&graph).unwrap();
-            // The first ones read the first one, whose gradient goes nowhere, and the last one's is not a sum.
-            assert!(found.count() + 2 * reach + 1 >= layers, "{} of {layers} are alike", found.count());
-            for kept in 2 * reach..=found.count() - reach {
-                let fewer = found.fewer(kept).unwrap();
-                verify(&fewer).unwrap();
-                let expected = tower(Tower { layers: layers - found.count() + kept, ..of });
-                assert_eq!(unlike(&fewer, &expected), Vec::<String>::new(), "{kept} of {layers}");
-            }
-            assert!(found.fewer(found.count()).is_none());
-            assert!(found.fewer(reach - 1).is_none(), "too few for what reaches {reach} back");
-        }
-    }
-
-    #[test]
-    fn a_layer_that_is_unlike_ends_those_that_are_alike() {
-        let of = Tower { layers: 20, rows: 8, width: 4, reach: 1, odd: Some(6) };
-        let graph = tower(of);
-        let found = Layers::of(&graph).unwrap();
-        assert!((10..=13).contains(&found.count()), "{} of 13", found.count());
-        let fewer = found.fewer(4).unwrap();
-        verify(&fewer).unwrap();
-        let expected = tower(Tower { layers: 20 - found.count() + 4, ..of });
-        assert_eq!(unlike(&fewer, &expected), Vec::<String>::new());
-    }
-
     #[test]
     fn a_program_that_repeats_nothing_has_no_layers() {
-        let mut random = Random::new(3);
-        for seed in 0..20 {
-            let graph = ir::testing::random_graph(seed, 20 + random.below(60));
-            if let Some(fewer) = Layers::of(&graph).and_then(|layers| layers.fewer(2)) {
-                verify(&fewer).unwrap();
-            }
-        }
         let of = Tower { layers: 1, rows: 8, width: 4, reach: 1, odd: None };
         assert!(Layers::of(&tower(of)).is_none());
     }

@@ -87,6 +87,8 @@ pub struct Signature {
     pub uses: SmallVec<[(RequiredId, PartId); 2]>,
     /// How much of its memory counts.
     pub charge: Charge,
+    /// How many times changes of its placement count.
+    pub times: u32,
 }
 
 /// The tables of a value.
@@ -151,7 +153,8 @@ impl Links {
         let (ty, source) = (setting.graph.ty(value), signature.source);
         let inevitable = inevitable(setting, source, provided, &uses);
         let charge = &signature.charge;
-        let mut maker = Maker { setting, ty, source, provided, charge, inevitable, problem };
+        let times = signature.times;
+        let mut maker = Maker { setting, ty, source, provided, charge, times, inevitable, problem };
         let link = match uses.as_slice() {
             [(only, part)] => Link::Direct(maker.direct(only, *part)),
             uses => Link::Parts(maker.parts(uses)),
@@ -176,6 +179,7 @@ struct Maker<'a> {
     source: Source,
     provided: &'a [Placement],
     charge: &'a Charge,
+    times: u32,
     inevitable: Vec<(Placement, Placement, Company)>,
     problem: &'a mut Problem,
 }
@@ -329,7 +333,7 @@ impl Maker<'_> {
         match (against, strict) {
             (true, true) => Cost::INFINITE,
             (true, false) => Cost::new(time + AGAINST_A_DEMAND, steps.len() as u32),
-            (false, _) => Cost::new(time, steps.len() as u32),
+            (false, _) => Cost::new(time, steps.len() as u32).times(self.times),
         }
     }
 

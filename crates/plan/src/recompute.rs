@@ -189,13 +189,7 @@ impl Run<'_> {
         };
         let with = |(prediction, passes): (Prediction, passes::Settings)| {
             let least_ns = prediction.step_ns;
-            Found {
-                assignments: found.assignments.clone(),
-                prices: found.prices.clone(),
-                passes,
-                prediction,
-                least_ns,
-            }
+            Found { assignments: found.assignments.clone(), passes, prediction, least_ns }
         };
         Ok(made?.map(with))
     }

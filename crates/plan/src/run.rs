@@ -19,7 +19,6 @@ use crate::{
     forbidden::Forbid,
     pins::Pins,
     plan::Prediction,
-    prices::Prices,
     shorter::Shorter,
 };
 
@@ -86,8 +85,6 @@ pub struct Request<'a> {
 pub struct Found {
     /// The decisions along each axis.
     pub assignments: Vec<Assignment>,
-    /// The prices that it was found under along each axis of ranks, the outer one first.
-    pub prices: Vec<Prices>,
     /// What its passes do.
     pub passes: passes::Settings,
     /// What it takes.
@@ -118,8 +115,6 @@ pub struct Run<'a> {
     pub direct: DirectAxes,
     /// How much is tried.
     pub extent: Extent,
-    /// The prices along each axis of ranks, where they are known.
-    pub prices: Option<Vec<Prices>>,
     /// The free solutions over the memory limit that were met along inner axes.
     pub met: RefCell<Vec<Met>>,
     /// The least that a candidate so far is expected to take within the memory limit.
@@ -161,7 +156,6 @@ impl<'a> Run<'a> {
             machine: Machine { cluster: request.cluster, mesh: request.mesh },
             direct: direct(request.cluster, request.mesh),
             extent,
-            prices: None,
             met: RefCell::default(),
             least_expected_ns: Cell::new(i64::MAX),
         }
@@ -191,7 +185,7 @@ impl<'a> Run<'a> {
         while let Some(passes) = rung {
             let prediction = self.scheduled(&settled, &passes)?;
             least_ns = least_ns.min(prediction.step_ns);
-            let found = Found { assignments: Vec::new(), prices: Vec::new(), passes, prediction, least_ns };
+            let found = Found { assignments: Vec::new(), passes, prediction, least_ns };
             if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {
                 return Ok(found);
             }
@@ -220,8 +214,7 @@ impl<'a> Run<'a> {
                 let Prediction { model_ns, bound_ns, .. } = one.prediction;
                 let prediction = Prediction { model_ns, bound_ns, ..self.scheduled(&settled, &passes)? };
                 let least_ns = one.least_ns.min(prediction.step_ns);
-                let other =
-                    Found { assignments: Vec::new(), prices: Vec::new(), passes, prediction, least_ns };
+                let other = Found { assignments: Vec::new(), passes, prediction, least_ns };
                 one.least_ns = least_ns;
                 if other.fitness(self.request.memory_limit) < one.fitness(self.request.memory_limit) {
                     (one.passes, one.prediction) = (other.passes, other.prediction);

@@ -10,10 +10,10 @@ use shard::{Assignment, Offered, Space, canonical};
 
 use crate::{
     along::explored,
-    axis::PICOS_PER_NANO,
+    axis::{PICOS_PER_NANO, Program},
     effort::Extent,
+    from_shorter::candidates,
     plan::{Plan, Prediction},
-    replay::replayed,
     run::{Found, Request, Run, ranked},
     runners_up::Naming,
 };
@@ -41,15 +41,17 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     let canonical = canonical(request.graph);
     let extent = Extent::of(request.effort, canonical.order.len(), request.mesh);
     let run = Run::new(request, extent);
-    let replayed = replayed(request, extent, &canonical);
-    let found = if let Some(found) = replayed {
+    let from_shorter = candidates(&run, &canonical);
+    let is_expected = from_shorter.is_some() && request.mesh.stages() > 1;
+    let found = if let Some(found) = from_shorter {
         found
     } else {
-        let mut found = explored(&run, &canonical, 0)?;
+        let mut found = explored(&run, Program::Whole(&canonical), 0)?;
         found.extend(run.replicated(&canonical)?);
         found
     };
-    let mut found = run.tuned(&canonical, ranked(found, request.memory_limit))?;
+    let found = ranked(found, request.memory_limit);
+    let mut found = if is_expected { found } else { run.tuned(&canonical, found)? };
     let again = run.holding_less(&canonical, &found)?;
     if run.is_full() && !again.is_empty() {
         found = again;
@@ -57,10 +59,15 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
         found.extend(again);
     }
     let mut found = ranked(found, request.memory_limit).into_iter();
-    let best = found.next().ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
+    let mut best = found.next().ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
     let others = found;
     if !best.fits(request.memory_limit) {
         return Err(too_small(request.memory_limit.unwrap_or(0), &best.prediction));
+    }
+    if best.prediction.model_ns == 0 && !request.only_best {
+        let model = run.certified(&canonical, &best.assignments).unwrap_or_default();
+        best.prediction.model_ns = model.time / PICOS_PER_NANO;
+        best.prediction.bound_ns = model.bound / PICOS_PER_NANO;
     }
     let mut plan = Plan::new(
         &canonical,

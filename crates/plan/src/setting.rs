@@ -5,12 +5,14 @@ use ir::{AxisKind, Dtype, Graph, PartKind, Placement, Reduce, TensorType};
 use passes::is_summed_in;
 use shard::Space;
 
-use crate::{forbidden::Forbidden, moments::Charges, pins::Demands, roles::Role};
+use crate::{folded::Folded, forbidden::Forbidden, moments::Charges, pins::Demands, roles::Role};
 
 /// What the tables are made from.
 pub struct Setting<'a> {
     /// The graph, in canonical form.
     pub graph: &'a Graph,
+    /// Of a graph with few layers, what it stands for.
+    pub folded: Option<&'a Folded>,
     /// Its strategies.
     pub space: &'a Space,
     /// Costs.

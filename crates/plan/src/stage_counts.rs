@@ -10,7 +10,7 @@ use shard::{canonical, stages::StageSet};
 
 use crate::{
     divides::require_slices, glance::glance, meshes::meshes, pipelines::search_stages, plan::Plan,
-    run::Request, wish::Wanted,
+    run::Request, shorter::Shorter, wish::Wanted,
 };
 
 /// How much longer than what is known a quick search may say that a pipeline takes, in percent, for it to be tried further.
@@ -61,7 +61,7 @@ pub fn faster_in_stages(
     known: Option<&Plan>,
 ) -> Option<Plan> {
     let whole = if request.shorter.is_none() { canonical(request.graph) } else { Graph::default() };
-    let canonical = request.shorter.map_or(&whole, |shorter| &shorter.canonical);
+    let canonical = request.shorter.map_or(&whole, Shorter::graph);
     let step = Step { canonical, nodes: request.graph.order.len() };
     let mut promises = Vec::new();
     for stages in (2..=ranks.min(StageSet::MOST)).filter(|stages| ranks.is_multiple_of(*stages)) {

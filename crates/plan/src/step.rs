@@ -150,8 +150,7 @@ pub fn plan_telling(
     settings.check(cluster)?;
     aten::check(graph)?;
     let cleaned = &cleaned(graph, settings.recompute.is_some())?;
-    // Where the mesh is given there is one search, of the whole step.
-    let shorter = if settings.mesh.is_empty() { Shorter::of(cleaned) } else { None };
+    let shorter = Shorter::of(&canonical(cleaned));
     let asked = Asked { graph, cleaned, shorter: shorter.as_ref(), cluster, settings };
     if settings.mesh().stages() > 1 {
         return asked.in_stages();

@@ -4,7 +4,7 @@
 //! program where it is used (its copy set). Costs are times. Weights are bytes: of state, and of what else is alive at the
 //! [moments](crate::moments) that count.
 
-use std::rc::Rc;
+use std::{ops::Range, rc::Rc};
 
 use aten::{Call, Strategy};
 use base::{Code, Diagnostic, PrimaryMap, Result, SecondaryMap, define_id};
@@ -16,6 +16,8 @@ use smallvec::SmallVec;
 use solve::{Cells, Choices, Cost, Problem, VariableId};
 
 use crate::{
+    fewer::Places,
+    folded::Folded,
     links::{Link, Links, PartCopies, ProvidedId, RequiredId, Signature, Source},
     pins::{Demand, can_be},
     roles::{Role, roles},
@@ -52,8 +54,46 @@ struct Menus {
 /// The class, whether only the replicated strategy is left, and the placement that each operand must have.
 type MenuKey = (ClassId, bool, SmallVec<[Option<Placement>; 4]>);
 
+/// What uses each value.
+type Uses = SecondaryMap<ValueId, SmallVec<[Use; 2]>>;
+
+/// What provides a value, as which result, and what uses it.
+type Key = ((VariableId, u32), SmallVec<[Use; 2]>);
+
+/// A graph that is seen as that of the tables.
+struct Seen<'a> {
+    graph: &'a Graph,
+    /// What stands for its operations and inputs, where it is another one.
+    places: Option<&'a Places>,
+    positions: SecondaryMap<NodeId, usize>,
+}
+
+impl<'a> Seen<'a> {
+    fn of(graph: &'a Graph) -> Self {
+        let mut positions: SecondaryMap<NodeId, usize> = SecondaryMap::default();
+        for (at, id) in graph.order.iter().enumerate() {
+            positions[*id] = at;
+        }
+        Self { graph, places: None, positions }
+    }
+
+    /// The operation of `own` that one of its is.
+    fn node(&self, own: &Graph, id: NodeId) -> NodeId {
+        self.places.map_or(id, |places| own.order[places.nodes[self.positions[id]]])
+    }
+
+    fn input(&self, id: InputId) -> InputId {
+        self.places.map_or(id, |places| places.input(id))
+    }
+
+    /// The values that are used.
+    fn used<'u>(&self, uses: &'u Uses) -> impl Iterator<Item = ValueId> + use<'u, 'a> {
+        self.graph.values.ids().filter(|value| !uses[*value].is_empty())
+    }
+}
+
 /// Something that requires a value.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Use {
     variable: VariableId,
     required: RequiredId,
@@ -61,6 +101,7 @@ struct Use {
 }
 
 /// The copy set of a value in a part of the program.
+#[derive(Clone)]
 struct Kept {
     value: ValueId,
     variable: VariableId,
@@ -84,13 +125,21 @@ impl<'a> Tables<'a> {
         for id in setting.graph.inputs.ids() {
             tables.input(id)?;
         }
-        for id in &setting.graph.order {
-            tables.node(*id, &depends);
+        let times = setting.folded.map(Folded::times_of_nodes);
+        for (at, id) in setting.graph.order.iter().enumerate() {
+            let times = times.as_ref().map_or(1, |times| times[at]);
+            tables.node((at, *id), times, &depends);
         }
-        let uses = tables.uses();
-        for value in setting.graph.values.ids() {
-            if !uses[value].is_empty() {
-                tables.connect(value, &uses[value]);
+        let returned: Vec<VariableId> =
+            setting.graph.returns.iter().map(|_| tables.problem.variable(&[Cost::ZERO])).collect();
+        let own = Seen::of(setting.graph);
+        let uses = tables.uses(&own, &returned);
+        match setting.folded {
+            Some(folded) => tables.connect_folded(folded, (&own, &uses), &returned),
+            None => {
+                for value in own.used(&uses) {
+                    tables.connect(value, &uses[value], 1);
+                }
             }
         }
         Ok(tables)
@@ -124,21 +173,32 @@ impl<'a> Tables<'a> {
             let counted = if input.class.is_state() { setting.charges.moments } else { 0 };
             counted * local_bytes(ty, *placement, setting.space.axis.size)
         };
+        let first = setting.folded.map_or(id, |folded| folded.alike.inputs[id.0 as usize]);
+        if let Some((variable, known)) = self.inputs.get(first).filter(|(_, known)| *known == placements) {
+            self.inputs.push((*variable, known.clone()));
+            return Ok(());
+        }
         let weights: Vec<u64> = placements.iter().map(bytes).collect();
         let variable = self.problem.weighted_variable(&vec![Cost::ZERO; weights.len()], &weights);
         self.inputs.push((variable, placements));
         Ok(())
     }
 
-    fn node(&mut self, id: NodeId, depends: &SecondaryMap<ValueId, bool>) {
+    fn node(&mut self, (at, id): (usize, NodeId), times: u32, depends: &SecondaryMap<ValueId, bool>) {
         let setting = self.setting;
         let node = &setting.graph.nodes[id];
         // What comes from constants alone (masks, positions, angles) is small and stays replicated: slicing it is free afterwards.
         let replicated = node.operands().next().is_some() && !node.operands().any(|value| depends[value]);
         let demanded = node.operands().map(|value| demanded(setting, id, value)).collect();
         let menu = self.menus.of(setting, id, (setting.space.class(id), replicated, demanded));
+        let first = setting.folded.map_or(id, |folded| setting.graph.order[folded.alike.nodes[at]]);
+        if let Some(known) = self.nodes.get(&first).filter(|(_, known)| *known == menu) {
+            self.nodes.insert(id, *known);
+            return;
+        }
         let (strategies, costs) = &self.menus.all[menu];
-        let variable = self.problem.weighted_variable(costs, &own_weights(setting, id, strategies));
+        let costs: Vec<Cost> = costs.iter().map(|cost| cost.times(times)).collect();
+        let variable = self.problem.weighted_variable(&costs, &own_weights(setting, id, strategies));
         self.nodes.insert(id, (variable, menu));
     }
 
@@ -172,12 +232,12 @@ impl<'a> Tables<'a> {
         }
     }
 
-    fn uses(&mut self) -> SecondaryMap<ValueId, SmallVec<[Use; 2]>> {
-        let graph = self.setting.graph;
-        let mut uses: SecondaryMap<ValueId, SmallVec<[Use; 2]>> = SecondaryMap::default();
+    fn uses(&mut self, seen: &Seen<'_>, returned: &[VariableId]) -> Uses {
+        let graph = seen.graph;
+        let mut uses = Uses::default();
         for id in &graph.order {
             let node = &graph.nodes[*id];
-            let (variable, menu) = self.nodes[id];
+            let (variable, menu) = self.nodes[&seen.node(self.setting.graph, *id)];
             let mut slots: Vec<(ValueId, usize)> =
                 node.operands().enumerate().map(|(slot, value)| (value, slot)).collect();
             slots.sort_unstable();
@@ -188,15 +248,15 @@ impl<'a> Tables<'a> {
             }
         }
         for (input, value) in &graph.updates {
-            let (variable, placements) = &self.inputs[*input];
+            let (variable, placements) = &self.inputs[seen.input(*input)];
             let required = placements.iter().map(|placement| smallvec::smallvec![*placement]).collect();
             if graph.inputs[*input].value != *value {
                 let required = self.links.required(required);
                 uses[*value].push(Use { variable: *variable, required, part: graph.last_part() });
             }
         }
-        for value in &graph.returns {
-            let variable = self.problem.variable(&[Cost::ZERO]);
+        for (value, variable) in graph.returns.iter().zip(returned) {
+            let variable = *variable;
             let required = self.links.required(vec![smallvec::smallvec![Placement::Replicate]]);
             uses[*value].push(Use { variable, required, part: graph.last_part() });
         }
@@ -204,13 +264,17 @@ impl<'a> Tables<'a> {
     }
 
     /// Adds the tables between the source of a value and its uses.
-    fn connect(&mut self, value: ValueId, uses: &[Use]) {
+    fn connect(&mut self, value: ValueId, uses: &[Use], times: u32) {
         let (provider, source) = self.source(value);
         let charge = self.setting.charges.of(value);
         let signature =
-            Signature { source, uses: uses.iter().map(|u| (u.required, u.part)).collect(), charge };
+            Signature { source, uses: uses.iter().map(|u| (u.required, u.part)).collect(), charge, times };
         let link = self.links.link(self.setting, value, &signature, &mut self.problem);
         let parts = match &*link {
+            Link::Direct(table) if provider == uses[0].variable => {
+                let table = self.problem.diagonal(*table);
+                return self.problem.factor(&[provider], table);
+            }
             Link::Direct(table) => return self.problem.pair(provider, uses[0].variable, *table),
             Link::Parts(parts) => parts,
         };
@@ -229,6 +293,55 @@ impl<'a> Tables<'a> {
         }
     }
 
+    /// Adds the tables of a program with few layers: for values that are made and used alike those of the first, as often as the whole program has
+    /// such.
+    fn connect_folded(&mut self, folded: &Folded, (own, uses): (&Seen<'_>, &Uses), returned: &[VariableId]) {
+        let longer =
+            Seen { graph: &folded.pair.to, places: Some(&folded.pair.places), ..Seen::of(&folded.pair.to) };
+        let of_longer = self.uses(&longer, returned);
+        let mut counts: FxHashMap<Key, (i64, i64)> = FxHashMap::default();
+        for value in own.used(uses) {
+            counts.entry(self.key(own, value, &uses[value])).or_default().0 += 1;
+        }
+        for value in longer.used(&of_longer) {
+            counts.entry(self.key(&longer, value, &of_longer[value])).or_default().1 += 1;
+        }
+        let mut known: FxHashMap<Key, Range<usize>> = FxHashMap::default();
+        for value in own.used(uses) {
+            let key = self.key(own, value, &uses[value]);
+            if let Some(copies) = known.get(&key) {
+                let of_first = self.copies[copies.clone()].iter();
+                let alike: Vec<Kept> = of_first.map(|kept| Kept { value, ..kept.clone() }).collect();
+                self.copies.extend(alike);
+                continue;
+            }
+            let (few, more) = counts[&key];
+            let mut distinct: SmallVec<[Use; 2]> = SmallVec::new();
+            for one in &uses[value] {
+                if !distinct.contains(one) {
+                    distinct.push(*one);
+                }
+            }
+            let begin = self.copies.len();
+            self.connect(value, &distinct, folded.times(few, more));
+            known.insert(key, begin..self.copies.len());
+        }
+    }
+
+    /// What provides a value, and what uses it.
+    fn key(&self, seen: &Seen<'_>, value: ValueId, uses: &[Use]) -> Key {
+        let provider = match seen.graph.values[value].def {
+            ValueDef::Input(input) => (self.inputs[seen.input(input)].0, u32::MAX),
+            ValueDef::Result(node, position) => {
+                (self.nodes[&seen.node(self.setting.graph, node)].0, position)
+            }
+        };
+        let mut uses: SmallVec<[Use; 2]> = uses.iter().copied().collect();
+        uses.sort_unstable();
+        uses.dedup();
+        (provider, uses)
+    }
+
     /// What the choices mean.
     pub fn assignment(&self, choices: &Choices) -> Assignment {
         let state = |variable: VariableId| choices[variable] as usize;
@@ -241,6 +354,28 @@ impl<'a> Tables<'a> {
             inputs: self.inputs.iter().map(|(id, (variable, p))| (id, p[state(*variable)])).collect(),
             kept: kept.collect(),
         }
+    }
+
+    /// The problem in which only copies are left to choose; none where a decision is not among those of the problem.
+    pub fn decided(&self, assignment: &Assignment) -> Option<Problem> {
+        let mut problem = self.problem.clone();
+        let mut decide = |variable: VariableId, states: usize, state: usize| {
+            let mut costs = vec![Cost::INFINITE; states];
+            costs[state] = Cost::ZERO;
+            let table = problem.table_of(&[states], Cells { costs: &costs, ..Cells::default() });
+            problem.factor(&[variable], table);
+        };
+        for id in &self.setting.graph.order {
+            let (variable, menu) = self.nodes[id];
+            let strategies = &self.menus.all[menu].0;
+            let decided = assignment.nodes.get(id)?;
+            decide(variable, strategies.len(), strategies.iter().position(|one| one == decided)?);
+        }
+        for (id, (variable, placements)) in self.inputs.iter() {
+            let decided = assignment.inputs.get(&id)?;
+            decide(*variable, placements.len(), placements.iter().position(|one| one == decided)?);
+        }
+        Some(problem)
     }
 
     /// The inputs and operations that some variables stand for.

@@ -51,8 +51,19 @@ pub fn partition(
     if coordinate == 0 || !is_uneven(graph, assignment, axis) {
         return Ok(written(graph, assignment, (axis, coordinate), Script::default())?.0);
     }
-    let (_, script) = written(graph, assignment, (axis, 0), Script::default())?;
+    let (_, script, _) = written(graph, assignment, (axis, 0), Script::default())?;
     Ok(written(graph, assignment, (axis, coordinate), script.followed())?.0)
+}
+
+/// The graph of rank 0 along `axis`, and how many of its operations are of each operation of `graph`, in its order, of each update and of each
+/// return, or of one before.
+pub fn partition_counted(
+    graph: &Graph,
+    assignment: &Assignment,
+    axis: &MeshAxis,
+) -> Result<(RankGraph, Vec<usize>)> {
+    let (local, _, ends) = written(graph, assignment, (axis, 0), Script::default())?;
+    Ok((local.into_renumbered(), ends))
 }
 
 /// Whether shards of different sizes come of an assignment.
@@ -69,13 +80,13 @@ fn is_uneven(graph: &Graph, assignment: &Assignment, axis: &MeshAxis) -> bool {
         })
 }
 
-/// The graph of a rank, and the decisions that it took or followed.
+/// The graph of a rank, the decisions that it took or followed, and where in its order what is of each operation ends.
 fn written(
     graph: &Graph,
     assignment: &Assignment,
     (axis, coordinate): (&MeshAxis, u32),
     script: Script,
-) -> Result<(RankGraph, Script)> {
+) -> Result<(RankGraph, Script, Vec<usize>)> {
     let group = format!("{GROUP_PREFIX}{}", axis.name);
     let resharder = Resharder { axis, coordinate, group: &group };
     let mut state = Partition {
@@ -95,13 +106,15 @@ fn written(
         names: names(graph),
         divided: if has_groups(assignment) { Divided::new(graph, axis) } else { Divided::default() },
         script,
+        ends: Vec::with_capacity(graph.order.len() + graph.updates.len() + graph.returns.len()),
     };
     state.inputs();
     for node in &graph.order {
         state.node(*node)?;
+        state.ends.push(state.out.order.len());
     }
     state.finish()?;
-    Ok((state.out, state.script))
+    Ok((state.out, state.script, state.ends))
 }
 
 /// The values that some use requires replicated, by the part of the program of that use, or by the part that a later one expects to have
@@ -149,6 +162,8 @@ struct Partition<'a> {
     names: FxHashMap<ValueId, &'a str>,
     divided: Divided,
     script: Script,
+    /// How many operations were written when each one, and each update and return, was.
+    ends: Vec<usize>,
 }
 
 impl Partition<'_> {
@@ -327,10 +342,12 @@ impl Partition<'_> {
             let placement = self.assignment.inputs.get(input).copied().unwrap_or(Placement::Replicate);
             let local = self.require(*value, placement, origin(*value))?;
             self.out.updates.push((*input, local));
+            self.ends.push(self.out.order.len());
         }
         for value in &self.graph.returns {
             let local = self.require(*value, Placement::Replicate, origin(*value))?;
             self.out.returns.push(local);
+            self.ends.push(self.out.order.len());
         }
         Ok(())
     }

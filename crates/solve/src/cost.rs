@@ -53,6 +53,12 @@ impl Cost {
         Self::saturated((scaled << Self::SECONDARY_BITS) + i128::from(secondary))
     }
 
+    /// So many times this.
+    #[must_use]
+    pub fn times(self, count: u32) -> Self {
+        if self.is_finite() { Self::saturated(i128::from(self.0) * i128::from(count)) } else { self }
+    }
+
     pub(crate) const fn saturated(packed: i128) -> Self {
         let limit = Self::LIMIT.0 as i128;
         if packed >= limit {

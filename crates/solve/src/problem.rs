@@ -133,6 +133,26 @@ impl Problem {
         id
     }
 
+    /// The table on one variable that a square table on two is where both are the same.
+    pub fn diagonal(&mut self, table: TableId) -> TableId {
+        let arrays = self.tables[table];
+        let mut diagonal = |id: ArrayId| {
+            if !id.is_some() {
+                return id;
+            }
+            let array = &self.store[id];
+            let cells: Vec<i64> = array.cells.iter().step_by(array.shape[0] as usize + 1).copied().collect();
+            let shape = array.shape[..1].iter().copied().collect();
+            self.store.intern(shape, &cells)
+        };
+        let arrays = TableArrays {
+            costs: diagonal(arrays.costs),
+            weights: diagonal(arrays.weights),
+            class: arrays.class,
+        };
+        self.table_id(arrays)
+    }
+
     /// Adds the cost `table[state of a, state of b]`.
     pub fn pair(&mut self, a: VariableId, b: VariableId, table: TableId) {
         self.factor(&[a, b], table);

@@ -1,0 +1,121 @@
+//! What the search's own model says of decisions that were not found in it, and the least that it allows.
+
+use ir::{AxisKind, Graph, Mesh};
+use shard::{Assignment, Space, partition_mesh};
+use solve::Solver;
+
+use crate::{
+    axis::{Along, Model, Program},
+    divides::offered,
+    moments::Charges,
+    pins::Demands,
+    prices::Prices,
+    run::Run,
+    tables::Tables,
+};
+
+impl Run<'_> {
+    /// The time of decisions that nothing is demanded of, in the model of the innermost axis of ranks, and the least time along it, with the
+    /// decisions along the axes outside it.
+    pub fn certified(&self, canonical: &Graph, assignments: &[Assignment]) -> Option<Model> {
+        let mesh = self.request.mesh;
+        let is_ranks = |axis: &ir::MeshAxis| axis.kind == AxisKind::Ranks && axis.size > 1;
+        let number = mesh.axes.iter().rposition(is_ranks)?;
+        let axis = &mesh.axes[number];
+        let outside = Mesh { axes: mesh.axes[..number].to_vec() };
+        let mut decisions = assignments.iter();
+        let mut next = |_: &Graph, _: &ir::MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
+        let graph = partition_mesh(canonical, &outside, 0, &mut next).ok()?;
+        let space = Space::new(&graph, axis, offered(mesh, axis));
+        let (demands, charges) = (Demands::default(), Charges::default());
+        let within = |_: Program<'_>| Ok(Vec::new());
+        let along = Along {
+            run: self,
+            program: Program::Whole(&graph),
+            graph: &graph,
+            number,
+            axis,
+            space: &space,
+            demands: &demands,
+            within: &within,
+        };
+        let setting = along.setting(true, &charges);
+        let tables = Tables::new(&setting).ok()?;
+        let options = along.options(true, Prices::PLAIN);
+        let decided = tables.decided(decisions.next()?)?;
+        let least = Solver::new(&tables.problem, options.clone()).solve().ok()?;
+        let own = Solver::new(&decided, options).solve().ok()?;
+        Some(Model { time: own.cost.primary(), bound: least.bound.primary() })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use cluster::testing::{link, uniform};
+    use cost::Machine;
+    use shard::{Offered, canonical};
+    use solve::Options;
+
+    use super::*;
+    use crate::{
+        fewer::{Fewer, fewer},
+        folded::Folded,
+        forbidden::Forbidden,
+        layers::{
+            Layers,
+            tests::{Tower, tower},
+        },
+        setting::Setting,
+        taken_over::Pair,
+    };
+
+    #[test]
+    fn what_is_decided_for_few_layers_costs_what_the_whole_program_costs_under_it() {
+        let cluster = uniform(1e12, 1e11, link(1_000.0, 1e10));
+        let mesh = Mesh::along("ranks", 4);
+        let machine = Machine { cluster: &cluster, mesh: &mesh };
+        let (pins, charges, options) = (Demands::default(), Charges::default(), Options::default());
+        for (layers, reach, rows) in [(8, 1, 64), (8, 1, 4096), (12, 2, 64), (17, 3, 512)] {
+            let of = Tower { layers, rows, width: 64, reach, odd: None };
+            let whole = canonical(&tower(of));
+            let found = Layers::of(&whole).unwrap();
+            let (few, more) = (fewer(&found, 2 * reach).unwrap(), fewer(&found, 2 * reach + 1).unwrap());
+            let left_out = (found.count() - 2 * reach - 1) as i64;
+            let Fewer { graph: from, alike, of_whole, .. } = few;
+            let places = of_whole.unwrap();
+            let pair = Pair { from, places: places.of_fewer(&more), to: more.graph };
+            let folded = Folded { pair, alike, left_out };
+            let setting = |graph, space, folded| Setting {
+                graph,
+                folded,
+                space,
+                machine,
+                charges: &charges,
+                pins: &pins,
+                batch: None,
+                strict: true,
+                forbidden: Forbidden::default(),
+                reduce_dtype: None,
+            };
+            let space = Space::new(folded.graph(), &mesh.axes[0], Offered::Even);
+            let of_few = setting(folded.graph(), &space, Some(&folded));
+            let tables = Tables::new(&of_few).unwrap();
+            let solution = Solver::new(&tables.problem, options.clone()).solve().unwrap();
+            let decided = tables.assignment(&solution.choices);
+
+            let to_whole = Pair { from: folded.pair.from.clone(), to: whole.clone(), places };
+            let space = Space::new(&whole, &mesh.axes[0], Offered::Even);
+            let of_all = setting(&whole, &space, None);
+            let tables = Tables::new(&of_all).unwrap();
+            let problem = tables.decided(&to_whole.translated(&decided)).unwrap();
+            let under_it = Solver::new(&problem, options.clone()).solve().unwrap();
+            assert_eq!(under_it.cost.primary(), solution.cost.primary(), "{layers} layers, {rows} rows");
+            // Layers that are alike are decided alike in the best plan too, but for the first and the last of them.
+            let best = Solver::new(&tables.problem, options.clone()).solve().unwrap();
+            assert!(best.cost.primary() <= solution.cost.primary());
+            let apart = solution.cost.primary() - best.cost.primary();
+            assert!(apart * 50 <= best.cost.primary(), "{layers} layers, {rows} rows: {apart} of {best:?}");
+        }
+    }
+}

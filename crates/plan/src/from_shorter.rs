@@ -1,0 +1,77 @@
+//! A large step by what is found for it with fewer of its layers.
+//!
+//! Layers that are alike are decided alike, and each takes what the others do. So time and memory grow by the same amount with each layer, which
+//! is the difference between two programs of which one has a layer more, under the same decisions. What is chosen in the end is simulated in
+//! the whole step.
+
+use base::Result;
+use ir::Graph;
+
+use crate::{
+    along::explored,
+    axis::Program,
+    effort::Extent,
+    folded::Folded,
+    run::{Found, Request, Run, ranked},
+    taken_over::{TakenOver, taken_over},
+};
+
+/// Of what is found for the shorter step so many are simulated in the whole one, and so many where only the best one is asked for.
+const SIMULATED: usize = 4;
+const FINALISTS: usize = 2;
+
+impl Run<'_> {
+    /// What decisions for few layers take for all of them; none where a layer would take less than nothing.
+    pub fn predicted_folded(&self, local: &Folded) -> Result<Option<Found>> {
+        let few = self.predicted(&local.pair.from)?;
+        let more = self.predicted(&local.pair.to)?;
+        let prediction = more.prediction.beyond(&few.prediction, local.left_out);
+        let least_ns = few.least_ns.min(more.least_ns);
+        let grows = more.prediction.step_ns >= few.prediction.step_ns;
+        Ok(grows.then_some(Found { prediction, least_ns, ..few }))
+    }
+}
+
+/// What is found for the shorter step with what it takes in the whole one, the best first; nothing where demands are on what may be left out,
+/// where there are no ranks, or where the search for fewer layers fails.
+pub fn expected(request: &Request<'_>, extent: Extent) -> Vec<Found> {
+    let Some(shorter) = request.shorter else { return Vec::new() };
+    if request.mesh.is_trivial() || !request.pins.is_empty() {
+        return Vec::new();
+    }
+    let asked = Request { graph: shorter.graph(), memory_limit: None, shorter: None, ..*request };
+    let run = Run::new(&asked, extent);
+    let found = explored(&run, Program::Folded(&shorter.folded), 0).unwrap_or_default();
+    ranked(found, request.memory_limit)
+}
+
+/// The same decisions for the whole step, in canonical form.
+pub fn for_whole<'m>(request: &Request<'m>, canonical: &Graph, found: &Found) -> Option<TakenOver<'m>> {
+    let shorter = request.shorter?;
+    let graphs = (shorter.graph(), canonical);
+    taken_over(request.mesh, graphs, &shorter.places, &found.assignments).ok()?
+}
+
+/// The best candidates of the whole step, in canonical form; none where the memory limit decides.
+pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
+    let request = run.request;
+    if request.recompute.is_some() || request.offload.is_some() {
+        return None;
+    }
+    let is_taken_apart = request.mesh.stages() > 1;
+    let whole = |one: Found| {
+        let taken = for_whole(request, canonical, &one)?;
+        // What is taken apart is simulated stage by stage.
+        let found = if is_taken_apart { one } else { run.predicted(&taken.local().ok()?).ok()? };
+        Some(Found { assignments: taken.assignments, ..found })
+    };
+    let expected = expected(request, run.extent).into_iter();
+    let kept = expected.filter(|one| one.fits(request.memory_limit));
+    let most = match (is_taken_apart, request.only_best) {
+        (true, _) => 1,
+        (false, true) => FINALISTS,
+        (false, false) => SIMULATED,
+    };
+    let found: Vec<Found> = kept.take(most).filter_map(whole).collect();
+    found.iter().any(|one| one.fits(request.memory_limit)).then_some(found)
+}
