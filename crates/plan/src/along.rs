@@ -108,7 +108,7 @@ impl Along<'_> {
         let tables = Tables::new(&setting)?;
         let mut tries = Tries::new(self, &tables);
         let mut over = Vec::new();
-        for prices in &Prices::TRIED[..self.run.extent.prices.min(Prices::TRIED.len())] {
+        for prices in self.prices() {
             let is_plain = *prices == Prices::PLAIN;
             let scaled;
             let problem = if is_plain {
@@ -153,6 +153,14 @@ impl Along<'_> {
             enough = !is_kept && (is_thrifty || self.is_hopeless(&tries.found[met..]));
         }
         Ok(tries.found)
+    }
+
+    /// The prices that are tried. A single look at few layers that stand for many is under those that plans are best under most often.
+    fn prices(&self) -> &'static [Prices] {
+        match (self.program, self.run.extent.prices) {
+            (Program::Folded(_), 1) => &Prices::TRIED[1..2],
+            (_, count) => &Prices::TRIED[..count.min(Prices::TRIED.len())],
+        }
     }
 
     /// The solution under some prices. In a large search of several axes no bound of the outer one is asked for: what only proposes will do where it

@@ -107,11 +107,12 @@ impl Along<'_> {
         self.number + 1 == self.run.request.mesh.axes.len()
     }
 
-    /// How a search proves what it finds. The plain prices of the outer axis do, whose bound a plan names; budgets, other prices, and axes
-    /// within a candidate, only propose.
+    /// How a search proves what it finds. The plain prices of the outer axis do, whose bound a plan names; budgets, other prices, axes within a
+    /// candidate, and few layers for many, only propose.
     pub fn options(&self, strict: bool, prices: Prices) -> Options {
         let options = self.proposing(strict);
-        if prices == Prices::PLAIN && self.number == 0 {
+        let is_whole = matches!(self.program, Program::Whole(_));
+        if prices == Prices::PLAIN && self.number == 0 && is_whole {
             return Options { blame: options.blame, ..Options::default() };
         }
         options

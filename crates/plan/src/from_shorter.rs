@@ -16,9 +16,8 @@ use crate::{
     taken_over::{TakenOver, taken_over},
 };
 
-/// Of what is found for the shorter step so many are simulated in the whole one, and so many where only the best one is asked for.
+/// Of what is found for the shorter step so many are simulated in the whole one.
 const SIMULATED: usize = 4;
-const FINALISTS: usize = 2;
 
 impl Run<'_> {
     /// What decisions for few layers take for all of them; none where a layer would take less than nothing.
@@ -39,7 +38,8 @@ pub fn expected(request: &Request<'_>, extent: Extent) -> Vec<Found> {
     if request.mesh.is_trivial() || !request.pins.is_empty() {
         return Vec::new();
     }
-    let asked = Request { graph: shorter.graph(), memory_limit: None, shorter: None, ..*request };
+    let asked =
+        Request { graph: shorter.graph(), memory_limit: None, shorter: None, expected: None, ..*request };
     let run = Run::new(&asked, extent);
     let found = explored(&run, Program::Folded(&shorter.folded), 0).unwrap_or_default();
     ranked(found, request.memory_limit)
@@ -59,19 +59,25 @@ pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
         return None;
     }
     let is_taken_apart = request.mesh.stages() > 1;
-    let whole = |one: Found| {
-        let taken = for_whole(request, canonical, &one)?;
-        // What is taken apart is simulated stage by stage.
-        let found = if is_taken_apart { one } else { run.predicted(&taken.local().ok()?).ok()? };
+    let whole = |one: &Found| {
+        let taken = for_whole(request, canonical, one)?;
+        if is_taken_apart {
+            // What is taken apart is simulated stage by stage.
+            let Found { ref passes, prediction, least_ns, .. } = *one;
+            return Some(Found {
+                assignments: taken.assignments,
+                passes: passes.clone(),
+                prediction,
+                least_ns,
+            });
+        }
+        let found = run.predicted(&taken.local().ok()?).ok()?;
         Some(Found { assignments: taken.assignments, ..found })
     };
-    let expected = expected(request, run.extent).into_iter();
-    let kept = expected.filter(|one| one.fits(request.memory_limit));
-    let most = match (is_taken_apart, request.only_best) {
-        (true, _) => 1,
-        (false, true) => FINALISTS,
-        (false, false) => SIMULATED,
-    };
+    let now = if request.expected.is_none() { expected(request, run.extent) } else { Vec::new() };
+    let expected = request.expected.unwrap_or(&now);
+    let kept = expected.iter().filter(|one| one.fits(request.memory_limit));
+    let most = if is_taken_apart { 1 } else { SIMULATED };
     let found: Vec<Found> = kept.take(most).filter_map(whole).collect();
     found.iter().any(|one| one.fits(request.memory_limit)).then_some(found)
 }

@@ -7,15 +7,19 @@ use base::{Diagnostic, Result};
 use ir::{Mesh, MeshAxis};
 
 use crate::{
-    effort::Effort,
+    effort::{Effort, Extent},
+    from_shorter::expected,
     glance::{Glance, glance},
     plan::{Plan, Prediction},
-    run::Request,
-    search::search,
+    run::{Found, Request},
+    search::{Searched, search},
 };
 
 /// How many meshes are searched with all effort.
 const FINALISTS: usize = 2;
+
+/// How much longer what is found for fewer layers may take than the best of it, in percent, for the whole step to be searched.
+const APART: i64 = 3;
 
 /// How many are searched at once, each in memory of its own.
 const AT_ONCE: usize = 2;
@@ -61,12 +65,35 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
     // Where a quick search keeps the limit on no mesh, another one may.
     let finalists = if found == 0 { quick.len() } else { found.min(FINALISTS) };
     let finalists: Vec<Mesh> = quick.into_iter().take(finalists).map(|(mesh, _)| mesh).collect();
-    let first_of_all = finalists.first().cloned();
-    let only_best = |mesh: &Mesh| first_of_all.as_ref() != Some(mesh);
-    let mut plans =
-        at_once(&finalists, |mesh| search(&Request { mesh, only_best: only_best(mesh), ..*request }));
-    plans.sort_by_key(|(_, found)| time(found.as_ref().ok().map(|found| &found.plan.prediction)));
-    first(plans.into_iter().map(|(_, found)| found.map(|found| found.plan)))
+    let mut plans = closer(request, &finalists);
+    plans.sort_by_key(|found| time(found.as_ref().ok().map(|found| &found.plan.prediction)));
+    first(plans.into_iter().map(|found| found.map(|found| found.plan)))
+}
+
+/// What all effort finds on some meshes. Of a step with fewer layers it is held against each other first what it finds for them.
+fn closer(request: &Request<'_>, finalists: &[Mesh]) -> Vec<Result<Searched>> {
+    let of = |mesh: &Mesh| {
+        let extent = Extent::of(request.effort, request.graph.order.len(), mesh);
+        Ok(expected(&Request { mesh, ..*request }, extent))
+    };
+    let known = at_once(finalists, of);
+    let step = |found: &Result<Vec<Found>>| {
+        let best = found.as_ref().ok()?.first()?;
+        best.fits(request.memory_limit).then_some(best.prediction.step_ns)
+    };
+    let least = known.iter().filter_map(|(_, found)| step(found)).min();
+    let is_near = |found: &Result<Vec<Found>>| match (step(found), least) {
+        (Some(step), Some(least)) => step / (100 + APART) * 100 <= least,
+        _ => true,
+    };
+    let near: Vec<(Mesh, Result<Vec<Found>>)> =
+        known.into_iter().filter(|(_, found)| is_near(found)).collect();
+    let meshes: Vec<Mesh> = near.iter().map(|(mesh, _)| mesh.clone()).collect();
+    let expected = |mesh: &Mesh| {
+        near.iter().find(|(known, _)| known == mesh).and_then(|(_, found)| found.as_deref().ok())
+    };
+    let found = at_once(&meshes, |mesh| search(&Request { mesh, expected: expected(mesh), ..*request }));
+    found.into_iter().map(|(_, found)| found).collect()
 }
 
 /// The plan of the first glance.

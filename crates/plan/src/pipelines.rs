@@ -5,7 +5,7 @@
 //! these chunks are put through the passes and simulated, all stages together, and with them some that are made for these costs. Where none
 //! keeps the memory limit, parts of forward run again in backward.
 
-use std::collections::BTreeSet;
+use std::{cell::OnceCell, collections::BTreeSet};
 
 use base::{Code, Diagnostic, Result};
 use cost::Machine;
@@ -62,13 +62,15 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<Plan> 
         let all = request
             .memory_limit
             .map(|limit| (limit.saturating_mul(u64::from(stages)) / 100).saturating_mul(share));
-        let searched = match search(&Request { memory_limit: all, only_best: true, ..*request }) {
+        let searched = match search(&Request { memory_limit: all, ..*request }) {
             Ok(searched) => searched,
             Err(refused) if kept.is_none() && lightest.is_none() => return Err(of_one(refused, request)),
             Err(_) => break,
         };
         let extent = Extent::of(request.effort, searched.canonical.order.len(), request.mesh);
-        let plan = Pipelines { request, wanted, machine, searched: &searched, extent }.best(&schedules)?;
+        let pipelines =
+            Pipelines { request, wanted, machine, searched: &searched, extent, whole: OnceCell::new() };
+        let plan = pipelines.best(&schedules)?;
         if !plan.prediction.fits(request.memory_limit) {
             lightest = Some(lesser(lightest, plan, |plan| plan.prediction.peak_bytes));
             continue;
@@ -165,6 +167,8 @@ struct Pipelines<'a> {
     machine: Machine<'a>,
     searched: &'a Searched,
     extent: Extent,
+    /// The program of all micro-batches, once it is needed, its operations numbered.
+    whole: OnceCell<RankGraph>,
 }
 
 impl Pipelines<'_> {
@@ -176,8 +180,14 @@ impl Pipelines<'_> {
             cuts = cuts.into_iter().map(|cut| self.all_again(cut)).collect::<Result<_>>()?;
         }
         let candidates = candidates(&cuts, schedules, self.extent.schedules);
+        let searches = self.wanted.may_search() && self.request.mesh.micro_batches() > 1;
+        // Of a large program schedules are searched for at once, which take no more than those with names at the costs of the chunks.
+        let is_short = searches && self.extent.is_thrifty && self.has_room();
         let mut found: Vec<Simulated<'_>> = Vec::new();
         for (number, one) in candidates.iter().enumerate() {
+            if is_short && number > 0 {
+                break;
+            }
             let is_enough = number >= self.extent.schedules;
             if is_enough && (self.may_lighten() || self.is_kept(&found)) {
                 break;
@@ -196,9 +206,16 @@ impl Pipelines<'_> {
         found.extend(lighter);
         found.sort_by_key(|one| one.tried.1.fitness(self.request.memory_limit));
         let mut searched = Vec::new();
-        if self.wanted.may_search() && self.request.mesh.micro_batches() > 1 {
+        if is_short {
+            for one in first_of_each_placement(&candidates) {
+                self.write_out(&mut cuts[one.cut])?;
+                let room = self.ample_room(&cuts[one.cut], one.schedule);
+                searched.extend(self.searched(&cuts[one.cut], one.schedule, room)?);
+            }
+        } else if searches {
             for one in self.to_search(&found) {
-                searched.extend(self.searched(&cuts[one.cut], one)?);
+                let room = self.room(&cuts[one.cut], one);
+                searched.extend(self.searched(&cuts[one.cut], one.schedule, room)?);
             }
         }
         let mut all: Vec<Tried> = found.into_iter().map(|one| one.tried).collect();
@@ -296,18 +313,28 @@ impl Pipelines<'_> {
         Ok(best.map(|(_, made)| made))
     }
 
-    /// What a schedule takes that is made for a cut program: within the memory limit, or else within the memory that the best one known takes.
-    fn searched(&self, cut: &Cut, known: &Simulated<'_>) -> Result<Vec<Tried>> {
-        let Some(run) = cut.costs.run(known.schedule).ok() else { return Ok(Vec::new()) };
-        let room = match self.request.memory_limit {
-            None => run.peaks,
-            Some(limit) => {
-                let stages = known.tried.0.predicted.iter().zip(&run.peaks);
-                stages.map(|(stage, peak)| limit as i64 - (stage.peak_bytes as i64 - peak)).collect()
-            }
-        };
+    /// The memory of each stage for a schedule that is made for a cut program: what the memory limit leaves, or else what the best one known takes.
+    fn room(&self, cut: &Cut, known: &Simulated<'_>) -> Vec<i64> {
+        let peaks = cut.costs.run(known.schedule).map(|run| run.peaks).unwrap_or_default();
+        let Some(limit) = self.request.memory_limit else { return peaks };
+        let stages = known.tried.0.predicted.iter().zip(&peaks);
+        stages.map(|(stage, peak)| limit as i64 - (stage.peak_bytes as i64 - peak)).collect()
+    }
+
+    /// The same where the limit decides nothing: half of it.
+    fn ample_room(&self, cut: &Cut, known: &Schedule) -> Vec<i64> {
+        let peaks = cut.costs.run(known).map(|run| run.peaks).unwrap_or_default();
+        let half = self.request.memory_limit.map_or(0, |limit| limit as i64 / 2);
+        peaks.into_iter().map(|peak| peak.max(half)).collect()
+    }
+
+    /// What a schedule takes that is made for a cut program within so much memory of each stage.
+    fn searched(&self, cut: &Cut, known: &Schedule, room: Vec<i64>) -> Result<Vec<Tried>> {
+        if room.is_empty() {
+            return Ok(Vec::new());
+        }
         let costs = Costs { room, ..cut.costs.clone() };
-        match schedule::searched(&costs, known.schedule.micro_batches) {
+        match schedule::searched(&costs, known.micro_batches) {
             Some(schedule) => self.tried(cut, Kind::Searched, &schedule),
             None => Ok(Vec::new()),
         }
@@ -316,6 +343,7 @@ impl Pipelines<'_> {
     /// The program cut for each way to put chunks on stages. Of a large program the best cuts of each way are made first, and others for the
     /// one of these that takes least.
     fn cuts(&self, schedules: &[(Kind, Schedule)]) -> Result<Vec<Cut>> {
+        let first = self.first_micro_batch()?;
         let mut placements: Vec<&(Kind, Schedule)> = Vec::new();
         for one in schedules {
             if placements.iter().all(|(_, known)| known.placement != one.1.placement) {
@@ -339,7 +367,7 @@ impl Pipelines<'_> {
                 Vec::new()
             };
             for way in ways {
-                cuts.push(self.cut(&way, *kind, schedule)?);
+                cuts.push(self.cut((&way, &first), *kind, schedule)?);
             }
             left.push((kind, schedule, others));
         }
@@ -348,7 +376,7 @@ impl Pipelines<'_> {
             let same = left.into_iter().filter(|(_, schedule, _)| best == Some(&schedule.placement));
             for (kind, schedule, others) in same {
                 for way in others {
-                    cuts.push(self.cut(&way, *kind, schedule)?);
+                    cuts.push(self.cut((&way, &first), *kind, schedule)?);
                 }
             }
         }
@@ -358,20 +386,28 @@ impl Pipelines<'_> {
         }
     }
 
-    /// The program cut at these operations.
-    fn cut(&self, way: &[usize], kind: Kind, schedule: &Schedule) -> Result<Cut> {
+    /// The program cut at these operations, with what that costs by its first micro-batch.
+    fn cut(&self, (way, first): (&[usize], &RankGraph), kind: Kind, schedule: &Schedule) -> Result<Cut> {
         let (stages, staged) = Stages::of(&self.searched.canonical, way, kind, schedule)?;
-        let first = self.first_micro_batch(&staged.graph)?;
-        let costs = costs(&first, &schedule.placement, self.machine);
+        let costs = costs(&in_chunks(first, &staged.graph), &schedule.placement, self.machine);
         Ok(Cut { stages, staged, settled: None, costs, recomputed_ns: 0 })
     }
 
+    /// The step in canonical form, each operation in a chunk of its own, so that those of a rank's graph say which one they are of.
+    fn numbered(&self) -> Graph {
+        let mut graph = self.searched.canonical.clone();
+        for (at, id) in graph.order.iter().enumerate() {
+            graph.nodes[*id].stage = Some(at as u32);
+        }
+        graph
+    }
+
     /// What a rank of all stages computes of the first micro-batch, with what is computed once: a small part of the whole program.
-    fn first_micro_batch(&self, graph: &Graph) -> Result<RankGraph> {
+    fn first_micro_batch(&self) -> Result<RankGraph> {
         let mut next = self.decisions();
         let (time, ranks): (Vec<MeshAxis>, Vec<MeshAxis>) =
             self.request.mesh.axes.iter().cloned().partition(|axis| axis.kind == AxisKind::Time);
-        let mut first = partition_mesh(graph, &Mesh { axes: ranks }, 0, &mut next)?;
+        let mut first = partition_mesh(&self.numbered(), &Mesh { axes: ranks }, 0, &mut next)?;
         if let Some(axis) = time.first() {
             first = partition(&first, &next(&first, axis)?, axis, 0)?.into_renumbered();
         }
@@ -393,8 +429,14 @@ impl Pipelines<'_> {
         if cut.settled.is_some() {
             return Ok(());
         }
-        let whole = partition_mesh(&cut.staged.graph, self.request.mesh, 0, self.decisions())?;
-        let settled = self.cleaned(&whole)?;
+        let whole = if let Some(whole) = self.whole.get() {
+            whole
+        } else {
+            let whole = partition_mesh(&self.numbered(), self.request.mesh, 0, self.decisions())?;
+            let whole = self.cleaned(&whole)?;
+            self.whole.get_or_init(|| whole)
+        };
+        let settled = in_chunks(whole, &cut.staged.graph);
         cut.costs = costs(&settled, &cut.costs.placement, self.machine);
         cut.settled = Some(settled);
         Ok(())
@@ -479,6 +521,27 @@ impl Pipelines<'_> {
         plan.passes = passes;
         Ok(plan)
     }
+}
+
+/// A rank's graph whose operations say which of a step's they are of, with the chunks that those are in.
+fn in_chunks(numbered: &RankGraph, staged: &Graph) -> RankGraph {
+    let mut graph = numbered.clone();
+    for (_, node) in graph.nodes.iter_mut() {
+        node.stage = node.stage.and_then(|at| staged.nodes[staged.order[at as usize]].stage);
+    }
+    graph
+}
+
+/// The first candidate of each way to put chunks on stages, of few of them.
+fn first_of_each_placement<'a, 'b>(candidates: &'b [Candidate<'a>]) -> Vec<&'b Candidate<'a>> {
+    let mut first: Vec<&Candidate<'_>> = Vec::new();
+    for one in candidates {
+        if first.iter().all(|known| known.schedule.placement != one.schedule.placement) {
+            first.push(one);
+        }
+    }
+    first.truncate(MOST_SEARCHED);
+    first
 }
 
 /// What there is to simulate: what takes least at the costs of its chunks first, as many as are simulated in any case, and behind them what

@@ -61,6 +61,8 @@ pub struct Request<'a> {
     pub cluster: &'a Cluster,
     /// The same with fewer of its layers, for quick searches, where there is one.
     pub shorter: Option<&'a Shorter>,
+    /// What was found for that, where it is known.
+    pub expected: Option<&'a [Found]>,
     /// The ranks, the outer axis first.
     pub mesh: &'a Mesh,
     /// Most bytes of one rank.
@@ -71,8 +73,6 @@ pub struct Request<'a> {
     pub forbid: &'a Forbid,
     /// How much is tried.
     pub effort: Effort,
-    /// Whether the best plan is all that is asked for, without others to hold beside it.
-    pub only_best: bool,
     /// What of forward is made again in backward; what a memory limit needs unless it is said.
     pub recompute: Option<Recomputation>,
     /// The element type in which gradients are summed between ranks; their own unless it is said.

@@ -64,7 +64,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     if !best.fits(request.memory_limit) {
         return Err(too_small(request.memory_limit.unwrap_or(0), &best.prediction));
     }
-    if best.prediction.model_ns == 0 && !request.only_best {
+    if best.prediction.model_ns == 0 && !is_expected {
         let model = run.certified(&canonical, &best.assignments).unwrap_or_default();
         best.prediction.model_ns = model.time / PICOS_PER_NANO;
         best.prediction.bound_ns = model.bound / PICOS_PER_NANO;

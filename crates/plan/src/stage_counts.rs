@@ -16,6 +16,9 @@ use crate::{
 /// How much longer than what is known a quick search may say that a pipeline takes, in percent, for it to be tried further.
 const NEAR: i64 = 10;
 
+/// What is promised for two pipelines is kept alike but for this part of it.
+const ALIKE: f64 = 0.06;
+
 /// How many pipelines are searched in their micro-batches, with little effort.
 const REFINED: usize = 6;
 
@@ -89,15 +92,17 @@ pub fn faster_in_stages(
         .collect();
     closer.sort_by_key(|promise| promise.step_ns);
     let mut found = None;
+    let mut kept = Kept::Unknown;
     let tried = if known.is_some() { FINALISTS } else { LAST_RESORTS };
     for promise in closer.into_iter().take(tried) {
-        if !may_be_faster(&promise, least) {
+        if !may_be_faster(&promise, least) || !kept.may_be_faster(&promise, least) {
             break;
         }
         let Ok(plan) = search_stages(&Request { mesh: &promise.sliced(), ..*request }, Wanted::default())
         else {
             continue;
         };
+        kept = Kept::As { said: promise.step_ns, found: plan.prediction.step_ns };
         if least.is_none_or(|least| plan.prediction.step_ns < least) {
             least = Some(plan.prediction.step_ns);
             found = Some(plan);
@@ -109,6 +114,23 @@ pub fn faster_in_stages(
 /// Whether a pipeline may take less than what is known: all effort finds better plans than the quick search that a promise comes from.
 fn may_be_faster(promise: &Promise, least: Option<i64>) -> bool {
     least.is_none_or(|least| promise.step_ns / (100 + NEAR) * 100 < least)
+}
+
+/// How a promise was kept.
+enum Kept {
+    /// None was tried.
+    Unknown,
+    /// What a pipeline took for which so much was promised, in nanoseconds.
+    As { said: i64, found: i64 },
+}
+
+impl Kept {
+    /// Whether a pipeline may take less than what is known where its promise is kept like this one.
+    fn may_be_faster(&self, promise: &Promise, least: Option<i64>) -> bool {
+        let (Self::As { said, found }, Some(least)) = (self, least) else { return true };
+        let expected = promise.step_ns as f64 * (*found as f64 / *said as f64);
+        expected * (1.0 - ALIKE) < least as f64
+    }
 }
 
 /// What a pipeline takes at the least where its step is searched in its micro-batches: slices may not be sharded as the whole batch is, and what

@@ -6,9 +6,10 @@ use ir::{Graph, NodeId, Schema};
 pub fn draws(graph: &Graph, id: NodeId) -> bool {
     let node = &graph.nodes[id];
     let op = &graph.ops[node.op];
-    let draws =
-        Schema::parse(&op.schema).is_some_and(|schema| aten::random(&op.name, &schema).draws(&node.args));
-    draws && !graph.is_communication(id)
+    let by_schema = || Schema::parse(&op.schema).map(|schema| aten::random(&op.name, &schema));
+    // To read the schema of every operation takes several times as long.
+    let random = aten::row(&op.name).map(|row| row.random).or_else(by_schema);
+    random.is_some_and(|random| random.draws(&node.args)) && !graph.is_communication(id)
 }
 
 /// Whether an operation may draw random numbers; of one without a row it is not known.

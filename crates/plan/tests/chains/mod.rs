@@ -89,7 +89,7 @@ pub fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, free:
         pins: &free.pins,
         forbid: &free.forbid,
         effort: Effort::Full,
-        only_best: false,
+        expected: None,
         recompute: None,
         reduce_dtype: None,
         offload: None,
