@@ -6,33 +6,37 @@ use crate::{
     effort::{Effort, Extent},
     from_shorter::expected,
     prediction::Prediction,
-    run::Request,
+    run::{Found, Request},
     search::{Searched, search},
 };
 
-/// What a quick search predicts, and what it found where it was of the whole step.
+/// What a quick search predicts, and what it found.
 pub struct Glance {
     /// The prediction.
     pub prediction: Prediction,
-    /// What was found.
+    /// What was found, where it was of the whole step.
     pub searched: Option<Box<Searched>>,
+    /// What was found for few layers, the best first.
+    pub expected: Vec<Found>,
 }
 
 /// What a quick search predicts.
 pub fn glance(request: &Request<'_>) -> Result<Glance> {
-    if let Some(prediction) = extrapolated(request) {
-        return Ok(Glance { prediction, searched: None });
+    if let Some(seen) = extrapolated(request) {
+        return Ok(seen);
     }
     let searched = search(&Request { effort: Effort::Quick, ..*request })?;
-    Ok(Glance { prediction: searched.plan.prediction, searched: Some(Box::new(searched)) })
+    let prediction = searched.plan.prediction;
+    Ok(Glance { prediction, searched: Some(Box::new(searched)), expected: Vec::new() })
 }
 
 /// The same for the whole step from fewer layers; none where the memory limit may decide.
-fn extrapolated(request: &Request<'_>) -> Option<Prediction> {
+fn extrapolated(request: &Request<'_>) -> Option<Glance> {
     let nodes = request.shorter?.graph().order.len();
     let extent = Extent::of(Effort::Quick, nodes, request.mesh);
-    let best = expected(request, extent).into_iter().next()?;
-    best.prediction.fits(request.memory_limit).then_some(best.prediction)
+    let expected = expected(request, extent);
+    let prediction = expected.first()?.prediction;
+    prediction.fits(request.memory_limit).then_some(Glance { prediction, searched: None, expected })
 }
 
 #[cfg(test)]
@@ -75,7 +79,7 @@ mod tests {
                 reduce_dtype: None,
                 offload: None,
             };
-            let seen = extrapolated(&request).unwrap();
+            let seen = extrapolated(&request).unwrap().prediction;
             let same = search(&request).unwrap().plan.prediction;
             let apart = seen.step_ns.abs_diff(same.step_ns);
             assert!(apart * 20 <= same.step_ns.unsigned_abs(), "{seen:?} is {same:?}");

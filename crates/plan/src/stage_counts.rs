@@ -9,8 +9,14 @@ use schedule::{Costs, Name};
 use shard::{canonical, stages::StageSet};
 
 use crate::{
-    divides::require_slices, glance::glance, meshes::meshes, pipelines::search_stages, plan::Plan,
-    run::Request, shorter::Shorter, wish::Wanted,
+    divides::require_slices,
+    glance::{Glance, glance},
+    meshes::meshes,
+    pipelines::search_stages,
+    plan::Plan,
+    run::{Found, Request},
+    shorter::Shorter,
+    wish::Wanted,
 };
 
 /// How much longer than what is known a quick search may say that a pipeline takes, in percent, for it to be tried further.
@@ -45,6 +51,8 @@ struct Promise {
     mesh: Mesh,
     micro_batches: u32,
     step_ns: i64,
+    /// What was found for few layers on it, the best first, where the step has layers.
+    expected: Vec<Found>,
 }
 
 impl Promise {
@@ -98,10 +106,10 @@ pub fn faster_in_stages(
         if !may_be_faster(&promise, least) || !kept.may_be_faster(&promise, least) {
             break;
         }
-        let Ok(plan) = search_stages(&Request { mesh: &promise.sliced(), ..*request }, Wanted::default())
-        else {
-            continue;
-        };
+        let expected = Some(&promise.expected[..]).filter(|found| !found.is_empty());
+        let sliced = promise.sliced();
+        let asked = Request { mesh: &sliced, expected, ..*request };
+        let Ok(plan) = search_stages(&asked, Wanted::default()) else { continue };
         kept = Kept::As { said: promise.step_ns, found: plan.prediction.step_ns };
         if least.is_none_or(|least| plan.prediction.step_ns < least) {
             least = Some(plan.prediction.step_ns);
@@ -138,15 +146,15 @@ impl Kept {
 fn refined(request: &Request<'_>, promise: Promise) -> Promise {
     let stages = promise.mesh.stages();
     // All effort may keep a memory limit that a quick search does not.
-    let Some(step_ns) = together(request, &promise.sliced()) else { return promise };
-    Promise { step_ns: stretched(step_ns, stages, promise.micro_batches), ..promise }
+    let Some(all) = together(request, &promise.sliced()) else { return promise };
+    let step_ns = stretched(all.prediction.step_ns, stages, promise.micro_batches);
+    Promise { step_ns, expected: all.expected, ..promise }
 }
 
 /// What a quick search predicts for all stages together, in the memory of all of them.
-fn together(request: &Request<'_>, mesh: &Mesh) -> Option<i64> {
+fn together(request: &Request<'_>, mesh: &Mesh) -> Option<Glance> {
     let memory_limit = request.memory_limit.map(|limit| limit.saturating_mul(u64::from(mesh.stages())));
-    let glance = glance(&Request { mesh, memory_limit, ..*request }).ok()?;
-    Some(glance.prediction.step_ns)
+    glance(&Request { mesh, memory_limit, ..*request }).ok()
 }
 
 /// What so many stages take at the least that share evenly what all of them take together.
@@ -166,7 +174,7 @@ fn promised(
 ) -> Option<Promise> {
     let inner = within.axes.iter().filter(|axis| axis.size > 1).cloned();
     let mesh = Mesh { axes: std::iter::once(MeshAxis::ranks(STAGES, stages)).chain(inner).collect() };
-    let together = together(request, &mesh)?;
+    let together = together(request, &mesh)?.prediction.step_ns;
     let rows = rows(step.canonical, within);
     let counts = (2..=stages.saturating_mul(MOST_PER_STAGE).min(rows)).filter(|count| {
         let is_asked = micro_batches.is_none_or(|asked| asked == *count);
@@ -177,7 +185,7 @@ fn promised(
     counts.sort_unstable();
     let slices = |count: u32| require_slices(step.canonical, &MeshAxis::micro_batches(count)).is_ok();
     let (step_ns, micro_batches) = counts.into_iter().find(|(_, count)| slices(*count))?;
-    Some(Promise { mesh, micro_batches, step_ns })
+    Some(Promise { mesh, micro_batches, step_ns, expected: Vec::new() })
 }
 
 /// How many rows of the batch a rank has where they are sharded over all ranks of a stage, over its outer axis where there are too few, or not at
