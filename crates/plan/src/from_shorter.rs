@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Of what is found for the shorter step so many are simulated in the whole one.
-const SIMULATED: usize = 4;
+const SIMULATED: usize = 3;
 
 impl Run<'_> {
     /// What decisions for few layers take for all of them; none where a layer would take less than nothing.
@@ -52,10 +52,13 @@ pub fn for_whole<'m>(request: &Request<'m>, canonical: &Graph, found: &Found) ->
     taken_over(request.mesh, graphs, &shorter.places, &found.assignments).ok()?
 }
 
-/// The best candidates of the whole step, in canonical form; none where the memory limit decides.
+/// The best candidates of the whole step, in canonical form; none where the memory limit decides, or where the whole step is searched in no more
+/// time: along a single axis its layers share what is found for one of them, and the bound is found with it.
 pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
     let request = run.request;
-    if request.recompute.is_some() || request.offload.is_some() {
+    let axes = request.mesh.sharding_axes().filter(|axis| axis.size > 1).count();
+    let is_single = axes < 2 && request.mesh.stages() < 2;
+    if request.recompute.is_some() || request.offload.is_some() || is_single {
         return None;
     }
     let is_taken_apart = request.mesh.stages() > 1;

@@ -150,7 +150,9 @@ pub fn plan_telling(
     settings.check(cluster)?;
     aten::check(graph)?;
     let cleaned = &cleaned(graph, settings.recompute.is_some())?;
-    let shorter = Shorter::of(&canonical(cleaned));
+    // A search along a single axis is of the whole step.
+    let is_single = settings.mesh.len() == 1 && settings.micro_batches.unwrap_or(1) == 1;
+    let shorter = if is_single { None } else { Shorter::of(&canonical(cleaned)) };
     let asked = Asked { graph, cleaned, shorter: shorter.as_ref(), cluster, settings };
     if settings.mesh().stages() > 1 {
         return asked.in_stages();
