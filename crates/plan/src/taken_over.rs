@@ -154,13 +154,21 @@ pub fn span(ends: &[usize], at: usize) -> Range<usize> {
 }
 
 /// For each operation of the second span the one of the first that is as it, from the last one on; none where there is one without. The first span
-/// may have more: where a value is used first, its placement changes, and it is there for those that follow.
+/// may have more: where a value is used first, its placement changes, and it is there for those that follow. So may the second, for what reads a
+/// value of every layer.
 pub fn counterparts(
     (one, here): (&Graph, Range<usize>),
     (other, there): (&Graph, Range<usize>),
 ) -> Option<Vec<usize>> {
-    let mut left = here.rev();
-    let of = |at: usize| left.find(|own| is_as((one, one.order[*own]), (other, other.order[at])));
+    let mut left = here.clone();
+    let of = |at: usize| {
+        let is_as = |own: &usize| is_as((one, one.order[*own]), (other, other.order[at]));
+        if let Some(own) = left.clone().rev().find(is_as) {
+            left.end = own;
+            return Some(own);
+        }
+        here.clone().rev().find(is_as)
+    };
     let mut found: Vec<usize> = there.rev().map(of).collect::<Option<_>>()?;
     found.reverse();
     Some(found)
