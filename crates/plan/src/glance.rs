@@ -49,8 +49,10 @@ mod tests {
     use super::*;
     use crate::{
         forbidden::Forbid,
+        from_shorter::for_whole,
         layers::tests::{Tower, tower},
         pins::Pins,
+        run::Run,
         shorter::Shorter,
     };
 
@@ -79,8 +81,11 @@ mod tests {
                 reduce_dtype: None,
                 offload: None,
             };
-            let seen = extrapolated(&request).unwrap().prediction;
-            let same = search(&request).unwrap().plan.prediction;
+            let glance = extrapolated(&request).unwrap();
+            let seen = glance.prediction;
+            let taken = for_whole(&request, &canonical(&graph), &glance.expected[0]).unwrap();
+            let run = Run::new(&request, Extent::of(Effort::Quick, graph.order.len(), &mesh));
+            let same = run.predicted(&taken.local().unwrap()).unwrap().prediction;
             let apart = seen.step_ns.abs_diff(same.step_ns);
             assert!(apart * 20 <= same.step_ns.unsigned_abs(), "{seen:?} is {same:?}");
             assert!(
@@ -89,7 +94,7 @@ mod tests {
             );
             let whole = search(&Request { shorter: None, ..request }).unwrap().plan.prediction;
             assert!(seen.step_ns <= whole.step_ns / 100 * 101, "{seen:?} where {whole:?} was found");
-            if mesh.axes.len() == 1 {
+            if mesh.axes[0].size == 4 && mesh.axes.len() == 2 {
                 let all = Request { effort: Effort::Full, ..request };
                 let by_few = search(&all).unwrap().plan.prediction;
                 let by_all = search(&Request { shorter: None, ..all }).unwrap().plan.prediction;
