@@ -18,6 +18,9 @@ use crate::{
 /// How many meshes are searched with all effort.
 const FINALISTS: usize = 2;
 
+/// How much longer than the best a mesh may take at a glance at fewer layers, in percent, to be searched with all effort.
+const FAR: i64 = 10;
+
 /// How much longer what is found for fewer layers may take than the best of it, in percent, for the whole step to be searched.
 const APART: i64 = 3;
 
@@ -64,7 +67,15 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
     let found = quick.iter().filter(|(_, glance)| glance.is_ok()).count();
     // Where a quick search keeps the limit on no mesh, another one may.
     let finalists = if found == 0 { quick.len() } else { found.min(FINALISTS) };
-    let finalists: Vec<Mesh> = quick.into_iter().take(finalists).map(|(mesh, _)| mesh).collect();
+    let best = quick.first().and_then(|(_, glance)| glance.as_ref().ok().map(|glance| glance.prediction));
+    let is_far = |glance: &Result<Glance>| match (glance, best) {
+        (Ok(Glance { prediction, expected, .. }), Some(best)) => {
+            !expected.is_empty() && prediction.step_ns / (100 + FAR) * 100 > best.step_ns
+        }
+        _ => false,
+    };
+    let near = quick.into_iter().take(finalists).filter(|(_, glance)| !is_far(glance));
+    let finalists: Vec<Mesh> = near.map(|(mesh, _)| mesh).collect();
     let mut plans = closer(request, &finalists);
     plans.sort_by_key(|found| time(found.as_ref().ok().map(|found| &found.plan.prediction)));
     first(plans.into_iter().map(|found| found.map(|found| found.plan)))
