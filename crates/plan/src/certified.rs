@@ -84,8 +84,8 @@ mod tests {
             let left_out = (found.count() - 2 * reach - 1) as i64;
             let Fewer { graph: from, alike, of_whole, .. } = few;
             let places = of_whole.unwrap();
-            let pair = Pair { from, places: places.of_fewer(&more), to: more.graph };
-            let folded = Folded { pair, alike, left_out };
+            let pair = Pair { from, places: places.of_fewer(&more), to: more.graph, alike: alike.clone() };
+            let folded = Folded { pair, left_out };
             let setting = |graph, space, folded| Setting {
                 graph,
                 folded,
@@ -104,7 +104,7 @@ mod tests {
             let solution = Solver::new(&tables.problem, options.clone()).solve().unwrap();
             let decided = tables.assignment(&solution.choices);
 
-            let to_whole = Pair { from: folded.pair.from.clone(), to: whole.clone(), places };
+            let to_whole = Pair { from: folded.pair.from.clone(), to: whole.clone(), places, alike };
             let space = Space::new(&whole, &mesh.axes[0], Offered::Even);
             let of_all = setting(&whole, &space, None);
             let tables = Tables::new(&of_all).unwrap();

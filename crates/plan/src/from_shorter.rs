@@ -13,7 +13,7 @@ use crate::{
     effort::Extent,
     folded::Folded,
     run::{Found, Request, Run, ranked},
-    taken_over::{TakenOver, taken_over},
+    taken_over::{Pair, TakenOver, taken_over},
 };
 
 /// Of what is found for the shorter step so many are simulated in the whole one.
@@ -48,8 +48,9 @@ pub fn expected(request: &Request<'_>, extent: Extent) -> Vec<Found> {
 /// The same decisions for the whole step, in canonical form.
 pub fn for_whole<'m>(request: &Request<'m>, canonical: &Graph, found: &Found) -> Option<TakenOver<'m>> {
     let shorter = request.shorter?;
-    let graphs = (shorter.graph(), canonical);
-    taken_over(request.mesh, graphs, &shorter.places, &found.assignments).ok()?
+    let Pair { from, alike, .. } = shorter.folded.pair.clone();
+    let pair = Pair { from, to: canonical.clone(), places: shorter.places.clone(), alike };
+    taken_over(request.mesh, pair, &found.assignments).ok()?
 }
 
 /// The best candidates of the whole step, in canonical form; none where the memory limit decides, or where the whole step is searched in no more

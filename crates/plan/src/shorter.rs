@@ -42,8 +42,8 @@ impl Shorter {
             parameters(&long.graph) - parameters(&from) >= passes::Settings::default().bucket_limit.0;
         let left_out = (layers.count() - KEPT - 1) as i64;
         let places = of_whole?;
-        let pair = Pair { from, places: places.of_fewer(&long), to: long.graph };
-        let shorter = Self { folded: Folded { pair, alike, left_out }, places };
+        let pair = Pair { from, places: places.of_fewer(&long), to: long.graph, alike };
+        let shorter = Self { folded: Folded { pair, left_out }, places };
         (is_shorter && fills_bucket).then_some(shorter)
     }
 

@@ -173,7 +173,7 @@ impl<'a> Tables<'a> {
             let counted = if input.class.is_state() { setting.charges.moments } else { 0 };
             counted * local_bytes(ty, *placement, setting.space.axis.size)
         };
-        let first = setting.folded.map_or(id, |folded| folded.alike.inputs[id.0 as usize]);
+        let first = setting.folded.map_or(id, |folded| folded.pair.alike.inputs[id.0 as usize]);
         if let Some((variable, known)) = self.inputs.get(first).filter(|(_, known)| *known == placements) {
             self.inputs.push((*variable, known.clone()));
             return Ok(());
@@ -191,7 +191,7 @@ impl<'a> Tables<'a> {
         let replicated = node.operands().next().is_some() && !node.operands().any(|value| depends[value]);
         let demanded = node.operands().map(|value| demanded(setting, id, value)).collect();
         let menu = self.menus.of(setting, id, (setting.space.class(id), replicated, demanded));
-        let first = setting.folded.map_or(id, |folded| setting.graph.order[folded.alike.nodes[at]]);
+        let first = setting.folded.map_or(id, |folded| setting.graph.order[folded.pair.alike.nodes[at]]);
         if let Some(known) = self.nodes.get(&first).filter(|(_, known)| *known == menu) {
             self.nodes.insert(id, *known);
             return;

@@ -7,12 +7,14 @@
 use std::ops::Range;
 
 use base::{Result, SecondaryMap};
-use ir::{Arg, AxisKind, Graph, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, ValueDef, ValueId};
+use ir::{
+    Arg, AxisKind, Graph, InputId, Mesh, MeshAxis, NodeId, PartId, Placement, RankGraph, ValueDef, ValueId,
+};
 use rustc_hash::FxHashMap;
 use shard::{Assignment, divided, partition_counted};
 use smallvec::SmallVec;
 
-use crate::fewer::Places;
+use crate::fewer::{Alike, Places};
 
 /// Decisions that were taken over.
 pub struct TakenOver<'m> {
@@ -33,22 +35,20 @@ impl TakenOver<'_> {
     }
 }
 
-/// The decisions for `to` from those for `from`, where `places` says what of it stands for what is in `to`; none where a rank's graphs differ in
-/// more than how often they repeat something.
+/// The decisions for the second program from those for the first one; none where a rank's graphs differ in more than how often they repeat
+/// something.
 pub fn taken_over<'m>(
     mesh: &'m Mesh,
-    (from, to): (&Graph, &Graph),
-    places: &Places,
+    mut pair: Pair,
     assignments: &[Assignment],
 ) -> Result<Option<TakenOver<'m>>> {
-    let mut pair = Pair { from: from.clone(), to: to.clone(), places: places.clone() };
     let axes: Vec<&MeshAxis> = mesh.sharding_axes().collect();
     let mut taken = Vec::new();
     for (number, (axis, decided)) in axes.iter().zip(assignments).enumerate() {
         let own = pair.translated(decided);
         if number + 1 < axes.len() {
             match pair.along(axis, (decided, &own))? {
-                Some((within, _)) => pair = within,
+                Some(within) => pair = within,
                 None => return Ok(None),
             }
         }
@@ -67,6 +67,8 @@ pub struct Pair {
     pub to: Graph,
     /// What stands for what.
     pub places: Places,
+    /// What is alike in the first one.
+    pub alike: Alike,
 }
 
 impl Pair {
@@ -83,7 +85,7 @@ impl Pair {
 
     /// Decisions for the second program.
     pub fn translated(&self, decided: &Assignment) -> Assignment {
-        let Self { from, to, places } = self;
+        let Self { from, to, places, .. } = self;
         let mut positions: SecondaryMap<NodeId, usize> = SecondaryMap::default();
         for (at, id) in to.order.iter().enumerate() {
             positions[*id] = at;
@@ -106,17 +108,14 @@ impl Pair {
         }
     }
 
-    /// What an axis of ranks leaves of both, and where what is of each operation, update and return of the first one ends; none where one has
-    /// other operations than the other for what stands for it.
+    /// What an axis of ranks leaves of both; none where one has other operations than the other for what stands for it.
     pub fn along(
         &self,
         axis: &MeshAxis,
         (first, second): (&Assignment, &Assignment),
-    ) -> Result<Option<(Self, Vec<usize>)>> {
+    ) -> Result<Option<Self>> {
         if axis.size == 1 {
-            let items = self.from.order.len() + self.from.updates.len() + self.from.returns.len();
-            let ends = (0..items).map(|at| (at + 1).min(self.from.order.len())).collect();
-            return Ok(Some((self.clone(), ends)));
+            return Ok(Some(self.clone()));
         }
         let is_alike = axis.kind == AxisKind::Ranks && self.from.parts.len() == self.to.parts.len();
         let Some(stand_ins) = self.stand_ins().filter(|_| is_alike) else { return Ok(None) };
@@ -124,19 +123,47 @@ impl Pair {
         let (to, ends_to) = partition_counted(&self.to, second, axis)?;
         let mut nodes = Vec::with_capacity(to.order.len());
         for (at, of) in stand_ins.into_iter().enumerate() {
-            let (own, other) = (span(&ends_to, at), span(&ends_from, of));
-            match counterparts((&from, other), (&to, own)) {
+            let own = span(&ends_to, at);
+            let of_one = |of: usize| counterparts((&from, span(&ends_from, of)), (&to, own.clone()));
+            // The layer that follows another one may change the placement of what it reads, where that which stands for it does not.
+            match of_one(of).or_else(|| self.as_well(of).find_map(of_one)) {
                 Some(found) => nodes.extend(found),
                 None => return Ok(None),
             }
         }
         let places = self.places.with_nodes(nodes);
-        Ok(Some((Self { from, to, places }, ends_from)))
+        let alike = self.alike_in(&from, &ends_from);
+        Ok(Some(Self { from, to, places, alike }))
+    }
+
+    /// The operations that are like one.
+    fn as_well(&self, of: usize) -> impl Iterator<Item = usize> + '_ {
+        let first = self.alike.nodes.get(of).copied();
+        let all = self.alike.nodes.iter().enumerate();
+        all.filter(move |(at, known)| Some(**known) == first && *at != of).map(|(at, _)| at)
+    }
+
+    /// What is alike in what an axis leaves: what is of operations that are alike, where that is of the same operators.
+    fn alike_in(&self, local: &Graph, ends: &[usize]) -> Alike {
+        let Graph { order, updates, .. } = &self.from;
+        let first_of_update = |(at, (input, _)): (usize, &(InputId, ValueId))| {
+            let first = self.alike.inputs[input.0 as usize];
+            let known = updates.iter().position(|(known, _)| *known == first);
+            order.len() + known.filter(|known| *known < at).unwrap_or(at)
+        };
+        let firsts = self.alike.nodes.iter().copied().chain(updates.iter().enumerate().map(first_of_update));
+        let mut nodes: Vec<usize> = (0..local.order.len()).collect();
+        for (at, first) in firsts.enumerate().filter(|(at, first)| at != first) {
+            let (own, of_first) = (span(ends, at), span(ends, first));
+            let found = counterparts((local, of_first), (local, own.clone())).into_iter().flatten();
+            own.zip(found).for_each(|(own, first)| nodes[own] = nodes[first]);
+        }
+        Alike { nodes, inputs: self.alike.inputs.clone() }
     }
 
     /// For each operation, update and return of the second program the number of what stands for it among those of the first.
     fn stand_ins(&self) -> Option<Vec<usize>> {
-        let Self { from, to, places } = self;
+        let Self { from, to, places, .. } = self;
         let updates = to.updates.iter().map(|(input, _)| {
             let input = places.input(*input);
             let at = from.updates.iter().position(|(known, _)| *known == input)?;
@@ -149,14 +176,14 @@ impl Pair {
 }
 
 /// The operations that are of something.
-pub fn span(ends: &[usize], at: usize) -> Range<usize> {
+fn span(ends: &[usize], at: usize) -> Range<usize> {
     at.checked_sub(1).map_or(0, |before| ends[before])..ends[at]
 }
 
 /// For each operation of the second span the one of the first that is as it, from the last one on; none where there is one without. The first span
 /// may have more: where a value is used first, its placement changes, and it is there for those that follow. So may the second, for what reads a
 /// value of every layer.
-pub fn counterparts(
+fn counterparts(
     (one, here): (&Graph, Range<usize>),
     (other, there): (&Graph, Range<usize>),
 ) -> Option<Vec<usize>> {
