@@ -447,8 +447,8 @@ class Growing(Counting):
 @pytest.mark.parametrize(
     ("use", "named"),
     [
-        (lambda one: one.taken, "`self.taken` (1 to 2), `self.kept` (1 to 2 entries of a list)"),
-        (lambda one: len(one.kept), "`self.taken` (1 to 2), `self.kept` (1 to 2 entries of a list)"),
+        (lambda one: one.taken, "`self.taken` (1 to 2)\n"),
+        (lambda one: len(one.kept), "`self.kept` (1 to 2 entries of a list)\n"),
         (lambda one: torch.tensor(float(one.taken)), "`self.taken` (1 to 2)"),
         (lambda one: 1.0 if one.taken % 2 else 0.5, "`self.taken` (1 to 2)"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from torch.optim import Optimizer
 
 from unisono._call import Call
 from unisono._capture import scaling
+from unisono._capture.again import Again
+from unisono._capture.beside import Snapshot
 from unisono._capture.calls import call_of
 from unisono._capture.custom import proved_rules
 from unisono._capture.forks import Way, merged
@@ -25,7 +28,7 @@ from unisono._capture.optimizer import create_state
 from unisono._capture.paths import Walk
 from unisono._capture.places import read_back, user_line
 from unisono._capture.settings import guarded_settings
-from unisono._capture.side_effects import SideEffects, depends_on, warn_of
+from unisono._capture.side_effects import SideEffects, warn_of
 from unisono._capture.trace import Traced, trace
 from unisono._capture.wire import Encoder
 from unisono._tree import Structure
@@ -85,13 +88,14 @@ def capture_step(
             raise
     settings = guarded_settings(optimizers, live)
     walk = Walk(train_step, model, optimizers)
-    effects = SideEffects(train_step, model, walk)
+    effects = SideEffects(walk)
     asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates)
     with _without_collection():
         traced, encoder, inputs, kept, ways = _traced(*asked)
         happened = effects.so_far()
         if happened:
-            _require_the_same_again(encoder, effects, asked)
+            walked = functools.partial(Walk, train_step, model, optimizers)
+            Again(encoder, effects.before, walked, lambda: _traced(*asked)[1]).require_the_same()
     warn_of(happened)
     for item in inputs.inputs:
         if item.cls == "constant":
@@ -125,11 +129,14 @@ def _traced(
     accumulates: bool,
 ) -> tuple[Traced, Encoder, StepInputs, Kept, list[Traced]]:
     """Traces the step until all that it keeps is known."""
-    scaling.prepare(Walk(train_step, model, optimizers))
+    walk = Walk(train_step, model, optimizers)
+    scaling.prepare(walk)
+    start = Snapshot(walk)
     kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients)
     may_be_there = True
     try:
         for _ in range(_MOST_TRACES):
+            start.put_numbers_back()
             state = [*kept.replaced, *kept.written]
             inputs = collect(train_step, model, optimizers, call, state, live, kept.read())
             inputs.target = target_of(device, _placed(inputs))
@@ -137,7 +144,7 @@ def _traced(
             kept.mark()
             if traced is None:
                 continue
-            ways = _ways(train_step, model, optimizers, inputs, kept, traced, may_be_there)
+            ways = _ways(train_step, model, optimizers, inputs, kept, start, traced, may_be_there)
             if ways is None:
                 continue
             encoder = Encoder(traced, inputs)
@@ -157,38 +164,6 @@ def _traced(
     )
 
 
-def _require_the_same_again(encoder: Encoder, effects: SideEffects, asked: tuple[Any, ...]) -> None:
-    """Refuses a step that is another one when it is traced once more, behind what the first trace has changed or drawn."""
-    refusal = None
-    # Where it cannot be traced again it is not known whether it would be the same.
-    with effects.undone() as repeated, contextlib.suppress(UnisonoError):
-        other = _traced(*asked)[1]
-        happened = repeated.so_far()
-        if happened and not _is_same(encoder, other):
-            refusal = depends_on(happened)
-    if refusal is not None:
-        raise refusal
-
-
-def _is_same(one: Encoder, other: Encoder) -> bool:
-    """Whether two traces of a step are one step: its program, the numbers that it returns, and the tensors that its code makes."""
-
-    def program(encoder: Encoder) -> dict[str, Any]:
-        return {key: part for key, part in encoder.message().items() if key not in ("places", "modules")}
-
-    def constants(encoder: Encoder) -> list[torch.Tensor]:
-        return [item.tensor for item in encoder.inputs.inputs if item.cls == "constant"]
-
-    def equal(tensor: torch.Tensor, same: torch.Tensor) -> bool:
-        return tensor is same or tensor.is_meta or torch.allclose(tensor, same, rtol=0, atol=0, equal_nan=True)
-
-    return (
-        repr(one.traced.return_constants) == repr(other.traced.return_constants)
-        and program(one) == program(other)
-        and all(map(equal, constants(one), constants(other)))
-    )
-
-
 def _placed(inputs: StepInputs) -> Iterator[torch.Tensor]:
     """The tensors of a step that say which device it is on."""
     return (item.tensor for item in inputs.inputs if item.cls in ("parameter", "buffer", "batch"))
@@ -200,6 +175,7 @@ def _ways(
     optimizers: tuple[Optimizer, ...],
     inputs: StepInputs,
     kept: Kept,
+    start: Snapshot,
     traced: Traced,
     may_be_there: bool,
 ) -> list[Traced] | None:
@@ -212,10 +188,18 @@ def _ways(
         kept.start_again()
         way = None
         for _ in range(2):
-            way = way or trace(
-                train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=may_be_there, answers=answers
-            )
-            kept.mark()
+            if way is None:
+                start.put_numbers_back()
+                way = trace(
+                    train_step,
+                    model,
+                    optimizers,
+                    inputs,
+                    kept=kept,
+                    gradients_may_be_there=may_be_there,
+                    answers=answers,
+                )
+                kept.mark()
         if way is None:
             return None
         way.choices = (*answers, *(True,) * (len(way.places) - len(answers)))

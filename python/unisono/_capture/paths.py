@@ -261,7 +261,8 @@ def _hooks_of(value: Any, kinds: tuple[str, ...]) -> Iterator[tuple[Step, Any]]:
 def _of_class(value: type) -> Iterator[tuple[Step, Any]]:
     for key in list(vars(value)):
         part = step_into(value, ("attr", key))
-        if isinstance(part, torch.Tensor | dict | list | deque | types.FunctionType):
+        is_counted = isinstance(part, int | float | str) and not key.startswith("__")
+        if is_counted or isinstance(part, torch.Tensor | dict | list | deque | types.FunctionType):
             yield ("attr", key), part
     yield from ((("part", "__base__"), base) for base in (value.__base__,) if base is not None)
 

@@ -112,6 +112,16 @@ def user_line() -> str | None:
     return f"{file}:{line}" if file else None
 
 
+def place_in(error: BaseException) -> str | None:
+    """``file:line`` of the innermost code of the user's that an exception has come through."""
+    places = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        places.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return next((f"{file}:{line}" for file, line in reversed(places) if is_the_users(file)), None)
+
+
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warns at the line of the user's code that is running."""
     file, line = user_place(sys._getframe(1))

@@ -23,7 +23,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from unisono._capture.followed import FollowedNumber, handed
 from unisono._capture.forks import Questions
+from unisono._capture.kinds import Kind, TypeOf
 from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.places import is_the_users, read_back, user_line
 from unisono._tree import flatten, unflatten
@@ -82,7 +84,7 @@ class Number:
             raise read_back(self.place)
         if not all(isinstance(one, Number | bool | int | float) for one in operands):
             return NotImplemented
-        parts = [one.expression if isinstance(one, Number) else ["constant", one] for one in operands]
+        parts = [one.expression if isinstance(one, Number) else ["constant", handed(one)] for one in operands]
         return Number(self.reads, [name, *parts])
 
     def __round__(self, digits: int | None = None) -> Any:
@@ -223,7 +225,12 @@ class Readbacks(TorchFunctionMode):
     @contextlib.contextmanager
     def around(self, functions: Iterable[Any]) -> Iterator[None]:
         """Catches what the code of these functions prints, logs and converts."""
-        own = {"print": self._print, "float": _standing_for(float, self), "int": _standing_for(int, self)}
+        own: dict[str, Any] = {
+            "print": self._print,
+            "float": _standing_for(float, self),
+            "int": _standing_for(int, self),
+        }
+        own["type"] = TypeOf({int: own["int"], float: own["float"]})
         with contextlib.ExitStack() as stack:
             for level in _LEVELS:
                 real = getattr(logging.Logger, level)
@@ -278,34 +285,15 @@ def _globals_with(functions: Iterable[Any], names: Iterable[str]) -> Iterator[tu
                 yield function.__globals__, name
 
 
-class _Kind(type):
-    """Lets a class of ours answer as the number class that it stands for."""
-
-    real: type
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls.real)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, cls.real)
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is cls.real
-
-    def __hash__(cls) -> int:
-        return hash(cls.real)
-
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(cls.real, name)
-
-
 def _standing_for(real: type, reads: Readbacks) -> type:
     def __new__(cls: type, value: Any = 0, *more: Any) -> Any:  # noqa: N807
         if isinstance(value, FakeTensor) and reads._stands_for(value):
             value = Number(reads, reads.read("value", value))
+        if type(value) is FollowedNumber:
+            return value.converted(real)
         return value._made(real.__name__, value) if isinstance(value, Number) else real(value, *more)
 
-    return _Kind(real.__name__, (), {"__new__": __new__, "real": real})
+    return Kind(real.__name__, (), {"__new__": __new__, "real": real})
 
 
 def _item(reads: Readbacks, tensor: torch.Tensor) -> Number:

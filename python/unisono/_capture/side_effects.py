@@ -6,88 +6,63 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import random
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
-from unisono._capture.outside import NOT_LOOKED_INTO, function_of, places, put_at, value_at
+from unisono._capture.beside import Snapshot
 from unisono._capture.paths import Walk, shown
 from unisono._capture.places import warn_user
 from unisono.errors import StepError
 
-_COLLECTIONS = (list, dict, set, deque)
 #: So many names stand in a message.
 _MOST_NAMES = 5
 
 
 @dataclass(frozen=True)
-class _Count:
-    """A number, or how many entries a collection has.
-
-    Attributes:
-        kind: the kind of collection; empty for a number.
-        number: the number.
-        keep: takes it as it is now, and gives what puts it back.
-    """
-
-    kind: str
-    number: float
-    keep: Callable[[], Callable[[], object]]
-
-    def differs(self, other: _Count | None) -> bool:
-        return other is not None and (self.kind, self.number) != (other.kind, other.number)
-
-
-@dataclass(frozen=True)
 class Happened:
-    """What has changed, as a message says it, and the generators that something was drawn from."""
+    """What has changed, as a message says it, the generators that something was drawn from, and whether anything else is another."""
 
     changed: list[str]
     drawn: list[str]
+    switched: bool
 
     def __bool__(self) -> bool:
-        return bool(self.changed or self.drawn)
+        return bool(self.changed or self.drawn or self.switched)
 
 
 class SideEffects:
-    """What happens to variables that a step reads, to their attributes and those of the model's modules, and to generators.
+    """What happens beside tensors to what a step can reach, and to generators: Python's, NumPy's, and those that a walk has found.
 
-    These are Python's and NumPy's, and those that a walk has found.
+    Attributes:
+        before: what the step can reach, as it was at the beginning.
     """
 
-    def __init__(self, train_step: Callable[..., Any], model: nn.Module | None, walk: Walk) -> None:
+    def __init__(self, walk: Walk) -> None:
         """Begins with all as it is now."""
-        self._of, self._walk = (train_step, model), walk
-        self._before, self._drawn = _counts(*self._of), _generators(walk)
+        self._walk, self.before = walk, Snapshot(walk)
+        self._others, self._drawn = self.before.others(), _generators(walk)
 
     def so_far(self) -> Happened:
         """What is no longer as it was at the beginning."""
-        after, drawn = _counts(*self._of), _generators(self._walk)
-        changed = [name for name, was in self._before.items() if was.differs(after.get(name))]
+        drawn = _generators(self._walk)
         return Happened(
-            [_shown(name, self._before[name], after[name]) for name in changed],
+            [place.change(now) for place, now in self.before.changed() if not isinstance(place.was, str)],
             [name for name, (state, _) in drawn.items() if self._drawn.get(name, (state,))[0] != state],
+            self.before.others() != self._others or any(isinstance(one.was, str) for one, _ in self.before.changed()),
         )
 
     @contextlib.contextmanager
-    def undone(self) -> Iterator[SideEffects]:
-        """Puts back, at its end, what happens within; gives what does."""
-        within = SideEffects(*self._of, self._walk)
-        kept = {name: was.keep() for name, was in within._before.items()}
+    def undone(self) -> Iterator[None]:
+        """Puts back, at its end, what happens within."""
+        self.before.with_entries()
         try:
-            yield within
+            yield
         finally:
-            after = _counts(*self._of)
-            for name, was in within._before.items():
-                if was.differs(after.get(name)):
-                    kept[name]()
-            for _, put_back in within._drawn.values():
+            self.before.put_back()
+            for _, put_back in self._drawn.values():
                 put_back()
 
 
@@ -105,20 +80,21 @@ def warn_of(happened: Happened) -> None:
         )
 
 
-def depends_on(happened: Happened) -> StepError:
+def depends_on(changed: Sequence[str], drawn: Sequence[str], place: str | None) -> StepError:
     """The error of a step that is another one behind its own side effects."""
-    drawn = ", ".join(f"`{name}`" for name in happened.drawn)
-    what = f"computes with what it changes at each call: {_listed(happened.changed)}" if happened.changed else ""
-    drew = f"computes with what it draws from {drawn} at each call" if drawn else ""
+    what = f"computes with what it changes at each call: {_listed(changed)}" if changed else ""
+    drew = f"computes with what it draws from {', '.join(f'`{name}`' for name in drawn)} at each call" if drawn else ""
     return StepError(
         f"the step {' and '.join(part for part in (what, drew) if part)}",
         code="U0119",
-        cause="its Python code runs once, while the step is captured; traced twice, it was another step the second time",
-        hint="count outside of the step and pass a tensor, keep numbers as buffers of the model, draw with torch (`torch.rand`)",
+        place=place,
+        cause="its Python code runs once, while the step is captured, and would be another one the next time",
+        hint="count outside of the step and pass a tensor, keep numbers as buffers of the model, draw with torch (`torch.rand`); what "
+        "happens at some steps only, such as logging, belongs behind the step",
     )
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return f"{', '.join(names[:_MOST_NAMES])}{more}"
 
@@ -157,55 +133,3 @@ def _of_generator(generator: Any) -> _Drawn:
         return repr(state), lambda: setattr(bits, "state", state)
     state = generator.get_state(legacy=False)
     return repr(state), lambda: generator.set_state(state)
-
-
-def _shown(name: str, before: _Count, after: _Count) -> str:
-    return f"`{name}` ({before.number} to {after.number}{f' entries of a {after.kind}' if after.kind else ''})"
-
-
-def _counts(train_step: Callable[..., Any], model: nn.Module | None) -> dict[str, _Count]:
-    """By the name that the user's code has for it."""
-    found: dict[str, _Count] = {}
-    function, owner = function_of(train_step)
-    if owner is not None:
-        _add_within(found, "self", owner)
-    for name, place in places(function) if function is not None else ():
-        value = value_at(*place)
-        _add(found, name, value, functools.partial(put_at, *place))
-        _add_within(found, name, value)
-    if model is not None:
-        for path, module in model.named_modules(prefix="model"):
-            own = {key: value for key, value in vars(module).items() if not key.startswith("_")}
-            _add_entries(found, f"{path}.{{}}", own, vars(module))
-    return found
-
-
-def _add_within(found: dict[str, _Count], name: str, value: Any) -> None:
-    if isinstance(value, dict):
-        _add_entries(found, f"{name}[{{!r}}]", value, value)
-    elif not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
-        _add_entries(found, f"{name}.{{}}", vars(value), vars(value))
-
-
-def _add_entries(found: dict[str, _Count], form: str, entries: Mapping[Any, Any], holder: dict[Any, Any]) -> None:
-    for key, value in entries.items():
-        _add(found, form.format(key), value, functools.partial(holder.__setitem__, key))
-
-
-def _add(found: dict[str, _Count], name: str, value: Any, put: Callable[[Any], object]) -> None:
-    # Not booleans, which say that something was made at the first call and need not be made again.
-    if type(value) in (int, float):
-        found[name] = _Count("", value, lambda: functools.partial(put, value))
-    elif isinstance(value, _COLLECTIONS):
-        found[name] = _Count(type(value).__name__, len(value), lambda: _refilling(value))
-
-
-def _refilling(collection: Any) -> Callable[[], object]:
-    """What gives a collection the entries that it has now."""
-    entries = list(collection.items() if isinstance(collection, dict) else collection)
-    return lambda: _refill(collection, entries)
-
-
-def _refill(collection: Any, entries: list[Any]) -> None:
-    collection.clear()
-    (collection.extend if isinstance(collection, list | deque) else collection.update)(entries)

@@ -44,7 +44,7 @@ from unisono._capture.optimizer import (
     traceable,
 )
 from unisono._capture.paths import Path, follow, put, shown
-from unisono._capture.places import OriginTracker, is_the_users, place_of, user_line
+from unisono._capture.places import OriginTracker, place_in, place_of, user_line
 from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
 from unisono._capture.readbacks import Expression, Readbacks
@@ -474,17 +474,9 @@ class _Run:
             raise UnsupportedError(
                 f"an operation of the step cannot be traced: {_first_line(error)}",
                 code="U0104",
-                place=self._place(error),
+                place=place_in(error),
                 hint="register a fake implementation for a custom operation with `torch.library.register_fake`",
             ) from error
-
-    def _place(self, error: BaseException) -> str | None:
-        places = []
-        traceback = error.__traceback__
-        while traceback is not None:
-            places.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
-            traceback = traceback.tb_next
-        return next((f"{file}:{line}" for file, line in reversed(places) if is_the_users(file)), None)
 
 
 class _Watch(Watch):

@@ -84,6 +84,10 @@ class Encoder:
             "parts": [{"kind": kind} for kind in dict(parts).values()],
         }
 
+    def constant_values(self) -> list[int]:
+        """The numbers of the values that are constants."""
+        return [number for number, item in self._numbered_inputs if item.cls == "constant"]
+
     def _parts(self) -> list[tuple[int, str]]:
         """The number and the kind of the part of the program that each node stands in."""
         runs = itertools.groupby(part_kinds(self._origins))

@@ -1,0 +1,438 @@
+"""A step that computes with what it changes at each call is refused by name and line, even where only some later call would differ."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import linecache
+import logging
+import math
+import random
+import types
+import warnings
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import unisono
+from unisono._capture import capture
+from unisono.errors import StepError
+
+X = torch.ones(2, 4)
+
+
+def refused(step, *, model=None, named, line="# used"):
+    """Captures a step that must be refused, by the name of what it uses and at a line with a comment."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(StepError, match="computes with what it changes at each call") as caught:
+            unisono.capture(step, model=model, example=(X,))
+    assert caught.value.code == "U0119"
+    assert f"`{named}` (" in caught.value.message, caught.value.message
+    if line:
+        file, _, number = str(caught.value.place).rpartition(":")
+        assert line in linecache.getline(file, int(number)), caught.value.place
+
+
+def allowed(step, *, model=None, warned=None):
+    """Captures a step that must not be refused, with a warning that names what it changes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        unisono.capture(step, model=model, example=(X,))
+    told = [str(one.message) for one in caught if "runs once" in str(one.message)]
+    assert bool(told) == (warned is not None), told
+    assert warned is None or f"`{warned}` (" in told[0], told
+
+
+def rare(n, h):
+    return h * 2 if n % 1000 == 0 else h  # used
+
+
+def later(n, h):
+    return h * (0.1 if n < 100 else 0.01)  # used
+
+
+def truth(n, h):
+    return h * 2 if n // 100 else h  # used
+
+
+def sizes(n, h):
+    for _ in range(n // 100):  # used
+        h = h * 2
+    return h
+
+
+def places(n, h):
+    return h * [1.0] * 1 if n is None else h * [1.0, 1.0, 1.0, 1.0][n % 4]  # used
+
+
+def entries(n, h):
+    return h * {1: 1.0, 2: 1.0}.get(n, 2.0)  # used
+
+
+def a_function_of_python(n, h):
+    return h * round(math.exp(-n * 1e-12), 3)  # used
+
+
+def a_conversion(n, h):
+    return h * int(float(n) // 1e6 + 1)  # used
+
+
+def one_kind_of_number(n, h):
+    return h * 2 if type(n) is int and isinstance(n, int) and n > 1000 else h  # used
+
+
+def a_text(n, h):
+    return h * 2 if str(n) == "1000" else h  # used
+
+
+def the_end_of_a_text(n, h):
+    return h * 2 if f"{n}".endswith("000") else h  # used
+
+
+def a_tensor_of_it(n, h):
+    return h + torch.full((2,), n // 1000).sum()  # used
+
+
+def a_larger_one(n, h):
+    return h * max(n, 1000)  # used
+
+
+def a_method_of_it(n, h):
+    return h * 2 if n.bit_length() > 10 else h  # used
+
+
+def arrays(n, h):
+    return h * float(numpy.ones(3)[n // 1000])  # used
+
+
+def sets(n, h):
+    return h * 2 if n in {1000, 2000} else h  # used
+
+
+USES = [rare, later, truth, sizes, places, entries, a_function_of_python, a_conversion, one_kind_of_number, a_text]
+USES += [the_end_of_a_text, a_tensor_of_it, a_larger_one, a_method_of_it, arrays, sets]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_whatever_a_count_may_steer_is_refused_at_its_line(use):
+    model, state = nn.Linear(4, 4), types.SimpleNamespace(n=0)
+
+    def step(x):
+        state.n += 1
+        return use(state.n, model(x).sum())
+
+    refused(step, model=model, named="state.n")
+    assert type(state.n) is int and state.n == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a run is."""
+
+    taken: int = 0
+
+
+class Owner:
+    """Counts in every place that an object has."""
+
+    total = 0
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 4)
+        self.model._private = 0  # type: ignore[assignment]
+        self.inner = types.SimpleNamespace(state=types.SimpleNamespace(step=0))
+        self.table, self.numbers, self.pair = {"n": 0}, [3, 0], (0, 1.0)
+        self.progress, self.rebuilt = Progress(), {"n": 0}
+        self.times = 0.0
+        self.array = numpy.int64(0)
+
+
+def of_a_class(owner):
+    type(owner).total += 1
+    return type(owner).total
+
+
+def of_the_model(owner):
+    owner.model._private += 1
+    return owner.model._private
+
+
+def of_objects_within(owner):
+    owner.inner.state.step += 1
+    return owner.inner.state.step
+
+
+def of_a_dictionary(owner):
+    owner.table["n"] += 1
+    return owner.table["n"]
+
+
+def of_a_list(owner):
+    owner.numbers[1] += 1
+    return owner.numbers[1]
+
+
+def of_a_tuple(owner):
+    owner.pair = (owner.pair[0] + 1, owner.pair[1] * 1.0)
+    return owner.pair[0]
+
+
+def of_an_object_that_is_replaced(owner):
+    owner.progress = dataclasses.replace(owner.progress, taken=owner.progress.taken + 1)
+    return owner.progress.taken
+
+
+def of_a_dictionary_that_is_replaced(owner):
+    owner.rebuilt = {"n": owner.rebuilt["n"] + 1}
+    return owner.rebuilt["n"]
+
+
+def of_seconds(owner):
+    owner.times += 0.25
+    return owner.times
+
+
+def of_numpy(owner):
+    owner.array = owner.array + 1
+    return owner.array
+
+
+COUNTS = {
+    of_a_class: "total",
+    of_the_model: "_private",
+    of_objects_within: "owner.inner.state.step",
+    of_a_dictionary: "owner.table['n']",
+    of_a_list: "owner.numbers[1]",
+    of_a_tuple: "owner.pair",
+    of_an_object_that_is_replaced: "owner.progress.taken",
+    of_a_dictionary_that_is_replaced: "owner.rebuilt['n']",
+    of_seconds: "owner.times",
+    of_numpy: "owner.array",
+}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_count_is_followed_wherever_the_step_keeps_it(count):
+    owner = Owner()
+
+    def step(x):
+        n = count(owner)
+        h = owner.model(x).sum()
+        return h * 2 if n > 1000 else h  # used
+
+    with pytest.raises(StepError) as caught:
+        unisono.capture(step, example=(X,))
+    assert caught.value.code == "U0119" and COUNTS[count] in caught.value.message
+    file, _, number = str(caught.value.place).rpartition(":")
+    assert "# used" in linecache.getline(file, int(number))
+    Owner.total = 0
+
+
+def test_what_follows_from_a_count_is_followed_before_it_changes():
+    state = types.SimpleNamespace(n=0, stage=0)
+
+    def step(x):
+        y = x * (1 + state.stage)  # used
+        state.n += 1
+        state.stage = state.n // 1000
+        return y
+
+    refused(step, named="state.stage")
+
+
+@pytest.mark.parametrize("kind", [list, collections.deque, set])
+def test_how_many_entries_there_are_is_refused_where_it_is_asked_for(kind):
+    seen, add = kind(), "add" if kind is set else "append"
+    state = types.SimpleNamespace(n=0)
+
+    def step(x):
+        state.n += 0.5
+        getattr(seen, add)(len(x) + random.Random(len(x)).random() if kind is not set else object())
+        return x * 2 if len(seen) % 1000 == 0 else x  # used
+
+    refused(step, named="seen")
+    assert type(seen) is kind and len(seen) == 1
+
+
+def test_switches_that_come_back_are_refused_where_they_choose():
+    state = types.SimpleNamespace(turn="first", of={"first": "second", "second": "third", "third": "first"}, on=True)
+
+    def step_by_a_switch(x):
+        state.on = not state.on
+        return x * 2 if state.on else x * 3  # used
+
+    def step_by_a_text(x):
+        state.turn = state.of[state.turn]  # used
+        return x * 2 if state.turn == "first" else x
+
+    refused(step_by_a_switch, named="state.on")
+    refused(step_by_a_text, named="state.turn")
+
+
+def test_objects_that_change_places_are_refused():
+    nets = types.SimpleNamespace(one=nn.Linear(4, 4), other=nn.Linear(4, 4))
+    model = nn.ModuleList([nets.one, nets.other])
+
+    def step(x):
+        nets.one, nets.other = nets.other, nets.one
+        return nets.one(x).sum()  # used
+
+    refused(step, model=model, named="nets.one")
+    assert nets.other is model[0]
+
+
+def test_switches_that_choose_nothing_are_not_refused():
+    state = types.SimpleNamespace(on=True, made=False)
+
+    def step(x):
+        state.on, state.made = not state.on, True
+        return x * 2
+
+    allowed(step)
+    assert (state.on, state.made) == (False, True)
+
+
+def test_a_count_in_what_is_read_and_returned_is_refused():
+    state = types.SimpleNamespace(n=0)
+
+    def step(x):
+        state.n += 1
+        return x.sum().item() * state.n  # used
+
+    refused(step, named="state.n")
+
+
+def counted(state, h):
+    pass
+
+
+def logged(state, h):
+    logging.getLogger("of the user").info("step %d: %s", state.n, f"{state.n:>5}")
+
+
+def printed(state, h):
+    print(f"step {state.n}, {h}", state.n)
+
+
+def formatted(state, h):
+    state.status = "step %d of %s, %.1f" % (state.n, "many", state.n / 2) + str(state.n) + f"{state.n:05d}"  # noqa: UP031
+
+
+def stored_elsewhere(state, h):
+    state.last, state.half, state.both = state.n, state.n / 2, (state.n, round(state.n / 3, 2))
+
+
+def listed(state, h):
+    state.all.append(state.n)
+
+
+def summed(state, h):
+    state.total = state.total + divmod(state.n, 7)[1] * 0.5 - abs(-state.n)
+
+
+@pytest.mark.parametrize("what", [counted, logged, printed, formatted, stored_elsewhere, listed, summed])
+def test_what_only_counts_or_tells_is_not_refused_and_counts_once(what):
+    model, state = nn.Linear(4, 4), types.SimpleNamespace(n=0, all=[], total=0.0)
+
+    def step(x):
+        state.n += 1
+        h = model(x).sum()
+        what(state, h)
+        return h
+
+    allowed(step, model=model, warned="state.n")
+    assert state.n == 1 and all(type(one) in (int, float, str, list, tuple) for one in vars(state).values())
+    assert state.all in ([], [1]) and type(state.all) is list
+
+
+def test_what_the_first_call_alone_changes_may_be_computed_with():
+    state = types.SimpleNamespace(size=0, cache={}, n=0)
+
+    def step(x):
+        state.n += 1
+        state.size = max(state.size, len(x))
+        if "scale" not in state.cache:
+            state.cache["scale"] = 0.5
+        return x * state.size * state.cache["scale"]
+
+    allowed(step, warned="state.n")
+    assert (state.size, state.cache, state.n) == (2, {"scale": 0.5}, 1)
+
+
+def test_a_step_that_is_traced_several_times_has_counted_once():
+    model, state = nn.Linear(4, 4), types.SimpleNamespace(n=0, previous=torch.zeros(()))
+
+    def step(x):
+        state.n += 1
+        loss = model(x).sum() + state.previous
+        state.previous = loss.detach()
+        return loss * 2 if torch.isfinite(loss) else loss
+
+    allowed(step, model=model, warned="state.n")
+    assert state.n == 1
+
+
+def test_a_progress_bar_within_the_step_is_not_refused():
+    tqdm = pytest.importorskip("tqdm")
+    model, bar = nn.Linear(4, 4), tqdm.tqdm(total=1000, mininterval=0, file=open("/dev/null", "w"))  # noqa: SIM115
+
+    def step(x):
+        bar.update()
+        return model(x).sum()
+
+    allowed(step, model=model, warned="bar.n")
+
+
+def test_a_number_that_goes_where_only_pythons_own_may_go_is_refused_there():
+    import json
+
+    state = types.SimpleNamespace(n=0)
+
+    def step(x):
+        state.n += 1
+        return x * len(json.dumps({"n": state.n}))  # used
+
+    refused(step, named="state.n")
+
+
+def test_a_step_that_changes_nothing_is_not_traced_again(monkeypatch):
+    def again(*_unused):
+        raise AssertionError("traced again")
+
+    monkeypatch.setattr(capture, "Again", again)
+    model, state = nn.Linear(4, 4), types.SimpleNamespace(n=3, scale=0.5)
+    allowed(lambda x: model(x).sum() * state.n * state.scale, model=model)
+
+
+@pytest.mark.parametrize("draw", [random.random, numpy.random.standard_normal])
+def test_what_is_drawn_is_refused_where_it_is_computed_with(draw):
+    model = nn.Linear(4, 4)
+
+    def step(x):
+        noise = draw()
+        h = model(x)
+        return (h * noise).sum()  # used
+
+    with pytest.raises(StepError, match="computes with what it draws") as caught:
+        unisono.capture(step, model=model, example=(X,))
+    file, _, number = str(caught.value.place).rpartition(":")
+    assert "# used" in linecache.getline(file, int(number))
+
+
+def test_code_that_asks_for_exact_types_takes_the_way_that_it_takes_in_eager_pytorch():
+    model, scale = nn.Linear(4, 4), 3
+
+    def step(x):
+        assert type(x) is torch.Tensor and type(model.weight) is nn.Parameter
+        assert type(scale) is int and type(scale / 2) in (float,) and type(type(scale)(2.5)) is int
+
+        class Kind(type):
+            pass
+
+        assert isinstance(int, type) and issubclass(Kind, type) and type(scale).__name__ == "int"
+        return model(x).sum() * scale
+
+    allowed(step, model=model)

@@ -1,0 +1,250 @@
+"""Tracing a step once more, behind what its first trace has changed: whether it is the same step, at this call and at all later ones.
+
+What the first trace has changed is followed through the next one (:mod:`followed`). A step that only counts computes with nothing that
+changes; one that does with a count what may steer it is another step at some later call, and refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unisono._capture.beside import COLLECTIONS, Place, Snapshot, refill
+from unisono._capture.followed import Following, Uses, entries, plain, shows_only, sources_of
+from unisono._capture.paths import Path, Walk, put
+from unisono._capture.places import place_in
+from unisono._capture.side_effects import SideEffects, depends_on
+from unisono._capture.wire import Encoder
+from unisono.errors import UnisonoError
+
+#: Traces until switches are as they have been before, beyond which they may never be.
+_MOST_TRACES = 4
+#: Traces until all is known that follows from what changes.
+_MOST_ROUNDS = 4
+
+
+@dataclass
+class Again:
+    """Traces a step once more.
+
+    Attributes:
+        first: its first trace.
+        before: what the step can reach, as it was before that.
+        walked: walks over what the step can reach.
+        traced: traces the step.
+    """
+
+    first: Encoder
+    before: Snapshot
+    walked: Callable[[], Walk]
+    traced: Callable[[], Encoder]
+
+    def require_the_same(self) -> None:
+        """Refuses a step that is another one at some later call; all is as it was afterwards."""
+        self._effects = SideEffects(self.walked())
+        met: list[list[Any]] = []
+        with self._effects.undone():
+            for _ in range(_MOST_TRACES):
+                others = self.before.others()
+                if others in met:
+                    return
+                met.append(others)
+                self._trace()
+            raise depends_on(self.before.switched(), [], None)
+
+    def _trace(self) -> None:
+        """Traces the step, behind the last trace, until all is followed that follows from what changes."""
+        paths = {place.path for place, _ in self.before.changed() if not shows_only(place.holder)}
+        for _ in range(_MOST_ROUNDS):
+            followed = _Followed(self.walked(), paths)
+            try:
+                other = followed.through(self.traced)
+            except UnisonoError:
+                followed.undo()
+                return  # where it cannot be traced again it is not known whether it would be the same
+            except Exception as error:
+                followed.undo()
+                self._trace_plainly(place_in(error))
+                return
+            more = followed.more(self.walked())
+            if more:
+                followed.undo()
+                paths |= more
+                continue
+            self._require_alike(followed, other)
+            followed.settle(self.walked())
+            return
+
+    def _trace_plainly(self, place: str | None) -> None:
+        """Traces the step where a number that is followed has come to code that takes only Python's own."""
+        now = Snapshot(self.walked())
+        self.traced()
+        changed = [place.change(value) for place, value in now.changed()]
+        if changed:
+            raise depends_on(changed, [], place)
+
+    def _require_alike(self, followed: _Followed, other: Encoder) -> None:
+        changing = followed.changing()
+        for use in followed.uses.found:
+            if use.sources & changing:
+                raise depends_on(followed.changes(use.sources & changing), [], use.place)
+        difference = _difference(self.first, other)
+        if difference is not None:
+            changes = [*followed.changes(changing), *followed.switched()]
+            raise depends_on(changes, self._effects.so_far().drawn, difference or None)
+
+
+class _Followed:
+    """What is followed through one trace.
+
+    Attributes:
+        uses: what is done with it.
+    """
+
+    def __init__(self, walk: Walk, paths: set[Path]) -> None:
+        """Follows what is at some paths."""
+        self.uses = Uses()
+        self._root, self._now = walk.root, Snapshot(walk).with_entries()
+        held = {
+            id(place.was) for place in self._now.places if place.path in paths and isinstance(place.was, COLLECTIONS)
+        }
+        wanted = [place for place in self._now.places if place.path in paths or id(place.was) in held]
+        made: dict[int, Any] = {}
+        self._places: list[tuple[Place, Any]] = []
+        for number, place in enumerate(wanted):
+            if id(place.was) not in held:
+                stand_in = self.uses.stand_in(place.was, number)
+            elif id(place.was) in made:
+                stand_in = made[id(place.was)]
+            else:
+                stand_in = made[id(place.was)] = self.uses.stand_in(place.was, number)
+            self._places.append((place, stand_in))
+
+    def through(self, traced: Callable[[], Encoder]) -> Encoder:
+        """The trace."""
+        for place, stand_in in self._places:
+            if stand_in is not None:
+                place.holds(stand_in)
+        with Following():
+            return traced()
+
+    def undo(self) -> None:
+        """Puts everything back as it was before the trace."""
+        self._now.put_back()
+
+    def settle(self, walk: Walk) -> None:
+        """Leaves what the trace has left, without stand-ins."""
+        for place, stand_in in self._places:
+            if isinstance(place.was, COLLECTIONS):
+                refill(place.was, entries(stand_in))
+        for holder, parts in walk.holders.values():
+            for step, part in parts.items():
+                if sources_of(part) and not isinstance(holder, tuple):
+                    put(holder, (step,), plain(part))
+        for place, stand_in in self._places:
+            if place.now() is stand_in:
+                place.holds(place.was)
+
+    def changing(self) -> set[int]:
+        """The numbers of the places whose values change: themselves, or because they follow from others that do."""
+        found = {number for number, place, made, now in self._after() if _is_another(place, made, now)}
+        after = {number: sources_of(now) for number, _, made, now in self._after() if now is not made}
+        while True:
+            more = {number for number, sources in after.items() if sources & found} - found
+            if not more:
+                return found
+            found |= more
+
+    def _after(self) -> Iterator[tuple[int, Place, Any, Any]]:
+        """Each place by its number, with its stand-in and what is there now."""
+        now = {id(place): value for place, value in self._now.current()}
+        for number, (place, stand_in) in enumerate(self._places):
+            yield number, place, stand_in, now[id(place)]
+
+    def changes(self, numbers: set[int] | frozenset[int]) -> list[str]:
+        """How places change, in words."""
+        return [place.change(_shown(now)) for number, place, _, now in self._after() if number in numbers]
+
+    def switched(self) -> list[str]:
+        """What else has become another, in words."""
+        return self._now.switched()
+
+    def more(self, walk: Walk) -> set[Path]:
+        """Paths to what follows from what changes, and was not followed."""
+        changing = self.changing()
+        known, followed = {place.path for place in self._now.places}, {place.path for place, _ in self._places}
+        found = set[Path]()
+        for key, (holder, parts) in walk.holders.items():
+            path = walk.paths[key]
+            for step, part in parts.items():
+                if sources_of(part) & changing:
+                    found.add(path if isinstance(holder, tuple) else (*path, step))
+        return (found & known) - followed
+
+
+def _shown(value: Any) -> Any:
+    return entries(value) if isinstance(value, COLLECTIONS) else plain(value)
+
+
+def _is_another(place: Place, stand_in: Any, now: Any) -> bool:
+    if isinstance(place.was, COLLECTIONS) and isinstance(now, COLLECTIONS):
+        return len(entries(now)) != place.size
+    return now is not stand_in and place.has_changed(plain(now))
+
+
+def _difference(one: Encoder, other: Encoder) -> str | None:
+    """Where in the user's code two traces of a step differ, empty where that is not known; ``None`` if they are one step.
+
+    That is its program, the numbers that it returns, and the tensors that its code makes.
+    """
+    ours, theirs = one.message(), other.message()
+    for number, (node, same) in enumerate(zip(ours["nodes"], theirs["nodes"], strict=False)):
+        if _program(node) != _program(same):
+            return _place_of(other, number)
+    for position, (tensor, same) in enumerate(zip(_constants(one), _constants(other), strict=False)):
+        if not _equal(tensor, same):
+            return _place_of_constant(other, position)
+    parts = ("ops", "inputs", "values", "returns", "updates")
+    is_same = (
+        all(ours[part] == theirs[part] for part in parts)
+        and len(ours["nodes"]) == len(theirs["nodes"])
+        and len(_constants(one)) == len(_constants(other))
+        and repr(one.traced.return_constants) == repr(other.traced.return_constants)
+        and repr(one.traced.numbers) == repr(other.traced.numbers)
+    )
+    return None if is_same else ""
+
+
+def _program(node: dict[str, Any]) -> dict[str, Any]:
+    return {key: part for key, part in node.items() if key not in ("place", "module")}
+
+
+def _constants(encoder: Encoder) -> list[torch.Tensor]:
+    return [item.tensor for item in encoder.inputs.inputs if item.cls == "constant"]
+
+
+def _equal(tensor: torch.Tensor, same: torch.Tensor) -> bool:
+    if tensor is same or tensor.is_meta:
+        return True
+    return tensor.shape == same.shape and torch.allclose(tensor, same, rtol=0, atol=0, equal_nan=True)
+
+
+def _place_of(encoder: Encoder, number: int) -> str:
+    """``file:line`` of a node, or nothing."""
+    place = encoder.nodes[number]["place"]
+    return "" if place is None else ":".join(map(str, list(encoder.places)[place]))
+
+
+def _place_of_constant(encoder: Encoder, position: int) -> str:
+    """``file:line`` of the first node that reads a constant."""
+    value = encoder.constant_values()[position]
+    for number, node in enumerate(encoder.nodes):
+        if any(
+            one == {"value": value} or (isinstance(one, dict) and value in one.get("values", ()))
+            for one in node["args"]
+        ):
+            return _place_of(encoder, number)
+    return ""

@@ -1,0 +1,187 @@
+"""What a step's code reaches beside tensors: numbers, texts, how many entries collections have, which object is where."""
+
+from __future__ import annotations
+
+import enum
+import numbers
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono._capture.compared import differ, seen
+from unisono._capture.paths import Missing, Path, Step, Walk, put, shown, step_into
+
+COLLECTIONS = (list, dict, set, deque)
+#: Whose values say by themselves what they are.
+_SAYING = (bool, type(None), enum.Enum, type, torch.dtype, torch.device)
+
+_NO_PLACES = ("part", "hook", "parameter", "buffer")
+#: What is looked after elsewhere.
+_OTHERWISE = (torch.Tensor, torch.Generator)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place that holds something, and what it held.
+
+    Attributes:
+        holder: the object that has the place.
+        step: which of its places it is.
+        path: how the step reaches it.
+        was: what was there.
+        size: how many entries that had, of a collection.
+    """
+
+    holder: Any
+    step: Step
+    path: Path
+    was: Any
+    size: int
+
+    @property
+    def name(self) -> str:
+        """What the user's code calls it."""
+        return shown(self.path)
+
+    def now(self) -> Any:
+        """What is there now."""
+        return step_into(self.holder, self.step)
+
+    def holds(self, value: Any) -> None:
+        """Puts a value there."""
+        put(self.holder, (self.step,), value)
+
+    def is_counted(self) -> bool:
+        """Whether it is a number, a text or a collection, which may go on changing forever."""
+        return is_counted(self.was)
+
+    def is_plain(self) -> bool:
+        """Whether it is a switch, or counted and no collection."""
+        return isinstance(self.was, bool) or (self.is_counted() and not isinstance(self.was, COLLECTIONS))
+
+    def has_changed(self, now: Any) -> bool:
+        """Whether a number, a text or a collection is another one, or another many."""
+        if isinstance(self.was, COLLECTIONS):
+            return type(now) is not type(self.was) or len(now) != self.size
+        return _another(self.was, now)
+
+    def change(self, now: Any) -> str:
+        """The change to what is there now, in words."""
+        if isinstance(self.was, COLLECTIONS) and isinstance(now, COLLECTIONS):
+            return f"`{self.name}` ({self.size} to {len(now)} entries of a {type(self.was).__name__})"
+        return f"`{self.name}` ({self.was!r:.50} to {now!r:.50})"
+
+
+def is_counted(value: Any) -> bool:
+    """Whether something is a number, a text, a tuple of these or a collection."""
+    if isinstance(value, _SAYING):
+        return False
+    return isinstance(value, (numbers.Number, str, *COLLECTIONS)) or _is_tuple_of_numbers(value)
+
+
+def _is_tuple_of_numbers(value: Any) -> bool:
+    is_plain = type(value) is tuple or hasattr(type(value), "_fields")
+    return is_plain and bool(value) and all(isinstance(one, int | float | str) for one in value)
+
+
+def _another(was: Any, now: Any) -> bool:
+    """Whether there is another value; not a number is like itself."""
+    if was is now:
+        return False
+    return differ(was, now) and not (was != was and now != now)
+
+
+class Snapshot:
+    """All that a walk has found beside tensors, as it is at one moment.
+
+    Attributes:
+        places: the places that hold it.
+    """
+
+    def __init__(self, walk: Walk) -> None:
+        """Takes it as the walk has found it."""
+        self._known = {id(value) for value, _ in walk.holders.values()}
+        self.places = [*_places(walk)]
+        self._entries: list[tuple[Any, list[Any]]] = []
+
+    def with_entries(self) -> Snapshot:
+        """The same, which knows what is in collections."""
+        held = (place.was for place in self.places if isinstance(place.was, COLLECTIONS))
+        self._entries = [(one, list(one.items() if isinstance(one, dict) else one)) for one in held]
+        return self
+
+    def changed(self) -> Iterator[tuple[Place, Any]]:
+        """The numbers, texts and collections that are others now, and what they are."""
+        for place, now in self.current():
+            if place.is_counted() and now is not Missing and place.has_changed(now):
+                yield place, now
+
+    def others(self) -> list[Any]:
+        """What tells apart everything else: of switches what they are, of objects which of those that were known."""
+        return [None if place.is_counted() else self._described(now) for place, now in self.current()]
+
+    def switched(self) -> list[str]:
+        """What has become another and is not counted, in words."""
+        current = (pair for pair in self.current() if not pair[0].is_counted())
+        return [place.change(now) for place, now in current if self._described(now) != self._described(place.was)]
+
+    def current(self) -> Iterator[tuple[Place, Any]]:
+        """What is at each place; where an object was put in the place of another of its kind, what is in that."""
+        instead: dict[int, Any] = {}
+        for place in self.places:
+            now = step_into(instead.get(id(place.holder), place.holder), place.step)
+            if now is not place.was and type(now) is type(place.was) and id(now) not in self._known:
+                instead[id(place.was)] = now
+            yield place, now
+
+    def _described(self, value: Any) -> Any:
+        if isinstance(value, _SAYING):
+            return value
+        if id(value) in self._known and not isinstance(value, tuple):
+            return id(value)
+        found = seen(value)
+        return type(value).__name__ if found is ... or is_counted(value) else found
+
+    def put_numbers_back(self) -> None:
+        """Puts back numbers, texts and switches."""
+        for place in self.places:
+            if place.now() is not place.was and place.is_plain():
+                place.holds(place.was)
+
+    def put_back(self) -> None:
+        """Puts back everything."""
+        for collection, was in self._entries:
+            if len(collection) != len(was):
+                refill(collection, was)
+        for place in self.places:
+            if place.now() is not place.was:
+                place.holds(place.was)
+
+
+def _places(walk: Walk) -> Iterator[Place]:
+    """The places that hold no tensors; what PyTorch keeps in objects of its own is left to PyTorch."""
+    own: set[Path] = set()
+    for key, (holder, parts) in walk.holders.items():
+        path = walk.paths[key]
+        if path[:-1] in own or _is_pytorchs(holder):
+            own.add(path)
+        elif not isinstance(holder, tuple):
+            for step, part in parts.items():
+                if step[0] not in _NO_PLACES and part is not Missing and not isinstance(part, _OTHERWISE):
+                    size = len(part) if isinstance(part, COLLECTIONS) else 0
+                    yield Place(holder, step, (*path, step), part, size)
+
+
+def _is_pytorchs(holder: Any) -> bool:
+    return str(type(holder).__module__).partition(".")[0] == "torch" and not isinstance(holder, nn.Module)
+
+
+def refill(collection: Any, entries: list[Any]) -> None:
+    """Gives a collection the entries that it had."""
+    collection.clear()
+    fill: Callable[[Any], Any] = collection.extend if isinstance(collection, list | deque) else collection.update
+    fill(entries)
