@@ -18,13 +18,16 @@ __all__ = ["HABITS", "habits_of", "hooks", "layers", "make", "state", "updates",
 #: These decide what the others make, so they come first.
 _FIRST = ("automatic_casts", "a_scaler", "schedule_within")
 #: How many habits programs have. Most have few: what goes wrong is mostly two habits that meet, and a short program takes less time.
-COUNTS = (2, 2, 3, 3, 3, 3, 4, 4, 5, 7)
+COUNTS = (2, 2, 2, 2, 3, 3, 3, 4, 4, 6)
+#: How often those are chosen that take several times as long as others, which count as one.
+SELDOM = {"recurrent_layers": 0.4, "attention": 0.5, "an_averaged_model": 0.5}
 
 
 def habits_of(seed: int) -> list[str]:
     """The habits of a seed's program, in the order in which they are added."""
     rng = random.Random(seed)
-    chosen = rng.choices(list(HABITS), k=rng.choice(COUNTS))
+    weights = [SELDOM.get(name, 1.0) for name in HABITS]
+    chosen = rng.choices(list(HABITS), weights, k=rng.choice(COUNTS))
     return sorted(dict.fromkeys(chosen), key=lambda name: name not in _FIRST)
 
 

@@ -144,14 +144,21 @@ def early_return(p: Program) -> None:
 
 @habit
 def recurrent_layers(p: Program) -> None:
-    layer = p.add(nn.LSTM(3, WIDTH, num_layers=2, dropout=0.3, batch_first=True))
+    kind = p.rng.choice([nn.LSTM, nn.LSTM, nn.GRU, nn.RNN])
+    several = {"num_layers": 2, "dropout": 0.3} if kind is nn.LSTM and p.rng.random() < 0.5 else {}
+    layer = p.add(kind(3, WIDTH, batch_first=True, **several))
     p.layers.append(lambda h: layer(h.view(-1, 2, 3))[0][:, -1] if not p.cast else h)
 
 
 @habit
 def attention(p: Program) -> None:
-    layer = p.add(nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.2, batch_first=p.rng.random() < 0.5))
-    p.layers.append(lambda h: layer(h[None])[0])
+    first = p.rng.random() < 0.5
+    if p.rng.random() < 0.5:
+        block = p.add(nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.2, batch_first=first))
+        p.layers.append(lambda h: block(h[None])[0])
+    else:
+        layer = p.add(nn.MultiheadAttention(WIDTH, 2, dropout=0.2, batch_first=first))
+        p.layers.append(lambda h: h + layer(h[None], h[None], h[None], need_weights=False)[0][0])
 
 
 @habit

@@ -66,13 +66,16 @@ def reads_numbers(p: Program) -> None:
 @habit
 def numbers_that_change(p: Program) -> None:
     config = types.SimpleNamespace(scale=1.0, more={"add": 0.5})
+    choice = p.rng.randrange(3)
     p.layers.append(lambda h: h * config.scale + config.more["add"])
 
     def between(number: int) -> None:
-        if number == 1:
+        if number == 1 and choice != 1:
             config.scale = 0.5
-        elif number == 3:
-            config.scale, config.more["add"] = 1.0, 0.25
+        elif number == 2 and choice == 1:
+            config.more["add"] = 0.25
+        elif number == 3 and choice == 2:
+            config.scale = 1.0
 
     p.between.append(between)
 
@@ -144,14 +147,15 @@ def attributes_of_classes(p: Program) -> None:
         scale, weight = 1.0, torch.ones(WIDTH)
 
     settings: Any = Settings()
+    choice = p.rng.randrange(3)
     p.layers.append(lambda h: h * settings.scale + settings.weight.to(h.dtype))
 
     def between(number: int) -> None:
-        if number == 0:
+        if number == 0 and choice != 1:
             settings.scale = 0.5
-        elif number == 1:
+        elif number == 1 and choice == 1:
             settings.weight = torch.zeros(WIDTH)
-        elif number == 2:
+        elif number == 2 and choice == 2:
             del settings.scale
             Settings.scale = 0.25
 
@@ -160,15 +164,15 @@ def attributes_of_classes(p: Program) -> None:
 
 @habit
 def arrays_that_change(p: Program) -> None:
-    config = types.SimpleNamespace(array=numpy.ones(WIDTH), dtype=torch.float64)
+    config, choice = types.SimpleNamespace(array=numpy.ones(WIDTH), dtype=torch.float64), p.rng.randrange(3)
     p.layers.append(lambda h: (h.to(config.dtype) * torch.tensor(config.array)).to(h.dtype))
 
     def between(number: int) -> None:
-        if number == 1:
+        if number == 1 and choice == 0:
             config.array[0] = 0.5
-        elif number == 2:
+        elif number == 1 and choice == 1:
             config.array = config.array * 0.5
-        elif number == 3:
+        elif number == 2 and choice == 2:
             config.dtype = torch.float32
 
     p.between.append(between)
@@ -177,6 +181,21 @@ def arrays_that_change(p: Program) -> None:
 @habit
 def one_random_choice(p: Program) -> None:
     p.layers.append(lambda h: torch.where(torch.rand(()) < 0.5, h.flip(1), h))
+
+
+@habit
+def counts_beside_tensors(p: Program) -> None:
+    config = types.SimpleNamespace(taken=0, state={"steps": [0, 0]}, seconds=0.0, first=True, text="")
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        config.taken += 1
+        config.state["steps"][1] += len(h)
+        config.seconds = config.seconds + 0.5 * config.taken
+        config.text = f"step {config.taken} in {config.seconds:.1f} s"
+        config.first = False
+        return h
+
+    p.layers.append(change)
 
 
 @habit

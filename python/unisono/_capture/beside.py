@@ -107,6 +107,8 @@ class Snapshot:
         self._known = {id(value) for value, _ in walk.holders.values()}
         self.places = [*_places(walk)]
         self._entries: list[tuple[Any, list[Any]]] = []
+        arrays = (place for place in self.places if hasattr(type(place.was), "__array__"))
+        self._arrays = {id(place): seen(place.was) for place in arrays}
 
     def with_entries(self) -> Snapshot:
         """The same, which knows what is in collections."""
@@ -117,17 +119,25 @@ class Snapshot:
     def changed(self) -> Iterator[tuple[Place, Any]]:
         """The numbers, texts and collections that are others now, and what they are."""
         for place, now in self.current():
-            if place.is_counted() and now is not Missing and place.has_changed(now):
+            may_have = now is not Missing and (now is not place.was or isinstance(now, COLLECTIONS))
+            if may_have and place.is_counted() and place.has_changed(now):
                 yield place, now
 
     def others(self) -> list[Any]:
-        """What tells apart everything else: of switches what they are, of objects which of those that were known."""
-        return [None if place.is_counted() else self._described(now) for place, now in self.current()]
+        """What tells apart everything else: of switches what they have become, of objects which other one that was known."""
+        return [(place.path, how) for place, _, how in self._switched()]
 
     def switched(self) -> list[str]:
         """What has become another and is not counted, in words."""
-        current = (pair for pair in self.current() if not pair[0].is_counted())
-        return [place.change(now) for place, now in current if self._described(now) != self._described(place.was)]
+        return [place.change(now) for place, now, _ in self._switched()]
+
+    def _switched(self) -> Iterator[tuple[Place, Any, Any]]:
+        for place, now in self.current():
+            if (now is place.was and id(place) not in self._arrays) or place.is_counted():
+                continue
+            how = self._described(place, now)
+            if how != self._arrays.get(id(place), self._described(place, place.was)):
+                yield place, now, how
 
     def current(self) -> Iterator[tuple[Place, Any]]:
         """What is at each place; where an object was put in the place of another of its kind, what is in that."""
@@ -138,13 +148,13 @@ class Snapshot:
                 instead[id(place.was)] = now
             yield place, now
 
-    def _described(self, value: Any) -> Any:
+    def _described(self, place: Place, value: Any) -> Any:
         if isinstance(value, _SAYING):
-            return value
-        if id(value) in self._known and not isinstance(value, tuple):
-            return id(value)
-        found = seen(value)
-        return type(value).__name__ if found is ... or is_counted(value) else found
+            return type(value), value
+        found = ... if is_counted(value) or isinstance(value, nn.Module) else seen(value)
+        if found is not ...:
+            return found
+        return id(value) if value is not place.was and id(value) in self._known else type(value).__name__
 
     def put_numbers_back(self) -> None:
         """Puts back numbers, texts and switches."""

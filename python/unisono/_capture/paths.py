@@ -282,11 +282,20 @@ def _of_function(value: Any) -> Iterator[tuple[Step, Any]]:
         yield from ((("part", name), getattr(value, name)) for name in ("__self__", "__func__"))
     elif not _is_library(value.__code__.co_filename):
         code = value.__code__
-        yield from ((("cell", name), step_into(value, ("cell", name))) for name in code.co_freevars)
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+            yield ("cell", name), _in_cell(cell)
         yield from ((("default", number), part) for number, part in enumerate(value.__defaults__ or ()))
         yield from ((("named", name), part) for name, part in (value.__kwdefaults__ or {}).items())
         yield from ((("attr", name), part) for name, part in vars(value).items())
-        yield from ((("global", name), value.__globals__.get(name, Missing)) for name in _names(code))
+        variables = value.__globals__
+        yield from ((("global", name), variables[name]) for name in _names(code) if name in variables)
+
+
+def _in_cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return Missing
 
 
 _UNINTERESTING = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size)

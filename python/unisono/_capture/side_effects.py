@@ -43,15 +43,15 @@ class SideEffects:
     def __init__(self, walk: Walk) -> None:
         """Begins with all as it is now."""
         self._walk, self.before = walk, Snapshot(walk)
-        self._others, self._drawn = self.before.others(), _generators(walk)
+        self._drawn = _generators(walk)
 
     def so_far(self) -> Happened:
         """What is no longer as it was at the beginning."""
-        drawn = _generators(self._walk)
+        drawn, changed = _generators(self._walk), [*self.before.changed()]
         return Happened(
-            [place.change(now) for place, now in self.before.changed() if not isinstance(place.was, str)],
+            [place.change(now) for place, now in changed if not isinstance(place.was, str)],
             [name for name, (state, _) in drawn.items() if self._drawn.get(name, (state,))[0] != state],
-            self.before.others() != self._others or any(isinstance(one.was, str) for one, _ in self.before.changed()),
+            bool(self.before.others()) or any(isinstance(place.was, str) for place, _ in changed),
         )
 
     @contextlib.contextmanager
