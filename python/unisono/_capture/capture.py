@@ -88,6 +88,7 @@ def capture_step(
             raise
     settings = guarded_settings(optimizers, live)
     walk = Walk(train_step, model, optimizers)
+    scaling.prepare(walk)
     effects = SideEffects(walk)
     asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates)
     with _without_collection():
@@ -129,12 +130,9 @@ def _traced(
     accumulates: bool,
 ) -> tuple[Traced, Encoder, StepInputs, Kept, list[Traced]]:
     """Traces the step until all that it keeps is known."""
-    walk = Walk(train_step, model, optimizers)
-    scaling.prepare(walk)
-    start = Snapshot(walk)
     kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients)
-    may_be_there = True
-    try:
+    start, may_be_there = Snapshot(kept.walk), True
+    with kept.put_back():
         for _ in range(_MOST_TRACES):
             start.put_numbers_back()
             state = [*kept.replaced, *kept.written]
@@ -154,8 +152,6 @@ def _traced(
             if not kept.note_gradients(parameters):
                 raise _stale_gradients()
             may_be_there = False
-    finally:
-        kept.restore()
     raise StepError(
         "what the step keeps in variables, attributes or containers is another at every step",
         code="U0115",

@@ -6,8 +6,9 @@ renewed at each step. Anything else is refused: a first step that is unlike the 
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -192,13 +193,23 @@ class Kept:
     def mark(self) -> None:
         """Leaves everything as it was, and marks of the last trace where the next one must not read."""
         marks = [(path, follow(self.root, path)) for path in self.left]
-        self.restore()
+        self._restore()
         self.marks = {id(mark): (mark, path) for path, mark in marks}
         for path, mark in marks:
             put(self.root, path, mark)
 
-    def restore(self) -> None:
-        """Leaves everything as it was: no tensor without data stays anywhere."""
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Leaves everything as it was, at its end: no mark and no tensor without data stays anywhere."""
+        try:
+            yield
+        except BaseException:
+            self._restore()
+            raise
+        if self.marks:
+            self._restore()
+
+    def _restore(self) -> None:
         now = self._walk()
         for path, tensor in now.tensors.items():
             if not isinstance(tensor, FakeTensor) or follow(self.root, path) is not tensor:
