@@ -12,7 +12,7 @@ use crate::{
     axis::Program,
     effort::Extent,
     folded::Folded,
-    run::{Found, Request, Run, ranked},
+    run::{Found, Offloading, Recomputation, Request, Run, ranked},
     taken_over::{Pair, TakenOver, taken_over},
 };
 
@@ -32,10 +32,12 @@ impl Run<'_> {
 }
 
 /// What is found for the shorter step with what it takes in the whole one, the best first; nothing where demands are on what may be left out,
-/// where there are no ranks, or where the search for fewer layers fails.
+/// where all of forward is to run again or to be on the host, where there are no ranks, or where the search for fewer layers fails.
 pub fn expected(request: &Request<'_>, extent: Extent) -> Vec<Found> {
     let Some(shorter) = request.shorter else { return Vec::new() };
-    if request.mesh.is_trivial() || !request.pins.is_empty() {
+    let again_or_on_host =
+        request.recompute == Some(Recomputation::Full) || request.offload == Some(Offloading::Full);
+    if request.mesh.is_trivial() || !request.pins.is_empty() || again_or_on_host {
         return Vec::new();
     }
     let asked =
@@ -59,7 +61,7 @@ pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
     let request = run.request;
     let axes = request.mesh.sharding_axes().filter(|axis| axis.size > 1).count();
     let is_single = axes < 2 && request.mesh.stages() < 2;
-    if request.recompute.is_some() || request.offload.is_some() || is_single {
+    if is_single {
         return None;
     }
     let is_taken_apart = request.mesh.stages() > 1;
