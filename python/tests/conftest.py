@@ -6,7 +6,10 @@ import pytest
 
 #: About how many CPU seconds files take, their ranks included; others take less than any of these.
 SECONDS = {
-    "test_step_programs.py": 280,
+    "test_step_programs.py": 270,
+    "test_step_programs_second.py": 260,
+    "test_step_programs_third.py": 260,
+    "test_step_programs_fourth.py": 260,
     "test_scripts.py": 130,
     "test_stages.py": 130,
     "test_plans.py": 130,
@@ -26,6 +29,7 @@ SECONDS = {
     "test_counter.py": 50,
     "test_watch.py": 40,
     "test_kept_tensors.py": 40,
+    "test_counts.py": 25,
     "test_devices.py": 25,
     "test_data_sampler.py": 20,
     "test_accelerators.py": 20,

@@ -497,3 +497,27 @@ def hooks_come_and_go_and_read_numbers(parallelize):
     added.remove()
     losses += [step(*batch)]
     return ended(step, losses, model, optimizer)
+
+
+@script
+def numbers_that_the_first_call_has_set(parallelize):
+    model = Net()
+    optimizer = adam(model)
+    state = types.SimpleNamespace(size=0, scale=1.0, made=False, taken=0)
+
+    def step(x, y):
+        if not state.made:
+            state.scale, state.made = 2.0, True
+        state.size, state.taken = max(state.size, len(x)), state.taken + 1
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y) * state.scale / state.size
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    batches = [pair(size) for size in (6, 8, 6, 6, 8)]
+    step = parallelize(step, model=model, optimizer=optimizer, example=batches[0])
+    losses = [step(*batch) for batch in batches[:3]]
+    state.scale = 0.5
+    losses += [step(*batch) for batch in batches[3:]]
+    return ended(step, losses, model, optimizer)

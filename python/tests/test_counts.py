@@ -10,10 +10,12 @@ import math
 import random
 import types
 import warnings
+from typing import Any
 
 import numpy
 import pytest
 import torch
+from machines import DEAR_COMPUTING
 from torch import nn
 
 import unisono
@@ -436,3 +438,44 @@ def test_code_that_asks_for_exact_types_takes_the_way_that_it_takes_in_eager_pyt
         return model(x).sum() * scale
 
     allowed(step, model=model)
+
+
+class Trainer:
+    """A step that computes with what its first call has changed."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.size, self.scale, self.made, self.last = 0, 1.0, False, 0
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.made:
+            self.scale, self.made = 2.0, True
+        self.size, self.last = max(self.size, len(x)), len(x)
+        self.optimizer.zero_grad()
+        loss = self.model(x).square().mean() * self.size * self.scale
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def test_what_the_first_call_has_changed_is_looked_at_before_each_step():
+    def losses(parallel):
+        trainer, found = Trainer(), []
+        step: Any = trainer.step
+        if parallel:
+            step = unisono.parallelize(
+                step, model=trainer.model, optimizer=trainer.optimizer, example=(X,), cluster=DEAR_COMPUTING
+            )
+        for number, samples in enumerate((2, 3, 2, 2, 3)):
+            if number == 3:
+                trainer.scale = 0.5
+            found.append(step(torch.linspace(0, 1, 4 * samples).view(-1, 4)))
+        return found, len(step._captured) if parallel else 0
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (found, captures), (wanted, _) = losses(parallel=True), losses(parallel=False)
+    torch.testing.assert_close(found, wanted)
+    assert captures == 5  # `last`, which is set before it is read, asks for none

@@ -18,6 +18,7 @@ from unisono._call import Call
 from unisono._capture import Capture, capture_step, digest
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside
+from unisono._capture.paths import place_at
 from unisono._capture.places import user_line
 from unisono._capture.surroundings import surroundings
 from unisono._message import pack, unpack
@@ -113,8 +114,12 @@ def found_or_captured(
         if found is not None:
             return found, None
     captured = capture_step(train_step, model=model, optimizers=optimizers, call=call, **settings)
+    at = {place_at(captured.kept.root, path) for path in captured.settled}
+    changed = outside.changed_by_itself() if outside is not None else {}
+    settled = outside.values(name for name, place in changed.items() if place in at) if outside is not None else {}
     message = told(captured) | {
-        "volatile": outside.changed_by_itself() if outside is not None else [],
+        "volatile": [name for name in changed if name not in settled],
+        "settled": settled,
         "effects": any(way.effects for way in captured.ways),
     }
     if captures is not None and key is not None:
@@ -124,7 +129,18 @@ def found_or_captured(
 
 def _is_plain(message: dict[str, Any]) -> bool:
     """Whether no more than the graph is needed, with tensors that other processes find where this one has."""
-    nothing = ("kept", "read", "replaced", "left", "gradients", "dropped", "accumulates", "volatile", "effects")
+    nothing = (
+        "kept",
+        "read",
+        "replaced",
+        "left",
+        "gradients",
+        "dropped",
+        "accumulates",
+        "volatile",
+        "settled",
+        "effects",
+    )
     return (
         not any(message[key] for key in nothing)
         and len(message["ways"]) == 1

@@ -236,6 +236,7 @@ class CapturedStep:
         for way, traced in zip(self._ways, captured.ways if captured is not None else (), strict=False):
             way.effects = traced.effects
         counts = [(*path, step) for way in self._ways for path in way.counted for step in averages.CHANGES]
+        outside.settle(message["settled"])
         outside.leave_out(message["volatile"], {place_at(self._root, path) for path in (*self._left, *counts)})
         self._unchanged = Unchanged(
             self._model,

@@ -42,15 +42,19 @@ class Again:
     walked: Callable[[], Walk]
     traced: Callable[[], Encoder]
 
-    def require_the_same(self) -> None:
-        """Refuses a step that is another one at some later call; all is as it was afterwards."""
-        self._effects = SideEffects(self.walked())
+    def require_the_same(self) -> set[Path]:
+        """Refuses a step that is another one at some later call; all is as it was afterwards.
+
+        Returns:
+            Paths to the numbers and texts that the first call has changed and later ones do not, and that the step computes with.
+        """
+        self._effects, self._settled = SideEffects(self.walked()), set[Path]()
         met: list[list[Any]] = []
         with self._effects.undone():
             for _ in range(_MOST_TRACES):
                 others = self.before.others()
                 if others in met:
-                    return
+                    return self._settled
                 met.append(others)
                 self._trace()
             raise depends_on(self.before.switched(), [], None)
@@ -75,6 +79,7 @@ class Again:
                 paths |= more
                 continue
             self._require_alike(followed, other)
+            self._settled |= followed.settled()
             followed.settle(self.walked())
             return
 
@@ -147,6 +152,11 @@ class _Followed:
         for place, stand_in in self._places:
             if place.now() is stand_in:
                 place.holds(place.was)
+
+    def settled(self) -> set[Path]:
+        """Paths to what is computed with, and changes no more."""
+        used = frozenset[int]().union(*(use.sources for use in self.uses.found)) - self.changing()
+        return {place.path for number, (place, _) in enumerate(self._places) if number in used}
 
     def changing(self) -> set[int]:
         """The numbers of the places whose values change: themselves, or because they follow from others that do."""

@@ -25,7 +25,7 @@ from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
 from unisono._capture.kernels import target_of
 from unisono._capture.optimizer import create_state
-from unisono._capture.paths import Walk
+from unisono._capture.paths import Path, Walk
 from unisono._capture.places import read_back, user_line
 from unisono._capture.settings import guarded_settings
 from unisono._capture.side_effects import SideEffects, warn_of
@@ -52,6 +52,7 @@ class Capture:
         kept: what the step keeps outside of the model; what it leaves there is returned behind what it returns itself.
         traced: what the trace has found; its graph is the message.
         ways: all ways through the step, where it chooses by values; else the one.
+        settled: paths to numbers and texts that the capture has changed, that later calls do not change, and that the step computes with.
     """
 
     message: bytes
@@ -63,6 +64,7 @@ class Capture:
     kept: Kept
     traced: Traced
     ways: list[Traced]
+    settled: set[Path]
 
 
 def capture_step(
@@ -93,17 +95,26 @@ def capture_step(
     asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates)
     with _without_collection():
         traced, encoder, inputs, kept, ways = _traced(*asked)
-        happened = effects.so_far()
+        happened, settled = effects.so_far(), set[Path]()
         if happened:
             walked = functools.partial(Walk, train_step, model, optimizers)
-            Again(encoder, effects.before, walked, lambda: _traced(*asked)[1]).require_the_same()
+            settled = Again(encoder, effects.before, walked, lambda: _traced(*asked)[1]).require_the_same()
     warn_of(happened)
     for item in inputs.inputs:
         if item.cls == "constant":
             item.paths = tuple(kept.paths_to(item.tensor))
     encoder.rules = proved_rules([call_of(node, inputs.target.elsewhere) for node in encoder.custom])
     return Capture(
-        encoder.bytes(), inputs, traced.returns, traced.leaves, traced.return_constants, settings, kept, traced, ways
+        encoder.bytes(),
+        inputs,
+        traced.returns,
+        traced.leaves,
+        traced.return_constants,
+        settings,
+        kept,
+        traced,
+        ways,
+        settled,
     )
 
 

@@ -11,7 +11,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -68,11 +68,22 @@ class Outside:
             place for _, place in reads
         )
 
-    def changed_by_itself(self) -> list[str]:
-        """The names of what the capture has changed: it does so once, as a warning says."""
-        now = [_seen_at(place) for place in self._places.values()]
-        pairs = zip(self._places, self._captured, now, strict=True)
-        return [name for name, was, value in pairs if differ(was, value)]
+    def changed_by_itself(self) -> dict[str, tuple[int, Any]]:
+        """What the capture has changed, by its name: the ``id`` of its holder, and its key there."""
+        found = zip(self._places.items(), self._captured, strict=True)
+        return {name: (id(place[0]), place[1]) for (name, place), was in found if differ(was, _seen_at(place))}
+
+    def values(self, names: Iterable[str]) -> dict[str, Any]:
+        """The numbers and texts at places, by their names."""
+        found = ((name, value_at(*self._places[name])) for name in names)
+        return {name: value for name, value in found if type(value) in (int, float, str)}
+
+    def settle(self, values: Mapping[str, Any]) -> None:
+        """Takes numbers and texts for those that the step was captured with; a rank that has not captured it gets them."""
+        self._captured = [values.get(name, was) for name, was in zip(self._places, self._captured, strict=True)]
+        for name, value in values.items():
+            if name in self._places and differ(value_at(*self._places[name]), value):
+                put_at(*self._places[name], value)
 
     def leave_out(self, names: Container[str], renewed: Container[tuple[int, str]]) -> None:
         """Watches no longer what has these names, or is at places (the ``id`` of a holder, and a key) that each step fills."""
@@ -173,7 +184,7 @@ def value_at(holder: Any, key: Any) -> Any:
 
 def put_at(holder: Any, key: Any, value: Any) -> None:
     """Puts a value at a variable's place."""
-    if isinstance(holder, dict):
+    if isinstance(holder, dict | list):
         holder[key] = value
     else:
         holder.cell_contents = value

@@ -1,0 +1,42 @@
+"""Training steps made at random, compared with eager PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from eager import Training, compare
+
+from step_programs import habits_of, make
+
+#: How many programs the tests run, in files that workers share: as many as leave the suite minutes under thirty on two cores. One takes
+#: 0.15 to 0.2 CPU s, most of it in PyTorch: 1.8 traces of some 110 operations each. ``benches/step_programs.py`` runs more.
+PROGRAMS, FILES, TOGETHER = 6000, 4, 25
+
+
+def blocks(file: int) -> range:
+    """The first seeds of each test of a file, by its number."""
+    each = PROGRAMS // FILES
+    return range(file * each, (file + 1) * each, TOGETHER)
+
+
+def compare_all(seeds: Iterable[int], settings: dict[str, Any] | None = None) -> list[Any]:
+    """Asserts that each program gives what eager PyTorch gives; returns the parallel steps."""
+    return [_compared(seed, settings or {}) for seed in seeds]
+
+
+def _compared(seed: int, settings: dict[str, Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return compare(functools.partial(_made, seed, settings))
+        except Exception as error:
+            raise AssertionError(f"program {seed}: {habits_of(seed)}") from error
+
+
+def _made(seed: int, settings: dict[str, Any]) -> Training:
+    training = make(seed)
+    training.settings.update(settings)
+    return training
