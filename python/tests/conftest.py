@@ -8,8 +8,6 @@ import pytest
 SECONDS = {
     "test_step_programs.py": 270,
     "test_step_programs_second.py": 260,
-    "test_step_programs_third.py": 260,
-    "test_step_programs_fourth.py": 260,
     "test_scripts.py": 130,
     "test_stages.py": 130,
     "test_plans.py": 130,
