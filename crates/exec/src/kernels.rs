@@ -25,8 +25,7 @@ pub fn fuse(spec: &ProgramSpec, graph: &Graph, partition: &Partition) -> Program
     let calls = std::mem::take(&mut spec.calls);
     let op = spec.schemas.len() as u32;
     spec.schemas.push(SCHEMA.to_owned());
-    let mut positions = base::SecondaryMap::with_default(0);
-    graph.order.iter().enumerate().for_each(|(position, id)| positions[*id] = position);
+    let positions = graph.positions();
     for item in &partition.order {
         spec.calls.push(match item {
             Item::Node(position) => calls[*position].clone(),

@@ -1,6 +1,6 @@
 //! The graph: inputs, values, nodes in program order, and side tables.
 
-use base::{Id, Place, PrimaryMap, define_id};
+use base::{Id, Place, PrimaryMap, SecondaryMap, define_id};
 use serde::{Deserialize, Serialize};
 
 use crate::{Device, Dtype, TensorType};
@@ -316,6 +316,13 @@ impl Graph {
             ValueDef::Result(node, _) => Some(node),
             ValueDef::Input(_) => None,
         }
+    }
+
+    /// The position of each node in the order.
+    pub fn positions(&self) -> SecondaryMap<NodeId, usize> {
+        let mut positions = SecondaryMap::with_default(0);
+        self.order.iter().enumerate().for_each(|(position, id)| positions[*id] = position);
+        positions
     }
 
     /// What the part of the program does that a node stands in.

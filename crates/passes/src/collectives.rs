@@ -8,7 +8,7 @@ use ir::{
 };
 
 use crate::{
-    facts::{Facts, Users, end_values, of_state_alone, positions, users},
+    facts::{Facts, Users, end_values, of_state_alone, users},
     layout::{Layout, memory_order},
 };
 
@@ -103,7 +103,7 @@ impl<'g> Context<'g> {
     /// Reads a verified graph.
     pub fn new(graph: &'g Graph) -> Self {
         let facts = Facts::new(graph);
-        let positions = positions(graph);
+        let positions = graph.positions();
         let (users, ends, alone) = (users(graph), end_values(graph), of_state_alone(graph, &facts));
         Self { graph, facts, users, ends, alone, positions }
     }

@@ -132,15 +132,6 @@ pub fn users(graph: &Graph) -> Users {
     users
 }
 
-/// The position of each node in the program.
-pub fn positions(graph: &Graph) -> SecondaryMap<NodeId, usize> {
-    let mut positions = SecondaryMap::with_default(0);
-    for (position, id) in graph.order.iter().enumerate() {
-        positions[*id] = position;
-    }
-    positions
-}
-
 /// The values that the step returns or that inputs are updated to.
 pub fn end_values(graph: &Graph) -> FixedBitSet {
     let mut ends = FixedBitSet::with_capacity(graph.values.len());

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 use crate::{
     Pass,
-    facts::{Facts, Users, positions, users},
+    facts::{Facts, Users, users},
     recompute::RECOMPUTE,
 };
 
@@ -110,7 +110,7 @@ impl Pass for Offload {
             order,
             facts: Facts::new(graph),
             users: users(graph),
-            positions: positions(graph),
+            positions: graph.positions(),
         };
         // Copies of one direction run in the order in which they start: that in which they are needed.
         let mut stays = self.stays.0.clone();

@@ -59,14 +59,13 @@ mod tests {
 
     use super::*;
     use crate::{
-        fewer::{Fewer, fewer},
-        folded::Folded,
         forbidden::Forbidden,
         layers::{
             Layers,
             tests::{Tower, tower},
         },
         setting::Setting,
+        shorter::Shorter,
         taken_over::Pair,
     };
 
@@ -80,12 +79,7 @@ mod tests {
             let of = Tower { layers, rows, width: 64, reach, odd: None };
             let whole = canonical(&tower(of));
             let found = Layers::of(&whole).unwrap();
-            let (few, more) = (fewer(&found, 2 * reach).unwrap(), fewer(&found, 2 * reach + 1).unwrap());
-            let left_out = (found.count() - 2 * reach - 1) as i64;
-            let Fewer { graph: from, alike, of_whole, .. } = few;
-            let places = of_whole.unwrap();
-            let pair = Pair { from, places: places.of_fewer(&more), to: more.graph, alike: alike.clone() };
-            let folded = Folded { pair, left_out };
+            let Shorter { folded, places } = Shorter::keeping(&found, 2 * reach).unwrap();
             let setting = |graph, space, folded| Setting {
                 graph,
                 folded,
@@ -104,7 +98,8 @@ mod tests {
             let solution = Solver::new(&tables.problem, options.clone()).solve().unwrap();
             let decided = tables.assignment(&solution.choices);
 
-            let to_whole = Pair { from: folded.pair.from.clone(), to: whole.clone(), places, alike };
+            let Pair { from, alike, .. } = folded.pair.clone();
+            let to_whole = Pair { from, to: whole.clone(), places, alike };
             let space = Space::new(&whole, &mesh.axes[0], Offered::Even);
             let of_all = setting(&whole, &space, None);
             let tables = Tables::new(&of_all).unwrap();

@@ -1,6 +1,6 @@
 //! A program with fewer of its layers, and which of its operations stands for which of the whole one.
 
-use base::{PrimaryMap, SecondaryMap};
+use base::PrimaryMap;
 use ir::{Graph, InputId, NodeId, ValueDef, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -96,7 +96,8 @@ impl LeavingOut<'_, '_> {
         graph.returns.iter_mut().for_each(|value| *value = self.seen(*value, None));
         let inputs = self.keep_inputs(&mut graph);
         keep_needed(&mut graph);
-        let nodes = self.positions(&graph.order);
+        let positions = self.layers.graph.positions();
+        let nodes = graph.order.iter().map(|id| positions[*id]).collect();
         let of_whole = self.places(&graph.order, &inputs);
         let alike = self.alike(&graph.order, &inputs);
         Fewer { graph: graph.into_renumbered(), nodes, inputs, alike, of_whole }
@@ -155,15 +156,6 @@ impl LeavingOut<'_, '_> {
             self.layers.input_in(*id, self.begin - 1).map_or(at, |own| *known.entry(own).or_insert(at))
         };
         Alike { nodes, inputs: inputs.iter().enumerate().map(input).collect() }
-    }
-
-    /// The positions of operations in the whole program.
-    fn positions(&self, nodes: &[NodeId]) -> Vec<usize> {
-        let mut positions: SecondaryMap<NodeId, usize> = SecondaryMap::default();
-        for (at, id) in self.layers.graph.order.iter().enumerate() {
-            positions[*id] = at;
-        }
-        nodes.iter().map(|id| positions[*id]).collect()
     }
 
     /// What is left stands for itself, and the last of the layers before for those that are left out.

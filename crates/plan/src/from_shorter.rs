@@ -50,8 +50,9 @@ pub fn expected(request: &Request<'_>, extent: Extent) -> Vec<Found> {
 /// The same decisions for the whole step, in canonical form.
 pub fn for_whole<'m>(request: &Request<'m>, canonical: &Graph, found: &Found) -> Option<TakenOver<'m>> {
     let shorter = request.shorter?;
-    let Pair { from, alike, .. } = shorter.folded.pair.clone();
-    let pair = Pair { from, to: canonical.clone(), places: shorter.places.clone(), alike };
+    let Pair { from, alike, .. } = &shorter.folded.pair;
+    let (from, alike, places) = (from.clone(), alike.clone(), shorter.places.clone());
+    let pair = Pair { from, to: canonical.clone(), places, alike };
     taken_over(request.mesh, pair, &found.assignments).ok()?
 }
 

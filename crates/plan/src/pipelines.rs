@@ -207,7 +207,8 @@ impl Pipelines<'_> {
         found.sort_by_key(|one| one.tried.1.fitness(self.request.memory_limit));
         let mut searched = Vec::new();
         if is_short {
-            for one in first_of_each_placement(&candidates) {
+            let first = first_of_each_placement(&candidates, |one| one.schedule);
+            for one in first.into_iter().take(MOST_SEARCHED) {
                 self.write_out(&mut cuts[one.cut])?;
                 let room = self.ample_room(&cuts[one.cut], one.schedule);
                 searched.extend(self.searched(&cuts[one.cut], one.schedule, room)?);
@@ -344,12 +345,7 @@ impl Pipelines<'_> {
     /// one of these that takes least.
     fn cuts(&self, schedules: &[(Kind, Schedule)]) -> Result<Vec<Cut>> {
         let first = self.first_micro_batch()?;
-        let mut placements: Vec<&(Kind, Schedule)> = Vec::new();
-        for one in schedules {
-            if placements.iter().all(|(_, known)| known.placement != one.1.placement) {
-                placements.push(one);
-            }
-        }
+        let placements = first_of_each_placement(schedules, |(_, schedule)| schedule);
         let is_thrifty = self.extent.is_thrifty && self.has_room();
         let (mut cuts, mut left, mut refused) = (Vec::new(), Vec::new(), None);
         for (kind, schedule) in placements {
@@ -532,15 +528,14 @@ fn in_chunks(numbered: &RankGraph, staged: &Graph) -> RankGraph {
     graph
 }
 
-/// The first candidate of each way to put chunks on stages, of few of them.
-fn first_of_each_placement<'a, 'b>(candidates: &'b [Candidate<'a>]) -> Vec<&'b Candidate<'a>> {
-    let mut first: Vec<&Candidate<'_>> = Vec::new();
-    for one in candidates {
-        if first.iter().all(|known| known.schedule.placement != one.schedule.placement) {
+/// The first of each way to put chunks on stages.
+fn first_of_each_placement<T>(all: &[T], schedule: impl Fn(&T) -> &Schedule) -> Vec<&T> {
+    let mut first: Vec<&T> = Vec::new();
+    for one in all {
+        if first.iter().all(|known| schedule(known).placement != schedule(one).placement) {
             first.push(one);
         }
     }
-    first.truncate(MOST_SEARCHED);
     first
 }
 

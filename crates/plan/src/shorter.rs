@@ -34,17 +34,22 @@ impl Shorter {
             return None;
         }
         let layers = Layers::of(graph)?;
-        let fewer = |kept: usize| fewer(&layers, kept).filter(|fewer| verify(&fewer.graph).is_ok());
-        let (Fewer { graph: from, of_whole, alike, .. }, long) = (fewer(KEPT)?, fewer(KEPT + 1)?);
-        let is_shorter = (from.order.len() + long.graph.order.len()) * 10 <= graph.order.len() * MOST_TENTHS;
+        let shorter = Self::keeping(&layers, KEPT)?;
+        let Pair { from, to, .. } = &shorter.folded.pair;
+        let is_shorter = (from.order.len() + to.order.len()) * 10 <= graph.order.len() * MOST_TENTHS;
         // Of smaller layers several share a bucket of collectives, which a few of them do not show.
-        let fills_bucket =
-            parameters(&long.graph) - parameters(&from) >= passes::Settings::default().bucket_limit.0;
-        let left_out = (layers.count() - KEPT - 1) as i64;
+        let fills_bucket = parameters(to) - parameters(from) >= passes::Settings::default().bucket_limit.0;
+        (is_shorter && fills_bucket).then_some(shorter)
+    }
+
+    /// That with so many of the layers that are alike.
+    pub fn keeping(layers: &Layers<'_>, kept: usize) -> Option<Self> {
+        let fewer = |kept: usize| fewer(layers, kept).filter(|fewer| verify(&fewer.graph).is_ok());
+        let (Fewer { graph: from, of_whole, alike, .. }, long) = (fewer(kept)?, fewer(kept + 1)?);
+        let left_out = (layers.count() - kept - 1) as i64;
         let places = of_whole?;
         let pair = Pair { from, places: places.of_fewer(&long), to: long.graph, alike };
-        let shorter = Self { folded: Folded { pair, left_out }, places };
-        (is_shorter && fills_bucket).then_some(shorter)
+        Some(Self { folded: Folded { pair, left_out }, places })
     }
 
     /// The step with few layers.

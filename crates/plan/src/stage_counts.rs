@@ -100,17 +100,17 @@ pub fn faster_in_stages(
         .collect();
     closer.sort_by_key(|promise| promise.step_ns);
     let mut found = None;
-    let mut kept = Kept::Unknown;
+    let mut kept = None;
     let tried = if known.is_some() { FINALISTS } else { LAST_RESORTS };
     for promise in closer.into_iter().take(tried) {
-        if !may_be_faster(&promise, least) || !kept.may_be_faster(&promise, least) {
+        if !may_be_faster(&promise, least) || !may_be_faster_as(kept, &promise, least) {
             break;
         }
         let expected = Some(&promise.expected[..]).filter(|found| !found.is_empty());
         let sliced = promise.sliced();
         let asked = Request { mesh: &sliced, expected, ..*request };
         let Ok(plan) = search_stages(&asked, Wanted::default()) else { continue };
-        kept = Kept::As { said: promise.step_ns, found: plan.prediction.step_ns };
+        kept = Some(plan.prediction.step_ns as f64 / promise.step_ns as f64);
         if least.is_none_or(|least| plan.prediction.step_ns < least) {
             least = Some(plan.prediction.step_ns);
             found = Some(plan);
@@ -124,21 +124,10 @@ fn may_be_faster(promise: &Promise, least: Option<i64>) -> bool {
     least.is_none_or(|least| promise.step_ns / (100 + NEAR) * 100 < least)
 }
 
-/// How a promise was kept.
-enum Kept {
-    /// None was tried.
-    Unknown,
-    /// What a pipeline took for which so much was promised, in nanoseconds.
-    As { said: i64, found: i64 },
-}
-
-impl Kept {
-    /// Whether a pipeline may take less than what is known where its promise is kept like this one.
-    fn may_be_faster(&self, promise: &Promise, least: Option<i64>) -> bool {
-        let (Self::As { said, found }, Some(least)) = (self, least) else { return true };
-        let expected = promise.step_ns as f64 * (*found as f64 / *said as f64);
-        expected * (1.0 - ALIKE) < least as f64
-    }
+/// Whether a pipeline may take less than what is known where its promise is kept as another one was, which took so many times what was promised.
+fn may_be_faster_as(kept: Option<f64>, promise: &Promise, least: Option<i64>) -> bool {
+    let (Some(kept), Some(least)) = (kept, least) else { return true };
+    promise.step_ns as f64 * kept * (1.0 - ALIKE) < least as f64
 }
 
 /// What a pipeline takes at the least where its step is searched in its micro-batches: slices may not be sharded as the whole batch is, and what

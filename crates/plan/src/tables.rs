@@ -70,11 +70,7 @@ struct Seen<'a> {
 
 impl<'a> Seen<'a> {
     fn of(graph: &'a Graph) -> Self {
-        let mut positions: SecondaryMap<NodeId, usize> = SecondaryMap::default();
-        for (at, id) in graph.order.iter().enumerate() {
-            positions[*id] = at;
-        }
-        Self { graph, places: None, positions }
+        Self { graph, places: None, positions: graph.positions() }
     }
 
     /// The operation of `own` that one of its is.

@@ -86,10 +86,7 @@ impl Pair {
     /// Decisions for the second program.
     pub fn translated(&self, decided: &Assignment) -> Assignment {
         let Self { from, to, places, .. } = self;
-        let mut positions: SecondaryMap<NodeId, usize> = SecondaryMap::default();
-        for (at, id) in to.order.iter().enumerate() {
-            positions[*id] = at;
-        }
+        let positions = to.positions();
         let strategy =
             |(id, at): (&NodeId, &usize)| Some((*id, decided.nodes.get(&from.order[*at])?.clone()));
         let input = |id| Some((id, *decided.inputs.get(&places.input(id))?));
@@ -148,8 +145,7 @@ impl Pair {
         let Graph { order, updates, .. } = &self.from;
         let first_of_update = |(at, (input, _)): (usize, &(InputId, ValueId))| {
             let first = self.alike.inputs[input.0 as usize];
-            let known = updates.iter().position(|(known, _)| *known == first);
-            order.len() + known.filter(|known| *known < at).unwrap_or(at)
+            order.len() + update_of(&self.from, first).filter(|known| *known < at).unwrap_or(at)
         };
         let firsts = self.alike.nodes.iter().copied().chain(updates.iter().enumerate().map(first_of_update));
         let mut nodes: Vec<usize> = (0..local.order.len()).collect();
@@ -164,15 +160,19 @@ impl Pair {
     /// For each operation, update and return of the second program the number of what stands for it among those of the first.
     fn stand_ins(&self) -> Option<Vec<usize>> {
         let Self { from, to, places, .. } = self;
-        let updates = to.updates.iter().map(|(input, _)| {
-            let input = places.input(*input);
-            let at = from.updates.iter().position(|(known, _)| *known == input)?;
-            Some(from.order.len() + at)
-        });
+        let updates = to
+            .updates
+            .iter()
+            .map(|(input, _)| Some(from.order.len() + update_of(from, places.input(*input))?));
         let first_return = from.order.len() + from.updates.len();
         let returns = (0..to.returns.len()).map(|at| (at < from.returns.len()).then_some(first_return + at));
         places.nodes.iter().map(|at| Some(*at)).chain(updates).chain(returns).collect()
     }
+}
+
+/// The number of the update of an input.
+fn update_of(graph: &Graph, input: InputId) -> Option<usize> {
+    graph.updates.iter().position(|(known, _)| *known == input)
 }
 
 /// The operations that are of something.

@@ -49,7 +49,7 @@ _FILLING = frozenset(
 #: Entries of dictionaries are followed themselves.
 _BY_KEY = frozenset(("__getitem__", "get", "setdefault"))
 _OF_ALL = frozenset(dir(object)) - {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"}
-COLLECTIONS = (
+_FOLLOWED_KINDS = (
     list,
     dict,
     set,
@@ -94,7 +94,7 @@ class Uses:
             return FollowedText(self, sources, value)
         if isinstance(value, tuple):
             return _like(value, [self.stand_in(one, source) for one in value])
-        return _filled(_followed(type(value)), value, self, sources) if type(value) in COLLECTIONS else None
+        return _filled(_followed(type(value)), value, self, sources) if type(value) in _FOLLOWED_KINDS else None
 
 
 class FollowedNumber:
