@@ -233,6 +233,121 @@ def test_a_count_is_followed_wherever_the_step_keeps_it(count):
     Owner.total = 0
 
 
+class OfItsClass:
+    """Counts in what its class has until the step gives it its own."""
+
+    n = 0
+
+
+class OfAModulesClass(nn.Module):
+    """The same of a module."""
+
+    n = 0
+
+
+class Slotted:
+    """Counts in a slot that is empty."""
+
+    __slots__ = ("n",)
+
+
+class Behind:
+    """Counts behind a property."""
+
+    _n = 0
+
+    @property
+    def n(self):
+        return self._n
+
+    @n.setter
+    def n(self, value):
+        self._n = value
+
+
+def raised(owner):
+    owner.n += 1
+    return owner.n
+
+
+def made_and_raised(owner):
+    if not hasattr(owner, "n"):
+        owner.n = 0
+    return raised(owner)
+
+
+def an_entry(owner):
+    owner["n"] = owner.get("n", 0) + 1
+    return owner["n"]
+
+
+def an_entry_that_is_zero(owner):
+    owner["n"] += 1
+    return owner["n"]
+
+
+def a_list(owner):
+    owner.__dict__.setdefault("n", []).append(1)
+    return len(owner.n)  # used
+
+
+def an_object(owner):
+    if not hasattr(owner, "stats"):
+        owner.stats = types.SimpleNamespace(n=0)
+    return raised(owner.stats)
+
+
+MADE = {
+    "its class has it": (OfItsClass, raised, "n"),
+    "a module's class has it": (OfAModulesClass, raised, "n"),
+    "a property": (Behind, raised, "_n"),
+    "nothing has it": (types.SimpleNamespace, made_and_raised, "n"),
+    "an empty slot": (Slotted, made_and_raised, "n"),
+    "a function": (lambda: lambda: None, made_and_raised, "n"),
+    "a dictionary": (dict, an_entry, "['n']"),
+    "a dictionary with defaults": (lambda: collections.defaultdict(int), an_entry_that_is_zero, "['n']"),
+    "a counter": (collections.Counter, an_entry_that_is_zero, "['n']"),
+    "a list": (types.SimpleNamespace, a_list, "n"),
+    "an object": (types.SimpleNamespace, an_object, "stats.n"),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_count_that_the_first_call_makes_is_followed(kind):
+    make, count, name = MADE[kind]
+    owner = make()
+
+    def step(x):
+        n = count(owner)
+        return x * 2 if n % 1000 == 0 else x  # used
+
+    refused(step, named=f"owner{name}" if "[" in name else f"owner.{name}")
+    assert type(count(owner)) is int
+
+
+def test_what_the_first_call_makes_and_no_other_changes_may_be_computed_with():
+    owner = OfItsClass()
+
+    def step(x):
+        if owner.n == 0:
+            owner.n, owner.sizes = len(x), {"batch": len(x)}
+        return x * owner.n * owner.sizes["batch"]
+
+    allowed(step)
+    assert (owner.n, owner.sizes) == (2, {"batch": 2})
+
+
+def test_a_count_that_the_first_call_makes_and_nothing_computes_with_is_told_of():
+    owner = OfItsClass()
+
+    def step(x):
+        owner.n += 1
+        return x * 2
+
+    allowed(step, warned="owner.n")
+    assert owner.n == 1
+
+
 def test_what_follows_from_a_count_is_followed_before_it_changes():
     state = types.SimpleNamespace(n=0, stage=0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono._call import Call
-from unisono._capture.compared import Array
+from unisono._capture.compared import MOST_ENTRIES, Array
 from unisono._capture.inputs import StepInput
 from unisono._capture.optimizer import group_name
 from unisono._capture.outside import Outside
@@ -38,6 +38,7 @@ class Unchanged:
         answers: Sequence[Answer],
         accumulated: Sequence[StepInput],
         outside: Outside,
+        known: Sequence[tuple[str, Callable[[], Any]]],
     ) -> None:
         """Takes everything as it is at this moment.
 
@@ -48,10 +49,12 @@ class Unchanged:
             answers: what was asked of those.
             accumulated: the parameters that the step adds to the gradients of.
             outside: what the step's code reads from outside.
+            known: the tensors from outside whose values it goes on with: a name, and what gives it.
         """
         self._optimizers, self._live, self._answers, self._outside = optimizers, live, answers, outside
         self._settings = guarded_settings(optimizers, live)
         self._gradients = [(item.name, item.tensor, item.tensor.grad is not None) for item in accumulated]
+        self._known = [(name, now, _values(now())) for name, now in known]
         self._modes, self._states = Modes(model), [optimizer.state for optimizer in optimizers]
 
     def require(self) -> None:
@@ -60,6 +63,7 @@ class Unchanged:
         self._require_settings()
         self._require_answers()
         self._require_gradients()
+        self._require_known()
         outside = self._outside.changed()
         if outside is not None:
             name, was, now = outside
@@ -107,6 +111,13 @@ class Unchanged:
                 what = f"`{answer.key}` of {group_name(self._optimizers, answer.group)} is {now}"
                 raise _changed(what, "the optimizer did something else with the value that it had", _OTHER_MODE)
 
+    def _require_known(self) -> None:
+        for name, now, values in self._known:
+            if _values(now()) != values:
+                raise _changed(
+                    f"the values of `{name}` are others", "the step went on with those that it had", _OTHER_VALUE
+                )
+
     def _require_gradients(self) -> None:
         for name, parameter, there in self._gradients:
             if (parameter.grad is not None) != there:
@@ -123,6 +134,15 @@ def other_call(call: Call, before: Call, paths: Sequence[str]) -> StepError:
     if not isinstance(was, torch.Tensor):
         return _changed(f"argument `{path}` is {now!r}", f"it was {was!r}", _OTHER_BATCH)
     return _changed(f"`batch.{path}` is {_described(now)}", f"it was {_described(was)}", _OTHER_BATCH)
+
+
+def _values(tensor: Any) -> Any:
+    """What is compared of a tensor: its values, or which one it is and how often written into, if it is large or on a device."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    if tensor.device.type == "cpu" and tensor.numel() <= MOST_ENTRIES:
+        return tensor.dtype, tensor.shape, bytes(tensor.detach().reshape(-1).view(torch.uint8).tolist())
+    return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
 def _described(leaf: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import time
 import warnings
@@ -24,7 +25,7 @@ from unisono._capture.generators import generator_at
 from unisono._capture.inputs import StepInput, StepInputs, collect, constant, is_decay, read_at
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside, classes_at
-from unisono._capture.paths import Walk, follow, paths_of, place_at
+from unisono._capture.paths import Walk, follow, paths_of, place_at, shown
 from unisono._capture.readbacks import perform
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import Captures, found_or_captured
@@ -238,6 +239,10 @@ class CapturedStep:
         counts = [(*path, step) for way in self._ways for path in way.counted for step in averages.CHANGES]
         outside.settle(message["settled"])
         outside.leave_out(message["volatile"], {place_at(self._root, path) for path in (*self._left, *counts)})
+        new = [item for item in inputs.inputs if item.cls in _STATE and item not in self._session.state]
+        known = [(shown(path), functools.partial(follow, self._root, path)) for path in paths_of(message["known"])]
+        given = [*(item.tensor.detach() for item in new), *(now() for _, now in known)]
+        self.ranks.same_everywhere([tensor for tensor in given if not tensor.is_meta])
         self._unchanged = Unchanged(
             self._model,
             self._optimizers,
@@ -245,9 +250,8 @@ class CapturedStep:
             answers=[Answer(*answer) for answer in message["answers"]],
             accumulated=[item for item in inputs.inputs if item.cls == "parameter" and self.accumulates],
             outside=outside,
+            known=known,
         )
-        new = [item for item in inputs.inputs if item.cls in _STATE and item not in self._session.state]
-        self.ranks.same_everywhere([item.tensor.detach() for item in new if not item.tensor.is_meta])
         if self._session.deferred is not None:
             self._session.deferred.agree(self.ranks)
         return inputs, message["graph"]

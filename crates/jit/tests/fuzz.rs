@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "memory between pages that fault")]
 #![allow(clippy::cast_ptr_alignment, reason = "elements end where a page does")]
 
-use std::cell::Cell;
+use std::{cell::Cell, ops::Range};
 
 use ir::testing::Random;
 use loops::{
@@ -112,15 +112,19 @@ fn compare(kernel: &Kernel, random: &mut Random, what: &str) -> usize {
     compiled
 }
 
-/// How many random kernels are compared; `UNISONO_FUZZ` in the environment of the test gives another number.
-fn rounds() -> u64 {
-    std::env::var("UNISONO_FUZZ").ok().and_then(|count| count.parse().ok()).unwrap_or(2000)
+/// The random kernels that are compared; `UNISONO_FUZZ` in the environment of the test gives another number, or a part: `1000..2000`.
+fn rounds() -> Range<u64> {
+    let asked = std::env::var("UNISONO_FUZZ").unwrap_or_default();
+    match asked.split_once("..") {
+        Some((from, to)) => from.parse().unwrap()..to.parse().unwrap(),
+        None => 0..asked.parse().unwrap_or(2000),
+    }
 }
 
 #[test]
 fn machine_code_gives_the_bits_of_the_interpreter() {
     let mut compiled = 0;
-    for seed in 0..rounds() {
+    for seed in rounds() {
         let mut random = Random::new(seed);
         let kernel = random_kernel(&mut random);
         compiled += compare(&kernel, &mut random, &format!("seed {seed}"));

@@ -7,7 +7,7 @@ changes; one that does with a count what may steer it is another step at some la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,12 +35,14 @@ class Again:
         before: what the step can reach, as it was before that.
         walked: walks over what the step can reach.
         traced: traces the step.
+        counted: what the first trace has made and later ones change, in words.
     """
 
     first: Encoder
     before: Snapshot
     walked: Callable[[], Walk]
     traced: Callable[[], Encoder]
+    counted: list[str] = field(default_factory=list)
 
     def require_the_same(self) -> set[Path]:
         """Refuses a step that is another one at some later call; all is as it was afterwards.
@@ -61,7 +63,8 @@ class Again:
 
     def _trace(self) -> None:
         """Traces the step, behind the last trace, until all is followed that follows from what changes."""
-        paths = {place.path for place, _ in self.before.changed() if not shows_only(place.holder)}
+        made = set(self.before.made(self.walked()))
+        paths = made | {place.path for place, _ in self.before.changed() if not shows_only(place.holder)}
         for _ in range(_MOST_ROUNDS):
             followed = _Followed(self.walked(), paths)
             try:
@@ -80,6 +83,7 @@ class Again:
                 continue
             self._require_alike(followed, other)
             self._settled |= followed.settled()
+            self.counted += [change for change in followed.counted(made) if change not in self.counted]
             followed.settle(self.walked())
             return
 
@@ -99,7 +103,7 @@ class Again:
         difference = _difference(self.first, other)
         if difference is not None:
             changes = [*followed.changes(changing), *followed.switched()]
-            raise depends_on(changes, self._effects.so_far().drawn, difference or None)
+            raise depends_on(changes, self._effects.so_far(self.walked()).drawn, difference or None)
 
 
 class _Followed:
@@ -127,6 +131,9 @@ class _Followed:
             else:
                 stand_in = made[id(place.was)] = self.uses.stand_in(place.was, number)
             self._places.append((place, stand_in))
+        for place, stand_in in self._places:
+            if isinstance(made.get(id(place.holder)), dict):
+                dict.__setitem__(made[id(place.holder)], place.step[1], stand_in)
 
     def through(self, traced: Callable[[], Encoder]) -> Encoder:
         """The trace."""
@@ -157,6 +164,13 @@ class _Followed:
         """Paths to what is computed with, and changes no more."""
         used = frozenset[int]().union(*(use.sources for use in self.uses.found)) - self.changing()
         return {place.path for number, (place, _) in enumerate(self._places) if number in used}
+
+    def counted(self, paths: set[Path]) -> list[str]:
+        """How those of some paths change that do, in words."""
+        changing = self.changing()
+        return self.changes(
+            {number for number, (place, _) in enumerate(self._places) if place.path in paths} & changing
+        )
 
     def changing(self) -> set[int]:
         """The numbers of the places whose values change: themselves, or because they follow from others that do."""

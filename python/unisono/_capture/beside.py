@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from unisono._capture.compared import differ, seen
+from unisono._capture.followed import class_of
 from unisono._capture.paths import Missing, Path, Step, Walk, put, shown, step_into
 
 COLLECTIONS = (list, dict, set, deque)
@@ -73,6 +74,8 @@ class Place:
         """The change to what is there now, in words."""
         if isinstance(self.was, COLLECTIONS) and isinstance(now, COLLECTIONS):
             return f"`{self.name}` ({self.size} to {len(now)} entries of a {type(self.was).__name__})"
+        if now is self.was:
+            return f"`{self.name}` (written into)"
         return f"`{self.name}` ({self.was!r:.50} to {now!r:.50})"
 
 
@@ -123,6 +126,16 @@ class Snapshot:
             if may_have and place.is_counted() and place.has_changed(now):
                 yield place, now
 
+    def made(self, walk: Walk) -> list[Path]:
+        """Paths to the numbers, texts and collections that a later walk has found where nothing was."""
+        paths = {place.path for place in self.places}
+        known = {(id(place.holder), place.step) for place in self.places}
+        return [
+            place.path
+            for place in _places(walk)
+            if place.path not in paths and (id(place.holder), place.step) not in known and place.is_counted()
+        ]
+
     def others(self) -> list[Any]:
         """What tells apart everything else: of switches what they have become, of objects which other one that was known."""
         return [(place.path, how) for place, _, how in self._switched()]
@@ -144,7 +157,7 @@ class Snapshot:
         instead: dict[int, Any] = {}
         for place in self.places:
             now = step_into(instead.get(id(place.holder), place.holder), place.step)
-            if now is not place.was and type(now) is type(place.was) and id(now) not in self._known:
+            if now is not place.was and class_of(now) is type(place.was) and id(now) not in self._known:
                 instead[id(place.was)] = now
             yield place, now
 

@@ -95,10 +95,12 @@ def capture_step(
     asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates)
     with _without_collection():
         traced, encoder, inputs, kept, ways = _traced(*asked)
-        happened, settled = effects.so_far(), set[Path]()
+        walked, settled = functools.partial(Walk, train_step, model, optimizers), set[Path]()
+        happened = effects.so_far(walked())
         if happened:
-            walked = functools.partial(Walk, train_step, model, optimizers)
-            settled = Again(encoder, effects.before, walked, lambda: _traced(*asked)[1]).require_the_same()
+            again = Again(encoder, effects.before, walked, lambda: _traced(*asked)[1])
+            settled = again.require_the_same()
+            happened.changed.extend(again.counted)
     warn_of(happened)
     for item in inputs.inputs:
         if item.cls == "constant":

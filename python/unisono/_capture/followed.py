@@ -265,12 +265,16 @@ def _followed(kind: type) -> type:
     return type(kind.__name__, (kind,), _methods(kind, but) | {"__hash__": None, "_is_followed": True})
 
 
-def _filled(followed: type, value: Any, uses: Uses, sources: frozenset[int]) -> Any:
+def _filled(followed: Any, value: Any, uses: Uses, sources: frozenset[int]) -> Any:
+    made = followed.__new__(followed)
+    made.uses, made.sources = Uses(), sources  # a Counter asks for its own size while it is filled
     if isinstance(value, collections.defaultdict):
-        made = followed(value.default_factory, value)
+        made.__init__(value.default_factory, value)
+    elif isinstance(value, collections.deque):
+        made.__init__(value, value.maxlen)
     else:
-        made = followed(value, value.maxlen) if isinstance(value, collections.deque) else followed(value)
-    made.uses, made.sources = uses, sources
+        made.__init__(value)
+    made.uses = uses
     return made
 
 

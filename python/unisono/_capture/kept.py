@@ -121,6 +121,14 @@ class Kept:
             if paths[0] not in self.written:
                 self.written.append(paths[0])
 
+    def known(self, tensors: Iterable[tuple[torch.Tensor, str | None]]) -> list[Path]:
+        """Paths to tensors from outside whose values a step goes on with, each with the place that does."""
+        found = [(self.paths_to(tensor), place) for tensor, place in tensors]
+        for paths, place in found:
+            if not paths:
+                raise read_back(place)
+        return [paths[0] for paths, _ in found]
+
     def look(self, originals: dict[int, torch.Tensor]) -> bool:
         """Notes what a trace has put in the place of something else; whether that is more than was known.
 

@@ -70,18 +70,21 @@ class Recorder(TorchDispatchMode):
     Attributes:
         graph: what was recorded.
         root: holds the tensors that the graph reads from outside.
+        asked: the tensors from outside that a value was asked for, with the user's line that does first, by their ``id``.
     """
 
     #: The one that records now.
     current: Recorder | None = None
 
-    def __init__(self, target: Target | None = None) -> None:
-        """Starts with an empty graph, of operations on ``target``."""
+    def __init__(self, target: Target | None = None, line: Callable[[], str | None] = lambda: None) -> None:
+        """Starts with an empty graph, of operations on ``target``; ``line`` gives the user's that runs."""
         super().__init__()
+        self._line = line
         self._target = target or Target()
         self._stand_ins: dict[int, torch.Tensor] = {}
         self.graph, self.root = torch.fx.Graph(), torch.nn.Module()
         self._constants: dict[int, tuple[torch.Tensor, str]] = {}
+        self.asked: dict[int, tuple[torch.Tensor, str | None]] = {}
         self._watch: Watch | None = None
         self._within = False
 
@@ -146,11 +149,13 @@ class Recorder(TorchDispatchMode):
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
+        if (facts.reads or func is _aten.is_nonzero.default) and not any(
+            isinstance(one, FakeTensor) for one in tensors
+        ):
+            return self.value_of(func, args, kwargs)
         if func is _aten.is_nonzero.default:
             with self:
                 return (args[0] != 0).item()
-        if facts.reads and not any(isinstance(one, FakeTensor) for one in tensors):
-            raise RuntimeError(f"the value of a tensor that is being traced is asked for by {func}")
         if func is _aten.lift_fresh.default:
             # What was lifted may be changed afterwards.
             func = _aten.lift_fresh_copy.default
@@ -165,6 +170,13 @@ class Recorder(TorchDispatchMode):
             node.meta["custom"] = meta
         self._track(made, node)
         return made
+
+    def value_of(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a function gives for the values of tensors from outside, as they are now."""
+        for one in _tensors(args, kwargs):
+            self.asked.setdefault(id(one), (one, self._line()))
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            return func(*args, **kwargs)
 
     def _here(self, args: Any, kwargs: Any) -> Any:
         """Arguments on the device on which the target is traced."""

@@ -23,14 +23,14 @@ _MOST_NAMES = 5
 
 @dataclass(frozen=True)
 class Happened:
-    """What has changed, as a message says it, the generators that something was drawn from, and whether anything else is another."""
+    """What has changed, as a message says it, the generators that something was drawn from, and whether anything else is another or new."""
 
     changed: list[str]
     drawn: list[str]
-    switched: bool
+    other: bool
 
     def __bool__(self) -> bool:
-        return bool(self.changed or self.drawn or self.switched)
+        return bool(self.changed or self.drawn or self.other)
 
 
 class SideEffects:
@@ -45,13 +45,14 @@ class SideEffects:
         self._walk, self.before = walk, Snapshot(walk)
         self._drawn = _generators(walk)
 
-    def so_far(self) -> Happened:
-        """What is no longer as it was at the beginning."""
+    def so_far(self, now: Walk) -> Happened:
+        """What is no longer as it was at the beginning, by a walk of now."""
         drawn, changed = _generators(self._walk), [*self.before.changed()]
         return Happened(
-            [place.change(now) for place, now in changed if not isinstance(place.was, str)],
+            [place.change(value) for place, value in changed if not isinstance(place.was, str)],
             [name for name, (state, _) in drawn.items() if self._drawn.get(name, (state,))[0] != state],
-            bool(self.before.others()) or any(isinstance(place.was, str) for place, _ in changed),
+            any(isinstance(place.was, str) for place, _ in changed)
+            or bool(self.before.others() or self.before.made(now)),
         )
 
     @contextlib.contextmanager

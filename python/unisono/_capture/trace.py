@@ -85,6 +85,7 @@ class Traced:
         places: where the step chooses by values; what decided are the outputs behind those that are read.
         choices: how it chooses there.
         tensors: how many outputs are what the step returns and leaves.
+        known: paths to tensors from outside whose values are constants of the step.
     """
 
     graph: torch.fx.GraphModule
@@ -105,6 +106,7 @@ class Traced:
     places: list[str | None] = field(default_factory=list)
     choices: tuple[bool, ...] = ()
     tensors: int = 0
+    known: list[Path] = field(default_factory=list)
 
 
 def trace(
@@ -183,6 +185,7 @@ def _trace(
             kept.start_again()  # it ran on copies
         return None
     run.traced.graph = _functionalise(first, fakes)
+    run.traced.known = kept.known(run.recorder.asked.values())
     return run.traced
 
 
@@ -271,7 +274,7 @@ class _Run:
     ) -> None:
         self.train_step, self.model, self.optimizers, self.inputs = train_step, model, optimizers, inputs
         self.kept, self.found_more, self.writes = kept, False, Writes()
-        self.origins, self.recorder = OriginTracker(model), Recorder(inputs.target)
+        self.origins, self.recorder = OriginTracker(model), Recorder(inputs.target, user_line)
         modules = dict(model.named_modules()) if model is not None else {}
         self._registered = {
             item.name: modules[item.name.removeprefix("params.").rpartition(".")[0]]
@@ -527,6 +530,8 @@ class _Twins(TorchFunctionMode):
             return self._set_data(*[twins.get(id(arg), arg) for arg in args])
         if any(id(leaf) in twins for leaf in _leaves(args, kwargs)):
             args, kwargs = pytree.tree_map(lambda leaf: self._twins.get(id(leaf), leaf), (args, kwargs))
+        if func in _OF_VALUES and not isinstance(args[0], FakeTensor) and Recorder.current is not None:
+            return Recorder.current.value_of(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _set_data(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -557,6 +562,16 @@ def _is_new_value(now: Any, item: StepInput, before: torch.Tensor) -> bool:
     return not item.paths or now.dtype == before.dtype
 
 
+#: Functions that ask for values and that no operation says.
+_OF_VALUES = frozenset(
+    (
+        torch.Tensor.tolist,
+        torch.Tensor.numpy,
+        torch.Tensor.__array__,
+        torch.Tensor.__repr__,
+        torch.Tensor.__format__,
+    )
+)
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
