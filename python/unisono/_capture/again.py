@@ -6,19 +6,19 @@ changes; one that does with a count what may steer it is another step at some la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from unisono._capture.beside import COLLECTIONS, Place, Snapshot, refill
-from unisono._capture.followed import Following, Uses, entries, plain, shows_only, sources_of
+from unisono._capture import sources
+from unisono._capture.beside import COLLECTIONS, Place, Snapshot, refill, size_of
+from unisono._capture.followed import Following, Uses, entries, is_generator, plain, shows_only, sources_of
 from unisono._capture.paths import Path, Walk, put
 from unisono._capture.places import place_in
 from unisono._capture.side_effects import SideEffects, depends_on
 from unisono._capture.wire import Encoder
-from unisono.errors import UnisonoError
 
 #: Traces until switches are as they have been before, beyond which they may never be.
 _MOST_TRACES = 4
@@ -35,6 +35,7 @@ class Again:
         before: what the step can reach, as it was before that.
         walked: walks over what the step can reach.
         traced: traces the step.
+        doubts: what the step reaches that may be another at each call and cannot be followed.
         counted: what the first trace has made and later ones change, in words.
     """
 
@@ -42,6 +43,7 @@ class Again:
     before: Snapshot
     walked: Callable[[], Walk]
     traced: Callable[[], Encoder]
+    doubts: Sequence[str] = ()
     counted: list[str] = field(default_factory=list)
 
     def require_the_same(self) -> set[Path]:
@@ -63,15 +65,12 @@ class Again:
 
     def _trace(self) -> None:
         """Traces the step, behind the last trace, until all is followed that follows from what changes."""
-        made = set(self.before.made(self.walked()))
+        made = {place.path for place in self.before.made(self.walked()) if place.is_counted()}
         paths = made | {place.path for place, _ in self.before.changed() if not shows_only(place.holder)}
         for _ in range(_MOST_ROUNDS):
             followed = _Followed(self.walked(), paths)
             try:
                 other = followed.through(self.traced)
-            except UnisonoError:
-                followed.undo()
-                return  # where it cannot be traced again it is not known whether it would be the same
             except Exception as error:
                 followed.undo()
                 self._trace_plainly(place_in(error))
@@ -90,20 +89,24 @@ class Again:
     def _trace_plainly(self, place: str | None) -> None:
         """Traces the step where a number that is followed has come to code that takes only Python's own."""
         now = Snapshot(self.walked())
-        self.traced()
+        difference = _difference(self.first, self.traced())
         changed = [place.change(value) for place, value in now.changed()]
-        if changed:
-            raise depends_on(changed, [], place)
+        if changed or difference is not None:
+            raise depends_on(changed, self._drawn(), difference or place, self.doubts)
 
     def _require_alike(self, followed: _Followed, other: Encoder) -> None:
         changing = followed.changing()
         for use in followed.uses.found:
-            if use.sources & changing:
-                raise depends_on(followed.changes(use.sources & changing), [], use.place)
+            changes, drawn = followed.changes(use.sources & changing), followed.drawn(use.sources)
+            if changes or drawn:
+                raise depends_on(changes, drawn, use.place)
         difference = _difference(self.first, other)
         if difference is not None:
             changes = [*followed.changes(changing), *followed.switched()]
-            raise depends_on(changes, self._effects.so_far(self.walked()).drawn, difference or None)
+            raise depends_on(changes, self._drawn(), difference or None, self.doubts)
+
+    def _drawn(self) -> list[str]:
+        return self._effects.so_far(self.walked()).drawn
 
 
 class _Followed:
@@ -116,11 +119,15 @@ class _Followed:
     def __init__(self, walk: Walk, paths: set[Path]) -> None:
         """Follows what is at some paths."""
         self.uses = Uses()
-        self._root, self._now = walk.root, Snapshot(walk).with_entries()
+        self._walk, self._now = walk, Snapshot(walk).with_entries()
         held = {
             id(place.was) for place in self._now.places if place.path in paths and isinstance(place.was, COLLECTIONS)
         }
-        wanted = [place for place in self._now.places if place.path in paths or id(place.was) in held]
+        wanted = [
+            place
+            for place in self._now.places
+            if place.path in paths or id(place.was) in held or is_generator(place.was)
+        ]
         made: dict[int, Any] = {}
         self._places: list[tuple[Place, Any]] = []
         for number, place in enumerate(wanted):
@@ -140,7 +147,7 @@ class _Followed:
         for place, stand_in in self._places:
             if stand_in is not None:
                 place.holds(stand_in)
-        with Following():
+        with sources.followed(self.uses, self._walk), Following():
             return traced()
 
     def undo(self) -> None:
@@ -192,6 +199,15 @@ class _Followed:
         """How places change, in words."""
         return [place.change(_shown(now)) for number, place, _, now in self._after() if number in numbers]
 
+    def drawn(self, numbers: frozenset[int]) -> list[str]:
+        """What of some sources is another each time by itself: clocks, generators."""
+        own = (
+            place.name
+            for number, (place, _) in enumerate(self._places)
+            if number in numbers and is_generator(place.was)
+        )
+        return [*(f"`{name}`" for name in own), *(name for number, name in sources.NAMES.items() if number in numbers)]
+
     def switched(self) -> list[str]:
         """What else has become another, in words."""
         return self._now.switched()
@@ -215,7 +231,7 @@ def _shown(value: Any) -> Any:
 
 def _is_another(place: Place, stand_in: Any, now: Any) -> bool:
     if isinstance(place.was, COLLECTIONS) and isinstance(now, COLLECTIONS):
-        return len(entries(now)) != place.size
+        return size_of(now) != place.size
     return now is not stand_in and place.has_changed(plain(now))
 
 

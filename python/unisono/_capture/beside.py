@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono._capture.compared import differ, seen
-from unisono._capture.followed import class_of
+from unisono._capture.compared import MOST_ENTRIES, differ, is_array, seen
+from unisono._capture.followed import class_of, plain
 from unisono._capture.paths import Missing, Path, Step, Walk, put, shown, step_into
 
 COLLECTIONS = (list, dict, set, deque)
@@ -34,14 +34,14 @@ class Place:
         step: which of its places it is.
         path: how the step reaches it.
         was: what was there.
-        size: how many entries that had, of a collection.
+        size: of a collection, how many entries that had; of a dictionary, their keys.
     """
 
     holder: Any
     step: Step
     path: Path
     was: Any
-    size: int
+    size: Any
 
     @property
     def name(self) -> str:
@@ -67,13 +67,15 @@ class Place:
     def has_changed(self, now: Any) -> bool:
         """Whether a number, a text or a collection is another one, or another many."""
         if isinstance(self.was, COLLECTIONS):
-            return type(now) is not type(self.was) or len(now) != self.size
+            return type(now) is not type(self.was) or size_of(now) != self.size
         return _another(self.was, now)
 
     def change(self, now: Any) -> str:
         """The change to what is there now, in words."""
         if isinstance(self.was, COLLECTIONS) and isinstance(now, COLLECTIONS):
-            return f"`{self.name}` ({self.size} to {len(now)} entries of a {type(self.was).__name__})"
+            sizes = _many(self.size), _many(size_of(now))
+            how = f"{sizes[0]} to {sizes[1]} entries" if sizes[0] != sizes[1] else "other entries, or in another order,"
+            return f"`{self.name}` ({how} of a {type(self.was).__name__})"
         if now is self.was:
             return f"`{self.name}` (written into)"
         return f"`{self.name}` ({self.was!r:.50} to {now!r:.50})"
@@ -110,7 +112,7 @@ class Snapshot:
         self._known = {id(value) for value, _ in walk.holders.values()}
         self.places = [*_places(walk)]
         self._entries: list[tuple[Any, list[Any]]] = []
-        arrays = (place for place in self.places if hasattr(type(place.was), "__array__"))
+        arrays = (place for place in self.places if is_array(place.was))
         self._arrays = {id(place): seen(place.was) for place in arrays}
 
     def with_entries(self) -> Snapshot:
@@ -126,15 +128,12 @@ class Snapshot:
             if may_have and place.is_counted() and place.has_changed(now):
                 yield place, now
 
-    def made(self, walk: Walk) -> list[Path]:
-        """Paths to the numbers, texts and collections that a later walk has found where nothing was."""
+    def made(self, walk: Walk) -> list[Place]:
+        """What a later walk has found where nothing was: its hooks and modules too."""
         paths = {place.path for place in self.places}
         known = {(id(place.holder), place.step) for place in self.places}
-        return [
-            place.path
-            for place in _places(walk)
-            if place.path not in paths and (id(place.holder), place.step) not in known and place.is_counted()
-        ]
+        found = (place for place in _places(walk) if place.path not in paths)
+        return [place for place in found if (id(place.holder), place.step) not in known]
 
     def others(self) -> list[Any]:
         """What tells apart everything else: of switches what they have become, of objects which other one that was known."""
@@ -195,12 +194,27 @@ def _places(walk: Walk) -> Iterator[Place]:
         elif not isinstance(holder, tuple):
             for step, part in parts.items():
                 if step[0] not in _NO_PLACES and part is not Missing and not isinstance(part, _OTHERWISE):
-                    size = len(part) if isinstance(part, COLLECTIONS) else 0
-                    yield Place(holder, step, (*path, step), part, size)
+                    yield Place(
+                        holder, step, (*path, step), part, size_of(part) if isinstance(part, COLLECTIONS) else 0
+                    )
+
+
+def size_of(collection: Any) -> Any:
+    """How many entries a collection has; of a dictionary their keys, in their order."""
+    if not isinstance(collection, dict):
+        kind = next(one for one in type(collection).__mro__ if one in COLLECTIONS)
+        return kind.__len__(collection)
+    keys = [plain(key) for key in dict.__iter__(collection)]
+    return tuple(keys) if len(keys) <= MOST_ENTRIES else len(keys)
+
+
+def _many(size: Any) -> int:
+    return len(size) if isinstance(size, tuple) else size
 
 
 def _is_pytorchs(holder: Any) -> bool:
-    return str(type(holder).__module__).partition(".")[0] == "torch" and not isinstance(holder, nn.Module)
+    is_the_users = isinstance(holder, nn.Module | torch.Tensor | torch.optim.Optimizer)
+    return str(type(holder).__module__).partition(".")[0] == "torch" and not is_the_users
 
 
 def refill(collection: Any, entries: list[Any]) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono._call import Call
-from unisono._capture import scaling
+from unisono._capture import doubts, scaling
 from unisono._capture.again import Again
 from unisono._capture.beside import Snapshot
 from unisono._capture.calls import call_of
@@ -96,9 +96,9 @@ def capture_step(
     with _without_collection():
         traced, encoder, inputs, kept, ways = _traced(*asked)
         walked, settled = functools.partial(Walk, train_step, model, optimizers), set[Path]()
-        happened = effects.so_far(walked())
-        if happened:
-            again = Again(encoder, effects.before, walked, lambda: _traced(*asked)[1])
+        happened, in_doubt = effects.so_far(walked()), doubts.reached(walk)
+        if happened or in_doubt:
+            again = Again(encoder, effects.before, walked, lambda: _traced(*asked)[1], in_doubt)
             settled = again.require_the_same()
             happened.changed.extend(again.counted)
     warn_of(happened)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import enum
 import functools
 import sys
@@ -35,7 +36,7 @@ _PLAIN = (
 
 
 class Array(NamedTuple):
-    """What is compared of an array of NumPy."""
+    """What is compared of an array: of NumPy's, of Python's, of bytes."""
 
     kind: str
     shape: tuple[int, ...]
@@ -63,6 +64,11 @@ def numbers_of(value: Any) -> Any:
     return ... if ... in numbers else numbers
 
 
+def is_array(value: Any) -> bool:
+    """Whether something has numbers that may be changed in place and that no place has one by one."""
+    return isinstance(value, bytearray | array.array) or hasattr(type(value), "__array__")
+
+
 def differ(was: Any, now: Any) -> bool:
     """Whether two things that were seen are not the same."""
     return was is not now and (type(was) is not type(now) or was != now)
@@ -72,6 +78,8 @@ def _of_set_or_array(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         plain = len(value) <= MOST_ENTRIES and all(isinstance(one, int | float | str) for one in value)
         return frozenset(value) if plain else ...
+    if isinstance(value, bytearray | array.array):
+        return Array(type(value).__name__, (len(value),), bytes(value)) if len(value) <= _MOST_BYTES // 8 else ...
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic) or value.dtype.hasobject:
         return ...

@@ -14,6 +14,7 @@ import math
 import numbers
 import operator
 import os
+import random
 import sys
 import types
 from collections.abc import Callable
@@ -94,7 +95,16 @@ class Uses:
             return FollowedText(self, sources, value)
         if isinstance(value, tuple):
             return _like(value, [self.stand_in(one, source) for one in value])
+        if is_generator(value):
+            return FollowedGenerator(self, source, value)
         return _filled(_followed(type(value)), value, self, sources) if type(value) in _FOLLOWED_KINDS else None
+
+    def given(self, value: Any, source: int) -> Any:
+        """What stands for something that the user's code is given; of what cannot be followed it is noted that it is given."""
+        stand_in = self.stand_in(value, source) if isinstance(value, numbers.Number | tuple) else None
+        if stand_in is None and value is not None:
+            self.note(frozenset((source,)))
+        return value if stand_in is None else stand_in
 
 
 class FollowedNumber:
@@ -219,6 +229,26 @@ def _formats(frame: types.FrameType) -> bool:
     return name.endswith("_MODULO") or (name == "BINARY_OP" and dis._nb_ops[code[at + 1]][1] in ("%", "%="))  # type: ignore[attr-defined]
 
 
+class FollowedGenerator:
+    """Stands for a generator of random numbers, Python's or NumPy's."""
+
+    __slots__ = ("_source", "_uses", "_value")
+
+    def __init__(self, uses: Uses, source: int, value: Any) -> None:
+        """Takes what it is, and the number of its place."""
+        self._uses, self._source, self._value = uses, source, value
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return type(self._value)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._value, name)
+        if not callable(found) or "state" in name or name == "seed":
+            return found
+        return lambda *arguments, **named: self._uses.given(found(*arguments, **named), self._source)
+
+
 class FollowedText(str):
     """Stands for a text, or for one that is made of what is followed."""
 
@@ -233,6 +263,12 @@ class FollowedText(str):
 
     def __str__(self) -> str:
         return self
+
+    def __add__(self, other: str) -> FollowedText:
+        return FollowedText(self.uses, self.sources | sources_of(other), plain(self) + plain(other))
+
+    def __radd__(self, other: str) -> FollowedText:
+        return FollowedText(self.uses, self.sources | sources_of(other), plain(other) + plain(self))
 
     def __deepcopy__(self, _memo: Any) -> FollowedText:
         return self
@@ -276,6 +312,11 @@ def _filled(followed: Any, value: Any, uses: Uses, sources: frozenset[int]) -> A
         made.__init__(value)
     made.uses = uses
     return made
+
+
+def is_generator(value: Any) -> bool:
+    """Whether something draws random numbers: Python's or NumPy's."""
+    return isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random")
 
 
 def shows_only(holder: Any) -> bool:

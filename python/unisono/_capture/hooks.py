@@ -28,7 +28,7 @@ def on_twins(
     """
     with ExitStack() as stack:
         for name, parameter, twin in pairs:
-            twin.hooked_as = parameter  # type: ignore[attr-defined]
+            twin._unisono_hooked_as = parameter  # type: ignore[attr-defined]
             for hook in _hooks(parameter, "_backward_hooks"):
                 _refuse_foreign(hook, name)
                 stack.callback(twin.register_hook(functools.partial(_call, inside, hook)).remove)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -300,7 +300,7 @@ def _on_twins(
 ) -> Iterator[None]:
     real_state, real_groups = optimizer.state, [dict(group) for group in optimizer.param_groups]
     attributes = dict(optimizer.__dict__)
-    optimizer.state = defaultdict(dict)
+    optimizer.state = made = defaultdict(dict)
     for index, group in enumerate(optimizer.param_groups):
         fused = can_be_fused(group, target) and set(live[index]) <= {"lr"}
         optimizer.state.update({twins[id(p)]: state[id(p)] for p in group["params"] if id(p) in state})
@@ -312,11 +312,52 @@ def _on_twins(
             group["foreach"] = False
         if "capturable" in group:
             group["capturable"] = True
+    given = [dict(group) for group in optimizer.param_groups]
+    numbers = {id(values): _numbers(values) for values in made.values()}
     try:
         yield
+        _require_settings(optimizer, given)
+        _require_numbers(made, numbers)
     finally:
+        del optimizer.param_groups[len(real_groups) :]
         for group, real in zip(optimizer.param_groups, real_groups, strict=True):
             group.clear()
             group.update(real)
-        optimizer.__dict__.update(attributes)
+        # What it counts in attributes of its own is seen by who looks for what the step changes.
+        changed = {name for name, value in optimizer.__dict__.items() if isinstance(value, int | float | str | tuple)}
+        optimizer.__dict__.update({name: value for name, value in attributes.items() if name not in changed})
         optimizer.state = real_state
+
+
+def _require_settings(optimizer: Optimizer, given: list[dict[str, Any]]) -> None:
+    """Refuses a step that changes a setting, or adds groups."""
+    if len(optimizer.param_groups) != len(given):
+        raise _changed_once("adds a parameter group", "add it before `parallelize`")
+    for number, (group, before) in enumerate(zip(optimizer.param_groups, given, strict=True)):
+        for key, value in group.items():
+            was = before.get(key)
+            if key != "params" and value is not was and (isinstance(value, torch.Tensor) or value != was):
+                which = f"parameter group {number} of {type(optimizer).__name__}"
+                raise _changed_once(f"changes `{key}` of {which}", "change it outside of the training step")
+
+
+def _require_numbers(made: Mapping[torch.Tensor, dict[str, Any]], before: dict[int, dict[str, Any]]) -> None:
+    """Refuses a step that keeps numbers in the optimizer's state that are none of the captured state."""
+    for values in made.values():
+        was = before.get(id(values), {})
+        changed = next((key for key, number in _numbers(values).items() if number != was.get(key)), None)
+        if changed is not None:
+            raise _changed_once(f"keeps a number in the optimizer's state (`{changed}`)", "keep it as a tensor")
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if isinstance(value, int | float | str)}
+
+
+def _changed_once(what: str, hint: str) -> StepError:
+    return StepError(
+        f"the step {what}",
+        code="U0103",
+        cause="its Python code runs once, when it is captured, and so would this",
+        hint=hint,
+    )

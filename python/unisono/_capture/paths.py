@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import Optimizer
 
 from unisono._capture.places import is_the_users
@@ -31,7 +32,14 @@ _KEYS = (str, int, float, bool, type(None))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_MODULES = frozenset(vars(nn.Module()))
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+#: What optimizers of PyTorch's have.
+_OF_OPTIMIZERS = frozenset((*vars(torch.optim.SGD([torch.zeros(1)])), "step", "_opt_called"))
+#: How what we put onto tensors begins.
+OURS = "_unisono"
+_CACHED = type(functools.lru_cache(lambda: None))
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, _CACHED)
+#: What tensors without data have beside what somebody has put onto them.
+_OF_FAKES = frozenset((*vars(FakeTensorMode().from_tensor(torch.zeros(1))), "_is_param"))
 _LIBRARIES = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep
 
 
@@ -71,7 +79,10 @@ def _hooks_at(value: Any, kind: str) -> Any:
     """The hooks of a module or of a tensor; a traced parameter has those of the user's own."""
     with torch._C.DisableTorchFunctionSubclass():
         return (
-            getattr(getattr(value, "hooked_as", value) if isinstance(value, torch.Tensor) else value, kind, None) or {}
+            getattr(
+                getattr(value, "_unisono_hooked_as", value) if isinstance(value, torch.Tensor) else value, kind, None
+            )
+            or {}
         )
 
 
@@ -194,20 +205,33 @@ class Walk:
             if isinstance(value, torch.Tensor):
                 self.tensors[path] = value
                 todo.extend(((*path, step), hook) for step, hook in _hooks_of(value, _HOOKS_OF_TENSORS))
+                own = own_attributes(value)
+                if own and id(value) not in self.holders and len(path) < _DEEPEST:
+                    todo.extend(((*path, ("attr", name)), part) for name, part in own.items())
+                    self.holders[id(value)] = value, {("attr", name): part for name, part in own.items()}
+                    self.paths[id(value)] = path
             elif isinstance(value, torch.Generator):
                 if value is not torch.default_generator:
                     self.generators[path] = value
             elif id(value) not in self.holders and len(path) < _DEEPEST:
-                parts = dict(_generators_of(value) if id(value) in skipped else _parts(value))
+                parts = dict(_of_optimizer(value) if id(value) in skipped else _parts(value))
                 self.holders[id(value)], self.paths[id(value)] = (value, parts), path
                 for step, part in parts.items():
                     if part is not Missing and not isinstance(part, _UNINTERESTING):
                         todo.append(((*path, step), part))
 
 
-def _generators_of(optimizer: Optimizer) -> Iterator[tuple[Step, Any]]:
-    """What of an optimizer is looked at: its state has names of its own."""
-    yield from ((("attr", key), part) for key, part in vars(optimizer).items() if isinstance(part, torch.Generator))
+def own_attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """What somebody has put onto a tensor."""
+    own = vars(tensor)
+    if isinstance(tensor, FakeTensor):
+        return {name: part for name, part in own.items() if name not in _OF_FAKES and not name.startswith(OURS)}
+    return own
+
+
+def _of_optimizer(optimizer: Optimizer) -> Iterator[tuple[Step, Any]]:
+    """What of an optimizer is looked at: its state and its settings have names of their own."""
+    yield from ((("attr", key), part) for key, part in vars(optimizer).items() if key not in _OF_OPTIMIZERS)
 
 
 def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
@@ -222,14 +246,14 @@ def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
     elif isinstance(value, nn.Module):
         yield from _of_module(value)
     elif isinstance(value, type):
-        if _is_written_by_the_user(value.__module__):
+        if is_written_by_the_user(value.__module__):
             yield from _of_class(value)
-    elif not isinstance(value, _UNINTERESTING) and _is_looked_into(type(value)):
+    elif not isinstance(value, _UNINTERESTING) and is_looked_into(type(value)):
         yield from _of_object(value)
 
 
 def _of_object(value: Any) -> Iterator[tuple[Step, Any]]:
-    if isinstance(value, types.ModuleType) and not _is_written_by_the_user(value.__name__):
+    if isinstance(value, types.ModuleType) and not is_written_by_the_user(value.__name__):
         return
     yield from ((("attr", key), part) for key, part in list(getattr(value, "__dict__", {}).items()))
     if isinstance(value, types.ModuleType):
@@ -244,7 +268,7 @@ def _of_object(value: Any) -> Iterator[tuple[Step, Any]]:
 def _of_its_class(value: Any) -> Iterator[tuple[Step, Any]]:
     """Its class, and the tensors that it has from there until it gets its own."""
     for kind in type(value).__mro__:
-        if _is_written_by_the_user(kind.__module__):
+        if is_written_by_the_user(kind.__module__):
             yield from (
                 (("attr", key), part)
                 for key, part in vars(kind).items()
@@ -270,6 +294,7 @@ def _of_class(value: type) -> Iterator[tuple[Step, Any]]:
 def _of_module(value: nn.Module) -> Iterator[tuple[Step, Any]]:
     for kind in ("parameter", "buffer", "module"):
         yield from (((kind, key), part) for key, part in list(getattr(value, f"_{kind}s").items()))
+    yield ("attr", "training"), value.training
     yield from ((("attr", key), part) for key, part in list(vars(value).items()) if key not in _OF_MODULES)
     yield from _hooks_of(value, _HOOKS)
     yield from _of_its_class(value)
@@ -280,6 +305,8 @@ def _of_function(value: Any) -> Iterator[tuple[Step, Any]]:
         yield from ((("part", name), getattr(value, name)) for name in ("func", "args", "keywords"))
     elif isinstance(value, types.MethodType):
         yield from ((("part", name), getattr(value, name)) for name in ("__self__", "__func__"))
+    elif isinstance(value, _CACHED):
+        yield ("part", "__wrapped__"), value.__wrapped__
     elif not _is_library(value.__code__.co_filename):
         code = value.__code__
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
@@ -288,7 +315,7 @@ def _of_function(value: Any) -> Iterator[tuple[Step, Any]]:
         yield from ((("named", name), part) for name, part in (value.__kwdefaults__ or {}).items())
         yield from ((("attr", name), part) for name, part in vars(value).items())
         variables = value.__globals__
-        yield from ((("global", name), variables[name]) for name in _names(code) if name in variables)
+        yield from ((("global", name), variables[name]) for name in names_of(code) if name in variables)
 
 
 def _in_cell(cell: types.CellType) -> Any:
@@ -300,11 +327,12 @@ def _in_cell(cell: types.CellType) -> Any:
 
 _UNINTERESTING = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
 #: Classes of the standard library whose objects hold what users put into them.
-_HOLDERS = ("SimpleNamespace", "Namespace", "deque", "UserDict", "UserList")
+_HOLDERS = ("SimpleNamespace", "Namespace", "deque", "UserDict", "UserList", "_local")
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_looked_into(kind: type) -> bool:
+def is_looked_into(kind: type) -> bool:
+    """Whether objects of a class are looked into for what they hold."""
     top = kind.__module__.partition(".")[0]
     if top in sys.stdlib_module_names:
         return kind.__name__ in _HOLDERS or top == "__main__"
@@ -314,7 +342,8 @@ def _is_looked_into(kind: type) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_written_by_the_user(module: str) -> bool:
+def is_written_by_the_user(module: str) -> bool:
+    """Whether a module is neither Python's nor of an installed package."""
     found = sys.modules.get(module)
     return module == "__main__" or found is None or not _is_library(getattr(found, "__file__", None) or "<")
 
@@ -326,7 +355,7 @@ def _is_library(file: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> tuple[str, ...]:
+def names_of(code: types.CodeType) -> tuple[str, ...]:
     """All names that code has for globals and attributes, in functions within it too."""
-    inner = (name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part))
+    inner = (name for part in code.co_consts if isinstance(part, types.CodeType) for name in names_of(part))
     return tuple(dict.fromkeys([*code.co_names, *inner]))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from unisono._capture.beside import Snapshot
 from unisono._capture.paths import Walk, shown
 from unisono._capture.places import warn_user
@@ -43,14 +45,14 @@ class SideEffects:
     def __init__(self, walk: Walk) -> None:
         """Begins with all as it is now."""
         self._walk, self.before = walk, Snapshot(walk)
-        self._drawn = _generators(walk)
+        self._drawn, self._type = _generators(walk), torch.get_default_dtype()
 
     def so_far(self, now: Walk) -> Happened:
         """What is no longer as it was at the beginning, by a walk of now."""
         drawn, changed = _generators(self._walk), [*self.before.changed()]
         return Happened(
             [place.change(value) for place, value in changed if not isinstance(place.was, str)],
-            [name for name, (state, _) in drawn.items() if self._drawn.get(name, (state,))[0] != state],
+            [f"`{name}`" for name, (state, _) in drawn.items() if self._drawn.get(name, (state,))[0] != state],
             any(isinstance(place.was, str) for place, _ in changed)
             or bool(self.before.others() or self.before.made(now)),
         )
@@ -76,20 +78,31 @@ def warn_of(happened: Happened) -> None:
         )
     for name in happened.drawn:
         warn(
-            f"what it drew from `{name}` is a constant from then on. Draw tensors with torch (`torch.rand`), or draw outside of the "
+            f"what it drew from {name} is a constant from then on. Draw tensors with torch (`torch.rand`), or draw outside of the "
             "step and pass tensors as arguments."
         )
 
 
-def depends_on(changed: Sequence[str], drawn: Sequence[str], place: str | None) -> StepError:
-    """The error of a step that is another one behind its own side effects."""
+def depends_on(
+    changed: Sequence[str], drawn: Sequence[str], place: str | None, doubts: Sequence[str] = ()
+) -> StepError:
+    """The error of a step that is another one behind its own side effects.
+
+    Args:
+        changed: what it changes, in words.
+        drawn: what it draws from or reads, in words.
+        place: where it computes with that.
+        doubts: the names of what it reaches and cannot be followed, one of which makes it another one if nothing else does.
+    """
     what = f"computes with what it changes at each call: {_listed(changed)}" if changed else ""
-    drew = f"computes with what it draws from {', '.join(f'`{name}`' for name in drawn)} at each call" if drawn else ""
+    drew = f"computes with what it draws from {', '.join(drawn)} at each call" if drawn else ""
+    other = "" if changed or drawn else "is another one at each call"
+    because = f"; it reaches {_listed([f'`{name}`' for name in doubts])}" if doubts and other else ""
     return StepError(
-        f"the step {' and '.join(part for part in (what, drew) if part)}",
+        f"the step {' and '.join(part for part in (what, drew, other) if part)}",
         code="U0119",
         place=place,
-        cause="its Python code runs once, while the step is captured, and would be another one the next time",
+        cause=f"its Python code runs once, while the step is captured, and would be another one the next time{because}",
         hint="count outside of the step and pass a tensor, keep numbers as buffers of the model, draw with torch (`torch.rand`); what "
         "happens at some steps only, such as logging, belongs behind the step",
     )
@@ -121,6 +134,7 @@ def _generators(walk: Walk) -> dict[str, _Drawn]:
     kinds = (random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()))
     known = (random._inst, numpy.random.mtrand._rand if numpy is not None else None)  # type: ignore[attr-defined]
     own = [one for one, _ in walk.holders.values() if isinstance(one, kinds) and one not in known]
+    own = [one for one in own if not isinstance(one, random.SystemRandom)]
     return found | {shown(walk.paths[id(one)]): _of_generator(one) for one in own}
 
 

@@ -8,6 +8,7 @@ The step runs once on tensors without data, with the real autograd engine and th
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ from unisono._capture.optimizer import (
     state_of,
     traceable,
 )
-from unisono._capture.paths import Path, follow, put, shown
+from unisono._capture.paths import Missing, Path, follow, own_attributes, put, shown
 from unisono._capture.places import OriginTracker, place_in, place_of, user_line
 from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
@@ -294,6 +295,9 @@ class _Run:
             if item.cls in ("parameter", "buffer")
             if not self._is_replaced(item)
         }
+        attributes = [{} if item.cls == "batch" else dict(own_attributes(item.tensor)) for item, _ in items]
+        for fake, given in zip(fakes, attributes, strict=False):
+            vars(fake).update(given)
         for position, gradient in zip(self.stale, stale, strict=True):
             fakes[position].grad = gradient
         accumulated: set[int] = set()
@@ -317,6 +321,7 @@ class _Run:
                     put(self.kept.root, item.paths[0], fake)
             result = self._call(fakes, twins)
             self._check_settings()
+            self._keep_attributes(items, attributes)
             replaced = self._replaced(items, twins, state)
             self.found_more = self.kept.look(
                 {id(fake): item.tensor for item, fake in items if not self._is_replaced(item)}
@@ -459,6 +464,20 @@ class _Run:
     def _is_replaced(self, item: StepInput) -> bool:
         return bool(item.paths) and item.paths[0] in self.kept.replaced
 
+    def _keep_attributes(self, items: list[tuple[StepInput, torch.Tensor]], given: list[dict[str, Any]]) -> None:
+        """Gives tensors of the user's what the step has put onto their twins, and refuses a step that freezes or thaws them."""
+        for (item, fake), before in zip(items, given, strict=True):
+            for name, value in own_attributes(fake).items() if item.cls != "batch" else ():
+                if value is not before.get(name, Missing) and not isinstance(value, torch.Tensor):
+                    setattr(item.tensor, name, value)
+            if item.cls == "parameter" and fake.requires_grad != item.tensor.requires_grad:
+                raise StepError(
+                    f"the step leaves `{item.name}` {'to be trained' if fake.requires_grad else 'frozen'}, and it was not before",
+                    code="U0103",
+                    cause="the step's Python code runs once, when it is captured: the next step would find it as it was",
+                    hint="call `requires_grad_` between steps: the step is captured once for each",
+                )
+
     def _check_settings(self) -> None:
         """Refuses a step that changes a learning rate."""
         for index, group in enumerate(groups_of(self.optimizers)):
@@ -526,6 +545,8 @@ class _Twins(TorchFunctionMode):
                 if id(leaf) in self._marks:
                     raise read_too_early(self._marks[id(leaf)][1], user_line())
         twins: dict[int, Any] = self._twins
+        if func is torch.Tensor.__deepcopy__:
+            return _deep_copied(*(twins.get(id(arg), arg) for arg in args))
         if func == _SET_DATA:
             return self._set_data(*[twins.get(id(arg), arg) for arg in args])
         if any(id(leaf) in twins for leaf in _leaves(args, kwargs)):
@@ -544,6 +565,27 @@ class _Twins(TorchFunctionMode):
         with torch.no_grad():
             # Through `data`, so that autograd does not take it for a change of what it has saved.
             (tensor.data if isinstance(tensor, FakeTensor) else tensor).copy_(values)
+
+
+def _deep_copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A deep copy of a tensor, without what we know of it."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if tensor.grad_fn is not None:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+        )
+    with torch.no_grad():
+        copied = tensor.clone()
+    made = nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+    memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+    for name, value in own_attributes(tensor).items():
+        setattr(
+            made, name, _deep_copied(value, memo) if isinstance(value, torch.Tensor) else copy.deepcopy(value, memo)
+        )
+    if tensor.grad is not None:
+        made.grad = _deep_copied(tensor.grad, memo)
+    return made
 
 
 def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
