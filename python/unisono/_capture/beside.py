@@ -112,6 +112,7 @@ class Snapshot:
         self._known = {id(value) for value, _ in walk.holders.values()}
         self.places = [*_places(walk)]
         self._entries: list[tuple[Any, list[Any]]] = []
+        self._hooks = _hooks(walk)
         arrays = (place for place in self.places if is_array(place.was))
         self._arrays = {id(place): seen(place.was) for place in arrays}
 
@@ -128,8 +129,12 @@ class Snapshot:
             if may_have and place.is_counted() and place.has_changed(now):
                 yield place, now
 
+    def has_new_hooks(self, walk: Walk) -> bool:
+        """Whether a later walk has found hooks that were not there."""
+        return not _hooks(walk) <= self._hooks
+
     def made(self, walk: Walk) -> list[Place]:
-        """What a later walk has found where nothing was: its hooks and modules too."""
+        """What a later walk has found where nothing was."""
         paths = {place.path for place in self.places}
         known = {(id(place.holder), place.step) for place in self.places}
         found = (place for place in _places(walk) if place.path not in paths)
@@ -197,6 +202,11 @@ def _places(walk: Walk) -> Iterator[Place]:
                     yield Place(
                         holder, step, (*path, step), part, size_of(part) if isinstance(part, COLLECTIONS) else 0
                     )
+
+
+def _hooks(walk: Walk) -> set[tuple[int, Step]]:
+    """The hooks of modules and tensors that a walk has found, by their holders."""
+    return {(key, step) for key, (_, parts) in walk.holders.items() for step in parts if step[0] == "hook"}
 
 
 def size_of(collection: Any) -> Any:

@@ -96,7 +96,8 @@ def capture_step(
     with _without_collection():
         traced, encoder, inputs, kept, ways = _traced(*asked)
         walked, settled = functools.partial(Walk, train_step, model, optimizers), set[Path]()
-        happened, in_doubt = effects.so_far(walked()), doubts.reached(walk)
+        now = walked()
+        happened, in_doubt = effects.so_far(now), doubts.reached(now)
         if happened or in_doubt:
             again = Again(encoder, effects.before, walked, lambda: _traced(*asked)[1], in_doubt)
             settled = again.require_the_same()

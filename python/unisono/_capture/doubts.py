@@ -16,7 +16,9 @@ import torch
 from torch import nn
 
 from unisono._capture.compared import is_array
+from unisono._capture.outside import names_loaded
 from unisono._capture.paths import Missing, Walk, is_looked_into, is_written_by_the_user, names_of
+from unisono._capture.places import is_the_users
 
 #: Packages whose functions give the same for the same tensors and numbers, but for generators that are watched.
 _PACKAGES = frozenset(
@@ -33,13 +35,13 @@ _PACKAGES = frozenset(
         "unisono",
     )
 )
-#: The same of modules of the standard library.
+#: The same of modules of the standard library; of `random` the generator is watched.
 _MODULES = frozenset(
     (
         "__future__", "abc", "ast", "base64", "bisect", "builtins", "cmath", "collections",
         "contextlib", "copy", "copyreg", "dataclasses", "decimal", "enum", "fractions", "functools",
         "gc", "hashlib", "heapq", "inspect", "itertools", "json", "logging", "math",
-        "numbers", "operator", "re", "statistics", "string", "struct", "textwrap", "traceback",
+        "numbers", "operator", "random", "re", "statistics", "string", "struct", "textwrap", "traceback",
         "types", "typing", "typing_extensions", "warnings", "weakref",
     )
 )  # fmt: skip
@@ -62,6 +64,8 @@ _PLAIN = (
 )
 #: Functions of Python's own that may give something else each time.
 _IN_DOUBT = frozenset(("id", "input", "open"))
+#: Methods that Python calls by itself when an object is made or shown.
+_AT_OTHER_TIMES = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__", "__repr__", "__str__"))
 _BUILT_IN = (
     types.BuiltinFunctionType,
     types.MethodWrapperType,
@@ -71,9 +75,17 @@ _BUILT_IN = (
 
 
 def reached(walk: Walk) -> list[str]:
-    """The names of what is in doubt, as the step's code has them."""
+    """The names of what is in doubt, as the step's code has them, by a walk behind a trace of it."""
     functions = live_functions(walk)
-    found = {name: None for one in functions for name in names_of(one.__code__) if name in _IN_DOUBT}
+    found = {name: None for one in functions for name in names_loaded(one.__code__, "LOAD_GLOBAL") if name in _IN_DOUBT}
+    seen = {step[1] for _, parts in walk.holders.values() for step in parts}
+    for one in functions:
+        # What is set on objects that no walk looks into.
+        found |= {
+            name: None
+            for name in names_loaded(one.__code__, "STORE_ATTR", "DELETE_ATTR")
+            if name not in seen and not hasattr(torch.Tensor, name)
+        }
     for value, parts in walk.holders.values():
         if isinstance(value, type) or (isinstance(value, types.FunctionType) and value not in functions):
             continue
@@ -85,7 +97,11 @@ def reached(walk: Walk) -> list[str]:
 
 def live_functions(walk: Walk) -> set[Any]:
     """The functions of the user's that may run in a step: those that anything but a class has, and methods that these name."""
-    functions = [value for value, _ in walk.holders.values() if isinstance(value, types.FunctionType)]
+    functions = [
+        value
+        for value, _ in walk.holders.values()
+        if isinstance(value, types.FunctionType) and is_the_users(value.__code__.co_filename)
+    ]
     methods = {id(part) for value, parts in walk.holders.values() if isinstance(value, type) for part in parts.values()}
     live, waiting = (
         [one for one in functions if id(one) not in methods],
@@ -102,7 +118,7 @@ def live_functions(walk: Walk) -> set[Any]:
 
 
 def _runs_by_itself(name: str) -> bool:
-    return name == "forward" or (name.startswith("__") and name.endswith("__") and name != "__init__")
+    return name == "forward" or (name.startswith("__") and name.endswith("__") and name not in _AT_OTHER_TIMES)
 
 
 def _is_doubtful(value: Any) -> bool:
@@ -130,8 +146,6 @@ def _is_opaque(value: Any) -> bool:
 
 def _is_known(module: str) -> bool:
     top = module.partition(".")[0]
-    if top == "random":
-        return False  # what it draws is followed
     return (
         top in _PACKAGES or top in _MODULES or (top not in sys.stdlib_module_names and is_written_by_the_user(module))
     )

@@ -218,16 +218,16 @@ def places(function: types.FunctionType) -> Iterator[tuple[str, Place]]:
         with contextlib.suppress(ValueError):  # an empty cell
             _ = cell.cell_contents
             yield name, (cell, "")
-    for name in _named(code, "LOAD_GLOBAL"):
+    for name in names_loaded(code, "LOAD_GLOBAL"):
         if name in function.__globals__:
             yield name, (function.__globals__, name)
 
 
 @functools.lru_cache(maxsize=1024)  # many modules have one `forward`
-def _named(code: types.CodeType, *operations: str) -> list[str]:
+def names_loaded(code: types.CodeType, *operations: str) -> list[str]:
     """The names that code has for globals, or for attributes, in the order of their first use; functions within it too."""
     found = [instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in operations]
-    inner = (name for part in _within(code) for name in _named(part, *operations))
+    inner = (name for part in _within(code) for name in names_loaded(part, *operations))
     return list(dict.fromkeys([*found, *inner]))
 
 
@@ -317,14 +317,14 @@ def _parts(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, A
             yield f"{name}[{key!r}]", value, key, key not in named
     elif isinstance(value, nn.Module):
         for holder in (vars(value), value._modules):
-            keys = (key for key in _named(code, *_READ) if key in holder and key != "training")
+            keys = (key for key in names_loaded(code, *_READ) if key in holder and key != "training")
             yield from ((f"{name}.{key}", holder, key, False) for key in keys)
         yield from _of_classes(name, value, code)
         if isinstance(value, _OF_MODULES):
             yield from ((f"{name}.{key}", value._modules, key, True) for key in value._modules)
     elif not isinstance(value, NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
         own = vars(value)
-        keys = (key for key in _named(code, *_READ, "STORE_ATTR") if key in own)
+        keys = (key for key in names_loaded(code, *_READ, "STORE_ATTR") if key in own)
         yield from ((f"{name}.{key}", own, key, False) for key in keys)
         yield from _of_classes(name, value, code)
 
@@ -332,7 +332,7 @@ def _parts(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, A
 def _of_classes(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, Any, Any, bool]]:
     """What an object has from its classes, which another class or the object itself may override at any time."""
     own, bases = vars(value), [base for base in type(value).__mro__ if _is_looked_into(base)]
-    for key in _named(code, *_READ) if bases else ():
+    for key in names_loaded(code, *_READ) if bases else ():
         having = [base for base in bases if key in vars(base)]
         if having and key not in own and not isinstance(vars(having[0])[key], _DESCRIBED):
             yield f"{name}.{key}", own, key, False
@@ -350,12 +350,12 @@ def _all_keys(value: dict[Any, Any]) -> list[Any]:
 
 
 def _goes_through_all(code: types.CodeType) -> bool:
-    return any(name in ("items", "values") for name in _named(code, *_READ))
+    return any(name in ("items", "values") for name in names_loaded(code, *_READ))
 
 
 def _methods(kind: type, code: types.CodeType) -> Iterator[Any]:
     """The methods and the getters of properties that code names, with those that they override."""
-    for key in _named(code, *_READ, "LOAD_SUPER_ATTR"):
+    for key in names_loaded(code, *_READ, "LOAD_SUPER_ATTR"):
         for base in kind.__mro__:
             found = vars(base).get(key)
             yield found.fget if isinstance(found, property) else found

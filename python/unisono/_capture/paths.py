@@ -231,7 +231,9 @@ def own_attributes(tensor: torch.Tensor) -> dict[str, Any]:
 
 def _of_optimizer(optimizer: Optimizer) -> Iterator[tuple[Step, Any]]:
     """What of an optimizer is looked at: its state and its settings have names of their own."""
-    yield from ((("attr", key), part) for key, part in vars(optimizer).items() if key not in _OF_OPTIMIZERS)
+    is_pytorchs = type(optimizer).__module__.startswith("torch.optim")
+    left_out = {key for key in vars(optimizer) if key in _OF_OPTIMIZERS or (is_pytorchs and key.startswith("_"))}
+    yield from ((("attr", key), part) for key, part in vars(optimizer).items() if key not in left_out)
 
 
 def _parts(value: Any) -> Iterator[tuple[Step, Any]]:

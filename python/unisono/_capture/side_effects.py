@@ -54,6 +54,7 @@ class SideEffects:
             [place.change(value) for place, value in changed if not isinstance(place.was, str)],
             [f"`{name}`" for name, (state, _) in drawn.items() if self._drawn.get(name, (state,))[0] != state],
             any(isinstance(place.was, str) for place, _ in changed)
+            or self.before.has_new_hooks(now)
             or bool(self.before.others() or self.before.made(now)),
         )
 
