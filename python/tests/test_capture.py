@@ -585,6 +585,13 @@ def test_a_step_without_such_effects_is_captured_without_a_warning():
         )
 
 
+def test_a_scripted_module_is_refused_by_name():
+    model = nn.Sequential(torch.jit.script(nn.Linear(4, 4)))
+    with pytest.raises(StepError) as caught:
+        unisono.capture(lambda x: model(x).sum(), model=model, example=(torch.ones(2, 4),))
+    assert caught.value.code == "U0127" and caught.value.message.startswith("`0` of the model is scripted")
+
+
 @pytest.mark.parametrize("how", ["wrapped", "within"])
 def test_a_model_that_is_distributed_already_is_refused_by_name(how):
     wrapped = nn.DataParallel(nn.Linear(4, 4))

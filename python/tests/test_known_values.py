@@ -49,7 +49,14 @@ def alike(t, x):
     return x * 2 if torch.equal(t, t) else x
 
 
-USES = [item, number, truth, index, entries, array, text, alike]
+def what_follows(t, x):
+    degrees = torch.zeros(int(t.max()) + 1).index_add_(0, t.reshape(1), torch.ones(1))
+    if (degrees == 0).any():
+        degrees = degrees + 1
+    return x * degrees.sum() * degrees.sum().item() * (2 if torch.equal(t, t.clone()) else 1)
+
+
+USES = [what_follows, item, number, truth, index, entries, array, text, alike]
 
 
 @pytest.mark.parametrize("use", USES)
@@ -137,6 +144,20 @@ def test_values_that_become_others_are_refused_where_the_user_says_so():
     with pytest.raises(StepError, match=r"the values of `self\.scale` are others") as caught:
         step(X)
     assert caught.value.code == "U0122"
+
+
+def test_what_follows_from_a_tensor_that_becomes_another_is_noticed():
+    mask, model = torch.tensor([1.0, 1.0, 0.0]), nn.Linear(4, 4)
+
+    def step(x):
+        return x * 2 if (mask.sum() > 1).item() else x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parallel = unisono.parallelize(step, model=model, example=(X,), cluster=DEAR_COMPUTING)
+        for values in ([1, 1, 0], [1, 0, 0], [0, 1, 1]):
+            mask.copy_(torch.tensor(values))
+            torch.testing.assert_close(parallel(X), step(X))
 
 
 def test_a_value_of_what_the_step_writes_is_refused_at_its_line():

@@ -98,7 +98,7 @@ def _add_model(found: StepInputs, model: nn.Module | None) -> dict[int, str]:
     names: dict[int, str] = {}
     if model is None:
         return names
-    _refuse_distributed(model)
+    _refuse_made(model)
     for name, parameter in model.named_parameters():
         names[id(parameter)] = name
         found.add(StepInput("parameter", f"params.{name}", parameter))
@@ -111,8 +111,15 @@ def _add_model(found: StepInputs, model: nn.Module | None) -> dict[int, str]:
 _DISTRIBUTED = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor"}
 
 
-def _refuse_distributed(model: nn.Module) -> None:
+def _refuse_made(model: nn.Module) -> None:
     for name, part in (*model.named_modules(), *model.named_parameters()):
+        if isinstance(part, torch.jit.ScriptModule):
+            raise StepError(
+                f"{f'`{name}` of the model' if name else 'the model'} is scripted: it is compiled already",
+                code="U0127",
+                cause="TorchScript keeps parameters where no others can be put in their place",
+                hint="pass the plain module, as it was before `torch.jit.script` or `torch.jit.trace`; functions may be scripted",
+            )
         kinds = (kind for kind in type(part).__mro__ if kind.__module__.startswith("torch."))
         found = next((kind.__name__ for kind in kinds if kind.__name__ in _DISTRIBUTED), None)
         if found is not None:

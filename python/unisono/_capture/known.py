@@ -1,7 +1,8 @@
-"""Values that are known while a step is traced: those that follow from constants of its code alone.
+"""Values that are known while a step is traced: those that follow from constants of its code, and from tensors that it only reads.
 
 A module may ask something of a tensor that it has made itself, as ``nn.Transformer`` does of a mask (is it the causal one?). Nothing but
-the code decides the answer, so it is computed there and then.
+the code decides the answer, so it is computed there and then. So it is where tensors from outside decide too: those are looked at before
+each step from then on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -33,9 +34,15 @@ def value_of(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     args, kwargs = pytree.tree_map(node_of, (args, kwargs or {}))
     leaves = pytree.tree_leaves((args, kwargs))
     wanted = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
-    sources = _sources(wanted)
-    if any(isinstance(leaf, torch.Tensor) for leaf in leaves) or sources is None or _changed_elsewhere(sources):
+    sources = _sources(wanted, outside=True)
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if any(isinstance(leaf, FakeTensor) for leaf in given) or sources is None or _changed_elsewhere(sources):
         return None
+    read = (node for node in sources if node.op == "get_attr" and not _is_lifted(node))
+    given += [getattr(recorder.root, str(node.target)) for node in read]
+    if any(tensor.is_meta for tensor in given):
+        return None
+    recorder.note_asked(given)
     with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
         values: dict[torch.fx.Node, Any] = {}
         for node in (node for node in recorder.graph.nodes if node in sources):
@@ -44,12 +51,15 @@ def value_of(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def follows_from_constants(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that is being traced is the same at every step: it follows from constants of the step's code alone."""
+def follows_from_constants(tensor: torch.Tensor, *, outside: bool = False) -> bool:
+    """Whether a tensor that is being traced is the same at every step: it follows from constants of the step's code alone.
+
+    With ``outside``, from tensors too that the step only reads.
+    """
     node = Recorder.current.node_of(tensor) if Recorder.current is not None else None
     if node is None:
         return False
-    sources = _sources([node])
+    sources = _sources([node], outside=outside)
     return sources is not None and not _changed_elsewhere(sources)
 
 
@@ -87,15 +97,17 @@ def _computed(node: torch.fx.Node, values: dict[torch.fx.Node, Any], root: torch
     return node.target(*args, **kwargs)
 
 
-def _sources(wanted: list[torch.fx.Node]) -> set[torch.fx.Node] | None:
-    """All nodes that these depend on, themselves included; ``None`` where one is an input, a tensor of the user's or random."""
+def _sources(wanted: list[torch.fx.Node], *, outside: bool = False) -> set[torch.fx.Node] | None:
+    """All nodes that these depend on, themselves included; ``None`` where one is an input, random, or a tensor from outside without
+    ``outside``.
+    """
     found: set[torch.fx.Node] = set()
     todo = list(wanted)
     while todo:
         node = todo.pop()
         if node in found:
             continue
-        if not _is_constant(node):
+        if not (_is_constant(node) or (outside and node.op == "get_attr")):
             return None
         found.add(node)
         todo.extend(node.all_input_nodes)
@@ -104,11 +116,15 @@ def _sources(wanted: list[torch.fx.Node]) -> set[torch.fx.Node] | None:
 
 def _is_constant(node: torch.fx.Node) -> bool:
     if node.op == "get_attr":
-        # A tensor that the code writes down, such as `torch.tensor([1, 2])`, is lifted into the trace; one from outside is not.
-        return bool(node.users) and all(user.target in _LIFTS for user in node.users)
+        return _is_lifted(node)
     if node.op != "call_function":
         return False
     return torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ())
+
+
+def _is_lifted(node: torch.fx.Node) -> bool:
+    """Whether the code writes a tensor down, such as `torch.tensor([1, 2])`; one from outside is not lifted into the trace."""
+    return bool(node.users) and all(user.target in _LIFTS for user in node.users)
 
 
 def _changed_elsewhere(sources: set[torch.fx.Node]) -> bool:

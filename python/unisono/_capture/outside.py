@@ -363,7 +363,7 @@ def _methods(kind: type, code: types.CodeType) -> Iterator[Any]:
 
 def _of_modules(model: nn.Module | None, met: set[tuple[int, ...]]) -> Iterator[tuple[str, Place]]:
     for path, module in () if model is None else model.named_modules(prefix="model"):
-        forward = type(module).forward
+        forward = inspect.getattr_static(type(module), "forward", None)  # a scripted module has none of Python
         if isinstance(forward, types.FunctionType):
             yield from _of_object(path, module, forward.__code__, _MOST_LEVELS, met)
             yield from _of_named_functions(path, [forward], module, met)

@@ -152,7 +152,7 @@ class Readbacks(TorchFunctionMode):
         for one in args:
             if type(one) is Number:
                 raise read_back(one.place)
-        if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0]):
+        if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0], func in _OF_NUMBERS):
             return _READS[func](self, *args)
         return func(*args, **(kwargs or {}))
 
@@ -175,14 +175,14 @@ class Readbacks(TorchFunctionMode):
         return getattr(operator, kind)(*(self.tensor_of(one) for one in rest))
 
     @staticmethod
-    def _stands_for(tensor: torch.Tensor) -> bool:
-        """Whether it is the user's code that reads a tensor whose values are not known."""
+    def _stands_for(tensor: torch.Tensor, is_a_number: bool = True) -> bool:
+        """Whether it is the user's code that reads a tensor whose values are not known; a number of one may be known where it is not."""
         frame: types.FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename.endswith(_ON_THE_WAY):
             frame = frame.f_back
         file = frame.f_code.co_filename if frame is not None else ""
         asks = file.endswith(_CHOOSES) or is_the_users(file)
-        return asks and isinstance(tensor, FakeTensor) and not follows_from_constants(tensor)
+        return asks and isinstance(tensor, FakeTensor) and not follows_from_constants(tensor, outside=is_a_number)
 
     def read(self, kind: str, tensor: torch.Tensor) -> Expression:
         """The expression for a tensor, or for what is in it, after the step."""
@@ -319,6 +319,7 @@ def _repr(reads: Readbacks, tensor: torch.Tensor, **_unused: Any) -> str:
     return reads.token(reads.read("tensor", tensor), "r", "")
 
 
+_OF_NUMBERS = (torch.Tensor.item, torch.Tensor.__bool__)
 _READS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.item: _item,
     torch.Tensor.tolist: _tolist,

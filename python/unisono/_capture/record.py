@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -173,10 +173,14 @@ class Recorder(TorchDispatchMode):
 
     def value_of(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a function gives for the values of tensors from outside, as they are now."""
-        for one in _tensors(args, kwargs):
-            self.asked.setdefault(id(one), (one, self._line()))
+        self.note_asked(_tensors(args, kwargs))
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             return func(*args, **kwargs)
+
+    def note_asked(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Notes that something follows from the values of tensors from outside."""
+        for one in tensors:
+            self.asked.setdefault(id(one), (one, self._line()))
 
     def _here(self, args: Any, kwargs: Any) -> Any:
         """Arguments on the device on which the target is traced."""
