@@ -422,6 +422,28 @@ def test_a_count_in_what_is_read_and_returned_is_refused():
     refused(step, named="state.n")
 
 
+def test_a_count_that_is_returned_is_refused_where_the_step_begins():
+    state = types.SimpleNamespace(n=0)
+
+    def step(x):  # used
+        state.n += 1
+        return x.sum(), state.n
+
+    refused(step, named="state.n")
+
+
+def test_switches_that_never_come_back_are_refused_where_the_step_begins():
+    state = types.SimpleNamespace(
+        kind=int, kinds={int: str, str: float, float: bytes, bytes: list, list: dict, dict: set}
+    )
+
+    def step(x):  # used
+        state.kind = state.kinds[state.kind]
+        return x * 2
+
+    refused(step, named="state.kind")
+
+
 def counted(state, h):
     pass
 

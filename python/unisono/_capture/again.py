@@ -35,6 +35,7 @@ class Again:
         before: what the step can reach, as it was before that.
         walked: walks over what the step can reach.
         traced: traces the step.
+        place: where the step begins.
         doubts: what the step reaches that may be another at each call and cannot be followed.
         counted: what the first trace has made and later ones change, in words.
     """
@@ -43,6 +44,7 @@ class Again:
     before: Snapshot
     walked: Callable[[], Walk]
     traced: Callable[[], Encoder]
+    place: str | None = None
     doubts: Sequence[str] = ()
     counted: list[str] = field(default_factory=list)
 
@@ -61,7 +63,7 @@ class Again:
                     return self._settled
                 met.append(others)
                 self._trace()
-            raise depends_on(self.before.switched(), [], None)
+            raise depends_on(self.before.switched(), [], self.place)
 
     def _trace(self) -> None:
         """Traces the step, behind the last trace, until all is followed that follows from what changes."""
@@ -92,18 +94,18 @@ class Again:
         difference = _difference(self.first, self.traced())
         changed = [place.change(value) for place, value in now.changed()]
         if changed or difference is not None:
-            raise depends_on(changed, self._drawn(), difference or place, self.doubts)
+            raise depends_on(changed, self._drawn(), difference or place or self.place, self.doubts)
 
     def _require_alike(self, followed: _Followed, other: Encoder) -> None:
         changing = followed.changing()
         for use in followed.uses.found:
             changes, drawn = followed.changes(use.sources & changing), followed.drawn(use.sources)
             if changes or drawn:
-                raise depends_on(changes, drawn, use.place)
+                raise depends_on(changes, drawn, use.place or self.place)
         difference = _difference(self.first, other)
         if difference is not None:
             changes = [*followed.changes(changing), *followed.switched()]
-            raise depends_on(changes, self._drawn(), difference or None, self.doubts)
+            raise depends_on(changes, self._drawn(), difference or self.place, self.doubts)
 
     def _drawn(self) -> list[str]:
         return self._effects.so_far(self.walked()).drawn

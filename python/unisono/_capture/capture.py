@@ -25,6 +25,7 @@ from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
 from unisono._capture.kernels import target_of
 from unisono._capture.optimizer import create_state
+from unisono._capture.outside import begins_at
 from unisono._capture.paths import Path, Walk
 from unisono._capture.places import read_back, user_line
 from unisono._capture.settings import guarded_settings
@@ -99,7 +100,7 @@ def capture_step(
         now = walked()
         happened, in_doubt = effects.so_far(now), doubts.reached(now)
         if happened or in_doubt:
-            again = Again(encoder, effects.before, walked, lambda: _traced(*asked)[1], in_doubt)
+            again = Again(encoder, effects.before, walked, lambda: _traced(*asked)[1], begins_at(train_step), in_doubt)
             settled = again.require_the_same()
             happened.changed.extend(again.counted)
     warn_of(happened)

@@ -202,6 +202,12 @@ def function_of(train_step: Any) -> tuple[types.FunctionType | None, Any]:
     return None, None
 
 
+def begins_at(train_step: Any) -> str | None:
+    """``file:line`` where the code of a step begins."""
+    function, _ = function_of(train_step)
+    return None if function is None else f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+
+
 def classes_at(train_step: Any, structure: Structure) -> Iterator[type]:
     """Classes of a structure, and those that the step's code names: what it returns may be of a class that no module has."""
     yield from classes_of(structure)
