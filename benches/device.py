@@ -126,7 +126,10 @@ def cases(
     ):
         cluster = {} if device == _devices.HOST else {"cluster": preset(device)}
         yield name, lambda settings=cluster | settings: ours(sizes, device, kept, **settings)
-    yield "compile, Unisono", lambda: plain(sizes, device, dynamic=False, backend="unisono")
+    for partition in ("auto", "default"):
+        name = "compile, Unisono" if partition == "auto" else "compile, Unisono, all kept"
+        compiled = {"backend": "unisono", "options": {"partition": partition}}
+        yield name, lambda compiled=compiled: plain(sizes, device, dynamic=False, **compiled)
     if options.inductor:
         yield "compile", lambda: plain(sizes, device, dynamic=False)
         yield "compile, reduce-overhead", lambda: plain(sizes, device, dynamic=False, mode="reduce-overhead")
@@ -162,6 +165,8 @@ def of_step(name: str, sizes: Sizes, device: torch.device, options: argparse.Nam
     """Everything that is measured of one model."""
     found: dict[str, dict[str, Any]] = {}
     for case, make in cases(sizes, device, options, kept := {}):
+        if options.cases and case not in options.cases:
+            continue
         kept.clear()
         try:
             step, before = None, allocated(device)
@@ -260,7 +265,7 @@ def groups(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for name, (function, kinds) in kernels.GROUPS.items():
         for dtype in (torch.float32, torch.bfloat16) if not options.only or name in options.only else ():
-            for elements in (1 << 18, 1 << 26):
+            for elements in (1 << 18, 1 << 24, 1 << 26):
                 try:
                     row = of_group(name, function, operands(kinds, elements, dtype, device), device, options.inductor)
                 except Exception:
@@ -316,6 +321,7 @@ def main() -> None:
     )
     parser.add_argument("--cluster", type=Path, metavar="FILE", help="predict by this description too")
     parser.add_argument("--only", nargs="+", help="these steps or groups")
+    parser.add_argument("--cases", nargs="+", help="these cases of steps")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)
     device = torch.device(arguments.device)

@@ -75,6 +75,17 @@ def layer_norm_backward(grad, x, mean_R1, rstd_R1, weight_C):
     )
 
 
+def rms_norm_backward(grad, x, rstd_R1, weight_C):
+    normed, scaled = x * rstd_R1, grad * weight_C
+    back = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd_R1
+    return back.to(x.dtype), (grad * normed).sum(0).to(x.dtype)
+
+
+def gelu_and_bias_backward(grad, x):
+    back = torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
+    return back, back.sum(0)
+
+
 def modulate(x, scale_C, shift_C):
     return F.layer_norm(x, [COLUMNS]) * (1 + scale_C) + shift_C
 
@@ -117,6 +128,8 @@ GROUPS: dict[str, tuple[Callable, str]] = {
     "RMSNorm written out": (rms_norm, "tr"),
     "LayerNorm": (layer_norm, "trr"),
     "LayerNorm backward": (layer_norm_backward, "ttnnr"),
+    "RMSNorm backward": (rms_norm_backward, "ttnr"),
+    "GELU and bias backward": (gelu_and_bias_backward, "tt"),
     "LayerNorm and modulation": (modulate, "trr"),
     "softmax": (softmax, "t"),
     "softmax backward": (softmax_backward, "tp"),

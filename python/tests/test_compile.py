@@ -58,6 +58,14 @@ def test_an_unmodified_model_is_trained_as_in_eager_pytorch(make):
         )
 
 
+@pytest.mark.parametrize("make", [test_models.gpt2, test_models.wan], ids=lambda make: make.__name__)
+def test_a_model_is_trained_as_in_eager_pytorch_where_backward_makes_again_what_is_cheap(make):
+    torch.manual_seed(0)
+    model, loss_of, batch = make()
+    reference, call = copy.deepcopy(model), compiled(loss_of, options={"partition": "min_cut"})
+    assert_close(trained(model, lambda: call(model, *batch)), trained(reference, lambda: loss_of(reference, *batch)))
+
+
 class Mixed(nn.Module):
     """Convolutions, batch norm, dropout and pointwise operations that are fused."""
 

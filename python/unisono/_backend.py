@@ -29,7 +29,7 @@ from unisono.errors import CompileNotice, ConfigurationError, UnisonoError, Unsu
 
 #: For how many sets of sizes one graph with sizes that change is lowered and kept.
 _KEPT_SIZES = 16
-_PARTITIONS = ("min_cut", "default")
+_PARTITIONS = ("auto", "min_cut", "default")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -41,11 +41,11 @@ class Options:
         fuse: whether groups of operations run as kernels: all that move less, or (``"auto"``, on processors) those that take no longer
             than PyTorch's operations when they are tried.
         partition: what forward keeps for backward: as little as possible, where the rest costs little to make again (``min_cut``), or
-            whatever backward reads (``default``).
+            whatever backward reads (``default``); ``"auto"`` is the first on accelerators and the second on processors.
     """
 
     fuse: Fuse = True
-    partition: str = "default"
+    partition: str = "auto"
 
     def __post_init__(self) -> None:
         require_fuse(self.fuse)
@@ -92,7 +92,7 @@ def backend(
             hint=f"there are {', '.join(map(repr, Options.__dataclass_fields__))}",
         )
     chosen = Options(**(options or {}))
-    partition = min_cut_rematerialization_partition if chosen.partition == "min_cut" else default_partition
+    again = chosen.partition == "min_cut" or (chosen.partition == "auto" and _is_on_accelerator(examples))
 
     def compiler(graph: torch.fx.GraphModule, _examples: Sequence[Any]) -> Callable[[list[Any]], Any]:
         compiled = _Compiled(graph, chosen)
@@ -103,7 +103,17 @@ def backend(
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
-    return aot_autograd(fw_compiler=compiler, partition_fn=partition)(module, examples)
+    return aot_autograd(
+        fw_compiler=compiler,
+        partition_fn=min_cut_rematerialization_partition if again else default_partition,
+    )(module, examples)
+
+
+def _is_on_accelerator(examples: Sequence[Any]) -> bool:
+    """Whether what a graph is called with is there. To make a value again takes no longer there than to read it, where both are part of a
+    kernel.
+    """
+    return any(isinstance(one, torch.Tensor) and one.device != _devices.HOST for one in examples)
 
 
 class _Compiled:

@@ -35,13 +35,15 @@ pub(crate) struct Form<'a> {
     pub(crate) width: usize,
     /// Threads of a row, where the kernel is by rows.
     pub(crate) team: usize,
+    /// How many rows a team has one after the other, where its threads hold their sums; none where it has one.
+    pub(crate) rows_each: Option<usize>,
 }
 
 impl<'a> Form<'a> {
     pub(crate) fn of(kernel: &'a Kernel, width: Width) -> Self {
         let (nest, by_rows) = (Nest::of(kernel), kernel.by_rows());
         let phases = Phases::of(kernel, &nest.inner_strides, by_rows);
-        let mut form = Self { kernel, nest, phases, by_rows, width: 1, team: 1 };
+        let mut form = Self { kernel, nest, phases, by_rows, width: 1, team: 1, rows_each: None };
         if width == Width::Wide {
             form.width = form.widest();
         }
@@ -64,7 +66,17 @@ impl<'a> Form<'a> {
         if !self.by_rows && all_short && self.nest.inner >= 8 && self.any_is_wide(8) { 8 } else { 4 }
     }
 
-    fn any_is_wide(&self, width: usize) -> bool {
+    /// How far apart the points are that a thread has of a row.
+    pub(crate) const fn step(&self) -> usize {
+        self.width * self.team
+    }
+
+    /// How many points, or pieces of several of them, a thread has of a row.
+    pub(crate) const fn pieces(&self) -> usize {
+        self.nest.inner.div_ceil(self.step())
+    }
+
+    pub(crate) fn any_is_wide(&self, width: usize) -> bool {
         !self.wide_operands(width).is_empty()
     }
 
@@ -96,9 +108,10 @@ impl<'a> Form<'a> {
         self.wide_operands(self.width).into_iter().map(|operand| (operand, bytes(operand))).collect()
     }
 
-    /// The type of positions: 32 bits where all fit.
-    pub(crate) fn index(&self) -> &'static str {
+    /// The type of positions: 32 bits where all fit, those of as many numbers as are kept too.
+    pub(crate) fn index(&self, kept: usize) -> &'static str {
         let most = (0..self.kernel.operands.len()).map(|operand| self.last(operand)).max().unwrap_or(0);
+        let most = most.max(kept);
         // Room for a grid beyond the last point.
         let points = self.nest.rows().saturating_mul(self.nest.inner.max(1) + self.width + ROW_BLOCK);
         if most.max(points) < 1 << 31 { "unsigned int" } else { "unsigned long long" }

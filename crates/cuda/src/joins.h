@@ -32,3 +32,18 @@ __device__ __forceinline__ float joined_by_block(float own, float* shared) {
   float quarter[1] = {J::of(J::of(shared[t], shared[t + 64]), J::of(shared[t + 32], shared[t + 96]))};
   return joined<J, 32>(quarter);
 }
+// The same for a row of more threads, which have put what is reduced into `all`, by column: the threads of a warp join it.
+template <typename J, int COUNT>
+__device__ __forceinline__ float joined_by_warp(const float* all, float start) {
+  float lanes[4] = {start, start, start, start};
+#pragma unroll 4
+  for (int column = threadIdx.x % 32 * 4; column < COUNT; column += 128) {
+    float read[4];
+    load<4>(all + column, COUNT - column, read);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (column + j < COUNT) lanes[j] = J::of(lanes[j], read[j]);
+    }
+  }
+  return joined<J, 32>(lanes);
+}

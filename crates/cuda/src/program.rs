@@ -2,7 +2,7 @@
 
 use base::Result;
 use ir::Graph;
-use loops::{Group, Kernel, Partition, verify};
+use loops::{Access, Group, Kernel, Partition, verify};
 
 use crate::{
     draw::Draw,
@@ -53,16 +53,26 @@ impl Source {
     }
 }
 
-/// A graph's groups that are kernels on a device: those that move less than their operations, since none of PyTorch's own kernels is slow there.
+/// A graph's groups that are kernels on a device: those that move less than their operations. Of single operations PyTorch's own kernels move as
+/// little, but for what gives rows and sums over rows: it has a kernel for each, and reads for both.
 pub fn partition(graph: &Graph) -> Partition {
     loops::partition_unless(graph, &|group: &Group| {
         let reason = match group.saved.0 {
-            0 => "PyTorch's own kernel moves as little",
+            0 if !is_two_in_one(&group.kernel) => "PyTorch's own kernel moves as little",
             _ if !has_form(&group.kernel) => "no form in CUDA C",
             _ => return None,
         };
         Some(reason.to_owned())
     })
+}
+
+/// Whether a kernel writes points and adds rows up in one pass over what it reads.
+fn is_two_in_one(kernel: &Kernel) -> bool {
+    let has = |access| kernel.operands.iter().any(|operand| operand.access == access);
+    has(Access::Write)
+        && has(Access::Add)
+        && verify(kernel).is_ok()
+        && emit(kernel, "k", Width::Wide).is_ok_and(|emitted| !emitted.reads_again)
 }
 
 /// Whether a kernel that is valid has a form in CUDA C.

@@ -7,9 +7,9 @@ mod common;
 
 use std::{cell::Cell, fmt::Write};
 
-use common::{Batch, Guarded, device, kept, processor, set_order, stream};
+use common::{Batch, Guarded, device, kept, layer_norm_backward, processor, set_order, stream};
 use loops::{Kernel, testing::Owned};
-use unisono_cuda::Module;
+use unisono_cuda::{Module, Source, Width};
 
 /// Rows that are divided by what is reduced from them, with their sums over rows.
 fn rows(count: usize, length: usize, apart: usize) -> String {
@@ -48,6 +48,51 @@ fn sizes_around_what_a_thread_takes_at_once_give_the_bits_of_the_interpreter() {
             batch.compare(index);
         }
     }
+}
+
+/// Columns that are added up beside what is written, without anything that is reduced.
+fn columns(rows: usize, length: usize) -> String {
+    format!(
+        "kernel [{rows}, {length}]\nread a0: bf16 {{{length}, 1}}\nwrite a1: f32 {{{length}, 1}}\nadd a2: f32 {{0, 1}}\n\
+         %0 = load a0\n%1 = mul %0 %0\nstore a1 %1\nstore a2 %1\n"
+    )
+}
+
+/// The smallest and the largest one of each row, in two loops, with sums that lie apart and one for all rows.
+fn extremes(rows: usize, length: usize) -> String {
+    format!(
+        "kernel [{rows}, {length}]\nread a0: f32 {{{length}, 1}}\nwrite a1: f32 {{1, 0}}\nadd a2: f32 {{0, 2}}\nadd a3: f32 {{0, 0}}\n\
+         %0 = load a0\n%1 = row_max %0\n%2 = sub %0 %1\n%3 = row_min %2\n%4 = row_sum %2\n%5 = mul %2 %3\n%6 = row_max %5\n\
+         store a1 %6\nstore a2 %5\nstore a2 +1 %0\nstore a3 %4\n"
+    )
+}
+
+#[test]
+fn rows_and_their_sums_in_one_pass_give_the_bits_of_the_interpreter() {
+    let Some((library, functions)) = processor() else { return };
+    let sizes = [(9, 5), (70, 64), (33, 255), (20, 260), (17, 1030), (9, 1024), (9, 5120)];
+    let mut texts: Vec<String> =
+        sizes.map(|(rows, length)| layer_norm_backward(rows, length, "f32")).to_vec();
+    texts.extend([layer_norm_backward(65, 96, "bf16"), layer_norm_backward(3, 2048, "f16")]);
+    texts.extend([extremes(20, 40), extremes(9, 700), columns(100, 7), columns(2100, 1000)]);
+    // More groups of rows than the last function adds up.
+    texts.push(columns(33_000, 3));
+    let kernels: Vec<(u64, Kernel)> = (0..).zip(texts.iter().map(|text| text.parse().unwrap())).collect();
+    let batch = Batch::of(&device(&library), kernels);
+    set_order(&functions, 7);
+    for index in 0..batch.kernels.len() {
+        batch.compare(index);
+    }
+}
+
+#[test]
+fn rows_that_no_threads_can_hold_are_computed_again_for_their_sums() {
+    let Some((library, _)) = processor() else { return };
+    let text = layer_norm_backward(9, 9000, "f32");
+    let batch = Batch::of(&device(&library), vec![(1, text.parse().unwrap())]);
+    batch.compare(0);
+    let long = Source::of(&[text.parse().unwrap()], Width::Wide).unwrap();
+    assert!(long.kernels[0].as_ref().is_ok_and(|kernel| kernel.reads_again));
 }
 
 fn numbers(count: usize) -> Owned {

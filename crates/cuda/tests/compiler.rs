@@ -5,11 +5,14 @@
 #![allow(clippy::print_stderr, reason = "a test says what it has not tried")]
 #![allow(unsafe_code, reason = "a library is loaded")]
 
+mod common;
+
 use std::{
     path::{Path, PathBuf},
     process::Command,
 };
 
+use common::layer_norm_backward;
 use ir::testing::Random;
 use loops::{Element, Kernel, testing::random_kernel};
 use random::Distribution;
@@ -55,6 +58,22 @@ fn random_kernels_compile_for_two_architectures_without_spilling() {
             for one in &image.resources {
                 assert!(one.registers > 0 && one.spilled == 0, "{one:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn threads_that_hold_sums_of_rows_have_registers_for_them() {
+    let Some(compiler) = compiler() else { return };
+    let sizes = [64, 256, 768, 1024, 2048, 4096, 5120];
+    for (architecture, element) in [("sm_80", "f32"), ("sm_90", "bf16")] {
+        let kernels =
+            sizes.map(|length| layer_norm_backward(8192, length, element).parse::<Kernel>().unwrap());
+        let source = Source::of(&kernels, Width::Wide).unwrap();
+        assert!(source.kernels.iter().flatten().all(|kernel| !kernel.reads_again));
+        let image = compiler.compile(&source.text, architecture).unwrap();
+        for one in &image.resources {
+            assert!(one.spilled == 0, "{element}: {one:?}");
         }
     }
 }

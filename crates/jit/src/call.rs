@@ -5,7 +5,8 @@ use std::{cell::Cell, mem::MaybeUninit};
 use base::Result;
 use loops::{
     Interpreter, Memory, Nest,
-    phases::{ROWS_OF_A_SUM, sums},
+    phases::sums,
+    sums::{Totals, rows_of_a_sum},
 };
 use smallvec::SmallVec;
 
@@ -53,21 +54,20 @@ impl Compiled {
 
     /// Runs all rows in groups, and adds up what these add up.
     fn sum(&self, interpreter: &Interpreter, memory: &[Memory<'_>]) {
-        let length = |operand: &usize| interpreter.sum_length(*operand);
-        let mut totals: Vec<Vec<f32>> = self.sums.iter().map(|operand| vec![0.0; length(operand)]).collect();
+        let lengths = self.sums.iter().map(|operand| interpreter.sum_length(*operand));
+        let mut totals: Vec<Totals> = lengths.clone().map(Totals::new).collect();
         let parts: Vec<Vec<Cell<f32>>> =
-            self.sums.iter().map(|operand| vec![Cell::new(0.0); length(operand) + VECTOR]).collect();
+            lengths.map(|length| vec![Cell::new(0.0); length + VECTOR]).collect();
         let rows = self.nest.rows();
-        for first in (0..rows).step_by(ROWS_OF_A_SUM) {
+        let count = rows_of_a_sum(rows, self.nest.inner);
+        for first in (0..rows).step_by(count) {
             for cell in parts.iter().flatten() {
                 cell.set(0.0);
             }
-            self.rows(memory, &parts, first..rows.min(first + ROWS_OF_A_SUM));
-            for (total, part) in totals.iter_mut().zip(&parts) {
-                total.iter_mut().zip(part).for_each(|(total, part)| *total += part.get());
-            }
+            self.rows(memory, &parts, first..rows.min(first + count));
+            totals.iter_mut().zip(&parts).for_each(|(total, part)| add(total, part));
         }
-        self.sums.iter().zip(totals).for_each(|(operand, total)| memory[*operand].write(total));
+        self.sums.iter().zip(totals).for_each(|(operand, total)| memory[*operand].write(total.finish()));
     }
 
     /// Runs some rows; `parts` are the memory of operands that rows are added up in.
@@ -97,6 +97,22 @@ impl Compiled {
             rows.start += count;
         }
     }
+}
+
+/// Adds the sums of a group of rows, by long vectors where the processor has them.
+fn add(total: &mut Totals, group: &[Cell<f32>]) {
+    #[cfg(target_arch = "x86_64")]
+    if crate::tier::has_avx2() {
+        // SAFETY: the processor has these instructions, as was just asked.
+        return unsafe { add_avx2(total, group) };
+    }
+    total.add(group);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn add_avx2(total: &mut Totals, group: &[Cell<f32>]) {
+    total.add(group);
 }
 
 /// The address of an element; of no element, where there are none.

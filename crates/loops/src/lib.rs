@@ -21,6 +21,7 @@ pub mod math;
 mod memory;
 mod nest;
 pub mod phases;
+pub mod sums;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod text;

@@ -61,6 +61,11 @@ impl Phases {
         Self { list, row_stores, is_of_row }
     }
 
+    /// The most reductions that a loop gives.
+    pub fn most_reductions(&self) -> usize {
+        self.list.iter().map(|phase| phase.reductions.len()).max().unwrap_or(0)
+    }
+
     /// How many loops over the points of a row there are.
     pub fn loops(&self) -> usize {
         self.list.iter().filter(|phase| phase.loops()).count()
@@ -105,9 +110,6 @@ fn points(kernel: &Kernel, phase: &Phase, is_of_row: &[bool]) -> Vec<Value> {
     }
     (0..needed.len()).filter(|index| needed[*index]).map(|index| Value(index as u32)).collect()
 }
-
-/// How many rows are added up by themselves before they are added to the others, so that sums of many rows stay exact.
-pub const ROWS_OF_A_SUM: usize = 64;
 
 /// The operands that rows are added up in, by position.
 pub fn sums(kernel: &Kernel) -> impl Iterator<Item = usize> + '_ {

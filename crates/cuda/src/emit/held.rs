@@ -1,10 +1,7 @@
 //! What the loops over a row have in common: a thread that has few points of a row holds what it has computed of them in registers, from the
 //! loop that computes it to those that take it. Memory is read once then, and not once for each loop.
 
-use loops::{
-    Op, Store, Value,
-    phases::{Phase, lanes},
-};
+use loops::{Op, Store, Value, phases::Phase};
 
 use crate::form::Form;
 
@@ -13,6 +10,7 @@ const MOST_PIECES: usize = 16;
 const MOST_NUMBERS: usize = 128;
 
 /// The loop of a phase.
+#[derive(Clone)]
 pub(super) struct Loop {
     /// What it computes, in order.
     pub(super) points: Vec<Value>,
@@ -21,6 +19,8 @@ pub(super) struct Loop {
     /// What it computes, and loops behind it take.
     pub(super) held: Vec<Value>,
     pub(super) stores: Vec<Store>,
+    /// What threads add to the sums of rows that they hold.
+    pub(super) sums: Vec<Store>,
     pub(super) reductions: Vec<Value>,
 }
 
@@ -28,30 +28,43 @@ impl Loop {
     /// A phase's loop, which is the only one.
     pub(super) fn of(phase: &Phase) -> Self {
         let (points, stores) = (phase.points.clone(), phase.stores.clone());
-        Self { points, taken: Vec::new(), held: Vec::new(), stores, reductions: Vec::new() }
+        let none = Vec::new();
+        Self { points, taken: Vec::new(), held: Vec::new(), stores, sums: none, reductions: Vec::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.stores.is_empty() && self.reductions.is_empty()
+        self.stores.is_empty() && self.sums.is_empty() && self.reductions.is_empty()
     }
 }
 
-/// The loops of a kernel by rows, without sums over rows; and how many pieces a thread has of its row, where loops hold something.
+/// The loops of a kernel by rows; and how many pieces a thread has of its row, where loops hold something or threads hold sums of rows. Where
+/// they do not, these are left out.
 pub(super) fn loops_of(form: &Form<'_>) -> (Vec<Loop>, Option<usize>) {
-    let without = |phase: &Phase| -> Loop {
-        let stores: Vec<Store> =
-            phase.stores.iter().copied().filter(|store| !form.is_sum(store.operand)).collect();
-        let points = needed(form, &stores, &phase.reductions, &|_| false).0;
-        Loop { points, taken: Vec::new(), held: Vec::new(), stores, reductions: phase.reductions.clone() }
-    };
-    let plain: Vec<Loop> = form.phases.list.iter().map(without).collect();
-    let pieces = form.nest.inner.div_ceil(lanes(form.nest.inner));
+    let plain: Vec<Loop> = form.phases.list.iter().map(|phase| plain(form, phase)).collect();
+    let pieces = form.pieces();
+    if form.rows_each.is_some() {
+        return (holding(form, &plain), Some(pieces));
+    }
     if pieces > MOST_PIECES {
         return (plain, None);
     }
     let held = holding(form, &plain);
-    let numbers: usize = held.iter().map(|one| one.held.len()).sum::<usize>() * pieces * form.width;
+    let numbers = held_by(&held) * pieces * form.width;
     if numbers == 0 || numbers > MOST_NUMBERS { (plain, None) } else { (held, Some(pieces)) }
+}
+
+/// How many numbers loops hold for each point.
+pub(super) fn held_by(loops: &[Loop]) -> usize {
+    loops.iter().map(|one| one.held.len()).sum()
+}
+
+fn plain(form: &Form<'_>, phase: &Phase) -> Loop {
+    let (sums, stores): (Vec<Store>, Vec<Store>) =
+        phase.stores.iter().partition(|store| form.is_sum(store.operand));
+    let sums = if form.rows_each.is_some() { sums } else { Vec::new() };
+    let one = Loop { stores, sums, reductions: phase.reductions.clone(), ..Loop::of(&Phase::default()) };
+    let points = needed(form, &one, &|_| false).0;
+    Loop { points, ..one }
 }
 
 /// The same loops, each of which takes what one before it has computed.
@@ -60,7 +73,7 @@ fn holding(form: &Form<'_>, plain: &[Loop]) -> Vec<Loop> {
     let mut made: Vec<Loop> = Vec::new();
     for (number, one) in plain.iter().enumerate() {
         let is_there = |value: Value| maker[value.0 as usize].is_some() && is_held(form, value);
-        let (points, taken) = needed(form, &one.stores, &one.reductions, &is_there);
+        let (points, taken) = needed(form, one, &is_there);
         for value in &taken {
             let held = &mut made[maker[value.0 as usize].expect("it has been computed")].held;
             if !held.contains(value) {
@@ -70,8 +83,7 @@ fn holding(form: &Form<'_>, plain: &[Loop]) -> Vec<Loop> {
         for value in &points {
             maker[value.0 as usize].get_or_insert(number);
         }
-        let (stores, reductions) = (one.stores.clone(), one.reductions.clone());
-        made.push(Loop { points, taken, held: Vec::new(), stores, reductions });
+        made.push(Loop { points, taken, ..one.clone() });
     }
     made
 }
@@ -86,16 +98,12 @@ fn is_held(form: &Form<'_>, value: Value) -> bool {
 }
 
 /// The points that stores and reductions take, in order, and those among what they take that are there already.
-fn needed(
-    form: &Form<'_>,
-    stores: &[Store],
-    reductions: &[Value],
-    is_there: &dyn Fn(Value) -> bool,
-) -> (Vec<Value>, Vec<Value>) {
+fn needed(form: &Form<'_>, one: &Loop, is_there: &dyn Fn(Value) -> bool) -> (Vec<Value>, Vec<Value>) {
     let kernel = form.kernel;
     let mut needed = vec![false; kernel.body.len()];
-    let reduced = reductions.iter().flat_map(|value| kernel.op(*value).operands());
-    reduced.chain(stores.iter().map(|store| store.value)).for_each(|value| needed[value.0 as usize] = true);
+    let reduced = one.reductions.iter().flat_map(|value| kernel.op(*value).operands());
+    let stored = one.stores.iter().chain(&one.sums).map(|store| store.value);
+    reduced.chain(stored).for_each(|value| needed[value.0 as usize] = true);
     let is_point = |value: Value| {
         !form.phases.is_of_row[value.0 as usize] && !matches!(kernel.op(value), Op::Const(_) | Op::Reduce(..))
     };

@@ -1,9 +1,12 @@
 //! One kernel as functions of CUDA C.
 
 mod body;
+mod groups;
 mod held;
+mod parts;
 mod points;
 mod rows;
+mod shared;
 mod sums;
 
 use loops::{Access, Bounds, Element, Kernel};
@@ -50,18 +53,17 @@ pub struct Emitted {
 
 /// The functions of a verified kernel, whose names begin with `name`; or why there are none.
 pub(crate) fn emit(kernel: &Kernel, name: &str, width: Width) -> Result<Emitted, String> {
-    let form = Form::of(kernel, width);
+    let form = groups::form(kernel, width).unwrap_or_else(|| Form::of(kernel, width));
     let sums = sums::Sums::of(&form)?;
     let mut emitter =
         Emitter { form: &form, sums: &sums, name, lines: Lines::default(), functions: Vec::new() };
     for line in kernel.to_string().lines() {
         emitter.lines.line(format!("// {line}"));
     }
-    if form.by_rows {
-        emitter.rows();
-        emitter.sums();
-    } else {
-        emitter.points();
+    match (form.by_rows, form.rows_each) {
+        (false, _) => emitter.points(),
+        (true, Some(rows)) => emitter.groups(rows),
+        (true, None) => emitter.rows_and_sums(),
     }
     let Emitter { lines, functions, .. } = emitter;
     if functions.iter().any(|function| function.blocks > MOST_BLOCKS) {
@@ -73,7 +75,7 @@ pub(crate) fn emit(kernel: &Kernel, name: &str, width: Width) -> Result<Emitted,
         kept: sums.kept(),
         aligned: form.aligned(),
         bounds: Bounds::of(kernel),
-        reads_again: !sums.operands.is_empty(),
+        reads_again: form.rows_each.is_none() && !sums.list.is_empty(),
         written: kernel.operands.iter().map(|operand| operand.access != Access::Read).collect(),
     })
 }
@@ -87,13 +89,32 @@ struct Emitter<'a> {
 }
 
 impl Emitter<'_> {
+    /// Rows, and then their sums, for which points are computed again.
+    fn rows_and_sums(&mut self) {
+        self.rows();
+        if self.sums.list.is_empty() {
+            return;
+        }
+        let narrow = self.form.narrow();
+        let mut own = Emitter {
+            form: &narrow,
+            sums: self.sums,
+            name: self.name,
+            lines: std::mem::take(&mut self.lines),
+            functions: std::mem::take(&mut self.functions),
+        };
+        own.parts();
+        own.totals();
+        (self.lines, self.functions) = (own.lines, own.functions);
+    }
+
     /// Begins a function that so many threads run, unless there are none.
     fn begin(&mut self, part: &str, blocks: usize, threads: usize) {
         let name = format!("{}{part}", self.name);
         let parameters = self.parameters();
         self.lines
             .open(format!("extern \"C\" __global__ void __launch_bounds__({threads}) {name}({parameters})"));
-        self.lines.line(format!("typedef {} index;", self.form.index()));
+        self.lines.line(format!("typedef {} index;", self.form.index(self.sums.kept())));
         self.functions.push(Function { name, blocks, threads });
     }
 

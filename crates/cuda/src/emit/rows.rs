@@ -2,7 +2,7 @@
 
 use loops::{
     Op, Reduction, Store, Value,
-    phases::{MOST_LANES, Phase, lanes},
+    phases::{MOST_LANES, Phase},
 };
 
 use super::{
@@ -35,12 +35,7 @@ impl Emitter<'_> {
         self.lines.line(format!("const index row = live ? own : {last};"));
         self.starts("row");
         let (loops, pieces) = loops_of(form);
-        if let Some(pieces) = pieces {
-            let each = if form.width == 1 { String::new() } else { format!("[{}]", form.width) };
-            for value in loops.iter().flat_map(|one| &one.held) {
-                self.lines.line(format!("float h{}[{pieces}]{each};", value.0));
-            }
-        }
+        self.registers(&loops, pieces);
         for (phase, one) in form.phases.list.iter().zip(&loops) {
             self.phase(phase, one, pieces);
         }
@@ -48,12 +43,31 @@ impl Emitter<'_> {
         self.lines.close();
     }
 
-    fn phase(&mut self, phase: &Phase, one: &Loop, pieces: Option<usize>) {
+    /// What threads hold from loop to loop.
+    pub(super) fn registers(&mut self, loops: &[Loop], pieces: Option<usize>) {
+        let Some(pieces) = pieces else { return };
+        let each = self.each();
+        for value in loops.iter().flat_map(|one| &one.held) {
+            self.lines.line(format!("float h{}[{pieces}]{each};", value.0));
+        }
+    }
+
+    /// The dimension of what a thread has for each point of a piece.
+    pub(super) fn each(&self) -> String {
+        if self.form.width == 1 { String::new() } else { format!("[{}]", self.form.width) }
+    }
+
+    pub(super) fn phase(&mut self, phase: &Phase, one: &Loop, pieces: Option<usize>) {
         let body = Self::body(self.form);
         for value in &phase.row {
             body.define_of_row(&mut self.lines, *value);
         }
         if one.is_empty() {
+            return;
+        }
+        if self.is_shared() {
+            self.row_loop(one, pieces);
+            self.join_shared(&one.reductions);
             return;
         }
         self.lanes(&one.reductions);
@@ -76,14 +90,14 @@ impl Emitter<'_> {
 
     fn row_loop(&mut self, one: &Loop, pieces: Option<usize>) {
         let (form, inner) = (self.form, self.form.nest.inner);
-        let (width, step) = (form.width, lanes(inner));
+        let (width, step) = (form.width, form.step());
         let first = if width == 1 { "lane".to_owned() } else { format!("lane * {width}") };
         if let Some(pieces) = pieces {
             // All of it is unrolled, so that what is held is in registers.
             self.lines.line("#pragma unroll");
             self.lines.open(format!("for (int piece = 0; piece < {pieces}; ++piece)"));
             self.lines.line(format!("const index column = {first} + piece * {step};"));
-            if !inner.is_multiple_of(step) {
+            if pieces * step != inner {
                 self.lines.line(format!("if (column >= {inner}) break;"));
             }
         } else {
@@ -95,6 +109,9 @@ impl Emitter<'_> {
         self.left();
         Self::body(form).load(&mut self.lines, &one.points);
         self.compute_points(one);
+        if self.is_shared() {
+            self.share(&one.reductions);
+        }
         if !one.stores.is_empty() {
             self.lines.open("if (live)");
             self.write(&one.stores);
@@ -118,7 +135,7 @@ impl Emitter<'_> {
     }
 
     /// What is written once for a row, when all of its threads have read what may lie there.
-    fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         let form = self.form;
         let stores: Vec<Store> =
             form.phases.row_stores.iter().copied().filter(|store| !form.is_sum(store.operand)).collect();
@@ -161,10 +178,15 @@ impl Emitter<'_> {
             for number in 0..one.stores.len() {
                 self.lines.line(format!("float y{number}[{width}];"));
             }
+            if self.is_shared() {
+                for number in 0..one.reductions.len() {
+                    self.lines.line(format!("float r{number}[{width}];"));
+                }
+            }
             self.lines.line("#pragma unroll");
             self.lines.open(format!("for (int j = 0; j < {width}; ++j)"));
         }
-        let each = if width == 1 { "" } else { "[j]" };
+        let each = self.j();
         for value in &one.taken {
             self.lines.line(format!("const float v{0} = h{0}[piece]{each};", value.0));
         }
@@ -172,8 +194,11 @@ impl Emitter<'_> {
         for value in &one.held {
             self.lines.line(format!("h{0}[piece]{each} = v{0};", value.0));
         }
-        for value in &one.reductions {
-            self.gather(*value);
+        for (number, value) in one.reductions.iter().enumerate() {
+            self.gather(number, *value);
+        }
+        for store in &one.sums {
+            self.add_point(store);
         }
         if width > 1 {
             for (number, store) in one.stores.iter().enumerate() {
@@ -183,9 +208,21 @@ impl Emitter<'_> {
         }
     }
 
-    fn gather(&mut self, value: Value) {
+    /// Which point of a piece a thread is at.
+    pub(super) fn j(&self) -> &'static str {
+        if self.form.width == 1 { "" } else { "[j]" }
+    }
+
+    fn gather(&mut self, number: usize, value: Value) {
         let Op::Reduce(reduction, from) = self.form.kernel.op(value) else { return };
         let (width, inner) = (self.form.width, self.form.nest.inner);
+        if self.is_shared() {
+            let from = Self::body(self.form).text(from);
+            return match width {
+                1 => self.lines.line(format!("const float r{number} = {from};")),
+                _ => self.lines.line(format!("r{number}[j] = {from};")),
+            };
+        }
         let lane = format!("s{}[{}]", value.0, if width == 1 { "0" } else { "j" });
         let from = Self::body(self.form).text(from);
         let joined = match reduction {
@@ -211,7 +248,7 @@ impl Emitter<'_> {
     }
 }
 
-const fn join_name(reduction: Reduction) -> &'static str {
+pub(super) const fn join_name(reduction: Reduction) -> &'static str {
     match reduction {
         Reduction::Sum => "by_sum",
         Reduction::Max => "by_max",

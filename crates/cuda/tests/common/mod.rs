@@ -192,3 +192,16 @@ pub fn kept(module: &Module, index: usize) -> (Guarded, Owned) {
     let room = Owned::F32(vec![std::cell::Cell::new(f32::NAN); module.kept(index)]);
     (Guarded::of(&room), room)
 }
+
+/// The backward of a LayerNorm over rows of so many numbers: the gradients of what it normalises, of weights and of biases.
+pub fn layer_norm_backward(rows: usize, length: usize, element: &str) -> String {
+    let count = length as f32;
+    format!(
+        "kernel [{rows}, {length}]\nread a0: {element} {{{length}, 1}}\nread a1: {element} {{{length}, 1}}\nread a2: f32 {{1, 0}}\n\
+         read a3: f32 {{1, 0}}\nread a4: {element} {{0, 1}}\nwrite a5: {element} {{{length}, 1}}\nadd a6: {element} {{0, 1}}\n\
+         add a7: {element} {{0, 1}}\n%0 = load a0\n%1 = load a1\n%2 = load a2\n%3 = load a3\n%4 = load a4\n%5 = sub %1 %2\n\
+         %6 = mul %5 %3\n%7 = mul %0 %4\n%8 = const {count}\n%9 = row_sum %7\n%10 = div %9 %8\n%11 = mul %7 %6\n%12 = row_sum %11\n\
+         %13 = div %12 %8\n%14 = sub %7 %10\n%15 = mul %6 %13\n%16 = sub %14 %15\n%17 = mul %16 %3\n%18 = mul %0 %6\n\
+         store a5 %17\nstore a6 %18\nstore a7 %0\n"
+    )
+}

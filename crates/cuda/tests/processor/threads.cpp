@@ -115,7 +115,7 @@ bool may_go_on(size_t thread) {
   const size_t first = own.for_block ? 0 : warp, last = own.for_block ? count : std::min(warp + kWarp, count);
   for (size_t number = first; number < last; ++number) {
     const Fiber& other = block.fibers[number];
-    if (other.waits < own.waits || other.exchanges < own.exchanges) return false;
+    if (other.waits < own.waits || !own.for_block && other.exchanges < own.exchanges) return false;
   }
   return true;
 }

@@ -8,35 +8,36 @@ use super::{Interpreter, PIECE, TILE, Tile, compute, functions::binary, register
 use crate::{
     Access, Memory, Op, Reduction, bf16_of, f32_of, f32_of_half, half_of,
     math::{self, Scalar},
-    phases::{MOST_LANES, ROWS_OF_A_SUM, lanes, sums},
+    phases::{MOST_LANES, lanes, sums},
+    sums::{Totals, rows_of_a_sum},
     tile::{Stored, TilePhase},
 };
 
 type Lanes = [f32; MOST_LANES];
 
-/// Runs a kernel by rows. Rows are added up in groups, and then groups.
+/// Runs a kernel by rows. Rows are added up in groups, and then [groups](Totals).
 #[inline(always)]
 pub(super) fn run_rows(program: &Interpreter, memory: &[Memory<'_>]) {
     let size = TILE.min(program.nest.inner.next_multiple_of(PIECE)).max(PIECE);
     let mut registers = registers(program, size);
     let operands: Vec<usize> = sums(&program.kernel).collect();
-    let numbers = |operand: &usize| vec![0.0_f32; program.sum_length(*operand)];
-    let mut totals: Vec<Vec<f32>> = operands.iter().map(numbers).collect();
+    let lengths = operands.iter().map(|operand| program.sum_length(*operand));
+    let mut totals: Vec<Totals> = lengths.clone().map(Totals::new).collect();
+    let parts: Vec<Vec<Cell<f32>>> = lengths.map(|length| vec![Cell::new(0.0); length]).collect();
+    let mut own: SmallVec<[Memory<'_>; 16]> = memory.into();
+    for (operand, part) in operands.iter().zip(&parts) {
+        own[*operand] = Memory::F32(part);
+    }
     let rows = program.nest.rows();
-    for first in (0..rows).step_by(ROWS_OF_A_SUM) {
-        let parts: Vec<Vec<Cell<f32>>> =
-            totals.iter().map(|total| vec![Cell::new(0.0); total.len()]).collect();
-        let mut own: SmallVec<[Memory<'_>; 16]> = memory.into();
-        for (operand, part) in operands.iter().zip(&parts) {
-            own[*operand] = Memory::F32(part);
-        }
-        for row in first..rows.min(first + ROWS_OF_A_SUM) {
+    let count = rows_of_a_sum(rows, program.nest.inner);
+    for first in (0..rows).step_by(count) {
+        parts.iter().flatten().for_each(|cell| cell.set(0.0));
+        for row in first..rows.min(first + count) {
             run_row(program, &mut registers, &own, row);
         }
-        let added = totals.iter_mut().flatten().zip(parts.iter().flatten());
-        added.for_each(|(total, part)| *total += part.get());
+        totals.iter_mut().zip(&parts).for_each(|(total, part)| total.add(part));
     }
-    operands.iter().zip(totals).for_each(|(operand, total)| memory[*operand].write(total));
+    operands.iter().zip(totals).for_each(|(operand, total)| memory[*operand].write(total.finish()));
 }
 
 #[inline(always)]
