@@ -299,7 +299,9 @@ def of_group(
     expected = function(*inputs)
     expected = expected if isinstance(expected, tuple) else (expected,)
     for one, other in zip(run(inputs), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-2 if one.dtype == torch.bfloat16 else 1e-3, atol=5e-2)
+        # Sums of columns: PyTorch rounds what it adds up.
+        size = max(1.0, float(other.abs().max())) if other.is_floating_point() and other.numel() else 1.0
+        torch.testing.assert_close(one, other, rtol=2e-2 if one.dtype == torch.bfloat16 else 1e-3, atol=2e-2 * size)
     rivals: dict[str, Callable[[], object]] = {"eager": lambda: function(*inputs), "Unisono": lambda: run(inputs)}
     if inductor:
         torch._dynamo.reset()
