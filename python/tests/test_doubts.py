@@ -332,6 +332,22 @@ def test_a_count_on_a_parameter_that_is_held_elsewhere_is_followed():
     assert "calls` (1 to 2)" in refused(trainer)
 
 
+def whether_there_are_gradients(trainer):
+    return 1 if trainer.model[0].weight.grad is None else 2  # used
+
+
+def test_a_step_that_asks_whether_there_are_gradients_when_it_begins_is_refused():
+    assert "whether there are gradients" in refused(Trainer(whether_there_are_gradients), code="U0109")
+
+
+def gradients_that_are_set_to_zero(trainer):
+    for parameter in trainer.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.detach_()
+            parameter.grad.zero_()
+    return 1
+
+
 def a_copy_of_the_model(trainer):
     other = copy.deepcopy(trainer.model)
     other[0].weight.data.mul_(0.5)
@@ -359,7 +375,13 @@ def time_that_is_kept(trainer):
     return 1
 
 
-SAME = [a_copy_of_the_model, averages_on_parameters, marks_on_parameters, time_that_is_kept]
+SAME = [
+    gradients_that_are_set_to_zero,
+    a_copy_of_the_model,
+    averages_on_parameters,
+    marks_on_parameters,
+    time_that_is_kept,
+]
 
 
 @pytest.mark.parametrize("factor", SAME)

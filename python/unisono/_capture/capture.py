@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,6 +163,9 @@ def _traced(
                 continue
             encoder = Encoder(traced, inputs)
             if not encoder.reads_stale_gradients and not (accumulates and may_be_there and traced.held):
+                if may_be_there and traced.asked is not None and len(ways) == 1:
+                    asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept)
+                    _require_alike_without_gradients(traced, asked, kept, start)
                 return traced, encoder, inputs, kept, ways
             parameters = [item.tensor for item in inputs.inputs if item.cls == "parameter"]
             if not kept.note_gradients(parameters):
@@ -173,6 +177,47 @@ def _traced(
         cause=f"it was traced {_MOST_TRACES} times, and each time it replaced a tensor that it had not replaced before",
         hint="keep tensors that live from step to step as buffers of the model (`register_buffer`)",
     )
+
+
+def _require_alike_without_gradients(
+    traced: Traced, trace_again: Callable[..., Traced | None], kept: Kept, start: Snapshot
+) -> None:
+    """Refuses a step that asks whether there are gradients, and does for the answer more than to set them to zero."""
+    kept.start_again()
+    other = None
+    for _ in range(2):
+        if other is None:
+            start.put_numbers_back()
+            other = trace_again(gradients_may_be_there=False)
+            kept.mark()
+    if other is None or _operations(traced) != _operations(other):
+        raise StepError(
+            "the step asks whether there are gradients when it begins, and is another one where there are none",
+            code="U0109",
+            place=traced.asked,
+            cause="one graph is captured, for steps that find gradients and for the first, which finds none",
+            hint="call `optimizer.zero_grad()` at the beginning of the step, and ask for gradients behind `backward`",
+        )
+
+
+def _operations(traced: Traced) -> Counter[str]:
+    """The operations of a step with the numbers that they are given, but for those that add to gradients or set them to zero."""
+    nodes = (
+        node
+        for node in traced.graph.graph.nodes
+        if node.op == "call_function" and str(node.target) not in _OF_GRADIENTS
+    )
+    return Counter(f"{node.target} {[one for one in node.args if isinstance(one, int | float)]}" for node in nodes)
+
+
+_OF_GRADIENTS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "zeros_like.default", "zero.default", "zero_.default", "zeros.default", "add.Tensor", "add_.Tensor",
+        "detach.default", "detach_.default", "clone.default", "fill.Scalar", "copy.default",
+        "copy_.default", "empty_like.default",
+    )
+)  # fmt: skip
 
 
 def _placed(inputs: StepInputs) -> Iterator[torch.Tensor]:

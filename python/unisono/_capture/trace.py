@@ -11,6 +11,9 @@ import contextlib
 import copy
 import functools
 import logging
+import os
+import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +48,7 @@ from unisono._capture.optimizer import (
     traceable,
 )
 from unisono._capture.paths import Missing, Path, follow, own_attributes, put, shown
-from unisono._capture.places import OriginTracker, place_in, place_of, user_line
+from unisono._capture.places import OriginTracker, is_the_users, place_in, place_of, user_line
 from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
 from unisono._capture.readbacks import Expression, Readbacks
@@ -60,6 +63,12 @@ from unisono._capture.target import Target
 from unisono._capture.types import type_of
 from unisono._tree import Structure, flatten, unflatten
 from unisono.errors import StepError, UnisonoError, UnsupportedError
+
+#: Where functions of PyTorch's are handed to us.
+_ON_THE_WAY = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    os.path.join(os.path.dirname(torch.__file__), "overrides.py"),
+)
 
 
 @dataclass
@@ -87,6 +96,7 @@ class Traced:
         choices: how it chooses there.
         tensors: how many outputs are what the step returns and leaves.
         known: paths to tensors from outside whose values are constants of the step.
+        asked: where the user's code asks for a gradient that may be there when the step begins.
     """
 
     graph: torch.fx.GraphModule
@@ -108,6 +118,7 @@ class Traced:
     choices: tuple[bool, ...] = ()
     tensors: int = 0
     known: list[Path] = field(default_factory=list)
+    asked: str | None = None
 
 
 def trace(
@@ -298,6 +309,7 @@ class _Run:
         attributes = [{} if item.cls == "batch" else dict(own_attributes(item.tensor)) for item, _ in items]
         for fake, given in zip(fakes, attributes, strict=False):
             vars(fake).update(given)
+        self._stale_gradients = stale
         for position, gradient in zip(self.stale, stale, strict=True):
             fakes[position].grad = gradient
         accumulated: set[int] = set()
@@ -363,6 +375,7 @@ class _Run:
             untouched={n for n, p in enumerate(self.stale) if p in held and p not in accumulated},
             held=held,
             left=len(left),
+            asked=self.own.asked,
         )
         for fake in fakes:
             fake.grad = None
@@ -389,7 +402,11 @@ class _Run:
         self.averages = Averages(self.kept.walk, {p[0]: fake for p, fake in read if is_decay(p)})
         draws = Draws(self.generators)
         dense = DenseGradients(self.optimizers, self.kept.told)
-        live, own = LiveScalars(self.comparisons), _Twins(twins, self.kept.marks)
+        live, own = (
+            LiveScalars(self.comparisons),
+            _Twins(twins, self.kept.marks, {id(gradient) for gradient in self._stale_gradients}),
+        )
+        self.own = own
         modes = functools.partial(_modes, Selections(), GroupedProducts(), Masks(), dense, live, own)
         parameters = [
             (item.name, item.tensor, fake) for item, fake in items if item.cls == "parameter" and fake.requires_grad
@@ -533,9 +550,13 @@ class _Twins(TorchFunctionMode):
     What a trace before this one has left behind must not be read.
     """
 
-    def __init__(self, twins: dict[int, torch.Tensor], marks: dict[int, tuple[torch.Tensor, Path]]) -> None:
+    def __init__(
+        self, twins: dict[int, torch.Tensor], marks: dict[int, tuple[torch.Tensor, Path]], stale: set[int]
+    ) -> None:
         super().__init__()
-        self._twins, self._marks = twins, marks
+        self._twins, self._marks, self._stale = twins, marks, stale
+        #: Where the user's code has asked for a gradient that may be there when the step begins.
+        self.asked: str | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function on twins."""
@@ -551,6 +572,11 @@ class _Twins(TorchFunctionMode):
             return self._set_data(*[twins.get(id(arg), arg) for arg in args])
         if any(id(leaf) in twins for leaf in _leaves(args, kwargs)):
             args, kwargs = pytree.tree_map(lambda leaf: self._twins.get(id(leaf), leaf), (args, kwargs))
+        if func == _GET_GRADIENT:
+            gradient = func(*args, **kwargs)
+            if id(gradient) in self._stale and self.asked is None and _is_asked_by_the_user():
+                self.asked = user_line()
+            return gradient
         if func in _OF_VALUES and not isinstance(args[0], FakeTensor) and Recorder.current is not None:
             return Recorder.current.value_of(func, args, kwargs)
         return func(*args, **kwargs)
@@ -565,6 +591,14 @@ class _Twins(TorchFunctionMode):
         with torch.no_grad():
             # Through `data`, so that autograd does not take it for a change of what it has saved.
             (tensor.data if isinstance(tensor, FakeTensor) else tensor).copy_(values)
+
+
+def _is_asked_by_the_user() -> bool:
+    """Whether code of the user's asks a tensor for something, and none of PyTorch's for it."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_ON_THE_WAY):
+        frame = frame.f_back
+    return frame is not None and is_the_users(frame.f_code.co_filename)
 
 
 def _deep_copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
@@ -614,6 +648,7 @@ _OF_VALUES = frozenset(
         torch.Tensor.__format__,
     )
 )
+_GET_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
