@@ -94,6 +94,23 @@ def the_end_of_a_text(n, h):
     return h * 2 if f"{n}".endswith("000") else h  # used
 
 
+def a_text_of_pieces(n, h):
+    return h * 2 if f"step {n} of many" == "step 1000 of many" else h  # used
+
+
+def a_text_of_pieces_by_its_name(n, h):
+    name = "step-%d" % n  # used # noqa: UP031
+    return h * 2 if name == "step-1000" else h
+
+
+def a_key_of_pieces(n, h):
+    return h * {"step 1": 1.0}.get("step {}".format(n), 1.0)  # used # noqa: UP032
+
+
+def pieces_that_are_added(n, h):
+    return h * 2 if ("step " + str(n) + " of many").startswith("step 1000") else h  # used
+
+
 def a_tensor_of_it(n, h):
     return h + torch.full((2,), n // 1000).sum()  # used
 
@@ -115,7 +132,18 @@ def sets(n, h):
 
 
 USES = [rare, later, truth, sizes, places, entries, a_function_of_python, a_conversion, one_kind_of_number, a_text]
-USES += [the_end_of_a_text, a_tensor_of_it, a_larger_one, a_method_of_it, arrays, sets]
+USES += [
+    a_text_of_pieces,
+    a_text_of_pieces_by_its_name,
+    a_key_of_pieces,
+    pieces_that_are_added,
+    the_end_of_a_text,
+    a_tensor_of_it,
+    a_larger_one,
+    a_method_of_it,
+    arrays,
+    sets,
+]
 
 
 @pytest.mark.parametrize("use", USES)

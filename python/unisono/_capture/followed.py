@@ -25,6 +25,7 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from unisono._capture.places import user_place
+from unisono._capture.texts import may_steer
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _UNARY = ("neg", "pos", "abs", "invert")
@@ -86,6 +87,11 @@ class Uses:
         if f"{os.sep}{_SHOWS}{os.sep}" not in file and use not in self.found:
             self.found.append(use)
 
+    def note_text(self, sources: frozenset[int], frame: types.FrameType | None) -> None:
+        """Notes that a text is made of what comes from some sources, if the code that makes it may be steered by it."""
+        if frame is not None and may_steer(frame.f_code, frame.f_lineno):
+            self.note(sources)
+
     def stand_in(self, value: Any, source: int) -> Any:
         """What stands for a value; ``None`` if it cannot be followed."""
         sources = frozenset((source,))
@@ -143,6 +149,8 @@ class FollowedNumber:
     def _converted_by_python(self) -> Any:
         if not _formats(sys._getframe(2)):
             self.uses.note(self.sources)
+        else:
+            self.uses.note_text(self.sources, sys._getframe(2))
         return self.value
 
     def __int__(self) -> int:
@@ -164,6 +172,7 @@ class FollowedNumber:
         return hash(self.used())
 
     def __format__(self, style: str) -> str:
+        self.uses.note_text(self.sources, sys._getframe(1))
         return FollowedText(self.uses, self.sources, format(self.value, style))
 
     def __str__(self) -> str:
@@ -263,6 +272,10 @@ class FollowedText(str):
 
     def __str__(self) -> str:
         return self
+
+    def __format__(self, style: str) -> str:
+        self.uses.note_text(self.sources, sys._getframe(1))
+        return FollowedText(self.uses, self.sources, format(plain(self), style))
 
     def __add__(self, other: str) -> FollowedText:
         return FollowedText(self.uses, self.sources | sources_of(other), plain(self) + plain(other))
