@@ -309,7 +309,7 @@ def _of_function(value: Any) -> Iterator[tuple[Step, Any]]:
         yield from ((("part", name), getattr(value, name)) for name in ("__self__", "__func__"))
     elif isinstance(value, _CACHED):
         yield ("part", "__wrapped__"), value.__wrapped__
-    elif not _is_library(value.__code__.co_filename):
+    elif not is_library(value.__code__.co_filename):
         code = value.__code__
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             yield ("cell", name), _in_cell(cell)
@@ -347,11 +347,11 @@ def is_looked_into(kind: type) -> bool:
 def is_written_by_the_user(module: str) -> bool:
     """Whether a module is neither Python's nor of an installed package."""
     found = sys.modules.get(module)
-    return module == "__main__" or found is None or not _is_library(getattr(found, "__file__", None) or "<")
+    return module == "__main__" or found is None or not is_library(getattr(found, "__file__", None) or "<")
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
     """Whether a source file is one of PyTorch's, Unisono's, Python's or of another installed package."""
     return not is_the_users(file) or file.startswith(_LIBRARIES) or f"-packages{os.sep}" in file
 

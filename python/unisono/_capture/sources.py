@@ -13,8 +13,7 @@ from unittest import mock
 
 from unisono._capture.doubts import live_functions
 from unisono._capture.followed import Uses
-from unisono._capture.paths import Walk
-from unisono._capture.places import is_the_users
+from unisono._capture.paths import Walk, is_library
 
 _CLOCKS = (
     "time",
@@ -69,6 +68,6 @@ def _modules() -> Iterator[tuple[types.ModuleType, list[str]]]:
 def _following(real: Callable[..., Any], uses: Uses, source: int) -> Callable[..., Any]:
     def give(*arguments: Any, **named: Any) -> Any:
         made = real(*arguments, **named)
-        return uses.given(made, source) if is_the_users(sys._getframe(1).f_code.co_filename) else made
+        return made if is_library(sys._getframe(1).f_code.co_filename) else uses.given(made, source)
 
     return give
