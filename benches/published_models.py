@@ -64,13 +64,15 @@ class NarrowProduct(torch.autograd.Function):
     def forward(ctx: Any, x_TI: torch.Tensor, w_OI: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         x8, w8 = narrow(x_TI), narrow(w_OI)
         ctx.save_for_backward(x8, w8, scale)
-        return torch._scaled_mm(x8, w8.t(), scale, scale, out_dtype=torch.bfloat16)
+        return torch.ops.aten._scaled_mm.default(x8, w8.t(), scale, scale, out_dtype=torch.bfloat16)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x8, w8, scale = ctx.saved_tensors
         g8 = narrow(gradients[0])
-        product = functools.partial(torch._scaled_mm, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+        product = functools.partial(
+            torch.ops.aten._scaled_mm.default, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16
+        )
         return product(g8, columns(w8)), product(g8.t().contiguous(), columns(x8)), None
 
 
