@@ -2,6 +2,7 @@
 
 python benches/device.py steps             # whole steps: time, time of the host, memory, what was predicted; losses compared
 python benches/device.py groups            # groups of operations as kernels
+python benches/device.py predicted --preset h100   # what a preset says of the steps, on a machine without the device
 python benches/device.py ... --inductor    # beside `torch.compile` too, which compiles for minutes
 python benches/device.py ... --json FILE   # the figures, for programs
 
@@ -232,6 +233,20 @@ def steps(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def predicted(_device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    print("| step | predicted ms | MiB | with kernels: ms | MiB |")
+    print("|---|---|---|---|---|")
+    found = {}
+    for name, sizes in STEPS.items():
+        model, optimizer, step, example = made(sizes, torch.device("meta"))
+        graph = unisono.capture(step, model=model, optimizer=optimizer, example=example, device=options.preset)
+        plans = [graph.plan(f"{options.preset}:1", fuse=fuse).prediction for fuse in (False, True)]
+        cells = [cell for one in plans for cell in (f"{one['step_ns'] / 1e6:.2f}", f"{one['peak_bytes'] / 2**20:.0f}")]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        found[name] = plans
+    return found
+
+
 def span(run: Callable[[], object], device: torch.device) -> float:
     """Seconds of one of many calls that follow each other: of the device, or of the host where that is what takes longer."""
     for _ in range(3):
@@ -314,10 +329,11 @@ def of_group(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["steps", "groups"], nargs="+")
+    parser.add_argument("what", choices=["steps", "groups", "predicted"], nargs="+")
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--device", default=_devices.accelerator() or "cpu")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--preset", default="h100", help="what `predicted` is for")
     parser.add_argument(
         "--timelines", type=Path, metavar="FOLDER", help="write each step as it was predicted and as it ran"
     )
@@ -329,7 +345,8 @@ def main() -> None:
     device = torch.device(arguments.device)
     device = _devices.HOST if device == _devices.HOST else _devices.current()
     print(f"{_devices.model_of(device)}, PyTorch {torch.__version__}\n")
-    found = {what: {"steps": steps, "groups": groups}[what](device, arguments) for what in arguments.what}
+    kinds = {"steps": steps, "groups": groups, "predicted": predicted}
+    found = {what: kinds[what](device, arguments) for what in arguments.what}
     if arguments.json:
         arguments.json.write_text(json.dumps(found, default=str))
 

@@ -96,6 +96,12 @@ def test_a_step_is_planned_for_a_cluster_without_a_device_or_a_process_group(gra
     assert graph.plan(unisono.cluster("h100", nodes=2)).text == plan.text
 
 
+def test_a_plan_is_predicted_with_groups_of_operations_as_kernels_where_that_is_asked_for(graph):
+    plain, fused = (graph.plan("h100:2x8", fuse=fuse) for fuse in (False, True))
+    assert fused.layouts == plain.layouts
+    assert fused.figures()["compute_ms"] < plain.figures()["compute_ms"]
+
+
 def test_a_mesh_lies_on_the_levels_in_its_order(graph):
     def communication(mesh):
         return graph.plan("h100:2x8", mesh=mesh, pins={"params.*": {"a": "shard(0)"}}).figures()["collectives"]

@@ -84,6 +84,7 @@ class StepGraph:
         memory_limit: float | str | None = None,
         pins: Mapping[str, Mapping[str, str]] | None = None,
         forbid: Mapping[str, str | Sequence[str]] | Sequence[str] | str | None = None,
+        fuse: bool = False,
     ) -> Plan:
         """Plans the step for a cluster, which need not be there.
 
@@ -104,6 +105,8 @@ class StepGraph:
             memory_limit: the most bytes of a rank, as a number or an amount such as ``"4GiB"``; that of a preset's device by default.
             pins: placements by name pattern and axis, as in :func:`unisono.parallelize`.
             forbid: kinds of collectives that the plan does without, as there.
+            fuse: whether the plan is predicted with groups of operations as kernels, as in :func:`unisono.parallelize`. Plans are compared
+                without, and pipelines are predicted without.
 
         Returns:
             The plan, with its figures.
@@ -127,6 +130,7 @@ class StepGraph:
             "memory_limit": limit,
             "pins": plain_pins(pins),
             "forbid": plain_forbid(forbid),
+            "fuse": fuse,
         }
         return Plan(self.native.plan(description, pack(settings)), self.native, description, limit, settings)
 

@@ -389,6 +389,11 @@ impl Row {
         matches!(self.work, Work::Flops(_)) && argument(self.signature, "is_causal").is_some()
     }
 
+    /// Whether each element of its result is made of, or copied from, elements at the same place in its operands, or in one of them.
+    pub fn is_elementwise(&self) -> bool {
+        matches!(self.rule, Rule::Each) || self.copies || self.joins
+    }
+
     /// The operator that does the same in place, if there is one: `aten::_fused_adamw.tensor_lr` has `aten::_fused_adamw_.tensor_lr`.
     pub fn in_place_name(&self) -> Option<String> {
         self.in_place.then(|| match self.name.split_once('.') {

@@ -22,6 +22,10 @@ pub struct Device {
     pub attention_flops: BTreeMap<String, f64>,
     /// Achieved memory bandwidth, in bytes per second.
     pub memory_bandwidth: f64,
+    /// That of single operations whose tensors are not all of one shape and order, which kernels walk through element by element;
+    /// the same as of others where nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uneven_bandwidth: Option<f64>,
     /// Time to start one operation, in nanoseconds.
     pub operation_ns: f64,
     /// Slowdown of an operation and a collective while they run at the same time; 1 for none.
@@ -81,6 +85,7 @@ impl Device {
         let rates = self.matmul_flops.iter().chain(&self.attention_flops);
         let rates = rates.map(|(name, rate)| (name.as_str(), *rate));
         let rates = rates.chain([("memory_bandwidth", self.memory_bandwidth)]);
+        let rates = rates.chain(self.uneven_bandwidth.map(|rate| ("uneven_bandwidth", rate)));
         let rates = rates.chain(self.host_bandwidth.map(|rate| ("host_bandwidth", rate)));
         let rate = rates.into_iter().find(|(_, rate)| !crate::is_rate(*rate));
         let rate = rate.map(|(name, _)| (name, "a rate that is not positive"));

@@ -73,6 +73,7 @@ impl Cluster {
         let products = device.matmul_flops.values_mut();
         products.chain(device.attention_flops.values_mut()).for_each(|rate| *rate *= factor);
         device.memory_bandwidth *= factor;
+        device.uneven_bandwidth = device.uneven_bandwidth.map(|bandwidth| bandwidth * factor);
         device.operation_ns /= factor;
         let fits = device.operations.values_mut().flat_map(|fits| fits.values_mut());
         fits.for_each(|fit| *fit = std::mem::take(fit).faster(factor));

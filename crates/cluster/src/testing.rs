@@ -11,6 +11,7 @@ pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster 
         matmul_flops: [("f32".to_owned(), matmul_flops)].into(),
         attention_flops: std::collections::BTreeMap::new(),
         memory_bandwidth,
+        uneven_bandwidth: None,
         operation_ns: 1_000.0,
         overlap_factor: 1.0,
         host_bandwidth: None,

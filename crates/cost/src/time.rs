@@ -107,10 +107,10 @@ pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy
     let time = match row.work {
         Work::View | Work::Nothing => return 0,
         Work::Traffic | Work::Flops(_) if let Some(time) = measured => time,
-        Work::Traffic => traffic(cluster, bytes(call, strategy, ranks)),
+        Work::Traffic => moving(machine, call, row, bytes(call, strategy, ranks)),
         Work::Flops(_) => {
             let Amounts { flops, bytes, .. } = amounts(call, row, strategy, ranks);
-            let rate = compute_rate(cluster, row, call.result(0).dtype);
+            let rate = compute_rate(cluster, row, call);
             let computing = (flops / rate * PICOS + cluster.device.operation_ns * 1e3).round() as i64;
             computing.max(traffic(cluster, bytes))
         }
@@ -121,20 +121,60 @@ pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy
     time + inner_collectives(machine, call, strategy, axis)
 }
 
-/// Floating-point operations per second of an operation that is mostly computation.
-pub fn compute_rate(cluster: &Cluster, row: &Row, dtype: Dtype) -> f64 {
+/// Floating-point operations per second of an operation that is mostly computation: those of the element type that it reads, or what was
+/// fitted, if that is more.
+pub fn compute_rate(cluster: &Cluster, row: &Row, call: &Call<'_>) -> f64 {
     let device = &cluster.device;
-    if row.is_attention() { device.attention_rate(dtype) } else { device.matmul_rate(dtype) }
+    let dtype = call.operands.first().map_or(call.result(0).dtype, |first| call.graph.ty(*first).dtype);
+    let rate = if row.is_attention() { device.attention_rate(dtype) } else { device.matmul_rate(dtype) };
+    let fit = main_dtype(call).and_then(|dtype| device.fit(call.name(), dtype));
+    fit.filter(|fit| fit.flop_ps > 0.0).map_or(rate, |fit| rate.max(PICOS / fit.flop_ps))
+}
+
+/// The time of an operation that moves so many bytes.
+fn moving(machine: Machine<'_>, call: &Call<'_>, row: &Row, bytes: u64) -> i64 {
+    let device = &machine.cluster.device;
+    match device.uneven_bandwidth {
+        Some(bandwidth) if row.is_elementwise() && !is_even(call) => {
+            (bytes as f64 / bandwidth * PICOS + device.operation_ns * 1e3).round() as i64
+        }
+        _ => traffic(machine.cluster, bytes),
+    }
+}
+
+/// Whether all tensors of an operation but single numbers have one shape and order.
+fn is_even(call: &Call<'_>) -> bool {
+    let types = call.operands.iter().chain(&call.results).map(|value| call.graph.ty(*value));
+    let mut types = types.filter(|ty| ty.elements() > 1);
+    let Some(first) = types.next() else { return true };
+    first.is_dense() && types.all(|ty| ty.shape == first.shape && ty.strides == first.strides)
 }
 
 /// What an operation does on one rank under a strategy; nothing for what takes no time.
 pub fn amounts(call: &Call<'_>, row: &Row, strategy: &Strategy, ranks: u32) -> Amounts {
     let flops = match row.work {
-        Work::Flops(flops) => flops(call).0 as f64 / divisor(call, strategy, ranks),
+        Work::Flops(flops) => flops(call).0 as f64 / divisor(call, strategy, ranks) * unused(call, row),
         Work::View | Work::Nothing | Work::Traffic => 0.0,
     };
     let tensors = strategy.operands.len() + strategy.results.len();
     Amounts { flops, bytes: bytes(call, strategy, ranks), tensors }
+}
+
+/// Positions at which causal attention on an accelerator reaches half of its rate on long sequences: blocks on the diagonal are computed whole,
+/// and short rows leave cores idle. That of FlashAttention-2 and cuDNN on an H100, as FlashAttention-3 (2407.08608, figure 5) has them from 512
+/// to 16,384 positions, within 7 %, but for FlashAttention-2 at 512.
+const HALF_RATE: f64 = 320.0;
+
+/// How many times as much an operation takes for what its kernel computes and nobody uses.
+fn unused(call: &Call<'_>, row: &Row) -> f64 {
+    let is_set = |name: &str| call.argument(name).and_then(|argument| call.flag(argument)) == Some(true);
+    let keys = call.argument("key").and_then(|key| call.arg_type(key));
+    match keys.and_then(|keys| keys.shape.get(2)) {
+        Some(keys) if row.is_attention() && is_set("is_causal") && !call.result(0).device.kind.is_cpu() => {
+            1.0 + HALF_RATE / (*keys).max(1) as f64
+        }
+        _ => 1.0,
+    }
 }
 
 /// Who computes what of an operation under a strategy that shards it.

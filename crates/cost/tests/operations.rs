@@ -99,3 +99,87 @@ fn attention_counts_the_pairs_that_its_mask_leaves_and_runs_at_a_rate_of_its_own
         assert_eq!(time as u64, 2 * 2 * 8 * 8 * seen(queries, keys, causal), "{queries} x {keys}, {causal}");
     }
 }
+
+/// A machine whose only figures are these.
+fn cluster(device: &str) -> Cluster {
+    Cluster::parse(&format!("preset = \"cpu\"\n[device]\noperation_ns = 0.0\n{device}"), "cluster.toml")
+        .unwrap()
+}
+
+/// What each operation of a graph takes, in picoseconds.
+fn times(cluster: &Cluster, text: &str) -> Vec<i64> {
+    let mesh = Mesh { axes: vec![MeshAxis::ranks("a", 2)] };
+    let machine = Machine { cluster, mesh: &mesh };
+    let graph = Graph::from_text("graph", text).unwrap();
+    graph.order.iter().map(|id| local_time(machine, &Call::new(&graph, *id))).collect()
+}
+
+#[test]
+fn a_product_runs_at_the_rate_of_the_numbers_that_it_reads() {
+    let cluster = cluster("memory_bandwidth = 1e18\nmatmul_flops = { bf16 = 1e12, f8e4m3 = 2e12 }\n");
+    let text = r#"unisono graph 2
+op aten::mm(Tensor self, Tensor mat2) -> Tensor
+op aten::_scaled_mm(Tensor self, Tensor mat2, Tensor scale_a, Tensor scale_b, Tensor? bias=None, Tensor? scale_result=None, ScalarType? out_dtype=None, bool use_fast_accum=False) -> Tensor
+input v0: bf16[64, 32] = batch "batch.a"
+input v1: bf16[32, 16] = batch "batch.b"
+input v2: f8e4m3[64, 32] = batch "batch.c"
+input v3: f8e4m3[32, 16]{1, 32} = batch "batch.d"
+input v4: f32[] = batch "batch.scale"
+v5: bf16[64, 16] = aten::mm(v0, v1)
+v6: bf16[64, 16] = aten::_scaled_mm(v2, v3, v4, v4, none, none, bf16, false)
+return v5, v6
+"#;
+    let flops = 2 * 64 * 32 * 16;
+    assert_eq!(times(&cluster, text), [flops, flops / 2]);
+}
+
+#[test]
+fn what_walks_through_memory_element_by_element_takes_longer_than_a_copy() {
+    let text = r#"unisono graph 2
+op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
+op aten::mul.Scalar(Tensor self, Scalar other) -> Tensor
+op aten::cat(Tensor[] tensors, int dim=0) -> Tensor
+op aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor
+op aten::mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+input v0: f32[8, 4] = batch "batch.x"
+input v1: f32[4] = batch "batch.row"
+input v2: f32[8, 4]{1, 8} = batch "batch.other"
+input v3: f32[] = batch "batch.number"
+v4: f32[8, 4] = aten::mul.Tensor(v0, v0)
+v5: f32[8, 4] = aten::mul.Tensor(v0, v3)
+v6: bf16[8, 4] = aten::_to_copy(v0, bf16, none, none, none, false, none)
+v7: f32[8] = aten::mean.dim(v0, [1], false, none)
+v8: f32[8, 4] = aten::mul.Tensor(v0, v1)
+v9: f32[8, 4] = aten::mul.Tensor(v0, v2)
+v10: f32[16, 4] = aten::cat([v0, v0], 0)
+return v4, v5, v6, v7, v8, v9, v10
+"#;
+    // A byte takes a picosecond, or three.
+    let (whole, row, number) = (4 * 8 * 4, 4 * 4, 4);
+    let even = [3 * whole, 2 * whole + number, whole + whole / 2, whole + 4 * 8];
+    let uneven = [2 * whole + row, 3 * whole, 4 * whole];
+    let with = |more: &str| times(&cluster(&format!("memory_bandwidth = 1e12\n{more}")), text);
+    assert_eq!(with(""), [&even[..], &uneven[..]].concat());
+    let thrice = uneven.map(|bytes| 3 * bytes);
+    assert_eq!(with("uneven_bandwidth = 333333333333.0\n"), [&even[..], &thrice[..]].concat());
+}
+
+#[test]
+fn causal_attention_on_an_accelerator_is_slower_on_short_sequences() {
+    let cluster = cluster("memory_bandwidth = 1e18\nattention_flops = { bf16 = 1e12 }\n");
+    let time = |positions: u64| {
+        let text = format!(
+            "unisono graph 2\n\
+             op aten::_scaled_dot_product_fused_attention_overrideable(Tensor query, Tensor key, Tensor value, Tensor? attn_bias=None, \
+             float dropout_p=0.0, bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor \
+             logsumexp)\n\
+             input v0: bf16[2, 4, {positions}, 8] cuda:0 = batch \"batch.q\"\n\
+             (v1: bf16[2, 4, {positions}, 8] cuda:0, v2: f32[2, 4, {positions}] cuda:0) = \
+             aten::_scaled_dot_product_fused_attention_overrideable(v0, v0, v0, none, 0.0, true, false, none)\n\
+             return v1\n"
+        );
+        times(&cluster, &text)[0] as f64 / (2.0 * 2.0 * 8.0 * 8.0 * seen(positions, positions, true) as f64)
+    };
+    assert!((time(320) - 2.0).abs() < 1e-6, "{}", time(320));
+    assert!((time(32) - 11.0).abs() < 1e-6, "{}", time(32));
+}

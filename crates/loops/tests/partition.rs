@@ -30,6 +30,7 @@ op aten::transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)
 op aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor
 op aten::where.self(Tensor condition, Tensor self, Tensor other) -> Tensor
 op aten::native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor
+op aten::_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)
 op _c10d_functional::all_reduce(Tensor input, str reduce_op, Any group_name) -> Tensor
 op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
 
@@ -469,6 +470,36 @@ return v3
               %6 = lt %5 %1
               %7 = select %6 %4 %0
               store a2 %7
+        "#]],
+    );
+}
+
+#[test]
+fn a_norm_without_an_epsilon_takes_the_smallest_difference_of_its_numbers() {
+    check(
+        r#"input v0: f32[64, 512] = batch "batch.x"
+
+(v1: f32[64, 512], v2: f32[64, 1]) = aten::_fused_rms_norm(v0, [512], none, none)
+
+return v1
+"#,
+        &expect![[r#"
+            group [v0] -> [v1] saves 256
+              kernel [64, 512]
+              read a0: f32 {512, 1}
+              write a1: f32 {512, 1}
+              %0 = const 1.0
+              %1 = load a0
+              %2 = mul %1 %1
+              %3 = row_sum %2
+              %4 = const 512.0
+              %5 = div %3 %4
+              %6 = const 1.1920929e-7
+              %7 = add %5 %6
+              %8 = sqrt %7
+              %9 = div %0 %8
+              %10 = mul %1 %9
+              store a1 %10
         "#]],
     );
 }

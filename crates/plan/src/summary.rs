@@ -236,7 +236,7 @@ fn least_ms(graph: &Graph, cluster: &Cluster, ranks: u32) -> f64 {
         let Some((row, Work::Flops(flops))) = aten::row(call.name()).map(|row| (row, row.work)) else {
             return 0.0;
         };
-        flops(&call).0 as f64 / cost::compute_rate(cluster, row, call.result(0).dtype)
+        flops(&call).0 as f64 / cost::compute_rate(cluster, row, &call)
     };
     graph.order.iter().map(|id| seconds(*id)).sum::<f64>() / f64::from(ranks) * MILLIS_PER_SECOND
 }

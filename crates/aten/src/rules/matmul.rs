@@ -57,7 +57,8 @@ fn aligned(space: &mut Factors, size: i64, kind: FactorKind) -> Option<usize> {
     (size % ALIGNED == 0).then(|| space.add(size / ALIGNED, kind))
 }
 
-/// `_scaled_mm(a, b, scale_a, scale_b, bias, ..)` with one scale for a whole operand or for each of its rows or columns: rows and columns.
+/// `_scaled_mm(a, b, scale_a, scale_b, bias, ..)` with one scale for a whole operand or for each of its rows or columns: rows, columns, and
+/// without a bias, which would be added by each rank, inner elements.
 pub fn scaled(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);
     let (rows, columns) = (call.size(0, 0)?, call.size(1, 1)?);
@@ -81,6 +82,12 @@ pub fn scaled(call: &Call<'_>) -> Option<Factors> {
         if let Some(bias) = call.operand_of_arg(4) {
             space.operand(bias, 0, factor)?;
         }
+    }
+    if call.operand_of_arg(4).is_none()
+        && let Some(inner) = aligned(&mut space, call.size(0, 1)?, FactorKind::Reduce(Reduce::Sum))
+    {
+        space.operand(0, 1, inner)?;
+        space.operand(1, 0, inner)?;
     }
     Some(space)
 }

@@ -94,11 +94,18 @@ impl<'a> Reader<'a, '_, '_, '_> {
         if self.rest.trim().is_empty() { Ok(()) } else { Err(format!("`{}` ends the formula", self.rest)) }
     }
 
-    /// The longest run of letters, digits, points and underscores.
+    /// The longest run of letters, digits, points and underscores; a number's exponent may be negative, as in `1e-7`.
     fn word(&mut self) -> &'a str {
         let rest = self.rest.trim_start();
-        let end =
-            rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.')).unwrap_or(rest.len());
+        let run = |from: usize| {
+            let is_outside = |c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.');
+            rest[from..].find(is_outside).map_or(rest.len(), |end| from + end)
+        };
+        let mut end = run(0);
+        let is_number = rest.starts_with(|c: char| c.is_ascii_digit());
+        if is_number && rest[..end].ends_with('e') && rest[end..].starts_with('-') {
+            end = run(end + 1);
+        }
         self.rest = &rest[end..];
         &rest[..end]
     }
