@@ -201,13 +201,15 @@ def _require_alike_without_gradients(
 
 
 def _operations(traced: Traced) -> Counter[str]:
-    """The operations of a step with the numbers that they are given, but for those that add to gradients or set them to zero."""
-    nodes = (
-        node
-        for node in traced.graph.graph.nodes
-        if node.op == "call_function" and str(node.target) not in _OF_GRADIENTS
-    )
-    return Counter(f"{node.target} {[one for one in node.args if isinstance(one, int | float)]}" for node in nodes)
+    """The operations of a step with the numbers that they are given; no views, and none that may only add to gradients or zero them."""
+    nodes = (node for node in traced.graph.graph.nodes if node.op == "call_function")
+    counted = (node for node in nodes if str(node.target) not in _OF_GRADIENTS and not _is_view(node.target))
+    return Counter(f"{node.target} {[one for one in node.args if isinstance(one, int | float)]}" for node in counted)
+
+
+def _is_view(target: Any) -> bool:
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 _OF_GRADIENTS = frozenset(
