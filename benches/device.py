@@ -314,9 +314,10 @@ def of_group(
     expected = function(*inputs)
     expected = expected if isinstance(expected, tuple) else (expected,)
     for one, other in zip(run(inputs), expected, strict=True):
-        # Sums of columns: PyTorch rounds what it adds up.
-        size = max(1.0, float(other.abs().max())) if other.is_floating_point() and other.numel() else 1.0
-        torch.testing.assert_close(one, other, rtol=2e-2 if one.dtype == torch.bfloat16 else 1e-3, atol=2e-2 * size)
+        is_narrow = one.dtype == torch.bfloat16
+        # PyTorch rounds to 16 bits what it adds up in sums of columns.
+        near = max(5e-2, 2e-2 * float(other.abs().max())) if is_narrow and other.numel() else 5e-2
+        torch.testing.assert_close(one, other, rtol=2e-2 if is_narrow else 1e-3, atol=near)
     rivals: dict[str, Callable[[], object]] = {"eager": lambda: function(*inputs), "Unisono": lambda: run(inputs)}
     if inductor:
         torch._dynamo.reset()

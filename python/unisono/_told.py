@@ -74,7 +74,7 @@ def told(captured: Capture) -> dict[str, Any]:
         "held": [captured.inputs.inputs[position].name for position in captured.traced.held],
         "dropped": captured.kept.dropped,
         "accumulates": captured.kept.accumulates,
-        "known": [list(path) for path in dict.fromkeys(path for way in captured.ways for path in way.known)],
+        "known": [*dict.fromkeys(path for way in captured.ways for path in way.known)],
     }
 
 

@@ -14,7 +14,8 @@ import torch
 
 from unisono._capture import sources
 from unisono._capture.beside import COLLECTIONS, Place, Snapshot, refill, size_of
-from unisono._capture.followed import Following, Uses, entries, is_generator, plain, shows_only, sources_of
+from unisono._capture.compared import is_generator
+from unisono._capture.followed import Following, Uses, entries, plain, shows_only, sources_of
 from unisono._capture.paths import Path, Walk, put
 from unisono._capture.places import place_in
 from unisono._capture.side_effects import SideEffects, depends_on
@@ -67,10 +68,11 @@ class Again:
 
     def _trace(self) -> None:
         """Traces the step, behind the last trace, until all is followed that follows from what changes."""
-        made = {place.path for place in self.before.made(self.walked()) if place.is_counted()}
+        walk = self.walked()
+        made = {place.path for place in self.before.made(walk) if place.is_counted()}
         paths = made | {place.path for place, _ in self.before.changed() if not shows_only(place.holder)}
         for _ in range(_MOST_ROUNDS):
-            followed = _Followed(self.walked(), paths)
+            followed = _Followed(walk, paths)
             try:
                 other = followed.through(self.traced)
             except Exception as error:
@@ -80,7 +82,7 @@ class Again:
             more = followed.more(self.walked())
             if more:
                 followed.undo()
-                paths |= more
+                walk, paths = self.walked(), paths | more
                 continue
             self._require_alike(followed, other)
             self._settled |= followed.settled()

@@ -164,8 +164,10 @@ def _traced(
             encoder = Encoder(traced, inputs)
             if not encoder.reads_stale_gradients and not (accumulates and may_be_there and traced.held):
                 if may_be_there and traced.asked is not None and len(ways) == 1:
-                    asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept)
-                    _require_alike_without_gradients(traced, asked, kept, start)
+                    again = functools.partial(
+                        trace, train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=False
+                    )
+                    _require_alike_without_gradients(traced, _another_way(kept, start, again))
                 return traced, encoder, inputs, kept, ways
             parameters = [item.tensor for item in inputs.inputs if item.cls == "parameter"]
             if not kept.note_gradients(parameters):
@@ -179,17 +181,20 @@ def _traced(
     )
 
 
-def _require_alike_without_gradients(
-    traced: Traced, trace_again: Callable[..., Traced | None], kept: Kept, start: Snapshot
-) -> None:
-    """Refuses a step that asks whether there are gradients, and does for the answer more than to set them to zero."""
+def _another_way(kept: Kept, start: Snapshot, trace_again: Callable[[], Traced | None]) -> Traced | None:
+    """What a trace gives that goes another way than the last one; ``None`` if it finds more to be kept."""
     kept.start_again()
-    other = None
     for _ in range(2):
-        if other is None:
-            start.put_numbers_back()
-            other = trace_again(gradients_may_be_there=False)
-            kept.mark()
+        start.put_numbers_back()
+        way = trace_again()
+        kept.mark()
+        if way is not None:
+            return way
+    return None
+
+
+def _require_alike_without_gradients(traced: Traced, other: Traced | None) -> None:
+    """Refuses a step that asks whether there are gradients, and does more for the answer than to set them to zero; ``other`` has none."""
     if other is None or _operations(traced) != _operations(other):
         raise StepError(
             "the step asks whether there are gradients when it begins, and is another one where there are none",
@@ -243,21 +248,8 @@ def _ways(
     todo = [(*traced.choices[:number], False) for number in range(len(traced.choices))]
     while todo:
         answers = todo.pop()
-        kept.start_again()
-        way = None
-        for _ in range(2):
-            if way is None:
-                start.put_numbers_back()
-                way = trace(
-                    train_step,
-                    model,
-                    optimizers,
-                    inputs,
-                    kept=kept,
-                    gradients_may_be_there=may_be_there,
-                    answers=answers,
-                )
-                kept.mark()
+        asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept, answers=answers)
+        way = _another_way(kept, start, functools.partial(asked, gradients_may_be_there=may_be_there))
         if way is None:
             return None
         way.choices = (*answers, *(True,) * (len(way.places) - len(answers)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import enum
 import functools
+import random
 import sys
 import types
 from collections import deque
@@ -67,6 +68,13 @@ def numbers_of(value: Any) -> Any:
 def is_array(value: Any) -> bool:
     """Whether something has numbers that may be changed in place and that no place has one by one."""
     return isinstance(value, bytearray | array.array) or hasattr(type(value), "__array__")
+
+
+def is_generator(value: Any) -> bool:
+    """Whether something draws random numbers: Python's or NumPy's."""
+    numpy = sys.modules.get("numpy")
+    of_numpy = (numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()
+    return isinstance(value, (random.Random, *of_numpy))
 
 
 def differ(was: Any, now: Any) -> bool:

@@ -14,7 +14,6 @@ import math
 import numbers
 import operator
 import os
-import random
 import sys
 import types
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typing import Any
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
+from unisono._capture.compared import is_generator
 from unisono._capture.places import user_place
 from unisono._capture.texts import may_steer
 
@@ -325,11 +325,6 @@ def _filled(followed: Any, value: Any, uses: Uses, sources: frozenset[int]) -> A
         made.__init__(value)
     made.uses = uses
     return made
-
-
-def is_generator(value: Any) -> bool:
-    """Whether something draws random numbers: Python's or NumPy's."""
-    return isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random")
 
 
 def shows_only(holder: Any) -> bool:

@@ -35,7 +35,7 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 #: What optimizers of PyTorch's have.
 _OF_OPTIMIZERS = frozenset((*vars(torch.optim.SGD([torch.zeros(1)])), "step", "_opt_called"))
 #: How what we put onto tensors begins.
-OURS = "_unisono"
+_OURS = "_unisono"
 _CACHED = type(functools.lru_cache(lambda: None))
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, _CACHED)
 #: What tensors without data have beside what somebody has put onto them.
@@ -78,12 +78,8 @@ def step_into(value: Any, step: Step) -> Any:
 def _hooks_at(value: Any, kind: str) -> Any:
     """The hooks of a module or of a tensor; a traced parameter has those of the user's own."""
     with torch._C.DisableTorchFunctionSubclass():
-        return (
-            getattr(
-                getattr(value, "_unisono_hooked_as", value) if isinstance(value, torch.Tensor) else value, kind, None
-            )
-            or {}
-        )
+        holder = getattr(value, "_unisono_hooked_as", value) if isinstance(value, torch.Tensor) else value
+        return getattr(holder, kind, None) or {}
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -225,7 +221,7 @@ def own_attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """What somebody has put onto a tensor."""
     own = vars(tensor)
     if isinstance(tensor, FakeTensor):
-        return {name: part for name, part in own.items() if name not in _OF_FAKES and not name.startswith(OURS)}
+        return {name: part for name, part in own.items() if name not in _OF_FAKES and not name.startswith(_OURS)}
     return own
 
 

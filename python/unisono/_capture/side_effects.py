@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from unisono._capture.beside import Snapshot
+from unisono._capture.compared import is_generator
 from unisono._capture.paths import Walk, shown
 from unisono._capture.places import warn_user
 from unisono.errors import StepError
@@ -45,7 +44,7 @@ class SideEffects:
     def __init__(self, walk: Walk) -> None:
         """Begins with all as it is now."""
         self._walk, self.before = walk, Snapshot(walk)
-        self._drawn, self._type = _generators(walk), torch.get_default_dtype()
+        self._drawn = _generators(walk)
 
     def so_far(self, now: Walk) -> Happened:
         """What is no longer as it was at the beginning, by a walk of now."""
@@ -132,9 +131,8 @@ def _generators(walk: Walk) -> dict[str, _Drawn]:
         whole = numpy.random.get_state()
         kind, keys, *position = whole
         found["numpy.random"] = (kind, keys.tobytes(), position), lambda: numpy.random.set_state(whole)
-    kinds = (random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()))
     known = (random._inst, numpy.random.mtrand._rand if numpy is not None else None)  # type: ignore[attr-defined]
-    own = [one for one, _ in walk.holders.values() if isinstance(one, kinds) and one not in known]
+    own = [one for one, _ in walk.holders.values() if is_generator(one) and one not in known]
     own = [one for one in own if not isinstance(one, random.SystemRandom)]
     return found | {shown(walk.paths[id(one)]): _of_generator(one) for one in own}
 
