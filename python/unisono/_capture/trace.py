@@ -8,12 +8,8 @@ The step runs once on tensors without data, with the real autograd engine and th
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import logging
-import os
-import sys
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,13 +18,11 @@ from unittest import mock
 import torch
 import torch.fx
 import torch.fx.traceback as fx_traceback
-import torch.utils._pytree as pytree
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import stateless
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 
 from unisono._capture import hooks, iterators, kernels, scaling
 from unisono._capture.averages import Averages
@@ -36,7 +30,7 @@ from unisono._capture.forks import Questions
 from unisono._capture.functional import Unknown, functionalised
 from unisono._capture.generators import Generators
 from unisono._capture.inputs import StepInput, StepInputs, is_decay
-from unisono._capture.kept import Kept, Writes, read_too_early
+from unisono._capture.kept import Kept, Writes
 from unisono._capture.masks import Masks
 from unisono._capture.optimizer import (
     can_be_fused,
@@ -48,7 +42,7 @@ from unisono._capture.optimizer import (
     traceable,
 )
 from unisono._capture.paths import Missing, Path, follow, own_attributes, put, shown
-from unisono._capture.places import OriginTracker, is_the_users, place_in, place_of, user_line
+from unisono._capture.places import OriginTracker, place_in, place_of, user_line
 from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
 from unisono._capture.readbacks import Expression, Readbacks
@@ -60,15 +54,10 @@ from unisono._capture.selection import Selection, Selections
 from unisono._capture.settings import Answer, Comparisons, groups_of
 from unisono._capture.sparse import DenseGradients
 from unisono._capture.target import Target
+from unisono._capture.twins import Twins
 from unisono._capture.types import type_of
 from unisono._tree import Structure, flatten, unflatten
 from unisono.errors import StepError, UnisonoError, UnsupportedError
-
-#: Where functions of PyTorch's are handed to us.
-_ON_THE_WAY = (
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    os.path.join(os.path.dirname(torch.__file__), "overrides.py"),
-)
 
 
 @dataclass
@@ -402,12 +391,9 @@ class _Run:
         self.averages = Averages(self.kept.walk, {p[0]: fake for p, fake in read if is_decay(p)})
         draws = Draws(self.generators)
         dense = DenseGradients(self.optimizers, self.kept.told)
-        live, own = (
-            LiveScalars(self.comparisons),
-            _Twins(twins, self.kept.marks, {id(gradient) for gradient in self._stale_gradients}),
-        )
-        self.own = own
-        modes = functools.partial(_modes, Selections(), GroupedProducts(), Masks(), dense, live, own)
+        live = LiveScalars(self.comparisons)
+        self.own = Twins(twins, self.kept.marks, {id(gradient) for gradient in self._stale_gradients})
+        modes = functools.partial(_modes, Selections(), GroupedProducts(), Masks(), dense, live, self.own)
         parameters = [
             (item.name, item.tensor, fake) for item, fake in items if item.cls == "parameter" and fake.requires_grad
         ]
@@ -544,113 +530,8 @@ def _modes(*modes: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-class _Twins(TorchFunctionMode):
-    """Lets references to the user's own parameters, made before the capture, stand for their traced twins.
-
-    What a trace before this one has left behind must not be read.
-    """
-
-    def __init__(
-        self, twins: dict[int, torch.Tensor], marks: dict[int, tuple[torch.Tensor, Path]], stale: set[int]
-    ) -> None:
-        super().__init__()
-        self._twins, self._marks, self._stale = twins, marks, stale
-        #: Where the user's code has asked for a gradient that may be there when the step begins.
-        self.asked: str | None = None
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one function on twins."""
-        kwargs = kwargs or {}
-        if self._marks:
-            for leaf in _leaves(args, kwargs):
-                if id(leaf) in self._marks:
-                    raise read_too_early(self._marks[id(leaf)][1], user_line())
-        twins: dict[int, Any] = self._twins
-        if func is torch.Tensor.__deepcopy__:
-            return _deep_copied(*(twins.get(id(arg), arg) for arg in args))
-        if func == _SET_DATA:
-            return self._set_data(*[twins.get(id(arg), arg) for arg in args])
-        if any(id(leaf) in twins for leaf in _leaves(args, kwargs)):
-            args, kwargs = pytree.tree_map(lambda leaf: self._twins.get(id(leaf), leaf), (args, kwargs))
-        if func == _GET_GRADIENT:
-            gradient = func(*args, **kwargs)
-            if id(gradient) in self._stale and self.asked is None and _is_asked_by_the_user():
-                self.asked = user_line()
-            return gradient
-        if func in _OF_VALUES and not isinstance(args[0], FakeTensor) and Recorder.current is not None:
-            return Recorder.current.value_of(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _set_data(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """``tensor.data = values``, which no operation says: the values are copied."""
-        others = {twin.untyped_storage()._cdata for twin in self._twins.values() if twin is not tensor}
-        if (tensor.shape, tensor.dtype, tensor.device) != (values.shape, values.dtype, values.device):
-            raise _data_set("values of another shape or type", "state must keep its shape from step to step")
-        if values.untyped_storage()._cdata in others:
-            raise _data_set("the memory of other state", "copy the values: `t.data = other.data.clone()`")
-        with torch.no_grad():
-            # Through `data`, so that autograd does not take it for a change of what it has saved.
-            (tensor.data if isinstance(tensor, FakeTensor) else tensor).copy_(values)
-
-
-def _is_asked_by_the_user() -> bool:
-    """Whether code of the user's asks a tensor for something, and none of PyTorch's for it."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_ON_THE_WAY):
-        frame = frame.f_back
-    return frame is not None and is_the_users(frame.f_code.co_filename)
-
-
-def _deep_copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """A deep copy of a tensor, without what we know of it."""
-    if id(tensor) in memo:
-        return memo[id(tensor)]
-    if tensor.grad_fn is not None:
-        raise RuntimeError(
-            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
-        )
-    with torch.no_grad():
-        copied = tensor.clone()
-    made = nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
-    memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
-    for name, value in own_attributes(tensor).items():
-        setattr(
-            made, name, _deep_copied(value, memo) if isinstance(value, torch.Tensor) else copy.deepcopy(value, memo)
-        )
-    if tensor.grad is not None:
-        made.grad = _deep_copied(tensor.grad, memo)
-    return made
-
-
-def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
-    """The leaves of arguments, most of which are no containers."""
-    for one in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(one, torch.Tensor | int | float | str | None):
-            yield one
-        else:
-            yield from pytree.tree_iter(one)
-
-
 def _is_new_value(now: Any, item: StepInput, before: torch.Tensor) -> bool:
     """Whether what stands in the place of state can be its new value."""
     if not isinstance(now, torch.Tensor) or now.shape != before.shape or item.cls == "parameter":
         return False
     return not item.paths or now.dtype == before.dtype
-
-
-#: Functions that ask for values and that no operation says.
-_OF_VALUES = frozenset(
-    (
-        torch.Tensor.tolist,
-        torch.Tensor.numpy,
-        torch.Tensor.__array__,
-        torch.Tensor.__repr__,
-        torch.Tensor.__format__,
-    )
-)
-_GET_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
-_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-
-
-def _data_set(what: str, hint: str) -> StepError:
-    return StepError(f"the step gives a tensor {what} (`t.data = ..`)", code="U0102", place=user_line(), hint=hint)

@@ -1,0 +1,131 @@
+"""What stands for the user's own tensors while a step is traced: functions that are called with those run on the traced ones."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from unisono._capture.kept import read_too_early
+from unisono._capture.paths import Path, own_attributes
+from unisono._capture.places import is_the_users, user_line
+from unisono._capture.record import Recorder
+from unisono.errors import StepError
+
+#: Where functions of PyTorch's are handed to us.
+_ON_THE_WAY = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    os.path.join(os.path.dirname(torch.__file__), "overrides.py"),
+)
+#: Functions that ask for values and that no operation says.
+_OF_VALUES = frozenset(
+    (
+        torch.Tensor.tolist,
+        torch.Tensor.numpy,
+        torch.Tensor.__array__,
+        torch.Tensor.__repr__,
+        torch.Tensor.__format__,
+    )
+)
+_GET_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class Twins(TorchFunctionMode):
+    """Lets references to the user's own parameters, made before the capture, stand for their traced twins.
+
+    What a trace before this one has left behind must not be read.
+    """
+
+    def __init__(
+        self, twins: dict[int, torch.Tensor], marks: dict[int, tuple[torch.Tensor, Path]], stale: set[int]
+    ) -> None:
+        super().__init__()
+        self._twins, self._marks, self._stale = twins, marks, stale
+        #: Where the user's code has asked for a gradient that may be there when the step begins.
+        self.asked: str | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one function on twins."""
+        kwargs = kwargs or {}
+        if self._marks:
+            for leaf in _leaves(args, kwargs):
+                if id(leaf) in self._marks:
+                    raise read_too_early(self._marks[id(leaf)][1], user_line())
+        twins: dict[int, Any] = self._twins
+        if func is torch.Tensor.__deepcopy__:
+            return _deep_copied(*(twins.get(id(arg), arg) for arg in args))
+        if func == _SET_DATA:
+            return self._set_data(*[twins.get(id(arg), arg) for arg in args])
+        if any(id(leaf) in twins for leaf in _leaves(args, kwargs)):
+            args, kwargs = pytree.tree_map(lambda leaf: self._twins.get(id(leaf), leaf), (args, kwargs))
+        if func == _GET_GRADIENT:
+            gradient = func(*args, **kwargs)
+            if id(gradient) in self._stale and self.asked is None and _is_asked_by_the_user():
+                self.asked = user_line()
+            return gradient
+        if func in _OF_VALUES and not isinstance(args[0], FakeTensor) and Recorder.current is not None:
+            return Recorder.current.value_of(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _set_data(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """``tensor.data = values``, which no operation says: the values are copied."""
+        others = {twin.untyped_storage()._cdata for twin in self._twins.values() if twin is not tensor}
+        if (tensor.shape, tensor.dtype, tensor.device) != (values.shape, values.dtype, values.device):
+            raise _data_set("values of another shape or type", "state must keep its shape from step to step")
+        if values.untyped_storage()._cdata in others:
+            raise _data_set("the memory of other state", "copy the values: `t.data = other.data.clone()`")
+        with torch.no_grad():
+            # Through `data`, so that autograd does not take it for a change of what it has saved.
+            (tensor.data if isinstance(tensor, FakeTensor) else tensor).copy_(values)
+
+
+def _is_asked_by_the_user() -> bool:
+    """Whether code of the user's asks a tensor for something, and none of PyTorch's for it."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_ON_THE_WAY):
+        frame = frame.f_back
+    return frame is not None and is_the_users(frame.f_code.co_filename)
+
+
+def _deep_copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A deep copy of a tensor, without what we know of it."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if tensor.grad_fn is not None:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+        )
+    with torch.no_grad():
+        copied = tensor.clone()
+    made = nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+    memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+    for name, value in own_attributes(tensor).items():
+        setattr(
+            made, name, _deep_copied(value, memo) if isinstance(value, torch.Tensor) else copy.deepcopy(value, memo)
+        )
+    if tensor.grad is not None:
+        made.grad = _deep_copied(tensor.grad, memo)
+    return made
+
+
+def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
+    """The leaves of arguments, most of which are no containers."""
+    for one in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(one, torch.Tensor | int | float | str | None):
+            yield one
+        else:
+            yield from pytree.tree_iter(one)
+
+
+def _data_set(what: str, hint: str) -> StepError:
+    return StepError(f"the step gives a tensor {what} (`t.data = ..`)", code="U0102", place=user_line(), hint=hint)
