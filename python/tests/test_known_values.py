@@ -160,6 +160,53 @@ def test_what_follows_from_a_tensor_that_becomes_another_is_noticed():
             torch.testing.assert_close(parallel(X), step(X))
 
 
+def counted(labels, x):
+    return x * torch.bincount(labels)
+
+
+def places(labels, x):
+    return x[:, labels.nonzero().squeeze(1)]
+
+
+def kinds(labels, x):
+    values, counts = labels.unique(return_counts=True)
+    return x.sum() * values * counts
+
+
+def as_often(labels, x):
+    return x.repeat_interleave(labels, 1)
+
+
+def written_afterwards(labels, x):
+    return x.sum() * torch.bincount(labels).add_(1)[1:]
+
+
+@pytest.mark.parametrize("use", [counted, places, kinds, as_often, written_afterwards])
+def test_sizes_that_follow_from_a_tensor_from_outside_are_known(use):
+    labels = torch.tensor([0, 1, 1, 3])
+
+    def step(x):
+        return use(labels, x)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parallel = unisono.parallelize(step, model=nn.Linear(4, 4), example=(X,), cluster=DEAR_COMPUTING)
+        for values in ([0, 1, 1, 3], [3, 0, 2, 0]):
+            labels.copy_(torch.tensor(values))
+            for _ in range(2):
+                torch.testing.assert_close(parallel(X), step(X))
+    assert sum("the values of `labels` are others" in str(one.message) for one in caught) == 1
+
+
+def test_sizes_that_follow_from_the_batch_are_refused_at_their_line():
+    def step(x):
+        return torch.bincount(x.long().flatten())
+
+    with pytest.raises(StepError, match="depends on data") as caught:
+        unisono.capture(step, example=(X,))
+    assert caught.value.code == "U0101"
+
+
 def test_a_value_of_what_the_step_writes_is_refused_at_its_line():
     state = types.SimpleNamespace(count=torch.zeros(()))
 

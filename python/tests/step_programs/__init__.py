@@ -18,7 +18,7 @@ __all__ = ["HABITS", "habits_of", "hooks", "layers", "make", "state", "updates",
 #: These decide what the others make, so they come first.
 _FIRST = ("automatic_casts", "a_scaler", "schedule_within")
 #: How many habits programs have. Most have few: what goes wrong is mostly two habits that meet, and a short program takes less time.
-COUNTS = (2, 2, 2, 2, 3, 3, 3, 4, 4, 6)
+COUNTS = (1,) * 2 + (2,) * 14 + (3,) * 3 + (4,)
 #: How often those are chosen that take several times as long as others, which count as one.
 SELDOM = {"recurrent_layers": 0.4, "attention": 0.5, "an_averaged_model": 0.5}
 

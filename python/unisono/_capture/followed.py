@@ -89,7 +89,7 @@ class Uses:
 
     def note_text(self, sources: frozenset[int], frame: types.FrameType | None) -> None:
         """Notes that a text is made of what comes from some sources, if the code that makes it may be steered by it."""
-        if frame is not None and may_steer(frame.f_code, frame.f_lineno):
+        if frame is not None and may_steer(frame):
             self.note(sources)
 
     def stand_in(self, value: Any, source: int) -> Any:

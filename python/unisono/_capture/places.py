@@ -27,6 +27,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from unisono._capture.known import value_of
 from unisono.errors import StepError, UnisonoError, UnsupportedError
 
+#: Makes a tensor of the code's own one that is traced.
+_LIFT = torch.ops.aten.lift_fresh.default
+
 _NOT_THE_USERS = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
@@ -155,6 +158,7 @@ class OriginTracker:
         self._modules: list[str] = []
         self._by_sequence: dict[int, Origin] = {}
         self._optimizers = 0
+        self._default = torch.get_default_dtype()
 
     def current(self) -> Origin:
         """The origin of an operation that is made now."""
@@ -176,17 +180,27 @@ class OriginTracker:
         try:
             made = record(func, args, kwargs, {"origin": origin})
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            known = None
-            if isinstance(error, DataDependentOutputException):
-                known = value_of(func, args, kwargs)
+            known = value_of(func, args, kwargs)
             if known is None:
                 raise data_dependence(func, origin, error) from None
-            return known
+            return pytree.tree_map_only(torch.Tensor, lambda one: record(_LIFT, (one,), {}, {"origin": origin}), known)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise _as_eager(error, func, args, kwargs) from None
         if isinstance(made, torch.Tensor) and made.layout != torch.strided:
             raise _sparse(func, origin)
+        if torch.get_default_dtype() is not self._default and _dtypes(made) != self._as_at_first(func, args, kwargs):
+            raise _by_default(func, origin)
         return made
+
+    def _as_at_first(self, func: Any, args: Any, kwargs: Any) -> list[torch.dtype]:
+        """The element types that an operation would give had the step not set another default."""
+        now = torch.get_default_dtype()
+        torch.set_default_dtype(self._default)
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                return _dtypes(func(*pytree.tree_map(_like, args), **pytree.tree_map(_like, kwargs)))
+        finally:
+            torch.set_default_dtype(now)
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
@@ -229,6 +243,25 @@ def _as_eager(error: Exception, func: Any, args: Any, kwargs: Any) -> Exception:
         except Exception:
             return error
     return error
+
+
+def _like(leaf: Any) -> Any:
+    return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _dtypes(made: Any) -> list[torch.dtype]:
+    return [leaf.dtype for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+
+
+def _by_default(func: Any, origin: Origin) -> UnsupportedError:
+    """The error for a step that sets another default of element types, which decides what an operation gives."""
+    return UnsupportedError(
+        f"the step sets the default of element types to {torch.get_default_dtype()}, which decides what `{func}` gives",
+        code="U0105",
+        place=origin.place,
+        cause="the captured step runs under the default that there is when it is called",
+        hint="give the operation its `dtype`, or set the default before the step is captured",
+    )
 
 
 def _sparse(func: Any, origin: Origin) -> UnsupportedError:

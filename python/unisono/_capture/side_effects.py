@@ -103,9 +103,16 @@ def depends_on(
         code="U0119",
         place=place,
         cause=f"its Python code runs once, while the step is captured, and would be another one the next time{because}",
-        hint="count outside of the step and pass a tensor, keep numbers as buffers of the model, draw with torch (`torch.rand`); what "
-        "happens at some steps only, such as logging, belongs behind the step",
+        hint=_hint(changed, drawn),
     )
+
+
+def _hint(changed: Sequence[str], drawn: Sequence[str]) -> str:
+    count = "count outside of the step and pass a tensor, or keep numbers as buffers of the model"
+    clock = "take the time outside of the step, around it" if "a clock" in drawn else ""
+    draw = "draw with torch (`torch.rand`)" if [name for name in drawn if name != "a clock"] else ""
+    ways = [way for way in (count if changed else "", clock, draw) if way] or [count, "draw with torch (`torch.rand`)"]
+    return f"{'; '.join(ways)}; what happens at some steps only, such as logging, belongs behind the step"
 
 
 def _listed(names: Sequence[str]) -> str:

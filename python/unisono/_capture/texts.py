@@ -7,8 +7,11 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Iterator
-from typing import TypeGuard
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from unisono._capture.places import is_the_users
 
 #: Methods of texts and of dictionaries that a text given to them may steer.
 _STEERING = frozenset(
@@ -19,27 +22,133 @@ _STEERING = frozenset(
 )  # fmt: skip
 
 
-def may_steer(code: types.CodeType, line: int) -> bool:
-    """Whether a text that is put together at a line of a function is compared there, looked up or taken apart, by itself or by its name."""
-    tree = _parsed(code)
-    if tree is None:
+def may_steer(frame: types.FrameType) -> bool:
+    """Whether a text that is put together at a frame's line is compared, looked up or taken apart: there, by itself or by its name; where
+    the function was called, if it returns the text; or in a function of the user's that is given it.
+    """
+    return _any_steers(frame, _is_text)
+
+
+def _any_steers(frame: types.FrameType, *wanted: Callable[[ast.AST], bool]) -> bool:
+    """Whether any of the expressions at a frame's line that are wanted steers; those of the first kind that there is one of."""
+    code = _parsed(frame.f_code)
+    if code is None:
         return False
-    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
-    for node in ast.walk(tree):
-        if _is_text(node) and node.lineno <= line <= (node.end_lineno or node.lineno):
-            whole = _whole(node, parents)
-            if _steers(whole, parents) or any(_steers(use, parents) for use in _uses(whole, parents, tree)):
-                return True
-    return False
+    here = [*code.at(frame.f_lineno)]
+    found = next(filter(None, ([node for node in here if is_wanted(node)] for is_wanted in wanted)), [])
+    texts = map(code.whole, found)
+    return any(_steers(use, code, frame) for text in texts for use in (text, *code.uses(text)))
+
+
+def _steers(text: ast.AST, code: _Code, frame: types.FrameType) -> bool:
+    parent = code.parents.get(text)
+    if isinstance(parent, ast.Return | ast.Lambda):
+        return _steers_caller(frame)
+    call = code.parents.get(parent) if isinstance(parent, ast.keyword) else parent
+    return code.chooses_by(text) or (isinstance(call, ast.Call) and _steers_callee(text, call, frame))
+
+
+def _steers_caller(frame: types.FrameType) -> bool:
+    """Whether what a function returns steers the code of the user's that called it; if others are between, which calls it is not known."""
+    caller, direct = frame.f_back, True
+    while caller is not None and not is_the_users(caller.f_code.co_filename):
+        caller, direct = caller.f_back, False
+    name = frame.f_code.co_name if direct else None
+    return caller is not None and _any_steers(caller, lambda node: _calls(node, name), _is_call)
+
+
+def _calls(node: ast.AST, name: str | None) -> bool:
+    """Whether an expression calls a function by this name, or asks for a property of this name."""
+    called = node.func if isinstance(node, ast.Call) else node if isinstance(node, ast.Attribute) else None
+    return called is not None and name == getattr(called, "attr", getattr(called, "id", None))
+
+
+def _is_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call)
+
+
+def _steers_callee(text: ast.AST, call: ast.Call, frame: types.FrameType) -> bool:
+    """Whether a function of the user's compares the argument that it is given."""
+    function = _function(call.func, frame)
+    code = _parsed(function.__code__) if isinstance(function, types.FunctionType) else None
+    if code is None or not is_the_users(function.__code__.co_filename):
+        return False
+    names = function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
+    if isinstance(call.func, ast.Attribute) and names and names[0] in ("self", "cls"):
+        names = names[1:]
+    given = dict(zip(map(id, call.args), names, strict=False))
+    given |= {id(one.value): one.arg for one in call.keywords if one.arg is not None}
+    return any(code.chooses_by(use) for use in code.reading(given.get(id(text))))
+
+
+def _function(expression: ast.expr, frame: types.FrameType) -> Any:
+    """What a name or an attribute of a name stands for in a frame, without its binding to an object."""
+    if isinstance(expression, ast.Name):
+        found = frame.f_locals.get(expression.id, frame.f_globals.get(expression.id))
+    elif isinstance(expression, ast.Attribute):
+        found = inspect.getattr_static(_function(expression.value, frame), expression.attr, None)
+    else:
+        return None
+    return getattr(found, "__func__", found)
+
+
+@dataclass(frozen=True)
+class _Code:
+    """The syntax of a function.
+
+    Attributes:
+        tree: its syntax tree, with the lines of its file.
+        parents: what each node is part of.
+    """
+
+    tree: ast.AST
+    parents: dict[ast.AST, ast.AST]
+
+    def at(self, line: int) -> Iterator[ast.expr]:
+        """The expressions that a line is part of."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.expr) and node.lineno <= line <= (node.end_lineno or node.lineno):
+                yield node
+
+    def whole(self, node: ast.AST) -> ast.AST:
+        """The text, or the tuple, that a text is a piece of."""
+        while isinstance(self.parents.get(node), ast.JoinedStr | ast.FormattedValue | ast.BinOp | ast.Tuple):
+            node = self.parents[node]
+        return node
+
+    def uses(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Where the variable or the attribute is read that a text is put into."""
+        parent = self.parents.get(node)
+        targets = parent.targets if isinstance(parent, ast.Assign) else [getattr(parent, "target", None)]
+        for one in (one for target in targets for one in getattr(target, "elts", [target])):
+            yield from self.reading(getattr(one, "attr", getattr(one, "id", None)))
+
+    def reading(self, name: str | None) -> Iterator[ast.AST]:
+        """Where a variable or an attribute of a name is read."""
+        named = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name | ast.Attribute))
+        read = (node for node in named if isinstance(node.ctx, ast.Load))
+        yield from (node for node in read if name == (node.id if isinstance(node, ast.Name) else node.attr))
+
+    def chooses_by(self, node: ast.AST) -> bool:
+        """Whether a text is compared, looked up or taken apart."""
+        parent = self.parents.get(node)
+        if isinstance(parent, ast.Call):
+            function = parent.func
+            return node in parent.args and isinstance(function, ast.Attribute) and function.attr in _STEERING
+        if isinstance(parent, ast.Attribute):
+            return parent.attr in _STEERING
+        is_key = isinstance(parent, ast.Subscript) and parent.slice is node and isinstance(parent.ctx, ast.Load)
+        return is_key or isinstance(parent, ast.Compare | ast.Match)
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed(code: types.CodeType) -> ast.AST | None:
+def _parsed(code: types.CodeType) -> _Code | None:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, SyntaxError, TypeError):
         return None
-    return ast.increment_lineno(tree, code.co_firstlineno - 1)
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    return _Code(tree, {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)})
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.expr]:
@@ -49,31 +158,3 @@ def _is_text(node: ast.AST) -> TypeGuard[ast.expr]:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr == "format"
     return isinstance(node, ast.JoinedStr)
-
-
-def _whole(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST:
-    """The text that a text is a piece of."""
-    while isinstance(parents.get(node), ast.JoinedStr | ast.FormattedValue | ast.BinOp):
-        node = parents[node]
-    return node
-
-
-def _steers(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    parent = parents.get(node)
-    if isinstance(parent, ast.Call):
-        function = parent.func
-        return node in parent.args and isinstance(function, ast.Attribute) and function.attr in _STEERING
-    if isinstance(parent, ast.Attribute):
-        return parent.attr in _STEERING
-    is_key = isinstance(parent, ast.Subscript) and parent.slice is node and isinstance(parent.ctx, ast.Load)
-    return is_key or isinstance(parent, ast.Compare | ast.Match)
-
-
-def _uses(node: ast.AST, parents: dict[ast.AST, ast.AST], tree: ast.AST) -> Iterator[ast.AST]:
-    """Where the variable is read that a text is put into."""
-    parent = parents.get(node)
-    targets = parent.targets if isinstance(parent, ast.Assign) else [getattr(parent, "target", None)]
-    names = {target.id for target in targets if isinstance(target, ast.Name)}
-    for use in ast.walk(tree):
-        if isinstance(use, ast.Name) and use.id in names and isinstance(use.ctx, ast.Load):
-            yield use

@@ -36,6 +36,7 @@ _OF_VALUES = frozenset(
         torch.Tensor.__format__,
     )
 )
+_GET_VERSION = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 _GET_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -73,6 +74,8 @@ class Twins(TorchFunctionMode):
             if id(gradient) in self._stale and self.asked is None and _is_asked_by_the_user():
                 self.asked = user_line()
             return gradient
+        if func == _GET_VERSION and _is_asked_by_the_user():
+            raise _version_read()
         if func in _OF_VALUES and not isinstance(args[0], FakeTensor) and Recorder.current is not None:
             return Recorder.current.value_of(func, args, kwargs)
         return func(*args, **kwargs)
@@ -87,6 +90,16 @@ class Twins(TorchFunctionMode):
         with torch.no_grad():
             # Through `data`, so that autograd does not take it for a change of what it has saved.
             (tensor.data if isinstance(tensor, FakeTensor) else tensor).copy_(values)
+
+
+def _version_read() -> StepError:
+    return StepError(
+        "the step asks how often a tensor has been written (`_version`)",
+        code="U0119",
+        place=user_line(),
+        cause="its Python code runs once, while the step is captured; the number is another one at each call",
+        hint="ask outside of the step",
+    )
 
 
 def _is_asked_by_the_user() -> bool:

@@ -1,0 +1,37 @@
+"""Steps that change numbers, captured: which are refused, and what is warned of."""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+
+import pytest
+import torch
+
+import unisono
+from unisono.errors import StepError
+
+X = torch.ones(2, 4)
+
+
+def refused(step, *, model=None, named, line="# used"):
+    """Captures a step that must be refused, by the name of what it uses and at a line with a comment."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(StepError, match="computes with what it changes at each call") as caught:
+            unisono.capture(step, model=model, example=(X,))
+    assert caught.value.code == "U0119"
+    assert f"`{named}` (" in caught.value.message, caught.value.message
+    if line:
+        file, _, number = str(caught.value.place).rpartition(":")
+        assert line in linecache.getline(file, int(number)), caught.value.place
+
+
+def allowed(step, *, model=None, warned=None):
+    """Captures a step that must not be refused, with a warning that names what it changes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        unisono.capture(step, model=model, example=(X,))
+    told = [str(one.message) for one in caught if "runs once" in str(one.message)]
+    assert bool(told) == (warned is not None), told
+    assert warned is None or f"`{warned}` (" in told[0], told
