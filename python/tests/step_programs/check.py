@@ -11,9 +11,9 @@ from eager import Training, compare
 
 from step_programs import habits_of, make
 
-#: How many programs the tests run, in files that workers share: as many as leave the suite under half an hour on two cores. One takes
-#: 0.15 to 0.2 CPU s, most of it in PyTorch: 1.8 traces of some 110 operations each. ``benches/step_programs.py`` runs more.
-PROGRAMS, FILES, TOGETHER = 3000, 2, 25
+#: How many programs the tests run, in files that workers share. One takes some 0.13 CPU s, most of it in PyTorch: 1.7 traces of 60
+#: operations each. ``benches/step_programs.py`` runs more.
+PROGRAMS, FILES, TOGETHER = 10_000, 4, 50
 
 
 def blocks(file: int) -> range:

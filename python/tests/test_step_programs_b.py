@@ -1,4 +1,4 @@
-"""Training steps made at random give what eager PyTorch gives: the second half."""
+"""Training steps made at random give what eager PyTorch gives: the second quarter."""
 
 from __future__ import annotations
 
