@@ -649,3 +649,10 @@ def test_a_step_has_as_many_parts_as_it_has_passes_and_updates():
     found = kinds_of_parts(in_turn, model=both, optimizer=[first, second], example=(x,))
     assert found == [*passes, "update", *passes, "update"]
     assert kinds_of_parts(by_hand, model=model, example=(x,)) == [*passes, "update"]
+
+
+def test_a_lazy_parameter_is_refused_by_name():
+    model = nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3))
+    with pytest.raises(StepError, match=r"`0\.weight` of the model has no shape yet") as caught:
+        unisono.capture(lambda x: model(x).sum(), model=model, example=(torch.ones(2, 4),))
+    assert caught.value.code == "U0130"

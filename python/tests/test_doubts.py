@@ -397,3 +397,33 @@ def test_what_is_the_same_at_each_call_is_what_eager_pytorch_has(factor):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.testing.assert_close(losses(parallel=True), losses(parallel=False))
+
+
+class SetsItselfUp(nn.Module):
+    """A layer whose first batch says how it begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.is_set_up = nn.Parameter(torch.zeros(4)), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_set_up:
+            self.bias.data.copy_(-x.mean(0))  # differs
+            self.is_set_up = True
+        return x + self.bias
+
+
+def test_a_step_whose_first_call_alone_is_another_one_is_refused_with_what_it_changes():
+    model = SetsItselfUp()
+    with pytest.raises(StepError, match="the first call of the step is another one") as caught:
+        unisono.capture(lambda x: model(x).sum(), model=model, example=(X,))
+    assert caught.value.code == "U0119" and "`model.is_set_up` (False to True)" in caught.value.message
+    file, _, number = str(caught.value.place).rpartition(":")
+    assert "# differs" in linecache.getline(file, int(number))
+    assert not model.is_set_up and not model.bias.any()
+
+
+def test_it_is_captured_once_it_has_set_itself_up():
+    model = SetsItselfUp()
+    model(X)
+    unisono.capture(lambda x: model(x).sum(), model=model, example=(X,))

@@ -18,7 +18,7 @@ from unisono._capture.compared import is_generator
 from unisono._capture.followed import Following, Uses, entries, plain, shows_only, sources_of
 from unisono._capture.paths import Path, Walk, put
 from unisono._capture.places import place_in
-from unisono._capture.side_effects import SideEffects, depends_on
+from unisono._capture.side_effects import SideEffects, depends_on, only_at_first
 from unisono._capture.wire import Encoder
 
 #: Traces until switches are as they have been before, beyond which they may never be.
@@ -106,8 +106,19 @@ class Again:
                 raise depends_on(changes, drawn, use.place or self.place)
         difference = _difference(self.first, other)
         if difference is not None:
-            changes = [*followed.changes(changing), *followed.switched()]
-            raise depends_on(changes, self._drawn(), difference or self.place, self.doubts)
+            changes, drawn = [*followed.changes(changing), *followed.switched()], self._drawn()
+            if not (changes or drawn) and self._is_settled(followed, other):
+                raise only_at_first(self._changed_at_first(), _difference(other, self.first) or self.place)
+            raise depends_on(changes, drawn, difference or self.place, self.doubts)
+
+    def _is_settled(self, followed: _Followed, other: Encoder) -> bool:
+        """Whether a further trace is the step that this one is."""
+        followed.settle(self.walked())
+        return _difference(other, self.traced()) is None
+
+    def _changed_at_first(self) -> list[str]:
+        """What the first trace has changed, in words."""
+        return [*(place.change(now) for place, now in self.before.changed()), *self.before.switched()]
 
     def _drawn(self) -> list[str]:
         return self._effects.so_far(self.walked()).drawn

@@ -95,7 +95,7 @@ def capture_step(
     scaling.prepare(walk)
     effects = SideEffects(walk)
     asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates)
-    with _without_collection():
+    with _without_collection(), effects.undone_if_refused():
         traced, encoder, inputs, kept, ways = _traced(*asked)
         walked, settled = functools.partial(Walk, train_step, model, optimizers), set[Path]()
         now = walked()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from unisono._call import Call, Caller
@@ -112,7 +113,14 @@ _DISTRIBUTED = {"DistributedDataParallel", "DataParallel", "FullyShardedDataPara
 
 
 def _refuse_made(model: nn.Module) -> None:
-    for name, part in (*model.named_modules(), *model.named_parameters()):
+    for name, part in (*model.named_modules(), *model.named_parameters(), *model.named_buffers()):
+        if isinstance(part, torch.Tensor) and is_lazy(part):
+            raise StepError(
+                f"`{name}` of the model has no shape yet: it is made lazily, in the first call of its module",
+                code="U0130",
+                cause="all shapes of a captured step are known beforehand",
+                hint="call the model once before (`model(..)`)",
+            )
         if isinstance(part, torch.jit.ScriptModule):
             raise StepError(
                 f"{f'`{name}` of the model' if name else 'the model'} is scripted: it is compiled already",

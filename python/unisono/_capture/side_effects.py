@@ -64,9 +64,22 @@ class SideEffects:
         try:
             yield
         finally:
-            self.before.put_back()
-            for _, put_back in self._drawn.values():
-                put_back()
+            self._undo()
+
+    @contextlib.contextmanager
+    def undone_if_refused(self) -> Iterator[None]:
+        """Puts back what happens within if that ends in an error."""
+        self.before.with_entries()
+        try:
+            yield
+        except BaseException:
+            self._undo()
+            raise
+
+    def _undo(self) -> None:
+        self.before.put_back()
+        for _, put_back in self._drawn.values():
+            put_back()
 
 
 def warn_of(happened: Happened) -> None:
@@ -104,6 +117,18 @@ def depends_on(
         place=place,
         cause=f"its Python code runs once, while the step is captured, and would be another one the next time{because}",
         hint=_hint(changed, drawn),
+    )
+
+
+def only_at_first(changed: Sequence[str], place: str | None) -> StepError:
+    """The error of a step whose first call is another one than all those behind it; ``changed`` is what it changes, in words."""
+    sets = f": it changes {_listed(changed)}" if changed else ""
+    return StepError(
+        f"the first call of the step is another one than those behind it{sets}",
+        code="U0119",
+        place=place,
+        cause="its Python code runs once, while the step is captured; one graph is captured for all calls",
+        hint="call the step, or what of the model sets itself up, once before (`model(..)`), so that all calls are alike",
     )
 
 
