@@ -234,20 +234,22 @@ def test_a_step_that_depends_on_data_is_refused_with_the_users_line(line, says, 
     assert caught.value.hint
 
 
-def test_a_distribution_that_checks_its_arguments_is_refused_with_the_setting_that_helps(monkeypatch):
+def test_many_distributions_that_check_their_arguments_are_refused_with_the_setting_that_helps(monkeypatch):
     # PyTorch's own default, which `torch.compile` turns off in the whole process.
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
 
-    def drawing(validate):
+    def drawing(validate, count):
         def step(x):
-            return torch.distributions.Normal(x, x.exp(), validate_args=validate).log_prob(x).sum()
+            return sum(
+                torch.distributions.Normal(x, 1 + n, validate_args=validate).log_prob(x).sum() for n in range(count)
+            )
 
         return step
 
     with pytest.raises(StepError, match="value of a tensor") as caught:
-        unisono.capture(drawing(None), example=torch.zeros(3))
+        unisono.capture(drawing(None, 40), example=torch.zeros(3))
     assert "validate_args=False" in (caught.value.hint or "")
-    assert unisono.capture(drawing(False), example=torch.zeros(3)).decoded()["returns"]
+    assert unisono.capture(drawing(False, 40), example=torch.zeros(3)).decoded()["returns"]
 
 
 def test_gradients_zeroed_in_place_are_captured_as_zeros():
@@ -422,14 +424,13 @@ def test_random_numbers_that_the_step_does_not_compute_with_are_drawn_once_with_
 
 
 @pytest.mark.parametrize("own", [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)])
-def test_random_numbers_of_generators_of_the_users_own_are_refused_and_drawn_once(own):
+def test_random_numbers_of_generators_of_the_users_own_are_refused_and_not_drawn(own):
     model, settings = nn.Linear(4, 4), types.SimpleNamespace(own=own)
     other = copy.deepcopy(own)
     with pytest.raises(StepError, match=r"computes with what it draws from `settings\.own`"):
         unisono.capture(
             lambda x: (model(x) * settings.own.uniform(0, 1)).sum(), model=model, example=(torch.ones(2, 4),)
         )
-    other.uniform(0, 1)
     assert own.uniform(0, 1) == other.uniform(0, 1)
 
 
@@ -453,12 +454,12 @@ class Growing(Counting):
         (lambda one: 1.0 if one.taken % 2 else 0.5, "`self.taken` (1 to 2)"),
     ],
 )
-def test_a_step_that_computes_with_what_it_counts_is_refused_and_has_counted_once(use, named):
+def test_a_step_that_computes_with_what_it_counts_is_refused_and_has_not_counted(use, named):
     trainer = Growing(use)
     with pytest.raises(StepError, match=re.escape(named)) as caught:
         unisono.capture(trainer.step, model=trainer.model, example=(torch.ones(2, 4),))
     assert caught.value.code == "U0119"
-    assert (trainer.taken, trainer.kept) == (1, [1])
+    assert (trainer.taken, trainer.kept) == (0, [])
 
 
 def test_a_number_that_the_step_returns_and_counts_is_refused():
@@ -567,11 +568,11 @@ def test_an_error_that_has_nothing_to_do_with_a_compiler_is_the_users_own():
 
     def step(x):
         calls.append(torch.compiler.is_compiling())
-        raise KeyError("mine")
+        raise KeyError(f"mine {calls}")
 
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(KeyError, match=r"mine \[True\]"):
         unisono.capture(step, model=model, optimizer=optimizer, example=(torch.randn(4, 3),))
-    assert calls == [True, False]
+    assert calls == []
 
 
 def test_a_step_without_such_effects_is_captured_without_a_warning():

@@ -9,6 +9,7 @@ import torch
 
 from unisono import _agreement
 from unisono._capture import Capture
+from unisono._capture.guards import Ending
 from unisono._capture.paths import Path, paths_of
 from unisono._capture.readbacks import evaluate
 from unisono._capture.schedules import Scheduled
@@ -27,6 +28,7 @@ class Way:
         answers: the answers to the questions that it asks.
         schedules: the schedulers that it calls.
         counted: paths to averages that take a step.
+        endings: how the step ends where a question is answered otherwise, by the number of the question.
         effects: what it prints and logs, on the rank that does.
     """
 
@@ -35,13 +37,15 @@ class Way:
     answers: tuple[bool, ...]
     schedules: list[Scheduled]
     counted: list[Path]
+    endings: dict[int, Ending]
     effects: list[Any] = field(default_factory=list)
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Way:
         """The way that :func:`told` tells of."""
         calls = [Scheduled(paths_of([path])[0], given, first) for path, given, first in data["schedules"]]
-        return cls(dict(data["numbers"]), data["reads"], tuple(data["answers"]), calls, paths_of(data["counted"]))
+        counted, endings = paths_of(data["counted"]), {at: Ending.from_plain(one) for at, one in data["endings"]}
+        return cls(dict(data["numbers"]), data["reads"], tuple(data["answers"]), calls, counted, endings)
 
     def has(self, position: int) -> bool:
         """Whether a leaf of what the step returns is no tensor."""
@@ -88,4 +92,5 @@ def _way(way: Traced) -> dict[str, Any]:
         "answers": way.choices,
         "counted": way.counted,
         "schedules": [list(vars(call).values()) for call in way.schedules],
+        "endings": [[at, ending.plain()] for at, ending in way.endings.items()],
     }

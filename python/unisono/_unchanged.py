@@ -125,6 +125,16 @@ class Unchanged:
                 raise _changed(f"`{name}` has {now} gradient", f"it had {before}", _OTHER_MODE)
 
 
+def has_ended(how: str) -> StepError:
+    """The error for a step behind one that has ended with an exception of the user's code."""
+    return StepError(
+        f"the step before this one has ended with an exception: {how}",
+        code="U0131",
+        cause="what it checks is known when it is over: parameters and optimizer state are those behind its update",
+        hint="load a state or a checkpoint (`step.load_state_dict(..)`, `step.load(..)`), or check outside of the step and before it",
+    )
+
+
 def other_call(call: Call, before: Call, paths: Sequence[str]) -> StepError:
     """The error for a call that is not like the captured one; ``paths`` are those of its leaves."""
     if call.structure != before.structure:

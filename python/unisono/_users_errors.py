@@ -23,13 +23,13 @@ class UsersError(Exception):
         error: the exception itself, on the rank where it was raised.
     """
 
-    def __init__(self, kind: str, text: str, frames: Sequence[Frame], error: Exception | None = None) -> None:
+    def __init__(self, kind: str, text: str, frames: Sequence[Frame], error: BaseException | None = None) -> None:
         """Takes its parts."""
         super().__init__(text)
         self.kind, self.text, self.frames, self.error = kind, text, list(frames), error
 
     @classmethod
-    def of(cls, error: Exception) -> UsersError:
+    def of(cls, error: BaseException) -> UsersError:
         """What an exception comes to, without frames that are not the user's."""
         frames, traceback = [], error.__traceback__
         while traceback is not None:
@@ -43,15 +43,19 @@ class UsersError(Exception):
         """Its parts as plain data."""
         return {"kind": self.kind, "text": self.text, "frames": self.frames}
 
-    def exception(self) -> Exception:
-        """The exception that the user sees."""
+    def exception(self, arguments: Sequence[Any] | None = None) -> BaseException:
+        """The exception that the user sees, with other arguments if there are any."""
         error = self.error or self._made()
+        if arguments is not None:
+            error.args = tuple(arguments)
         error.__cause__, error.__suppress_context__ = None, True
         return error.with_traceback(_traceback(self.frames))
 
-    def _made(self) -> Exception:
+    def _made(self) -> BaseException:
         kind = getattr(builtins, self.kind, RuntimeError)
-        is_plain = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
+        is_plain = (
+            isinstance(kind, type) and issubclass(kind, Exception | SystemExit) and not issubclass(kind, UnicodeError)
+        )
         return kind(self.text) if is_plain else RuntimeError(self.text)
 
 

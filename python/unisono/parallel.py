@@ -40,6 +40,7 @@ from unisono._deferred.models import Deferred, home_of
 from unisono._native import Graph
 from unisono._ranks import Ranks
 from unisono._state import State
+from unisono._unchanged import has_ended
 from unisono._user_tensors import require_values
 from unisono._users_errors import as_the_users
 from unisono._watch import Watch
@@ -196,6 +197,8 @@ class ParallelStep:
     @as_the_users
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Runs one step on the global batch and returns what the user's step returns."""
+        if self._session.ended is not None:
+            raise has_ended(self._session.ended)
         call = self._caller(arguments, named)
         step = self._step_for(call)
         meeting = self.ranks.meeting
@@ -327,6 +330,7 @@ class ParallelStep:
         """
         self._settle("load_state_dict")
         _state_dict.load_state_dict(self._session, state, strict=strict)
+        self._session.ended = None
 
     @as_the_users
     def save(self, folder: str | Path, **more: Any) -> None:
@@ -361,6 +365,7 @@ class ParallelStep:
         from unisono import _checkpoint  # takes PyTorch's checkpoints with it, which are slow to import
 
         _checkpoint.load(self._session, self._state("load", for_files=True), Path(folder), more, strict=strict)
+        self._session.ended = None
 
     def kernels(self) -> str:
         """Which operations become kernels where ``fuse`` is set, what that saves, and why all others stay as they are."""

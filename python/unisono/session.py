@@ -22,11 +22,12 @@ from unisono._between import Between
 from unisono._call import Call
 from unisono._capture import Capture, averages, scaling, schedules
 from unisono._capture.generators import generator_at
+from unisono._capture.guards import Ending
 from unisono._capture.inputs import StepInput, StepInputs, collect, constant, is_decay, read_at
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside, classes_at
 from unisono._capture.paths import Walk, follow, paths_of, place_at, shown
-from unisono._capture.readbacks import perform
+from unisono._capture.readbacks import evaluated, perform
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import Captures, found_or_captured
 from unisono._counter import KEY, key_input
@@ -100,6 +101,7 @@ class Session:
         deferred: the tensors that have no memory before there is a plan.
         made: how many captured steps have been made, or begun.
         watch: what looks for ranks that stand still.
+        ended: what has ended the last step, whose state is that behind it.
     """
 
     ranks: Ranks
@@ -126,6 +128,7 @@ class Session:
     pipeline: Pipeline = field(default_factory=Pipeline)
     fuse: Fuse = False
     key: torch.Tensor | None = None
+    ended: str | None = None
     synchronous: bool = False
     graphs: str = "off"
     home: torch.device = _devices.HOST
@@ -235,7 +238,7 @@ class CapturedStep:
         self._returns, self._leaves = from_plain(message["returns"], classes), message["leaves"]
         self._ways = [Way.from_plain(way) for way in message["ways"]]
         for way, traced in zip(self._ways, captured.ways if captured is not None else (), strict=False):
-            way.effects = traced.effects
+            way.effects, way.endings = traced.effects, traced.endings
         counts = [(*path, step) for way in self._ways for path in way.counted for step in averages.CHANGES]
         outside.settle(message["settled"])
         outside.leave_out(message["volatile"], {place_at(self._root, path) for path in (*self._left, *counts)})
@@ -593,26 +596,39 @@ class CapturedStep:
         for optimizer in self._optimizers:
             # schedulers ask whether the optimizer has taken a step
             optimizer._opt_called = True  # type: ignore[attr-defined]
-        way, count, read = self._way_taken(returned)
+        way, count, read, ending = self._way_taken(returned)
         count -= len(self._generators)
         for item, state in zip(self._generators, returned[count:], strict=False):
             generator_at(self._root, item.paths).set_state(state)
         values = iter(self.between.after_step(returned[:count], self.ranks.count))
         leaves = [way.leaf(position, read) if way.has(position) else next(values) for position in range(self._leaves)]
+        if ending is not None:
+            raise self._ended(ending, read[: ending.reads])
         perform(way.effects, read)
         schedules.run(self._root, way.schedules, read, first=False)
         for path in way.counted:
             averages.count(follow(self._root, path))
         return unflatten(self._returns, iter(leaves))
 
-    def _way_taken(self, returned: list[torch.Tensor]) -> tuple[Way, int, list[torch.Tensor]]:
-        """The way that a step has taken, how many results are its own, and what it has read."""
+    def _ended(self, ending: Ending, read: list[torch.Tensor]) -> BaseException:
+        """The exception that the user's step has ended with, behind what it has printed and logged."""
+        perform(ending.effects, read, whole=False)
+        error = ending.error.exception([evaluated(one, read) for one in ending.arguments])
+        self._session.ended = f"{type(error).__name__}: {error}"
+        return error
+
+    def _way_taken(self, returned: list[torch.Tensor]) -> tuple[Way, int, list[torch.Tensor], Ending | None]:
+        """The way that a step has taken, how many results are its own, what it has read, and how it has ended if it has."""
         start = count = len(returned) - sum(way.reads + len(way.answers) for way in self._ways)
         for way in self._ways:
             behind = start + way.reads
             decided = returned[behind : behind + len(way.answers)]
-            if len(self._ways) == 1 or tuple(bool(one) for one in decided) == way.answers:
-                return way, count, returned[start:behind]
+            others = (
+                at for at, (one, answer) in enumerate(zip(decided, way.answers, strict=True)) if bool(one) != answer
+            )
+            other = next(others, None) if len(self._ways) > 1 or way.endings else None
+            if other is None or other in way.endings:
+                return way, count, returned[start:behind], None if other is None else way.endings[other]
             start = behind + len(way.answers)
         raise InternalError("a step took none of its ways")
 

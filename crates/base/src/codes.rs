@@ -103,6 +103,7 @@ codes! {
     CASTS_ELSEWHERE = 128, Unsupported, "automatic casts for a device that is not there";
     TWO_DEVICES = 129, Step, "state on two devices";
     NO_DATA = 130, Step, "state that has no values";
+    HAS_ENDED = 131, Step, "the step before this one has ended with an exception";
 
     // 02xx: plans and configuration
     BAD_CLUSTER = 201, Configuration, "a cluster description that cannot be used";

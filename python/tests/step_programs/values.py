@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Any
 
@@ -86,6 +87,26 @@ def an_update_by_choice(p: Program) -> None:
         return
     limit = p.rng.choice([0.8, 1.2, 2.0])
     p.updates = lambda loss: bool(loss < limit)
+
+
+@habit
+def checks(p: Program) -> None:
+    choice = p.rng.randrange(4)
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        if choice == 0:
+            assert not torch.isnan(h).any() and h.abs().max() < 1e6, "broken"
+        elif choice == 1 and h.sum() > 1e6:
+            raise ValueError(f"{h.sum().item()} is too much")
+        elif choice == 2 and not math.isfinite(h.detach().mean().item()):
+            raise FloatingPointError("not finite")
+        elif choice == 3:
+            for row in h.detach().unbind():
+                if row.isinf().any():
+                    raise ValueError("infinite")
+        return h
+
+    p.layers.append(change)
 
 
 @habit

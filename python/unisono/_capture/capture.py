@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,8 @@ from unisono._capture.again import Again
 from unisono._capture.beside import Snapshot
 from unisono._capture.calls import call_of
 from unisono._capture.custom import proved_rules
-from unisono._capture.forks import Way, merged
+from unisono._capture.forks import MOST_QUESTIONS, Way, merged
+from unisono._capture.guards import EndedError
 from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
 from unisono._capture.kernels import target_of
@@ -154,7 +155,8 @@ def _traced(
             state = [*kept.replaced, *kept.written]
             inputs = collect(train_step, model, optimizers, call, state, live, kept.read())
             inputs.target = target_of(device, _placed(inputs))
-            traced = trace(train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=may_be_there)
+            asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept)
+            traced = _past_guards(kept, start, functools.partial(asked, gradients_may_be_there=may_be_there))
             kept.mark()
             if traced is None:
                 continue
@@ -164,10 +166,8 @@ def _traced(
             encoder = Encoder(traced, inputs)
             if not encoder.reads_stale_gradients and not (accumulates and may_be_there and traced.held):
                 if may_be_there and traced.asked is not None and len(ways) == 1:
-                    again = functools.partial(
-                        trace, train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=False
-                    )
-                    _require_alike_without_gradients(traced, _another_way(kept, start, again))
+                    without = functools.partial(asked, gradients_may_be_there=False)
+                    _require_alike_without_gradients(traced, _another_way(kept, start, without))
                 return traced, encoder, inputs, kept, ways
             parameters = [item.tensor for item in inputs.inputs if item.cls == "parameter"]
             if not kept.note_gradients(parameters):
@@ -181,12 +181,30 @@ def _traced(
     )
 
 
-def _another_way(kept: Kept, start: Snapshot, trace_again: Callable[[], Traced | None]) -> Traced | None:
-    """What a trace gives that goes another way than the last one; ``None`` if it finds more to be kept."""
+def _past_guards(
+    kept: Kept, start: Snapshot, trace_again: Callable[[], Traced | None], answers: tuple[bool, ...] = ()
+) -> Traced | None:
+    """What a trace gives that answers questions behind the first ones so that the step goes on; ``None`` if it never does."""
+    while kept.guards.goes_on(answers):
+        try:
+            return trace_again()
+        except EndedError as ended:
+            kept.undo()
+            start.put_numbers_back()
+            kept.guards.note(ended)
+    return None
+
+
+def _another_way(
+    kept: Kept, start: Snapshot, trace_again: Callable[..., Traced | None], answers: tuple[bool, ...] = ()
+) -> Traced | None:
+    """What a trace with some answers gives; ``None`` if it finds more to be kept, or if the step ends there."""
     kept.start_again()
     for _ in range(2):
         start.put_numbers_back()
-        way = trace_again()
+        way = _past_guards(kept, start, functools.partial(trace_again, answers=answers), answers)
+        if not kept.guards.goes_on(answers):
+            return None
         kept.mark()
         if way is not None:
             return way
@@ -243,24 +261,35 @@ def _ways(
     may_be_there: bool,
 ) -> list[Traced] | None:
     """All ways through a step that chooses by values, merged into the graph of the first; ``None`` if more was found to be kept."""
-    ways = [traced]
-    traced.choices = (True,) * len(traced.places)
-    todo = [(*traced.choices[:number], False) for number in range(len(traced.choices))]
+    asked = functools.partial(
+        trace, train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=may_be_there
+    )
+    ways, todo, choices = [traced], deque(_turns(traced, 0)), set[tuple[bool, ...]]()
     while todo:
-        answers = todo.pop()
-        asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept, answers=answers)
-        way = _another_way(kept, start, functools.partial(asked, gradients_may_be_there=may_be_there))
+        answers = todo.popleft()
+        way = _another_way(kept, start, asked, answers)
+        if not kept.guards.goes_on(answers):
+            continue
         if way is None:
             return None
-        way.choices = (*answers, *(True,) * (len(way.places) - len(answers)))
-        todo += [(*way.choices[:number], False) for number in range(len(answers), len(way.choices))]
+        choices.add(answers[:-1])
+        if sum(answers[:number] in choices for number in range(len(answers))) > MOST_QUESTIONS:
+            raise read_back(way.places[len(answers) - 1])
+        todo += _turns(way, len(answers))
         ways.append(way)
+    for way in ways:
+        way.endings = kept.guards.among(way.choices)
     if len(ways) > 1:
         _require_alike(ways)
         plain = [Way(w.graph, w.tensors, w.reads, w.places, w.replaced, w.choices) for w in ways]
         traced.graph, traced.replaced = merged(plain)
         traced.untouched = set().union(*(way.untouched for way in ways))
     return ways
+
+
+def _turns(way: Traced, first: int) -> list[tuple[bool, ...]]:
+    """The answers that lead where the first of another way's questions, from a number on, is answered otherwise."""
+    return [(*way.choices[:number], not way.choices[number]) for number in range(first, len(way.choices))]
 
 
 def _require_alike(ways: list[Traced]) -> None:

@@ -16,10 +16,11 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 from unisono._capture.functional import result_of
+from unisono._capture.guards import MOST_GUARDS, Guards
 from unisono._capture.places import read_back
 
 _COPY, _WHERE = torch.ops.aten.copy_.default, torch.ops.aten.where.self
-#: A step that asks more than this in a row is refused.
+#: A step that asks more than this in a row, beside what only ends it, is refused.
 MOST_QUESTIONS = 3
 
 
@@ -28,20 +29,25 @@ class Questions:
     """What a step asks of values in one way through it.
 
     Attributes:
-        answers: what the first questions are answered with; those after them with yes.
+        answers: what the first questions are answered with; those after them so that the step goes on, or with yes.
+        guards: what is known of how it goes on.
         asked: the values that decided, and where.
+        given: the answers.
     """
 
     answers: tuple[bool, ...] = ()
+    guards: Guards = field(default_factory=Guards)
     asked: list[tuple[torch.Tensor, str | None]] = field(default_factory=list)
+    given: list[bool] = field(default_factory=list)
 
     def decide(self, value: torch.Tensor, place: str | None) -> bool:
         """Answers a question."""
-        if len(self.asked) >= MOST_QUESTIONS or value.numel() != 1:
+        number, (goes_on, _) = len(self.asked), self.guards.known.get(tuple(self.given), (True, None))
+        if number >= MOST_QUESTIONS + MOST_GUARDS or value.numel() != 1:
             raise read_back(place)
         self.asked.append((value.detach().reshape(()) != 0, place))
-        number = len(self.asked) - 1
-        return self.answers[number] if number < len(self.answers) else True
+        self.given.append(self.answers[number] if number < len(self.answers) else goes_on)
+        return self.given[-1]
 
 
 @dataclass
@@ -129,6 +135,8 @@ class _Merged:
         """What the ways that agree so far give, chosen by what they ask next."""
         if len(results) == 1:
             return [get(results[0], number) for number in numbers]
+        if len({one.way.answers[depth] for one in results}) == 1:  # the other answer ends the step
+            return self._chosen(results, depth + 1, numbers, get)
         yes = [one for one in results if one.way.answers[depth]]
         no = [one for one in results if not one.way.answers[depth]]
         pairs = zip(self._chosen(yes, depth + 1, numbers, get), self._chosen(no, depth + 1, numbers, get), strict=True)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture.averages import decays
+from unisono._capture.guards import Guards
 from unisono._capture.known import follows_from_constants
 from unisono._capture.paths import Missing, Path, Walk, follow, put, shown
 from unisono._capture.places import read_back, user_line
@@ -41,6 +42,7 @@ class Kept:
         dropped: paths to gradients that are state and that the step takes away.
         generators: paths to random number generators that the step draws from.
         told: lines of the step of which the user has been told something.
+        guards: questions of which one answer ends the step.
     """
 
     train_step: Callable[..., Any]
@@ -55,6 +57,7 @@ class Kept:
     dropped: list[Path] = field(default_factory=list)
     generators: list[Path] = field(default_factory=list)
     told: set[str] = field(default_factory=set)
+    guards: Guards = field(default_factory=Guards)
 
     def __post_init__(self) -> None:
         """Notes how everything is before the step is traced."""
@@ -204,6 +207,12 @@ class Kept:
         self._restore()
         self.marks = {id(mark): (mark, path) for path, mark in marks}
         for path, mark in marks:
+            put(self.root, path, mark)
+
+    def undo(self) -> None:
+        """Leaves everything as it was before a trace that has ended early."""
+        self._restore()
+        for mark, path in self.marks.values():
             put(self.root, path, mark)
 
     @contextlib.contextmanager

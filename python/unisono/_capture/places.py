@@ -298,10 +298,7 @@ def data_dependence(func: Any, origin: Origin, error: Exception) -> StepError:
         cause = "one graph must serve every batch, so all shapes must be known beforehand"
         hint = _INSTEAD.get(name.split(".")[1], INSTEAD_OF_SELECTING)
     else:
-        found = read_back(origin.place)
-        if _is_within(os.path.join("torch", "distributions")):
-            found.hint = "make the distribution with `validate_args=False`: it reads its parameters to check them"
-        return found
+        return read_back(origin.place)
     return StepError(message, code="U0101", place=origin.place, cause=cause, hint=hint)
 
 
@@ -315,10 +312,13 @@ def _is_within(folder: str) -> bool:
 
 def read_back(place: str | None) -> StepError:
     """The error for a step that does with the value of a tensor what a graph cannot say."""
+    hint = "keep the value as a tensor: use `torch.where` for a choice, and return the tensor to use it outside"
+    if _is_within(os.path.join("torch", "distributions")):
+        hint = "make the distribution with `validate_args=False`: it reads its parameters to check them"
     return StepError(
         "the step reads the value of a tensor (`.item()`, `float(t)`, `if t:`, ...) and goes on with it",
         code="U0101",
         place=place,
         cause="the step is captured once as a graph, before there is any data; what is read can only be returned, printed or logged",
-        hint="keep the value as a tensor: use `torch.where` for a choice, and return the tensor to use it outside",
+        hint=hint,
     )

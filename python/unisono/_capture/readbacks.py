@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import logging
+import math
 import operator
 import os
 import re
@@ -25,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from unisono._capture.followed import FollowedNumber, handed
 from unisono._capture.forks import Questions
+from unisono._capture.guards import CHECKS
 from unisono._capture.kinds import Kind, TypeOf
 from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.places import is_the_users, read_back, user_line
@@ -41,8 +44,8 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _TOKEN = re.compile("\ue000(\\d+)\ue001")
 #: PyTorch's own code between who asks and the mode that is asked.
 _ON_THE_WAY = (os.path.join("torch", "overrides.py"), os.path.join("torch", "_tensor.py"), "fake_tensor.py", __file__)
-#: PyTorch's own code that chooses by values as the user's does: averages of models.
-_CHOOSES = os.path.join("torch", "optim", "swa_utils.py")
+#: PyTorch's own code that chooses by values as the user's does: averages of models, checks.
+_CHOOSES = (os.path.join("torch", "optim", "swa_utils.py"), *CHECKS)
 _LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 
 
@@ -62,6 +65,17 @@ def evaluate(expression: Expression, values: Sequence[torch.Tensor]) -> Any:
             return getattr(builtins, kind)(*(evaluate(one, values) for one in rest))
         case _:
             return getattr(operator, kind)(*(evaluate(one, values) for one in rest))
+
+
+def evaluated(expression: Expression, values: Sequence[torch.Tensor]) -> Any:
+    """The same where not all tensors are there that it is computed from: a question mark is in the place of what is not known."""
+    kind, *rest = expression
+    if kind == "text" and len(rest[0]) > 1:
+        return "".join(part if isinstance(part, str) else evaluated(["text", [part]], values) for part in rest[0])
+    try:
+        return evaluate(expression, values)
+    except IndexError:
+        return "?"
 
 
 def _formatted(part: Sequence[Any], values: Sequence[torch.Tensor]) -> str:
@@ -143,6 +157,9 @@ class Readbacks(TorchFunctionMode):
         super().__init__()
         self.tensors: list[torch.Tensor] = []
         self.effects: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        #: What is read, kept so that its `id` is nothing else's, and its position by that and by how often it was written.
+        self._read: list[torch.Tensor] = []
+        self._numbers: dict[tuple[int, int | None], int] = {}
         self._texts: list[tuple[Expression, str, str, str | None]] = []
         self._used: set[int] = set()
         self._questions = questions
@@ -150,8 +167,9 @@ class Readbacks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, or notes what is read."""
         for one in args:
-            if type(one) is Number:
-                raise read_back(one.place)
+            for part in one if type(one) in (list, tuple) else (one,):
+                if type(part) is Number:
+                    raise read_back(part.place)
         if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0], func in _OF_NUMBERS):
             return _READS[func](self, *args)
         return func(*args, **(kwargs or {}))
@@ -186,8 +204,18 @@ class Readbacks(TorchFunctionMode):
 
     def read(self, kind: str, tensor: torch.Tensor) -> Expression:
         """The expression for a tensor, or for what is in it, after the step."""
-        self.tensors.append(tensor.detach().clone())
-        return [kind, len(self.tensors) - 1]
+        with torch._C.DisableTorchFunction():
+            key = id(tensor), None if tensor.is_inference() else tensor._version
+        if key not in self._numbers or key[1] is None:
+            self.tensors.append(tensor.detach().clone())
+            self._numbers[key] = len(self.tensors) - 1
+            self._read.append(tensor)
+        return [kind, self._numbers[key]]
+
+    def at_the_end(self, error: BaseException) -> tuple[list[Any], int]:
+        """How the arguments of an exception are computed, and how many tensors have been read before it."""
+        reads = len(self.tensors)
+        return [e if (e := self.expression_of(one)) is not None else ["constant", one] for one in error.args], reads
 
     def token(self, expression: Expression, conversion: str, style: str) -> str:
         """A text that stands for a formatted value."""
@@ -238,8 +266,24 @@ class Readbacks(TorchFunctionMode):
             for holder, name in _globals_with(functions, own):
                 holder[name] = own[name]
                 stack.callback(holder.pop, name, None)
+            for module, name in _asking_for_finite():
+                function = getattr(module, name)
+                asking = functools.partial(self._is, function, getattr(torch, name))
+                for holder, key in [(vars(module), name), *_globals_of(function, functions)]:
+                    stack.callback(holder.__setitem__, key, function)
+                    holder[key] = asking
             stack.enter_context(self)
             yield
+
+    def _is(
+        self, function: Callable[..., Any], same: Callable[..., torch.Tensor], value: Any, *more: Any, **named: Any
+    ) -> Any:
+        """What a function that asks whether a number is finite says of one, or of one that is read: PyTorch's does the same."""
+        if isinstance(value, Number):
+            return self.decide(same(self.tensor_of(value.expression)))
+        if isinstance(value, FakeTensor) and value.numel() == 1 and self._stands_for(value):
+            return self.decide(same(value))
+        return function(value, *more, **named)
 
     def _print(self, *arguments: Any, **named: Any) -> None:
         self.note(print, arguments, named)
@@ -263,11 +307,14 @@ class _Later:
         self.expression = expression
 
 
-def perform(effects: Sequence[tuple[Callable[..., Any], Any, Any]], values: Sequence[torch.Tensor]) -> None:
-    """Prints and logs what a step has printed and logged, with the values that it has read."""
+def perform(
+    effects: Sequence[tuple[Callable[..., Any], Any, Any]], values: Sequence[torch.Tensor], *, whole: bool = True
+) -> None:
+    """Prints and logs what a step has printed and logged, with the values that it has read: all, or not the ``whole`` of them."""
+    value_of = evaluate if whole else evaluated
     for function, arguments, named in effects:
         leaves, structure = flatten((arguments, named))
-        real = [evaluate(leaf.expression, values) if isinstance(leaf, _Later) else leaf for leaf in leaves]
+        real = [value_of(leaf.expression, values) if isinstance(leaf, _Later) else leaf for leaf in leaves]
         given = unflatten(structure, iter(real), (arguments, named))
         function(*given[0], **given[1])
 
@@ -283,6 +330,19 @@ def _globals_with(functions: Iterable[Any], names: Iterable[str]) -> Iterator[tu
             if key not in met and name not in function.__globals__:
                 met.add(key)
                 yield function.__globals__, name
+
+
+def _asking_for_finite() -> Iterator[tuple[types.ModuleType, str]]:
+    for module in (math, sys.modules.get("numpy")):
+        yield from ((module, name) for name in ("isfinite", "isinf", "isnan") if module is not None)
+
+
+def _globals_of(function: Callable[..., Any], functions: Iterable[Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The modules' variables in which code of functions finds a function."""
+    users = (one for one in functions if isinstance(one, types.FunctionType))
+    modules = {id(one.__globals__): one.__globals__ for one in users if is_the_users(one.__code__.co_filename)}
+    for names in modules.values():
+        yield from ((names, name) for name, value in [*names.items()] if value is function)
 
 
 def _standing_for(real: type, reads: Readbacks) -> type:
@@ -319,7 +379,7 @@ def _repr(reads: Readbacks, tensor: torch.Tensor, **_unused: Any) -> str:
     return reads.token(reads.read("tensor", tensor), "r", "")
 
 
-_OF_NUMBERS = (torch.Tensor.item, torch.Tensor.__bool__)
+_OF_NUMBERS = (torch.Tensor.item, torch.Tensor.__bool__, torch._assert)
 _READS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.item: _item,
     torch.Tensor.tolist: _tolist,
@@ -328,4 +388,5 @@ _READS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.numpy: _numpy,
     torch.Tensor.__array__: _numpy,
     torch.Tensor.__bool__: lambda reads, tensor: reads.decide(tensor),
+    torch._assert: lambda reads, tensor, *message: torch._assert(reads.decide(tensor), *message),
 }

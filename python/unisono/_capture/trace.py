@@ -29,6 +29,7 @@ from unisono._capture.averages import Averages
 from unisono._capture.forks import Questions
 from unisono._capture.functional import Unknown, functionalised
 from unisono._capture.generators import Generators
+from unisono._capture.guards import EndedError, Ending, is_the_steps_own
 from unisono._capture.inputs import StepInput, StepInputs, is_decay
 from unisono._capture.kept import Kept, Writes
 from unisono._capture.masks import Masks
@@ -54,9 +55,10 @@ from unisono._capture.selection import Selection, Selections
 from unisono._capture.settings import Answer, Comparisons, groups_of
 from unisono._capture.sparse import DenseGradients
 from unisono._capture.target import Target
-from unisono._capture.twins import Twins
+from unisono._capture.twins import Twins, conversions_known
 from unisono._capture.types import type_of
 from unisono._tree import Structure, flatten, unflatten
+from unisono._users_errors import UsersError
 from unisono.errors import StepError, UnisonoError, UnsupportedError
 
 
@@ -83,6 +85,7 @@ class Traced:
         counted: paths to the averages that take a step.
         places: where the step chooses by values; what decided are the outputs behind those that are read.
         choices: how it chooses there.
+        endings: how it ends where it chooses otherwise, by the number of the choice; that of others is another way.
         tensors: how many outputs are what the step returns and leaves.
         known: paths to tensors from outside whose values are constants of the step.
         asked: where the user's code asks for a gradient that may be there when the step begins.
@@ -105,6 +108,7 @@ class Traced:
     counted: list[Path] = field(default_factory=list)
     places: list[str | None] = field(default_factory=list)
     choices: tuple[bool, ...] = ()
+    endings: dict[int, Ending] = field(default_factory=dict)
     tensors: int = 0
     known: list[Path] = field(default_factory=list)
     asked: str | None = None
@@ -132,7 +136,7 @@ def trace(
 
     try:
         return under(is_compiling=True)
-    except UnisonoError:
+    except (UnisonoError, EndedError):
         raise
     except Exception:
         with contextlib.suppress(Exception):
@@ -154,7 +158,7 @@ def _trace(
     fakes = _fakes(fake_mode, inputs)
     kept = kept or Kept(train_step, model, optimizers)
     run = _Run(train_step, model, optimizers, inputs, kept)
-    run.questions = Questions(answers)
+    run.questions = Questions(answers, kept.guards)
     if gradients_may_be_there:
         run.stale = [
             position
@@ -359,6 +363,7 @@ class _Run:
             schedules=self.schedules.calls,
             counted=self.averages.counted,
             places=[place for _, place in self.questions.asked],
+            choices=tuple(self.questions.given),
             replaced=list(replaced),
             stale_gradients=len(stale),
             untouched={n for n, p in enumerate(self.stale) if p in held and p not in accumulated},
@@ -402,6 +407,7 @@ class _Run:
             torch.autograd.set_multithreading_enabled(False),
             self.origins.tracking(),
             hooks.on_twins(parameters, modes),
+            conversions_known(twins),
             modes(),
             draws.drawing(),
             self.generators.standing_in(),
@@ -411,7 +417,18 @@ class _Run:
             self.reads.around(self.kept.functions()),
             iterators.refused(self.kept.functions(), self.kept.walk.holders),
         ):
+            return self._step(arguments, named)
+
+    def _step(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What the step returns; one that ends behind a question says how."""
+        try:
             return self.train_step(*arguments, **named)
+        except (Exception, SystemExit) as error:
+            asked = self.questions.asked
+            if asked and not isinstance(error, UnisonoError) and is_the_steps_own(error):
+                ending = Ending(UsersError.of(error), *self.reads.at_the_end(error), self.reads.effects)
+                raise EndedError(self.questions.given, asked[-1][1], ending) from error
+            raise
 
     def _optimizer_state(self, items: list[tuple[StepInput, torch.Tensor]]) -> dict[int, dict[str, Any]]:
         """The state of the optimizers with traced tensors, by the ``id`` of the parameter.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.utils._pytree as pytree
@@ -90,6 +92,47 @@ class Twins(TorchFunctionMode):
         with torch.no_grad():
             # Through `data`, so that autograd does not take it for a change of what it has saved.
             (tensor.data if isinstance(tensor, FakeTensor) else tensor).copy_(values)
+
+
+@contextlib.contextmanager
+def conversions_known(twins: dict[int, torch.Tensor]) -> Iterator[None]:
+    """Within, modules of traced parameters are converted (``module.to(..)``) to what they are already, or refused."""
+    convert, own = nn.Module._apply, {id(twin) for twin in twins.values()}
+
+    def converted(
+        module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> nn.Module:
+        parts = [part for one in module.modules() for part in (*one._parameters.items(), *one._buffers.items())]
+        traced = [(name, part) for name, part in parts if part is not None and (id(part) in twins or id(part) in own)]
+        if not traced:
+            return convert(module, function, recurse)
+        for name, part in traced:
+            made = function(part)
+            if made is not twins.get(id(part), part):
+                raise _converted(f"`{name}` of a {_holder(module, part)}", made)
+        return module
+
+    with mock.patch.object(nn.Module, "_apply", converted):
+        yield
+
+
+def _holder(module: nn.Module, part: torch.Tensor) -> str:
+    found = (
+        one
+        for one in module.modules()
+        if any(part is other for other in (*one._parameters.values(), *one._buffers.values()))
+    )
+    return type(next(found)).__name__
+
+
+def _converted(what: str, made: torch.Tensor) -> StepError:
+    return StepError(
+        f"the step converts {what} to {made.dtype} on {made.device.type}",
+        code="U0102",
+        place=user_line(),
+        cause="state must keep its type from step to step",
+        hint="convert the model before it is parallelized, or what the module is given and gives",
+    )
 
 
 def _version_read() -> StepError:

@@ -1,0 +1,227 @@
+"""Checks of values that end a step with an exception: the captured step goes on as the step does, and raises it where it does.
+
+PYTEST_DONT_REWRITE: what is asserted here is traced as it is written.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import traceback
+import warnings
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from machines import DEAR_COMPUTING
+from torch import nn
+
+import unisono
+from unisono.errors import StepError
+
+X = torch.arange(8.0).view(2, 4) / 8
+BAD = torch.tensor([[1.0, float("nan"), 1.0, 1.0], [1.0, 1.0, 1.0, 2e6]])
+
+
+class WrongError(Exception):
+    """One of the user's own."""
+
+
+def asserted(x):
+    assert not torch.isnan(x).any(), "there are some"  # raised
+
+
+def raised(x):
+    if x.isnan().any():
+        raise WrongError("value", x.shape)  # raised
+
+
+def by_number(x):
+    value = x.sum().item()
+    if not math.isfinite(value):
+        print(f"stopped at {value}")
+        sys.exit(3)  # raised
+
+
+def by_numpy(x):
+    most = x.max().item()
+    if numpy.isnan(most):
+        raise FloatingPointError(f"{most:.1f} {x.sum().item()}")  # raised
+
+
+def both(x):
+    assert x.sum() >= 0 and x.max() < 1e6  # raised
+
+
+def either(x):
+    assert x[0].isfinite().all() or x[1].sum() < 10  # raised
+
+
+def one_for_each(x):
+    for number, row in enumerate(x.unbind()):
+        if row.isnan().any():
+            raise ValueError(f"row {number}")  # raised
+
+
+def behind_a_choice(x):
+    if x[0, 2] > 0.5:
+        assert x.isfinite().all()  # raised
+    else:
+        assert (x < 2).all()
+
+
+def of_pytorch(x):
+    torch._assert(x.isfinite().all(), "not finite")  # raised
+
+
+CHECKS = [asserted, raised, by_number, by_numpy, both, either, one_for_each, behind_a_choice, of_pytorch]
+
+
+class Trainer:
+    """A model that is trained behind a check of its batch."""
+
+    def __init__(self, check):
+        torch.manual_seed(0)
+        self.check, self.model = check, nn.Linear(4, 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self, x):
+        self.check(x)
+        self.optimizer.zero_grad()
+        loss = self.model(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def parallelized(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return unisono.parallelize(
+                self.step, model=self.model, optimizer=self.optimizer, example=(X,), cluster=DEAR_COMPUTING
+            )
+
+
+def ending(step):
+    """What a step raises for a bad batch, and the line."""
+    try:
+        step(BAD)
+    except BaseException as error:
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if "# raised" in (one.line or "")]
+        return type(error), error.args, lines
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_check_that_fails_raises_what_the_step_raises_at_its_line(check, capsys):
+    eager, trainer = Trainer(check), Trainer(check)
+    step = trainer.parallelized()
+    for _ in range(2):
+        torch.testing.assert_close(step(X), eager.step(X))
+    wanted = ending(eager.step)
+    printed = capsys.readouterr().out
+    found = ending(step)
+    assert capsys.readouterr().out == printed
+    assert found[0] is wanted[0] and found[2][-1:] == wanted[2][-1:] != []
+    # What is read for the message alone is not known.
+    assert found[1] == (wanted[1] if check is not by_numpy else ("nan ?",))
+
+
+def test_what_comes_behind_an_exception_is_refused_until_a_state_is_loaded():
+    trainer = Trainer(asserted)
+    step = trainer.parallelized()
+    step(X)
+    state = {name: {**part} if isinstance(part, dict) else part for name, part in step.state_dict().items()}
+    kept = {name: one.clone() for name, one in state["model"].items()}
+    ending(step)
+    with pytest.raises(StepError, match="AssertionError: there are some") as caught:
+        step(X)
+    assert caught.value.code == "U0131"
+    step.load_state_dict({**state, "model": kept})
+    eager = Trainer(asserted)
+    eager.step(X)
+    torch.testing.assert_close(step(X), eager.step(X))
+
+
+def test_a_step_that_always_ends_raises_what_it_raises_when_it_is_captured():
+    def step(x):
+        if x.sum() > 0:
+            raise WrongError("more")
+        if x.sum() < 0:
+            raise WrongError("less")
+        assert x.sum() != 0, "none"
+        raise WrongError("always")
+
+    with pytest.raises(WrongError, match="more"):
+        unisono.capture(step, example=(X,))
+
+
+def test_what_a_check_asks_is_no_choice_of_the_three():
+    def step(x):
+        assert x.isfinite().all()
+        y = x
+        for bound in (0.1, 0.2, 0.3):
+            y = y * 2 if x.sum() > bound else y + 1
+            assert y.isfinite().all()
+        return y
+
+    parallel = unisono.parallelize(step, model=nn.Linear(4, 4), example=(X,), cluster=DEAR_COMPUTING)
+    for factor in (0.01, 0.07, 1.0):
+        torch.testing.assert_close(parallel(X * factor), step(X * factor))
+
+
+def test_an_error_of_what_the_step_runs_is_no_check():
+    def step(x):
+        if x.sum() > 0:
+            return x @ x  # shapes that do not fit
+        return x
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        unisono.capture(step, example=(X,))
+
+
+def test_too_many_checks_are_refused_at_a_line():
+    def step(x):
+        for number in range(60):
+            assert x.sum() < number + 100
+        return x
+
+    with pytest.raises(StepError, match="reads the value of a tensor") as caught:
+        unisono.capture(step, example=(X,))
+    assert caught.value.code == "U0101"
+
+
+def test_distributions_that_check_their_arguments_are_captured(monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
+    def step(x):
+        return torch.distributions.Normal(x, x.exp()).log_prob(x).sum()
+
+    parallel = unisono.parallelize(step, model=nn.Linear(4, 4), example=(X,), cluster=DEAR_COMPUTING)
+    torch.testing.assert_close(parallel(X), step(X))
+    with pytest.raises(ValueError, match="Expected parameter loc"):
+        parallel(BAD)
+
+
+@pytest.mark.parametrize("convert", [lambda m: m.to(torch.float32), lambda m: m.float(), lambda m: m.to("cpu")])
+def test_a_module_that_the_step_converts_to_what_it_is_stays_what_it_is(convert):
+    model = nn.Linear(4, 4)
+    parallel = unisono.parallelize(lambda x: convert(model)(x).sum(), model=model, example=(X,), cluster=DEAR_COMPUTING)
+    torch.testing.assert_close(parallel(X), model(X).sum())
+
+
+def test_a_module_that_the_step_converts_to_another_type_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(StepError, match=r"converts .*`weight` of a Linear to torch\.float64") as caught:
+        unisono.capture(lambda x: F.relu(model.double()(x.double())).sum(), model=model, example=(X,))
+    assert caught.value.code == "U0102" and model[0].weight.dtype is torch.float32
+
+
+def test_a_module_that_the_step_makes_is_converted():
+    model = nn.Linear(4, 4)
+
+    def step(x):
+        return nn.ReLU().double()(model(x).double()).sum()
+
+    parallel = unisono.parallelize(step, model=model, example=(X,), cluster=DEAR_COMPUTING)
+    torch.testing.assert_close(parallel(X), step(X))
