@@ -5,6 +5,7 @@ PYTEST_DONT_REWRITE: what is asserted here is traced as it is written.
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import traceback
@@ -225,3 +226,56 @@ def test_a_module_that_the_step_makes_is_converted():
 
     parallel = unisono.parallelize(step, model=model, example=(X,), cluster=DEAR_COMPUTING)
     torch.testing.assert_close(parallel(X), step(X))
+
+
+def test_gradients_that_must_be_finite_are_checked():
+    def made():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+            optimizer.step()
+            return norm
+
+        return step, {"model": model, "optimizer": optimizer}
+
+    (eager, _), (step, given) = made(), made()
+    parallel = unisono.parallelize(step, **given, example=(X,), cluster=DEAR_COMPUTING)
+    torch.testing.assert_close(parallel(X), eager(X))
+    for one in (eager, parallel):
+        with pytest.raises(RuntimeError, match="non-finite"):
+            one(BAD)
+
+
+def test_tensors_that_must_be_alike_are_compared():
+    def step(x):
+        assert torch.allclose(x.sum(0), x.sum(0)) and not torch.equal(x[0], x[1]) and not x.equal(x[0])
+        return x * 2
+
+    parallel = unisono.parallelize(step, model=nn.Linear(4, 4), example=(X,), cluster=DEAR_COMPUTING)
+    torch.testing.assert_close(parallel(X), X * 2)
+    with pytest.raises(AssertionError):
+        parallel(torch.ones(2, 4))
+
+
+def test_a_bar_of_progress_is_told_what_each_step_gives():
+    tqdm = pytest.importorskip("tqdm")
+    shown = []
+    for parallelized in (False, True):
+        bar = tqdm.tqdm(total=10, file=io.StringIO())
+
+        def step(x, bar=bar):
+            bar.set_postfix(loss=x.sum().item())
+            bar.update(2)
+            return x * 2
+
+        made = unisono.parallelize(step, model=nn.Linear(4, 4), example=(X,), cluster=DEAR_COMPUTING)
+        for batch in (X, X + 1, X):
+            (made if parallelized else step)(batch)
+        shown.append((bar.n, bar.postfix))
+        bar.close()
+    assert shown[0] == shown[1] == (6, f"loss={X.sum().item():.3g}")

@@ -20,7 +20,10 @@ from unisono._users_errors import UsersError
 MOST_GUARDS = 32
 _RAISES = dis.opmap["RAISE_VARARGS"]
 #: Code of PyTorch's that looks at values and raises what the user's would.
-CHECKS = (os.path.join("torch", "__init__.py"), os.path.join("torch", "distributions", "distribution.py"))
+CHECKS = tuple(
+    os.path.join("torch", *parts)
+    for parts in (("__init__.py",), ("distributions", "distribution.py"), ("nn", "utils", "clip_grad.py"))
+)
 
 
 @dataclass

@@ -49,6 +49,10 @@ _CHOOSES = (os.path.join("torch", "optim", "swa_utils.py"), *CHECKS)
 _LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 
 
+#: Methods of a bar of `tqdm`.
+_TELLING = ("set_postfix", "set_postfix_str", "set_description", "set_description_str", "update")
+
+
 def evaluate(expression: Expression, values: Sequence[torch.Tensor]) -> Any:
     """What an expression gives for the tensors that a step has read."""
     kind, *rest = expression
@@ -171,7 +175,7 @@ class Readbacks(TorchFunctionMode):
                 if type(part) is Number:
                     raise read_back(part.place)
         if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0], func in _OF_NUMBERS):
-            return _READS[func](self, *args)
+            return _READS[func](self, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def decide(self, value: torch.Tensor) -> bool:
@@ -262,7 +266,9 @@ class Readbacks(TorchFunctionMode):
         with contextlib.ExitStack() as stack:
             for level in _LEVELS:
                 real = getattr(logging.Logger, level)
-                stack.enter_context(mock.patch.object(logging.Logger, level, self._logging(real)))
+                stack.enter_context(mock.patch.object(logging.Logger, level, self._noting(real)))
+            for bar, name in _bars():
+                stack.enter_context(mock.patch.object(bar, name, self._noting(getattr(bar, name))))
             for holder, name in _globals_with(functions, own):
                 holder[name] = own[name]
                 stack.callback(holder.pop, name, None)
@@ -288,14 +294,17 @@ class Readbacks(TorchFunctionMode):
     def _print(self, *arguments: Any, **named: Any) -> None:
         self.note(print, arguments, named)
 
-    def _logging(self, real: Callable[..., None]) -> Callable[..., None]:
-        def log(logger: logging.Logger, *arguments: Any, **named: Any) -> None:
-            if is_the_users(sys._getframe(1).f_code.co_filename):
-                self.note(real, (logger, *arguments), named)
-            else:
-                real(logger, *arguments, **named)
+    def _noting(self, real: Callable[..., None]) -> Callable[..., None]:
+        """A method that is called after each step where the user's code calls it."""
 
-        return log
+        def call(owner: Any, *arguments: Any, **named: Any) -> None:
+            caller = sys._getframe(1).f_code.co_filename
+            if is_the_users(caller) and caller != real.__code__.co_filename:
+                self.note(real, (owner, *arguments), named)
+            else:
+                real(owner, *arguments, **named)
+
+        return call
 
 
 class _Later:
@@ -330,6 +339,16 @@ def _globals_with(functions: Iterable[Any], names: Iterable[str]) -> Iterator[tu
             if key not in met and name not in function.__globals__:
                 met.add(key)
                 yield function.__globals__, name
+
+
+def _bars() -> Iterator[tuple[type, str]]:
+    """The methods by which bars of progress are told something, of all kinds of bars."""
+    module = sys.modules.get("tqdm.std")
+    kinds = [module.tqdm] if module is not None else []
+    while kinds:
+        kind = kinds.pop()
+        yield from ((kind, name) for name in _TELLING if name in vars(kind))
+        kinds += kind.__subclasses__()
 
 
 def _asking_for_finite() -> Iterator[tuple[types.ModuleType, str]]:
@@ -379,7 +398,16 @@ def _repr(reads: Readbacks, tensor: torch.Tensor, **_unused: Any) -> str:
     return reads.token(reads.read("tensor", tensor), "r", "")
 
 
-_OF_NUMBERS = (torch.Tensor.item, torch.Tensor.__bool__, torch._assert)
+def _equal(reads: Readbacks, one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and reads.decide((one == other).all())
+
+
+def _close(reads: Readbacks, one: torch.Tensor, other: torch.Tensor, *how: Any, **named: Any) -> bool:
+    return reads.decide(torch.isclose(one, other, *how, **named).all())
+
+
+_ALIKE = {torch.equal: _equal, torch.Tensor.equal: _equal, torch.allclose: _close, torch.Tensor.allclose: _close}
+_OF_NUMBERS = (torch.Tensor.item, torch.Tensor.__bool__, torch._assert, *_ALIKE)
 _READS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.item: _item,
     torch.Tensor.tolist: _tolist,
@@ -388,5 +416,6 @@ _READS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.numpy: _numpy,
     torch.Tensor.__array__: _numpy,
     torch.Tensor.__bool__: lambda reads, tensor: reads.decide(tensor),
+    **_ALIKE,
     torch._assert: lambda reads, tensor, *message: torch._assert(reads.decide(tensor), *message),
 }
