@@ -11,6 +11,7 @@ use crate::{
     axis::{Along, Carried, Model, Program, Tries},
     divides::offered,
     effort::Effort,
+    intents::Origins,
     moments::Charges,
     pins::{Demand, Demands, can_be, demand_on_batch, pinned},
     plan::Prediction,
@@ -26,7 +27,7 @@ const CLOSE: i64 = 50;
 const MOST_NAMES: usize = 6;
 
 /// The candidates along the axes from `number` on, on the graph that the axes outside it leave.
-pub fn explored(run: &Run<'_>, program: Program<'_>, number: usize) -> Result<Vec<Found>> {
+pub fn explored(run: &Run<'_>, program: Program<'_>, origins: &Origins, number: usize) -> Result<Vec<Found>> {
     let request = run.request;
     let graph = program.graph();
     let Some(axis) = request.mesh.axes.get(number) else {
@@ -40,16 +41,25 @@ pub fn explored(run: &Run<'_>, program: Program<'_>, number: usize) -> Result<Ve
         return Ok(vec![found]);
     };
     if axis.kind == AxisKind::Stage {
-        return explored(run, program, number + 1);
+        return explored(run, program, origins, number + 1);
     }
     let space = Space::new(graph, axis, offered(request.mesh, axis));
     let demands = match axis.kind {
         AxisKind::Ranks => pinned(graph, &space, request.pins, request.mesh)?,
         AxisKind::Time | AxisKind::Stage => Demands::default(),
     };
-    let within = |local: Program<'_>| explored(run, local, number + 1);
-    let along =
-        Along { run, program, graph, number, axis, space: &space, demands: &demands, within: &within };
+    let within = |local: Program<'_>, origins: &Origins| explored(run, local, origins, number + 1);
+    let along = Along {
+        run,
+        program,
+        graph,
+        origins,
+        number,
+        axis,
+        space: &space,
+        demands: &demands,
+        within: &within,
+    };
     // One rank that nothing is demanded of has no choice.
     if axis.size == 1 && demands.is_empty() {
         return along.continued(&Assignment::default(), Model::default());
@@ -63,6 +73,9 @@ pub fn explored(run: &Run<'_>, program: Program<'_>, number: usize) -> Result<Ve
 impl Along<'_> {
     /// Distinct solutions under all prices, each carried on through the axes within this one.
     fn candidates(&self) -> Result<Vec<Found>> {
+        if !self.run.intents.is_empty() {
+            return self.steered();
+        }
         let strict = self.solutions(true);
         let found = match strict {
             // Under no limit nothing is found only where few layers say nothing of all.
@@ -82,6 +95,23 @@ impl Along<'_> {
             found.extend(self.branched());
         }
         Ok(found)
+    }
+
+    /// Solutions where it is decided already what operations of the step do, carried on: what is left to decide is what stands between them.
+    fn steered(&self) -> Result<Vec<Found>> {
+        let charges = Charges::default();
+        let setting = self.setting(true, &charges);
+        let tables = Tables::new(&setting)?;
+        let mut tries = Tries::new(self, &tables);
+        let prices = if self.is_last() { self.prices() } else { &[Prices::HALF] };
+        for prices in prices {
+            let problem = tables.problem.scaled(|class| prices.percent(class));
+            let solution = Solver::new(&problem, self.proposing(true)).solve();
+            let solution = solution.map_err(|failure| self.explained(&tables, &failure))?;
+            let carried = tries.carry(&solution.choices)?;
+            tries.found.extend(carried.into_iter().flat_map(|carried| carried.found));
+        }
+        Ok(tries.found)
     }
 
     /// Solutions under a limit that none of the free ones keeps: for each dimension along which the batch can be sharded, those that shard
@@ -161,7 +191,7 @@ impl Along<'_> {
     /// The prices that are tried. A single look at few layers that stand for many is under those that plans are best under most often.
     fn prices(&self) -> &'static [Prices] {
         match (self.program, self.run.extent.prices) {
-            (Program::Folded(_), 1) => &Prices::TRIED[1..2],
+            (Program::Folded(_), 1) => &[Prices::HALF],
             (_, count) => &Prices::TRIED[..count.min(Prices::TRIED.len())],
         }
     }

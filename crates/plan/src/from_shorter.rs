@@ -8,10 +8,10 @@ use base::Result;
 use ir::Graph;
 
 use crate::{
-    along::explored,
     axis::Program,
     effort::Extent,
     folded::Folded,
+    jointly,
     run::{Found, Offloading, Recomputation, Request, Run, ranked},
     taken_over::{Pair, TakenOver, taken_over},
 };
@@ -43,7 +43,7 @@ pub fn expected(request: &Request<'_>, extent: Extent) -> Vec<Found> {
     let asked =
         Request { graph: shorter.graph(), memory_limit: None, shorter: None, expected: None, ..*request };
     let run = Run::new(&asked, extent);
-    let found = explored(&run, Program::Folded(&shorter.folded), 0).unwrap_or_default();
+    let found = jointly::candidates(&run, Program::Folded(&shorter.folded)).unwrap_or_default();
     ranked(found, request.memory_limit)
 }
 

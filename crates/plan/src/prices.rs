@@ -20,10 +20,13 @@ impl Prices {
     /// The times as they are.
     pub const PLAIN: Self = Self { windowed: 100, awaited: 100 };
 
+    /// Those under which plans are best most often.
+    pub const HALF: Self = Self { windowed: 50, awaited: 100 };
+
     /// The prices that are tried, the plain ones first.
     pub const TRIED: [Self; 7] = [
         Self::PLAIN,
-        Self { windowed: 50, awaited: 100 },
+        Self::HALF,
         Self { windowed: 10, awaited: 100 },
         Self { windowed: 75, awaited: 200 },
         Self { windowed: 100, awaited: 400 },

@@ -17,6 +17,7 @@ use crate::{
     divides::{divides, offered},
     effort::{Effort, Extent},
     forbidden::Forbid,
+    intents::Intent,
     pins::Pins,
     plan::Prediction,
     shorter::Shorter,
@@ -115,6 +116,8 @@ pub struct Run<'a> {
     pub direct: DirectAxes,
     /// How much is tried.
     pub extent: Extent,
+    /// What is decided already for operations of the step, by axis of the mesh.
+    pub intents: &'a [Option<Intent>],
     /// The free solutions over the memory limit that were met along inner axes.
     pub met: RefCell<Vec<Met>>,
     /// The least that a candidate so far is expected to take within the memory limit.
@@ -156,9 +159,15 @@ impl<'a> Run<'a> {
             machine: Machine { cluster: request.cluster, mesh: request.mesh },
             direct: direct(request.cluster, request.mesh),
             extent,
+            intents: &[],
             met: RefCell::default(),
             least_expected_ns: Cell::new(i64::MAX),
         }
+    }
+
+    /// The same with another extent, which has met nothing yet.
+    pub fn with(&self, extent: Extent) -> Self {
+        Self::new(self.request, extent)
     }
 
     /// The plan in which every rank does everything; none where pins demand otherwise.

@@ -9,10 +9,10 @@ use ir::{Graph, Mesh};
 use shard::{Assignment, Offered, Space, canonical};
 
 use crate::{
-    along::explored,
     axis::{PICOS_PER_NANO, Program},
     effort::Extent,
     from_shorter::candidates,
+    jointly,
     plan::{Plan, Prediction},
     run::{Found, Request, Run, ranked},
     runners_up::Naming,
@@ -46,7 +46,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     let found = if let Some(found) = from_shorter {
         found
     } else {
-        let mut found = explored(&run, Program::Whole(&canonical), 0)?;
+        let mut found = jointly::candidates(&run, Program::Whole(&canonical))?;
         found.extend(run.replicated(&canonical)?);
         found
     };
