@@ -23,6 +23,9 @@ use crate::{
 /// A bound is close where a solution costs at most one part in so many more.
 const CLOSE: i64 = 50;
 
+/// How much longer than the best a candidate takes, in percent, that is not decided under other prices along its inner axes.
+const BEATEN: i64 = 25;
+
 /// Maximum number of names listed in an error.
 const MOST_NAMES: usize = 6;
 
@@ -32,7 +35,10 @@ pub fn explored(run: &Run<'_>, program: Program<'_>, origins: &Origins, number: 
     let graph = program.graph();
     let Some(axis) = request.mesh.axes.get(number) else {
         if let Program::Folded(folded) = program {
-            return Ok(run.predicted_folded(folded)?.into_iter().collect());
+            let found = run.predicted_folded(folded)?;
+            let steps = found.iter().map(|one| one.prediction.step_ns);
+            run.least_of_few_ns.set(steps.fold(run.least_of_few_ns.get(), i64::min));
+            return Ok(found.into_iter().collect());
         }
         // One rank runs the graph as it was captured.
         let alone = request.mesh.is_trivial();
@@ -165,6 +171,9 @@ impl Along<'_> {
             } else {
                 tries.found.extend(free.found);
             }
+            if self.is_beaten_under_any(&tries.found) {
+                break;
+            }
         }
         let is_thrifty = self.run.extent.is_thrifty;
         let mut enough = is_thrifty && !self.is_last() && !tries.found.is_empty();
@@ -188,11 +197,21 @@ impl Along<'_> {
         Ok(tries.found)
     }
 
+    /// Whether, of few layers, what is found under one price takes so much longer than what axes outside lead to that are decided otherwise, that no
+    /// other price makes up for it.
+    fn is_beaten_under_any(&self, found: &[Found]) -> bool {
+        let least = self.run.least_of_few_ns.get();
+        let is_inner = self.number > 0 && matches!(self.program, Program::Folded(_));
+        let own = found.iter().map(|one| one.prediction.step_ns).min();
+        is_inner && own.is_some_and(|own| own / (100 + BEATEN) * 100 > least)
+    }
+
     /// The prices that are tried. A single look at few layers that stand for many is under those that plans are best under most often.
     fn prices(&self) -> &'static [Prices] {
-        match (self.program, self.run.extent.prices) {
-            (Program::Folded(_), 1) => &[Prices::HALF],
-            (_, count) => &Prices::TRIED[..count.min(Prices::TRIED.len())],
+        let count = self.run.extent.prices;
+        match self.program {
+            Program::Folded(_) => &Prices::OF_FEW[..count.min(Prices::OF_FEW.len())],
+            Program::Whole(_) => &Prices::TRIED[..count.min(Prices::TRIED.len())],
         }
     }
 

@@ -119,7 +119,7 @@ fn steered(run: &Run<'_>, program: Program<'_>, intents: &[Option<Intent>]) -> V
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-mod tests {
+pub mod tests {
     use cluster::{
         Cluster,
         testing::{link, uniform},
@@ -133,17 +133,17 @@ mod tests {
         forbidden::Forbid,
         layers::tests::{Tower, tower},
         pins::Pins,
-        search::search,
         shorter::Shorter,
     };
 
-    fn mesh(sizes: &[u32]) -> Mesh {
+    /// A mesh of these axes.
+    pub fn mesh(sizes: &[u32]) -> Mesh {
         let axes = sizes.iter().enumerate();
         Mesh { axes: axes.map(|(at, size)| MeshAxis::ranks(format!("axis{at}"), *size)).collect() }
     }
 
-    /// Searches with the request for a graph on a mesh.
-    fn asked<T>(
+    /// What is found by the request for a graph on a mesh.
+    pub fn asked<T>(
         graph: &Graph,
         cluster: &Cluster,
         mesh: &Mesh,
@@ -165,19 +165,6 @@ mod tests {
             reduce_dtype: None,
             offload: None,
         })
-    }
-
-    #[test]
-    fn three_axes_take_no_longer_than_two_of_which_one_stands_for_two() {
-        let cluster = Cluster::preset("h100:4x4").unwrap();
-        let graph = tower(Tower { layers: 160, rows: 1024, width: 4096, reach: 1, odd: None });
-        let shorter = Shorter::of(&canonical(&graph));
-        let step = |sizes: &[u32]| {
-            let find = |request: &Request<'_>| search(request).unwrap().plan.prediction.step_ns;
-            asked(&graph, &cluster, &mesh(sizes), shorter.as_ref(), find)
-        };
-        let (two, three) = (step(&[4, 4]), step(&[2, 2, 4]));
-        assert!(three <= two / 100 * 101, "{three} ns for {two}");
     }
 
     #[test]

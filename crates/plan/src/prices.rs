@@ -34,6 +34,9 @@ impl Prices {
         Self { windowed: 10, awaited: 10 },
     ];
 
+    /// The prices that few layers are decided under, those under which plans are best most often first.
+    pub const OF_FEW: [Self; 3] = [Self::HALF, Self::PLAIN, Self { windowed: 10, awaited: 100 }];
+
     /// What the tables of a class count for.
     pub fn percent(self, class: ClassId) -> u32 {
         u32::from(match class {

@@ -120,6 +120,8 @@ pub struct Run<'a> {
     pub intents: &'a [Option<Intent>],
     /// The free solutions over the memory limit that were met along inner axes.
     pub met: RefCell<Vec<Met>>,
+    /// The least that a candidate for few layers so far takes in the whole step.
+    pub least_of_few_ns: Cell<i64>,
     /// The least that a candidate so far is expected to take within the memory limit.
     pub least_expected_ns: Cell<i64>,
 }
@@ -161,6 +163,7 @@ impl<'a> Run<'a> {
             extent,
             intents: &[],
             met: RefCell::default(),
+            least_of_few_ns: Cell::new(i64::MAX),
             least_expected_ns: Cell::new(i64::MAX),
         }
     }
@@ -261,7 +264,8 @@ impl<'a> Run<'a> {
 
     /// A rank's graph after the passes that no setting of the [ladder](Self::ladder) changes.
     pub fn settled(&self, graph: &RankGraph) -> Result<RankGraph> {
-        passes::run(&passes::settled(self.request.recompute.is_some()), graph, |_| {})
+        let settled = passes::run_unverified(&passes::settled(self.request.recompute.is_some()), graph)?;
+        Ok(settled.into_renumbered())
     }
 
     /// What a rank's graph takes that has been through the passes which no setting changes.
