@@ -40,7 +40,14 @@ pub fn run(passes: &[Box<dyn Pass>], graph: &Graph, observe: impl FnMut(&Outcome
 /// The same for a search, which asks what a graph takes and keeps none: in release builds nothing is verified, and what is dead stays in the
 /// tables.
 pub fn run_unverified(passes: &[Box<dyn Pass>], graph: &Graph) -> Result<Graph> {
-    run_each(passes, graph.clone(), |_| {})
+    let mut graph = graph.clone();
+    for pass in passes {
+        let patch = pass.run(&graph)?;
+        if !patch.is_empty() {
+            graph = changed(&**pass, patch.into_edits(), graph)?;
+        }
+    }
+    Ok(graph)
 }
 
 fn run_each(passes: &[Box<dyn Pass>], mut graph: Graph, mut observe: impl FnMut(&Outcome)) -> Result<Graph> {
@@ -54,14 +61,17 @@ fn run_each(passes: &[Box<dyn Pass>], mut graph: Graph, mut observe: impl FnMut(
             changes: patch.changes().to_vec(),
         };
         if outcome.changed {
-            let edits = patch.into_edits();
-            graph = applied(edits, graph)
-                .map_err(|fault| blamed(&format!("the pass {} breaks", pass.name()), *fault))?;
+            graph = changed(&**pass, patch.into_edits(), graph)?;
             outcome.nodes_after = graph.order.len();
         }
         observe(&outcome);
     }
     Ok(graph)
+}
+
+/// The graph after a pass, or what is wrong with the pass.
+fn changed(pass: &dyn Pass, edits: Edits, graph: Graph) -> Result<Graph> {
+    applied(edits, graph).map_err(|fault| blamed(&format!("the pass {} breaks", pass.name()), *fault))
 }
 
 /// The graph after a pass.

@@ -40,6 +40,9 @@ impl Pass for OrderCollectives {
         if graph.order.iter().any(|id| facts.is_communication(&graph.nodes[*id])) {
             let mut wanted = start_early(graph, &facts);
             wait_late(graph, &facts, &mut wanted);
+            if stagger(graph, &facts, &mut wanted) {
+                wait_late(graph, &facts, &mut wanted);
+            }
             self.free_reduced(graph, &mut wanted);
             self.hoist_gathers(graph, &facts, &mut wanted);
             reorder(graph, &mut patch, &wanted);
@@ -56,12 +59,12 @@ impl OrderCollectives {
             let mut waits = graph.nodes[id].results().flat_map(|result| &users[result]).copied();
             waits.next().filter(|_| waits.next().is_none())
         };
-        let reduces = |id: &NodeId| {
-            let kind = graph.collective(*id).map(|collective| collective.kind);
-            matches!(kind, Some(CollectiveKind::ReduceScatter | CollectiveKind::AllReduce))
-        };
-        let mut reductions: Vec<(NodeId, NodeId)> =
-            graph.order.iter().filter(|id| reduces(id)).filter_map(|id| Some((*id, wait_of(*id)?))).collect();
+        let mut reductions: Vec<(NodeId, NodeId)> = graph
+            .order
+            .iter()
+            .filter(|id| reduces(graph, **id))
+            .filter_map(|id| Some((*id, wait_of(*id)?)))
+            .collect();
         reductions.sort_by_key(|(start, _)| wanted[*start]);
         let limit = Bytes(self.prefetch_limit.0.saturating_mul(PENDING));
         let (mut pending, mut held) = (VecDeque::<(NodeId, Bytes)>::new(), Bytes(0));
@@ -118,6 +121,66 @@ impl OrderCollectives {
     }
 }
 
+/// Starts what reduces on along another axis when the next reduction along the first one starts, so that the first need not be waited for at once;
+/// whether there is any.
+fn stagger(graph: &Graph, facts: &Facts, wanted: &mut SecondaryMap<NodeId, Wanted>) -> bool {
+    let (users, before) = (users(graph), reduced_before(graph, facts));
+    let mut lengths: SecondaryMap<NodeId, usize> = SecondaryMap::with_default(0);
+    let mut chains: Vec<Vec<NodeId>> = Vec::new();
+    for id in graph.order.iter().copied().filter(|id| reduces(graph, *id)) {
+        let length = before[id].map_or(0, |before| lengths[before] + 1);
+        lengths[id] = length;
+        chains.resize(chains.len().max(length + 1), Vec::new());
+        chains[length].push(id);
+    }
+    for at in 1..chains.len() {
+        let mut starts: Vec<(NodeId, usize)> = chains[at - 1].iter().map(|id| (*id, wanted[*id].0)).collect();
+        starts.sort_by_key(|(_, start)| *start);
+        for id in &chains[at] {
+            let Some(first) = before[*id] else { continue };
+            let is_next = |(other, start): &&(NodeId, usize)| {
+                *start > wanted[first].0 && axis_of(graph, *other) == axis_of(graph, first)
+            };
+            let waits = graph.nodes[*id].results().flat_map(|result| &users[result]);
+            let waited = waits.map(|wait| wanted[*wait].0).min();
+            let next = starts.iter().find(is_next).map(|(_, start)| *start);
+            if let Some(next) = next.filter(|next| waited.is_some_and(|waited| *next < waited)) {
+                // Behind what starts there.
+                wanted[*id] = (next + 1, -1);
+            }
+        }
+    }
+    chains.len() > 1
+}
+
+/// For each reduction the last one that it reduces on, with nothing but waits, views, copies, casts and concatenations in between.
+fn reduced_before(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, Option<NodeId>> {
+    let positions = graph.positions();
+    let mut reduced: SecondaryMap<ValueId, Option<NodeId>> = SecondaryMap::with_default(None);
+    let mut before: SecondaryMap<NodeId, Option<NodeId>> = SecondaryMap::with_default(None);
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        let all: Option<Vec<NodeId>> = node.operands().map(|operand| reduced[operand]).collect();
+        let last = all.and_then(|all| all.into_iter().max_by_key(|one| positions[*one]));
+        if reduces(graph, *id) {
+            before[*id] = last;
+            node.results().for_each(|result| reduced[result] = Some(*id));
+        } else if facts.carries(node) || facts.joins(node) {
+            node.results().for_each(|result| reduced[result] = last);
+        }
+    }
+    before
+}
+
+fn reduces(graph: &Graph, id: NodeId) -> bool {
+    let kind = graph.collective(id).map(|collective| collective.kind);
+    matches!(kind, Some(CollectiveKind::ReduceScatter | CollectiveKind::AllReduce))
+}
+
+fn axis_of(graph: &Graph, id: NodeId) -> Option<&str> {
+    graph.collective(id).map(|collective| collective.axis)
+}
+
 /// For each gather, how many are on the way from state to its result, its own included.
 fn depths(graph: &Graph, is_gather: impl Fn(&NodeId) -> bool) -> SecondaryMap<NodeId, u32> {
     let mut depths: SecondaryMap<NodeId, u32> = SecondaryMap::with_default(0);
@@ -147,7 +210,13 @@ fn wait_late(graph: &Graph, facts: &Facts, wanted: &mut SecondaryMap<NodeId, Wan
     let mut late = Vec::new();
     for id in &graph.order {
         let node = &graph.nodes[*id];
-        let carries = facts.carries(node) && node.operands().all(|operand| waited[operand]);
+        let is_sent_on = || {
+            node.results()
+                .flat_map(|result| &users[result])
+                .all(|user| facts.is_collective(&graph.nodes[*user]))
+        };
+        let carries = facts.carries(node) || facts.joins(node) && is_sent_on();
+        let carries = carries && node.operands().all(|operand| waited[operand]);
         if facts.is_wait(node) || carries {
             node.results().for_each(|result| waited[result] = true);
             late.push(*id);

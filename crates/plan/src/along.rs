@@ -11,6 +11,7 @@ use crate::{
     axis::{Along, Carried, Model, Program, Tries},
     divides::offered,
     effort::Effort,
+    intents::Origins,
     moments::Charges,
     pins::{Demand, Demands, can_be, demand_on_batch, pinned},
     plan::Prediction,
@@ -22,16 +23,22 @@ use crate::{
 /// A bound is close where a solution costs at most one part in so many more.
 const CLOSE: i64 = 50;
 
+/// How much longer than the best a candidate takes, in percent, that is not decided under other prices along its inner axes.
+const BEATEN: i64 = 25;
+
 /// Maximum number of names listed in an error.
 const MOST_NAMES: usize = 6;
 
 /// The candidates along the axes from `number` on, on the graph that the axes outside it leave.
-pub fn explored(run: &Run<'_>, program: Program<'_>, number: usize) -> Result<Vec<Found>> {
+pub fn explored(run: &Run<'_>, program: Program<'_>, origins: &Origins, number: usize) -> Result<Vec<Found>> {
     let request = run.request;
     let graph = program.graph();
     let Some(axis) = request.mesh.axes.get(number) else {
         if let Program::Folded(folded) = program {
-            return Ok(run.predicted_folded(folded)?.into_iter().collect());
+            let found = run.predicted_folded(folded)?;
+            let steps = found.iter().map(|one| one.prediction.step_ns);
+            run.least_of_few_ns.set(steps.fold(run.least_of_few_ns.get(), i64::min));
+            return Ok(found.into_iter().collect());
         }
         // One rank runs the graph as it was captured.
         let alone = request.mesh.is_trivial();
@@ -40,16 +47,25 @@ pub fn explored(run: &Run<'_>, program: Program<'_>, number: usize) -> Result<Ve
         return Ok(vec![found]);
     };
     if axis.kind == AxisKind::Stage {
-        return explored(run, program, number + 1);
+        return explored(run, program, origins, number + 1);
     }
     let space = Space::new(graph, axis, offered(request.mesh, axis));
     let demands = match axis.kind {
         AxisKind::Ranks => pinned(graph, &space, request.pins, request.mesh)?,
         AxisKind::Time | AxisKind::Stage => Demands::default(),
     };
-    let within = |local: Program<'_>| explored(run, local, number + 1);
-    let along =
-        Along { run, program, graph, number, axis, space: &space, demands: &demands, within: &within };
+    let within = |local: Program<'_>, origins: &Origins| explored(run, local, origins, number + 1);
+    let along = Along {
+        run,
+        program,
+        graph,
+        origins,
+        number,
+        axis,
+        space: &space,
+        demands: &demands,
+        within: &within,
+    };
     // One rank that nothing is demanded of has no choice.
     if axis.size == 1 && demands.is_empty() {
         return along.continued(&Assignment::default(), Model::default());
@@ -63,6 +79,9 @@ pub fn explored(run: &Run<'_>, program: Program<'_>, number: usize) -> Result<Ve
 impl Along<'_> {
     /// Distinct solutions under all prices, each carried on through the axes within this one.
     fn candidates(&self) -> Result<Vec<Found>> {
+        if !self.run.intents.is_empty() {
+            return self.steered();
+        }
         let strict = self.solutions(true);
         let found = match strict {
             // Under no limit nothing is found only where few layers say nothing of all.
@@ -82,6 +101,23 @@ impl Along<'_> {
             found.extend(self.branched());
         }
         Ok(found)
+    }
+
+    /// Solutions where it is decided already what operations of the step do, carried on: what is left to decide is what stands between them.
+    fn steered(&self) -> Result<Vec<Found>> {
+        let charges = Charges::default();
+        let setting = self.setting(true, &charges);
+        let tables = Tables::new(&setting)?;
+        let mut tries = Tries::new(self, &tables);
+        let prices = if self.is_last() { self.prices() } else { &[Prices::HALF] };
+        for prices in prices {
+            let problem = tables.problem.scaled(|class| prices.percent(class));
+            let solution = Solver::new(&problem, self.proposing(true)).solve();
+            let solution = solution.map_err(|failure| self.explained(&tables, &failure))?;
+            let carried = tries.carry(&solution.choices)?;
+            tries.found.extend(carried.into_iter().flat_map(|carried| carried.found));
+        }
+        Ok(tries.found)
     }
 
     /// Solutions under a limit that none of the free ones keeps: for each dimension along which the batch can be sharded, those that shard
@@ -135,6 +171,9 @@ impl Along<'_> {
             } else {
                 tries.found.extend(free.found);
             }
+            if self.is_beaten_under_any(&tries.found) {
+                break;
+            }
         }
         let is_thrifty = self.run.extent.is_thrifty;
         let mut enough = is_thrifty && !self.is_last() && !tries.found.is_empty();
@@ -158,11 +197,21 @@ impl Along<'_> {
         Ok(tries.found)
     }
 
+    /// Whether, of few layers, what is found under one price takes so much longer than what axes outside lead to that are decided otherwise, that no
+    /// other price makes up for it.
+    fn is_beaten_under_any(&self, found: &[Found]) -> bool {
+        let least = self.run.least_of_few_ns.get();
+        let is_inner = self.number > 0 && matches!(self.program, Program::Folded(_));
+        let own = found.iter().map(|one| one.prediction.step_ns).min();
+        is_inner && own.is_some_and(|own| own / (100 + BEATEN) * 100 > least)
+    }
+
     /// The prices that are tried. A single look at few layers that stand for many is under those that plans are best under most often.
     fn prices(&self) -> &'static [Prices] {
-        match (self.program, self.run.extent.prices) {
-            (Program::Folded(_), 1) => &Prices::TRIED[1..2],
-            (_, count) => &Prices::TRIED[..count.min(Prices::TRIED.len())],
+        let count = self.run.extent.prices;
+        match self.program {
+            Program::Folded(_) => &Prices::OF_FEW[..count.min(Prices::OF_FEW.len())],
+            Program::Whole(_) => &Prices::TRIED[..count.min(Prices::TRIED.len())],
         }
     }
 

@@ -2,12 +2,13 @@
 
 use base::Result;
 use ir::{AxisKind, Graph, MeshAxis};
-use shard::{Assignment, Space, divided};
+use shard::{Assignment, Space};
 use solve::{Choices, Options, evaluate};
 
 use crate::{
     folded::Folded,
     forbidden::Forbidden,
+    intents::{Intent, Origins, left},
     moments::Charges,
     pins::{Demands, demand_on_batch},
     prices::Prices,
@@ -58,6 +59,8 @@ pub struct Along<'a> {
     pub program: Program<'a>,
     /// Its graph.
     pub graph: &'a Graph,
+    /// Which of its operations are those of the step.
+    pub origins: &'a Origins,
     /// Which axis of the mesh this is.
     pub number: usize,
     /// The axis.
@@ -67,7 +70,7 @@ pub struct Along<'a> {
     /// Pins.
     pub demands: &'a Demands,
     /// The search along the axes within this one, on the graph that this one leaves.
-    pub within: &'a dyn Fn(Program<'_>) -> Result<Vec<Found>>,
+    pub within: &'a dyn Fn(Program<'_>, &Origins) -> Result<Vec<Found>>,
 }
 
 /// What a solution became.
@@ -132,13 +135,14 @@ impl Along<'_> {
     /// What becomes of a decision along this axis with the axes within it.
     pub fn continued(&self, assignment: &Assignment, model: Model) -> Result<Vec<Found>> {
         let mut found = match self.program {
-            Program::Folded(folded) => match folded.along(self.axis, assignment)? {
-                Some(local) => (self.within)(Program::Folded(&local))?,
+            Program::Folded(folded) => match folded.along(self.axis, assignment, self.origins)? {
+                Some((local, origins)) => (self.within)(Program::Folded(&local), &origins)?,
                 None => Vec::new(),
             },
-            Program::Whole(graph) if self.axis.size == 1 => (self.within)(Program::Whole(graph))?,
+            Program::Whole(_) if self.axis.size == 1 => (self.within)(self.program, self.origins)?,
             Program::Whole(graph) => {
-                (self.within)(Program::Whole(&divided(graph, assignment, self.axis, 0)?))?
+                let (local, origins) = left(graph, self.origins, assignment, self.axis)?;
+                (self.within)(Program::Whole(&local), &origins)?
             }
         };
         for one in &mut found {
@@ -151,6 +155,11 @@ impl Along<'_> {
         Ok(found)
     }
 
+    /// What is decided along it already.
+    pub fn intent(&self) -> Option<&Intent> {
+        self.run.intents.get(self.number)?.as_ref()
+    }
+
     /// What tables are made from, with weights of what is alive at some moments.
     pub fn setting<'s>(&'s self, strict: bool, charges: &'s Charges) -> Setting<'s> {
         Setting {
@@ -160,6 +169,7 @@ impl Along<'_> {
                 Program::Whole(_) => None,
             },
             space: self.space,
+            intent: self.intent().map(|intent| (intent, self.origins)),
             machine: self.run.machine,
             charges,
             pins: self.demands,

@@ -7,6 +7,7 @@ use solve::Solver;
 use crate::{
     axis::{Along, Model, Program},
     divides::offered,
+    intents::Origins,
     moments::Charges,
     pins::Demands,
     prices::Prices,
@@ -28,11 +29,12 @@ impl Run<'_> {
         let graph = partition_mesh(canonical, &outside, 0, &mut next).ok()?;
         let space = Space::new(&graph, axis, offered(mesh, axis));
         let (demands, charges) = (Demands::default(), Charges::default());
-        let within = |_: Program<'_>| Ok(Vec::new());
+        let within = |_: Program<'_>, _: &Origins| Ok(Vec::new());
         let along = Along {
             run: self,
             program: Program::Whole(&graph),
             graph: &graph,
+            origins: &Origins::default(),
             number,
             axis,
             space: &space,
@@ -84,6 +86,7 @@ mod tests {
                 graph,
                 folded,
                 space,
+                intent: None,
                 machine,
                 charges: &charges,
                 pins: &pins,

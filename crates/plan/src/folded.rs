@@ -7,7 +7,7 @@ use base::Result;
 use ir::{AxisKind, Graph, MeshAxis};
 use shard::{Assignment, divided};
 
-use crate::{fewer::Alike, taken_over::Pair};
+use crate::{fewer::Alike, intents::Origins, taken_over::Pair};
 
 /// A program with few layers, and the same with one more.
 #[derive(Clone)]
@@ -37,18 +37,30 @@ impl Folded {
         counts.into_iter().map(|(few, more)| self.times(few, more)).collect()
     }
 
-    /// What an axis leaves of it under a decision for its few layers; none where both programs differ in more than how often they repeat something.
-    pub fn along(&self, axis: &MeshAxis, decided: &Assignment) -> Result<Option<Self>> {
+    /// What an axis leaves of it under a decision for its few layers, and which operations that leaves of which of the step; none where both programs
+    /// differ in more than how often they repeat something.
+    pub fn along(
+        &self,
+        axis: &MeshAxis,
+        decided: &Assignment,
+        origins: &Origins,
+    ) -> Result<Option<(Self, Origins)>> {
+        if axis.size == 1 {
+            return Ok(Some((self.clone(), origins.clone())));
+        }
         let own = self.pair.translated(decided);
-        if axis.kind == AxisKind::Time && axis.size > 1 {
+        if axis.kind == AxisKind::Time {
             let from = divided(&self.pair.from, decided, axis, 0)?;
             let to = divided(&self.pair.to, &own, axis, 0)?;
             // What it leaves is the innermost: nothing is decided about it any more.
             let alike = Alike { nodes: Vec::new(), ..self.pair.alike.clone() };
             let pair = Pair { from, to, places: self.pair.places.with_nodes(Vec::new()), alike };
-            return Ok(Some(Self { pair, left_out: self.left_out }));
+            return Ok(Some((Self { pair, left_out: self.left_out }, Origins::default())));
         }
-        let pair = self.pair.along(axis, (decided, &own))?;
-        Ok(pair.map(|pair| Self { pair, left_out: self.left_out }))
+        let left = self.pair.along(axis, (decided, &own))?;
+        Ok(left.map(|(pair, ends)| {
+            let origins = origins.within(self.graph(), &pair.from, &ends);
+            (Self { pair, left_out: self.left_out }, origins)
+        }))
     }
 }

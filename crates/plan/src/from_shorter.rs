@@ -8,16 +8,19 @@ use base::Result;
 use ir::Graph;
 
 use crate::{
-    along::explored,
     axis::Program,
     effort::Extent,
     folded::Folded,
+    jointly,
     run::{Found, Offloading, Recomputation, Request, Run, ranked},
     taken_over::{Pair, TakenOver, taken_over},
 };
 
-/// Of what is found for the shorter step so many are simulated in the whole one.
-const SIMULATED: usize = 3;
+/// So many of what is found for the shorter step are taken over to the whole one.
+const TAKEN_OVER: usize = 3;
+
+/// What the shorter step says of the whole one is right but for so many percent.
+const INEXACT: i64 = 5;
 
 impl Run<'_> {
     /// What decisions for few layers take for all of them; none where a layer would take less than nothing.
@@ -43,7 +46,7 @@ pub fn expected(request: &Request<'_>, extent: Extent) -> Vec<Found> {
     let asked =
         Request { graph: shorter.graph(), memory_limit: None, shorter: None, expected: None, ..*request };
     let run = Run::new(&asked, extent);
-    let found = explored(&run, Program::Folded(&shorter.folded), 0).unwrap_or_default();
+    let found = jointly::candidates(&run, Program::Folded(&shorter.folded)).unwrap_or_default();
     ranked(found, request.memory_limit)
 }
 
@@ -66,10 +69,11 @@ pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
         return None;
     }
     let is_taken_apart = request.mesh.stages() > 1;
+    let mut least = i64::MAX;
     let whole = |one: &Found| {
         let taken = for_whole(request, canonical, one)?;
-        if is_taken_apart {
-            // What is taken apart is simulated stage by stage.
+        if is_taken_apart || one.prediction.step_ns / (100 + INEXACT) * 100 > least {
+            // What is taken apart is simulated stage by stage, and what is slower for sure is a runner-up.
             let Found { ref passes, prediction, least_ns, .. } = *one;
             return Some(Found {
                 assignments: taken.assignments,
@@ -79,12 +83,15 @@ pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
             });
         }
         let found = run.predicted(&taken.local().ok()?).ok()?;
+        if found.fits(request.memory_limit) {
+            least = least.min(found.prediction.step_ns);
+        }
         Some(Found { assignments: taken.assignments, ..found })
     };
     let now = if request.expected.is_none() { expected(request, run.extent) } else { Vec::new() };
     let expected = request.expected.unwrap_or(&now);
     let kept = expected.iter().filter(|one| one.fits(request.memory_limit));
-    let most = if is_taken_apart { 1 } else { SIMULATED };
+    let most = if is_taken_apart { 1 } else { TAKEN_OVER };
     let found: Vec<Found> = kept.take(most).filter_map(whole).collect();
     found.iter().any(|one| one.fits(request.memory_limit)).then_some(found)
 }

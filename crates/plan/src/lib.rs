@@ -25,6 +25,8 @@ mod forbidden;
 mod forward;
 mod from_shorter;
 mod glance;
+mod intents;
+mod jointly;
 mod kernels;
 mod labels;
 mod layers;

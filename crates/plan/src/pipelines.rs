@@ -51,6 +51,10 @@ const ROOM: u64 = 4;
 /// For so many cuts a schedule is searched, those that take least under a named one.
 const MOST_SEARCHED: usize = 3;
 
+/// How much longer than what is known a pipeline takes at the costs of its chunks, in percent, that is not simulated: schedules that are searched for
+/// took up to a third less than that.
+const FAR_SLOWER: i64 = 75;
+
 /// The plan of least predicted time on a mesh with stages, its micro-batches given.
 pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<Plan> {
     let machine = Machine { cluster: request.cluster, mesh: request.mesh };
@@ -183,6 +187,11 @@ impl Pipelines<'_> {
         let searches = self.wanted.may_search() && self.request.mesh.micro_batches() > 1;
         // Of a large program schedules are searched for at once, which take no more than those with names at the costs of the chunks.
         let is_short = searches && self.extent.is_thrifty && self.has_room();
+        if let Some(first) = candidates.first().filter(|first| is_short && self.is_far_slower(first)) {
+            let at_costs =
+                Prediction { step_ns: first.step / PICOS_PER_NANO, ..self.searched.plan.prediction };
+            return self.plan(vec![(cuts[first.cut].stages.clone(), at_costs, passes::Settings::default())]);
+        }
         let mut found: Vec<Simulated<'_>> = Vec::new();
         for (number, one) in candidates.iter().enumerate() {
             if is_short && number > 0 {
@@ -225,6 +234,12 @@ impl Pipelines<'_> {
         }
         all.extend(searched);
         self.plan(all)
+    }
+
+    /// Whether a schedule takes so much longer than what is known, at the costs of the chunks, that no search makes up for it.
+    fn is_far_slower(&self, one: &Candidate<'_>) -> bool {
+        let known = self.wanted.faster_than_ns;
+        known.is_some_and(|known| one.step / PICOS_PER_NANO / (100 + FAR_SLOWER) * 100 > known)
     }
 
     /// Of what was simulated, the best first, the cuts that schedules are searched for: of a large program the best ones of each way to put

@@ -1,13 +1,13 @@
 //! Plans: what was decided, as a small text file that can be read, kept and run again.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use base::{Code, Diagnostic, Fingerprint, Result};
 use indexmap::IndexMap;
 use ir::{AxisKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use shard::{Assignment, Space, partition_mesh};
+use shard::{Assignment, Space, divided, partition_mesh};
 
 use crate::{
     divides::offered,
@@ -134,12 +134,16 @@ impl Plan {
             inputs: BTreeMap::new(),
             axes: IndexMap::new(),
         };
-        let mut decided = assignments.iter();
-        partition_mesh(graph, mesh, 0, |graph, axis| {
-            let assignment = decided.next().cloned().unwrap_or_default();
-            plan.decide(graph, axis, &assignment);
-            Ok(assignment)
-        })?;
+        let axes: Vec<&MeshAxis> = mesh.sharding_axes().collect();
+        let mut graph = Cow::Borrowed(graph);
+        for (number, axis) in axes.iter().enumerate() {
+            let assignment = assignments.get(number).cloned().unwrap_or_default();
+            plan.decide(&graph, axis, &assignment);
+            // What the last one leaves, all micro-batches written out perhaps, says nothing more.
+            if axis.size > 1 && number + 1 < axes.len() {
+                graph = Cow::Owned(divided(&graph, &assignment, axis, 0)?);
+            }
+        }
         Ok(plan)
     }
 

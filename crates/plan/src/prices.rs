@@ -20,16 +20,22 @@ impl Prices {
     /// The times as they are.
     pub const PLAIN: Self = Self { windowed: 100, awaited: 100 };
 
+    /// Those under which plans are best most often.
+    pub const HALF: Self = Self { windowed: 50, awaited: 100 };
+
     /// The prices that are tried, the plain ones first.
     pub const TRIED: [Self; 7] = [
         Self::PLAIN,
-        Self { windowed: 50, awaited: 100 },
+        Self::HALF,
         Self { windowed: 10, awaited: 100 },
         Self { windowed: 75, awaited: 200 },
         Self { windowed: 100, awaited: 400 },
         Self { windowed: 300, awaited: 300 },
         Self { windowed: 10, awaited: 10 },
     ];
+
+    /// The prices that few layers are decided under, those under which plans are best most often first.
+    pub const OF_FEW: [Self; 3] = [Self::HALF, Self::PLAIN, Self { windowed: 10, awaited: 100 }];
 
     /// What the tables of a class count for.
     pub fn percent(self, class: ClassId) -> u32 {

@@ -17,6 +17,7 @@ use crate::{
     divides::{divides, offered},
     effort::{Effort, Extent},
     forbidden::Forbid,
+    intents::Intent,
     pins::Pins,
     plan::Prediction,
     shorter::Shorter,
@@ -115,8 +116,12 @@ pub struct Run<'a> {
     pub direct: DirectAxes,
     /// How much is tried.
     pub extent: Extent,
+    /// What is decided already for operations of the step, by axis of the mesh.
+    pub intents: &'a [Option<Intent>],
     /// The free solutions over the memory limit that were met along inner axes.
     pub met: RefCell<Vec<Met>>,
+    /// The least that a candidate for few layers so far takes in the whole step.
+    pub least_of_few_ns: Cell<i64>,
     /// The least that a candidate so far is expected to take within the memory limit.
     pub least_expected_ns: Cell<i64>,
 }
@@ -156,9 +161,16 @@ impl<'a> Run<'a> {
             machine: Machine { cluster: request.cluster, mesh: request.mesh },
             direct: direct(request.cluster, request.mesh),
             extent,
+            intents: &[],
             met: RefCell::default(),
+            least_of_few_ns: Cell::new(i64::MAX),
             least_expected_ns: Cell::new(i64::MAX),
         }
+    }
+
+    /// The same with another extent, which has met nothing yet.
+    pub fn with(&self, extent: Extent) -> Self {
+        Self::new(self.request, extent)
     }
 
     /// The plan in which every rank does everything; none where pins demand otherwise.
@@ -252,7 +264,8 @@ impl<'a> Run<'a> {
 
     /// A rank's graph after the passes that no setting of the [ladder](Self::ladder) changes.
     pub fn settled(&self, graph: &RankGraph) -> Result<RankGraph> {
-        passes::run(&passes::settled(self.request.recompute.is_some()), graph, |_| {})
+        let settled = passes::run_unverified(&passes::settled(self.request.recompute.is_some()), graph)?;
+        Ok(settled.into_renumbered())
     }
 
     /// What a rank's graph takes that has been through the passes which no setting changes.

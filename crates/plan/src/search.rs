@@ -6,16 +6,17 @@ use aten::Call;
 use base::{Code, Diagnostic, Fingerprint, Result};
 use cost::Machine;
 use ir::{Graph, Mesh};
-use shard::{Assignment, Offered, Space, canonical};
+use shard::{Assignment, canonical};
 
 use crate::{
-    along::explored,
     axis::{PICOS_PER_NANO, Program},
     effort::Extent,
     from_shorter::candidates,
+    jointly,
     plan::{Plan, Prediction},
     run::{Found, Request, Run, ranked},
     runners_up::Naming,
+    shorter::Shorter,
 };
 
 /// A plan with what it was made on.
@@ -46,7 +47,7 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     let found = if let Some(found) = from_shorter {
         found
     } else {
-        let mut found = explored(&run, Program::Whole(&canonical), 0)?;
+        let mut found = jointly::candidates(&run, Program::Whole(&canonical))?;
         found.extend(run.replicated(&canonical)?);
         found
     };
@@ -80,7 +81,8 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
     plan.limit = limit(&best, request.memory_limit);
     plan.without_row = without_row(&canonical, request.mesh);
     plan.without_row_ns = replicated_ns(&canonical, run.machine, &plan.without_row);
-    plan.undivided = run.undivided(&canonical);
+    // Whatever computes is among few layers as well.
+    plan.undivided = run.undivided(request.shorter.map_or(&canonical, Shorter::graph));
     plan.runners_up = naming.runners_up(&plan.label, &best, others)?;
     plan.passes = best.passes;
     plan.prediction = best.prediction;
@@ -89,9 +91,16 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
 
 /// Operators that run replicated because nothing is known of how they shard, with their number.
 fn without_row(graph: &Graph, mesh: &Mesh) -> BTreeMap<String, u32> {
-    let axis = mesh.sharding_axes().find(|axis| axis.rank_count() > 1);
-    axis.map(|axis| Space::new(graph, axis, Offered::Even).without_row.into_iter().collect())
-        .unwrap_or_default()
+    let mut found = BTreeMap::new();
+    if mesh.sharding_axes().any(|axis| axis.rank_count() > 1) {
+        for id in &graph.order {
+            let op = &graph.ops[graph.nodes[*id].op];
+            if !aten::row_of(op).is_some_and(aten::Row::has_rule) {
+                *found.entry(op.name.clone()).or_default() += 1;
+            }
+        }
+    }
+    found
 }
 
 /// What operators that run replicated take on every rank, by their memory traffic.
@@ -128,4 +137,29 @@ pub fn too_small(limit: u64, smallest: &Prediction) -> Box<Diagnostic> {
             smallest.at_peak()
         ))
         .hint("use more ranks, a smaller batch, or a higher memory limit")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use cluster::Cluster;
+
+    use super::*;
+    use crate::{
+        jointly::tests::{asked, mesh},
+        layers::tests::{Tower, tower},
+    };
+
+    #[test]
+    fn three_axes_take_no_longer_than_two_of_which_one_stands_for_two() {
+        let cluster = Cluster::preset("h100:4x4").unwrap();
+        let graph = tower(Tower { layers: 160, rows: 1024, width: 4096, reach: 1, odd: None });
+        let shorter = Shorter::of(&canonical(&graph));
+        let step = |sizes: &[u32]| {
+            let find = |request: &Request<'_>| search(request).unwrap().plan.prediction.step_ns;
+            asked(&graph, &cluster, &mesh(sizes), shorter.as_ref(), find)
+        };
+        let (two, three) = (step(&[4, 4]), step(&[2, 2, 4]));
+        assert!(three <= two / 100 * 101, "{three} ns for {two}");
+    }
 }

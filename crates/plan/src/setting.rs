@@ -5,7 +5,14 @@ use ir::{AxisKind, Dtype, Graph, PartKind, Placement, Reduce, TensorType};
 use passes::is_summed_in;
 use shard::Space;
 
-use crate::{folded::Folded, forbidden::Forbidden, moments::Charges, pins::Demands, roles::Role};
+use crate::{
+    folded::Folded,
+    forbidden::Forbidden,
+    intents::{Intent, Origins},
+    moments::Charges,
+    pins::Demands,
+    roles::Role,
+};
 
 /// What the tables are made from.
 pub struct Setting<'a> {
@@ -19,6 +26,8 @@ pub struct Setting<'a> {
     pub machine: Machine<'a>,
     /// What of memory is weighed.
     pub charges: &'a Charges,
+    /// What is decided already for operations of the step, and which operations of the graph these are.
+    pub intent: Option<(&'a Intent, &'a Origins)>,
     /// What is demanded of inputs and of what modules give.
     pub pins: &'a Demands,
     /// The placement that is demanded of the batch, if one is.

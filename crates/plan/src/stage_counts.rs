@@ -109,7 +109,8 @@ pub fn faster_in_stages(
         let expected = Some(&promise.expected[..]).filter(|found| !found.is_empty());
         let sliced = promise.sliced();
         let asked = Request { mesh: &sliced, expected, ..*request };
-        let Ok(plan) = search_stages(&asked, Wanted::default()) else { continue };
+        let wanted = Wanted { faster_than_ns: least, ..Wanted::default() };
+        let Ok(plan) = search_stages(&asked, wanted) else { continue };
         kept = Some(plan.prediction.step_ns as f64 / promise.step_ns as f64);
         if least.is_none_or(|least| plan.prediction.step_ns < least) {
             least = Some(plan.prediction.step_ns);

@@ -287,7 +287,12 @@ impl Asked<'_> {
     /// as far as the batch can be sliced so.
     fn in_stages(&self) -> Result<Plan> {
         let PlanSettings { schedule, chunks, cuts, micro_batches, .. } = self.settings;
-        let wanted = Wanted { schedule: schedule.as_ref(), chunks: *chunks, cuts: cuts.as_deref() };
+        let wanted = Wanted {
+            schedule: schedule.as_ref(),
+            chunks: *chunks,
+            cuts: cuts.as_deref(),
+            faster_than_ns: None,
+        };
         let micro_batches = match micro_batches {
             Some(count) => Some(*count),
             None => wanted.micro_batches()?,

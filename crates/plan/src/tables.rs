@@ -51,8 +51,8 @@ struct Menus {
     provided: FxHashMap<(MenuId, u32), ProvidedId>,
 }
 
-/// The class, whether only the replicated strategy is left, and the placement that each operand must have.
-type MenuKey = (ClassId, bool, SmallVec<[Option<Placement>; 4]>);
+/// The class, whether only the replicated strategy is left, the only one that is where it is decided, and the placement that each operand must have.
+type MenuKey = (ClassId, bool, Option<usize>, SmallVec<[Option<Placement>; 4]>);
 
 /// What uses each value.
 type Uses = SecondaryMap<ValueId, SmallVec<[Use; 2]>>;
@@ -151,6 +151,10 @@ impl<'a> Tables<'a> {
             let offers = &setting.space.offers[input.value];
             placements.extend_from_slice(offers);
         }
+        let intended = setting.intent.and_then(|(intent, _)| intent.input(id));
+        if let Some(intended) = intended.filter(|intended| placements.contains(intended)) {
+            placements = vec![intended];
+        }
         match setting.pins.inputs.get(&id) {
             Some(Demand { placement, .. }) if placements.contains(placement) => {
                 placements = vec![*placement];
@@ -186,7 +190,10 @@ impl<'a> Tables<'a> {
         // What comes from constants alone (masks, positions, angles) is small and stays replicated: slicing it is free afterwards.
         let replicated = node.operands().next().is_some() && !node.operands().any(|value| depends[value]);
         let demanded = node.operands().map(|value| demanded(setting, id, value)).collect();
-        let menu = self.menus.of(setting, id, (setting.space.class(id), replicated, demanded));
+        let intended = setting.intent.and_then(|(intent, origins)| intent.node(origins, at));
+        let intended = intended
+            .and_then(|intended| setting.space.strategies(id).iter().position(|known| known == intended));
+        let menu = self.menus.of(setting, id, (setting.space.class(id), replicated, intended, demanded));
         let first = setting.folded.map_or(id, |folded| setting.graph.order[folded.pair.alike.nodes[at]]);
         if let Some(known) = self.nodes.get(&first).filter(|(_, known)| *known == menu) {
             self.nodes.insert(id, *known);
@@ -388,9 +395,13 @@ impl Menus {
         if let Some(known) = self.known.get(&key) {
             return *known;
         }
-        let (class, replicated, demanded) = &key;
+        let (class, replicated, intended, demanded) = &key;
         let all = &setting.space.classes[*class];
-        let all = if *replicated { &all[..1] } else { &all[..] };
+        let all = match intended {
+            _ if *replicated => &all[..1],
+            Some(only) => &all[*only..=*only],
+            None => &all[..],
+        };
         let all = all.iter().filter(|one| !setting.forbidden.forbids_within(one));
         let as_demanded = |strategy: &&Strategy| {
             let mut operands = demanded.iter().zip(&strategy.operands);

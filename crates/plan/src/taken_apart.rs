@@ -38,7 +38,7 @@ pub fn predicted(
     passes: &passes::Settings,
     limit: Option<u64>,
 ) -> Result<(Prediction, Vec<StagePrediction>)> {
-    let run = |graph: &RankGraph| passes::run(&passes::pipeline(passes), graph, |_| {});
+    let run = |graph: &RankGraph| passes::run_unverified(&passes::pipeline(passes), graph);
     let programs = graphs.iter().map(run).collect::<Result<Vec<_>>>()?;
     let of_each = sim::predict_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
     let mut worst = Prediction::default();

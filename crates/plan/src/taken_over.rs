@@ -14,7 +14,10 @@ use rustc_hash::FxHashMap;
 use shard::{Assignment, divided, partition_counted};
 use smallvec::SmallVec;
 
-use crate::fewer::{Alike, Places};
+use crate::{
+    fewer::{Alike, Places},
+    intents::span,
+};
 
 /// Decisions that were taken over.
 pub struct TakenOver<'m> {
@@ -46,9 +49,9 @@ pub fn taken_over<'m>(
     let mut taken = Vec::new();
     for (number, (axis, decided)) in axes.iter().zip(assignments).enumerate() {
         let own = pair.translated(decided);
-        if number + 1 < axes.len() {
+        if number + 1 < axes.len() && axis.size > 1 {
             match pair.along(axis, (decided, &own))? {
-                Some(within) => pair = within,
+                Some((within, _)) => pair = within,
                 None => return Ok(None),
             }
         }
@@ -105,15 +108,13 @@ impl Pair {
         }
     }
 
-    /// What an axis of ranks leaves of both; none where one has other operations than the other for what stands for it.
+    /// What an axis of several ranks leaves of both, and where in the first what is of each operation ends; none where one has other operations than the
+    /// other for what stands for it.
     pub fn along(
         &self,
         axis: &MeshAxis,
         (first, second): (&Assignment, &Assignment),
-    ) -> Result<Option<Self>> {
-        if axis.size == 1 {
-            return Ok(Some(self.clone()));
-        }
+    ) -> Result<Option<(Self, Vec<usize>)>> {
         let is_alike = axis.kind == AxisKind::Ranks && self.from.parts.len() == self.to.parts.len();
         let Some(stand_ins) = self.stand_ins().filter(|_| is_alike) else { return Ok(None) };
         let (from, ends_from) = partition_counted(&self.from, first, axis)?;
@@ -130,7 +131,7 @@ impl Pair {
         }
         let places = self.places.with_nodes(nodes);
         let alike = self.alike_in(&from, &ends_from);
-        Ok(Some(Self { from, to, places, alike }))
+        Ok(Some((Self { from, to, places, alike }, ends_from)))
     }
 
     /// The operations that are like one.
@@ -173,11 +174,6 @@ impl Pair {
 /// The number of the update of an input.
 fn update_of(graph: &Graph, input: InputId) -> Option<usize> {
     graph.updates.iter().position(|(known, _)| *known == input)
-}
-
-/// The operations that are of something.
-fn span(ends: &[usize], at: usize) -> Range<usize> {
-    at.checked_sub(1).map_or(0, |before| ends[before])..ends[at]
 }
 
 /// For each operation of the second span the one of the first that is as it, from the last one on; none where there is one without. The first span

@@ -41,6 +41,8 @@ pub struct Wanted<'a> {
     pub chunks: Option<u32>,
     /// Where the chunks begin; where the slowest takes least if it is not said.
     pub cuts: Option<&'a [Cut]>,
+    /// What is known already takes so long, in nanoseconds: a pipeline that is far slower is not simulated.
+    pub faster_than_ns: Option<i64>,
 }
 
 impl Wanted<'_> {
