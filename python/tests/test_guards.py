@@ -6,7 +6,10 @@ PYTEST_DONT_REWRITE: what is asserted here is traced as it is written.
 from __future__ import annotations
 
 import io
+import json
+import linecache
 import math
+import os
 import sys
 import traceback
 import warnings
@@ -279,3 +282,70 @@ def test_a_bar_of_progress_is_told_what_each_step_gives():
         shown.append((bar.n, bar.postfix))
         bar.close()
     assert shown[0] == shown[1] == (6, f"loss={X.sum().item():.3g}")
+
+
+def saves(x, path):
+    torch.save({"x": x}, path)  # refused
+    return x
+
+
+def saves_behind_a_check(x, path):
+    if x.isnan().any():
+        torch.save({"x": x}, path)  # refused
+        sys.exit(1)
+    return x
+
+
+def writes_behind_a_check(x, path):
+    if x.isnan().any():
+        with open(path, "w") as file:  # refused
+            file.write("broken")
+        raise ValueError
+    return x
+
+
+def writes_by_pathlib(x, path):
+    if x.sum() > 1:
+        path.write_text("much")  # refused
+    return x
+
+
+def ends_the_process(x, path):
+    if x.isnan().any():
+        os._exit(1)  # refused
+    return x
+
+
+@pytest.mark.parametrize(
+    "does", [saves, saves_behind_a_check, writes_behind_a_check, writes_by_pathlib, ends_the_process]
+)
+def test_what_would_be_written_while_a_step_is_captured_is_refused_at_its_line(does, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("as it was")
+    with pytest.raises(StepError) as caught:
+        unisono.capture(lambda x: does(x, path), example=(X,))
+    assert caught.value.code == "U0105" and path.read_text() == "as it was"
+    file, _, number = str(caught.value.place).rpartition(":")
+    assert "# refused" in linecache.getline(file, int(number))
+
+
+def test_code_that_takes_pythons_own_numbers_only_is_refused_at_its_line():
+    def step(x):
+        json.dumps({"sum": x.sum().item()})  # refused
+        return x
+
+    with pytest.raises(StepError, match="reads the value of a tensor") as caught:
+        unisono.capture(step, example=(X,))
+    file, _, number = str(caught.value.place).rpartition(":")
+    assert caught.value.code == "U0101" and "# refused" in linecache.getline(file, int(number))
+
+
+def test_what_is_written_whatever_the_values_are_is_written_once(tmp_path):
+    path = tmp_path / "file"
+
+    def step(x):
+        path.write_text("begun")
+        return x * 2
+
+    unisono.capture(step, example=(X,))
+    assert path.read_text() == "begun"

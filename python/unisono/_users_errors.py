@@ -39,6 +39,11 @@ class UsersError(Exception):
             traceback = traceback.tb_next
         return cls(type(error).__name__, str(error), frames, error)
 
+    def forget_frames(self) -> None:
+        """Lets go of what the frames of the exception hold."""
+        if self.error is not None:
+            self.error.__traceback__ = self.error.__context__ = None
+
     def plain(self) -> dict[str, Any]:
         """Its parts as plain data."""
         return {"kind": self.kind, "text": self.text, "frames": self.frames}

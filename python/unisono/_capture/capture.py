@@ -22,7 +22,7 @@ from unisono._capture.beside import Snapshot
 from unisono._capture.calls import call_of
 from unisono._capture.custom import proved_rules
 from unisono._capture.forks import MOST_QUESTIONS, Way, merged
-from unisono._capture.guards import EndedError
+from unisono._capture.guards import Choices, EndedError
 from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
 from unisono._capture.kernels import target_of
@@ -182,10 +182,10 @@ def _traced(
 
 
 def _past_guards(
-    kept: Kept, start: Snapshot, trace_again: Callable[[], Traced | None], answers: tuple[bool, ...] = ()
+    kept: Kept, start: Snapshot, trace_again: Callable[[], Traced | None], choices: Choices = ()
 ) -> Traced | None:
     """What a trace gives that answers questions behind the first ones so that the step goes on; ``None`` if it never does."""
-    while kept.guards.goes_on(answers):
+    while kept.guards.goes_on(choices):
         try:
             return trace_again()
         except EndedError as ended:
@@ -196,14 +196,15 @@ def _past_guards(
 
 
 def _another_way(
-    kept: Kept, start: Snapshot, trace_again: Callable[..., Traced | None], answers: tuple[bool, ...] = ()
+    kept: Kept, start: Snapshot, trace_again: Callable[..., Traced | None], choices: Choices = ()
 ) -> Traced | None:
     """What a trace with some answers gives; ``None`` if it finds more to be kept, or if the step ends there."""
     kept.start_again()
+    trace_there = functools.partial(trace_again, answers=tuple(answer for _, answer in choices))
     for _ in range(2):
         start.put_numbers_back()
-        way = _past_guards(kept, start, functools.partial(trace_again, answers=answers), answers)
-        if not kept.guards.goes_on(answers):
+        way = _past_guards(kept, start, trace_there, choices)
+        if not kept.guards.goes_on(choices):
             return None
         kept.mark()
         if way is not None:
@@ -264,21 +265,21 @@ def _ways(
     asked = functools.partial(
         trace, train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=may_be_there
     )
-    ways, todo, choices = [traced], deque(_turns(traced, 0)), set[tuple[bool, ...]]()
+    ways, todo, forks = [traced], deque(_turns(traced, 0)), set[Choices]()
     while todo:
-        answers = todo.popleft()
-        way = _another_way(kept, start, asked, answers)
-        if not kept.guards.goes_on(answers):
+        choices = todo.popleft()
+        way = _another_way(kept, start, asked, choices)
+        if not kept.guards.goes_on(choices):
             continue
         if way is None:
             return None
-        choices.add(answers[:-1])
-        if sum(answers[:number] in choices for number in range(len(answers))) > MOST_QUESTIONS:
-            raise read_back(way.places[len(answers) - 1])
-        todo += _turns(way, len(answers))
+        forks.add(choices[:-1])
+        if sum(choices[:number] in forks for number in range(len(choices))) > MOST_QUESTIONS:
+            raise read_back(way.places[len(choices) - 1])
+        todo += _turns(way, len(choices))
         ways.append(way)
     for way in ways:
-        way.endings = kept.guards.among(way.choices)
+        way.endings = kept.guards.among(_choices_of(way))
     if len(ways) > 1:
         _require_alike(ways)
         plain = [Way(w.graph, w.tensors, w.reads, w.places, w.replaced, w.choices) for w in ways]
@@ -287,9 +288,14 @@ def _ways(
     return ways
 
 
-def _turns(way: Traced, first: int) -> list[tuple[bool, ...]]:
-    """The answers that lead where the first of another way's questions, from a number on, is answered otherwise."""
-    return [(*way.choices[:number], not way.choices[number]) for number in range(first, len(way.choices))]
+def _choices_of(way: Traced) -> Choices:
+    return tuple(zip(way.places, way.choices, strict=True))
+
+
+def _turns(way: Traced, first: int) -> list[Choices]:
+    """What leads where one of another way's questions, from a number on, is answered otherwise."""
+    found = _choices_of(way)
+    return [(*found[:number], (place, not answer)) for number, (place, answer) in enumerate(found) if number >= first]
 
 
 def _require_alike(ways: list[Traced]) -> None:

@@ -16,7 +16,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 from unisono._capture.functional import result_of
-from unisono._capture.guards import MOST_GUARDS, Guards
+from unisono._capture.guards import MOST_GUARDS, Choices, Guards
 from unisono._capture.places import read_back
 
 _COPY, _WHERE = torch.ops.aten.copy_.default, torch.ops.aten.where.self
@@ -42,12 +42,17 @@ class Questions:
 
     def decide(self, value: torch.Tensor, place: str | None) -> bool:
         """Answers a question."""
-        number, (goes_on, _) = len(self.asked), self.guards.known.get(tuple(self.given), (True, None))
+        number = len(self.asked)
         if number >= MOST_QUESTIONS + MOST_GUARDS or value.numel() != 1:
             raise read_back(place)
+        answer = self.answers[number] if number < len(self.answers) else self.guards.answer(self.choices(), place)
         self.asked.append((value.detach().reshape(()) != 0, place))
-        self.given.append(self.answers[number] if number < len(self.answers) else goes_on)
-        return self.given[-1]
+        self.given.append(answer)
+        return answer
+
+    def choices(self) -> Choices:
+        """Where it has asked, and what was answered."""
+        return tuple((place, answer) for (_, place), answer in zip(self.asked, self.given, strict=True))
 
 
 @dataclass

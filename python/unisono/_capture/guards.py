@@ -9,7 +9,6 @@ from __future__ import annotations
 import dis
 import os
 import types
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,8 @@ from unisono._users_errors import UsersError
 
 #: A step that asks more questions of this kind is refused.
 MOST_GUARDS = 32
+#: What a step was asked and answered until somewhere: where, and how, for each question.
+Choices = tuple[tuple[str | None, bool], ...]
 _RAISES = dis.opmap["RAISE_VARARGS"]
 #: Code of PyTorch's that looks at values and raises what the user's would.
 CHECKS = tuple(
@@ -57,15 +58,14 @@ class EndedError(Exception):
     """The step has raised an exception of its own behind a question.
 
     Attributes:
-        given: the answers to all questions until then.
-        place: where the last one was asked.
+        choices: the questions until then, and their answers.
         ending: what has happened.
     """
 
-    def __init__(self, given: Sequence[bool], place: str | None, ending: Ending) -> None:
+    def __init__(self, choices: Choices, ending: Ending) -> None:
         """Takes its parts."""
         super().__init__(ending.error.text)
-        self.given, self.place, self.ending = tuple(given), place, ending
+        self.choices, self.ending = choices, ending
 
 
 def is_plain(value: Any) -> bool:
@@ -75,9 +75,10 @@ def is_plain(value: Any) -> bool:
 
 @dataclass
 class Guards:
-    """The guards that are known, by the answers to all questions before them: the answer that goes on, and what happens with the other."""
+    """The guards that are known: which answer goes on, and what happens with the other."""
 
-    known: dict[tuple[bool, ...], tuple[bool, Ending]] = field(default_factory=dict)
+    #: By the questions before them, with their answers, and by where they are asked.
+    _known: dict[tuple[Choices, str | None], tuple[bool, Ending]] = field(default_factory=dict)
     _first: Ending | None = None
 
     def note(self, ended: EndedError) -> None:
@@ -87,27 +88,32 @@ class Guards:
             the first exception of the step's, where no answer to any question goes on.
         """
         self._first = self._first or ended.ending
-        path = ended.given
-        while path:
-            *before, answer = path
-            path = tuple(before)
-            if path not in self.known:
-                if len(self.known) >= MOST_GUARDS:
-                    raise read_back(ended.place)
-                self.known[path] = not answer, ended.ending
+        ended.ending.error.forget_frames()
+        before = ended.choices
+        while before:
+            *others, (place, answer) = before
+            before = tuple(others)
+            if (before, place) not in self._known:
+                if len(self._known) >= MOST_GUARDS:
+                    raise read_back(place)
+                self._known[before, place] = not answer, ended.ending
                 return
-            del self.known[path]
+            del self._known[before, place]
         raise self._first.error.exception()
 
-    def goes_on(self, answers: Sequence[bool]) -> bool:
-        """Whether a step goes on behind some answers."""
-        given = tuple(answers)
-        return all(self.known.get(given[:number], (one,))[0] == one for number, one in enumerate(given))
+    def answer(self, before: Choices, place: str | None) -> bool:
+        """The answer to a question that goes on; yes, where none is known to end the step."""
+        return self._known.get((before, place), (True, None))[0]
 
-    def among(self, answers: Sequence[bool]) -> dict[int, Ending]:
-        """Which of the questions with these answers are guards."""
-        given = tuple(answers)
-        return {n: self.known[given[:n]][1] for n in range(len(given)) if given[:n] in self.known}
+    def goes_on(self, choices: Choices) -> bool:
+        """Whether a step goes on behind some answers."""
+        known = (self._known.get((choices[:number], place)) for number, (place, _) in enumerate(choices))
+        return all(one is None or one[0] == answer for one, (_, answer) in zip(known, choices, strict=True))
+
+    def among(self, choices: Choices) -> dict[int, Ending]:
+        """Which of the questions are guards."""
+        places = enumerate(place for place, _ in choices)
+        return {n: self._known[choices[:n], place][1] for n, place in places if (choices[:n], place) in self._known}
 
 
 def is_the_steps_own(error: BaseException) -> bool:

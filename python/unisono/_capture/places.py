@@ -86,10 +86,14 @@ _KINDS = {ENGINE: "backward", OPTIMIZER: "update", "": None}
 
 
 @functools.lru_cache(maxsize=4096)
+def is_pythons_own(file: str) -> bool:
+    """Whether a source file is of Python's own library."""
+    return file.startswith(_LIBRARY) and "-packages" + os.sep not in file
+
+
 def is_the_users(file: str) -> bool:
     """Whether a source file is neither PyTorch's nor Unisono's nor of Python's own library."""
-    of_python = file.startswith(_LIBRARY) and "-packages" + os.sep not in file
-    return not of_python and not file.startswith(_NOT_THE_USERS)
+    return not is_pythons_own(file) and not file.startswith(_NOT_THE_USERS)
 
 
 def user_place(frame: FrameType | None) -> tuple[str, int]:

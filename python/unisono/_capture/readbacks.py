@@ -295,11 +295,12 @@ class Readbacks(TorchFunctionMode):
         self.note(print, arguments, named)
 
     def _noting(self, real: Callable[..., None]) -> Callable[..., None]:
-        """A method that is called after each step where the user's code calls it."""
+        """A method that is called after each step where the user's code calls it, and its own file does not."""
+        own = real.__code__.co_filename if isinstance(real, types.FunctionType) else ""
 
         def call(owner: Any, *arguments: Any, **named: Any) -> None:
             caller = sys._getframe(1).f_code.co_filename
-            if is_the_users(caller) and caller != real.__code__.co_filename:
+            if is_the_users(caller) and caller != own:
                 self.note(real, (owner, *arguments), named)
             else:
                 real(owner, *arguments, **named)

@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
-from unisono._capture import hooks, iterators, kernels, scaling
+from unisono._capture import hooks, iterators, kernels, outward, scaling
 from unisono._capture.averages import Averages
 from unisono._capture.forks import Questions
 from unisono._capture.functional import Unknown, functionalised
@@ -43,10 +43,10 @@ from unisono._capture.optimizer import (
     traceable,
 )
 from unisono._capture.paths import Missing, Path, follow, own_attributes, put, shown
-from unisono._capture.places import OriginTracker, place_in, place_of, user_line
+from unisono._capture.places import OriginTracker, place_in, place_of, read_back, user_line
 from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
-from unisono._capture.readbacks import Expression, Readbacks
+from unisono._capture.readbacks import Expression, Number, Readbacks
 from unisono._capture.record import Recorder, Watch
 from unisono._capture.results import result
 from unisono._capture.rewrites import LiveScalars, Rewrites
@@ -408,6 +408,7 @@ class _Run:
             self.origins.tracking(),
             hooks.on_twins(parameters, modes),
             conversions_known(twins),
+            outward.refused(lambda: bool(self.questions.asked)),
             modes(),
             draws.drawing(),
             self.generators.standing_in(),
@@ -424,10 +425,11 @@ class _Run:
         try:
             return self.train_step(*arguments, **named)
         except (Exception, SystemExit) as error:
-            asked = self.questions.asked
-            if asked and not isinstance(error, UnisonoError) and is_the_steps_own(error):
+            if self.questions.asked and not isinstance(error, UnisonoError) and is_the_steps_own(error):
                 ending = Ending(UsersError.of(error), *self.reads.at_the_end(error), self.reads.effects)
-                raise EndedError(self.questions.given, asked[-1][1], ending) from error
+                raise EndedError(self.questions.choices(), ending) from None
+            if isinstance(error, TypeError) and Number.__name__ in str(error) and self.reads.tensors:
+                raise read_back(place_in(error)) from None  # what takes Python's own numbers only
             raise
 
     def _optimizer_state(self, items: list[tuple[StepInput, torch.Tensor]]) -> dict[int, dict[str, Any]]:
