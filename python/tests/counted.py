@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import linecache
+import types
 import warnings
 
 import pytest
 import torch
+from torch import nn
 
 import unisono
 from unisono.errors import StepError
@@ -25,6 +27,18 @@ def refused(step, *, model=None, named, line="# used"):
     if line:
         file, _, number = str(caught.value.place).rpartition(":")
         assert line in linecache.getline(file, int(number)), caught.value.place
+
+
+def refused_for_its_count(use):
+    """Captures a step that uses what it counts, and must be refused for it; it has not counted afterwards."""
+    model, state = nn.Linear(4, 4), types.SimpleNamespace(n=0)
+
+    def step(x):
+        state.n += 1
+        return use(state.n, model(x).sum())
+
+    refused(step, model=model, named="state.n")
+    assert type(state.n) is int and state.n == 0
 
 
 def allowed(step, *, model=None, warned=None):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from counted import X, allowed, refused
+from counted import X, allowed, refused, refused_for_its_count
 from machines import DEAR_COMPUTING
 from torch import nn
 
@@ -88,14 +88,7 @@ USES += [a_tensor_of_it, a_larger_one, a_method_of_it, arrays, sets]
 
 @pytest.mark.parametrize("use", USES)
 def test_whatever_a_count_may_steer_is_refused_at_its_line(use):
-    model, state = nn.Linear(4, 4), types.SimpleNamespace(n=0)
-
-    def step(x):
-        state.n += 1
-        return use(state.n, model(x).sum())
-
-    refused(step, model=model, named="state.n")
-    assert type(state.n) is int and state.n == 0
+    refused_for_its_count(use)
 
 
 @dataclasses.dataclass(frozen=True)

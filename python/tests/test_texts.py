@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from counted import allowed, refused
+from counted import allowed, refused_for_its_count
 from torch import nn
 
 
@@ -124,13 +124,7 @@ USES += [an_argument, a_named_argument, an_attribute]
 
 @pytest.mark.parametrize("use", USES)
 def test_a_text_that_may_steer_the_step_is_refused_at_its_line(use):
-    model, state = nn.Linear(4, 4), types.SimpleNamespace(n=0)
-
-    def step(x):
-        state.n += 1
-        return use(state.n, model(x).sum())
-
-    refused(step, model=model, named="state.n")
+    refused_for_its_count(use)
 
 
 def kept(n, h):

@@ -156,11 +156,12 @@ def _traced(
             inputs = collect(train_step, model, optimizers, call, state, live, kept.read())
             inputs.target = target_of(device, _placed(inputs))
             asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept)
-            traced = _past_guards(kept, start, functools.partial(asked, gradients_may_be_there=may_be_there))
+            there = functools.partial(asked, gradients_may_be_there=may_be_there)
+            traced = _past_guards(kept, start, there)
             kept.mark()
             if traced is None:
                 continue
-            ways = _ways(train_step, model, optimizers, inputs, kept, start, traced, may_be_there)
+            ways = _ways(kept, start, there, traced)
             if ways is None:
                 continue
             encoder = Encoder(traced, inputs)
@@ -252,23 +253,13 @@ def _placed(inputs: StepInputs) -> Iterator[torch.Tensor]:
 
 
 def _ways(
-    train_step: Callable[..., Any],
-    model: nn.Module | None,
-    optimizers: tuple[Optimizer, ...],
-    inputs: StepInputs,
-    kept: Kept,
-    start: Snapshot,
-    traced: Traced,
-    may_be_there: bool,
+    kept: Kept, start: Snapshot, trace_again: Callable[..., Traced | None], traced: Traced
 ) -> list[Traced] | None:
     """All ways through a step that chooses by values, merged into the graph of the first; ``None`` if more was found to be kept."""
-    asked = functools.partial(
-        trace, train_step, model, optimizers, inputs, kept=kept, gradients_may_be_there=may_be_there
-    )
     ways, todo, forks = [traced], deque(_turns(traced, 0)), set[Choices]()
     while todo:
         choices = todo.popleft()
-        way = _another_way(kept, start, asked, choices)
+        way = _another_way(kept, start, trace_again, choices)
         if not kept.guards.goes_on(choices):
             continue
         if way is None:

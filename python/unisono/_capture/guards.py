@@ -50,7 +50,7 @@ class Ending:
 
     def plain(self) -> dict[str, Any]:
         """What other ranks are told."""
-        shown = [one if is_plain(one[-1]) else ["constant", repr(one[-1])] for one in self.arguments]
+        shown = [one if _is_plain(one[-1]) else ["constant", repr(one[-1])] for one in self.arguments]
         return {"error": self.error.plain(), "arguments": shown, "reads": self.reads}
 
 
@@ -68,7 +68,7 @@ class EndedError(Exception):
         self.choices, self.ending = choices, ending
 
 
-def is_plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     """Whether a value is a text, a number, or a list of these."""
     return value is None or isinstance(value, bool | int | float | str | list)
 

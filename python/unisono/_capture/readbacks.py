@@ -30,6 +30,7 @@ from unisono._capture.forks import Questions
 from unisono._capture.guards import CHECKS
 from unisono._capture.kinds import Kind, TypeOf
 from unisono._capture.known import certain, follows_from_constants
+from unisono._capture.named import standing
 from unisono._capture.places import is_the_users, read_back, user_line
 from unisono._tree import flatten, unflatten
 
@@ -272,12 +273,13 @@ class Readbacks(TorchFunctionMode):
             for holder, name in _globals_with(functions, own):
                 holder[name] = own[name]
                 stack.callback(holder.pop, name, None)
+            asking: dict[int, tuple[Any, Any]] = {}
             for module, name in _asking_for_finite():
                 function = getattr(module, name)
-                asking = functools.partial(self._is, function, getattr(torch, name))
-                for holder, key in [(vars(module), name), *_globals_of(function, functions)]:
-                    stack.callback(holder.__setitem__, key, function)
-                    holder[key] = asking
+                asks = functools.partial(self._is, function, getattr(torch, name))
+                stack.enter_context(mock.patch.object(module, name, asks))
+                asking[id(function)] = function, asks
+            stack.enter_context(standing(functions, asking))
             stack.enter_context(self)
             yield
 
@@ -355,14 +357,6 @@ def _bars() -> Iterator[tuple[type, str]]:
 def _asking_for_finite() -> Iterator[tuple[types.ModuleType, str]]:
     for module in (math, sys.modules.get("numpy")):
         yield from ((module, name) for name in ("isfinite", "isinf", "isnan") if module is not None)
-
-
-def _globals_of(function: Callable[..., Any], functions: Iterable[Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The modules' variables in which code of functions finds a function."""
-    users = (one for one in functions if isinstance(one, types.FunctionType))
-    modules = {id(one.__globals__): one.__globals__ for one in users if is_the_users(one.__code__.co_filename)}
-    for names in modules.values():
-        yield from ((names, name) for name, value in [*names.items()] if value is function)
 
 
 def _standing_for(real: type, reads: Readbacks) -> type:

@@ -13,6 +13,7 @@ from unittest import mock
 
 from unisono._capture.doubts import live_functions
 from unisono._capture.followed import Uses
+from unisono._capture.named import standing
 from unisono._capture.paths import Walk, is_library
 
 _CLOCKS = (
@@ -40,11 +41,7 @@ def followed(uses: Uses, walk: Walk) -> Iterator[None]:
         for module, names in _modules():
             for name in names:
                 stack.enter_context(mock.patch.object(module, name, handed[id(getattr(module, name))][1]))
-        for function in live_functions(walk):
-            for name, value in [*function.__globals__.items()]:
-                if id(value) in handed and handed[id(value)][0] is value:
-                    function.__globals__[name] = handed[id(value)][1]
-                    stack.callback(function.__globals__.__setitem__, name, value)
+        stack.enter_context(standing(live_functions(walk), handed))
         yield
 
 

@@ -102,27 +102,22 @@ def conversions_known(twins: dict[int, torch.Tensor]) -> Iterator[None]:
     def converted(
         module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> nn.Module:
-        parts = [part for one in module.modules() for part in (*one._parameters.items(), *one._buffers.items())]
+        parts = [
+            (f"`{name}` of a {type(one).__name__}", part)
+            for one in module.modules()
+            for name, part in (*one._parameters.items(), *one._buffers.items())
+        ]
         traced = [(name, part) for name, part in parts if part is not None and (id(part) in twins or id(part) in own)]
         if not traced:
             return convert(module, function, recurse)
         for name, part in traced:
             made = function(part)
             if made is not twins.get(id(part), part):
-                raise _converted(f"`{name}` of a {_holder(module, part)}", made)
+                raise _converted(name, made)
         return module
 
     with mock.patch.object(nn.Module, "_apply", converted):
         yield
-
-
-def _holder(module: nn.Module, part: torch.Tensor) -> str:
-    found = (
-        one
-        for one in module.modules()
-        if any(part is other for other in (*one._parameters.values(), *one._buffers.values()))
-    )
-    return type(next(found)).__name__
 
 
 def _converted(what: str, made: torch.Tensor) -> StepError:
