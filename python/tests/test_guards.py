@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from machines import DEAR_COMPUTING
-from torch import nn
+from torch import nn, save
 
 import unisono
 from unisono.errors import StepError
@@ -289,6 +289,11 @@ def saves(x, path):
     return x
 
 
+def saves_by_a_name_of_its_own(x, path):
+    save({"x": x}, path)  # refused
+    return x
+
+
 def saves_behind_a_check(x, path):
     if x.isnan().any():
         torch.save({"x": x}, path)  # refused
@@ -317,7 +322,15 @@ def ends_the_process(x, path):
 
 
 @pytest.mark.parametrize(
-    "does", [saves, saves_behind_a_check, writes_behind_a_check, writes_by_pathlib, ends_the_process]
+    "does",
+    [
+        saves,
+        saves_by_a_name_of_its_own,
+        saves_behind_a_check,
+        writes_behind_a_check,
+        writes_by_pathlib,
+        ends_the_process,
+    ],
 )
 def test_what_would_be_written_while_a_step_is_captured_is_refused_at_its_line(does, tmp_path):
     path = tmp_path / "file"

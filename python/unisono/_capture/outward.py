@@ -8,21 +8,24 @@ import io
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 
+from unisono._capture.named import standing
 from unisono._capture.places import is_pythons_own, is_the_users, user_line
 from unisono.errors import StepError
 
 _WRITING = frozenset("wax+")
+_NEVER = ((torch.save, "saves tensors (`torch.save`)"), (os._exit, "ends the process (`os._exit`)"))
+_MODULES = (builtins, io, os, torch, torch.serialization)
 
 
 @contextlib.contextmanager
-def refused(has_asked: Callable[[], bool]) -> Iterator[None]:
-    """Within, such calls of the user's code are refused; ``has_asked`` says whether the step has asked for a value that chooses its way."""
+def refused(functions: Iterable[Any], has_asked: Callable[[], bool]) -> Iterator[None]:
+    """Within, such calls of the user's functions are refused; ``has_asked`` says whether the step has asked for what chooses its way."""
     real = io.open
 
     def opened(file: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
@@ -30,14 +33,12 @@ def refused(has_asked: Callable[[], bool]) -> Iterator[None]:
             raise _refused("writes a file behind a choice by a value", "all ways are tried while it is captured")
         return real(file, mode, *more, **named)
 
+    instead = [(real, opened), *((one, _refusing(one, what)) for one, what in _NEVER)]
     with contextlib.ExitStack() as stack:
-        for module in (torch, torch.serialization):
-            stack.enter_context(
-                mock.patch.object(module, "save", _refusing(torch.save, "saves tensors (`torch.save`)"))
-            )
-        stack.enter_context(mock.patch.object(os, "_exit", _refusing(os._exit, "ends the process (`os._exit`)")))
-        for holder in (builtins, io):
-            stack.enter_context(mock.patch.object(holder, "open", opened))
+        for one, other in instead:
+            for module in (module for module in _MODULES if vars(module).get(one.__name__) is one):
+                stack.enter_context(mock.patch.object(module, one.__name__, other))
+        stack.enter_context(standing(functions, {id(one): (one, other) for one, other in instead}))
         yield
 
 

@@ -408,7 +408,7 @@ class _Run:
             self.origins.tracking(),
             hooks.on_twins(parameters, modes),
             conversions_known(twins),
-            outward.refused(lambda: bool(self.questions.asked)),
+            outward.refused(self.kept.functions(), lambda: bool(self.questions.asked)),
             modes(),
             draws.drawing(),
             self.generators.standing_in(),
