@@ -75,3 +75,41 @@ def losses_are_printed_and_logged(parallelize):
     # Other ranks than the first print nothing.
     shown = (out.getvalue(), logged.getvalue())
     return losses, shown if ranks()[0] == 0 else shown == ("", "") or isinstance(step, Eager)
+
+
+class Meter:
+    """The mean of what it is given."""
+
+    def __init__(self):
+        self.sum, self.count, self.avg = 0.0, 0, 0.0
+
+    def update(self, value, n):
+        self.sum += value * n
+        self.count += n
+        self.avg = self.sum / self.count
+
+
+@script
+def numbers_are_kept_in_python(parallelize):
+    model, meter, losses, seen = Net(), Meter(), [], {"steps": 0}
+    optimizer = adam(model)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        seen["steps"] += 1
+        seen["last"] = {"step": seen["steps"], "loss": loss.item()}
+        meter.update(loss.item(), len(x))
+        losses.append(round(loss.item(), 3))
+        if loss > 1e6:
+            seen["steps"] = 0
+        return loss.detach(), meter.avg
+
+    batch = pair()
+    step = parallelize(step, model=model, optimizer=optimizer, example=batch)
+    found = [(*step(*batch), dict(vars(meter)), [*losses], seen["steps"], dict(seen["last"])) for _ in range(3)]
+    meter.__init__()
+    found += [(*step(*batch), dict(vars(meter)), [*losses], seen["steps"], dict(seen["last"])) for _ in range(2)]
+    return ended(step, found, model, optimizer)

@@ -146,6 +146,7 @@ def _is_plain(message: dict[str, Any]) -> bool:
         and len(message["ways"]) == 1
         and not message["ways"][0]["schedules"]
         and not message["ways"][0]["counted"]
+        and not any(message["ways"][0]["counts"])
         and not message["ways"][0]["endings"]
         and all(paths for *_, paths in message["constants"])
     )

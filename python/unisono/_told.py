@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from unisono import _agreement
 from unisono._capture import Capture
+from unisono._capture.counting import Counts
+from unisono._capture.expressions import Read, evaluate
 from unisono._capture.guards import Ending
 from unisono._capture.paths import Path, paths_of
-from unisono._capture.readbacks import evaluate
 from unisono._capture.schedules import Scheduled
 from unisono._capture.trace import Traced
 from unisono._tree import plain
@@ -29,6 +29,7 @@ class Way:
         schedules: the schedulers that it calls.
         counted: paths to averages that take a step.
         endings: how the step ends where a question is answered otherwise, by the number of the question.
+        counts: what it leaves beside tensors.
         effects: what it prints and logs, on the rank that does.
     """
 
@@ -38,21 +39,23 @@ class Way:
     schedules: list[Scheduled]
     counted: list[Path]
     endings: dict[int, Ending]
+    counts: Counts = field(default_factory=Counts)
     effects: list[Any] = field(default_factory=list)
 
     @classmethod
-    def from_plain(cls, data: dict[str, Any]) -> Way:
-        """The way that :func:`told` tells of."""
+    def from_plain(cls, data: dict[str, Any], classes: Mapping[str, type]) -> Way:
+        """The way that :func:`told` tells of; for ``classes`` see :func:`unisono._tree.from_plain`."""
         calls = [Scheduled(paths_of([path])[0], given, first) for path, given, first in data["schedules"]]
         counted, endings = paths_of(data["counted"]), {at: Ending.from_plain(one) for at, one in data["endings"]}
-        return cls(dict(data["numbers"]), data["reads"], tuple(data["answers"]), calls, counted, endings)
+        counts = Counts.from_plain(data["counts"], classes)
+        return cls(dict(data["numbers"]), data["reads"], tuple(data["answers"]), calls, counted, endings, counts)
 
     def has(self, position: int) -> bool:
         """Whether a leaf of what the step returns is no tensor."""
         return position in self.numbers
 
-    def leaf(self, position: int, read: list[torch.Tensor]) -> Any:
-        """A leaf that is no tensor, for the tensors that the step has read."""
+    def leaf(self, position: int, read: Read) -> Any:
+        """A leaf that is no tensor, for what the step has read."""
         return evaluate(self.numbers[position], read)
 
 
@@ -91,6 +94,7 @@ def _way(way: Traced) -> dict[str, Any]:
         "reads": way.reads,
         "answers": way.choices,
         "counted": way.counted,
+        "counts": way.counts.plain(),
         "schedules": [list(vars(call).values()) for call in way.schedules],
         "endings": [[at, ending.plain()] for at, ending in way.endings.items()],
     }

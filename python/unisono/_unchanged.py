@@ -39,6 +39,7 @@ class Unchanged:
         accumulated: Sequence[StepInput],
         outside: Outside,
         known: Sequence[tuple[str, Callable[[], Any]]],
+        counts: Sequence[Callable[[], tuple[str, str, Any] | None]],
     ) -> None:
         """Takes everything as it is at this moment.
 
@@ -50,11 +51,13 @@ class Unchanged:
             accumulated: the parameters that the step adds to the gradients of.
             outside: what the step's code reads from outside.
             known: the tensors from outside whose values it goes on with: a name, and what gives it.
+            counts: what says where there is no longer what it counts with: name, what was there, and what is there now.
         """
         self._optimizers, self._live, self._answers, self._outside = optimizers, live, answers, outside
         self._settings = guarded_settings(optimizers, live)
         self._gradients = [(item.name, item.tensor, item.tensor.grad is not None) for item in accumulated]
         self._known = [(name, now, _values(now())) for name, now in known]
+        self._counts = counts
         self._modes, self._states = Modes(model), [optimizer.state for optimizer in optimizers]
 
     def require(self) -> None:
@@ -64,6 +67,7 @@ class Unchanged:
         self._require_answers()
         self._require_gradients()
         self._require_known()
+        self._require_counts()
         outside = self._outside.changed()
         if outside is not None:
             name, was, now = outside
@@ -117,6 +121,11 @@ class Unchanged:
                 raise _changed(
                     f"the values of `{name}` are others", "the step went on with those that it had", _OTHER_VALUE
                 )
+
+    def _require_counts(self) -> None:
+        for found in filter(None, (changed() for changed in self._counts)):
+            name, kind, now = found
+            raise _changed(f"`{name}` is {_shown(now)}", f"it was a {kind}, which each step counts with", _OTHER_VALUE)
 
     def _require_gradients(self) -> None:
         for name, parameter, there in self._gradients:

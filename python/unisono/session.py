@@ -21,13 +21,14 @@ from unisono._arguments import Fuse, Pipeline, cluster_text, given_plan
 from unisono._between import Between
 from unisono._call import Call
 from unisono._capture import Capture, averages, scaling, schedules
+from unisono._capture.expressions import Read, evaluated
 from unisono._capture.generators import generator_at
 from unisono._capture.guards import Ending
 from unisono._capture.inputs import StepInput, StepInputs, collect, constant, is_decay, read_at
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside, classes_at
 from unisono._capture.paths import Walk, follow, paths_of, place_at, shown
-from unisono._capture.readbacks import evaluated, perform
+from unisono._capture.readbacks import perform
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import Captures, found_or_captured
 from unisono._counter import KEY, key_input
@@ -236,12 +237,19 @@ class CapturedStep:
         self.ranks.raise_together(met)
         classes = {f"{c.__module__}:{c.__qualname__}": c for c in classes_at(train_step, captured and captured.returns)}
         self._returns, self._leaves = from_plain(message["returns"], classes), message["leaves"]
-        self._ways = [Way.from_plain(way) for way in message["ways"]]
+        self._ways = [Way.from_plain(way, classes) for way in message["ways"]]
         for way, traced in zip(self._ways, captured.ways if captured is not None else (), strict=False):
             way.effects, way.endings = traced.effects, traced.endings
         counts = [(*path, step) for way in self._ways for path in way.counted for step in averages.CHANGES]
         outside.settle(message["settled"])
-        outside.leave_out(message["volatile"], {place_at(self._root, path) for path in (*self._left, *counts)})
+        anew = [path for way in self._ways for path in way.counts.watched_by_itself(self._root)]
+        made = [path for way in self._ways for path in way.counts.made(self._root)]
+        outside.leave_out(
+            message["volatile"],
+            {place_at(self._root, path) for path in (*self._left, *counts, *anew)},
+            {place_at(self._root, path) for path in made},
+            [follow(self._root, path) for way in self._ways for path in way.counts.lists()],
+        )
         new = [item for item in inputs.inputs if item.cls in _STATE and item not in self._session.state]
         known = [(shown(path), functools.partial(follow, self._root, path)) for path in paths_of(message["known"])]
         given = [*(item.tensor.detach() for item in new), *(now() for _, now in known)]
@@ -254,6 +262,7 @@ class CapturedStep:
             accumulated=[item for item in inputs.inputs if item.cls == "parameter" and self.accumulates],
             outside=outside,
             known=known,
+            counts=[functools.partial(way.counts.changed, self._root) for way in self._ways if way.counts],
         )
         if self._session.deferred is not None:
             self._session.deferred.agree(self.ranks)
@@ -573,7 +582,7 @@ class CapturedStep:
 
     def run(self, call: Call, steps: int) -> Any:
         """Runs one step for a call that it can serve, and returns what the user's step returns."""
-        schedules.run(self._root, self._ways[0].schedules, (), first=True)
+        schedules.run(self._root, self._ways[0].schedules, Read(), first=True)
         tensors = self.tensors(call, steps)
         self._session.state.give_up()
         try:
@@ -596,21 +605,23 @@ class CapturedStep:
         for optimizer in self._optimizers:
             # schedulers ask whether the optimizer has taken a step
             optimizer._opt_called = True  # type: ignore[attr-defined]
-        way, count, read, ending = self._way_taken(returned)
+        way, count, tensors, ending = self._way_taken(returned)
+        read = Read(tensors, way.counts.read(self._root))
         count -= len(self._generators)
         for item, state in zip(self._generators, returned[count:], strict=False):
             generator_at(self._root, item.paths).set_state(state)
         values = iter(self.between.after_step(returned[:count], self.ranks.count))
         leaves = [way.leaf(position, read) if way.has(position) else next(values) for position in range(self._leaves)]
         if ending is not None:
-            raise self._ended(ending, read[: ending.reads])
+            raise self._ended(ending, Read(tensors[: ending.reads], read.places))
         perform(way.effects, read)
+        way.counts.leave(self._root, read)
         schedules.run(self._root, way.schedules, read, first=False)
         for path in way.counted:
             averages.count(follow(self._root, path))
         return unflatten(self._returns, iter(leaves))
 
-    def _ended(self, ending: Ending, read: list[torch.Tensor]) -> BaseException:
+    def _ended(self, ending: Ending, read: Read) -> BaseException:
         """The exception that the user's step has ended with, behind what it has printed and logged."""
         perform(ending.effects, read, whole=False)
         error = ending.error.exception([evaluated(one, read) for one in ending.arguments])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import types
 from typing import Any
@@ -217,6 +218,7 @@ def counts_beside_tensors(p: Program) -> None:
         return h
 
     p.layers.append(change)
+    p.visible["counts beside tensors"] = lambda: [config.taken, config.state["steps"][1], config.seconds]
 
 
 @habit
@@ -227,3 +229,53 @@ def state_of_the_generator(p: Program) -> None:
         return h + 0.1 * (one + torch.rand_like(h))
 
     p.layers.append(change)
+
+
+class _Meter:
+    """A mean of numbers."""
+
+    def __init__(self) -> None:
+        self.value = self.sum = self.count = self.mean = 0
+
+    def update(self, value: Any, count: int) -> None:
+        self.value = value
+        self.sum += value * count
+        self.count += count
+        self.mean = self.sum / self.count
+
+
+@habit
+def a_meter(p: Program) -> None:
+    meter, rows = _Meter(), p.rng.randrange(1, 4)
+    p.after_update.append(lambda: meter.update(p.model.out.weight.sum().item(), rows))  # type: ignore[union-attr]
+    p.visible["meter"] = lambda: vars(meter).copy()
+    if p.rng.random() < 0.5:
+        p.between.append(lambda number: meter.__init__() if number == 2 else None)  # type: ignore[misc]
+
+
+@habit
+def counts_calls(p: Program) -> None:
+    counts = types.SimpleNamespace(calls=0, rows={"all": 0}, last=None, pair=(0, 1.0))
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        counts.calls += 1
+        counts.rows["all"] += len(h)
+        counts.pair = (counts.calls, counts.pair[1] / 2)
+        counts.last = {"of": counts.calls // 2, "mean": h.detach().mean().item()}
+        return h * 1.5
+
+    p.layers.append(change)
+    p.visible["counts"] = lambda: [counts.calls, dict(counts.rows), counts.pair, dict(counts.last)]  # type: ignore[call-overload]
+    if p.rng.random() < 0.3:
+        p.after_update.append(lambda: counts.calls * 2)
+
+
+@habit
+def a_list_that_grows(p: Program) -> None:
+    kept: Any = [] if p.rng.random() < 0.5 else collections.deque(maxlen=3)
+    p.after_update.append(lambda: kept.append(round(p.model.out.weight.sum().item(), 3)))  # type: ignore[union-attr]
+    if p.rng.random() < 0.3:
+        p.losses.append(lambda h: kept.extend([h.detach().sum().item(), 1]) or h.sum() * 0.01)
+    if p.rng.random() < 0.3:
+        p.between.append(lambda number: kept.clear() if number == 1 else None)
+    p.visible["kept"] = lambda: [*kept]

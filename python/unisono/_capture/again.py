@@ -6,7 +6,8 @@ changes; one that does with a count what may steer it is another step at some la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from unisono._capture import sources
 from unisono._capture.beside import COLLECTIONS, Place, Snapshot, refill, size_of
 from unisono._capture.compared import is_generator
+from unisono._capture.expressions import alike
 from unisono._capture.followed import Following, Uses, entries, plain, shows_only, sources_of
 from unisono._capture.paths import Path, Walk, put
 from unisono._capture.places import place_in
@@ -25,6 +27,23 @@ from unisono._capture.wire import Encoder
 _MOST_TRACES = 4
 #: Traces until all is known that follows from what changes.
 _MOST_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A number that a step returns, or that it computes with beside what is known when it is over.
+
+    Attributes:
+        paths: where it comes from, as far as that changes at each call.
+        changes: how that changes, in words.
+        drawn: what else it comes from that is another each time, in words.
+        place: where that is done.
+    """
+
+    paths: frozenset[Path]
+    changes: list[str]
+    drawn: list[str]
+    place: str | None
 
 
 @dataclass
@@ -38,7 +57,10 @@ class Again:
         traced: traces the step.
         place: where the step begins.
         doubts: what the step reaches that may be another at each call and cannot be followed.
-        counted: what the first trace has made and later ones change, in words.
+        counted: what the first trace has made and later ones change, by paths to it, in words.
+        changing: paths to what changes at each call, as far as it could be followed.
+        anew: paths to what changes at each call, and could be left anew behind each step; to lists and deques, the same.
+        mixed: what is computed with beside what is known when the step is over, or returned.
     """
 
     first: Encoder
@@ -47,7 +69,10 @@ class Again:
     traced: Callable[[], Encoder]
     place: str | None = None
     doubts: Sequence[str] = ()
-    counted: list[str] = field(default_factory=list)
+    counted: dict[Path, str] = field(default_factory=dict)
+    changing: set[Path] | None = None
+    anew: tuple[list[Path], list[Path]] = ([], [])
+    mixed: list[Mixed] = field(default_factory=list)
 
     def require_the_same(self) -> set[Path]:
         """Refuses a step that is another one at some later call; all is as it was afterwards.
@@ -86,7 +111,10 @@ class Again:
                 continue
             self._require_alike(followed, other)
             self._settled |= followed.settled()
-            self.counted += [change for change in followed.counted(made) if change not in self.counted]
+            self.counted |= followed.counted(made)
+            self.changing = followed.paths(followed.changing())
+            self.anew = followed.anew()
+            self.mixed += followed.mixed()
             followed.settle(self.walked())
             return
 
@@ -97,6 +125,16 @@ class Again:
         changed = [place.change(value) for place, value in now.changed()]
         if changed or difference is not None:
             raise depends_on(changed, self._drawn(), difference or place or self.place, self.doubts)
+
+    def require_left(self, left: Container[Path]) -> None:
+        """Refuses a step that goes on with what changes, where not all of that is left anew behind each step."""
+        for mixed in self.mixed:
+            if mixed.drawn or not all(path in left for path in mixed.paths):
+                raise depends_on(mixed.changes, mixed.drawn, mixed.place or self.place)
+
+    def differs(self, other: Encoder) -> bool:
+        """Whether a trace is another step than the first one, what they return aside."""
+        return _difference(self.first, other, returned=False) is not None
 
     def _require_alike(self, followed: _Followed, other: Encoder) -> None:
         changing = followed.changing()
@@ -187,12 +225,11 @@ class _Followed:
         used = frozenset[int]().union(*(use.sources for use in self.uses.found)) - self.changing()
         return {place.path for number, (place, _) in enumerate(self._places) if number in used}
 
-    def counted(self, paths: set[Path]) -> list[str]:
+    def counted(self, paths: set[Path]) -> dict[Path, str]:
         """How those of some paths change that do, in words."""
         changing = self.changing()
-        return self.changes(
-            {number for number, (place, _) in enumerate(self._places) if place.path in paths} & changing
-        )
+        found = {n: place.path for n, (place, _) in enumerate(self._places) if place.path in paths and n in changing}
+        return {path: self.changes({number})[0] for number, path in found.items()}
 
     def changing(self) -> set[int]:
         """The numbers of the places whose values change: themselves, or because they follow from others that do."""
@@ -203,6 +240,47 @@ class _Followed:
             if not more:
                 return found
             found |= more
+
+    def anew(self) -> tuple[list[Path], list[Path]]:
+        """Paths to what changes as code says that computes with nothing but what changes so: numbers and texts; lists and deques."""
+        after = {number: (place, now) for number, place, _, now in self._after()}
+        found = self.changing()
+        while True:
+            less = {number for number in found if not self._can_be_left(*after[number], found | self._constant(after))}
+            if not less:
+                break
+            found -= less
+        paths = [after[number][0] for number in sorted(found)]
+        is_list = [isinstance(place.was, COLLECTIONS) for place in paths]
+        return (
+            [place.path for place, one in zip(paths, is_list, strict=True) if not one],
+            [place.path for place, one in zip(paths, is_list, strict=True) if one],
+        )
+
+    def _constant(self, after: dict[int, tuple[Place, Any]]) -> set[int]:
+        """The numbers of the places whose values do not change."""
+        drawn = {number for number, (place, _) in after.items() if is_generator(place.was)}
+        return {number for number in after if number >= 0} - self.changing() - drawn
+
+    @staticmethod
+    def _can_be_left(place: Place, now: Any, known: set[int]) -> bool:
+        if isinstance(place.was, COLLECTIONS):
+            return type(place.was) in (list, deque)
+        return sources_of(now) <= known
+
+    def paths(self, numbers: Collection[int]) -> set[Path]:
+        """Paths to places by their numbers."""
+        return {place.path for number, (place, _) in enumerate(self._places) if number in numbers}
+
+    def mixed(self) -> list[Mixed]:
+        """What is returned, or computed with beside what is known when the step is over, of what changes."""
+        changing, found = self.changing(), []
+        for use in self.uses.mixed:
+            sources = use.sources & changing
+            paths, drawn = self.paths(sources), self.drawn(use.sources)
+            if paths or drawn:
+                found.append(Mixed(frozenset(paths), self.changes(sources), drawn, use.place))
+        return found
 
     def _after(self) -> Iterator[tuple[int, Place, Any, Any]]:
         """Each place by its number, with its stand-in and what is there now."""
@@ -250,10 +328,10 @@ def _is_another(place: Place, stand_in: Any, now: Any) -> bool:
     return now is not stand_in and place.has_changed(plain(now))
 
 
-def _difference(one: Encoder, other: Encoder) -> str | None:
+def _difference(one: Encoder, other: Encoder, *, returned: bool = True) -> str | None:
     """Where in the user's code two traces of a step differ, empty where that is not known; ``None`` if they are one step.
 
-    That is its program, the numbers that it returns, and the tensors that its code makes.
+    That is its program, the numbers that it has ``returned`` if these count, and the tensors that its code makes.
     """
     ours, theirs = one.message(), other.message()
     for number, (node, same) in enumerate(zip(ours["nodes"], theirs["nodes"], strict=False)):
@@ -267,10 +345,19 @@ def _difference(one: Encoder, other: Encoder) -> str | None:
         all(ours[part] == theirs[part] for part in parts)
         and len(ours["nodes"]) == len(theirs["nodes"])
         and len(_constants(one)) == len(_constants(other))
-        and repr(one.traced.return_constants) == repr(other.traced.return_constants)
-        and repr(one.traced.numbers) == repr(other.traced.numbers)
+        and (not returned or _returned(one, other))
     )
     return None if is_same else ""
+
+
+def _returned(one: Encoder, other: Encoder) -> bool:
+    """Whether two traces return the same numbers, but for those that are followed."""
+    ours, theirs = one.traced, other.traced
+    followed = {at for at, leaf in theirs.return_constants.items() if sources_of(leaf)}
+    constants = [
+        [(at, leaf) for at, leaf in mine.return_constants.items() if at not in followed] for mine in (ours, theirs)
+    ]
+    return repr(constants[0]) == repr(constants[1]) and alike([*ours.numbers.items()], [*theirs.numbers.items()])
 
 
 def _program(node: dict[str, Any]) -> dict[str, Any]:

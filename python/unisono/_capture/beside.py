@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import numbers
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,10 +174,25 @@ class Snapshot:
         return id(value) if value is not place.was and id(value) in self._known else type(value).__name__
 
     def put_numbers_back(self) -> None:
-        """Puts back numbers, texts and switches."""
+        """Puts back numbers, texts, switches, and what was appended to lists."""
         for place in self.places:
             if place.now() is not place.was and place.is_plain():
                 place.holds(place.was)
+        for collection, was in self._entries:
+            if isinstance(collection, list | deque) and len(collection) != len(was):
+                refill(collection, was)
+
+    def put_back_at(self, root: Any, paths: Container[Path], made: Sequence[Path]) -> None:
+        """Puts back what was at some places, and takes away what has been ``made`` where nothing was."""
+        for place in self.places:
+            if place.path in paths and place.now() is not place.was:
+                place.holds(place.was)
+        held = {id(place.was) for place in self.places if place.path in paths}
+        for collection, was in self._entries:
+            if id(collection) in held:
+                refill(collection, was)
+        for path in made:
+            put(root, path, Missing)
 
     def put_back(self) -> None:
         """Puts back everything."""

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -31,7 +31,7 @@ from unisono._capture.outside import begins_at
 from unisono._capture.paths import Path, Walk
 from unisono._capture.places import read_back, user_line
 from unisono._capture.settings import guarded_settings
-from unisono._capture.side_effects import SideEffects, warn_of
+from unisono._capture.side_effects import SideEffects, depends_on, warn_of
 from unisono._capture.trace import Traced, trace
 from unisono._capture.wire import Encoder
 from unisono._tree import Structure
@@ -97,15 +97,23 @@ def capture_step(
     effects = SideEffects(walk)
     asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates)
     with _without_collection(), effects.undone_if_refused():
-        traced, encoder, inputs, kept, ways = _traced(*asked)
+        changed: dict[Path, str] = {}
+        found = _traced(*asked, changed=changed)
         walked, settled = functools.partial(Walk, train_step, model, optimizers), set[Path]()
         now = walked()
         happened, in_doubt = effects.so_far(now), doubts.reached(now)
-        if happened or in_doubt:
-            again = Again(encoder, effects.before, walked, lambda: _traced(*asked)[1], begins_at(train_step), in_doubt)
+        elsewhere = {path: how for path, how in changed.items() if path not in happened.changed}
+        if happened or in_doubt or elsewhere:
+            begins = begins_at(train_step)
+            again = Again(found.encoder, effects.before, walked, lambda: _traced(*asked).encoder, begins, in_doubt)
             settled = again.require_the_same()
-            happened.changed.extend(again.counted)
+            found, left = _leaving_anew(asked, effects.before, again, elsewhere) or (found, set[Path]())
+            again.require_left(left)
+            if not elsewhere.keys() <= left:
+                raise depends_on([how for path, how in elsewhere.items() if path not in left], [], begins)
+            happened = happened.once(again.counted, again.changing, left)
     warn_of(happened)
+    traced, encoder, inputs, kept, ways = found.traced, found.encoder, found.inputs, found.kept, found.ways
     for item in inputs.inputs:
         if item.cls == "constant":
             item.paths = tuple(kept.paths_to(item.tensor))
@@ -122,6 +130,49 @@ def capture_step(
         ways,
         settled,
     )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A step that is traced until all that it keeps is known."""
+
+    traced: Traced
+    encoder: Encoder
+    inputs: StepInputs
+    kept: Kept
+    ways: list[Traced]
+
+
+def _leaving_anew(
+    asked: tuple[Any, ...], before: Snapshot, again: Again, elsewhere: Mapping[Path, str]
+) -> tuple[_Found, set[Path]] | None:
+    """The step, traced so that what changes at each call is computed anew behind each step, and paths to that.
+
+    All else stays as the first trace has left it, and that is as it was before. ``None`` where there is nothing of the kind, or where the
+    step does with it what is known only while its Python code runs. Of other ways than the last that was traced it is known ``elsewhere``
+    what changes.
+    """
+    train_step, model, optimizers, *_ = asked
+    known = {place.path: place.was for place in before.places}
+    of_lists = {path for path in elsewhere if isinstance(known[path], list | deque)}
+    counts = [*dict.fromkeys([*again.anew[0], *(path for path in elsewhere if path not in of_lists)])]
+    lists = [*dict.fromkeys([*again.anew[1], *of_lists])]
+    made = [path for path in counts if path not in known]
+    if not (counts or lists) or any(path not in known for path in lists):
+        return None
+    after = SideEffects(Walk(train_step, model, optimizers))
+    with after.undone():
+        before.put_back_at(after.root, {*counts, *lists}, made)
+        try:
+            found = _traced(*asked, counts=counts, lists=lists)
+        except Exception:  # whatever the user's code makes of the stand-ins
+            return None
+        if again.differs(found.encoder):
+            return None
+    before.put_back_at(after.root, {*counts, *lists}, made)
+    left = [one for way in found.ways for one in way.counts.left]
+    constant = {one.path for one in left if all(leaf[0] == "constant" for leaf in one.leaves)} - elsewhere.keys()
+    return found, {*counts, *lists} - constant
 
 
 @contextlib.contextmanager
@@ -145,10 +196,17 @@ def _traced(
     live: Sequence[str],
     device: str | None,
     accumulates: bool,
-) -> tuple[Traced, Encoder, StepInputs, Kept, list[Traced]]:
-    """Traces the step until all that it keeps is known."""
-    kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients)
-    start, may_be_there = Snapshot(kept.walk), True
+    *,
+    counts: Sequence[Path] = (),
+    lists: Sequence[Path] = (),
+    changed: dict[Path, str] | None = None,
+) -> _Found:
+    """Traces the step until all that it keeps is known; what it counts at some places and in some lists is left anew behind each step.
+
+    Takes into ``changed`` what is another one behind any of the ways through the step, by paths to it, in words.
+    """
+    kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients, counts=[*counts], lists=[*lists])
+    start, may_be_there = Snapshot(kept.walk).with_entries(), True
     with kept.put_back():
         for _ in range(_MOST_TRACES):
             start.put_numbers_back()
@@ -161,7 +219,8 @@ def _traced(
             kept.mark()
             if traced is None:
                 continue
-            ways = _ways(kept, start, there, traced)
+            _note_changed(start, changed)
+            ways = _ways(kept, start, there, traced, changed)
             if ways is None:
                 continue
             encoder = Encoder(traced, inputs)
@@ -169,7 +228,7 @@ def _traced(
                 if may_be_there and traced.asked is not None and len(ways) == 1:
                     without = functools.partial(asked, gradients_may_be_there=False)
                     _require_alike_without_gradients(traced, _another_way(kept, start, without))
-                return traced, encoder, inputs, kept, ways
+                return _Found(traced, encoder, inputs, kept, ways)
             parameters = [item.tensor for item in inputs.inputs if item.cls == "parameter"]
             if not kept.note_gradients(parameters):
                 raise _stale_gradients()
@@ -252,10 +311,24 @@ def _placed(inputs: StepInputs) -> Iterator[torch.Tensor]:
     return (item.tensor for item in inputs.inputs if item.cls in ("parameter", "buffer", "batch"))
 
 
+def _note_changed(start: Snapshot, changed: dict[Path, str] | None) -> None:
+    """Notes which numbers and lists are others than they were."""
+    if changed is not None:
+        found = ((place, now) for place, now in start.changed() if not isinstance(place.was, dict | set))
+        changed |= {place.path: place.change(now) for place, now in found}
+
+
 def _ways(
-    kept: Kept, start: Snapshot, trace_again: Callable[..., Traced | None], traced: Traced
+    kept: Kept,
+    start: Snapshot,
+    trace_again: Callable[..., Traced | None],
+    traced: Traced,
+    changed: dict[Path, str] | None,
 ) -> list[Traced] | None:
-    """All ways through a step that chooses by values, merged into the graph of the first; ``None`` if more was found to be kept."""
+    """All ways through a step that chooses by values, merged into the graph of the first; ``None`` if more was found to be kept.
+
+    Takes into ``changed`` what they change.
+    """
     ways, todo, forks = [traced], deque(_turns(traced, 0)), set[Choices]()
     while todo:
         choices = todo.popleft()
@@ -264,6 +337,7 @@ def _ways(
             continue
         if way is None:
             return None
+        _note_changed(start, changed)
         forks.add(choices[:-1])
         if sum(choices[:number] in forks for number in range(len(choices))) > MOST_QUESTIONS:
             raise read_back(way.places[len(choices) - 1])

@@ -48,6 +48,8 @@ _FILLING = frozenset(
         "__delitem__", "__missing__", "default_factory", "maxlen",
     )
 )  # fmt: skip
+#: What fills lists and deques whatever is in them.
+_RECORDED = frozenset(("append", "appendleft", "clear", "extend", "extendleft", "__iadd__"))
 #: Entries of dictionaries are followed themselves.
 _BY_KEY = frozenset(("__getitem__", "get", "setdefault"))
 _OF_ALL = frozenset(dir(object)) - {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"}
@@ -74,18 +76,31 @@ class Use:
 
 
 class Uses:
-    """What is done with all that is followed in one trace."""
+    """What is done with all that is followed in one trace.
+
+    Attributes:
+        found: what may steer the step.
+        mixed: what is computed with beside what is known when the step is over.
+    """
 
     def __init__(self) -> None:
         """Starts with nothing done."""
         self.found: list[Use] = []
+        self.mixed: list[Use] = []
 
     def note(self, sources: frozenset[int]) -> None:
         """Notes that something is done with what comes from some sources."""
-        file, line = user_place(sys._getframe(1))
+        self._note(self.found, sources, sys._getframe(1))
+
+    def note_mixed(self, sources: frozenset[int]) -> None:
+        """Notes that what comes from some sources is computed with beside what is known when the step is over."""
+        self._note(self.mixed, sources, sys._getframe(1))
+
+    def _note(self, among: list[Use], sources: frozenset[int], frame: types.FrameType) -> None:
+        file, line = user_place(frame)
         use = Use(sources, f"{file}:{line}" if file else None)
-        if f"{os.sep}{_SHOWS}{os.sep}" not in file and use not in self.found:
-            self.found.append(use)
+        if f"{os.sep}{_SHOWS}{os.sep}" not in file and use not in among:
+            among.append(use)
 
     def note_text(self, sources: frozenset[int], frame: types.FrameType | None) -> None:
         """Notes that a text is made of what comes from some sources, if the code that makes it may be steered by it."""
@@ -131,6 +146,11 @@ class FollowedNumber:
         self.uses.note(self.sources)
         return self.value
 
+    def mixed(self) -> Any:
+        """The number itself, for something that is known when the step is over."""
+        self.uses.note_mixed(self.sources)
+        return self.value
+
     def converted(self, real: Callable[[Any], Any]) -> FollowedNumber:
         """What a function of one number makes of it."""
         return FollowedNumber(self.uses, self.sources, real(self.value))
@@ -141,6 +161,8 @@ class FollowedNumber:
         if type(partner) is FollowedNumber:
             sources = self.sources | partner.sources
             return FollowedNumber(self.uses, sources, function(_plain(one), _plain(other)))
+        if getattr(type(partner), "is_known_later", False):
+            return NotImplemented
         if isinstance(partner, numbers.Number):
             return FollowedNumber(self.uses, self.sources, function(_plain(one), _plain(other)))
         self.uses.note(self.sources)
@@ -290,6 +312,16 @@ class FollowedText(str):
         return str, (plain(self),)
 
 
+def _filling(name: str) -> Callable[..., Any]:
+    """A method of what stands for a collection that is changed when the step is over."""
+
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        self.recorder(name, arguments, named)
+        return self if name.startswith("__i") else None
+
+    return method
+
+
 def _noting(kind: type, name: str) -> Callable[..., Any]:
     function = getattr(kind, name)
 
@@ -312,6 +344,23 @@ def _followed(kind: type) -> type:
     """The class of what stands for collections of a class."""
     but = _OF_ALL | _FILLING | (_BY_KEY if issubclass(kind, dict) else frozenset())
     return type(kind.__name__, (kind,), _methods(kind, but) | {"__hash__": None, "_is_followed": True})
+
+
+@functools.cache
+def _recorded(kind: type) -> type:
+    """The class of what stands for lists or deques of a class that are changed when the step is over."""
+    noted = _methods(kind, _OF_ALL | _RECORDED)
+    recorded = {name: _filling(name) for name in _RECORDED if hasattr(kind, name)}
+    return type(kind.__name__, (kind,), noted | recorded | {"__hash__": None, "_is_followed": True})
+
+
+def recorded(
+    value: Any, uses: Uses, source: int, recorder: Callable[[str, tuple[Any, ...], dict[str, Any]], None]
+) -> Any:
+    """What stands for a list or a deque: a recorder takes how it is filled, and it is noted that anything else is done with it."""
+    made = _filled(_recorded(type(value)), value, uses, frozenset((source,)))
+    made.recorder = recorder
+    return made
 
 
 def _filled(followed: Any, value: Any, uses: Uses, sources: frozenset[int]) -> Any:
@@ -343,6 +392,8 @@ def class_of(value: Any) -> type:
     """The class of a value, or of what it stands for."""
     if type(value) is FollowedNumber:
         return type(value.value)
+    if getattr(type(value), "is_known_later", False):
+        return value.__class__
     if type(value) is FollowedText:
         return str
     return next(one for one in type(value).__mro__ if "_is_followed" not in vars(one))
@@ -365,6 +416,12 @@ def entries(collection: Any) -> list[Any]:
     """The entries of a collection, which may be a stand-in."""
     kind: Any = next(one for one in type(collection).__mro__ if one in (list, dict, set, collections.deque))
     return [plain(one) for one in (dict.items(collection) if kind is dict else kind.__iter__(collection))]
+
+
+def note_returned(value: Any) -> None:
+    """Notes that a step returns something, if it is followed."""
+    if sources_of(value) and not isinstance(value, tuple):
+        value.uses.note_mixed(value.sources)
 
 
 def handed(value: Any) -> Any:

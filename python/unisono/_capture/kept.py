@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +20,14 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture.averages import decays
+from unisono._capture.beside import refill
+from unisono._capture.counting import CannotCount, Counting, Counts, is_known_later, numbers_in
 from unisono._capture.guards import Guards
 from unisono._capture.known import follows_from_constants
+from unisono._capture.number import Number
 from unisono._capture.paths import Missing, Path, Walk, follow, put, shown
 from unisono._capture.places import read_back, user_line
-from unisono._capture.readbacks import Number
+from unisono._capture.readbacks import Readbacks
 from unisono._capture.selection import Selection
 from unisono.errors import StepError
 
@@ -43,6 +47,8 @@ class Kept:
         generators: paths to random number generators that the step draws from.
         told: lines of the step of which the user has been told something.
         guards: questions of which one answer ends the step.
+        counts: paths to what is left that is known when the step is over, and no tensor.
+        lists: paths to lists and deques that the step fills with that.
     """
 
     train_step: Callable[..., Any]
@@ -58,6 +64,8 @@ class Kept:
     generators: list[Path] = field(default_factory=list)
     told: set[str] = field(default_factory=set)
     guards: Guards = field(default_factory=Guards)
+    counts: list[Path] = field(default_factory=list)
+    lists: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Notes how everything is before the step is traced."""
@@ -67,6 +75,12 @@ class Kept:
         self.marks: dict[int, tuple[torch.Tensor, Path]] = {}
         self._operations: list[str] | None = None
         self._originals: dict[int, torch.Tensor] = {}
+        self._counting: Counting | None = None
+        #: What the last trace has left at places that it counts at, and the user's lines where that was made.
+        self._left_there: dict[Path, Any] = {}
+        self._left_at: dict[Path, str | None] = {}
+        held = ((one, parts) for one, parts in self._before.holders.values() if isinstance(one, list | deque))
+        self._long = {id(one): [*one] for one, parts in held if len(parts) < len(one)}
 
     def _walk(self) -> Walk:
         return Walk(self.train_step, self.model, self.optimizers)
@@ -75,13 +89,60 @@ class Kept:
         """The functions that the step and the model can reach."""
         return [value for value, _ in self._before.holders.values() if isinstance(value, types.FunctionType)]
 
-    def _refuse_numbers(self, now: Walk) -> None:
+    def counting(self) -> Counting:
+        """The places that a trace, which begins now, counts at."""
+        self._counting = Counting(self._before, self.counts, self.lists)
+        return self._counting
+
+    def count(self, reads: Readbacks) -> None:
+        """Puts stand-ins at these places."""
+        assert self._counting is not None
+        self._counting.stand(reads, self._left_there)
+
+    def _note_numbers(self, now: Walk) -> bool:
+        """Notes where a trace has left what is known when the step is over; whether that is more than was known."""
         for _, parts in now.holders.values():
             for part in parts.values():
-                if isinstance(part, Number):
-                    raise read_back(part.place)
                 if isinstance(part, Selection):
                     raise part.refused("keeping")
+        more = False
+        for path, part in numbers_in(now):
+            place, among = self._place_of(path)
+            if place not in among:
+                among.append(place)
+                self._left_at[place] = part.place if type(part) is Number else None
+                more = True
+        return more
+
+    def _place_of(self, path: Path) -> tuple[Path, list[Path]]:
+        """The place, or the list, of the user's that a trace has put something in, and those that are known."""
+        place = path
+        for length in range(len(path) - 1, 0, -1):
+            if id(follow(self.root, path[:length])) not in self._before.holders:
+                place = path[:length]
+        holder = follow(self.root, place[:-1])
+        is_new = place[-1] not in self._before.holders[id(holder)][1]
+        return (place[:-1], self.lists) if is_new and isinstance(holder, list | deque) else (place, self.counts)
+
+    def counted(self, reads: Readbacks) -> Counts:
+        """What a trace has left at the places that it counts at.
+
+        Raises:
+            StepError: it leaves what cannot be computed when the step is over, or not at each step.
+        """
+        assert self._counting is not None
+        try:
+            counts = self._counting.counts(reads.expression_of)
+        except CannotCount as error:
+            raise _kept_in(error, self._left_at.get(error.path)) from None
+        self._counting.require_unused()
+        return counts
+
+    def read_too_early(self, expressions: Any) -> None:
+        """Refuses a step that goes on with what the step before it has left, where the first one cannot have."""
+        path = self._counting.read_too_early(expressions) if self._counting is not None else None
+        if path is not None:
+            raise _first_differs(path, "is left by a step, and read by the next one", self._left_at.get(path))
 
     def paths_to(self, tensor: torch.Tensor) -> list[Path]:
         """All paths to a tensor of the user's, or to the one of which it is the ``data``."""
@@ -138,8 +199,8 @@ class Kept:
         Args:
             originals: the user's own tensors in the place of which traced ones stand, by the ``id`` of those.
         """
-        now, more = self._walk(), False
-        self._refuse_numbers(now)
+        now = self._walk()
+        more = self._note_numbers(now)
         self._originals = originals
         own = {id(original) for original in originals.values()}
         for path, tensor in now.tensors.items():
@@ -181,11 +242,17 @@ class Kept:
     def is_settled(self, operations: list[str], more: bool) -> bool:
         """Whether a trace can stand: it has found no more, and runs as the one before it where it finds what that has left."""
         before, self._operations = self._operations, operations
-        if more or (self.left and before is None):
+        left = [*self.left, *self._unfirm()]
+        if more or (left and before is None):
             return False
-        if self.left and operations != before:
-            raise _first_differs(self.left[0], "is left by the first step, and the second step is another one")
+        if left and operations != before:
+            raise _first_differs(left[0], "is left by the first step, and the second step is another one")
         return True
+
+    def _unfirm(self) -> list[Path]:
+        """The places at which the first step has nothing to count with."""
+        counting = self._counting
+        return [] if counting is None else [path for n, path in enumerate(self.counts) if n not in counting.firm]
 
     def start_again(self) -> None:
         """Forgets how the last trace ran: the next one is of another kind."""
@@ -204,6 +271,7 @@ class Kept:
     def mark(self) -> None:
         """Leaves everything as it was, and marks of the last trace where the next one must not read."""
         marks = [(path, follow(self.root, path)) for path in self.left]
+        self._left_there = {path: follow(self.root, path) for path in self.counts}
         self._restore()
         self.marks = {id(mark): (mark, path) for path, mark in marks}
         for path, mark in marks:
@@ -227,7 +295,12 @@ class Kept:
             self._restore()
 
     def _restore(self) -> None:
+        if self._counting is not None:
+            self._counting.put_back()
         now = self._walk()
+        for path, _ in [*numbers_in(now)]:
+            if is_known_later(follow(self.root, path)):
+                self._put_back(path)
         for path, tensor in now.tensors.items():
             if not isinstance(tensor, FakeTensor) or follow(self.root, path) is not tensor:
                 continue
@@ -248,8 +321,7 @@ class Kept:
                 continue
             if isinstance(holder, list | tuple) or type(holder).__name__ == "deque":
                 if not isinstance(holder, tuple):
-                    holder.clear()
-                    holder.extend(known[1].values())
+                    refill(holder, self._long.get(id(holder), [*known[1].values()]))
             else:
                 put(self.root, path[: length + 1], known[1].get(path[length], Missing))
             return
@@ -309,6 +381,16 @@ def _first_differs(path: Path, how: str, place: str | None = None) -> StepError:
         place=place,
         cause="one graph is captured, of the first step, and it must serve all",
         hint="give it a tensor of the shape and type that the step leaves there before `parallelize`, zeros for instance",
+    )
+
+
+def _kept_in(error: CannotCount, place: str | None) -> StepError:
+    return StepError(
+        f"the step keeps what is known when it is over in {error}",
+        code="U0101",
+        place=place,
+        cause="numbers and texts, in tuples, lists, dictionaries and dataclasses too, can be put where they belong behind each step",
+        hint="keep it in an attribute, an entry or a list that is there before the step, or return it",
     )
 
 

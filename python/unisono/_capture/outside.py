@@ -52,6 +52,7 @@ class Outside:
     def __init__(self, train_step: Callable[..., Any], model: nn.Module | None) -> None:
         """Takes all of it as it is at this moment, before the step is captured."""
         self._step, self._model, self._left_out = train_step, model, set[str]()
+        self._renewed_at, self._made, self._filled = set[tuple[int, Any]](), set[tuple[int, Any]](), list[Any]()
         found, self._holders = self._read()
         self._places = {name: place for name, place in found.items() if _seen_at(place) is not ...}
         self._captured = [_seen_at(place) for place in self._places.values()]
@@ -63,10 +64,17 @@ class Outside:
         function, owner = function_of(self._step)
         if function is not None:
             reads += _of_function("self", function, owner, met)
-        found = _named_once(reads)
-        return {name: place for name, place in found.items() if name not in self._left_out}, _Holders(
-            place for _, place in reads
-        )
+        filled = {id(one) for one in self._filled}
+        made = tuple(f"{name}{sign}" for name, place in reads if _key(place) in self._made for sign in ".[")
+        renewed = self._renewed_at | {
+            _key(place) for name, place in reads if id(place[0]) in filled or name.startswith(made)
+        }
+        found = {
+            name: place
+            for name, place in _named_once(reads).items()
+            if name not in self._left_out and _key(place) not in renewed
+        }
+        return found, _Holders((place for _, place in reads if _key(place) not in renewed), filled)
 
     def changed_by_itself(self) -> dict[str, tuple[int, Any]]:
         """What the capture has changed, by its name: the ``id`` of its holder, and its key there."""
@@ -85,12 +93,27 @@ class Outside:
             if name in self._places and differ(value_at(*self._places[name]), value):
                 put_at(*self._places[name], value)
 
-    def leave_out(self, names: Container[str], renewed: Container[tuple[int, str]]) -> None:
-        """Watches no longer what has these names, or is at places (the ``id`` of a holder, and a key) that each step fills."""
+    def leave_out(
+        self,
+        names: Container[str],
+        renewed: Iterable[tuple[int, Any]],
+        made: Iterable[tuple[int, Any]] = (),
+        filled: Iterable[Any] = (),
+    ) -> None:
+        """Watches no longer what has these names, or what each step changes.
+
+        Args:
+            names: names of places.
+            renewed: places that each step fills, as the ``id`` of a holder, and a key.
+            made: those that it fills with what is made anew, with numbers in it.
+            filled: lists that it fills.
+        """
+        self._renewed_at, self._made, self._filled = {*renewed}, {*made}, [*filled]
+        found, self._holders = self._read()
         kept = [
             (name, place, was)
             for (name, place), was in zip(self._places.items(), self._captured, strict=True)
-            if name not in names and (id(place[0]), place[1]) not in renewed
+            if name in found and name not in names
         ]
         self._holders.note_hooks()  # the capture has hooks of its own
         self._left_out |= self._places.keys() - {name for name, *_ in kept}
@@ -123,14 +146,18 @@ class Outside:
 class _Holders:
     """What numbers are in: containers and objects, at their places. Another may be put there, or another number of entries be in one."""
 
-    def __init__(self, places: Iterable[Place]) -> None:
-        """Takes them as they are."""
+    def __init__(self, places: Iterable[Place], filled: Container[int] = ()) -> None:
+        """Takes them as they are; how long the collections are that are ``filled`` (their ``id``) is not looked at."""
         values = ((holder, key, value_at(holder, key)) for holder, key in places)
         held = [one for one in values if _may_hold_numbers(one[2])]
         # Most are entries of dictionaries, and all are looked at before each step.
         self._entries = [one for one in held if isinstance(one[0], dict)]
         self._others = [one for one in held if not isinstance(one[0], dict)]
-        self._sizes = [(value, len(value)) for *_, value in held if isinstance(value, (dict, *SEQUENCES))]
+        self._sizes = [
+            (value, len(value))
+            for *_, value in held
+            if isinstance(value, (dict, *SEQUENCES)) and id(value) not in filled
+        ]
         self.note_hooks()
 
     def note_hooks(self) -> None:
@@ -162,6 +189,10 @@ def _named_once(places: Iterable[tuple[str, Place]]) -> dict[str, Place]:
             met.add((id(holder), key))
             found[name if name not in found else f"{name} ({len(found)})"] = holder, key
     return found
+
+
+def _key(place: Place) -> tuple[int, Any]:
+    return id(place[0]), place[1]
 
 
 def _seen_at(place: Place) -> Any:

@@ -7,7 +7,6 @@ choice for instance, is refused where that stands.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import logging
@@ -25,24 +24,20 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from unisono._capture.followed import FollowedNumber, handed
+from unisono._capture.counting import TOKEN, Counting
+from unisono._capture.expressions import Expression, Read, evaluate, evaluated, places_in
+from unisono._capture.followed import FollowedNumber
 from unisono._capture.forks import Questions
 from unisono._capture.guards import CHECKS
 from unisono._capture.kinds import Kind, TypeOf
 from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.named import standing
+from unisono._capture.number import Number
 from unisono._capture.places import is_the_users, read_back, user_line
 from unisono._tree import flatten, unflatten
+from unisono.errors import StepError
 
-#: What is computed after the step, as plain data: ``["value", n]`` for the number in the n-th tensor that is read, ``["tensor", n]`` for
-#: that tensor, ``["text", [part, ..]]`` where a part is a text or ``[expression, conversion, format]``, ``["constant", value]`` and
-#: ``[operator, argument, ..]``.
-Expression = list[Any]
-
-_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
-_UNARY = ("neg", "pos", "abs")
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_TOKEN = re.compile("\ue000(\\d+)\ue001")
+_TOKEN = re.compile(f"{TOKEN}(\\d+)\ue001")
 #: PyTorch's own code between who asks and the mode that is asked.
 _ON_THE_WAY = (os.path.join("torch", "overrides.py"), os.path.join("torch", "_tensor.py"), "fake_tensor.py", __file__)
 #: PyTorch's own code that chooses by values as the user's does: averages of models, checks.
@@ -54,101 +49,6 @@ _LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 _TELLING = ("set_postfix", "set_postfix_str", "set_description", "set_description_str", "update")
 
 
-def evaluate(expression: Expression, values: Sequence[torch.Tensor]) -> Any:
-    """What an expression gives for the tensors that a step has read."""
-    kind, *rest = expression
-    match kind:
-        case "constant":
-            return rest[0]
-        case "value":
-            return values[rest[0]].item()
-        case "tensor":
-            return values[rest[0]]
-        case "text":
-            return "".join(part if isinstance(part, str) else _formatted(part, values) for part in rest[0])
-        case "round" | "float" | "int":
-            return getattr(builtins, kind)(*(evaluate(one, values) for one in rest))
-        case _:
-            return getattr(operator, kind)(*(evaluate(one, values) for one in rest))
-
-
-def evaluated(expression: Expression, values: Sequence[torch.Tensor]) -> Any:
-    """The same where not all tensors are there that it is computed from: a question mark is in the place of what is not known."""
-    kind, *rest = expression
-    if kind == "text" and len(rest[0]) > 1:
-        return "".join(part if isinstance(part, str) else evaluated(["text", [part]], values) for part in rest[0])
-    try:
-        return evaluate(expression, values)
-    except IndexError:
-        return "?"
-
-
-def _formatted(part: Sequence[Any], values: Sequence[torch.Tensor]) -> str:
-    expression, conversion, style = part
-    value = evaluate(expression, values)
-    return repr(value) if conversion == "r" else str(value) if conversion == "s" else format(value, style)
-
-
-class Number:
-    """Stands for a number that a step has read from a tensor."""
-
-    __slots__ = ("expression", "place", "reads")
-
-    def __init__(self, reads: Readbacks, expression: Expression) -> None:
-        """Takes how it is computed."""
-        self.reads, self.expression, self.place = reads, expression, user_line()
-
-    def _made(self, name: str, *operands: Any) -> Any:
-        if any(isinstance(one, torch.Tensor) for one in operands):
-            raise read_back(self.place)
-        if not all(isinstance(one, Number | bool | int | float) for one in operands):
-            return NotImplemented
-        parts = [one.expression if isinstance(one, Number) else ["constant", handed(one)] for one in operands]
-        return Number(self.reads, [name, *parts])
-
-    def __round__(self, digits: int | None = None) -> Any:
-        return self._made("round", self) if digits is None else self._made("round", self, digits)
-
-    def __format__(self, style: str) -> str:
-        return self.reads.token(self.expression, "", style)
-
-    def __str__(self) -> str:
-        return self.reads.token(self.expression, "s", "")
-
-    def __repr__(self) -> str:
-        return self.reads.token(self.expression, "r", "")
-
-    def _leaves(self) -> Any:
-        raise read_back(user_line())
-
-    __float__ = __int__ = __index__ = __complex__ = _leaves
-    __hash__ = None  # type: ignore[assignment]
-
-    def __bool__(self) -> bool:
-        return self.reads.decide(self.reads.tensor_of(self.expression))
-
-
-def _compares(name: str) -> Callable[[Number, Any], bool]:
-    def compare(self: Number, other: Any) -> bool:
-        made = self._made(name, self, other)
-        return NotImplemented if made is NotImplemented else bool(made)
-
-    return compare
-
-
-def _operators() -> None:
-    for name in _COMPARISONS:
-        setattr(Number, f"__{name}__", _compares(name))
-    for name in _BINARY:
-        setattr(Number, f"__{name}__", lambda self, other, n=name: self._made(n, self, other))
-        setattr(Number, f"__r{name}__", lambda self, other, n=name: self._made(n, other, self))
-    for name in _UNARY:
-        setattr(Number, f"__{name}__", lambda self, n=name: self._made(n, self))
-
-
-_operators()
-
-
 class Readbacks(TorchFunctionMode):
     """Lets a step read values back while it is traced.
 
@@ -157,8 +57,8 @@ class Readbacks(TorchFunctionMode):
         effects: what is printed and logged after each step: a function, its arguments and its named arguments.
     """
 
-    def __init__(self, questions: Questions) -> None:
-        """Starts with nothing read; takes what answers questions."""
+    def __init__(self, questions: Questions, counting: Counting) -> None:
+        """Starts with nothing read; takes what answers questions, and the places that the step counts at."""
         super().__init__()
         self.tensors: list[torch.Tensor] = []
         self.effects: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -167,14 +67,14 @@ class Readbacks(TorchFunctionMode):
         self._numbers: dict[tuple[int, int | None], int] = {}
         self._texts: list[tuple[Expression, str, str, str | None]] = []
         self._used: set[int] = set()
-        self._questions = questions
+        self._questions, self.counting = questions, counting
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, or notes what is read."""
         for one in args:
             for part in one if type(one) in (list, tuple) else (one,):
                 if type(part) is Number:
-                    raise read_back(part.place)
+                    raise part.refused()
         if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0], func in _OF_NUMBERS):
             return _READS[func](self, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -189,13 +89,21 @@ class Readbacks(TorchFunctionMode):
         kind, *rest = expression
         if kind == "value":
             return self.tensors[rest[0]].double()
-        if kind == "constant":
+        if kind in ("constant", "followed"):
             return torch.tensor(rest[0], dtype=torch.float64)
         if kind == "float":
             return self.tensor_of(rest[0])
-        if not hasattr(operator, kind):
-            raise read_back(user_line())
+        if places_in(expression) or not hasattr(operator, kind):
+            raise self.refused(expression) or read_back(user_line())
         return getattr(operator, kind)(*(self.tensor_of(one) for one in rest))
+
+    def refused(self, expression: Expression) -> StepError | None:
+        """The error for what is done with a number that is counted; nothing for one that is read."""
+        return self.counting.refused(expression, user_line()) if places_in(expression) else None
+
+    def decide_by(self, expression: Expression) -> bool:
+        """The answer to a question about what an expression gives."""
+        return self.decide(self.tensor_of(expression))
 
     @staticmethod
     def _stands_for(tensor: torch.Tensor, is_a_number: bool = True) -> bool:
@@ -225,11 +133,17 @@ class Readbacks(TorchFunctionMode):
     def token(self, expression: Expression, conversion: str, style: str) -> str:
         """A text that stands for a formatted value."""
         self._texts.append((expression, conversion, style, user_line()))
-        return f"\ue000{len(self._texts) - 1}\ue001"
+        return f"{TOKEN}{len(self._texts) - 1}\ue001"
+
+    def text(self, expression: Expression) -> str:
+        """A text that stands for one at a place."""
+        made = self.token(expression, "s", "")
+        self._used.add(len(self._texts) - 1)
+        return made
 
     def expression_of(self, leaf: Any) -> Expression | None:
         """How a leaf of a result is computed after the step; ``None`` if it is a constant."""
-        if isinstance(leaf, Number):
+        if type(leaf) is Number:
             return leaf.expression
         if isinstance(leaf, str) and _TOKEN.search(leaf):
             pieces = _TOKEN.split(leaf)
@@ -248,6 +162,11 @@ class Readbacks(TorchFunctionMode):
         later = [_Later(e) if (e := self.expression_of(leaf)) is not None else leaf for leaf in leaves]
         arguments, named = unflatten(structure, iter(later), (arguments, named))
         self.effects.append((function, arguments, named))
+
+    def shown(self) -> list[Expression]:
+        """How what is printed and logged is computed."""
+        leaves = (leaf for _, arguments, named in self.effects for leaf in flatten((arguments, named))[0])
+        return [leaf.expression for leaf in leaves if type(leaf) is _Later]
 
     def require_all_used(self) -> None:
         """Refuses a step that has done something else with what it has read than to return, print or log it."""
@@ -287,7 +206,7 @@ class Readbacks(TorchFunctionMode):
         self, function: Callable[..., Any], same: Callable[..., torch.Tensor], value: Any, *more: Any, **named: Any
     ) -> Any:
         """What a function that asks whether a number is finite says of one, or of one that is read: PyTorch's does the same."""
-        if isinstance(value, Number):
+        if type(value) is Number:
             return self.decide(same(self.tensor_of(value.expression)))
         if isinstance(value, FakeTensor) and value.numel() == 1 and self._stands_for(value):
             return self.decide(same(value))
@@ -319,14 +238,12 @@ class _Later:
         self.expression = expression
 
 
-def perform(
-    effects: Sequence[tuple[Callable[..., Any], Any, Any]], values: Sequence[torch.Tensor], *, whole: bool = True
-) -> None:
+def perform(effects: Sequence[tuple[Callable[..., Any], Any, Any]], read: Read, *, whole: bool = True) -> None:
     """Prints and logs what a step has printed and logged, with the values that it has read: all, or not the ``whole`` of them."""
     value_of = evaluate if whole else evaluated
     for function, arguments, named in effects:
         leaves, structure = flatten((arguments, named))
-        real = [value_of(leaf.expression, values) if isinstance(leaf, _Later) else leaf for leaf in leaves]
+        real = [value_of(leaf.expression, read) if isinstance(leaf, _Later) else leaf for leaf in leaves]
         given = unflatten(structure, iter(real), (arguments, named))
         function(*given[0], **given[1])
 
@@ -362,16 +279,23 @@ def _asking_for_finite() -> Iterator[tuple[types.ModuleType, str]]:
 def _standing_for(real: type, reads: Readbacks) -> type:
     def __new__(cls: type, value: Any = 0, *more: Any) -> Any:  # noqa: N807
         if isinstance(value, FakeTensor) and reads._stands_for(value):
-            value = Number(reads, reads.read("value", value))
+            value = _item(reads, value)
         if type(value) is FollowedNumber:
             return value.converted(real)
-        return value._made(real.__name__, value) if isinstance(value, Number) else real(value, *more)
+        return value.made(real.__name__, value) if type(value) is Number else real(value, *more)
 
     return Kind(real.__name__, (), {"__new__": __new__, "real": real})
 
 
 def _item(reads: Readbacks, tensor: torch.Tensor) -> Number:
-    return Number(reads, reads.read("value", tensor))
+    return Number(reads, reads.read("value", tensor), _kind_of(tensor.dtype))
+
+
+def _kind_of(dtype: torch.dtype) -> type:
+    """The class of a tensor's numbers in Python."""
+    if dtype.is_complex:
+        return complex
+    return bool if dtype == torch.bool else float if dtype.is_floating_point else int
 
 
 def _tolist(reads: Readbacks, tensor: torch.Tensor) -> Any:

@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from unisono._capture.expressions import Expression, Read, evaluate
 from unisono._capture.paths import Path, Walk, follow
 from unisono._capture.places import user_line
-from unisono._capture.readbacks import Expression, Readbacks, evaluate
+from unisono._capture.readbacks import Readbacks
 from unisono.errors import StepError
 
 
@@ -86,11 +87,11 @@ class Schedules:
         )
 
 
-def run(root: Any, calls: Sequence[Scheduled], values: Sequence[torch.Tensor], *, first: bool) -> None:
+def run(root: Any, calls: Sequence[Scheduled], read: Read, *, first: bool) -> None:
     """Calls the schedulers that a step calls before its optimizers' steps, or after them."""
     for call in calls:
         if call.first == first:
-            follow(root, call.path).step(*(evaluate(one, values) for one in call.arguments))
+            follow(root, call.path).step(*(evaluate(one, read) for one in call.arguments))
 
 
 def _between() -> StepError:

@@ -8,13 +8,13 @@ import contextlib
 import copy
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unisono._capture.beside import Snapshot
 from unisono._capture.compared import is_generator
-from unisono._capture.paths import Walk, shown
+from unisono._capture.paths import Path, Walk, shown
 from unisono._capture.places import warn_user
 from unisono.errors import StepError
 
@@ -24,14 +24,32 @@ _MOST_NAMES = 5
 
 @dataclass(frozen=True)
 class Happened:
-    """What has changed, as a message says it, the generators that something was drawn from, and whether anything else is another or new."""
+    """What a trace has done.
 
-    changed: list[str]
+    Attributes:
+        changed: the numbers and collections that are others, by paths to them, as a message says it.
+        drawn: the generators that something was drawn from.
+        other: whether anything else is another or new.
+    """
+
+    changed: dict[Path, str]
     drawn: list[str]
     other: bool
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.drawn or self.other)
+
+    def once(self, changes: Mapping[Path, str], changing: Container[Path] | None, left: Container[Path]) -> Happened:
+        """What happens once, and would happen at each call.
+
+        Args:
+            changes: more that has changed.
+            changing: paths to what goes on changing, if that is known.
+            left: paths to what is left anew behind each step.
+        """
+        every = {**self.changed, **changes}.items()
+        changed = {p: how for p, how in every if p not in left and (changing is None or p in changing)}
+        return Happened(changed, self.drawn, self.other)
 
 
 class SideEffects:
@@ -39,18 +57,19 @@ class SideEffects:
 
     Attributes:
         before: what the step can reach, as it was at the beginning.
+        root: what paths to it start from.
     """
 
     def __init__(self, walk: Walk) -> None:
         """Begins with all as it is now."""
-        self._walk, self.before = walk, Snapshot(walk)
+        self._walk, self.before, self.root = walk, Snapshot(walk), walk.root
         self._drawn = _generators(walk)
 
     def so_far(self, now: Walk) -> Happened:
         """What is no longer as it was at the beginning, by a walk of now."""
         drawn, changed = _generators(self._walk), [*self.before.changed()]
         return Happened(
-            [place.change(value) for place, value in changed if not isinstance(place.was, str)],
+            {place.path: place.change(value) for place, value in changed if not isinstance(place.was, str)},
             [f"`{name}`" for name, (state, _) in drawn.items() if self._drawn.get(name, (state,))[0] != state],
             any(isinstance(place.was, str) for place, _ in changed)
             or self.before.has_new_hooks(now)
@@ -85,8 +104,9 @@ class SideEffects:
 def warn_of(happened: Happened) -> None:
     """Warns of what a trace has done once and for all."""
     if happened.changed:
+        changed = _listed([*happened.changed.values()])
         warn(
-            f"what it changed will not change again: {_listed(happened.changed)}. Count outside of the step, return tensors instead of "
+            f"what it changed will not change again: {changed}. Count outside of the step, return tensors instead of "
             "storing them, and keep numbers that it computes with as buffers of the model."
         )
     for name in happened.drawn:

@@ -26,6 +26,9 @@ from torch.optim import Optimizer
 
 from unisono._capture import hooks, iterators, kernels, outward, scaling
 from unisono._capture.averages import Averages
+from unisono._capture.counting import Counts
+from unisono._capture.expressions import Expression
+from unisono._capture.followed import note_returned
 from unisono._capture.forks import Questions
 from unisono._capture.functional import Unknown, functionalised
 from unisono._capture.generators import Generators
@@ -33,6 +36,7 @@ from unisono._capture.guards import EndedError, Ending, is_the_steps_own
 from unisono._capture.inputs import StepInput, StepInputs, is_decay
 from unisono._capture.kept import Kept, Writes
 from unisono._capture.masks import Masks
+from unisono._capture.number import is_of_numbers
 from unisono._capture.optimizer import (
     can_be_fused,
     group_name,
@@ -46,7 +50,7 @@ from unisono._capture.paths import Missing, Path, follow, own_attributes, put, s
 from unisono._capture.places import OriginTracker, place_in, place_of, read_back, user_line
 from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
-from unisono._capture.readbacks import Expression, Number, Readbacks
+from unisono._capture.readbacks import Readbacks
 from unisono._capture.record import Recorder, Watch
 from unisono._capture.results import result
 from unisono._capture.rewrites import LiveScalars, Rewrites
@@ -88,6 +92,7 @@ class Traced:
         endings: how it ends where it chooses otherwise, by the number of the choice; that of others is another way.
         tensors: how many outputs are what the step returns and leaves.
         known: paths to tensors from outside whose values are constants of the step.
+        counts: what the step leaves beside tensors.
         asked: where the user's code asks for a gradient that may be there when the step begins.
     """
 
@@ -112,6 +117,7 @@ class Traced:
     tensors: int = 0
     known: list[Path] = field(default_factory=list)
     asked: str | None = None
+    counts: Counts = field(default_factory=Counts)
 
 
 def trace(
@@ -185,6 +191,7 @@ def _trace(
     # Outputs are detached, and there are more of them in the next trace.
     nodes = (node for node in first.graph.nodes if node.op == "call_function")
     operations = [str(node.target) for node in nodes if node.target is not torch.ops.aten.detach.default]
+    operations += [function.__qualname__ for function, *_ in run.reads.effects]
     if not kept.is_settled(operations, run.found_more or bool(written)):
         if written:
             kept.start_again()  # it ran on copies
@@ -346,10 +353,15 @@ class _Run:
         for leaf in leaves:
             if isinstance(leaf, Selection):
                 raise leaf.refused("returning")
+            note_returned(leaf)
         numbers = {
             i: self.reads.expression_of(leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
         }
-        self.reads.require_all_used()
+        counts = Counts()
+        if not self.found_more:
+            counts = self.kept.counted(self.reads)
+            self.kept.read_too_early([*numbers.values(), *self.reads.shown(), *counts.expressions()])
+            self.reads.require_all_used()
         held = [p for p, gradient in zip(self.stale, stale, strict=True) if fakes[p].grad is gradient]
         self.traced = Traced(
             graph=torch.fx.GraphModule({}, torch.fx.Graph()),
@@ -370,6 +382,7 @@ class _Run:
             held=held,
             left=len(left),
             asked=self.own.asked,
+            counts=counts,
         )
         for fake in fakes:
             fake.grad = None
@@ -388,7 +401,7 @@ class _Run:
         call = self.inputs.call
         assert call is not None
         arguments, named = unflatten(call.structure, iter(leaves), call.arguments)
-        self.reads = Readbacks(self.questions)
+        self.reads = Readbacks(self.questions, self.kept.counting())
         self.schedules = Schedules(self.kept.walk, self.optimizers, self.reads)
         items = list(zip(self.inputs.inputs, fakes, strict=True))
         read = [(item.paths, fake) for item, fake in items if item.cls == "hyper" and item.paths]
@@ -418,6 +431,7 @@ class _Run:
             self.reads.around(self.kept.functions()),
             iterators.refused(self.kept.functions(), self.kept.walk.holders),
         ):
+            self.kept.count(self.reads)
             return self._step(arguments, named)
 
     def _step(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -428,7 +442,8 @@ class _Run:
             if self.questions.asked and not isinstance(error, UnisonoError) and is_the_steps_own(error):
                 ending = Ending(UsersError.of(error), *self.reads.at_the_end(error), self.reads.effects)
                 raise EndedError(self.questions.choices(), ending) from None
-            if isinstance(error, TypeError) and Number.__name__ in str(error) and self.reads.tensors:
+            stands = bool(self.reads.tensors or self.kept.counts)
+            if isinstance(error, TypeError) and stands and is_of_numbers(error):
                 raise read_back(place_in(error)) from None  # what takes Python's own numbers only
             raise
 

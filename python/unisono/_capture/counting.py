@@ -1,0 +1,308 @@
+"""Numbers, texts and lists of the user's that a step changes: what it leaves in them is computed and put there when each step is over.
+
+While the step is traced, stand-ins are at the places that it counts at. They are computed with, printed, returned and kept like numbers
+that are read from tensors (:mod:`number`), and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import numbers
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono._capture.expressions import Expression, Read, evaluate, places_in
+from unisono._capture.followed import FollowedText, Uses, class_of, recorded
+from unisono._capture.followed import plain as plain_of
+from unisono._capture.number import Asked, Number
+from unisono._capture.paths import Missing, Path, Step, Walk, follow, paths_of, put, shown
+from unisono._tree import Structure, flatten, from_plain, plain, unflatten
+from unisono._tree import shown as shown_structure
+from unisono.errors import StepError
+
+#: How texts begin that stand for what is known when the step is over.
+TOKEN = "\ue000"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a step leaves at a place: how that is put together, and how its leaves are computed."""
+
+    path: Path
+    structure: Structure
+    leaves: list[Expression]
+
+    def value(self, read: Read) -> Any:
+        """What is left, for what the step has read."""
+        return unflatten(self.structure, iter([evaluate(leaf, read) for leaf in self.leaves]))
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A call of a method of a list or a deque that fills or empties it, with its arguments as :class:`Left` has a value."""
+
+    path: Path
+    method: str
+    structure: Structure
+    leaves: list[Expression]
+
+    def arguments(self, read: Read) -> Sequence[Any]:
+        """The arguments, for what the step has read."""
+        return unflatten(self.structure, iter([evaluate(leaf, read) for leaf in self.leaves]))
+
+
+@dataclass
+class Counts:
+    """What a step leaves beside tensors.
+
+    Attributes:
+        places: where it counts, with what there is to count with (:func:`_kind_of`).
+        left: what it leaves where.
+        filled: how it fills lists and deques.
+    """
+
+    places: list[tuple[Path, str]] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    filled: list[Filled] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.left or self.filled)
+
+    def watched_by_itself(self, root: Any) -> Iterator[Path]:
+        """Where what is there is another one behind each step, as far as it can be there now; a list of which an entry is, too."""
+        for path in (*(one.path for one in self.left), *(path for path, _ in self.places), *self.lists()):
+            holder = follow(root, path[:-1])
+            if holder is not Missing:
+                yield path
+            if isinstance(holder, list | deque):
+                yield path[:-1]
+
+    def made(self, root: Any) -> list[Path]:
+        """Where each step leaves an object of its own."""
+        paths = (one.path for one in self.left if one.structure is not None)
+        return [path for path in paths if follow(root, path[:-1]) is not Missing]
+
+    def expressions(self) -> list[Expression]:
+        """How all of it is computed."""
+        return [leaf for one in (*self.left, *self.filled) for leaf in one.leaves]
+
+    def lists(self) -> list[Path]:
+        """The lists and deques that are filled."""
+        return [*dict.fromkeys(one.path for one in self.filled)]
+
+    def read(self, root: Any) -> list[Any]:
+        """What is at the places now."""
+        return [follow(root, path) for path, _ in self.places]
+
+    def changed(self, root: Any) -> tuple[str, str, Any] | None:
+        """Name, what was there, and value now of the first place at which there is no longer anything to count with."""
+        for path, kind in (*self.places, *((path, _LISTS) for path in self.lists())):
+            now = follow(root, path)
+            if kind and not (isinstance(now, list | deque) if kind == _LISTS else _kind_of(now) == kind):
+                return shown(path), kind, now
+        return None
+
+    def leave(self, root: Any, read: Read) -> None:
+        """Leaves what one step leaves, when it is over."""
+        values = [(one.path, one.value(read)) for one in self.left]
+        calls = [(one, one.arguments(read)) for one in self.filled]
+        for path, value in values:
+            put(root, path, value)
+        for one, arguments in calls:
+            getattr(follow(root, one.path), one.method)(*arguments)
+
+    def plain(self) -> list[Any]:
+        """What other ranks are told."""
+        return [
+            self.places,
+            [[one.path, plain(one.structure), one.leaves] for one in self.left],
+            [[one.path, one.method, plain(one.structure), one.leaves] for one in self.filled],
+        ]
+
+    @classmethod
+    def from_plain(cls, data: Sequence[Any], classes: Mapping[str, type]) -> Counts:
+        """The same from what :meth:`plain` tells."""
+        places, left, filled = data
+        return cls(
+            [(paths_of([path])[0], kind) for path, kind in places],
+            [Left(paths_of([path])[0], from_plain(structure, classes), leaves) for path, structure, leaves in left],
+            [
+                Filled(paths_of([path])[0], method, from_plain(structure, classes), leaves)
+                for path, method, structure, leaves in filled
+            ],
+        )
+
+
+class CannotCount(Exception):  # noqa: N818
+    """What a step leaves at a place cannot be computed when it is over.
+
+    Attributes:
+        path: a path to the place.
+    """
+
+    def __init__(self, path: Path, leaf: Any) -> None:
+        """Takes what it is that cannot."""
+        super().__init__(f"`{shown(path)}`, with a {type(leaf).__name__} in it")
+        self.path = path
+
+
+class Counting:
+    """The places that a step counts at, while it is traced.
+
+    Attributes:
+        firm: the places that have something to count with when the step begins, by their numbers.
+        uses: what is done with texts and lists beside filling them and putting texts together.
+    """
+
+    def __init__(self, walk: Walk, paths: Sequence[Path], lists: Sequence[Path]) -> None:
+        """Takes paths to places and paths to lists; nothing of a trace is there."""
+        self._walk, self._paths, self._lists = walk, paths, lists
+        self._were = [follow(walk.root, path) for path in paths]
+        self._filled: list[tuple[Path, str, list[Any]]] = []
+        self._stood: list[Callable[[], None]] = []
+        self.firm = {number for number, value in enumerate(self._were) if _kind_of(value)}
+        self.uses = Uses()
+
+    def stand(self, reads: Asked, marks: Mapping[Path, Any]) -> None:
+        """Puts the stand-ins where they belong; ``marks`` are what the last trace has left where the step must not count on it."""
+        for number, (path, was) in enumerate(zip(self._paths, self._were, strict=True)):
+            value = was if number in self.firm else marks.get(path, Missing)
+            holder = follow(self._walk.root, path[:-1])
+            self._note(holder, path[-1], was)
+            if value is not Missing:
+                put(holder, path[-1:], self._stand_in(reads, number, value))
+        for number, path in enumerate(self._lists):
+            self._stand_for_list(follow(self._walk.root, path), path, len(self._paths) + number)
+
+    def _stand_in(self, reads: Asked, number: int, value: Any) -> Any:
+        leaves, structure = flatten(value)
+        place: Expression = ["place", number]
+        made = [
+            self._stand_in_for_leaf(reads, leaf, place if structure is None else ["leaf", place, position], number)
+            for position, leaf in enumerate(leaves)
+        ]
+        return unflatten(structure, iter(made), value)
+
+    def _stand_in_for_leaf(self, reads: Asked, leaf: Any, expression: Expression, number: int) -> Any:
+        if isinstance(leaf, str):
+            return FollowedText(self.uses, frozenset((number,)), reads.text(expression))
+        return Number(reads, expression, class_of(leaf)) if _is_number(leaf) else leaf
+
+    def _stand_for_list(self, real: Any, path: Path, number: int) -> None:
+        def record(method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if method in ("extend", "extendleft", "__iadd__"):
+                arguments = ([*arguments[0]],)
+            if named:
+                raise TypeError(f"{method} takes no such argument")
+            self._filled.append((path, "extend" if method == "__iadd__" else method, [*arguments]))
+
+        stand_in = recorded(real, self.uses, number, record)
+        for holder, parts in self._walk.holders.values():
+            for step, part in parts.items():
+                if part is real and not isinstance(holder, tuple):
+                    self._note(holder, step, real)
+                    put(holder, (step,), stand_in)
+
+    def _note(self, holder: Any, step: Step, was: Any) -> None:
+        known = self._walk.holders.get(id(holder))
+        is_own = known is None or step in known[1]  # and not nothing, or what an object has from its class
+        self._stood.append(functools.partial(put, holder, (step,), was if is_own else Missing))
+
+    def put_back(self) -> None:
+        """Takes away the stand-ins, and what the step has left at their places."""
+        for put_back in self._stood:
+            with contextlib.suppress(LookupError):  # which the step has taken away itself
+                put_back()
+        self._stood = []
+
+    def refused(self, expression: Expression, place: str | None) -> StepError:
+        """The error for a step that chooses by what it counts."""
+        return _steered([self._paths[number] for number in places_in(expression)], place)
+
+    def require_unused(self) -> None:
+        """Refuses a step that does with a text or a list what may steer it."""
+        every = [*self._paths, *self._lists]
+        for use in self.uses.found:
+            raise _steered([every[number] for number in use.sources], use.place)
+
+    def counts(self, expression_of: Callable[[Any], Expression | None]) -> Counts:
+        """What the step has left at the places."""
+        made = functools.partial(_leaves, expression_of)
+        left: list[Left] = []
+        for number, path in sorted(enumerate(self._paths), key=lambda one: len(one[1])):
+            if any(one.path == path[: len(one.path)] for one in left):
+                continue  # within what is put there as a whole
+            value = follow(self._walk.root, path)
+            if number in self.firm or value is not Missing:
+                one = Left(path, *made(value, path))
+                left += [one] if one.leaves != [["place", number]] else []
+        filled = [Filled(path, method, *made(arguments, path)) for path, method, arguments in self._filled]
+        places = [(path, _kind_of(was)) for path, was in zip(self._paths, self._were, strict=True)]
+        return Counts(places, left, filled)
+
+    def read_too_early(self, expressions: Any) -> Path | None:
+        """A place at which there is nothing to count with when the first step begins, and that expressions are computed from."""
+        return next((self._paths[number] for number in sorted(places_in(expressions) - self.firm)), None)
+
+
+def numbers_in(walk: Walk) -> Iterator[tuple[Path, Any]]:
+    """The stand-ins that a step has put somewhere, with paths to them; in long lists too, which walks do not look into."""
+    for key, (holder, parts) in walk.holders.items():
+        for step, part in parts.items():
+            if is_known_later(part):
+                yield (*walk.paths[key], step), part
+        if isinstance(holder, list | deque) and len(parts) < len(holder):
+            yield from (
+                (((*walk.paths[key], ("entry", n))), one) for n, one in enumerate(holder) if is_known_later(one)
+            )
+
+
+def is_known_later(value: Any) -> bool:
+    """Whether something is known when the step is over: a number, or a text with one."""
+    return type(value) is Number or (isinstance(value, str) and TOKEN in value)
+
+
+def _leaves(
+    expression_of: Callable[[Any], Expression | None], value: Any, path: Path
+) -> tuple[Structure, list[Expression]]:
+    leaves, structure = flatten(value)
+    found = []
+    for leaf in leaves:
+        if leaf is not None and not isinstance(leaf, bool | int | float | str):
+            raise CannotCount(path, leaf)
+        expression = expression_of(leaf)
+        found.append(["constant", plain_of(leaf)] if expression is None else expression)
+    return structure, found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Number) and not isinstance(value, bool | enum.Enum)
+
+
+def _kind_of(value: Any) -> str:
+    """What a place has that can be counted with, in words; empty for anything else."""
+    if _is_number(value):
+        return "number"
+    if isinstance(value, str):
+        return "text"
+    leaves, structure = flatten(value)
+    counts = structure is not None and all(_is_number(one) or isinstance(one, str) for one in leaves)
+    return shown_structure(structure) if leaves and counts else ""
+
+
+def _steered(paths: Sequence[Path], place: str | None) -> StepError:
+    names = ", ".join(f"`{shown(path)}`" for path in paths)
+    return StepError(
+        f"the step chooses, or computes tensors, by what it leaves there at each call: {names}",
+        code="U0119",
+        place=place,
+        cause="its Python code runs once, while the step is captured; numbers that are known when a step is over can be kept and shown",
+        hint="keep as tensors what the step computes with, or do it behind the step with what it returns",
+    )
+
+
+_LISTS = "list or deque"
