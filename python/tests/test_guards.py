@@ -10,6 +10,8 @@ import json
 import linecache
 import math
 import os
+import shutil
+import subprocess
 import sys
 import traceback
 import warnings
@@ -301,17 +303,30 @@ def saves_behind_a_check(x, path):
     return x
 
 
-def writes_behind_a_check(x, path):
-    if x.isnan().any():
-        with open(path, "w") as file:  # refused
-            file.write("broken")
-        raise ValueError
+def writes_bytes(x, path):
+    if x.sum() > 1:
+        path.write_bytes(b"much")  # refused
     return x
 
 
-def writes_by_pathlib(x, path):
-    if x.sum() > 1:
-        path.write_text("much")  # refused
+def writes_an_array(x, path):
+    with open(path, "wb") as file:  # refused
+        file.write(bytes(len(x)))
+    return x
+
+
+def removes(x, path):
+    os.remove(path)  # refused
+    return x
+
+
+def moves(x, path):
+    shutil.move(path, path.with_suffix(".old"))  # refused
+    return x
+
+
+def starts_a_process(x, path):
+    subprocess.run(["rm", path], check=True)  # refused
     return x
 
 
@@ -327,8 +342,11 @@ def ends_the_process(x, path):
         saves,
         saves_by_a_name_of_its_own,
         saves_behind_a_check,
-        writes_behind_a_check,
-        writes_by_pathlib,
+        writes_bytes,
+        writes_an_array,
+        removes,
+        moves,
+        starts_a_process,
         ends_the_process,
     ],
 )
@@ -351,14 +369,3 @@ def test_code_that_takes_pythons_own_numbers_only_is_refused_at_its_line():
         unisono.capture(step, example=(X,))
     file, _, number = str(caught.value.place).rpartition(":")
     assert caught.value.code == "U0101" and "# refused" in linecache.getline(file, int(number))
-
-
-def test_what_is_written_whatever_the_values_are_is_written_once(tmp_path):
-    path = tmp_path / "file"
-
-    def step(x):
-        path.write_text("begun")
-        return x * 2
-
-    unisono.capture(step, example=(X,))
-    assert path.read_text() == "begun"

@@ -1,4 +1,4 @@
-"""What a step must not do while it is captured: save tensors without values, write files in a way it may never take, end the process."""
+"""What is refused while a step is captured: to save tensors without values, to change files and processes once for all steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import builtins
 import contextlib
 import io
 import os
+import shutil
+import socket
+import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -15,36 +19,62 @@ from unittest import mock
 import torch
 
 from unisono._capture.named import standing
+from unisono._capture.paths import is_library
 from unisono._capture.places import is_pythons_own, is_the_users, user_line
+from unisono._capture.telling import Note, Opened
 from unisono.errors import StepError
 
 _WRITING = frozenset("wax+")
-_NEVER = ((torch.save, "saves tensors (`torch.save`)"), (os._exit, "ends the process (`os._exit`)"))
-_MODULES = (builtins, io, os, torch, torch.serialization)
+_OF_FILES = ("remove", "unlink", "rename", "replace", "rmdir", "removedirs", "symlink", "link", "truncate")
+_OF_PROCESSES = ("_exit", "system", "kill", "popen", "fork", "putenv")
+_OF_TREES = ("rmtree", "move", "copy", "copy2", "copyfile", "copytree")
+
+
+def _never() -> Iterator[tuple[Any, Any, str, str]]:
+    """What is refused: where it is, what it is, its name, and what the step does by it."""
+    yield torch, torch.save, "save", "saves tensors (`torch.save`)"
+    yield torch.serialization, torch.save, "save", "saves tensors (`torch.save`)"
+    for module, names, what in (
+        (os, _OF_FILES, "changes files"),
+        (os, _OF_PROCESSES, "acts upon processes"),
+        (shutil, _OF_TREES, "changes files"),
+        (subprocess, ("Popen",), "starts a process"),
+        (socket.socket, ("connect",), "opens a connection"),
+    ):
+        for name in names:
+            if hasattr(module, name):
+                ends = "ends the process" if name == "_exit" else what
+                yield module, getattr(module, name), name, f"{ends} (`{module.__name__}.{name}`)"
 
 
 @contextlib.contextmanager
-def refused(functions: Iterable[Any], has_asked: Callable[[], bool]) -> Iterator[None]:
-    """Within, such calls of the user's functions are refused; ``has_asked`` says whether the step has asked for what chooses its way."""
-    real = io.open
+def refused(functions: Iterable[Any], note: Note) -> Iterator[None]:
+    """Within, such calls of the user's functions are refused; text files that they open to write are written by calls that are noted."""
+    functions, real, thread = [*functions], io.open, threading.get_ident()
 
     def opened(file: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
-        if _WRITING & set(mode) and has_asked() and _calls(sys._getframe(1)):
-            raise _refused("writes a file behind a choice by a value", "all ways are tried while it is captured")
-        return real(file, mode, *more, **named)
+        if not _WRITING & set(mode) or thread != threading.get_ident() or not _calls(sys._getframe(1)):
+            return real(file, mode, *more, **named)
+        if isinstance(file, int) or set(mode) & set("b+"):
+            raise _refused("writes a file that is none of text", "its Python code runs once, while it is captured")
+        return Opened(lambda: real(file, mode, *more, **named), note)
 
-    instead = [(real, opened), *((one, _refusing(one, what)) for one, what in _NEVER)]
     with contextlib.ExitStack() as stack:
-        for one, other in instead:
-            for module in (module for module in _MODULES if vars(module).get(one.__name__) is one):
-                stack.enter_context(mock.patch.object(module, one.__name__, other))
-        stack.enter_context(standing(functions, {id(one): (one, other) for one, other in instead}))
+        instead = {id(real): (real, opened)}
+        for module in (builtins, io, os):
+            if vars(module).get("open") is real:
+                stack.enter_context(mock.patch.object(module, "open", opened))
+        for holder, one, name, what in _never():
+            instead[id(one)] = one, _refusing(one, what, thread)
+            if vars(holder).get(name) is one or isinstance(holder, type):
+                stack.enter_context(mock.patch.object(holder, name, instead[id(one)][1]))
+        stack.enter_context(standing(functions, instead))
         yield
 
 
-def _refusing(real: Callable[..., Any], what: str) -> Callable[..., Any]:
+def _refusing(real: Callable[..., Any], what: str, thread: int) -> Callable[..., Any]:
     def refuse(*arguments: Any, **named: Any) -> Any:
-        if _calls(sys._getframe(1)):
+        if thread == threading.get_ident() and _calls(sys._getframe(1)):
             raise _refused(what, "its Python code runs once, while it is captured, where tensors have no values")
         return real(*arguments, **named)
 
@@ -52,10 +82,11 @@ def _refusing(real: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def _calls(frame: types.FrameType | None) -> bool:
-    """Whether the user's code has made a call, itself or through Python's library."""
+    """Whether code that the user has written makes a call, itself or through Python's library."""
     while frame is not None and is_pythons_own(frame.f_code.co_filename):
         frame = frame.f_back
-    return frame is not None and is_the_users(frame.f_code.co_filename)
+    file = frame.f_code.co_filename if frame is not None else ""
+    return is_the_users(file) and not is_library(file)
 
 
 def _refused(what: str, cause: str) -> StepError:

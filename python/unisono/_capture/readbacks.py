@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import math
 import operator
 import os
@@ -42,11 +41,6 @@ _TOKEN = re.compile(f"{TOKEN}(\\d+)\ue001")
 _ON_THE_WAY = (os.path.join("torch", "overrides.py"), os.path.join("torch", "_tensor.py"), "fake_tensor.py", __file__)
 #: PyTorch's own code that chooses by values as the user's does: averages of models, checks.
 _CHOOSES = (os.path.join("torch", "optim", "swa_utils.py"), *CHECKS)
-_LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
-
-
-#: Methods of a bar of `tqdm`.
-_TELLING = ("set_postfix", "set_postfix_str", "set_description", "set_description_str", "update")
 
 
 class Readbacks(TorchFunctionMode):
@@ -54,7 +48,7 @@ class Readbacks(TorchFunctionMode):
 
     Attributes:
         tensors: the tensors that are read.
-        effects: what is printed and logged after each step: a function, its arguments and its named arguments.
+        effects: what is told after each step: a function, its arguments and its named arguments.
     """
 
     def __init__(self, questions: Questions, counting: Counting) -> None:
@@ -176,7 +170,7 @@ class Readbacks(TorchFunctionMode):
 
     @contextlib.contextmanager
     def around(self, functions: Iterable[Any]) -> Iterator[None]:
-        """Catches what the code of these functions prints, logs and converts."""
+        """Catches what the code of these functions prints and converts."""
         own: dict[str, Any] = {
             "print": self._print,
             "float": _standing_for(float, self),
@@ -184,11 +178,6 @@ class Readbacks(TorchFunctionMode):
         }
         own["type"] = TypeOf({int: own["int"], float: own["float"]})
         with contextlib.ExitStack() as stack:
-            for level in _LEVELS:
-                real = getattr(logging.Logger, level)
-                stack.enter_context(mock.patch.object(logging.Logger, level, self._noting(real)))
-            for bar, name in _bars():
-                stack.enter_context(mock.patch.object(bar, name, self._noting(getattr(bar, name))))
             for holder, name in _globals_with(functions, own):
                 holder[name] = own[name]
                 stack.callback(holder.pop, name, None)
@@ -214,19 +203,6 @@ class Readbacks(TorchFunctionMode):
 
     def _print(self, *arguments: Any, **named: Any) -> None:
         self.note(print, arguments, named)
-
-    def _noting(self, real: Callable[..., None]) -> Callable[..., None]:
-        """A method that is called after each step where the user's code calls it, and its own file does not."""
-        own = real.__code__.co_filename if isinstance(real, types.FunctionType) else ""
-
-        def call(owner: Any, *arguments: Any, **named: Any) -> None:
-            caller = sys._getframe(1).f_code.co_filename
-            if is_the_users(caller) and caller != own:
-                self.note(real, (owner, *arguments), named)
-            else:
-                real(owner, *arguments, **named)
-
-        return call
 
 
 class _Later:
@@ -259,16 +235,6 @@ def _globals_with(functions: Iterable[Any], names: Iterable[str]) -> Iterator[tu
             if key not in met and name not in function.__globals__:
                 met.add(key)
                 yield function.__globals__, name
-
-
-def _bars() -> Iterator[tuple[type, str]]:
-    """The methods by which bars of progress are told something, of all kinds of bars."""
-    module = sys.modules.get("tqdm.std")
-    kinds = [module.tqdm] if module is not None else []
-    while kinds:
-        kind = kinds.pop()
-        yield from ((kind, name) for name in _TELLING if name in vars(kind))
-        kinds += kind.__subclasses__()
 
 
 def _asking_for_finite() -> Iterator[tuple[types.ModuleType, str]]:

@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
-from unisono._capture import hooks, iterators, kernels, outward, scaling
+from unisono._capture import hooks, iterators, kernels, outward, scaling, telling
 from unisono._capture.averages import Averages
 from unisono._capture.counting import Counts
 from unisono._capture.expressions import Expression
@@ -421,7 +421,8 @@ class _Run:
             self.origins.tracking(),
             hooks.on_twins(parameters, modes),
             conversions_known(twins),
-            outward.refused(self.kept.functions(), lambda: bool(self.questions.asked)),
+            outward.refused(self.kept.functions(), self.reads.note),
+            telling.noted(self.reads.note, self.kept.functions(), self.kept.walk),
             modes(),
             draws.drawing(),
             self.generators.standing_in(),

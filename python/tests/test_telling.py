@@ -1,0 +1,142 @@
+"""What a step writes, logs and reports is written at each step, as in eager PyTorch.
+
+PYTEST_DONT_REWRITE: what is written here is traced as it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from machines import DEAR_COMPUTING
+
+import unisono
+from unisono.errors import StepError
+
+X = torch.ones(2, 4)
+
+
+class Owner:
+    """Has a file, a writer and a count."""
+
+    def __init__(self, folder) -> None:
+        self.path, self.n = folder / "lines.txt", 0
+        self.file = open(folder / "log.txt", "w")  # noqa: SIM115
+        self.table = csv.writer(self.file)
+        self.rows = csv.DictWriter(self.file, ["n", "loss"])
+
+
+def writes_into_a_file(owner, loss):
+    owner.file.write(f"{owner.n} {loss.item():.3f}\n")
+    owner.file.writelines(["a", "b\n"])
+    print("loss", loss.item(), file=owner.file)
+
+
+def writes_rows(owner, loss):
+    owner.table.writerow([owner.n, loss.item()])
+    owner.rows.writerow({"n": owner.n, "loss": round(loss.item(), 2)})
+
+
+def appends_to_a_file(owner, loss):
+    with open(owner.path, "a") as file:
+        file.write(f"{owner.n} {loss:.3f}\n")
+        file.flush()
+
+
+def writes_without_closing(owner, loss):
+    open(owner.path, "a").write(json.dumps({"kind": "step"}) + f" {owner.n}\n")  # noqa: SIM115
+
+
+def writes_by_pathlib(owner, loss):
+    owner.path.write_text(f"last loss: {loss.item()}")
+
+
+def writes_behind_a_choice(owner, loss):
+    if loss > 10:
+        with open(owner.path, "a") as file:
+            file.write(f"{loss.item():.1f} is much, in step {owner.n}\n")
+    else:
+        owner.file.write("little\n")
+
+
+def writes_to_the_screen(owner, loss):
+    sys.stdout.write(f"{owner.n}: {loss.item():.2f}\n")
+    sys.stdout.flush()
+    print("to people", file=sys.stderr)
+
+
+WAYS = [writes_into_a_file, writes_rows, appends_to_a_file, writes_without_closing, writes_by_pathlib]
+WAYS += [writes_behind_a_choice, writes_to_the_screen]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_step_writes_is_written_at_each_step(way, tmp_path, capsys):
+    written = []
+    for parallel in (False, True):
+        folder = tmp_path / str(parallel)
+        folder.mkdir()
+        owner = Owner(folder)
+
+        def step(x, owner=owner):
+            owner.n += 1
+            loss = x.sum()
+            way(owner, loss)
+            return loss
+
+        run = unisono.parallelize(step, example=(X,), cluster=DEAR_COMPUTING) if parallel else step
+        capsys.readouterr()
+        for factor in (1, 2, 3):
+            run(X * factor)
+        owner.file.close()
+        said = capsys.readouterr()
+        written.append(({one.name: one.read_text() for one in folder.iterdir()}, said.out, said.err))
+        assert type(owner.file) is io.TextIOWrapper and type(owner.table) is type(csv.writer(io.StringIO()))
+    assert written[0] == written[1]
+
+
+_LIBRARY = """
+told = []
+
+def log(values):
+    told.append(values)
+
+class Run:
+    def log(self, values, step=None):
+        told.append((values, step))
+"""
+
+
+def test_what_is_reported_is_reported_at_each_step(monkeypatch):
+    library: Any = types.ModuleType("wandb")
+    exec(compile(_LIBRARY, "reports/wandb.py", "exec"), vars(library))
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    monkeypatch.setitem(sys.modules, "wandb.sdk.wandb_run", library)
+    state, run = types.SimpleNamespace(n=0), library.Run()
+
+    def step(x):
+        state.n += 1
+        library.log({"loss": x.sum().item()})
+        run.log({"mean": x.mean()}, step=state.n)
+        return x * 2
+
+    parallel = unisono.parallelize(step, example=(X,), cluster=DEAR_COMPUTING)
+    for factor in (1, 2):
+        parallel(X * factor)
+    assert library.told == [{"loss": 8.0}, ({"mean": 1.0}, 1), {"loss": 16.0}, ({"mean": 2.0}, 2)]
+
+
+def test_a_value_in_a_file_that_cannot_be_noted_is_refused(tmp_path):
+    def step(x):
+        with open(tmp_path / "file", "w") as file:
+            json.dump({"loss": x.sum().item()}, file)  # refused
+        return x
+
+    with pytest.raises(StepError) as caught:
+        unisono.capture(step, example=(X,))
+    assert caught.value.code == "U0101" and not (tmp_path / "file").exists()
