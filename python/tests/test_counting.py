@@ -5,10 +5,12 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import json
 import math
 import types
 import warnings
 
+import numpy
 import pytest
 import torch
 from counted import X, refused
@@ -51,6 +53,7 @@ class Trainer:
         self.model.calls = 0  # type: ignore[assignment]
         self.meter, self.n, self.text, self.last, self.metrics = Meter(), 0, "", None, {}
         self.losses: list[float] = []
+        self.best = math.inf
         self.window: collections.deque[float] = collections.deque(maxlen=2)
         self.pair, self.table, self.numbers = (0, 0.5), {"n": 0}, [7, 0]
         self.progress = Progress()
@@ -141,7 +144,41 @@ def what_follows_from_a_count(one, loss):
     one.table["n"] = one.n // 2
 
 
-LEAVE = [a_meter, a_list, a_list_of_dictionaries, a_window, a_list_that_is_extended, a_count, a_count_of_its_class]
+def the_best(one, loss):
+    one.last = one.best = min(one.best, loss.item())
+    one.n = max([one.n, 2, one.model.calls])
+    one.model.calls += 1
+
+
+def a_perplexity(one, loss):
+    one.perplexity = math.exp(min(loss.item() / 8, 20))
+    one.root = round(math.sqrt(one.n) + numpy.log(loss.item()), 2)
+    one.n += 1
+    one.scale = math.exp(loss.detach() / 100)
+
+
+def what_numpy_makes_of_it(one, loss):
+    one.last = float(numpy.mean([loss.item(), one.n]))
+    one.n += 1
+
+
+def a_text_of_json(one, loss):
+    one.n += 1
+    one.text = json.dumps({"n": one.n, "loss": [round(loss.item(), 2)], "of": "training"}) + "!"
+
+
+LEAVE = [
+    the_best,
+    a_perplexity,
+    a_text_of_json,
+    a_meter,
+    a_list,
+    a_list_of_dictionaries,
+    a_window,
+    a_list_that_is_extended,
+    a_count,
+    a_count_of_its_class,
+]
 LEAVE += [a_count_of_a_module, an_entry, a_tuple, a_tuple_of_counts, a_text, what_is_not_there, what_was_nothing]
 LEAVE += [a_dictionary_that_is_made_anew, entries_that_are_not_there, an_object_that_is_replaced]
 LEAVE += [what_follows_from_a_count]

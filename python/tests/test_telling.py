@@ -53,6 +53,12 @@ def writes_without_closing(owner, loss):
     open(owner.path, "a").write(json.dumps({"kind": "step"}) + f" {owner.n}\n")  # noqa: SIM115
 
 
+def writes_json(owner, loss):
+    owner.file.write(json.dumps({"n": owner.n, "loss": loss.item()}) + "\n")
+    with open(owner.path, "w") as file:
+        json.dump([{"loss": round(loss.item(), 2)}, {"n": owner.n}], file, indent=1)
+
+
 def writes_by_pathlib(owner, loss):
     owner.path.write_text(f"last loss: {loss.item()}")
 
@@ -71,7 +77,7 @@ def writes_to_the_screen(owner, loss):
     print("to people", file=sys.stderr)
 
 
-WAYS = [writes_into_a_file, writes_rows, appends_to_a_file, writes_without_closing, writes_by_pathlib]
+WAYS = [writes_json, writes_into_a_file, writes_rows, appends_to_a_file, writes_without_closing, writes_by_pathlib]
 WAYS += [writes_behind_a_choice, writes_to_the_screen]
 
 
@@ -131,10 +137,10 @@ def test_what_is_reported_is_reported_at_each_step(monkeypatch):
     assert library.told == [{"loss": 8.0}, ({"mean": 1.0}, 1), {"loss": 16.0}, ({"mean": 2.0}, 2)]
 
 
-def test_a_value_in_a_file_that_cannot_be_noted_is_refused(tmp_path):
+def test_a_value_that_cannot_be_noted_is_refused_and_nothing_is_written(tmp_path):
     def step(x):
         with open(tmp_path / "file", "w") as file:
-            json.dump({"loss": x.sum().item()}, file)  # refused
+            file.write("%.3f" % x.sum().item())  # noqa: UP031, refused
         return x
 
     with pytest.raises(StepError) as caught:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import builtins
+import json
 import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from unisono._tree import flatten
+from unisono._tree import flatten, from_plain, unflatten
 
 #: ``["value", n]`` for the number in the n-th tensor that is read, ``["tensor", n]`` for that tensor, ``["place", n]`` for what is at the
 #: n-th place that the step counts at when it begins, ``["leaf", expression, n]`` for the n-th leaf of a tuple or another tree,
-#: ``["text", [part, ..]]`` where a part is a text or ``[expression, conversion, format]``, ``["constant", value]`` and
-#: ``[operator, argument, ..]``. While a step is traced once more, ``["followed", value]`` is a number that may be another one then.
+#: ``["text", [part, ..]]`` where a part is a text or ``[expression, conversion, format]``, ``["constant", value]``,
+#: ``["call", "math.exp", argument, ..]``, ``["json", structure, [leaf, ..], settings]`` and ``[operator, argument, ..]``. While a step is
+#: traced once more, ``["followed", value]`` is a number that may be another one then.
 Expression = list[Any]
 
 
@@ -48,6 +51,13 @@ def evaluate(expression: Expression, read: Read) -> Any:
             return flatten(evaluate(rest[0], read))[0][rest[1]]
         case "text":
             return "".join(part if isinstance(part, str) else _formatted(part, read) for part in rest[0])
+        case "call":
+            module, _, name = rest[0].rpartition(".")
+            return getattr(sys.modules[module], name)(*(evaluate(one, read) for one in rest[1:]))
+        case "json":
+            structure, leaves, named = rest
+            value = unflatten(from_plain(structure, {}), iter([evaluate(one, read) for one in leaves]))
+            return json.dumps(value, **named)
         case "round" | "float" | "int":
             return getattr(builtins, kind)(*(evaluate(one, read) for one in rest))
         case _:

@@ -223,6 +223,15 @@ class FollowedNumber:
         return getattr(self.used(), name)
 
 
+def followed(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    """What a function gives of numbers, some of which are followed."""
+    some = [one for one in operands if type(one) is FollowedNumber]
+    if not all(isinstance(one, numbers.Number) for one in operands):
+        return function(*map(handed, operands))
+    sources = frozenset[int]().union(*(one.sources for one in some))
+    return FollowedNumber(some[0].uses, sources, function(*map(_plain, operands)))
+
+
 def _comparing(function: Callable[[Any, Any], bool]) -> Callable[[FollowedNumber, Any], Any]:
     def compare(self: FollowedNumber, other: Any) -> Any:
         self.uses.note(self.sources | (other.sources if type(other) is FollowedNumber else frozenset()))

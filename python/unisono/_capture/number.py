@@ -62,6 +62,12 @@ class Number:
             return NotImplemented
         return Number(self.reads, [name, *map(_expression, operands)], _kind_of(name, operands))
 
+    def called(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Number:
+        """What a function, which has a name with that of its module, gives of this number and others."""
+        if not all(isinstance(one, bool | int | float) for one in operands):
+            raise self.refused()
+        return Number(self.reads, ["call", name, *map(_expression, operands)], _class_of(function, operands))
+
     def refused(self) -> StepError:
         """The error for what is done with it where only tensors and Python's own numbers will do."""
         return self.reads.refused(self.expression) or read_back(self.place)
@@ -80,6 +86,9 @@ class Number:
 
     def _leaves(self) -> Any:
         raise self.reads.refused(self.expression) or read_back(user_line())
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return self._leaves()
 
     __float__ = __int__ = __index__ = __complex__ = _leaves
     __hash__ = None  # type: ignore[assignment]
@@ -120,10 +129,13 @@ def _kind_of(name: str, operands: Sequence[Any]) -> type:
     """The class of what a function gives of numbers of these classes."""
     if name in ("float", "int"):
         return float if name == "float" else int
-    function: Callable[..., Any] = round if name == "round" else getattr(operator, name)
+    return _class_of(round if name == "round" else getattr(operator, name), operands)
+
+
+def _class_of(function: Callable[..., Any], operands: Sequence[Any]) -> type:
     try:
         return type(function(*(one.kind(1) if type(one) is Number else _sample(one) for one in operands)))
-    except ArithmeticError:
+    except (ArithmeticError, ValueError):
         return float
 
 

@@ -23,6 +23,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from unisono._capture.computed import extremes, standing_in
 from unisono._capture.counting import TOKEN, Counting
 from unisono._capture.expressions import Expression, Read, evaluate, evaluated, places_in
 from unisono._capture.followed import FollowedNumber
@@ -38,7 +39,13 @@ from unisono.errors import StepError
 
 _TOKEN = re.compile(f"{TOKEN}(\\d+)\ue001")
 #: PyTorch's own code between who asks and the mode that is asked.
-_ON_THE_WAY = (os.path.join("torch", "overrides.py"), os.path.join("torch", "_tensor.py"), "fake_tensor.py", __file__)
+_ON_THE_WAY = (
+    os.path.join("torch", "overrides.py"),
+    os.path.join("torch", "_tensor.py"),
+    "fake_tensor.py",
+    os.path.join("_capture", "computed.py"),
+    __file__,
+)
 #: PyTorch's own code that chooses by values as the user's does: averages of models, checks.
 _CHOOSES = (os.path.join("torch", "optim", "swa_utils.py"), *CHECKS)
 
@@ -87,6 +94,12 @@ class Readbacks(TorchFunctionMode):
             return torch.tensor(rest[0], dtype=torch.float64)
         if kind == "float":
             return self.tensor_of(rest[0])
+        if kind == "call" and not places_in(expression) and (same := _same_of_tensors(rest[0])) is not None:
+            return (
+                functools.reduce(same, map(self.tensor_of, rest[1:]))
+                if len(rest) > 2
+                else same(self.tensor_of(rest[1]))
+            )
         if places_in(expression) or not hasattr(operator, kind):
             raise self.refused(expression) or read_back(user_line())
         return getattr(operator, kind)(*(self.tensor_of(one) for one in rest))
@@ -175,19 +188,23 @@ class Readbacks(TorchFunctionMode):
             "print": self._print,
             "float": _standing_for(float, self),
             "int": _standing_for(int, self),
+            **extremes(),
         }
         own["type"] = TypeOf({int: own["int"], float: own["float"]})
         with contextlib.ExitStack() as stack:
             for holder, name in _globals_with(functions, own):
                 holder[name] = own[name]
                 stack.callback(holder.pop, name, None)
-            asking: dict[int, tuple[Any, Any]] = {}
-            for module, name in _asking_for_finite():
-                function = getattr(module, name)
-                asks = functools.partial(self._is, function, getattr(torch, name))
-                stack.enter_context(mock.patch.object(module, name, asks))
-                asking[id(function)] = function, asks
-            stack.enter_context(standing(functions, asking))
+            instead: dict[int, tuple[Any, Any]] = {}
+            asking = (
+                (module, name, functools.partial(self._is, getattr(module, name), getattr(torch, name)))
+                for module, name in _asking_for_finite()
+            )
+            for module, name, function in [*asking, *standing_in(self._item_of, self._text_of)]:
+                real = getattr(module, name)
+                instead[id(real)] = real, function
+                stack.enter_context(mock.patch.object(module, name, function))
+            stack.enter_context(standing(functions, instead))
             stack.enter_context(self)
             yield
 
@@ -200,6 +217,13 @@ class Readbacks(TorchFunctionMode):
         if isinstance(value, FakeTensor) and value.numel() == 1 and self._stands_for(value):
             return self.decide(same(value))
         return function(value, *more, **named)
+
+    def _item_of(self, value: torch.Tensor) -> Any:
+        """What stands for the number in a tensor where it is the user's code that asks, or the tensor."""
+        return _item(self, value) if value.numel() == 1 and self._stands_for(value) else value
+
+    def _text_of(self, expression: Expression) -> str:
+        return self.token(expression, "s", "")
 
     def _print(self, *arguments: Any, **named: Any) -> None:
         self.note(print, arguments, named)
@@ -235,6 +259,14 @@ def _globals_with(functions: Iterable[Any], names: Iterable[str]) -> Iterator[tu
             if key not in met and name not in function.__globals__:
                 met.add(key)
                 yield function.__globals__, name
+
+
+def _same_of_tensors(name: str) -> Callable[..., torch.Tensor] | None:
+    """PyTorch's function for one of Python's or NumPy's, by its name with that of its module."""
+    module, _, own = name.rpartition(".")
+    if module == "builtins":
+        return torch.minimum if own == "min" else torch.maximum
+    return getattr(torch, {"fabs": "abs", "pow": "pow"}.get(own, own), None)
 
 
 def _asking_for_finite() -> Iterator[tuple[types.ModuleType, str]]:
