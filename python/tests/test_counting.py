@@ -7,8 +7,10 @@ import copy
 import dataclasses
 import json
 import math
+import time
 import types
 import warnings
+from time import perf_counter as clock
 
 import numpy
 import pytest
@@ -363,14 +365,14 @@ def test_what_cannot_be_put_where_it_belongs_is_refused_by_its_line():
     assert caught.value.code == "U0101" and state.meter is None
 
 
-def test_a_count_beside_a_clock_is_refused():
-    import time
-
-    state = types.SimpleNamespace(n=0)
+def test_a_clock_that_may_steer_is_refused():
+    state = types.SimpleNamespace(n=0, told=0.0)
 
     def step(x):
         state.n += 1
-        return x.sum().item() / time.time()  # used
+        if time.time() - state.told > 1e9:  # used
+            state.told = time.time()
+        return x.sum()
 
     with pytest.raises(StepError, match="a clock"):
         unisono.capture(step, example=(X,))
@@ -386,3 +388,51 @@ def test_a_count_that_may_steer_is_refused_where_others_are_kept():
 
     refused(step, named="state.n")
     assert (state.n, state.losses) == (0, [])
+
+
+def timed(state, x):
+    began = time.perf_counter()
+    y = (x * 2).sum()
+    state.seconds = time.perf_counter() - began
+    state.total += state.seconds
+    return y
+
+
+def timed_by_a_name_of_its_own(state, x):
+    state.n += 1
+    began = clock()
+    y = (x * 2).sum().item()
+    state.seconds, state.total = clock() - began, clock()
+    return y
+
+
+@pytest.mark.parametrize("step", [timed, timed_by_a_name_of_its_own])
+def test_clocks_say_when_a_step_began_and_was_over(step):
+    state = types.SimpleNamespace(seconds=0.0, total=0.0, n=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs once")
+        parallel = unisono.parallelize(lambda x: step(state, x), example=(X,), cluster=DEAR_COMPUTING)
+    seen = []
+    for _ in range(4):
+        before = time.perf_counter()
+        parallel(X)
+        assert 0 < state.seconds <= time.perf_counter() - before
+        seen.append((state.seconds, state.total))
+    assert len({seconds for seconds, _ in seen}) > 1 and sorted({total for _, total in seen}) == [t for _, t in seen]
+
+
+def test_a_clock_that_is_read_amid_a_step_is_read_once_with_a_warning():
+    state = types.SimpleNamespace(seconds=0.0, n=0)
+
+    def step(x):
+        state.n += 1
+        y = x * 2
+        state.seconds = time.time()
+        return y.sum()
+
+    with pytest.warns(RuntimeWarning, match="what it read from a clock") as caught:
+        parallel = unisono.parallelize(step, example=(X,), cluster=DEAR_COMPUTING)
+    assert any("`state.seconds` (0.0 to" in str(one.message) for one in caught)
+    parallel(X)
+    parallel(X)
+    assert state.n == 2

@@ -147,6 +147,7 @@ def _is_plain(message: dict[str, Any]) -> bool:
         and not message["ways"][0]["schedules"]
         and not message["ways"][0]["counted"]
         and not any(message["ways"][0]["counts"])
+        and not message["ways"][0]["clocks"]
         and not message["ways"][0]["endings"]
         and all(paths for *_, paths in message["constants"])
     )

@@ -30,6 +30,7 @@ class Way:
         counted: paths to averages that take a step.
         endings: how the step ends where a question is answered otherwise, by the number of the question.
         counts: what it leaves beside tensors.
+        clocks: the clocks that it reads.
         effects: what it prints and logs, on the rank that does.
     """
 
@@ -40,6 +41,7 @@ class Way:
     counted: list[Path]
     endings: dict[int, Ending]
     counts: Counts = field(default_factory=Counts)
+    clocks: list[str] = field(default_factory=list)
     effects: list[Any] = field(default_factory=list)
 
     @classmethod
@@ -48,7 +50,16 @@ class Way:
         calls = [Scheduled(paths_of([path])[0], given, first) for path, given, first in data["schedules"]]
         counted, endings = paths_of(data["counted"]), {at: Ending.from_plain(one) for at, one in data["endings"]}
         counts = Counts.from_plain(data["counts"], classes)
-        return cls(dict(data["numbers"]), data["reads"], tuple(data["answers"]), calls, counted, endings, counts)
+        return cls(
+            dict(data["numbers"]),
+            data["reads"],
+            tuple(data["answers"]),
+            calls,
+            counted,
+            endings,
+            counts,
+            data["clocks"],
+        )
 
     def has(self, position: int) -> bool:
         """Whether a leaf of what the step returns is no tensor."""
@@ -95,6 +106,7 @@ def _way(way: Traced) -> dict[str, Any]:
         "answers": way.choices,
         "counted": way.counted,
         "counts": way.counts.plain(),
+        "clocks": way.clocks,
         "schedules": [list(vars(call).values()) for call in way.schedules],
         "endings": [[at, ending.plain()] for at, ending in way.endings.items()],
     }

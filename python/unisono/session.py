@@ -238,6 +238,8 @@ class CapturedStep:
         classes = {f"{c.__module__}:{c.__qualname__}": c for c in classes_at(train_step, captured and captured.returns)}
         self._returns, self._leaves = from_plain(message["returns"], classes), message["leaves"]
         self._ways = [Way.from_plain(way, classes) for way in message["ways"]]
+        #: What clocks that the step reads said when it began.
+        self._began: dict[str, float] = {}
         for way, traced in zip(self._ways, captured.ways if captured is not None else (), strict=False):
             way.effects, way.endings = traced.effects, traced.endings
         counts = [(*path, step) for way in self._ways for path in way.counted for step in averages.CHANGES]
@@ -583,6 +585,7 @@ class CapturedStep:
     def run(self, call: Call, steps: int) -> Any:
         """Runs one step for a call that it can serve, and returns what the user's step returns."""
         schedules.run(self._root, self._ways[0].schedules, Read(), first=True)
+        self._began = {name: getattr(time, name)() for way in self._ways for name in way.clocks}
         tensors = self.tensors(call, steps)
         self._session.state.give_up()
         try:
@@ -606,14 +609,15 @@ class CapturedStep:
             # schedulers ask whether the optimizer has taken a step
             optimizer._opt_called = True  # type: ignore[attr-defined]
         way, count, tensors, ending = self._way_taken(returned)
-        read = Read(tensors, way.counts.read(self._root))
+        clocks = {name: (began, getattr(time, name)()) for name, began in self._began.items()}
+        read = Read(tensors, way.counts.read(self._root), clocks)
         count -= len(self._generators)
         for item, state in zip(self._generators, returned[count:], strict=False):
             generator_at(self._root, item.paths).set_state(state)
         values = iter(self.between.after_step(returned[:count], self.ranks.count))
         leaves = [way.leaf(position, read) if way.has(position) else next(values) for position in range(self._leaves)]
         if ending is not None:
-            raise self._ended(ending, Read(tensors[: ending.reads], read.places))
+            raise self._ended(ending, Read(tensors[: ending.reads], read.places, clocks))
         perform(way.effects, read)
         way.counts.leave(self._root, read)
         schedules.run(self._root, way.schedules, read, first=False)

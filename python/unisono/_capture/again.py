@@ -20,7 +20,7 @@ from unisono._capture.expressions import alike
 from unisono._capture.followed import Following, Uses, entries, plain, shows_only, sources_of
 from unisono._capture.paths import Path, Walk, put
 from unisono._capture.places import place_in
-from unisono._capture.side_effects import SideEffects, depends_on, only_at_first
+from unisono._capture.side_effects import A_CLOCK, SideEffects, depends_on, only_at_first
 from unisono._capture.wire import Encoder
 
 #: Traces until switches are as they have been before, beyond which they may never be.
@@ -61,6 +61,7 @@ class Again:
         changing: paths to what changes at each call, as far as it could be followed.
         anew: paths to what changes at each call, and could be left anew behind each step; to lists and deques, the same.
         mixed: what is computed with beside what is known when the step is over, or returned.
+        reads_clocks: whether the step's own code reads a clock.
     """
 
     first: Encoder
@@ -73,6 +74,7 @@ class Again:
     changing: set[Path] | None = None
     anew: tuple[list[Path], list[Path]] = ([], [])
     mixed: list[Mixed] = field(default_factory=list)
+    reads_clocks: bool = False
 
     def require_the_same(self) -> set[Path]:
         """Refuses a step that is another one at some later call; all is as it was afterwards.
@@ -114,6 +116,7 @@ class Again:
             self.counted |= followed.counted(made)
             self.changing = followed.paths(followed.changing())
             self.anew = followed.anew()
+            self.reads_clocks = sources.CLOCK in followed.uses.asked
             self.mixed += followed.mixed()
             followed.settle(self.walked())
             return
@@ -126,10 +129,11 @@ class Again:
         if changed or difference is not None:
             raise depends_on(changed, self._drawn(), difference or place or self.place, self.doubts)
 
-    def require_left(self, left: Container[Path]) -> None:
-        """Refuses a step that goes on with what changes, where not all of that is left anew behind each step."""
+    def require_left(self, left: Container[Path], clocks: bool) -> None:
+        """Refuses a step that goes on with what changes, where not all of that, ``clocks`` too, is computed anew behind each step."""
         for mixed in self.mixed:
-            if mixed.drawn or not all(path in left for path in mixed.paths):
+            drawn = [one for one in mixed.drawn if not clocks or one != A_CLOCK]
+            if drawn or not all(path in left for path in mixed.paths):
                 raise depends_on(mixed.changes, mixed.drawn, mixed.place or self.place)
 
     def differs(self, other: Encoder) -> bool:
@@ -260,7 +264,7 @@ class _Followed:
     def _constant(self, after: dict[int, tuple[Place, Any]]) -> set[int]:
         """The numbers of the places whose values do not change."""
         drawn = {number for number, (place, _) in after.items() if is_generator(place.was)}
-        return {number for number in after if number >= 0} - self.changing() - drawn
+        return {sources.CLOCK, *after} - self.changing() - drawn
 
     @staticmethod
     def _can_be_left(place: Place, now: Any, known: set[int]) -> bool:

@@ -31,7 +31,7 @@ from unisono._capture.outside import begins_at
 from unisono._capture.paths import Path, Walk
 from unisono._capture.places import read_back, user_line
 from unisono._capture.settings import guarded_settings
-from unisono._capture.side_effects import SideEffects, depends_on, warn_of
+from unisono._capture.side_effects import A_CLOCK, SideEffects, depends_on, warn_of
 from unisono._capture.trace import Traced, trace
 from unisono._capture.wire import Encoder
 from unisono._tree import Structure
@@ -107,11 +107,14 @@ def capture_step(
             begins = begins_at(train_step)
             again = Again(found.encoder, effects.before, walked, lambda: _traced(*asked).encoder, begins, in_doubt)
             settled = again.require_the_same()
-            found, left = _leaving_anew(asked, effects.before, again, elsewhere) or (found, set[Path]())
-            again.require_left(left)
+            anew = _leaving_anew(asked, effects.before, again, elsewhere)
+            found, left = anew or (found, set[Path]())
+            reads_once = again.reads_clocks and not found.kept.reads_clocks
+            again.require_left(left, clocks=not reads_once)
             if not elsewhere.keys() <= left:
                 raise depends_on([how for path, how in elsewhere.items() if path not in left], [], begins)
             happened = happened.once(again.counted, again.changing, left)
+            happened.drawn.extend([A_CLOCK] if reads_once else [])
     warn_of(happened)
     traced, encoder, inputs, kept, ways = found.traced, found.encoder, found.inputs, found.kept, found.ways
     for item in inputs.inputs:
@@ -130,6 +133,15 @@ def capture_step(
         ways,
         settled,
     )
+
+
+@dataclass(frozen=True)
+class _Anew:
+    """What is computed anew behind each step: what is at places and in lists, by paths to them, and whether what clocks say is."""
+
+    counts: list[Path]
+    lists: list[Path]
+    clocks: bool
 
 
 @dataclass(frozen=True)
@@ -158,17 +170,17 @@ def _leaving_anew(
     counts = [*dict.fromkeys([*again.anew[0], *(path for path in elsewhere if path not in of_lists)])]
     lists = [*dict.fromkeys([*again.anew[1], *of_lists])]
     made = [path for path in counts if path not in known]
-    if not (counts or lists) or any(path not in known for path in lists):
+    if not (counts or lists or again.reads_clocks) or any(path not in known for path in lists):
         return None
-    after = SideEffects(Walk(train_step, model, optimizers))
-    with after.undone():
-        before.put_back_at(after.root, {*counts, *lists}, made)
-        try:
-            found = _traced(*asked, counts=counts, lists=lists)
-        except Exception:  # whatever the user's code makes of the stand-ins
-            return None
-        if again.differs(found.encoder):
-            return None
+    after, found = SideEffects(Walk(train_step, model, optimizers)), None
+    for reads_clocks in (True, False) if again.reads_clocks else (False,):
+        with after.undone(), contextlib.suppress(Exception):  # whatever the user's code makes of the stand-ins
+            before.put_back_at(after.root, {*counts, *lists}, made)
+            found = _traced(*asked, anew=_Anew(counts, lists, reads_clocks))
+        if found is not None:
+            break
+    if found is None or again.differs(found.encoder):
+        return None
     before.put_back_at(after.root, {*counts, *lists}, made)
     left = [one for way in found.ways for one in way.counts.left]
     constant = {one.path for one in left if all(leaf[0] == "constant" for leaf in one.leaves)} - elsewhere.keys()
@@ -197,15 +209,16 @@ def _traced(
     device: str | None,
     accumulates: bool,
     *,
-    counts: Sequence[Path] = (),
-    lists: Sequence[Path] = (),
+    anew: _Anew | None = None,
     changed: dict[Path, str] | None = None,
 ) -> _Found:
-    """Traces the step until all that it keeps is known; what it counts at some places and in some lists is left anew behind each step.
+    """Traces the step until all that it keeps is known; what it counts at places and in lists is left ``anew`` behind each step.
 
     Takes into ``changed`` what is another one behind any of the ways through the step, by paths to it, in words.
     """
-    kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients, counts=[*counts], lists=[*lists])
+    kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients)
+    if anew is not None:
+        kept.counts, kept.lists, kept.reads_clocks = [*anew.counts], [*anew.lists], anew.clocks
     start, may_be_there = Snapshot(kept.walk).with_entries(), True
     with kept.put_back():
         for _ in range(_MOST_TRACES):

@@ -6,8 +6,8 @@ import builtins
 import json
 import operator
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from unisono._tree import flatten, from_plain, unflatten
 
 #: ``["value", n]`` for the number in the n-th tensor that is read, ``["tensor", n]`` for that tensor, ``["place", n]`` for what is at the
 #: n-th place that the step counts at when it begins, ``["leaf", expression, n]`` for the n-th leaf of a tuple or another tree,
+#: ``["clock", "perf_counter", at]`` for what a clock says when the step begins (0) or is over (1),
 #: ``["text", [part, ..]]`` where a part is a text or ``[expression, conversion, format]``, ``["constant", value]``,
 #: ``["call", "math.exp", argument, ..]``, ``["json", structure, [leaf, ..], settings]`` and ``[operator, argument, ..]``. While a step is
 #: traced once more, ``["followed", value]`` is a number that may be another one then.
@@ -29,10 +30,12 @@ class Read:
     Attributes:
         tensors: the tensors that it has read.
         places: what was at the places that it counts at when it began.
+        clocks: what clocks said when it began and what they say now, by their names.
     """
 
     tensors: Sequence[torch.Tensor] = ()
     places: Sequence[Any] = ()
+    clocks: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
 def evaluate(expression: Expression, read: Read) -> Any:
@@ -47,6 +50,8 @@ def evaluate(expression: Expression, read: Read) -> Any:
             return read.tensors[rest[0]]
         case "place":
             return read.places[rest[0]]
+        case "clock":
+            return read.clocks[rest[0]][rest[1]]
         case "leaf":
             return flatten(evaluate(rest[0], read))[0][rest[1]]
         case "text":

@@ -81,12 +81,14 @@ class Uses:
     Attributes:
         found: what may steer the step.
         mixed: what is computed with beside what is known when the step is over.
+        asked: the sources that were asked for something.
     """
 
     def __init__(self) -> None:
         """Starts with nothing done."""
         self.found: list[Use] = []
         self.mixed: list[Use] = []
+        self.asked: set[int] = set()
 
     def note(self, sources: frozenset[int]) -> None:
         """Notes that something is done with what comes from some sources."""
@@ -122,6 +124,7 @@ class Uses:
 
     def given(self, value: Any, source: int) -> Any:
         """What stands for something that the user's code is given; of what cannot be followed it is noted that it is given."""
+        self.asked.add(source)
         stand_in = self.stand_in(value, source) if isinstance(value, numbers.Number | tuple) else None
         if stand_in is None and value is not None:
             self.note(frozenset((source,)))

@@ -49,6 +49,7 @@ class Kept:
         guards: questions of which one answer ends the step.
         counts: paths to what is left that is known when the step is over, and no tensor.
         lists: paths to lists and deques that the step fills with that.
+        reads_clocks: whether clocks are read anew at each step.
     """
 
     train_step: Callable[..., Any]
@@ -66,6 +67,7 @@ class Kept:
     guards: Guards = field(default_factory=Guards)
     counts: list[Path] = field(default_factory=list)
     lists: list[Path] = field(default_factory=list)
+    reads_clocks: bool = False
 
     def __post_init__(self) -> None:
         """Notes how everything is before the step is traced."""

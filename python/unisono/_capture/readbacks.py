@@ -55,6 +55,7 @@ class Readbacks(TorchFunctionMode):
 
     Attributes:
         tensors: the tensors that are read.
+        clocks: how clocks are read, each time with how many operations are before that.
         effects: what is told after each step: a function, its arguments and its named arguments.
     """
 
@@ -62,6 +63,7 @@ class Readbacks(TorchFunctionMode):
         """Starts with nothing read; takes what answers questions, and the places that the step counts at."""
         super().__init__()
         self.tensors: list[torch.Tensor] = []
+        self.clocks: list[tuple[Expression, int]] = []
         self.effects: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         #: What is read, kept so that its `id` is nothing else's, and its position by that and by how often it was written.
         self._read: list[torch.Tensor] = []
@@ -131,6 +133,24 @@ class Readbacks(TorchFunctionMode):
             self._numbers[key] = len(self.tensors) - 1
             self._read.append(tensor)
         return [kind, self._numbers[key]]
+
+    def clock(self, name: str, kind: type, operations: int) -> Number:
+        """What stands for what a clock says."""
+        self.clocks.append((["clock", name, 0], operations))
+        return Number(self, self.clocks[-1][0], kind)
+
+    def settle_clocks(self, graph: torch.fx.Graph) -> None:
+        """Says whether clocks are read when the step begins or when it is over.
+
+        Raises:
+            StepError: one is read in between.
+        """
+        calls = [n for n, node in enumerate(graph.nodes) if node.op == "call_function" and not is_a_copy(node.target)]
+        for expression, operations in self.clocks:
+            if calls and operations > calls[-1]:
+                expression[2] = 1
+            elif calls and operations > calls[0]:
+                raise read_back(user_line())
 
     def at_the_end(self, error: BaseException) -> tuple[list[Any], int]:
         """How the arguments of an exception are computed, and how many tensors have been read before it."""
@@ -283,6 +303,11 @@ def _standing_for(real: type, reads: Readbacks) -> type:
         return value.made(real.__name__, value) if type(value) is Number else real(value, *more)
 
     return Kind(real.__name__, (), {"__new__": __new__, "real": real})
+
+
+def is_a_copy(target: Any) -> bool:
+    """Whether an operation only makes the values of a tensor another tensor."""
+    return target in (torch.ops.aten.detach.default, torch.ops.aten.clone.default, torch.ops.aten.alias.default)
 
 
 def _item(reads: Readbacks, tensor: torch.Tensor) -> Number:

@@ -20,6 +20,8 @@ from unisono.errors import StepError
 
 #: So many names stand in a message.
 _MOST_NAMES = 5
+#: What clocks are called in messages.
+A_CLOCK = "a clock"
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,9 @@ def warn_of(happened: Happened) -> None:
             "storing them, and keep numbers that it computes with as buffers of the model."
         )
     for name in happened.drawn:
+        if name == A_CLOCK:
+            warn("what it read from a clock is what that said then, at every step. Take the time around the step.")
+            continue
         warn(
             f"what it drew from {name} is a constant from then on. Draw tensors with torch (`torch.rand`), or draw outside of the "
             "step and pass tensors as arguments."
@@ -154,8 +159,8 @@ def only_at_first(changed: Sequence[str], place: str | None) -> StepError:
 
 def _hint(changed: Sequence[str], drawn: Sequence[str]) -> str:
     count = "count outside of the step and pass a tensor, or keep numbers as buffers of the model"
-    clock = "take the time outside of the step, around it" if "a clock" in drawn else ""
-    draw = "draw with torch (`torch.rand`)" if [name for name in drawn if name != "a clock"] else ""
+    clock = "take the time outside of the step, around it" if A_CLOCK in drawn else ""
+    draw = "draw with torch (`torch.rand`)" if [name for name in drawn if name != A_CLOCK] else ""
     ways = [way for way in (count if changed else "", clock, draw) if way] or [count, "draw with torch (`torch.rand`)"]
     return f"{'; '.join(ways)}; what happens at some steps only, such as logging, belongs behind the step"
 

@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
-from unisono._capture import hooks, iterators, kernels, outward, scaling, telling
+from unisono._capture import hooks, iterators, kernels, outward, scaling, sources, telling
 from unisono._capture.averages import Averages
 from unisono._capture.counting import Counts
 from unisono._capture.expressions import Expression
@@ -93,6 +93,7 @@ class Traced:
         tensors: how many outputs are what the step returns and leaves.
         known: paths to tensors from outside whose values are constants of the step.
         counts: what the step leaves beside tensors.
+        clocks: the clocks that it reads.
         asked: where the user's code asks for a gradient that may be there when the step begins.
     """
 
@@ -118,6 +119,7 @@ class Traced:
     known: list[Path] = field(default_factory=list)
     asked: str | None = None
     counts: Counts = field(default_factory=Counts)
+    clocks: list[str] = field(default_factory=list)
 
 
 def trace(
@@ -332,6 +334,7 @@ class _Run:
                 if self._is_replaced(item):
                     put(self.kept.root, item.paths[0], fake)
             result = self._call(fakes, twins)
+            self.reads.settle_clocks(self.recorder.graph)
             self._check_settings()
             self._keep_attributes(items, attributes)
             replaced = self._replaced(items, twins, state)
@@ -383,6 +386,7 @@ class _Run:
             left=len(left),
             asked=self.own.asked,
             counts=counts,
+            clocks=sorted({expression[1] for expression, _ in self.reads.clocks}),
         )
         for fake in fakes:
             fake.grad = None
@@ -431,9 +435,15 @@ class _Run:
             self.schedules.noting(),
             self.reads.around(self.kept.functions()),
             iterators.refused(self.kept.functions(), self.kept.walk.holders),
+            self._clocks(),
         ):
             self.kept.count(self.reads)
             return self._step(arguments, named)
+
+    def _clocks(self) -> contextlib.AbstractContextManager[None]:
+        if not self.kept.reads_clocks:
+            return contextlib.nullcontext()
+        return sources.read_anew(self.reads, self.kept.functions(), self.recorder.graph)
 
     def _step(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What the step returns; one that ends behind a question says how."""
