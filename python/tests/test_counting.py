@@ -55,13 +55,17 @@ class Trainer:
         self.model.calls = 0  # type: ignore[assignment]
         self.meter, self.n, self.text, self.last, self.metrics = Meter(), 0, "", None, {}
         self.losses: list[float] = []
-        self.best = math.inf
+        self.best, self.moving, self.history = math.inf, 0.0, {"log": []}
+        self.sums, self.counter = collections.defaultdict(float), collections.Counter()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.window: collections.deque[float] = collections.deque(maxlen=2)
         self.pair, self.table, self.numbers = (0, 0.5), {"n": 0}, [7, 0]
         self.progress = Progress()
 
     def seen(self):
-        return copy.deepcopy({key: one for key, one in vars(self).items() if key != "model"} | {"total": self.total})
+        return copy.deepcopy(
+            {key: one for key, one in vars(self).items() if key not in ("model", "optimizer")} | {"total": self.total}
+        )
 
 
 def a_meter(one, loss):
@@ -164,6 +168,23 @@ def what_numpy_makes_of_it(one, loss):
     one.n += 1
 
 
+def a_counter(one, loss):
+    one.sums["loss"] += loss.item()
+    one.sums["n"] += 1
+    one.counter["steps"] += 1
+
+
+def a_learning_rate(one, loss):
+    one.rate = one.optimizer.param_groups[0]["lr"]
+    one.losses.append([loss.item(), one.optimizer.param_groups[0]["lr"]])
+
+
+def a_history(one, loss):
+    one.n += 1
+    one.history["log"].append({**{"loss": round(loss.item(), 4)}, "step": one.n})
+    one.moving = 0.9 * one.moving + 0.1 * loss.item()
+
+
 def a_text_of_json(one, loss):
     one.n += 1
     one.text = json.dumps({"n": one.n, "loss": [round(loss.item(), 2)], "of": "training"}) + "!"
@@ -189,7 +210,7 @@ LEAVE += [what_follows_from_a_count]
 def made(leave):
     torch.manual_seed(0)
     trainer = Trainer()
-    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    optimizer = trainer.optimizer
 
     def step(x):
         optimizer.zero_grad()
@@ -235,6 +256,22 @@ def _rounded(value):
     if hasattr(value, "__dict__"):
         return _rounded(vars(value))
     return value
+
+
+def test_settings_that_are_returned_are_numbers():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        return optimizer.param_groups[0]["lr"]
+
+    parallel = unisono.parallelize(step, model=model, optimizer=optimizer, example=(X,), cluster=DEAR_COMPUTING)
+    first = parallel(X)
+    optimizer.param_groups[0]["lr"] = 0.05
+    assert (type(first), first, parallel(X)) == (float, 0.1, 0.05)
 
 
 def test_what_is_returned_and_printed_counts_too(capsys):
@@ -306,6 +343,12 @@ def steered_by_a_list(meter, x):
     return x * len(meter.losses)  # used
 
 
+def the_last_of_a_list(meter, x):
+    meter.losses.append(x.mean().item())
+    print(meter.losses[-1])  # used
+    return x
+
+
 def steered_by_a_text(meter, x):
     return x * 2 if meter.text == "" else x  # used
 
@@ -314,7 +357,9 @@ def computed_with(meter, x):
     return x * meter.avg  # used
 
 
-@pytest.mark.parametrize("use", [steered_by_a_mean, steered_by_a_list, steered_by_a_text, computed_with])
+@pytest.mark.parametrize(
+    "use", [the_last_of_a_list, steered_by_a_mean, steered_by_a_list, steered_by_a_text, computed_with]
+)
 def test_what_is_kept_must_not_steer_the_next_step(use):
     meter = Meter()
     meter.losses, meter.text = [], ""  # type: ignore[attr-defined]

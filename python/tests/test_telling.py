@@ -46,6 +46,7 @@ def writes_rows(owner, loss):
 def appends_to_a_file(owner, loss):
     with open(owner.path, "a") as file:
         file.write(f"{owner.n} {loss:.3f}\n")
+        print(owner.n, loss.item(), file=file)
         file.flush()
 
 

@@ -245,5 +245,8 @@ def _is_pytorchs(holder: Any) -> bool:
 def refill(collection: Any, entries: list[Any]) -> None:
     """Gives a collection the entries that it had."""
     collection.clear()
+    if isinstance(collection, dict):
+        dict.update(collection, entries)  # a Counter's own counts them
+        return
     fill: Callable[[Any], Any] = collection.extend if isinstance(collection, list | deque) else collection.update
     fill(entries)

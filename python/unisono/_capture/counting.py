@@ -11,9 +11,11 @@ import enum
 import functools
 import numbers
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from unisono._capture.expressions import Expression, Read, evaluate, places_in
 from unisono._capture.followed import FollowedText, Uses, class_of, recorded
@@ -181,6 +183,9 @@ class Counting:
     def _stand_in(self, reads: Asked, number: int, value: Any) -> Any:
         leaves, structure = flatten(value)
         place: Expression = ["place", number]
+        for leaf in leaves:
+            if leaf is not None and not isinstance(leaf, bool | str | numbers.Number | torch.Tensor):
+                raise CannotCount(self._paths[number], leaf)
         made = [
             self._stand_in_for_leaf(reads, leaf, place if structure is None else ["leaf", place, position], number)
             for position, leaf in enumerate(leaves)
@@ -190,6 +195,8 @@ class Counting:
     def _stand_in_for_leaf(self, reads: Asked, leaf: Any, expression: Expression, number: int) -> Any:
         if isinstance(leaf, str):
             return FollowedText(self.uses, frozenset((number,)), reads.text(expression))
+        if isinstance(leaf, torch.Tensor):  # a setting that the last trace has left
+            return Number(reads, expression)
         return Number(reads, expression, class_of(leaf)) if _is_number(leaf) else leaf
 
     def _stand_for_list(self, real: Any, path: Path, number: int) -> None:
@@ -249,11 +256,14 @@ class Counting:
         return next((self._paths[number] for number in sorted(places_in(expressions) - self.firm)), None)
 
 
-def numbers_in(walk: Walk) -> Iterator[tuple[Path, Any]]:
-    """The stand-ins that a step has put somewhere, with paths to them; in long lists too, which walks do not look into."""
+def numbers_in(walk: Walk, settings: Container[int]) -> Iterator[tuple[Path, Any]]:
+    """The stand-ins that a step has put somewhere, with paths to them; in long lists too, which walks do not look into.
+
+    Tensors stand for numbers that are ``settings`` of optimizers, by their ``id``.
+    """
     for key, (holder, parts) in walk.holders.items():
         for step, part in parts.items():
-            if is_known_later(part):
+            if is_known_later(part) or id(part) in settings:
                 yield (*walk.paths[key], step), part
         if isinstance(holder, list | deque) and len(parts) < len(holder):
             yield from (
@@ -272,9 +282,9 @@ def _leaves(
     leaves, structure = flatten(value)
     found = []
     for leaf in leaves:
-        if leaf is not None and not isinstance(leaf, bool | int | float | str):
-            raise CannotCount(path, leaf)
         expression = expression_of(leaf)
+        if leaf is not None and not isinstance(leaf, bool | int | float | str) and (expression or [""])[0] != "value":
+            raise CannotCount(path, leaf)
         found.append(["constant", plain_of(leaf)] if expression is None else expression)
     return structure, found
 

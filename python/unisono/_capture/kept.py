@@ -78,6 +78,7 @@ class Kept:
         self._operations: list[str] | None = None
         self._originals: dict[int, torch.Tensor] = {}
         self._counting: Counting | None = None
+        self._settings: set[int] = set()
         #: What the last trace has left at places that it counts at, and the user's lines where that was made.
         self._left_there: dict[Path, Any] = {}
         self._left_at: dict[Path, str | None] = {}
@@ -91,15 +92,23 @@ class Kept:
         """The functions that the step and the model can reach."""
         return [value for value, _ in self._before.holders.values() if isinstance(value, types.FunctionType)]
 
-    def counting(self) -> Counting:
-        """The places that a trace, which begins now, counts at."""
-        self._counting = Counting(self._before, self.counts, self.lists)
+    def counting(self, settings: set[int]) -> Counting:
+        """The places that a trace, which begins now, counts at; what stands for numbers that are settings, by its ``id``."""
+        self._counting, self._settings = Counting(self._before, self.counts, self.lists), settings
         return self._counting
 
     def count(self, reads: Readbacks) -> None:
         """Puts stand-ins at these places."""
         assert self._counting is not None
-        self._counting.stand(reads, self._left_there)
+        with self._naming_what_cannot():
+            self._counting.stand(reads, self._left_there)
+
+    @contextlib.contextmanager
+    def _naming_what_cannot(self) -> Iterator[None]:
+        try:
+            yield
+        except CannotCount as error:
+            raise _kept_in(error, self._left_at.get(error.path)) from None
 
     def _note_numbers(self, now: Walk) -> bool:
         """Notes where a trace has left what is known when the step is over; whether that is more than was known."""
@@ -108,7 +117,7 @@ class Kept:
                 if isinstance(part, Selection):
                     raise part.refused("keeping")
         more = False
-        for path, part in numbers_in(now):
+        for path, part in numbers_in(now, self._settings):
             place, among = self._place_of(path)
             if place not in among:
                 among.append(place)
@@ -133,10 +142,8 @@ class Kept:
             StepError: it leaves what cannot be computed when the step is over, or not at each step.
         """
         assert self._counting is not None
-        try:
+        with self._naming_what_cannot():
             counts = self._counting.counts(reads.expression_of)
-        except CannotCount as error:
-            raise _kept_in(error, self._left_at.get(error.path)) from None
         self._counting.require_unused()
         return counts
 
@@ -300,8 +307,8 @@ class Kept:
         if self._counting is not None:
             self._counting.put_back()
         now = self._walk()
-        for path, _ in [*numbers_in(now)]:
-            if is_known_later(follow(self.root, path)):
+        for path, _ in [*numbers_in(now, self._settings)]:
+            if is_known_later(follow(self.root, path)) or id(follow(self.root, path)) in self._settings:
                 self._put_back(path)
         for path, tensor in now.tensors.items():
             if not isinstance(tensor, FakeTensor) or follow(self.root, path) is not tensor:

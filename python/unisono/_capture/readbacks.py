@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -59,8 +59,14 @@ class Readbacks(TorchFunctionMode):
         effects: what is told after each step: a function, its arguments and its named arguments.
     """
 
-    def __init__(self, questions: Questions, counting: Counting) -> None:
-        """Starts with nothing read; takes what answers questions, and the places that the step counts at."""
+    def __init__(self, questions: Questions, counting: Counting, settings: Container[int]) -> None:
+        """Starts with nothing read.
+
+        Args:
+            questions: answers questions.
+            counting: the places that the step counts at.
+            settings: the tensors that stand for numbers of the user's, settings of optimizers, by their ``id``.
+        """
         super().__init__()
         self.tensors: list[torch.Tensor] = []
         self.clocks: list[tuple[Expression, int]] = []
@@ -70,7 +76,7 @@ class Readbacks(TorchFunctionMode):
         self._numbers: dict[tuple[int, int | None], int] = {}
         self._texts: list[tuple[Expression, str, str, str | None]] = []
         self._used: set[int] = set()
-        self._questions, self.counting = questions, counting
+        self._questions, self.counting, self._settings = questions, counting, settings
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, or notes what is read."""
@@ -170,6 +176,7 @@ class Readbacks(TorchFunctionMode):
 
     def expression_of(self, leaf: Any) -> Expression | None:
         """How a leaf of a result is computed after the step; ``None`` if it is a constant."""
+        leaf = self.number_of(leaf)
         if type(leaf) is Number:
             return leaf.expression
         if isinstance(leaf, str) and _TOKEN.search(leaf):
@@ -178,6 +185,10 @@ class Readbacks(TorchFunctionMode):
         if isinstance(leaf, FakeTensor):
             return self.read("tensor", leaf)
         return None
+
+    def number_of(self, leaf: Any) -> Any:
+        """The number that a tensor stands for, if it is a setting of an optimizer; else what is given."""
+        return _item(self, leaf) if id(leaf) in self._settings else leaf
 
     def _piece(self, number: int) -> list[Any]:
         self._used.add(number)

@@ -23,9 +23,7 @@ _SCALARS = ("add_scalar", "add_scalars", "add_text", "add_histogram", "add_image
 #: Methods that only tell, by module and class; functions of modules, where no class is named.
 TELLING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "logging": {"Logger": ("debug", "info", "warning", "error", "critical", "exception", "log")},
-    "tqdm.std": {
-        "tqdm": ("set_postfix", "set_postfix_str", "set_description", "set_description_str", "update", "write")
-    },
+    "tqdm.std": {"tqdm": ("set_postfix", "set_postfix_str", "set_description", "set_description_str", "update")},
     "csv": {"DictWriter": ("writeheader", "writerow", "writerows")},
     "torch.utils.tensorboard.writer": {"SummaryWriter": _SCALARS},
     "tensorboardX.writer": {"SummaryWriter": _SCALARS},
@@ -146,8 +144,11 @@ class Opened:
         self.close()
 
     def write(self, text: str) -> int:
-        """Notes what is written."""
-        self._note(self._do, ("write", text), {})
+        """Notes what is written; writes what a noted call of `print` does."""
+        if self._file is None:
+            self._note(self._do, ("write", text), {})
+        else:
+            self._do("write", text)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

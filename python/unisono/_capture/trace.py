@@ -326,6 +326,9 @@ class _Run:
                 stack.enter_context(stateless._reparametrize_module(self.model, swapped, tie_weights=True))
             state = self._optimizer_state(items)
             live = {item.owner: fake for item, fake in items if item.cls == "hyper" and item.owner}
+            groups = groups_of(self.optimizers)
+            numbers_of = ((fake, groups[at].get(key)) for (at, key), fake in live.items())
+            self._settings = {id(fake) for fake, value in numbers_of if not isinstance(value, torch.Tensor)}
             self.comparisons = Comparisons(live, groups_of(self.optimizers))
             stack.enter_context(traceable(self.optimizers, twins, state, live, self.inputs.target))
             stack.enter_context(scaling.traceable(self.optimizers))
@@ -357,6 +360,7 @@ class _Run:
             if isinstance(leaf, Selection):
                 raise leaf.refused("returning")
             note_returned(leaf)
+        leaves = [self.reads.number_of(leaf) for leaf in leaves]
         numbers = {
             i: self.reads.expression_of(leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
         }
@@ -405,7 +409,7 @@ class _Run:
         call = self.inputs.call
         assert call is not None
         arguments, named = unflatten(call.structure, iter(leaves), call.arguments)
-        self.reads = Readbacks(self.questions, self.kept.counting())
+        self.reads = Readbacks(self.questions, self.kept.counting(self._settings), self._settings)
         self.schedules = Schedules(self.kept.walk, self.optimizers, self.reads)
         items = list(zip(self.inputs.inputs, fakes, strict=True))
         read = [(item.paths, fake) for item, fake in items if item.cls == "hyper" and item.paths]
@@ -450,6 +454,7 @@ class _Run:
         try:
             return self.train_step(*arguments, **named)
         except (Exception, SystemExit) as error:
+            self.reads.counting.require_unused()
             if self.questions.asked and not isinstance(error, UnisonoError) and is_the_steps_own(error):
                 ending = Ending(UsersError.of(error), *self.reads.at_the_end(error), self.reads.effects)
                 raise EndedError(self.questions.choices(), ending) from None
