@@ -213,11 +213,11 @@ def counts_beside_tensors(p: Program) -> None:
         config.taken += 1
         config.state["steps"][1] += len(h)
         config.seconds = config.seconds + 0.5 * config.taken
-        config.text = f"step {config.taken} in {config.seconds:.1f} s"
         config.first = False
         return h
 
     p.layers.append(change)
+    p.after_update.append(lambda: setattr(config, "text", f"step {config.taken} in {config.seconds:.1f} s"))
     p.visible["counts beside tensors"] = lambda: [config.taken, config.state["steps"][1], config.seconds]
 
 

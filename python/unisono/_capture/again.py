@@ -59,7 +59,7 @@ class Again:
         doubts: what the step reaches that may be another at each call and cannot be followed.
         counted: what the first trace has made and later ones change, by paths to it, in words.
         changing: paths to what changes at each call, as far as it could be followed.
-        anew: paths to what changes at each call, and could be left anew behind each step; to lists and deques, the same.
+        anew: paths to what changes at each call, and could be left anew behind each step.
         mixed: what is computed with beside what is known when the step is over, or returned.
         reads_clocks: whether the step's own code reads a clock.
     """
@@ -72,7 +72,7 @@ class Again:
     doubts: Sequence[str] = ()
     counted: dict[Path, str] = field(default_factory=dict)
     changing: set[Path] | None = None
-    anew: tuple[list[Path], list[Path]] = ([], [])
+    anew: list[Path] = field(default_factory=list)
     mixed: list[Mixed] = field(default_factory=list)
     reads_clocks: bool = False
 
@@ -135,10 +135,6 @@ class Again:
             drawn = [one for one in mixed.drawn if not clocks or one != A_CLOCK]
             if drawn or not all(path in left for path in mixed.paths):
                 raise depends_on(mixed.changes, mixed.drawn, mixed.place or self.place)
-
-    def differs(self, other: Encoder) -> bool:
-        """Whether a trace is another step than the first one, what they return aside."""
-        return _difference(self.first, other, returned=False) is not None
 
     def _require_alike(self, followed: _Followed, other: Encoder) -> None:
         changing = followed.changing()
@@ -245,8 +241,8 @@ class _Followed:
                 return found
             found |= more
 
-    def anew(self) -> tuple[list[Path], list[Path]]:
-        """Paths to what changes as code says that computes with nothing but what changes so: numbers and texts; lists and deques."""
+    def anew(self) -> list[Path]:
+        """Paths to what changes as code says that computes with nothing but what changes so: numbers, texts, lists, deques."""
         after = {number: (place, now) for number, place, _, now in self._after()}
         found = self.changing()
         while True:
@@ -254,12 +250,7 @@ class _Followed:
             if not less:
                 break
             found -= less
-        paths = [after[number][0] for number in sorted(found)]
-        is_list = [isinstance(place.was, COLLECTIONS) for place in paths]
-        return (
-            [place.path for place, one in zip(paths, is_list, strict=True) if not one],
-            [place.path for place, one in zip(paths, is_list, strict=True) if one],
-        )
+        return [after[number][0].path for number in sorted(found)]
 
     def _constant(self, after: dict[int, tuple[Place, Any]]) -> set[int]:
         """The numbers of the places whose values do not change."""
@@ -330,6 +321,11 @@ def _is_another(place: Place, stand_in: Any, now: Any) -> bool:
     if isinstance(place.was, COLLECTIONS) and isinstance(now, COLLECTIONS):
         return size_of(now) != place.size
     return now is not stand_in and place.has_changed(plain(now))
+
+
+def is_the_same(one: Encoder, other: Encoder) -> bool:
+    """Whether two traces of a step are one program, what they return aside."""
+    return _difference(one, other, returned=False) is None
 
 
 def _difference(one: Encoder, other: Encoder, *, returned: bool = True) -> str | None:

@@ -7,7 +7,7 @@ import functools
 import gc
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from unisono._call import Call
 from unisono._capture import doubts, scaling
-from unisono._capture.again import Again
+from unisono._capture.again import Again, is_the_same
 from unisono._capture.beside import Snapshot
 from unisono._capture.calls import call_of
 from unisono._capture.custom import proved_rules
@@ -31,7 +31,7 @@ from unisono._capture.outside import begins_at
 from unisono._capture.paths import Path, Walk
 from unisono._capture.places import read_back, user_line
 from unisono._capture.settings import guarded_settings
-from unisono._capture.side_effects import A_CLOCK, SideEffects, depends_on, warn_of
+from unisono._capture.side_effects import A_CLOCK, Happened, SideEffects, depends_on, warn_of
 from unisono._capture.trace import Traced, trace
 from unisono._capture.wire import Encoder
 from unisono._tree import Structure
@@ -102,13 +102,17 @@ def capture_step(
         walked, settled = functools.partial(Walk, train_step, model, optimizers), set[Path]()
         now = walked()
         happened, in_doubt = effects.so_far(now), doubts.reached(now)
-        elsewhere = {path: how for path, how in changed.items() if path not in happened.changed}
-        if happened or in_doubt or elsewhere:
+        plain = [*happened.changed, *happened.texts]
+        elsewhere = {path: how for path, how in changed.items() if path not in plain}
+        anew = _Leaving(asked, effects.before, found, elsewhere)
+        if plain and not (in_doubt or happened.drawn or happened.other) and anew.find(plain):
+            found, happened = anew.found, Happened({}, [], False, [])
+        elif happened or in_doubt or elsewhere:
             begins = begins_at(train_step)
             again = Again(found.encoder, effects.before, walked, lambda: _traced(*asked).encoder, begins, in_doubt)
             settled = again.require_the_same()
-            anew = _leaving_anew(asked, effects.before, again, elsewhere)
-            found, left = anew or (found, set[Path]())
+            anew.find(again.anew, reads_clocks=again.reads_clocks)
+            found, left = anew.found, anew.left
             reads_once = again.reads_clocks and not found.kept.reads_clocks
             again.require_left(left, clocks=not reads_once)
             if not elsewhere.keys() <= left:
@@ -155,36 +159,52 @@ class _Found:
     ways: list[Traced]
 
 
-def _leaving_anew(
-    asked: tuple[Any, ...], before: Snapshot, again: Again, elsewhere: Mapping[Path, str]
-) -> tuple[_Found, set[Path]] | None:
-    """The step, traced so that what changes at each call is computed anew behind each step, and paths to that.
+@dataclass
+class _Leaving:
+    """Traces a step so that what changes at each call is computed anew behind each step.
 
-    All else stays as the first trace has left it, and that is as it was before. ``None`` where there is nothing of the kind, or where the
-    step does with it what is known only while its Python code runs. Of other ways than the last that was traced it is known ``elsewhere``
-    what changes.
+    Attributes:
+        asked: the arguments of :func:`_traced`.
+        before: what the step can reach, as it was before its first trace.
+        found: the first trace; behind :meth:`find`, the one that was found.
+        elsewhere: what changes on other ways through the step than the last that was traced.
+        left: paths to what is left anew.
     """
-    train_step, model, optimizers, *_ = asked
-    known = {place.path: place.was for place in before.places}
-    of_lists = {path for path in elsewhere if isinstance(known[path], list | deque)}
-    counts = [*dict.fromkeys([*again.anew[0], *(path for path in elsewhere if path not in of_lists)])]
-    lists = [*dict.fromkeys([*again.anew[1], *of_lists])]
-    made = [path for path in counts if path not in known]
-    if not (counts or lists or again.reads_clocks) or any(path not in known for path in lists):
-        return None
-    after, found = SideEffects(Walk(train_step, model, optimizers)), None
-    for reads_clocks in (True, False) if again.reads_clocks else (False,):
-        with after.undone(), contextlib.suppress(Exception):  # whatever the user's code makes of the stand-ins
-            before.put_back_at(after.root, {*counts, *lists}, made)
-            found = _traced(*asked, anew=_Anew(counts, lists, reads_clocks))
-        if found is not None:
-            break
-    if found is None or again.differs(found.encoder):
-        return None
-    before.put_back_at(after.root, {*counts, *lists}, made)
-    left = [one for way in found.ways for one in way.counts.left]
-    constant = {one.path for one in left if all(leaf[0] == "constant" for leaf in one.leaves)} - elsewhere.keys()
-    return found, {*counts, *lists} - constant
+
+    asked: tuple[Any, ...]
+    before: Snapshot
+    found: _Found
+    elsewhere: Mapping[Path, str]
+    left: set[Path] = field(default_factory=set)
+
+    def find(self, changing: Sequence[Path], *, reads_clocks: bool = False) -> bool:
+        """Traces it, with stand-ins at what is changing; whether it is the same program.
+
+        It is not where the step does with them what is known only while its Python code runs. If it is, what is left anew is as it was
+        before, and all else as the first trace has left it.
+        """
+        paths = [*dict.fromkeys([*changing, *self.elsewhere])]
+        known = {place.path: place.was for place in self.before.places}
+        lists = [path for path in paths if isinstance(known.get(path), list | deque)]
+        counts = [path for path in paths if path not in lists]
+        made = [path for path in paths if path not in known]
+        if not (paths or reads_clocks) or any(isinstance(known.get(path), dict | set) for path in paths):
+            return False
+        train_step, model, optimizers, *_ = self.asked
+        after, found = SideEffects(Walk(train_step, model, optimizers)), None
+        for clocks in (True, False) if reads_clocks else (False,):
+            with after.undone(), contextlib.suppress(Exception):  # whatever the user's code makes of the stand-ins
+                self.before.put_back_at(after.root, {*paths}, made)
+                found = _traced(*self.asked, anew=_Anew(counts, lists, clocks))
+            if found is not None:
+                break
+        if found is None or not is_the_same(self.found.encoder, found.encoder):
+            return False
+        self.before.put_back_at(after.root, {*paths}, made)
+        left = [one for way in found.ways for one in way.counts.left]
+        constant = {one.path for one in left if all(leaf[0] == "constant" for leaf in one.leaves)}
+        self.found, self.left = found, {*paths} - (constant - self.elsewhere.keys())
+        return True
 
 
 @contextlib.contextmanager

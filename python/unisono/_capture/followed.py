@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
@@ -446,10 +447,17 @@ class Following(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function."""
-        leaves, structure = pytree.tree_flatten((args, kwargs or {}))
-        if any(type(leaf) is FollowedNumber for leaf in leaves):
-            args, kwargs = pytree.tree_unflatten(map(handed, leaves), structure)
+        if any(map(_has_followed, args)) or (kwargs and any(map(_has_followed, kwargs.values()))):
+            args, kwargs = pytree.tree_map(handed, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _has_followed(given: Any) -> bool:
+    """Whether an argument of a function of PyTorch's is a followed number, or has one."""
+    kind = type(given)
+    if kind in (tuple, list, torch.Size):
+        return any(map(_has_followed, given))
+    return kind is FollowedNumber or (kind is dict and any(map(_has_followed, given.values()))) or kind is slice
 
 
 _number_operators()

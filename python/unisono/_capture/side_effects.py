@@ -32,14 +32,16 @@ class Happened:
         changed: the numbers and collections that are others, by paths to them, as a message says it.
         drawn: the generators that something was drawn from.
         other: whether anything else is another or new.
+        texts: the texts that are others, by paths to them.
     """
 
     changed: dict[Path, str]
     drawn: list[str]
     other: bool
+    texts: list[Path]
 
     def __bool__(self) -> bool:
-        return bool(self.changed or self.drawn or self.other)
+        return bool(self.changed or self.drawn or self.other or self.texts)
 
     def once(self, changes: Mapping[Path, str], changing: Container[Path] | None, left: Container[Path]) -> Happened:
         """What happens once, and would happen at each call.
@@ -51,7 +53,7 @@ class Happened:
         """
         every = {**self.changed, **changes}.items()
         changed = {p: how for p, how in every if p not in left and (changing is None or p in changing)}
-        return Happened(changed, self.drawn, self.other)
+        return Happened(changed, self.drawn, self.other, self.texts)
 
 
 class SideEffects:
@@ -73,9 +75,8 @@ class SideEffects:
         return Happened(
             {place.path: place.change(value) for place, value in changed if not isinstance(place.was, str)},
             [f"`{name}`" for name, (state, _) in drawn.items() if self._drawn.get(name, (state,))[0] != state],
-            any(isinstance(place.was, str) for place, _ in changed)
-            or self.before.has_new_hooks(now)
-            or bool(self.before.others() or self.before.made(now)),
+            self.before.has_new_hooks(now) or bool(self.before.others() or self.before.made(now)),
+            [place.path for place, _ in changed if isinstance(place.was, str)],
         )
 
     @contextlib.contextmanager
