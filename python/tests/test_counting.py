@@ -303,6 +303,27 @@ def test_a_way_through_the_step_counts_for_itself():
     assert (state.skipped, state.taken) == (2, 3)
 
 
+def test_a_step_that_ends_with_an_exception_has_counted_until_then():
+    seen = []
+    for parallel in (False, True):
+        state = types.SimpleNamespace(begun=0, done=0, losses=[])
+
+        def step(x, state=state):
+            state.begun += 1
+            state.losses.append(x.sum().item())
+            if x.sum() > 10:
+                raise ValueError(f"step {state.begun}: this is much")
+            state.done += 1
+            return x
+
+        run = unisono.parallelize(step, example=(X,), cluster=DEAR_COMPUTING) if parallel else step
+        run(X)
+        with pytest.raises(ValueError, match="is much") as caught:
+            run(X * 2)
+        seen.append((str(caught.value), vars(state)))
+    assert seen[0] == seen[1]
+
+
 def test_what_is_counted_may_be_reset_between_steps():
     meter, losses = Meter(), [1.5] * 2000
 

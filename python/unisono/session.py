@@ -628,6 +628,7 @@ class CapturedStep:
     def _ended(self, ending: Ending, read: Read) -> BaseException:
         """The exception that the user's step has ended with, behind what it has printed and logged."""
         perform(ending.effects, read, whole=False)
+        ending.counts.leave(self._root, read)
         error = ending.error.exception([evaluated(one, read) for one in ending.arguments])
         self._session.ended = f"{type(error).__name__}: {error}"
         return error

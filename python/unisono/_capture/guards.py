@@ -9,9 +9,11 @@ from __future__ import annotations
 import dis
 import os
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from unisono._capture.counting import Counts
 from unisono._capture.places import is_the_users, read_back
 from unisono._users_errors import UsersError
 
@@ -36,22 +38,26 @@ class Ending:
         arguments: how its arguments are computed from what the step has read.
         reads: how many of the tensors that the step reads have been read until then.
         effects: what has been printed and logged until then.
+        counts: what it has left beside tensors until then.
     """
 
     error: UsersError
     arguments: list[Any]
     reads: int
     effects: list[Any]
+    counts: Counts
 
     @classmethod
-    def from_plain(cls, data: dict[str, Any]) -> Ending:
+    def from_plain(cls, data: dict[str, Any], classes: Mapping[str, type]) -> Ending:
         """The ending that :meth:`plain` tells of, on another rank, which prints and logs nothing."""
-        return cls(UsersError(**data["error"]), data["arguments"], data["reads"], [])
+        counts = Counts.from_plain(data["counts"], classes)
+        return cls(UsersError(**data["error"]), data["arguments"], data["reads"], [], counts)
 
     def plain(self) -> dict[str, Any]:
         """What other ranks are told."""
         shown = [one if _is_plain(one[-1]) else ["constant", repr(one[-1])] for one in self.arguments]
-        return {"error": self.error.plain(), "arguments": shown, "reads": self.reads}
+        counts = self.counts.plain()
+        return {"error": self.error.plain(), "arguments": shown, "reads": self.reads, "counts": counts}
 
 
 class EndedError(Exception):

@@ -123,6 +123,8 @@ class Kept:
                 among.append(place)
                 self._left_at[place] = part.place if type(part) is Number else None
                 more = True
+        if more:
+            self.guards = Guards()  # of which it is not known what they leave there
         return more
 
     def _place_of(self, path: Path) -> tuple[Path, list[Path]]:

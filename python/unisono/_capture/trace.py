@@ -456,7 +456,8 @@ class _Run:
         except (Exception, SystemExit) as error:
             self.reads.counting.require_unused()
             if self.questions.asked and not isinstance(error, UnisonoError) and is_the_steps_own(error):
-                ending = Ending(UsersError.of(error), *self.reads.at_the_end(error), self.reads.effects)
+                told = UsersError.of(error), *self.reads.at_the_end(error), self.reads.effects
+                ending = Ending(*told, self.kept.counted(self.reads))
                 raise EndedError(self.questions.choices(), ending) from None
             stands = bool(self.reads.tensors or self.kept.counts)
             if isinstance(error, TypeError) and stands and is_of_numbers(error):
