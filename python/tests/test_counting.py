@@ -431,6 +431,18 @@ def test_what_cannot_be_put_where_it_belongs_is_refused_by_its_line():
     assert caught.value.code == "U0101" and state.meter is None
 
 
+def test_a_list_that_is_made_longer_each_time_is_refused():
+    state = types.SimpleNamespace(losses=[1.0])
+
+    def step(x):
+        state.losses = [x.sum().item()] + state.losses  # noqa: RUF005
+        return x * 2
+
+    with pytest.raises(StepError, match="has other entries behind each step"):
+        unisono.capture(step, example=(X,))
+    assert state.losses == [1.0]
+
+
 def test_a_clock_that_may_steer_is_refused():
     state = types.SimpleNamespace(n=0, told=0.0)
 

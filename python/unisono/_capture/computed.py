@@ -52,7 +52,7 @@ def standing_in(
     """
     for module, names in ((math, _MATH), (sys.modules.get("numpy"), _NUMPY)):
         if module is not None:
-            yield from ((module, name, _calling(module, name, item)) for name in names if hasattr(module, name))
+            yield from ((module, name, _Calling(module, name, item)) for name in names if hasattr(module, name))
     yield json, "dumps", _dumping(json.dumps, text)
     yield json, "dump", lambda value, file, **named: file.write(json.dumps(value, **named))
 
@@ -62,17 +62,22 @@ def extremes() -> dict[str, Callable[..., Any]]:
     return {"min": _extreme(min), "max": _extreme(max)}
 
 
-def _calling(module: types.ModuleType, name: str, item: Callable[[Any], Any]) -> Callable[..., Any]:
-    real = getattr(module, name)
+class _Calling:
+    """Stands for a function: it is called as it is where no argument is a stand-in."""
 
-    def call(*arguments: Any, **named: Any) -> Any:
+    def __init__(self, module: types.ModuleType, name: str, item: Callable[[Any], Any]) -> None:
+        """Takes where it is, and what gives the number in a tensor."""
+        self._real, self._name, self._item = getattr(module, name), f"{module.__name__}.{name}", item
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         if not named:
-            arguments = tuple(item(one) if isinstance(one, FakeTensor) else one for one in arguments)
+            arguments = tuple(self._item(one) if isinstance(one, FakeTensor) else one for one in arguments)
             if any(type(one) in _STAND_INS for one in arguments):
-                return _called(real, f"{module.__name__}.{name}", arguments)
-        return real(*arguments, **named)
-
-    return call
+                return _called(self._real, self._name, arguments)
+        return self._real(*arguments, **named)
 
 
 def _called(real: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:

@@ -146,9 +146,9 @@ class CannotCount(Exception):  # noqa: N818
         path: a path to the place.
     """
 
-    def __init__(self, path: Path, leaf: Any) -> None:
-        """Takes what it is that cannot."""
-        super().__init__(f"`{shown(path)}`, with a {type(leaf).__name__} in it")
+    def __init__(self, path: Path, why: str) -> None:
+        """Takes what is the matter with it."""
+        super().__init__(f"`{shown(path)}`, {why}")
         self.path = path
 
 
@@ -185,7 +185,7 @@ class Counting:
         place: Expression = ["place", number]
         for leaf in leaves:
             if leaf is not None and not isinstance(leaf, bool | str | numbers.Number | torch.Tensor):
-                raise CannotCount(self._paths[number], leaf)
+                raise _with_what_is_no_number(self._paths[number], leaf)
         made = [
             self._stand_in_for_leaf(reads, leaf, place if structure is None else ["leaf", place, position], number)
             for position, leaf in enumerate(leaves)
@@ -246,6 +246,12 @@ class Counting:
             value = follow(self._walk.root, path)
             if number in self.firm or value is not Missing:
                 one = Left(path, *made(value, path))
+                if (
+                    number in self.firm
+                    and one.structure is not None
+                    and _kind_of(value) != _kind_of(self._were[number])
+                ):
+                    raise CannotCount(path, "which has other entries behind each step")
                 left += [one] if one.leaves != [["place", number]] else []
         filled = [Filled(path, method, *made(arguments, path)) for path, method, arguments in self._filled]
         places = [(path, _kind_of(was)) for path, was in zip(self._paths, self._were, strict=True)]
@@ -284,9 +290,13 @@ def _leaves(
     for leaf in leaves:
         expression = expression_of(leaf)
         if leaf is not None and not isinstance(leaf, bool | int | float | str) and (expression or [""])[0] != "value":
-            raise CannotCount(path, leaf)
+            raise _with_what_is_no_number(path, leaf)
         found.append(["constant", plain_of(leaf)] if expression is None else expression)
     return structure, found
+
+
+def _with_what_is_no_number(path: Path, leaf: Any) -> CannotCount:
+    return CannotCount(path, f"with a {type(leaf).__name__} in it")
 
 
 def _is_number(value: Any) -> bool:

@@ -401,7 +401,7 @@ def _kept_in(error: CannotCount, place: str | None) -> StepError:
         code="U0101",
         place=place,
         cause="numbers and texts, in tuples, lists, dictionaries and dataclasses too, can be put where they belong behind each step",
-        hint="keep it in an attribute, an entry or a list that is there before the step, or return it",
+        hint="make objects that keep numbers before `parallelize`, keep it in an attribute, an entry or a list that is there, or return it",
     )
 
 

@@ -58,6 +58,8 @@ def noted(note: Note, functions: Iterable[Any], walk: Walk) -> Iterator[None]:
                 instead[id(real)] = real, told
         for name in ("stdout", "stderr"):
             real = getattr(sys, name)
+            if real is None:  # a process without a screen
+                continue
             stream = _Stream(real, note)
             instead[id(real)] = real, stream
             stack.callback(stream.end)
