@@ -91,14 +91,16 @@ class Meter:
 
 @script
 def numbers_are_kept_in_python(parallelize):
-    model, meter, losses, seen = Net(), Meter(), [], {"steps": 0}
+    model, meter, losses, outputs, seen = Net(), Meter(), [], [], {"steps": 0}
     optimizer = adam(model)
 
     def step(x, y):
         optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
+        out = model(x)
+        loss = F.mse_loss(out, y)
         loss.backward()
         optimizer.step()
+        outputs.append({"out": out.detach(), "loss": loss.detach()})
         seen["steps"] += 1
         seen["last"] = {"step": seen["steps"], "loss": loss.item()}
         meter.update(loss.item(), len(x))
@@ -112,4 +114,4 @@ def numbers_are_kept_in_python(parallelize):
     found = [(*step(*batch), dict(vars(meter)), [*losses], seen["steps"], dict(seen["last"])) for _ in range(3)]
     meter.__init__()
     found += [(*step(*batch), dict(vars(meter)), [*losses], seen["steps"], dict(seen["last"])) for _ in range(2)]
-    return ended(step, found, model, optimizer)
+    return ended(step, (found, outputs), model, optimizer)

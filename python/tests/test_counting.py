@@ -59,6 +59,7 @@ class Trainer:
         self.sums, self.counter = collections.defaultdict(float), collections.Counter()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.window: collections.deque[float] = collections.deque(maxlen=2)
+        self.rows, self.short = 0, collections.deque(maxlen=1)
         self.pair, self.table, self.numbers = (0, 0.5), {"n": 0}, [7, 0]
         self.progress = Progress()
 
@@ -185,6 +186,25 @@ def a_history(one, loss):
     one.moving = 0.9 * one.moving + 0.1 * loss.item()
 
 
+def tensors_in_a_list(one, loss):
+    one.n += 1
+    one.losses.append(loss.detach())
+    one.history["log"].append({"loss": loss.detach() * 2, "step": one.n})
+    one.losses.extend([loss.detach().expand(3), one.n])
+
+
+def containers_of_tensors(one, loss):
+    one.metrics = {"loss": loss.detach(), "rows": one.rows, "of": ["training"]}
+    one.last = (loss.detach(), "text", one.rows)
+    one.history = {"log": [{"loss": loss.detach() + 1, "mean": loss.item()}]}
+    one.short.append({"loss": loss.detach(), "rows": one.rows})
+    one.window.append((loss.item(), one.rows))
+
+
+def tensors_in_a_window(one, loss):
+    one.window.append(loss.detach())
+
+
 def a_text_of_json(one, loss):
     one.n += 1
     one.text = json.dumps({"n": one.n, "loss": [round(loss.item(), 2)], "of": "training"}) + "!"
@@ -214,6 +234,7 @@ def made(leave):
 
     def step(x):
         optimizer.zero_grad()
+        trainer.rows = len(x)
         loss = trainer.model(x).pow(2).sum()
         loss.backward()
         optimizer.step()
@@ -247,6 +268,7 @@ def test_what_a_step_leaves_is_there_behind_each_step(leave):
 
 
 def _rounded(value):
+    value = value.tolist() if isinstance(value, torch.Tensor) else value
     if isinstance(value, float):
         return float(f"{value:.3g}")
     if isinstance(value, dict):
@@ -438,9 +460,22 @@ def test_a_list_that_is_made_longer_each_time_is_refused():
         state.losses = [x.sum().item()] + state.losses  # noqa: RUF005
         return x * 2
 
-    with pytest.raises(StepError, match="has other entries behind each step"):
+    with pytest.raises(StepError, match="is left by a step, and read by the next one") as caught:
         unisono.capture(step, example=(X,))
-    assert state.losses == [1.0]
+    assert caught.value.code == "U0115" and state.losses == [1.0]
+
+
+def test_a_tensor_in_a_dictionary_that_the_next_step_reads_is_refused():
+    state = types.SimpleNamespace(logs={})
+
+    def step(x):
+        y = x.sum() + state.logs.get("sum", 0)
+        state.logs = {"sum": y.detach(), "rows": len(x)}
+        return y
+
+    with pytest.raises(StepError, match=r"`state\.logs` is left by a step, and read by the next one") as caught:
+        unisono.capture(step, example=(X,))
+    assert caught.value.code == "U0115" and state.logs == {}
 
 
 def test_a_clock_that_may_steer_is_refused():

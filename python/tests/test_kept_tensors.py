@@ -348,16 +348,16 @@ def test_a_first_step_that_computes_otherwise_is_refused():
 
 
 @pytest.mark.parametrize("kind", [list, deque])
-def test_a_list_that_grows_with_tensors_is_refused_and_left_as_it_was(kind):
+def test_a_list_that_grows_with_tensors_and_is_read_is_refused_and_left_as_it_was(kind):
     losses = kind()
 
     def run(model, x):
         out = model(x)
         losses.append(out.mean().detach())
-        return out
+        return out * len(losses)
 
     error = refused(run)
-    assert (error.code, "`losses`" in error.message, len(losses)) == ("U0115", True, 0)
+    assert (error.code, "`losses`" in error.message, len(losses)) == ("U0119", True, 0)
 
 
 def test_a_tensor_that_the_step_takes_away_is_refused_and_put_back():

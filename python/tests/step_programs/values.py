@@ -279,3 +279,21 @@ def a_list_that_grows(p: Program) -> None:
     if p.rng.random() < 0.3:
         p.between.append(lambda number: kept.clear() if number == 1 else None)
     p.visible["kept"] = lambda: [*kept]
+
+
+@habit
+def a_list_of_tensors(p: Program) -> None:
+    kept: Any = [] if p.rng.random() < 0.5 else collections.deque(maxlen=2)
+    in_layers, whole = p.rng.random() < 0.5, p.rng.random() < 0.5
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        kept.append(h.detach() if whole else {"mean": h.detach().mean(), "rows": len(h)})
+        return h
+
+    if in_layers:
+        p.layers.append(change)
+    else:
+        p.after_update.append(lambda: kept.append(p.model.out.bias.detach().clone()))  # type: ignore[union-attr]
+    if p.rng.random() < 0.3:
+        p.between.append(lambda number: kept.clear() if number == 1 else None)
+    p.visible["tensors"] = lambda: [*kept]

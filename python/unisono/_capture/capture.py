@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -111,8 +111,12 @@ def capture_step(
             begins = begins_at(train_step)
             again = Again(found.encoder, effects.before, walked, lambda: _traced(*asked).encoder, begins, in_doubt)
             settled = again.require_the_same()
-            anew.find(again.anew, reads_clocks=again.reads_clocks)
+            once = [path for path in plain if again.changing is not None and path not in again.changing]
+            for paths in ([*again.anew, *once], again.anew) if once else (again.anew,):
+                if anew.find(paths, again.anew, reads_clocks=again.reads_clocks):
+                    break
             found, left = anew.found, anew.left
+            settled -= left
             reads_once = again.reads_clocks and not found.kept.reads_clocks
             again.require_left(left, clocks=not reads_once)
             if not elsewhere.keys() <= left:
@@ -177,11 +181,12 @@ class _Leaving:
     elsewhere: Mapping[Path, str]
     left: set[Path] = field(default_factory=set)
 
-    def find(self, changing: Sequence[Path], *, reads_clocks: bool = False) -> bool:
+    def find(self, changing: Sequence[Path], may_be_lost: Container[Path] = (), *, reads_clocks: bool = False) -> bool:
         """Traces it, with stand-ins at what is changing; whether it is the same program.
 
         It is not where the step does with them what is known only while its Python code runs. If it is, what is left anew is as it was
-        before, and all else as the first trace has left it.
+        before, and all else as the first trace has left it. Of what ``may_be_lost`` it is known that it changes: a constant there is not
+        what it would be.
         """
         paths = [*dict.fromkeys([*changing, *self.elsewhere])]
         known = {place.path: place.was for place in self.before.places}
@@ -203,7 +208,7 @@ class _Leaving:
         self.before.put_back_at(after.root, {*paths}, made)
         left = [one for way in found.ways for one in way.counts.left]
         constant = {one.path for one in left if all(leaf[0] == "constant" for leaf in one.leaves)}
-        self.found, self.left = found, {*paths} - (constant - self.elsewhere.keys())
+        self.found, self.left = found, {*paths} - {path for path in constant if path in may_be_lost}
         return True
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from unisono._capture.expressions import Expression, Read, evaluate, places_in
 from unisono._capture.followed import FollowedText, Uses, class_of, recorded
@@ -160,18 +161,20 @@ class Counting:
         uses: what is done with texts and lists beside filling them and putting texts together.
     """
 
-    def __init__(self, walk: Walk, paths: Sequence[Path], lists: Sequence[Path]) -> None:
-        """Takes paths to places and paths to lists; nothing of a trace is there."""
-        self._walk, self._paths, self._lists = walk, paths, lists
+    def __init__(self, walk: Walk, paths: Sequence[Path], lists: Sequence[Path], settings: Container[int]) -> None:
+        """Takes paths to places and paths to lists; nothing of a trace is there. Tensors stand for ``settings`` by their ``id``."""
+        self._walk, self._paths, self._lists, self._settings = walk, paths, lists, settings
         self._were = [follow(walk.root, path) for path in paths]
         self._filled: list[tuple[Path, str, list[Any]]] = []
         self._stood: list[Callable[[], None]] = []
-        self.firm = {number for number, value in enumerate(self._were) if _kind_of(value)}
+        self.firm = set[int]()
         self.uses = Uses()
 
     def stand(self, reads: Asked, marks: Mapping[Path, Any]) -> None:
         """Puts the stand-ins where they belong; ``marks`` are what the last trace has left where the step must not count on it."""
         for number, (path, was) in enumerate(zip(self._paths, self._were, strict=True)):
+            if _kind_of(was) and (path not in marks or _is_like(was, marks[path])):
+                self.firm.add(number)
             value = was if number in self.firm else marks.get(path, Missing)
             holder = follow(self._walk.root, path[:-1])
             self._note(holder, path[-1], was)
@@ -195,7 +198,7 @@ class Counting:
     def _stand_in_for_leaf(self, reads: Asked, leaf: Any, expression: Expression, number: int) -> Any:
         if isinstance(leaf, str):
             return FollowedText(self.uses, frozenset((number,)), reads.text(expression))
-        if isinstance(leaf, torch.Tensor):  # a setting that the last trace has left
+        if id(leaf) in self._settings:  # which the last trace has left
             return Number(reads, expression)
         return Number(reads, expression, class_of(leaf)) if _is_number(leaf) else leaf
 
@@ -254,7 +257,8 @@ class Counting:
                     raise CannotCount(path, "which has other entries behind each step")
                 left += [one] if one.leaves != [["place", number]] else []
         filled = [Filled(path, method, *made(arguments, path)) for path, method, arguments in self._filled]
-        places = [(path, _kind_of(was)) for path, was in zip(self._paths, self._were, strict=True)]
+        kinds = [_kind_of(was) if number in self.firm else "" for number, was in enumerate(self._were)]
+        places = [*zip(self._paths, kinds, strict=True)]
         return Counts(places, left, filled)
 
     def read_too_early(self, expressions: Any) -> Path | None:
@@ -285,14 +289,20 @@ def is_known_later(value: Any) -> bool:
 def _leaves(
     expression_of: Callable[[Any], Expression | None], value: Any, path: Path
 ) -> tuple[Structure, list[Expression]]:
+    """How a value is put together, and how its leaves are computed."""
     leaves, structure = flatten(value)
     found = []
     for leaf in leaves:
         expression = expression_of(leaf)
-        if leaf is not None and not isinstance(leaf, bool | int | float | str) and (expression or [""])[0] != "value":
+        if leaf is not None and not isinstance(leaf, bool | int | float | str | FakeTensor):
             raise _with_what_is_no_number(path, leaf)
         found.append(["constant", plain_of(leaf)] if expression is None else expression)
     return structure, found
+
+
+def _is_like(was: Any, left: Any) -> bool:
+    """Whether what a trace has left can be counted with as what was there: it is one number or text, or has the same entries."""
+    return flatten(was)[1] is None or _kind_of(left) == _kind_of(was)
 
 
 def _with_what_is_no_number(path: Path, leaf: Any) -> CannotCount:

@@ -29,6 +29,7 @@ from unisono._capture.paths import Missing, Path, Walk, follow, put, shown
 from unisono._capture.places import read_back, user_line
 from unisono._capture.readbacks import Readbacks
 from unisono._capture.selection import Selection
+from unisono._tree import flatten
 from unisono.errors import StepError
 
 
@@ -48,7 +49,7 @@ class Kept:
         told: lines of the step of which the user has been told something.
         guards: questions of which one answer ends the step.
         counts: paths to what is left that is known when the step is over, and no tensor.
-        lists: paths to lists and deques that the step fills with that.
+        lists: paths to lists and deques that the step fills with that, or with tensors.
         reads_clocks: whether clocks are read anew at each step.
     """
 
@@ -94,7 +95,7 @@ class Kept:
 
     def counting(self, settings: set[int]) -> Counting:
         """The places that a trace, which begins now, counts at; what stands for numbers that are settings, by its ``id``."""
-        self._counting, self._settings = Counting(self._before, self.counts, self.lists), settings
+        self._counting, self._settings = Counting(self._before, self.counts, self.lists, settings), settings
         return self._counting
 
     def count(self, reads: Readbacks) -> None:
@@ -118,14 +119,17 @@ class Kept:
                     raise part.refused("keeping")
         more = False
         for path, part in numbers_in(now, self._settings):
-            place, among = self._place_of(path)
-            if place not in among:
-                among.append(place)
-                self._left_at[place] = part.place if type(part) is Number else None
-                more = True
-        if more:
-            self.guards = Guards()  # of which it is not known what they leave there
+            more = self._note_place(*self._place_of(path), part.place if type(part) is Number else None) or more
         return more
+
+    def _note_place(self, place: Path, among: list[Path], line: str | None) -> bool:
+        """Notes a place or a list, and the user's line that puts something there; whether it was not known."""
+        if place in among:
+            return False
+        among.append(place)
+        self._left_at[place] = line
+        self.guards = Guards()  # of which it is not known what they leave there
+        return True
 
     def _place_of(self, path: Path) -> tuple[Path, list[Path]]:
         """The place, or the list, of the user's that a trace has put something in, and those that are known."""
@@ -144,6 +148,9 @@ class Kept:
             StepError: it leaves what cannot be computed when the step is over, or not at each step.
         """
         assert self._counting is not None
+        for path in self.counts:
+            if any(id(leaf) in self.marks for leaf in flatten(follow(self.root, path))[0]):
+                raise _first_differs(path, "is left by the first step, and not by the second")
         with self._naming_what_cannot():
             counts = self._counting.counts(reads.expression_of)
         self._counting.require_unused()
@@ -225,7 +232,10 @@ class Kept:
                 self.replaced.append(path)
                 more = True
             elif isinstance(tensor, FakeTensor) and not follows_from_constants(tensor):
-                self._refuse_growth(path)
+                place, among = self._place_of(path)
+                if among is self.lists or place != path:
+                    more = self._note_place(place, among, None) or more
+                    continue
                 self.left.append(path)
                 more = True
         for path, before in self._before.tensors.items():
@@ -237,18 +247,6 @@ class Kept:
     def _is_the_models(self, path: Path, before: Any, own: set[int]) -> bool:
         """Whether a path leads to what a module of the model has registered."""
         return path[-1][0] in ("parameter", "buffer") and id(before) in own
-
-    def _refuse_growth(self, path: Path) -> None:
-        holder = follow(self.root, path[:-1])
-        known = self._before.holders.get(id(holder))
-        if isinstance(holder, dict) or path[-1][0] != "entry" or known is None or path[-1] in known[1]:
-            return
-        raise StepError(
-            f"the step puts a tensor into `{shown(path[:-1])}`, which grows",
-            code="U0115",
-            cause="the step's Python code runs once, when it is captured: later steps would not put theirs",
-            hint="return the tensor from the step, and put it there outside",
-        )
 
     def is_settled(self, operations: list[str], more: bool) -> bool:
         """Whether a trace can stand: it has found no more, and runs as the one before it where it finds what that has left."""
@@ -284,7 +282,11 @@ class Kept:
         marks = [(path, follow(self.root, path)) for path in self.left]
         self._left_there = {path: follow(self.root, path) for path in self.counts}
         self._restore()
-        self.marks = {id(mark): (mark, path) for path, mark in marks}
+        within = [(path, leaf) for path, left in self._left_there.items() for leaf in flatten(left)[0]]
+        tensors = [
+            (path, leaf) for path, leaf in within if isinstance(leaf, FakeTensor) and id(leaf) not in self._settings
+        ]
+        self.marks = {id(mark): (mark, path) for path, mark in [*marks, *tensors]}
         for path, mark in marks:
             put(self.root, path, mark)
 
@@ -292,7 +294,8 @@ class Kept:
         """Leaves everything as it was before a trace that has ended early."""
         self._restore()
         for mark, path in self.marks.values():
-            put(self.root, path, mark)
+            if path in self.left:
+                put(self.root, path, mark)
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:

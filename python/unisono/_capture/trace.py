@@ -50,7 +50,7 @@ from unisono._capture.paths import Missing, Path, follow, own_attributes, put, s
 from unisono._capture.places import OriginTracker, place_in, place_of, read_back, user_line
 from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
-from unisono._capture.readbacks import Readbacks
+from unisono._capture.readbacks import Readbacks, is_a_copy
 from unisono._capture.record import Recorder, Watch
 from unisono._capture.results import result
 from unisono._capture.rewrites import LiveScalars, Rewrites
@@ -190,9 +190,9 @@ def _trace(
     assert run.traced is not None
     written = [*run.writes.found.values(), *_written(first)]
     kept.note_written(written)
-    # Outputs are detached, and there are more of them in the next trace.
+    # Outputs are detached, what is read is copied, and there is more of it in the next trace.
     nodes = (node for node in first.graph.nodes if node.op == "call_function")
-    operations = [str(node.target) for node in nodes if node.target is not torch.ops.aten.detach.default]
+    operations = [str(node.target) for node in nodes if not is_a_copy(node.target)]
     operations += [function.__qualname__ for function, *_ in run.reads.effects]
     if not kept.is_settled(operations, run.found_more or bool(written)):
         if written:
