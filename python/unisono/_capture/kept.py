@@ -139,7 +139,17 @@ class Kept:
                 place = path[:length]
         holder = follow(self.root, place[:-1])
         is_new = place[-1] not in self._before.holders[id(holder)][1]
-        return (place[:-1], self.lists) if is_new and isinstance(holder, list | deque) else (place, self.counts)
+        # In a deque that is full, what is put in moves all others.
+        is_put_in = isinstance(holder, deque) and place != path
+        return (
+            (place[:-1], self.lists)
+            if is_put_in or (is_new and isinstance(holder, list | deque))
+            else (place, self.counts)
+        )
+
+    def _is_put_in(self, path: Path) -> bool:
+        """Whether a path leads into a container that a trace has put into a list or a deque."""
+        return len(path) > 2 and self._place_of(path)[1] is self.lists
 
     def counted(self, reads: Readbacks) -> Counts:
         """What a trace has left at the places that it counts at.
@@ -228,7 +238,7 @@ class Kept:
             if id(tensor) in originals:
                 if before is not Missing and before is not originals[id(tensor)]:
                     raise _first_differs(path, "becomes a parameter of the model, and was another tensor before")
-            elif isinstance(before, torch.Tensor) and _kind(before) == _kind(tensor):
+            elif isinstance(before, torch.Tensor) and _kind(before) == _kind(tensor) and not self._is_put_in(path):
                 self.replaced.append(path)
                 more = True
             elif isinstance(tensor, FakeTensor) and not follows_from_constants(tensor):
