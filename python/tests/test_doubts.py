@@ -427,3 +427,27 @@ def test_it_is_captured_once_it_has_set_itself_up():
     model = SetsItselfUp()
     model(X)
     unisono.capture(lambda x: model(x).sum(), model=model, example=(X,))
+
+
+def test_a_step_that_asks_for_gradients_is_captured_again_where_there_are_some():
+    ended = []
+    for parallel in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, model=model, optimizer=optimizer):
+            optimizer.zero_grad(set_to_none=False)
+            loss = model(x).square().sum()
+            loss.backward()
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(0.5)
+            optimizer.step()
+            return loss.detach()
+
+        batches = [torch.ones(2, 4), torch.ones(3, 4), torch.ones(2, 4)]
+        settings = {"example": (batches[0],), "cluster": DEAR_COMPUTING}
+        run = unisono.parallelize(step, model=model, optimizer=optimizer, **settings) if parallel else step
+        ended.append([run(batch).item() for batch in batches])
+    assert ended[0] == pytest.approx(ended[1], rel=1e-6)

@@ -312,6 +312,8 @@ class _Run:
         for fake, given in zip(fakes, attributes, strict=False):
             vars(fake).update(given)
         self._stale_gradients = stale
+        for fake in (fake for fake in fakes if fake.is_leaf):
+            fake.grad = None  # that of the user's tensor, which is none of the trace's
         for position, gradient in zip(self.stale, stale, strict=True):
             fakes[position].grad = gradient
         accumulated: set[int] = set()
