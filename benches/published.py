@@ -6,9 +6,10 @@ Each model is captured at its real size, of parameters on `meta`: f32 parameters
 clipping, and blocks checkpointed as the run did. The plan is pinned to the run's: its mesh and micro-batches, the batch over the data
 axis, sharded state, and along a tensor axis products by features and the sequence sharded between blocks. What a framework does otherwise
 than the program that is captured is said row by row: whether its operations are compiled, which kernel attention is, whether collectives
-along the tensor axis pass behind pieces of products. Of all that a preset says one number is fitted for each device: what part of the
-rates of products and attention is reached. The last columns plan the same global batch on the same devices freely, on the run's mesh,
-within the device's memory, under the same number.
+along the tensor axis pass behind pieces of products, or copy. Of all that a preset says one number is fitted for each device: what part of
+the rates of products and attention is reached. It is fitted once more to every other run, and what that says of those between is printed
+last. With `--free` the same global batch is planned on the same devices freely, on the run's mesh, within the device's memory, under the
+same number.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from published_models import Shape, captured
 
 from unisono._arguments import cluster_text
@@ -36,10 +38,13 @@ else:
     import tomli as tomllib
 
 ROUNDS = 4
-#: What part of their time asynchronous collectives along a tensor axis pass behind products: torchtitan published three pairs of runs with
-#: and without (70B in 2024 and 2025, 8B in 2025), whose steps differ by some 20, 55 and 36 % of what these collectives take.
+#: What part of their time asynchronous collectives along a tensor axis pass behind products: torchtitan published five pairs of runs with
+#: and without (70B in 2024, twice in 2025, 8B twice in 2025), whose steps differ by 22, 50, 59, 25 and 29 % of what these collectives and
+#: the copies beside them take by the preset.
 HIDDEN = 0.37
 RANKS_OF_A_NODE = 8
+#: Modules of a block that have a matrix.
+PRODUCTS = {"q", "k", "v", "o", "gate", "up", "down"}
 
 
 @functools.cache
@@ -67,6 +72,14 @@ def cluster(device: dict[str, Any], ranks: int, share: float, *, compiled: bool)
 
 
 @dataclass
+class Figures:
+    """The figures of a run's plan, and of the same plan with PyTorch's own operations where the run's loss is of these."""
+
+    run: dict[str, Any]
+    plain: dict[str, Any]
+
+
+@dataclass
 class Run:
     """A published run."""
 
@@ -81,6 +94,10 @@ class Run:
             "attention": "flash",
             "compiled": True,
             "asynchronous": False,
+            "batch_first": False,
+            "whole_heads": False,
+            "plain_loss": False,
+            "reduces_wide": False,
             "state": "sharded",
         }
         return self.given.get(name, defaults.get(name))
@@ -97,14 +114,15 @@ class Run:
     def published_s(self) -> float:
         return self.sequences * self.sequence / (self.tokens * self.ranks)
 
-    def plan(self, share: float, **settings: Any) -> Plan:
+    def plan(self, share: float, *, fuse: bool, **settings: Any) -> Plan:
         """A plan on the run's mesh."""
         # Where no device is named, PyTorch takes flash attention.
         kind = self.device["preset"] if self.attention == "cudnn" else "cuda"
         graph = captured(self.shape, self.sequences, self.sequence, kind)
         mesh = {"data": self.data, **({"tensor": self.tensor} if self.tensor > 1 else {})}
         machine = cluster(self.device, self.ranks, share, compiled=self.compiled)
-        return graph.plan(machine, mesh=mesh, fuse=self.compiled, **settings)
+        reduce_dtype = torch.float32 if self.reduces_wide else None
+        return graph.plan(machine, mesh=mesh, fuse=fuse, reduce_dtype=reduce_dtype, **settings)
 
     def pins(self) -> dict[str, dict[str, str]]:
         """The run's plan."""
@@ -125,9 +143,14 @@ class Run:
             del pins["params.*gate.weight"]
         return pins
 
-    def planned(self, share: float) -> dict[str, Any]:
+    def planned(self, share: float) -> Figures:
+        """The figures of the run's plan; where the loss is not compiled, also of the plan in which nothing is."""
+        figures = self.figures(share, fuse=self.compiled)
+        return Figures(figures, self.figures(share, fuse=False) if self.plain_loss else figures)
+
+    def figures(self, share: float, *, fuse: bool) -> dict[str, Any]:
         """The figures of the run's plan."""
-        pinned = functools.partial(self.plan, share, micro_batches=self.accumulate, pins=self.pins())
+        pinned = functools.partial(self.plan, share, fuse=fuse, micro_batches=self.accumulate, pins=self.pins())
         try:
             return pinned().figures()
         except ResourceError:  # by what is predicted, the run would not fit
@@ -135,17 +158,72 @@ class Run:
 
     def freely(self, share: float) -> dict[str, Any]:
         """The figures of the plan that the search chooses on the same mesh."""
-        return self.plan(share, micro_batches=None if self.accumulate == 1 else self.accumulate).figures()
+        micro_batches = None if self.accumulate == 1 else self.accumulate
+        return self.plan(share, fuse=self.compiled, micro_batches=micro_batches).figures()
 
-    def seconds(self, figures: dict[str, Any]) -> float:
-        """A step as the run's framework takes it: it waits for all collectives of activations along the tensor axis, or, where these
-        are asynchronous, for what pieces of products do not hide. A distributed optimizer gathers parameters once, behind the first
-        micro-batch, and reduces gradients once, behind the last."""
+    def seconds(self, planned: Figures) -> float:
+        """A step as the run's framework takes it: it waits for all collectives of activations along the tensor axis, and copies what they
+        move, or, where these are asynchronous, for what pieces of products do not hide. A distributed optimizer gathers parameters once,
+        behind the first micro-batch, and reduces gradients once, behind the last."""
+        figures = planned.run
         collectives = figures["collectives"]
         along = [one for one in collectives if (one["axis"], one["of"]) == ("tensor", "activations")]
         behind = [one for one in collectives if one["axis"] == "data" and self.state == "optimizer"]
-        waited = sum(one["ms"] for one in along) * (1 - HIDDEN if self.asynchronous else 1)
-        return (figures["step_ms"] - sum(one["exposed_ms"] for one in along + behind) + waited) / 1e3
+        waited = sum(one["ms"] for one in along) / 1e3
+        if self.batch_first:
+            moved = sum(one["bytes"] for one in along if one["kind"] in {"all_gather", "reduce_scatter"})
+            waited += self.walked(moved + moved)
+        if self.asynchronous:
+            waited *= 1 - HIDDEN
+        exposed = sum(one["exposed_ms"] for one in along + behind) / 1e3
+        more = self.whole_heads_s(along) if self.whole_heads else 0.0
+        more += loss_s(planned.plain) - loss_s(figures)
+        return figures["step_ms"] / 1e3 - exposed + waited + more
+
+    def reserved(self, planned: Figures) -> float:
+        """Bytes that PyTorch's allocator holds: FSDP sums gradients on a stream of its own, where they stay until the update; it gathers
+        what a unit has into one tensor on another, and copies parameters out of that. The unit of embedding, last norm and head is
+        gathered for the whole step, blocks two at a time."""
+        held, shape, tokens = planned.plain["reserved"], self.shape, self.batch * self.sequence
+        if not self.source.startswith("titan"):
+            return held["together"]
+        root = 2 * 2 * shape.vocabulary * shape.width / self.tensor
+        blocks = 2 * 2 * shape.block / self.tensor
+        nbytes = held["operations"] + held["gradients"] + max(root, blocks) + root + blocks
+        # Along two axes the plan keeps weights of blocks gathered until backward, which FSDP gathers again.
+        kept = [one for one in planned.plain["held"] if one["category"] == "temporary"]
+        if self.tensor > 1:
+            nbytes -= sum(one["bytes"] for one in kept if one["module"].rpartition(".")[2] in PRODUCTS)
+        # PyTorch keeps all that a policy names, also the last product of a block, which nothing of backward reads.
+        if shape.recompute == "selective" and not self.compiled:
+            nbytes += 2 * shape.layers * tokens * shape.width
+        # Of a loss over a sharded vocabulary backward holds one tensor more in f32.
+        if self.tensor > 1 and (self.plain_loss or not self.compiled):
+            nbytes += 4 * tokens * shape.vocabulary / self.tensor
+        return nbytes
+
+    def walked(self, nbytes: float, rate: str = "memory_bandwidth") -> float:
+        """Seconds of a kernel that reads and writes so many bytes."""
+        return nbytes / (preset(self.device["preset"]) | self.device)[rate]
+
+    def whole_heads_s(self, along: Sequence[dict[str, Any]]) -> float:
+        """What it takes longer that queries and keys are whole on every rank from their norms on until attention: they are gathered along
+        the third dimension, which copies them, all heads are rotated, and keys repeated, forward and where the block runs again."""
+        shape, gathers = self.shape, [one for one in along if one["kind"] == "all_gather"]
+        queries = 2.0 * self.batch * self.sequence * shape.heads * shape.head
+        both = queries * (1 + shape.key_heads / shape.heads)
+        gathered = both * sum(one["ms"] for one in gathers) / sum(one["bytes"] for one in gathers) / 1e3
+        # Of queries and keys: times the cosine, negated by halves, joined, times the sine, added. Repeated keys are as large as queries.
+        uneven = (2 + 1 + 2 + 2) * both + (both - queries) + queries
+        computed = self.walked(uneven, "uneven_bandwidth") + self.walked(3 * both)
+        once = gathered + self.walked(2 * both) + computed * (1 - 1 / self.tensor)
+        return shape.layers * once * (1 if shape.recompute == "none" else 2)
+
+
+def loss_s(figures: dict[str, Any]) -> float:
+    """Seconds of what is in no module, which is the loss."""
+    parts = [one for one in figures["modules"] if one["module"] == "" and one["part"] != "update"]
+    return sum(one["ms"] for one in parts) / 1e3
 
 
 def run_of(given: dict[str, Any], content: dict[str, Any]) -> Run:
@@ -155,17 +233,49 @@ def run_of(given: dict[str, Any], content: dict[str, Any]) -> Run:
     return Run(given, content["devices"][given["device"]], shape)
 
 
-def fitted(runs: Sequence[Run]) -> float:
-    """The share of the rates under which the geometric mean of predicted over published time is one."""
-    share, known = 0.7, []
-    for _ in range(ROUNDS):
-        ratio = statistics.fmean(math.log(run.seconds(run.planned(share)) / run.published_s) for run in runs)
-        known.append((math.log(share), ratio))
-        if abs(ratio) < 1e-3:
+#: A run with the logarithms of shares of the rates, and of predicted over published time under each.
+Fit = tuple[Run, list[tuple[float, float]]]
+
+
+def fitted(runs: Sequence[Run]) -> tuple[float, list[Fit]]:
+    """The share of the rates under which the geometric mean of predicted over published time is one, and what was computed for it."""
+    share, fits = 0.7, [(run, []) for run in runs]
+    for round_ in range(ROUNDS):
+        for run, known in fits:
+            known.append((math.log(share), math.log(run.seconds(run.planned(share)) / run.published_s)))
+        mean = statistics.fmean(known[-1][1] for _, known in fits)
+        if round_ == 0:
+            share *= math.exp(mean / 0.8) if abs(mean) > 0.02 else 1.02
+        elif abs(mean) < 1e-3:
             break
-        slope = -0.8 if len(known) == 1 else (known[-1][1] - known[-2][1]) / (known[-1][0] - known[-2][0])
-        share = math.exp(known[-1][0] - ratio / slope)
-    return share
+        else:
+            share = math.exp(solved(fits))
+    return share, fits
+
+
+def line(fit: Fit) -> tuple[float, float]:
+    """A run's logarithm of predicted over published time as a line over that of the share, through the last two: at 0, and the slope."""
+    (x, y), (x_now, y_now) = fit[1][-2:]
+    slope = (y_now - y) / (x_now - x)
+    return y_now - slope * x_now, slope
+
+
+def solved(fits: Sequence[Fit]) -> float:
+    """The logarithm of the share under which the mean of these lines is 0."""
+    lines = [line(fit) for fit in fits]
+    return -sum(at_0 for at_0, _ in lines) / sum(slope for _, slope in lines)
+
+
+def checked(fits: Sequence[Fit]) -> dict[str, float]:
+    """The errors of every second run under the share that is fitted to the others, by run."""
+    if len(fits) < 2:
+        return {}
+    at = solved(fits[::2])
+    found = {}
+    for run, known in fits[1::2]:
+        at_0, slope = line((run, known))
+        found[f"{run.id}, {run.precision}"] = math.exp(at_0 + slope * at) - 1
+    return found
 
 
 def main() -> None:
@@ -180,30 +290,39 @@ def main() -> None:
     for given in content["runs"]:
         if wanted.part in f"{given['device']} {given['precision']} {given['id']}":
             groups.setdefault(given["device"], []).append(run_of(given, content))
-    print("| run | published s | predicted s | error | peak GiB: published | predicted | planned freely s | CPU s |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
-    errors = []
+    print("| run | published s | predicted s | error | GiB: published | reserved | alive | planned freely s | CPU s |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    errors, of_memory, of_others = [], [], {}
     for device, runs in groups.items():
         start = time.process_time()
-        share = fitted([run for run in runs if run.tensor == 1] or runs)
+        share, fits = fitted([run for run in runs if run.tensor == 1] or runs)
+        of_others |= checked(fits)
         title = f"{content['devices'][device]['title']}, {share:.3f} of the preset's rates"
-        print(f"| **{title}** | | | | | | | {time.process_time() - start:.0f} |", flush=True)
+        print(f"| **{title}** | | | | | | | | {time.process_time() - start:.0f} |", flush=True)
         for run in runs:
             start = time.process_time()
-            figures = run.planned(share)
+            planned = run.planned(share)
             took = time.process_time() - start
-            predicted = run.seconds(figures)
+            predicted, held = run.seconds(planned), run.reserved(planned) / 2**30
             error = predicted / run.published_s - 1
             errors.append(error)
+            of_memory += [held / run.memory_gib - 1] if run.memory_gib else []
             free = run.freely(share) if wanted.free else None
             print(
                 f"| {run.id}, {run.precision} | {run.published_s:.3f} | {predicted:.3f} | {error:+.1%} | "
-                f"{run.memory_gib or ''} | {figures['peak_bytes'] / 2**30:.1f} | "
+                f"{run.memory_gib or ''} | {held:.1f} | {planned.plain['peak_bytes'] / 2**30:.1f} | "
                 f"{'' if free is None else format(free['step_ms'] / 1e3, '.3f')} | {took:.1f} |",
                 flush=True,
             )
+    print(f"\nmean error of the step time {said(errors)}; of memory {said(of_memory)}")
+    print(f"fitted to every other run without tensor parallelism, of the others: {said(list(of_others.values()))}")
+    print("; ".join(f"{run} {error:+.1%}" for run, error in of_others.items()))
+
+
+def said(errors: Sequence[float]) -> str:
+    """The mean and the worst of errors, in words."""
     absolute = [abs(error) for error in errors]
-    print(f"\nmean error {statistics.fmean(absolute):.1%}, worst {max(absolute):.1%}")
+    return f"{statistics.fmean(absolute):.1%}, worst {max(absolute):.1%}" if absolute else "not known"
 
 
 if __name__ == "__main__":

@@ -46,6 +46,12 @@ class Shape:
     repeats_keys: bool = False
     one_norm: bool = False
 
+    @property
+    def block(self) -> int:
+        """Elements of the matrices of a block."""
+        heads = 2 * (self.heads + self.key_heads) * self.head
+        return self.width * (heads + (3 if self.gated else 2) * self.hidden)
+
 
 def narrow(x: torch.Tensor) -> torch.Tensor:
     """In 8 bits, as one pass makes it."""

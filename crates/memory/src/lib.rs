@@ -11,6 +11,7 @@ mod inplace;
 mod lifetimes;
 mod once;
 mod peak;
+mod reserved;
 mod steps;
 
 pub use alive::{Curve, Span, curve};
@@ -20,4 +21,5 @@ pub use inplace::in_place;
 pub use lifetimes::Lifetimes;
 pub use once::{Once, once};
 pub use peak::{ByCategory, Category, Held, Peak, at_peak, held, peak};
+pub use reserved::reserved;
 pub use steps::{Effect, Info, Step, Steps};

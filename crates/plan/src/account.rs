@@ -4,6 +4,7 @@
 mod causes;
 mod collectives;
 mod modules;
+mod reserved;
 mod times;
 
 use base::{Bytes, Result};
@@ -13,6 +14,7 @@ use serde::Serialize;
 
 pub use collectives::{CauseTime, CollectiveTime};
 pub use modules::{HeldByModule, ModuleTime};
+pub use reserved::Reserved;
 
 pub use causes::{changes, meant};
 pub use times::{Times, busiest, millis, timed};
@@ -26,6 +28,8 @@ pub struct Account {
     pub collectives: Vec<CollectiveTime>,
     /// Waiting in which none of the collectives that are waited for runs, in milliseconds: another pipeline stage has not sent yet.
     pub idle_ms: f64,
+    /// What PyTorch's caching allocator holds for all that; none on a processor.
+    pub reserved: Option<Reserved>,
     /// What is alive at the peak beside state, batch and what is kept, by the module whose operation makes it.
     pub held: Vec<HeldByModule>,
 }
@@ -42,6 +46,7 @@ pub fn account(programs: &[&RankGraph], machine: Machine<'_>, limit: Option<Byte
         modules: modules::by_module(graph, times),
         collectives: collectives::by_collective(graph, times),
         idle_ms: millis(times.idle),
+        reserved: largest.and_then(|graph| reserved::reserved(graph)),
         held: largest.map_or_else(Vec::new, |graph| modules::held_by_module(graph, limit)),
     })
 }
