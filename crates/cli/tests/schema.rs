@@ -38,6 +38,7 @@ fn wrong(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String> {
                 let items = value.as_array().into_iter().flatten().enumerate();
                 items.flat_map(|(number, item)| wrong(root, said, item, &format!("{at}[{number}]"))).collect()
             }
+            "required" if !value.is_object() => vec![],
             "required" => {
                 let missing = said
                     .as_array()
