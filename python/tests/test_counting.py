@@ -205,6 +205,10 @@ def tensors_in_a_window(one, loss):
     one.window.append(loss.detach())
 
 
+def by_hooks_of_parameters(one, loss):
+    one.n += 1
+
+
 def a_text_of_json(one, loss):
     one.n += 1
     one.text = json.dumps({"n": one.n, "loss": [round(loss.item(), 2)], "of": "training"}) + "!"
@@ -231,6 +235,10 @@ def made(leave):
     torch.manual_seed(0)
     trainer = Trainer()
     optimizer = trainer.optimizer
+    if leave is by_hooks_of_parameters:
+        norms = trainer.norms = {}  # type: ignore[attr-defined]
+        for name, parameter in trainer.model.named_parameters():
+            parameter.register_hook(lambda g, name=name: norms.__setitem__(name, [g.norm().item(), g.sum().detach()]))
 
     def step(x):
         optimizer.zero_grad()

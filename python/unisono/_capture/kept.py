@@ -135,10 +135,12 @@ class Kept:
         """The place, or the list, of the user's that a trace has put something in, and those that are known."""
         place = path
         for length in range(len(path) - 1, 0, -1):
-            if id(follow(self.root, path[:length])) not in self._before.holders:
+            holder = follow(self.root, path[:length])
+            if not isinstance(holder, torch.Tensor) and id(holder) not in self._before.holders:
                 place = path[:length]
         holder = follow(self.root, place[:-1])
-        is_new = place[-1] not in self._before.holders[id(holder)][1]
+        known = self._before.holders.get(id(holder))
+        is_new = known is not None and place[-1] not in known[1]
         # In a deque that is full, what is put in moves all others.
         is_put_in = isinstance(holder, deque) and place != path
         return (
