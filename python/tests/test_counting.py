@@ -371,6 +371,23 @@ def test_what_is_counted_may_be_reset_between_steps():
     assert (meter.count, meter.avg, losses) == (2, 8.0, [8.0, 8.0]) and len(parallel._captured) == 1
 
 
+def test_long_lists_are_filled_as_short_ones():
+    state = types.SimpleNamespace(tensors=[0.5] * 1500, tables=[{}] * 1500, plain=[1] * 1500)
+
+    def step(x):
+        state.tensors.append(x.sum())
+        state.tables.append({"sum": x.sum().item(), "rows": len(x)})
+        state.plain.append(2)
+        return x * 2
+
+    parallel = unisono.parallelize(step, example=(X,), cluster=DEAR_COMPUTING)
+    assert [len(one) for one in vars(state).values()] == [1500] * 3
+    for factor in (1, 2):
+        parallel(X * factor)
+    assert [one.item() for one in state.tensors[1500:]] == [8.0, 16.0]
+    assert state.tables[1500:] == [{"sum": 8.0, "rows": 2}, {"sum": 16.0, "rows": 2}] and state.plain[1500:] == [2, 2]
+
+
 def test_what_was_counted_with_and_is_gone_is_noticed():
     state = types.SimpleNamespace(n=0)
 

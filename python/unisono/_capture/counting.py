@@ -45,17 +45,10 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Filled:
-    """A call of a method of a list or a deque that fills or empties it, with its arguments as :class:`Left` has a value."""
+class Filled(Left):
+    """What a step gives to a method of a list or a deque that fills or empties it: its arguments."""
 
-    path: Path
     method: str
-    structure: Structure
-    leaves: list[Expression]
-
-    def arguments(self, read: Read) -> Sequence[Any]:
-        """The arguments, for what the step has read."""
-        return unflatten(self.structure, iter([evaluate(leaf, read) for leaf in self.leaves]))
 
 
 @dataclass
@@ -112,7 +105,7 @@ class Counts:
     def leave(self, root: Any, read: Read) -> None:
         """Leaves what one step leaves, when it is over."""
         values = [(one.path, one.value(read)) for one in self.left]
-        calls = [(one, one.arguments(read)) for one in self.filled]
+        calls = [(one, one.value(read)) for one in self.filled]
         for path, value in values:
             put(root, path, value)
         for one, arguments in calls:
@@ -123,20 +116,21 @@ class Counts:
         return [
             self.places,
             [[one.path, plain(one.structure), one.leaves] for one in self.left],
-            [[one.path, one.method, plain(one.structure), one.leaves] for one in self.filled],
+            [[one.path, plain(one.structure), one.leaves, one.method] for one in self.filled],
         ]
 
     @classmethod
     def from_plain(cls, data: Sequence[Any], classes: Mapping[str, type]) -> Counts:
         """The same from what :meth:`plain` tells."""
         places, left, filled = data
+
+        def parts(path: Any, structure: Any, leaves: list[Expression]) -> tuple[Path, Structure, list[Expression]]:
+            return paths_of([path])[0], from_plain(structure, classes), leaves
+
         return cls(
             [(paths_of([path])[0], kind) for path, kind in places],
-            [Left(paths_of([path])[0], from_plain(structure, classes), leaves) for path, structure, leaves in left],
-            [
-                Filled(paths_of([path])[0], method, from_plain(structure, classes), leaves)
-                for path, method, structure, leaves in filled
-            ],
+            [Left(*parts(*one)) for one in left],
+            [Filled(*parts(*one), method) for *one, method in filled],
         )
 
 
@@ -256,7 +250,7 @@ class Counting:
                 ):
                     raise CannotCount(path, "which has other entries behind each step")
                 left += [one] if one.leaves != [["place", number]] else []
-        filled = [Filled(path, method, *made(arguments, path)) for path, method, arguments in self._filled]
+        filled = [Filled(path, *made(arguments, path), method) for path, method, arguments in self._filled]
         kinds = [_kind_of(was) if number in self.firm else "" for number, was in enumerate(self._were)]
         places = [*zip(self._paths, kinds, strict=True)]
         return Counts(places, left, filled)
@@ -267,18 +261,11 @@ class Counting:
 
 
 def numbers_in(walk: Walk, settings: Container[int]) -> Iterator[tuple[Path, Any]]:
-    """The stand-ins that a step has put somewhere, with paths to them; in long lists too, which walks do not look into.
-
-    Tensors stand for numbers that are ``settings`` of optimizers, by their ``id``.
-    """
-    for key, (holder, parts) in walk.holders.items():
+    """The stand-ins that a step has put somewhere, with paths to them. Tensors stand for ``settings`` of optimizers, by their ``id``."""
+    for key, (_, parts) in walk.holders.items():
         for step, part in parts.items():
             if is_known_later(part) or id(part) in settings:
                 yield (*walk.paths[key], step), part
-        if isinstance(holder, list | deque) and len(parts) < len(holder):
-            yield from (
-                (((*walk.paths[key], ("entry", n))), one) for n, one in enumerate(holder) if is_known_later(one)
-            )
 
 
 def is_known_later(value: Any) -> bool:

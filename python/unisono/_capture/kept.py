@@ -7,6 +7,7 @@ renewed at each step. Anything else is refused: a first step that is unlike the 
 from __future__ import annotations
 
 import contextlib
+import operator
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -83,8 +84,9 @@ class Kept:
         #: What the last trace has left at places that it counts at, and the user's lines where that was made.
         self._left_there: dict[Path, Any] = {}
         self._left_at: dict[Path, str | None] = {}
+        #: Lists that are too long for a walk to look into, with what is in them.
         held = ((one, parts) for one, parts in self._before.holders.values() if isinstance(one, list | deque))
-        self._long = {id(one): [*one] for one, parts in held if len(parts) < len(one)}
+        self._long = [(one, [*one]) for one, parts in held if len(parts) < len(one)]
 
     def _walk(self) -> Walk:
         return Walk(self.train_step, self.model, self.optimizers)
@@ -120,7 +122,12 @@ class Kept:
         more = False
         for path, part in numbers_in(now, self._settings):
             more = self._note_place(*self._place_of(path), part.place if type(part) is Number else None) or more
+        for one in self._long_that_have_changed():
+            more = self._note_place(self._before.paths[id(one[0])], self.lists, None) or more
         return more
+
+    def _long_that_have_changed(self) -> list[tuple[Any, list[Any]]]:
+        return [one for one in self._long if len(one[0]) != len(one[1]) or any(map(operator.is_not, *one))]
 
     def _note_place(self, place: Path, among: list[Path], line: str | None) -> bool:
         """Notes a place or a list, and the user's line that puts something there; whether it was not known."""
@@ -323,6 +330,8 @@ class Kept:
     def _restore(self) -> None:
         if self._counting is not None:
             self._counting.put_back()
+        for long, entries in self._long_that_have_changed():
+            refill(long, entries)
         now = self._walk()
         for path, _ in [*numbers_in(now, self._settings)]:
             if is_known_later(follow(self.root, path)) or id(follow(self.root, path)) in self._settings:
@@ -347,7 +356,7 @@ class Kept:
                 continue
             if isinstance(holder, list | tuple) or type(holder).__name__ == "deque":
                 if not isinstance(holder, tuple):
-                    refill(holder, self._long.get(id(holder), [*known[1].values()]))
+                    refill(holder, [*known[1].values()])
             else:
                 put(self.root, path[: length + 1], known[1].get(path[length], Missing))
             return
