@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from unisono._capture.expressions import Expression
-from unisono._capture.followed import FollowedNumber
+from unisono._capture.followed import FollowedNumber, plain
 from unisono._capture.places import read_back, user_line
 from unisono.errors import StepError
 
@@ -134,13 +134,9 @@ def _kind_of(name: str, operands: Sequence[Any]) -> type:
 
 def _class_of(function: Callable[..., Any], operands: Sequence[Any]) -> type:
     try:
-        return type(function(*(one.kind(1) if type(one) is Number else _sample(one) for one in operands)))
+        return type(function(*(one.kind(1) if type(one) is Number else plain(one) for one in operands)))
     except (ArithmeticError, ValueError):
         return float
-
-
-def _sample(value: Any) -> Any:
-    return value.value if type(value) is FollowedNumber else value
 
 
 def _compares(name: str) -> Callable[[Number, Any], bool]:
