@@ -196,30 +196,81 @@ def _function(file: Path, function: str, usage: str) -> Callable[[], Any]:
 
 @_reporting
 def profile(arguments: Sequence[str]) -> None:
-    """Measures this machine with a number of ranks and prints the cluster description."""
+    """Measures this machine with a number of ranks and prints the cluster description; or mends one by timelines of what ran."""
     parser = argparse.ArgumentParser(
         prog="unisono profile",
         description="Measure this machine, its accelerators if it has any, and print the cluster description that plans are made for: "
-        "rates, links, and what single operations take in a captured step or in standard ones.",
+        "rates, links, and what single operations take in a captured step or in standard ones. With --from, mend a description by "
+        "what ran.",
     )
     parser.add_argument(
         "graph",
         nargs="?",
         metavar="GRAPH",
         type=Path,
-        help="measure the operations of this step, as `unisono capture` wrote it",
+        help="measure the operations of this step, as `unisono capture` wrote it; with --from, find its calls in traces of a profiler, "
+        "and plan it again",
     )
     parser.add_argument("--ranks", type=_positive, default=1, help="how many local ranks take part (default: 1)")
     parser.add_argument(
-        "--known", metavar="FILE", type=Path, help="begin with this description, and measure only what it does not say"
+        "--known",
+        metavar="FILE",
+        type=Path,
+        help="begin with this description, and measure only what it does not say; with --from, the description to mend, or a preset",
     )
+    parser.add_argument(
+        "--from",
+        dest="timelines",
+        metavar="TIMELINE",
+        nargs="+",
+        type=Path,
+        help="measure nothing, and say what of the description is wrong by what ran: the `measured` folder of `step.write_timelines`, or "
+        "traces of PyTorch's profiler, recorded with shapes; each folder is a run, files are one run together",
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="AXES",
+        type=_axes,
+        help="with --from, the axes along which the ranks ran the step: data=2,tensor=4",
+    )
+    parser.add_argument("--json", action="store_true", help="with --from and -o, print what is wrong as JSON")
     parser.add_argument("-o", "--output", type=Path, help="write the description to this file instead of stdout")
     options = parser.parse_args(arguments)
+    if options.timelines is not None:
+        if options.known is None:
+            parser.error("--from needs the description that is to be mended: --known FILE or PRESET")
+        if options.json and options.output is None:
+            parser.error("--json prints to stdout, so that the description needs a file: -o FILE")
+        _mend(options)
+        return
     print(f"measuring with {options.ranks} rank(s) ...", file=sys.stderr)
     start = time.monotonic()
     text = _measured(options.ranks, _readable(options.known), _message(options.graph))
     print(f"done in {time.monotonic() - start:.1f} s", file=sys.stderr)
     _write(options.output, text)
+
+
+def _mend(options: argparse.Namespace) -> None:
+    """Says on stderr, or as JSON, what of a description is wrong by what ran, and writes one that is right."""
+    from unisono import _native, _refit
+    from unisono._arguments import cluster_text
+    from unisono._message import pack
+    from unisono.plans import Plan
+
+    known = cluster_text(str(options.known))
+    graph = None if options.graph is None else _native.Graph.read(options.graph)
+    mesh = options.mesh or {"ranks": options.ranks}
+    folders = [[one] for one in options.timelines if one.is_dir()]
+    files = [one for one in options.timelines if not one.is_dir()]
+    found = _refit.refitted(known, [*folders, files] if files else folders, graph, mesh)
+    if graph is not None:
+        settings = {"mesh": mesh}
+        found = _refit.replanned(found, Plan(graph.plan(known, pack(settings)), graph, known, settings=settings))
+    if options.json:
+        print(json.dumps({**found.figures, "replanned": found.replanned}, indent=1))
+    else:
+        print(found.text, file=sys.stderr)
+    _write(options.output, found.cluster)
 
 
 def _readable(file: Path | None) -> str | None:
@@ -235,6 +286,14 @@ def _message(file: Path | None) -> bytes | None:
     from unisono import _native
 
     return None if file is None else _native.Graph.read(file).message()
+
+
+def _axes(text: str) -> dict[str, int]:
+    """The axes of a mesh, such as ``data=2,tensor=4``."""
+    axes = [axis.partition("=") for axis in text.split(",")]
+    if not all(name and size.isdecimal() and int(size) > 0 for name, _, size in axes):
+        raise argparse.ArgumentTypeError(f"`{text}` is no mesh: write data=2,tensor=4")
+    return {name: int(size) for name, _, size in axes}
 
 
 def _positive(text: str) -> int:

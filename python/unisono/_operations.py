@@ -1,13 +1,11 @@
 """What single operations take, measured where they run: in the programs of a step under a few plans, without their collectives.
 
 Each program runs a few times with every instruction timed. What one call takes is put down beside what it does (floating-point operations,
-bytes, tensors), and each operator gets coefficients for calls that were not measured: the least squares of relative errors over
-coefficients that are not negative.
+bytes, tensors), and each operator gets coefficients for calls that were not measured.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 import warnings
@@ -29,21 +27,6 @@ from unisono.errors import UnisonoError
 
 #: How often a program runs before it is timed, and how often then.
 _WARM, _ROUNDS = 2, 5
-#: Sizes of caches that are tried, in bytes; 0 where a byte takes as long in any amount.
-_CACHES = (0, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-#: By how much a coefficient more must make the error smaller.
-_WORTH = 0.95
-#: The mean square of relative errors below which only rounding is left.
-_EXACT = 1e-12
-#: Measured sizes that are apart by less than this factor say little of others: a smaller and a larger call are supposed then, which count
-#: so much beside a measured one. The larger one is so many times as large, and has so many bytes at least.
-_RANGE, _SUPPOSED, _FAR, _LARGE = 16, 0.1, 64, 1 << 26
-#: How many times as long as one on hardly any data a call takes whose time is that of its data.
-_BY_DATA = 5
-#: How much worse coefficients may tell what was measured that are right for larger calls.
-_AS_GOOD = 2.0
-#: The part of a device's rate of products from which on a call is held up by its products.
-_NEAR = 0.5
 #: Which numbers tensors of state and of the batch are filled with: no further from 0 than this, so that nothing grows in a few steps.
 _SMALL = 0.02
 #: The part of the free memory that a program's measurement may take.
@@ -68,12 +51,6 @@ class Rates:
     operation_ns: float
     bandwidth: float
     flops: Mapping[str, float]
-
-    def of(self, amounts: Amounts, dtype: str) -> float:
-        """Nanoseconds of a call."""
-        flops, size, _ = amounts
-        rate = self.flops.get(dtype) or min(self.flops.values())
-        return self.operation_ns + max(size / self.bandwidth, flops / rate) * 1e9
 
 
 @dataclass
@@ -113,104 +90,10 @@ class Measured:
 
 def fitted(rows: Mapping[Amounts, float], dtype: str, rates: Rates) -> dict[str, float]:
     """Coefficients of an operator from the nanoseconds of its calls; their names are those of a cluster description."""
-    timed = {amounts: nanos for amounts, nanos in rows.items() if nanos > 0}
-    if not timed:
-        return {}
-    free, least = _fitted_from(timed, dtype, rates), _least_flop(timed, rates.flops.get(dtype))
-    bounded = _fitted_from(timed, dtype, rates, least) if least else free
-    return (bounded if bounded.left <= free.left * _AS_GOOD else free).coefficients
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Coefficients of an operator by their names, and the mean square of the relative errors that they leave."""
-
-    coefficients: dict[str, float]
-    left: float
-
-
-def _fitted_from(timed: Mapping[Amounts, float], dtype: str, rates: Rates, least_flop: float = 0.0) -> _Fit:
-    """The coefficients that tell calls best, of which a floating-point operation takes so many nanoseconds at least."""
-    amounts, nanos = np.array(list(timed), float), np.array(list(timed.values()))
-    supposed = _supposed(timed, dtype, rates)
-    told = np.array([*timed, *supposed])
-    times = np.array([*timed.values(), *supposed.values()])
-    weights = np.array([1.0] * len(timed) + [_SUPPOSED] * len(supposed))
-    least = np.array([0.0, least_flop, 0.0, 0.0, 0.0])
-    best = None
-    for cache in _CACHES:
-        columns = _columns(told, cache)
-        wanted = weights * (1 - columns @ least / times)
-        coefficients, error = _least_squares(columns * (weights / times)[:, None], wanted)
-        if best is None or error < best.left * _WORTH:
-            coefficients = coefficients + least
-            start, flop, byte, uncached, tensor = (float(f"{number:.4g}") for number in coefficients)
-            wrong = np.abs(_columns(amounts, cache) @ coefficients / nanos - 1)
-            found = {
-                "start_ns": start,
-                "flop_ps": _picos(flop),
-                "byte_ps": _picos(byte),
-                "cached_bytes": cache if uncached else 0,
-                "uncached_byte_ps": _picos(uncached),
-                "tensor_ps": _picos(tensor),
-                "error": round(float(np.median(wrong)), 3),
-            }
-            best = _Fit(found, error)
-    assert best is not None
-    return best
-
-
-def _least_flop(timed: Mapping[Amounts, float], rate: float | None) -> float:
-    """The least nanoseconds of a floating-point operation in any call, where some call comes near to a device's rate of products.
-
-    That of the fastest call: calls that were measured may be told well by their bytes alone, and larger ones would be much too fast.
-    """
-    fastest = max(flops / nanos for (flops, _, _), nanos in timed.items())
-    return 1 / fastest if rate is not None and fastest * 1e9 > _NEAR * rate else 0.0
-
-
-def _columns(amounts: np.ndarray, cache: int) -> np.ndarray:
-    """What each coefficient is multiplied by."""
-    beyond = np.maximum(0, amounts[:, 1] - cache) if cache else np.zeros(len(amounts))
-    # The tensors of a call tell nothing where all calls have as many.
-    tensors = amounts[:, 2] if np.ptp(amounts[:, 2]) else np.zeros(len(amounts))
-    return np.stack([np.ones(len(amounts)), amounts[:, 0], amounts[:, 1], beyond, tensors], 1)
-
-
-def _supposed(rows: Mapping[Amounts, float], dtype: str, rates: Rates) -> dict[Amounts, float]:
-    """Calls much smaller and much larger than those that were measured, where these are nearly of one size.
-
-    A call that takes much longer than an operation on hardly any data takes that long for its data; another for its start.
-    """
-    sizes = [max(size, 1) for _, size, _ in rows]
-    if max(sizes) >= _RANGE * min(sizes):
-        return {}
-    (flops, size, count), nanos = max(rows.items(), key=lambda row: row[0][1])
-    factor = max(_FAR, _LARGE / max(size, 1))
-    small, large = (0.0, 0, count), (flops * factor, int(size * factor), count)
-    if nanos > _BY_DATA * rates.operation_ns:
-        return {small: rates.operation_ns, large: (nanos - rates.operation_ns) * factor}
-    return {small: nanos, large: rates.of(large, dtype)}
-
-
-def _picos(nanos: float) -> float:
-    return float(f"{nanos * 1e3:.4g}")
-
-
-def _least_squares(columns: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, float]:
-    """Coefficients, none negative, with which the columns come nearest to what is wanted, and the mean square of what is left; as few as
-    serve."""
-    scale = columns.max(0, initial=0)
-    scaled = columns / np.where(scale > 0, scale, 1)
-    found, least = np.zeros(len(scale)), float(np.mean(wanted**2))
-    for size in range(1, min(columns.shape) + 1):
-        for chosen in map(list, itertools.combinations(np.flatnonzero(scale), size)):
-            some, *_ = np.linalg.lstsq(scaled[:, chosen], wanted, rcond=None)
-            error = float(np.mean((scaled[:, chosen] @ some - wanted) ** 2))
-            if least > _EXACT and error < least * _WORTH and (some >= 0).all():
-                found, least = np.zeros(len(scale)), error
-                found[chosen] = some / scale[chosen]
-    return found, least
+    calls = [(*amounts, nanos) for amounts, nanos in rows.items()]
+    known = (rates.operation_ns, rates.bandwidth, rates.flops.get(dtype), min(rates.flops.values()))
+    found = dict(_native.fitted(calls, known))
+    return {**found, "cached_bytes": int(found["cached_bytes"])}
 
 
 def programs(graph: _native.Graph, cluster: str, mesh: Mapping[str, int]) -> Iterator[_native.Graph]:

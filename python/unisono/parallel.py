@@ -39,6 +39,7 @@ from unisono._counter import key_of
 from unisono._deferred.models import Deferred, home_of
 from unisono._native import Graph
 from unisono._ranks import Ranks
+from unisono._refit import Refit, gathered, of_texts, replanned
 from unisono._state import State
 from unisono._unchanged import has_ended
 from unisono._user_tensors import require_values
@@ -401,17 +402,50 @@ class ParallelStep:
         The files are ``predicted/rank0.json`` and ``measured/rank0.json``, one of each for every rank, for trace viewers and for
         ``unisono trace``: ``unisono trace diff FOLDER/predicted FOLDER/measured`` puts them side by side.
         """
-        rank = self.ranks.rank
-        _, records = self._record(arguments)
-        step = self._captured[0]
-        texts = {
-            "predicted": step.simulated_json(),
-            "measured": step.executor.program.trace_json(records, rank, step.rank_graph),
-        }
+        measured = self._measured_json(arguments)
+        texts = {"predicted": self._captured[0].simulated_json(), "measured": measured}
         for name, text in texts.items():
-            file = Path(folder, name, f"rank{rank}.json")
+            file = Path(folder, name, f"rank{self.ranks.rank}.json")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
+
+    def refit(self, *arguments: Any, repeats: int = 3) -> Refit:
+        """Runs ``repeats`` steps on every rank and says what of the cluster description is wrong by what they took.
+
+        Operations, collectives and copies are held against what the cost model says of each. The fewest coefficients with which it tells
+        them are mended, what single operations took is put into the description, and the step is planned again by it
+        (``docs/clusters.md``). Nothing changes for this step: start again with the new description to run the new plan.
+
+        Args:
+            arguments: those of a step.
+            repeats: how many steps run.
+
+        Returns:
+            What is wrong and what is planned by what is right, the same on every rank: ``print`` shows it,
+            ``refit.save("cluster.toml")`` keeps the description for ``cluster="cluster.toml"``.
+        """
+        runs = [gathered(self._measured_json(arguments), self.ranks) for _ in range(repeats)]
+        step = self._captured[0]
+        found = None
+        if self.ranks.rank == 0:
+            found = self._caught(lambda: vars(replanned(of_texts(step.cluster, runs), step.plan)))
+        return Refit(**self.ranks.tell(found))
+
+    @staticmethod
+    def _caught(call: Callable[[], Any]) -> Any:
+        """What a call returns, or the error of ours that it raises."""
+        try:
+            return call()
+        except UnisonoError as error:
+            return error
+
+    def _measured_json(self, arguments: tuple[Any, ...]) -> str:
+        """Runs one step: this rank's timeline as the text of a trace."""
+        returned, records = self._record(arguments)
+        step = self._captured[0]
+        step.finish(returned)
+        mesh = list(self._session.mesh.items())
+        return step.executor.program.trace_json(records, self.ranks.rank, step.rank_graph, mesh)
 
     def report(self, path: str | Path, *arguments: Any) -> None:
         """Writes one HTML page that shows the plan and needs no other file (``docs/clusters.md``). Called on every rank; rank 0 writes it.

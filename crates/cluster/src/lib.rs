@@ -1,8 +1,10 @@
 //! Devices and what lies between them, with the coefficients that costs are computed from: a text file, measured once per machine by
 //! `unisono profile`, a preset of published figures, or written by hand for another machine.
 
+mod coefficients;
 mod description;
 mod device;
+mod fitting;
 mod network;
 mod operations;
 mod presets;
@@ -10,7 +12,9 @@ mod presets;
 pub mod testing;
 
 use base::Fingerprint;
+pub use coefficients::{Says, See};
 pub use device::Device;
+pub use fitting::Rates;
 pub use network::{InSwitch, Interconnect, Level, Link, Links, Network};
 pub use operations::{Amounts, Fit, Operations};
 pub use presets::{Preset, presets};

@@ -1,7 +1,7 @@
 //! Times of collectives.
 
 use base::Bytes;
-use cluster::{Interconnect, Link, Links};
+use cluster::{Cluster, Interconnect, Link, Links};
 use ir::{Collective, CollectiveKind, MeshAxis};
 
 use crate::{
@@ -12,23 +12,34 @@ use crate::{
 /// The time of one collective, as the library does it.
 pub fn collective_time(machine: Machine<'_>, collective: Collective<'_>) -> i64 {
     let ranks = machine.mesh.size_of(collective.axis);
-    match &machine.cluster.interconnect {
-        Interconnect::Measured(links) => measured_time(links, collective, ranks),
+    let stride = || machine.mesh.stride_of(collective.axis);
+    group_time(machine.cluster, collective.kind, ranks, stride, collective.bytes)
+}
+
+/// The time of a collective of `bytes` among `ranks` ranks that are `stride` apart, in picoseconds.
+pub fn group_time(
+    cluster: &Cluster,
+    kind: CollectiveKind,
+    ranks: u32,
+    stride: impl Fn() -> u32,
+    bytes: Bytes,
+) -> i64 {
+    match &cluster.interconnect {
+        Interconnect::Measured(links) => measured_time(links, kind, bytes, ranks),
         Interconnect::Levels(network) => {
             // A broadcast is a transfer between two stages.
-            let is_transfer = collective.kind == CollectiveKind::Broadcast;
+            let is_transfer = kind == CollectiveKind::Broadcast;
             let ranks = if is_transfer { ranks.min(2) } else { ranks };
-            let group = Group { ranks, stride: machine.mesh.stride_of(collective.axis) };
-            let seconds = network_time(network, group, collective.kind, collective.bytes.0 as f64);
-            (seconds * PICOS).round() as i64
+            let group = Group { ranks, stride: stride() };
+            (network_time(network, group, kind, bytes.0 as f64) * PICOS).round() as i64
         }
     }
 }
 
-fn measured_time(links: &Links, collective: Collective<'_>, ranks: u32) -> i64 {
+fn measured_time(links: &Links, kind: CollectiveKind, bytes: Bytes, ranks: u32) -> i64 {
     let share = f64::from(ranks - 1) / f64::from(ranks);
-    let bytes = collective.bytes.0 as f64;
-    let (link, sent) = match collective.kind {
+    let bytes = bytes.0 as f64;
+    let (link, sent) = match kind {
         CollectiveKind::AllReduce => (links.all_reduce, 2.0 * bytes * share),
         CollectiveKind::AllGather => (links.all_gather, bytes * share),
         // One rank sends everything to one.

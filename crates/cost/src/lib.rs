@@ -4,9 +4,11 @@ mod collectives;
 mod machine;
 mod micro_batches;
 mod network;
+mod operation;
 mod ring;
 mod time;
 
-pub use collectives::{Company, collective_time, direct_limit};
+pub use collectives::{Company, collective_time, direct_limit, group_time};
 pub use machine::{Machine, host_copy_time};
-pub use time::{amounts, compute_rate, local_time, main_dtype, operation_time, reshard_time, shares};
+pub use operation::{Operation, Told, compute_rate, main_dtype, shares};
+pub use time::{local_time, operation_time, reshard_time};

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use base::{Nanos, SecondaryMap};
-use ir::{Graph, NodeId};
+use ir::{AxisKind, Graph, Mesh, NodeId};
 use timeline::{
     Timeline,
-    step::{Group, Span, StepTimeline},
+    step::{Group, Span, StepTimeline, Works},
 };
 
-use crate::Program;
+use crate::{Program, program::Action};
 
 /// When an instruction ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,17 +23,26 @@ pub struct Record {
 }
 
 /// The timeline of one recorded step of `program` on `rank`. With the graph that the program was made of, events are of its operations,
-/// and collectives have lanes of their own.
-pub fn timeline_of(program: &Program, records: &[Record], rank: u32, graph: Option<&Graph>) -> Timeline {
-    let empty = Graph::default();
-    let graph = graph.unwrap_or(&empty);
-    let mut step = StepTimeline::new(graph, rank);
+/// collectives have lanes of their own, and say on a `mesh` which ranks take part; `works` says how much operations do.
+pub fn timeline_of(
+    program: &Program,
+    records: &[Record],
+    rank: u32,
+    graph: Option<(&Graph, &Mesh)>,
+    works: Works<'_>,
+) -> Timeline {
+    let (no_graph, no_mesh) = (Graph::default(), Mesh::default());
+    let (graph, mesh) = graph.unwrap_or((&no_graph, &no_mesh));
+    let mut step = StepTimeline::new(graph, rank, works);
     let mut spans: Vec<(usize, Span)> = Vec::with_capacity(records.len());
     for record in records {
         let instruction = &program.body[record.instruction as usize];
         let span = Span { start: record.start, end: record.start + record.duration };
         let position = instruction.node.map(|node| node as usize).filter(|node| *node < graph.order.len());
         match position {
+            Some(position) if matches!(instruction.action, Action::Kernel { .. }) => {
+                step.kernel(position, span);
+            }
             Some(position) => {
                 step.operation(position, span);
                 spans.push((position, span));
@@ -43,8 +52,12 @@ pub fn timeline_of(program: &Program, records: &[Record], rank: u32, graph: Opti
     }
     for (group, collectives) in seen(graph, &spans) {
         for (position, span) in collectives {
-            let size = group_size(graph, position);
-            step.collective(position, &Group { name: group, size }, span);
+            let axis = graph.collective(graph.order[position]).and_then(|of| mesh.axis(of.axis));
+            // Transfers between two stages are along their axis too.
+            let axis = axis.filter(|axis| axis.kind == AxisKind::Ranks);
+            let size = axis.map_or_else(|| group_size(graph, position), |axis| axis.size);
+            let stride = axis.map_or(0, |axis| mesh.stride_of(&axis.name));
+            step.collective(position, &Group { name: group, size, stride }, span);
         }
     }
     let (names, rank) = step.finish(false);

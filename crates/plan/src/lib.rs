@@ -81,7 +81,7 @@ pub use prices::Prices;
 pub use run::{Offloading, Recomputation, Request, direct};
 pub use search::{Searched, search};
 pub use sensitivity::{Sensitivity, sensitivities};
-pub use simulate::{Pipeline, Ranks, pipeline, simulate_one, simulate_plan, simulate_rank};
+pub use simulate::{Pipeline, Ranks, pipeline, simulate_one, simulate_plan, simulate_rank, simulated_step};
 pub use stages::{Cut, StagePrediction, Stages};
 pub use step::{PlanSettings, plan_graph, plan_telling, program, rank_graph};
 pub use summary::{OtherPlan, StatePattern, Summary, summary};

@@ -1,10 +1,10 @@
 //! What a plan's programs are expected to do, as a timeline.
 
-use base::Result;
+use base::{Nanos, Result};
 use cluster::Cluster;
 use ir::{Graph, RankGraph};
 use sim::Machine;
-use timeline::Timeline;
+use timeline::{Timeline, step::Figures};
 
 use crate::{kernels::seen, plan::Plan, step::program};
 
@@ -63,6 +63,16 @@ pub fn simulate_one(graph: &Graph, plan: &Plan, cluster: &Cluster, rank: u32) ->
         }
         _ => simulate_rank(&local, plan, cluster, rank),
     }
+}
+
+/// What a step takes under a plan on a cluster that it need not have been made for.
+pub fn simulated_step(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<Nanos> {
+    let timeline = match pipeline(graph, plan, cluster)? {
+        Some(pipeline) => pipeline.timeline,
+        None => simulate_one(graph, plan, cluster, 0)?,
+    };
+    let steps = timeline.ranks.iter().map(|rank| Figures::of(&timeline, rank).step);
+    Ok(steps.max().unwrap_or_default())
 }
 
 /// The timeline of a step of `graph` under `plan`, by the programs that the ranks run.

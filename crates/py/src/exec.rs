@@ -253,16 +253,19 @@ impl Program {
     }
 
     /// The records of a step as JSON that trace viewers, and `unisono trace`, open. With the graph that the program was
-    /// made of, events are of its operations.
-    #[pyo3(signature = (records, rank, graph=None))]
+    /// made of, events are of its operations; `mesh` says which ranks take part in collectives.
+    #[pyo3(signature = (records, rank, graph=None, mesh=Vec::new()))]
     fn trace_json(
         &self,
         py: Python<'_>,
         records: Vec<Recorded>,
         rank: u32,
         graph: Option<&Graph>,
+        mesh: Vec<(String, u32)>,
     ) -> PyResult<String> {
-        let timeline = self.timeline(records, rank, graph.map(|graph| &graph.0));
+        let axes = mesh.into_iter().map(|(name, size)| ir::MeshAxis::ranks(name, size)).collect();
+        let mesh = ir::Mesh { axes };
+        let timeline = self.timeline(records, rank, graph.map(|graph| (&graph.0, &mesh)));
         Ok(chrome::text(&timeline.map_err(|diagnostic| to_python(py, &diagnostic))?)?)
     }
 
@@ -290,7 +293,12 @@ impl Program {
 
 impl Program {
     /// The timeline of one recorded step on `rank`, whose graph is `graph`.
-    pub fn timeline(&self, records: Vec<Recorded>, rank: u32, graph: Option<&ir::Graph>) -> Result<Timeline> {
+    pub fn timeline(
+        &self,
+        records: Vec<Recorded>,
+        rank: u32,
+        graph: Option<(&ir::Graph, &ir::Mesh)>,
+    ) -> Result<Timeline> {
         let record = |(instruction, start, duration)| exec::Record {
             instruction,
             start: Nanos(start),
@@ -300,7 +308,7 @@ impl Program {
         if records.iter().any(|record| record.instruction as usize >= self.0.body.len()) {
             return Err(Diagnostic::new(Code::BAD_BINDING, "records of another program"));
         }
-        Ok(exec::timeline_of(&self.0, &records, rank, graph))
+        Ok(exec::timeline_of(&self.0, &records, rank, graph, &sim::work_of))
     }
 
     fn rewritten(

@@ -5,9 +5,10 @@ use std::{
     path::PathBuf,
 };
 
-use aten::{Call, Random, Work};
+use aten::{Call, Random};
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
+use cost::Operation;
 use ir::Placement;
 use keep::{Kept, Measured};
 use passes::{Outcome, Settings, pipeline};
@@ -59,13 +60,9 @@ type Done = Vec<(&'static str, usize, usize)>;
 type OperationAmounts = (String, &'static str, f64, u64, usize);
 
 fn amounts(call: &Call<'_>) -> Option<OperationAmounts> {
-    let row = aten::row(call.name())?;
-    if matches!(row.work, Work::View | Work::Nothing) || call.graph.is_communication(call.id) {
-        return None;
-    }
-    let amounts = cost::amounts(call, row, &aten::replicated(call), 1);
-    let dtype = cost::main_dtype(call)?;
-    Some((call.name().to_owned(), dtype.text(), amounts.flops, amounts.bytes, amounts.tensors))
+    aten::row(call.name()).filter(|_| !call.graph.is_communication(call.id))?;
+    let Operation { name, dtype, amounts, .. } = Operation::of(call)?;
+    Some((name.to_owned(), dtype.text(), amounts.flops, amounts.bytes, amounts.tensors))
 }
 
 fn note(done: &mut Done) -> impl FnMut(&Outcome) {
@@ -304,6 +301,14 @@ impl Graph {
             let cluster = Cluster::parse(cluster, "the cluster description")?;
             let timeline = plan::simulate_one(&self.0, &plan.0, &cluster, rank)?;
             timeline::chrome::text(&timeline).map_err(|error| Diagnostic::bug(error.to_string()))
+        })
+    }
+
+    /// The nanoseconds of a step under a plan for this graph on a cluster that it need not have been made for.
+    fn simulated_ns(&self, py: Python<'_>, plan: &Plan, cluster: &str) -> PyResult<i64> {
+        run(py, || {
+            let cluster = Cluster::parse(cluster, "the cluster description")?;
+            Ok(plan::simulated_step(&self.0, &plan.0, &cluster)?.0)
         })
     }
 

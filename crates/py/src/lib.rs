@@ -8,6 +8,7 @@ mod exec;
 mod explained;
 mod graph;
 mod page;
+mod refit;
 mod rows;
 mod trace;
 
@@ -61,6 +62,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     explained::register(module)?;
     graph::register(module)?;
     page::register(module)?;
+    crate::refit::register(module)?;
     rows::register(module)?;
     crate::trace::register(module)
 }

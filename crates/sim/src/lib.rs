@@ -18,6 +18,7 @@ use memory::Peak;
 use timeline::{Timeline, step::Figures};
 
 pub use cost::Machine;
+pub use prices::work_of;
 pub use program::{Group, Program, Programs, Step};
 pub use record::{figures, observe};
 pub use streams::{Factor, Interval, Observer, Stuck, run};

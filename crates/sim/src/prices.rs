@@ -1,7 +1,10 @@
 //! What each node of a rank's graph does to the streams, and its time: the only place that asks crate `cost`.
 
+use std::borrow::Cow;
+
 use aten::Call;
 use ir::{Graph, HostCopy, NodeId, ValueId};
+use timeline::step;
 
 use crate::Machine;
 
@@ -34,4 +37,33 @@ pub fn work(graph: &Graph, id: NodeId, machine: Machine<'_>) -> Work {
         None if graph.is_wait(id) => Work::Operation(0),
         None => Work::Operation(cost::local_time(machine, &call)),
     }
+}
+
+/// How much a node does, for whoever reads its timeline; nothing of collectives, waits, views and what is copied nowhere.
+pub fn work_of(graph: &Graph, id: NodeId) -> Option<step::Work> {
+    let call = Call::new(graph, id);
+    if let Some(copy) = graph.host_copy(id) {
+        let ty = graph.ty(*call.operands.first().filter(|_| copy != HostCopy::Wait)?);
+        let dtype = Cow::Borrowed(ty.dtype.text());
+        return Some(step::Work {
+            dtype,
+            reads: None,
+            flops: 0.0,
+            bytes: ty.bytes().0,
+            tensors: 1,
+            uneven: false,
+        });
+    }
+    if graph.is_communication(id) || ir::is_kernel(call.name()) {
+        return None;
+    }
+    let operation = cost::Operation::of(&call)?;
+    Some(step::Work {
+        dtype: Cow::Borrowed(operation.dtype.text()),
+        reads: (operation.reads != operation.dtype).then(|| Cow::Borrowed(operation.reads.text())),
+        flops: operation.amounts.flops,
+        bytes: operation.amounts.bytes,
+        tensors: operation.amounts.tensors,
+        uneven: !operation.is_even,
+    })
 }

@@ -46,6 +46,8 @@ pub struct Group {
     pub name: String,
     /// How many ranks it has.
     pub size: u32,
+    /// How far apart in number they are; 0 where simulated ranks have other numbers.
+    pub stride: u32,
     /// Whether it is of copies between device and host: engines of their own make them, which disturb nothing.
     pub copies: bool,
     /// Those of them that are simulated, ascending.
@@ -196,9 +198,12 @@ impl Groups<'_> {
         let several = self.who != Who::One && self.machine.mesh.ranks() > size;
         let key = (name.to_owned(), first);
         let shown = if several { format!("{name} of rank {first}") } else { name.to_owned() };
+        let axis = self.axis(name).filter(|_| self.who != Who::Stages);
+        let mesh = self.machine.mesh;
+        let stride = axis.map_or(0, |axis| mesh.stride_of(&mesh.axes[axis].name));
         let entry = self.found.entry(key);
         let index = entry.index();
-        entry.or_insert(Group { name: shown, size, copies: false, members });
+        entry.or_insert(Group { name: shown, size, stride, copies: false, members });
         Some((index, member))
     }
 
@@ -208,7 +213,7 @@ impl Groups<'_> {
         let shown = if self.who == Who::One { name.to_owned() } else { format!("{name} of rank {rank}") };
         let entry = self.found.entry((name.to_owned(), rank));
         let index = entry.index();
-        entry.or_insert(Group { name: shown, size: 1, copies: true, members: vec![rank] });
+        entry.or_insert(Group { name: shown, size: 1, stride: 0, copies: true, members: vec![rank] });
         index
     }
 }

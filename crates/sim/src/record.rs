@@ -7,7 +7,7 @@ use timeline::{
     step::{self, Change, Figures, Span, StepTimeline},
 };
 
-use crate::{Factor, Group, Interval, Observer, Programs, Step, Stuck, run};
+use crate::{Factor, Group, Interval, Observer, Programs, Step, Stuck, prices::work_of, run};
 
 const PICOS_PER_NANO: i64 = 1_000;
 
@@ -73,7 +73,7 @@ impl Observer for Counting<'_> {
 
 /// The timeline of ranks that are counted from `first`.
 pub fn timeline(graphs: &[&Graph], first: u32, programs: &Programs, factor: Factor) -> Result<Timeline> {
-    let ranks = (first..).zip(graphs).map(|(rank, graph)| StepTimeline::new(graph, rank));
+    let ranks = (first..).zip(graphs).map(|(rank, graph)| StepTimeline::new(graph, rank, &work_of));
     let times = graphs.iter().map(|graph| vec![Span::default(); graph.order.len()]).collect();
     let mut drawing = Drawing { groups: &programs.groups, ranks: ranks.collect(), times };
     run(programs, factor, &mut drawing).map_err(|stuck| stuck_at(graphs, &stuck))?;
@@ -127,11 +127,15 @@ impl Observer for Drawing<'_> {
     }
 
     fn collective(&mut self, rank: usize, step: usize, group: usize, interval: Interval) {
-        let Group { name, size, copies, .. } = &self.groups[group];
+        let Group { name, size, stride, copies, .. } = &self.groups[group];
         if *copies {
             self.ranks[rank].copy(step, name, span(interval));
         } else {
-            self.ranks[rank].collective(step, &step::Group { name, size: *size }, span(interval));
+            self.ranks[rank].collective(
+                step,
+                &step::Group { name, size: *size, stride: *stride },
+                span(interval),
+            );
         }
     }
 }

@@ -140,6 +140,7 @@ fn random_programs(random: &mut Random) -> Programs {
             copies: false,
             name: format!("g{g}"),
             size: 4,
+            stride: 1,
             members: (0..count).filter(|r| g == 0 || *r != 1).collect(),
         })
         .collect();

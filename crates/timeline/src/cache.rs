@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::{Names, Rank};
 
 /// Begins every kept trace; the number counts changes of the format, and of what the reader makes of a trace.
-const MAGIC: &[u8; 12] = b"unitimeline2";
+const MAGIC: &[u8; 12] = b"unitimeline3";
 /// Sources smaller than this are read as fast as their kept columns.
 const WORTHWHILE: u64 = 1 << 20;
 /// Maximum bytes in the folder; beyond it the oldest files are removed.
@@ -150,7 +150,7 @@ mod tests {
 
     const TRACE: &str = r#"{"distributedInfo":{"rank":3,"world_size":4,"backend":"gloo","pg_config":[{"pg_name":"0","pg_desc":"d","ranks":[0,3]}]},"traceEvents":[
         {"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":1.5,"dur":2,"args":{"stream":7,"correlation":1,"bytes":3,"Collective name":"allreduce","In msg nelems":4,"dtype":"Float"}},
-        {"ph":"X","cat":"cpu_op","name":"aten::mm","pid":"Spans","tid":2,"ts":0,"dur":9,"args":{"Input Dims":[[1,2]],"Sequence number":5,"Unisono node":7,"Unisono place":"a.py:3","Unisono cause":"b"}},
+        {"ph":"X","cat":"cpu_op","name":"aten::mm","pid":"Spans","tid":2,"ts":0,"dur":9,"args":{"Input Dims":[[1,2]],"Sequence number":5,"Unisono node":7,"Unisono place":"a.py:3","Unisono cause":"b","Unisono work":{"dtype":"f32","bytes":8,"tensors":3}}},
         {"ph":"X","cat":"cuda_profiler_range","name":"r","pid":1,"tid":2,"ts":0,"dur":9,"args":{"smsp":1.5,"dram":2}},
         {"ph":"X","cat":"python_function","name":"f","pid":1,"tid":2,"ts":0,"dur":-9,"args":{"Python id":1}},
         {"ph":"s","cat":"fwdbwd","name":"f","pid":1,"tid":2,"ts":0,"id":4},

@@ -242,6 +242,10 @@ fn event(timeline: &Timeline, rank: &Rank, row: usize, apart: bool) -> Value {
     if let Some(node) = rank.sides.node.get(row as u32) {
         args.insert("Unisono node".to_owned(), json!(node.node));
         texts(timeline, &mut args, &[("Unisono place", node.place), ("Unisono cause", node.cause)]);
+        let work = node.work.some().and_then(|work| serde_json::from_str(timeline.names.text(work)).ok());
+        if let Some(work) = work {
+            args.insert("Unisono work".to_owned(), work);
+        }
     }
     if let Some(collective) = rank.sides.collective.get(row as u32) {
         collective_args(timeline, &mut args, collective);

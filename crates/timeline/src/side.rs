@@ -129,6 +129,8 @@ pub struct NodeArgs {
     pub place: NameId,
     /// What put the operation into the graph, where it was not captured.
     pub cause: NameId,
+    /// How much it does, as the JSON text of a [`Work`](crate::step::Work).
+    pub work: NameId,
 }
 
 /// All side tables of a rank.
@@ -176,6 +178,7 @@ impl Sides {
         self.node.append(other.node, offset, |args| NodeArgs {
             place: name(args.place),
             cause: name(args.cause),
+            work: name(args.work),
             ..args
         });
     }

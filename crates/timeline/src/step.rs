@@ -3,10 +3,14 @@
 //! A rank has one lane for its operations, starts of collectives and waits among them, one for the collectives of each group, and one for the
 //! copies in each direction between device and host.
 
+use std::borrow::Cow;
+
 use base::Nanos;
 use indexmap::IndexMap;
-use ir::{Graph, HostCopy, NodeId};
+use ir::{CollectiveKind, Graph, HostCopy, NodeId};
 pub use ir::{is_communication, is_wait};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::{
     Category, CollectiveArgs, Event, Lane, MemoryEvent, NameId, Names, NodeArgs, Rank, Timeline, Track,
@@ -16,11 +20,41 @@ use crate::{
 /// What names on lanes of groups begin with.
 const COLLECTIVE: &str = "unisono:";
 /// What names of copies between device and host begin with.
-const COPY: &str = "copy:";
+pub const COPY: &str = "copy:";
+/// What an exchange in which each rank sends to one is called, in its arguments.
+pub const PERMUTE: &str = "permute";
 /// The annotation around the step.
 const STEP: &str = "ProfilerStep#0";
 /// [`Metadata::backend`](crate::Metadata::backend) of what nobody measured.
 const SIMULATED: &str = "simulated";
+
+/// How much an operation does, which is all that a cost model has to know of it beside its name.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Work {
+    /// The element type that it computes in.
+    pub dtype: Cow<'static, str>,
+    /// The element type that it reads, where that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<Cow<'static, str>>,
+    /// Floating-point operations; none for what only reads and writes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub flops: f64,
+    /// Bytes that it reads and writes; of a copy between a device and its host those that it copies.
+    pub bytes: u64,
+    /// Tensors that it reads and writes.
+    pub tensors: usize,
+    /// Whether its tensors differ in shape or order.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uneven: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
+fn is_zero(number: &f64) -> bool {
+    *number <= 0.0
+}
+
+/// Says how much a node does, if it takes time.
+pub type Works<'g> = &'g dyn Fn(&Graph, NodeId) -> Option<Work>;
 
 /// Whether a rank's step was simulated rather than measured.
 pub fn is_simulated(rank: &Rank) -> bool {
@@ -50,6 +84,7 @@ pub struct Change {
 /// Puts a rank's step together.
 pub struct StepTimeline<'g> {
     graph: &'g Graph,
+    works: Works<'g>,
     names: Names,
     rank: Rank,
     operations: TrackId,
@@ -58,12 +93,13 @@ pub struct StepTimeline<'g> {
 }
 
 impl<'g> StepTimeline<'g> {
-    /// Of `rank`, which runs `graph`.
-    pub fn new(graph: &'g Graph, rank: u32) -> Self {
+    /// Of `rank`, which runs `graph`; `works` says how much its nodes do.
+    pub fn new(graph: &'g Graph, rank: u32, works: Works<'g>) -> Self {
         let (mut names, mut made) = (Names::new(), Rank::new(rank));
         let operations = track(&mut names, &mut made, "operations");
         let step = names.intern(STEP);
-        let mut this = Self { graph, names, rank: made, operations, groups: IndexMap::new(), end: Nanos(0) };
+        let mut this =
+            Self { graph, works, names, rank: made, operations, groups: IndexMap::new(), end: Nanos(0) };
         this.push(Category::UserAnnotation, step, operations, Span::default());
         this
     }
@@ -76,9 +112,17 @@ impl<'g> StepTimeline<'g> {
 
     /// Adds what the node at `position` of the program order takes of the rank's own time.
     pub fn operation(&mut self, position: usize, span: Span) {
+        let id = self.graph.order[position];
+        let name = self.names.intern(self.graph.op_name(id));
+        let row = self.push(Category::CpuOp, name, self.operations, span);
+        self.node(row, position, (self.works)(self.graph, id));
+    }
+
+    /// Adds a kernel of several operations, the last of which is the node at `position` of the program order.
+    pub fn kernel(&mut self, position: usize, span: Span) {
         let name = self.names.intern(self.graph.op_name(self.graph.order[position]));
         let row = self.push(Category::CpuOp, name, self.operations, span);
-        self.node(row, position);
+        self.node(row, position, None);
     }
 
     /// Adds the collective that the node at `position` starts, on the lane of `group`.
@@ -90,7 +134,7 @@ impl<'g> StepTimeline<'g> {
         let row = self.push(Category::UserAnnotation, event, lane, span);
         let args = self.collective_args(self.graph.order[position], operation, group, sequence);
         self.rank.sides.collective.push(row, args);
-        self.node(row, position);
+        self.node(row, position, None);
     }
 
     /// Adds the copy between device and host that the node at `position` starts, on the lane of its direction.
@@ -100,7 +144,7 @@ impl<'g> StepTimeline<'g> {
         let (lane, _) = self.lane(direction);
         let event = self.names.intern(&format!("{COPY}{short}"));
         let row = self.push(Category::UserAnnotation, event, lane, span);
-        self.node(row, position);
+        self.node(row, position, (self.works)(self.graph, self.graph.order[position]));
     }
 
     /// Adds memory that was there `before` the step, in bytes, and what comes and goes in it, in the order of time.
@@ -152,7 +196,7 @@ impl<'g> StepTimeline<'g> {
         index
     }
 
-    fn node(&mut self, row: u32, position: usize) {
+    fn node(&mut self, row: u32, position: usize, work: Option<Work>) {
         let id = self.graph.order[position];
         let place = self.graph.place(id).map(|place| format!("{}:{}", place.file, place.line));
         let cause = self.graph.nodes[id].label.map(|label| self.graph.labels[label].as_str());
@@ -160,6 +204,7 @@ impl<'g> StepTimeline<'g> {
             node: position as u32,
             place: place.map_or(NameId::NONE, |place| self.names.intern(&place)),
             cause: cause.map_or(NameId::NONE, |cause| self.names.intern(cause)),
+            work: work.map_or(NameId::NONE, |work| self.names.intern(&json!(work).to_string())),
         };
         self.rank.sides.node.push(row, args);
     }
@@ -172,12 +217,17 @@ impl<'g> StepTimeline<'g> {
         sequence: i64,
     ) -> CollectiveArgs {
         let node = &self.graph.nodes[id];
+        let is_permute = self.graph.collective(id).is_some_and(|of| of.kind == CollectiveKind::Permute);
+        let operation = if is_permute { PERMUTE } else { operation };
         let elements = |value| self.graph.ty(value).elements() as i64;
         let dtype = node.operands().next().map(|value| self.graph.ty(value).dtype.torch_name());
         CollectiveArgs {
             operation: self.names.intern(operation),
             group: self.names.intern(group.name),
-            ranks: NameId::NONE,
+            ranks: match group.members(self.rank.rank) {
+                Some(members) => self.names.intern(&json!(members).to_string()),
+                None => NameId::NONE,
+            },
             dtype: dtype.map_or(NameId::NONE, |dtype| self.names.intern(dtype)),
             elements_in: node.operands().map(elements).sum(),
             elements_out: node.results().map(elements).sum(),
@@ -202,6 +252,16 @@ pub struct Group<'a> {
     pub name: &'a str,
     /// How many ranks it has, 0 where that is not known.
     pub size: u32,
+    /// How far apart in number they are, 0 where that is not known.
+    pub stride: u32,
+}
+
+impl Group<'_> {
+    /// The ranks of the group that `rank` is in, if they are known.
+    fn members(&self, rank: u32) -> Option<Vec<u32>> {
+        let first = rank.checked_sub(rank.checked_div(self.stride)?.checked_rem(self.size)? * self.stride)?;
+        Some((0..self.size).map(|member| first + member * self.stride).collect())
+    }
 }
 
 /// What a step took in few numbers. Operations and waits of one rank do not overlap, so `compute` and `exposed` are parts of `step`.

@@ -15,7 +15,7 @@ fields!(Track { process: Lane, thread: Lane, name: NameId });
 fields!(DeviceArgs { bytes: i64, bandwidth: f64, wait_stream: i64, wait_event: i64, graph_node: i64 });
 fields!(InputArgs { dims: NameId, types: NameId, strides: NameId, concrete: NameId });
 fields!(SequenceArgs { number: i64, forward_thread: i64 });
-fields!(NodeArgs { node: u32, place: NameId, cause: NameId });
+fields!(NodeArgs { node: u32, place: NameId, cause: NameId, work: NameId });
 fields!(PythonArgs { id: i64, parent: i64, module: i64 });
 fields!(Flow { id: i64, time: Nanos, track: TrackId, begin: bool });
 fields!(CollectiveArgs {

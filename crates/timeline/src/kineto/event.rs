@@ -118,6 +118,8 @@ pub struct RawArgs<'a> {
     pub place: Option<Text<'a>>,
     /// `Unisono cause`
     pub cause: Option<Text<'a>>,
+    /// `Unisono work`, as JSON
+    pub work: Option<&'a [u8]>,
     /// `name` of a metadata element
     pub name: Option<Text<'a>>,
     /// `Bytes` of a memory event
@@ -205,6 +207,7 @@ fn argument<'a>(scanner: &mut Scanner<'a>, key: &[u8], raw: &mut RawArgs<'a>) ->
         b"Unisono node" => raw.node = number(scanner)?,
         b"Unisono place" => raw.place = text(scanner)?,
         b"Unisono cause" => raw.cause = text(scanner)?,
+        b"Unisono work" => raw.work = json(scanner)?,
         b"name" => raw.name = text(scanner)?,
         b"Bytes" => raw.memory_bytes = number(scanner)?,
         b"Addr" => raw.address = number(scanner)?,

@@ -160,7 +160,8 @@ impl Part {
         }
         if let Some(node) = args.node.and_then(|node| u32::try_from(node).ok()) {
             let (place, cause) = (self.intern_some(args.place), self.intern_some(args.cause));
-            self.rank.sides.node.push(row, NodeArgs { node, place, cause });
+            let work = self.intern_json(args.work);
+            self.rank.sides.node.push(row, NodeArgs { node, place, cause, work });
         }
         if category == Category::CudaProfilerRange {
             let counters = self.counters(args.whole);

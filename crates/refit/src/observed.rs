@@ -1,0 +1,280 @@
+//! From timelines to what was seen: calls that do the same together, with what one of them took.
+
+use std::collections::BTreeMap;
+
+use base::Bytes;
+use cluster::Amounts;
+use ir::{CollectiveKind, Dtype};
+use serde::Serialize;
+use timeline::{
+    Category, Class,
+    step::{COPY, PERMUTE, Work, is_simulated},
+};
+use trace::{Frame, Frames, collective, interval::Union, queue};
+
+use crate::{Calls, Seen, What};
+
+/// A call that takes so many times as long as usual was held up by something else.
+const USUAL: f64 = 3.0;
+/// How far apart calls that do the same may be, quarter from quarter, as a part of what one takes.
+const NOISE: f64 = 1.0;
+/// How many calls tell how far they are apart.
+const SEVERAL: usize = 4;
+/// The part of a call beside which something must run for it to count as slowed.
+const HARDLY: f64 = 0.02;
+/// The part of a collective for which a rank must have waited for its end to be seen.
+const WAITED: f64 = 0.02;
+
+/// Calls that are in no fit.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct LeftOut {
+    /// What they do, in words.
+    pub what: String,
+    /// How many there were.
+    pub calls: usize,
+    /// Nanoseconds of all.
+    pub nanos: f64,
+    /// Why.
+    pub why: String,
+}
+
+/// What timelines show.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Observed {
+    /// How many ranks they are of.
+    pub ranks: usize,
+    /// What counts.
+    pub seen: Vec<Seen>,
+    /// What does not.
+    pub left_out: Vec<LeftOut>,
+    /// Nanoseconds of operations that are none of the step, by name: of a profiler's traces, in which each operation is looked up.
+    pub unknown: BTreeMap<String, f64>,
+}
+
+/// One call, collective or copy.
+struct One {
+    what: What,
+    nanos: i64,
+    beside: i64,
+}
+
+/// What the timelines of the ranks of one or several runs show: those of our own programs say what their operations do, and the calls of a
+/// profiler's are looked up in `calls`.
+pub fn observe(runs: &[Frames<'_>], calls: &Calls) -> Observed {
+    let mut observed =
+        Observed { ranks: runs.iter().map(|run| run.ranks.len()).max().unwrap_or(0), ..Observed::default() };
+    let mut all: Vec<One> = runs.iter().flat_map(collectives).collect();
+    for frame in runs.iter().flat_map(|run| &run.ranks) {
+        let beside = slowing(frame);
+        if frame.rank.sides.node.is_empty() {
+            looked_up(frame, calls, &beside, &mut all, &mut observed.unknown);
+        } else {
+            of_programs(frame, &beside, &mut all);
+        }
+    }
+    group(all, &mut observed);
+    observed
+}
+
+/// When collectives run on a rank.
+fn slowing(frame: &Frame<'_>) -> Union {
+    let parts = collective::parts(frame, 0);
+    Union::of(parts.iter().map(|(_, part, _)| (part.begin, part.end)))
+}
+
+/// Operations and copies of our own programs.
+fn of_programs(frame: &Frame<'_>, beside: &Union, all: &mut Vec<One>) {
+    for (row, node) in frame.rank.sides.node.iter() {
+        let row = row as usize;
+        let work = node.work.some().map(|work| frame.timeline.names.text(work));
+        let Some(work) = work.and_then(|work| serde_json::from_str::<Work>(work).ok()) else { continue };
+        let nanos = frame.duration[row];
+        if frame.text(row).starts_with(COPY) {
+            all.push(One { what: What::HostCopy(Bytes(work.bytes)), nanos, beside: 0 });
+            continue;
+        }
+        let Some(dtype) = Dtype::from_text(&work.dtype) else { continue };
+        let reads = work.reads.and_then(|reads| Dtype::from_text(&reads)).unwrap_or(dtype);
+        let what = What::Operation {
+            name: frame.text(row).to_owned(),
+            dtype,
+            reads,
+            amounts: Amounts { flops: work.flops, bytes: work.bytes, tensors: work.tensors },
+            is_even: !work.uneven,
+        };
+        let (begin, end) = frame.interval(row);
+        all.push(One { what, nanos, beside: beside.covered(begin, end) });
+    }
+}
+
+/// Operations of a profiler's trace that are calls of the step: by the time of their kernels where there are some, else by their own.
+fn looked_up(
+    frame: &Frame<'_>,
+    calls: &Calls,
+    beside: &Union,
+    all: &mut Vec<One>,
+    unknown: &mut BTreeMap<String, f64>,
+) {
+    let names = &frame.timeline.names;
+    let is_call = |row: usize| frame.class(row) == Class::Operator;
+    let what = |row: usize| {
+        let inputs = frame.rank.sides.inputs.get(row as u32)?;
+        let text = |name: timeline::NameId| name.some().map_or("[]", |name| names.text(name));
+        calls.get(frame.text(row), text(inputs.dims), text(inputs.types))
+    };
+    let stacks = frame.calls();
+    let outermost = |row: usize| stacks.path(row).filter(|&row| is_call(row) && what(row).is_some()).last();
+    let launches = queue::launches(frame);
+    let mut calls_others = vec![false; stacks.parent.len()];
+    for row in frame.rows().filter(|&row| is_call(row)) {
+        stacks.path(row).skip(1).for_each(|caller| calls_others[caller] = true);
+    }
+    let mut found: BTreeMap<usize, (i64, i64)> = BTreeMap::new();
+    let mut lost = |row: usize, nanos: i64| {
+        *unknown.entry(frame.text(row).to_owned()).or_default() += nanos as f64;
+    };
+    if launches.is_empty() {
+        for row in frame.rows().filter(|&row| is_call(row) && frame.text(row).starts_with("aten::")) {
+            let (begin, end) = frame.interval(row);
+            match outermost(row) {
+                Some(call) if call == row => {
+                    found.insert(row, (end - begin, beside.covered(begin, end)));
+                }
+                // Of calls within calls the innermost take the time.
+                None if !calls_others[row] => lost(row, end - begin),
+                _ => {}
+            }
+        }
+    }
+    for (launch, kernel) in launches {
+        if frame.communicates(kernel) || frame.class(kernel) != Class::Kernel {
+            continue;
+        }
+        let (begin, end) = frame.interval(kernel);
+        match outermost(launch) {
+            Some(call) => {
+                let taken = found.entry(call).or_default();
+                *taken = (taken.0 + end - begin, taken.1 + beside.covered(begin, end));
+            }
+            None => lost(kernel, end - begin),
+        }
+    }
+    for (row, (nanos, beside)) in found {
+        if let Some(what) = what(row) {
+            all.push(One { what: what.clone(), nanos, beside });
+        }
+    }
+}
+
+/// Collectives as long as they took without waiting for a rank: as long as on the rank that came last.
+fn collectives(frames: &Frames<'_>) -> Vec<One> {
+    let mut found: BTreeMap<(collective::Key, String), One> = BTreeMap::new();
+    for (number, frame) in frames.ranks.iter().enumerate() {
+        let waits = waits(frame);
+        let operations = Union::of(operations(frame));
+        for (key, part, size) in collective::parts(frame, number) {
+            let args = frame.rank.sides.collective.get(part.row as u32);
+            let ranks = args.and_then(|args| args.ranks.some()).map(|ranks| frame.timeline.names.text(ranks));
+            let is_permute = args
+                .and_then(|args| args.operation.some())
+                .is_some_and(|operation| frame.timeline.names.text(operation) == PERMUTE);
+            let Some(kind) = kind(&key.operation, is_permute) else { continue };
+            let nanos = part.duration();
+            let is_own = !frame.rank.sides.node.is_empty() && !is_simulated(frame.rank);
+            let waited = waits.get(&part.end).copied().unwrap_or(0);
+            if nanos <= 0 || part.bytes <= 0 || is_own && (waited as f64) < WAITED * nanos as f64 {
+                continue;
+            }
+            let size = if size > 0 { size } else { frame.rank.meta.world_size.unwrap_or(0) as usize };
+            if size < 2 {
+                continue;
+            }
+            let (ranks, text) = (size as u32, ranks.unwrap_or_default());
+            let what =
+                What::Collective { kind, ranks, stride: stride(text), bytes: Bytes(part.bytes as u64) };
+            let one = One { what, nanos, beside: operations.covered(part.begin, part.end) };
+            let entry = found.entry((key, text.to_owned()));
+            let shortest =
+                entry.or_insert_with(|| One { what: one.what.clone(), nanos: i64::MAX, beside: 0 });
+            if one.nanos < shortest.nanos {
+                *shortest = one;
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+/// How long a rank waited, by when each of its waits was over.
+fn waits(frame: &Frame<'_>) -> BTreeMap<i64, i64> {
+    let is_wait = frame.timeline.names.map(ir::is_wait);
+    let rows = frame.rows().filter(|&row| is_wait[frame.name(row).0 as usize]);
+    rows.map(|row| (frame.end(row), frame.duration[row])).collect()
+}
+
+/// When a rank computes.
+fn operations<'a>(frame: &'a Frame<'_>) -> impl Iterator<Item = (i64, i64)> + 'a {
+    let on_device = frame.rows().any(|row| frame.class(row) == Class::Kernel);
+    let is_wait = frame.timeline.names.map(ir::is_wait);
+    let rows = frame.rows().filter(move |&row| {
+        if on_device {
+            frame.class(row) == Class::Kernel && !frame.communicates(row)
+        } else {
+            frame.rank.events.category[row] == Category::CpuOp && !is_wait[frame.name(row).0 as usize]
+        }
+    });
+    rows.map(|row| frame.interval(row))
+}
+
+fn kind(operation: &str, is_permute: bool) -> Option<CollectiveKind> {
+    Some(match operation {
+        _ if is_permute => CollectiveKind::Permute,
+        "all_reduce" => CollectiveKind::AllReduce,
+        "all_gather" => CollectiveKind::AllGather,
+        "reduce_scatter" => CollectiveKind::ReduceScatter,
+        "all_to_all" => CollectiveKind::AllToAll,
+        "broadcast" => CollectiveKind::Broadcast,
+        _ => return None,
+    })
+}
+
+/// How far apart the ranks of a list are, such as `[0, 2, 4]`; 1 where they are not known.
+fn stride(ranks: &str) -> u32 {
+    let mut numbers = ranks.split(|c: char| !c.is_ascii_digit()).filter_map(|text| text.parse::<u32>().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(first), Some(second)) if second > first => second - first,
+        _ => 1,
+    }
+}
+
+/// Puts calls that do the same together.
+fn group(all: Vec<One>, observed: &mut Observed) {
+    let mut groups: BTreeMap<(String, bool), (What, Vec<One>)> = BTreeMap::new();
+    for one in all.into_iter().filter(|one| one.nanos > 0) {
+        let is_slowed = one.beside as f64 > HARDLY * one.nanos as f64;
+        let (_, members) = groups
+            .entry((format!("{:?}", one.what), is_slowed))
+            .or_insert_with(|| (one.what.clone(), Vec::new()));
+        members.push(one);
+    }
+    for (what, mut members) in groups.into_values() {
+        members.sort_by_key(|one| one.nanos);
+        let count = members.len();
+        let (low, middle, high) =
+            (members[count / 4].nanos, members[count / 2].nanos, members[3 * count / 4].nanos);
+        let apart = (high - low) as f64 / middle as f64;
+        if count >= SEVERAL && apart > NOISE {
+            observed.left_out.push(LeftOut {
+                what: what.family(),
+                calls: count,
+                nanos: members.iter().map(|one| one.nanos as f64).sum(),
+                why: format!("the middle half of them are {:.0} % apart", 100.0 * apart),
+            });
+            continue;
+        }
+        members.retain(|one| one.nanos as f64 <= USUAL * middle as f64);
+        let total = |of: fn(&One) -> i64| members.iter().map(|one| of(one) as f64).sum::<f64>();
+        let nanos = total(|one| one.nanos);
+        let beside = (total(|one| one.beside) / nanos).min(1.0);
+        observed.seen.push(Seen { what, nanos: nanos / members.len() as f64, beside, calls: count });
+    }
+}
