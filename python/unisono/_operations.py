@@ -141,7 +141,7 @@ def _fitted_from(timed: Mapping[Amounts, float], dtype: str, rates: Rates, least
     for cache in _CACHES:
         columns = _columns(told, cache)
         wanted = weights * (1 - columns @ least / times)
-        coefficients, error = _least_squares(columns * (weights / times)[:, None], wanted)
+        coefficients, error = least_squares(columns * (weights / times)[:, None], wanted)
         if best is None or error < best.left * _WORTH:
             coefficients = coefficients + least
             start, flop, byte, uncached, tensor = (float(f"{number:.4g}") for number in coefficients)
@@ -197,7 +197,7 @@ def _picos(nanos: float) -> float:
     return float(f"{nanos * 1e3:.4g}")
 
 
-def _least_squares(columns: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, float]:
+def least_squares(columns: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, float]:
     """Coefficients, none negative, with which the columns come nearest to what is wanted, and the mean square of what is left; as few as
     serve."""
     scale = columns.max(0, initial=0)

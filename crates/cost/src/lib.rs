@@ -1,6 +1,7 @@
 //! Time of operations and changes of placement, in integer picoseconds.
 
 mod collectives;
+mod groups;
 mod machine;
 mod micro_batches;
 mod network;
