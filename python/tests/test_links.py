@@ -9,9 +9,11 @@ from pathlib import Path
 
 import launch
 import pytest
+import steps
 from machines import machine
 
-from unisono import _devices, _links, _native, _timing
+import unisono
+from unisono import _devices, _links, _native, _profile, _timing
 from unisono.__main__ import main
 from unisono._links import Found, Layout
 from unisono._ranks import Ranks
@@ -164,6 +166,29 @@ def test_a_session_measures_groups_as_its_axes_have_them_once(tmp_path):
     assert searched == all_ranks
     assert tomllib.loads(both)["device"] == tomllib.loads(KNOWN)["device"]
     assert _native.cluster_ranks(searched) is None
+
+
+def train_on_two_axes() -> None:
+    """A session that measures its machine, for fewer sizes."""
+    _links.QUICK_SIZES, _timing.ROUNDS, _profile._MOST_PLANS = (256, 4096), 3, 1
+    training = steps.mlp(count=1)
+    step = unisono.parallelize(
+        training.step,
+        model=training.model,
+        optimizer=training.optimizer,
+        example=training.batches[0],
+        mesh={"a": 2, "b": 2},
+    )
+    step(*training.batches[0])
+
+
+def test_a_session_keeps_what_it_measured_of_its_axes(tmp_path):
+    for one in launch.run("test_links:train_on_two_axes", 4, tmp_path, 240):
+        assert one.status == 0, one.err[-3000:]
+    (kept,) = (tmp_path / ".cache" / "unisono" / "machines").iterdir()
+    said = tomllib.loads(kept.read_text())
+    assert [group["shape"] for group in said["groups"]] == [[2]]
+    assert said["device"]["operations"]
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def with_links(text: str, lines: Sequence[str]) -> str:
 def _inserted(text: str, lines: Sequence[str]) -> str:
     """A description with further lines before its operations."""
     head, operations, rest = text.partition(_OPERATIONS)
-    return "\n".join([head.rstrip(), "", *lines]).rstrip() + "\n" + operations + rest
+    return f"{head.rstrip()}\n\n" + "\n".join(lines).strip() + "\n" + operations + rest
 
 
 def completed(text: str, mesh: Mapping[str, int], ranks: Ranks, device: torch.device) -> str:

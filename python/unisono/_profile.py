@@ -191,7 +191,8 @@ def description(ranks: Ranks, device: torch.device = _devices.HOST) -> str:
 
     A kept measurement is tried again in part; where the machine is no longer as it was, or was busy then, it is measured anew.
     """
-    text = ranks.tell(_native.kept_machine(cache_folder(), _measured(ranks, device)) if ranks.rank == 0 else None)
+    measured = _measured(ranks, device)
+    text = ranks.tell(_native.kept_machine(cache_folder(), measured) if ranks.rank == 0 else None)
     changed = None if text is None else _changed(text, ranks, device)
     if text is None or changed is not None:
         if changed:
@@ -329,12 +330,13 @@ def _differences(said: Mapping[str, Any], ranks: Ranks, device: torch.device) ->
 
 
 def _keep(ranks: Ranks, device: torch.device, text: str) -> None:
+    measured = _measured(ranks, device)
     if ranks.rank == 0:
-        _native.keep_machine(cache_folder(), _measured(ranks, device), text)
+        _native.keep_machine(cache_folder(), measured, text)
 
 
 def _measured(ranks: Ranks, device: torch.device) -> tuple[int, int, str]:
-    """What a kept measurement is of."""
+    """What a kept measurement is of; every rank must ask."""
     layout = _links.layout_of(ranks)
     nodes = f"\n{layout.nodes} nodes" if layout.has_levels else ""
     return ranks.count, torch.get_num_threads(), identity(device) + nodes
