@@ -38,10 +38,10 @@ def test_shapes_are_those_that_axes_of_meshes_have():
     assert Layout(6).shapes() == [(2,), (3,), (6,)]
     assert Layout(8, 2).shapes() == [(2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
     assert Layout(4, 4).shapes() == [(2,), (4,)], "nodes of one rank are no level"
-    assert Layout(16, 2).axes({"data": 4, "tensor": 4}) == [(4, 1), (2, 2)]
-    assert Layout(16, 2).axes({"data": 2, "other": 1, "tensor": 8}) == [(8, 1), (1, 2)]
-    assert Layout(4).axes({"data": 2, "tensor": 2}) == [(2,)]
-    assert Layout(12, 3).axes({"a": 3, "b": 4}) == [(4, 1), (1, 3)]
+    assert list(Layout(16, 2).axes({"data": 4, "tensor": 4})) == [(4, 1), (2, 2)]
+    assert list(Layout(16, 2).axes({"data": 2, "other": 1, "tensor": 8})) == [(8, 1), (1, 2)]
+    assert list(Layout(4).axes({"data": 2, "tensor": 2})) == [(2,)]
+    assert list(Layout(12, 3).axes({"a": 3, "b": 4})) == [(4, 1), (1, 3)]
 
 
 def ring(layout, shape, kind, size):

@@ -11,7 +11,7 @@ import os
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,8 @@ _ROUND, _MOST_CALLS = 0.01, 20
 _BOUNDLESS = 1e12
 
 Shape = tuple[int, ...]
+#: A mesh, and the axis of it whose groups have a shape.
+Place = tuple[Mapping[str, int], str]
 #: Seconds by bytes of the tensor.
 Rows = dict[int, float]
 #: Rows by kind of collective.
@@ -85,21 +87,27 @@ class Layout:
         members = min(max(self.of_node // stride, 1), ranks)
         return (members, ranks // members) if ranks % members == 0 else None
 
-    def axes(self, mesh: Mapping[str, int]) -> list[Shape]:
+    def places(self) -> dict[Shape, Place]:
+        """All shapes, each on a mesh of its own."""
+        return {shape: (self.mesh(shape), "group") for shape in self.shapes()}
+
+    def axes(self, mesh: Mapping[str, int]) -> dict[Shape, Place]:
         """The shapes of the axes of a mesh of all ranks, the inner axis counting fastest."""
-        shapes, stride = [], 1
-        for size in reversed(list(mesh.values())):
+        places: dict[Shape, Place] = {}
+        stride = 1
+        for axis, size in reversed(list(mesh.items())):
             shape = self.shape_of(size, stride)
-            if size > 1 and shape is not None and shape not in shapes:
-                shapes.append(shape)
+            if size > 1 and shape is not None:
+                places.setdefault(shape, (mesh, axis))
             stride *= size
-        return shapes
+        return places
 
     def mesh(self, shape: Shape) -> dict[str, int]:
         """A mesh of all ranks whose axis ``group`` has groups of a shape."""
         size = int(np.prod(shape))
         within = self.of_node // shape[0] if self.has_levels and shape[1] > 1 else 1
-        return {"beside": self.ranks // size // within, "group": size, "within": within}
+        axes = {"beside": self.ranks // size // within, "group": size, "within": within}
+        return {axis: size for axis, size in axes.items() if size > 1}
 
 
 def _divisors(number: int) -> list[int]:
@@ -168,15 +176,15 @@ def measure(
     ranks: Ranks,
     device: torch.device,
     layout: Layout,
-    shapes: Iterable[Shape],
+    places: Mapping[Shape, Place],
     sizes: Sequence[int],
     tell: Callable[[str], None] = lambda _: None,
 ) -> Found:
     """Measures groups of some shapes. All ranks must ask for the same."""
     found, spreads = Found(layout, {}), []
-    for shape in shapes:
+    for shape, place in places.items():
         tell(f"links: {_words(shape)}")
-        group = _Group(ranks, device, layout, shape)
+        group = _Group(ranks, device, place)
         runs = {(kind, size): group.run(kind, size) for kind in group.kinds() for size in group.sizes(sizes)}
         once = _timing.rounds(ranks, device, runs, dict.fromkeys(runs, 1), 1)
         often = [min(max(int(_ROUND / max(times[0], 1e-9)), 1), _MOST_CALLS) for times in once.values()]
@@ -202,9 +210,9 @@ def _words(shape: Shape) -> str:
 class _Group:
     """This rank's group of a shape, with what its collectives read and write."""
 
-    def __init__(self, ranks: Ranks, device: torch.device, layout: Layout, shape: Shape) -> None:
+    def __init__(self, ranks: Ranks, device: torch.device, place: Place) -> None:
         named: Any = getattr(dist.distributed_c10d, "_resolve_process_group")  # noqa: B009 - not in torch's type stubs
-        self.group = named(ranks.groups(layout.mesh(shape), device.type)["group"])
+        self.group = named(ranks.groups(place[0], device.type)[place[1]])
         self.members = dist.get_process_group_ranks(self.group)
         self.count, self.place = len(self.members), self.members.index(ranks.rank)
         self.device = device
@@ -345,11 +353,11 @@ def completed(text: str, mesh: Mapping[str, int], ranks: Ranks, device: torch.de
         return text
     said = tomllib.loads(text)
     layout = _layout_in(said, ranks.count)
-    shapes = layout.axes(mesh) if mesh else layout.shapes()
+    places = layout.axes(mesh) if mesh else layout.places()
     known = {tuple(group["shape"]) for group in said.get("groups", [])}
-    wanted = [shape for shape in shapes if shape not in known]
+    wanted = {shape: place for shape, place in places.items() if shape not in known}
     # One axis of all ranks is what the links say.
-    if not wanted or (not known and wanted == [(ranks.count,)]):
+    if not wanted or (not known and list(wanted) == [(ranks.count,)]):
         return text
     return _inserted(text, measure(ranks, device, layout, wanted, QUICK_SIZES).group_lines())
 

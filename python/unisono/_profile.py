@@ -90,9 +90,10 @@ def _link_lines(ranks: Ranks, device: torch.device) -> list[str]:
     if ranks.count == 1:
         return ["[links]", *_links.alone()]
     if layout.has_levels:
-        shapes = [shape for shape in layout.shapes() if shape in ((layout.of_node, 1), (1, layout.nodes))]
-        return _links.measure(ranks, device, layout, shapes, _links.QUICK_SIZES).lines()
-    return ["[links]", *_links.measure(ranks, device, layout, [(ranks.count,)], _links.QUICK_SIZES).link_lines()]
+        places = layout.axes({"between": layout.nodes, "within": layout.of_node})
+        return _links.measure(ranks, device, layout, places, _links.QUICK_SIZES).lines()
+    places = layout.axes({"ranks": ranks.count})
+    return ["[links]", *_links.measure(ranks, device, layout, places, _links.QUICK_SIZES).link_lines()]
 
 
 def _sizes(device: torch.device) -> tuple[int, int, list[str]]:
@@ -257,7 +258,7 @@ def profiled_links(
         known = "\n".join(_device_lines(ranks, device)) + "\n"
     if ranks.count == 1:
         return ranks.tell(_links.with_links(known, ["[links]", *_links.alone()]))
-    found = _links.measure(ranks, device, layout, layout.shapes(), _links.all_sizes(device), tell)
+    found = _links.measure(ranks, device, layout, layout.places(), _links.all_sizes(device), tell)
     text = _links.with_links(known, found.lines())
     if _is_measured(text):
         text = _with_spread(text, max(_device(text)["spread"], found.spread))
