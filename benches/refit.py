@@ -1,8 +1,8 @@
-"""Whether a description that is wrong tells what runs once it was mended by what ran: ``refit.py``, or ``torchrun --nproc-per-node 2 refit.py``.
+"""Whether a description that is wrong tells what runs once it was mended by what ran.
 
-The rates and links of this machine are measured. Some are then put down wrong on purpose, by factors that are said; a step of a small GPT is
-planned by that, run, and the description mended by three of its steps. Its time as predicted before, as it is predicted by the mended
-description, and as it is measured.
+``refit.py``, or ``torchrun --nproc-per-node 2 refit.py``. The rates and links of this machine are measured. Some are then put down wrong on
+purpose, by factors that are said; a step of a small GPT is planned by that, run, and the description mended by three of its steps. Its time
+as predicted before, as it is predicted by the mended description, and as it is measured.
 """
 
 from __future__ import annotations
@@ -38,16 +38,23 @@ def main() -> None:
     for what, factors in WRONG.items():
         text = right
         for pattern, factor in factors.items():
-            text = re.sub(
-                pattern, lambda m, by=factor: f"{m[1]}{float(m[2]) * by:.4e}", text, flags=re.MULTILINE
-            )
+            text = re.sub(pattern, lambda m, by=factor: f"{m[1]}{float(m[2]) * by:.4e}", text, flags=re.MULTILINE)
         torch.manual_seed(0)
         model = GPT(width=128, layers=4, length=64)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         batch = torch.randint(0, 256, (16, 64)), torch.randint(0, 256, (16, 64))
-        pins = {"batch.*": {"ranks": "shard(0)"}, "params.*": {"ranks": "replicate"}, "optimizer.*": {"ranks": "replicate"}}
+        pins = {
+            "batch.*": {"ranks": "shard(0)"},
+            "params.*": {"ranks": "replicate"},
+            "optimizer.*": {"ranks": "replicate"},
+        }
         train = unisono.parallelize(
-            step(model, optimizer), model=model, optimizer=optimizer, example=batch, cluster=text, pins=pins if ranks.count > 1 else None
+            step(model, optimizer),
+            model=model,
+            optimizer=optimizer,
+            example=batch,
+            cluster=text,
+            pins=pins if ranks.count > 1 else None,
         )
         refit = train.refit(*batch)
         measured = statistics.mean(train.measure(*batch, repeats=15)["step_ns"]) / 1e6

@@ -18,6 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.errors import ConfigurationError, HardwareError, UnisonoError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 if TYPE_CHECKING:
     from unisono._doctor import Finding
 
@@ -211,7 +216,21 @@ def profile(arguments: Sequence[str]) -> None:
         help="measure the operations of this step, as `unisono capture` wrote it; with --from, find its calls in traces of a profiler, "
         "and plan it again",
     )
-    parser.add_argument("--ranks", type=_positive, default=1, help="how many local ranks take part (default: 1)")
+    parser.add_argument(
+        "--ranks",
+        type=_positive,
+        help="how many local ranks take part (default: 1); processes that `torchrun` started measure together without it",
+    )
+    parser.add_argument(
+        "--links",
+        action="store_true",
+        help="measure what collectives take in groups of many shapes and sizes, and nothing else that --known FILE says",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=_positive,
+        help="how many nodes --links takes the ranks to be on (default: as `torchrun` started them, else 1)",
+    )
     parser.add_argument(
         "--known",
         metavar="FILE",
@@ -243,11 +262,44 @@ def profile(arguments: Sequence[str]) -> None:
             parser.error("--json prints to stdout, so that the description needs a file: -o FILE")
         _mend(options)
         return
-    print(f"measuring with {options.ranks} rank(s) ...", file=sys.stderr)
+    if options.links and options.graph is not None:
+        parser.error("--links measures no operations: leave GRAPH out")
+    if options.nodes is not None and not options.links:
+        parser.error("--nodes is for --links")
+    joined = os.environ.get("WORLD_SIZE") if "RANK" in os.environ else None
+    if joined is not None and options.ranks not in (None, int(joined)):
+        parser.error(f"--ranks {options.ranks} in a run of {joined} ranks: leave it out")
+    is_first = joined is None or os.environ["RANK"] == "0"
+    known, message = _readable(options.known), _message(options.graph)
+    if options.links:
+        _check_links(int(joined or options.ranks or 1), options.nodes or 1, known, options.known)
+    nodes = (options.nodes or 0) if options.links else None
+    if is_first:
+        print(f"measuring with {joined or options.ranks or 1} rank(s) ...", file=sys.stderr)
     start = time.monotonic()
-    text = _measured(options.ranks, _readable(options.known), _message(options.graph))
-    print(f"done in {time.monotonic() - start:.1f} s", file=sys.stderr)
-    _write(options.output, text)
+    if joined is None:
+        text = _measured(options.ranks or 1, known, message, nodes)
+    else:
+        # A launcher of another name gives the same variables.
+        os.environ.setdefault("TORCHELASTIC_RUN_ID", "profile")
+        text = measured_by_all(known, message, nodes)
+    if text is not None:
+        print(f"done in {time.monotonic() - start:.1f} s", file=sys.stderr)
+        _write(options.output, text)
+
+
+def _check_links(ranks: int, nodes: int, known: str | None, file: Path) -> None:
+    """Refuses nodes that ranks cannot be on, and a description that cannot have measured links in place of its own."""
+    from unisono import _native
+    from unisono._links import on_nodes
+
+    on_nodes(ranks, nodes)
+    if known is None:
+        return
+    _native.cluster_ranks(known)
+    if "preset" in tomllib.loads(known):
+        hint = "write all of it, as `unisono cluster h100:2x8` prints it, and measure for that"
+        raise ConfigurationError(f"`{file}` has the network of a preset", code="U0201", hint=hint)
 
 
 def _mend(options: argparse.Namespace) -> None:
@@ -259,7 +311,7 @@ def _mend(options: argparse.Namespace) -> None:
 
     known = cluster_text(str(options.known))
     graph = None if options.graph is None else _native.Graph.read(options.graph)
-    mesh = options.mesh or {"ranks": options.ranks}
+    mesh = options.mesh or {"ranks": options.ranks or 1}
     folders = [[one] for one in options.timelines if one.is_dir()]
     files = [one for one in options.timelines if not one.is_dir()]
     found = _refit.refitted(known, [*folders, files] if files else folders, graph, mesh)
@@ -305,24 +357,42 @@ def _positive(text: str) -> int:
 _RANK = """
 import sys
 from pathlib import Path
-from unisono import _devices
-from unisono._profile import profiled
-from unisono._ranks import Ranks
-folder, ranks = Path(sys.argv[1]), Ranks()
+from unisono._commands import measured_by_all
+folder, nodes = Path(sys.argv[1]), sys.argv[2:]
 known, graph = folder / "known.toml", folder / "graph"
-text = profiled(
-    ranks,
-    _devices.current(),
+text = measured_by_all(
     known.read_text() if known.exists() else None,
     graph.read_bytes() if graph.exists() else None,
-    lambda what: print(f"  {what}", file=sys.stderr, flush=True) if ranks.rank == 0 else None,
+    int(nodes[0]) if nodes else None,
 )
-if ranks.rank == 0:
+if text is not None:
     (folder / "cluster.toml").write_text(text)
 """
 
 
-def _measured(ranks: int, known: str | None, graph: bytes | None) -> str:
+def measured_by_all(known: str | None, graph: bytes | None, nodes: int | None) -> str | None:
+    """What the ranks of a run measure, which all call this; for rank 0.
+
+    With a number of nodes that the ranks are on, only what lies between them; with 0 as many nodes as they were started on.
+    """
+    from unisono import _devices
+    from unisono._profile import profiled, profiled_links
+    from unisono._ranks import Ranks
+
+    ranks = Ranks()
+
+    def tell(what: str) -> None:
+        if ranks.rank == 0:
+            print(f"  {what}", file=sys.stderr, flush=True)
+
+    if nodes is None:
+        text = profiled(ranks, _devices.current(), known, graph, tell)
+    else:
+        text = profiled_links(ranks, _devices.current(), known, nodes or None, tell)
+    return text if ranks.rank == 0 else None
+
+
+def _measured(ranks: int, known: str | None, graph: bytes | None, nodes: int | None) -> str:
     """What rank 0 measured with a number of processes. No process is left behind."""
     import torch
 
@@ -344,7 +414,7 @@ def _measured(ranks: int, known: str | None, graph: bytes | None) -> str:
                     "TORCHELASTIC_USE_AGENT_STORE": "True",
                     "OMP_NUM_THREADS": "1",
                 }
-                command = [sys.executable, "-c", _RANK, folder]
+                command = [sys.executable, "-c", _RANK, folder, *([] if nodes is None else [str(nodes)])]
                 processes.append(subprocess.Popen(command, env=os.environ | place | meeting | shared))
             _wait(processes)
         finally:

@@ -12,14 +12,15 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import unisono
-from unisono import _devices, _native, _operations, _standard_steps
+from unisono import _devices, _links, _native, _operations, _standard_steps, _timing
 from unisono._capture.wire import TORCH_DTYPES
+from unisono._placements import STAGES
 from unisono._ranks import Ranks
 
 if sys.version_info >= (3, 11):
@@ -27,13 +28,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: Sizes of the messages that latency and bandwidth are fitted to, in elements of four bytes.
-_SMALL, _LARGE = 1 << 8, 1 << 20
+#: Elements of the message beside which products are measured.
+_LARGE = 1 << 20
 #: Elements of a large copy between a device and its host.
 _LINK = 1 << 22
 
-#: How often each thing is measured, and how often to see whether it is still as it was.
-_ROUNDS, _ROUNDS_OF_CHECK = 7, 2
+#: How often each thing is measured to see whether it is still as it was.
+_ROUNDS_OF_CHECK = 2
 #: By which factor a figure may be off until the machine counts as another one.
 _ALIKE = 1.6
 #: How far apart repeats may be, as a part of their median, until the machine counts as busy, and is measured again at the next start.
@@ -47,71 +48,25 @@ _SECONDS = 10.0
 #: The same in `unisono profile`, for each step.
 _SECONDS_OF_PROFILE = 60.0
 
-Key = TypeVar("Key")
-
 
 def cache_folder() -> Path:
     """Where measurements and plans are kept."""
     return Path.home() / ".cache" / "unisono"
 
 
-def _typical(
-    ranks: Ranks, device: torch.device, runs: Mapping[Key, Callable[[], object]], calls: int
-) -> dict[Key, float]:
-    """The mean time of a call of each function while all ranks make it, in seconds: the median of rounds in which all take turns.
-
-    A mean up to where the last rank is done, because ranks that share cores get them in turns: one rank's calls alone would be as
-    fast as if no other disturbed them. A median, because a collective among processes has quick and slow moments that last for
-    seconds, and the quickest is not what a step will meet; in turns, so that all meet the same moments.
-    """
-    return {key: statistics.median(times) for key, times in _rounds(ranks, device, runs, calls, _ROUNDS).items()}
-
-
-def _rounds(
-    ranks: Ranks, device: torch.device, runs: Mapping[Key, Callable[[], object]], calls: int, rounds: int
-) -> dict[Key, list[float]]:
-    """The mean time of a call of each function in each round, in seconds."""
-    for run in runs.values():
-        run()
-    found: dict[Key, list[float]] = {key: [] for key in runs}
-    for _ in range(rounds):
-        for key, run in runs.items():
-            found[key].append(_together(ranks, device, run, calls) / calls)
-    return found
-
-
-def _together(ranks: Ranks, device: torch.device, run: Callable[[], object], calls: int) -> float:
-    """The time of a number of calls on all ranks, in seconds, until their devices are done."""
-    _devices.synchronise(device)
-    if ranks.count > 1:
-        dist.barrier(ranks.group("cpu"))
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    _devices.synchronise(device)
-    if ranks.count > 1:
-        alone = time.perf_counter()
-        dist.barrier(ranks.group("cpu"))
-        # What the last barrier takes when nobody waits in it is not of the calls.
-        return max(alone - start, time.perf_counter() - start - _barrier(ranks))
-    return time.perf_counter() - start
-
-
-@functools.cache
-def _barrier(ranks: Ranks) -> float:
-    """The time of a barrier that everybody has come to, in seconds."""
-    dist.barrier(ranks.group("cpu"))
-    start = time.perf_counter()
-    for _ in range(10):
-        dist.barrier(ranks.group("cpu"))
-    return (time.perf_counter() - start) / 10
-
-
-def describe(ranks: Ranks, device: torch.device = _devices.HOST, memory_bytes: int | None = None) -> str:
+def describe(
+    ranks: Ranks,
+    device: torch.device = _devices.HOST,
+    memory_bytes: int | None = None,
+) -> str:
     """Measures a device of this machine with all ranks taking part, and returns the cluster description (TOML), the same on every rank."""
+    return ranks.tell("\n".join([*_device_lines(ranks, device, memory_bytes), "", *_link_lines(ranks, device)]) + "\n")
+
+
+def _device_lines(ranks: Ranks, device: torch.device, memory_bytes: int | None = None) -> list[str]:
     times, spread = _times(ranks, device)
     bandwidth, overhead, rates = _figures(times, device)
-    lines = [
+    return [
         "# A machine as the planner sees it, measured by `unisono profile`.",
         "version = 1",
         "",
@@ -126,11 +81,19 @@ def describe(ranks: Ranks, device: torch.device = _devices.HOST, memory_bytes: i
         "",
         "[device.matmul_flops]",
         *(f"{name} = {rate:.4e}" for name, rate in rates.items()),
-        "",
-        "[links]",
-        *_links(ranks, device),
     ]
-    return ranks.tell("\n".join(lines) + "\n")
+
+
+def _link_lines(ranks: Ranks, device: torch.device) -> list[str]:
+    """What lies between all ranks; of groups of other shapes only what the levels of nodes need."""
+    layout = _links.layout_of(ranks)
+    if ranks.count == 1:
+        return ["[links]", *_links.alone()]
+    if layout.has_levels:
+        places = layout.axes({"between": layout.nodes, "within": layout.of_node})
+        return _links.measure(ranks, device, layout, places, _links.QUICK_SIZES).lines()
+    places = layout.axes({"ranks": ranks.count})
+    return ["[links]", *_links.measure(ranks, device, layout, places, _links.QUICK_SIZES).link_lines()]
 
 
 def _sizes(device: torch.device) -> tuple[int, int, list[str]]:
@@ -138,7 +101,7 @@ def _sizes(device: torch.device) -> tuple[int, int, list[str]]:
     return (512, 1 << 22, ["f32"]) if device == _devices.HOST else (4096, 1 << 26, ["f32", "bf16", "f16"])
 
 
-def _times(ranks: Ranks, device: torch.device, rounds: int = _ROUNDS) -> tuple[dict[str, float], float]:
+def _times(ranks: Ranks, device: torch.device, rounds: int = _timing.ROUNDS) -> tuple[dict[str, float], float]:
     """Seconds of a copy, of a small operation and of products by element type, and the median of how far apart their rounds were."""
     size, elements, types = _sizes(device)
     block = torch.randn(elements, device=device)
@@ -149,7 +112,7 @@ def _times(ranks: Ranks, device: torch.device, rounds: int = _ROUNDS) -> tuple[d
     spreads = []
     small = {"operation": lambda: tiny.add(1)}
     for runs, calls in (({"copy": lambda: copy.copy_(block)}, 16), (small, 10_000), (products, 16)):
-        taken = _rounds(ranks, device, runs, calls, rounds)
+        taken = _timing.rounds(ranks, device, runs, dict.fromkeys(runs, calls), rounds)
         found |= {key: statistics.median(times) for key, times in taken.items()}
         spreads += [(max(times) - min(times)) / found[key] for key, times in taken.items()]
     return found, statistics.median(spreads)
@@ -174,7 +137,7 @@ def _host_link(ranks: Ranks, device: torch.device) -> list[str]:
             return []
         runs[f"{size} out"] = functools.partial(here.copy_, there, non_blocking=True)
         runs[f"{size} back"] = functools.partial(there.copy_, here, non_blocking=True)
-    taken = _typical(ranks, device, runs, 4)
+    taken = _timing.typical(ranks, device, runs, 4)
     latency = max(taken["small out"], taken["small back"])
     longest = max(taken["large out"] - taken["small out"], taken["large back"] - taken["small back"], 1e-9)
     return [
@@ -192,40 +155,6 @@ def _memory(ranks: Ranks, device: torch.device) -> int:
     return int(fields["MemTotal"].split()[0]) * 1024 // ranks.count
 
 
-def _links(ranks: Ranks, device: torch.device) -> list[str]:
-    n = ranks.count
-    group = ranks.group(device.type) if n > 1 else None
-    # Newer releases of PyTorch have other names for these two.
-    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    share = (n - 1) / n
-
-    def buffers(elements: int) -> tuple[torch.Tensor, torch.Tensor]:
-        part = torch.zeros(elements // n, device=device)
-        return part, torch.zeros(elements // n * n, device=device)
-
-    def collective(kind: str, elements: int) -> Callable[[], object]:
-        shard, full = buffers(elements)
-        return {
-            "all_reduce": lambda: dist.all_reduce(full, group=group),
-            "all_gather": lambda: all_gather(full, shard, group=group),
-            "reduce_scatter": lambda: reduce_scatter(shard, full, group=group),
-            "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(full), full, group=group),
-        }[kind]
-
-    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-    if n == 1:
-        return [f"{kind} = {{ latency_ns = 1000.0, bandwidth = 1e12 }}" for kind in kinds]
-    small = _typical(ranks, device, {kind: collective(kind, _SMALL) for kind in kinds}, 20)
-    large = _typical(ranks, device, {kind: collective(kind, _LARGE) for kind in kinds}, 4)
-    lines = []
-    for kind in kinds:
-        sent = (_LARGE - _SMALL) * 4 * share * (2 if kind == "all_reduce" else 1)
-        bandwidth = sent / max(large[kind] - small[kind], 1e-9)
-        lines.append(f"{kind} = {{ latency_ns = {small[kind] * 1e9:.1f}, bandwidth = {bandwidth:.4e} }}")
-    return lines
-
-
 def _overlap(ranks: Ranks, device: torch.device, product: float) -> float:
     """By how much products and a collective beside them are slower; `product` is what one takes, in seconds.
 
@@ -240,7 +169,7 @@ def _overlap(ranks: Ranks, device: torch.device, product: float) -> float:
     def collective() -> Any:
         return dist.all_reduce(values, group=group, async_op=True)
 
-    alone = _typical(ranks, device, {"": lambda: collective().wait()}, 4)[""]
+    alone = _timing.typical(ranks, device, {"": lambda: collective().wait()}, 4)[""]
     # So many that they take longer than the collective by half.
     count = int(ranks.tell(max(1, round(_LONGER * alone / product))))
 
@@ -254,7 +183,7 @@ def _overlap(ranks: Ranks, device: torch.device, product: float) -> float:
         started.wait()
 
     runs = {"collective": lambda: collective().wait(), "products": products, "both": both}
-    taken = _typical(ranks, device, runs, 4)
+    taken = _timing.typical(ranks, device, runs, 4)
     return max(1.0, 1 + (taken["both"] - taken["products"]) / taken["collective"])
 
 
@@ -263,7 +192,8 @@ def description(ranks: Ranks, device: torch.device = _devices.HOST) -> str:
 
     A kept measurement is tried again in part; where the machine is no longer as it was, or was busy then, it is measured anew.
     """
-    text = ranks.tell(_native.kept_machine(cache_folder(), _measured(ranks, device)) if ranks.rank == 0 else None)
+    measured = _measured(ranks, device)
+    text = ranks.tell(_native.kept_machine(cache_folder(), measured) if ranks.rank == 0 else None)
     changed = None if text is None else _changed(text, ranks, device)
     if text is None or changed is not None:
         if changed:
@@ -274,10 +204,14 @@ def description(ranks: Ranks, device: torch.device = _devices.HOST) -> str:
 
 
 def completed(text: str, graph: _native.Graph, mesh: Mapping[str, int], ranks: Ranks, device: torch.device) -> str:
-    """A measured description with what the calls of a step's programs take, measured now as far as they are not known, and kept."""
+    """A measured description with what the calls of a step's programs and the collectives along a mesh's axes take, measured now as far as
+    they are not known, and kept. Without axes, collectives are measured for those of any mesh.
+    """
     if not _is_measured(text):
         return text
-    more = with_operations(text, graph, mesh, ranks, device, _SECONDS)
+    computing = {axis: size for axis, size in mesh.items() if axis != STAGES} or {"ranks": ranks.count}
+    more = ranks.tell(_links.completed(text, mesh, ranks, device))
+    more = with_operations(more, graph, computing, ranks, device, _SECONDS)
     if more != text:
         if _device(more)["spread"] > _UNSTEADY:
             _warn(ranks, "this machine was busy while it was measured: predictions are rough until the next start")
@@ -301,9 +235,34 @@ def with_operations(
         if not _operations.measure(known, graphs, ranks, device, end - time.monotonic()):
             break
         head = text.partition("\n[device.operations")[0].rstrip()
-        head = re.sub(r"^spread = .*$", f"spread = {known.spread:.3f}", head, flags=re.MULTILINE)
+        head = _with_spread(head, known.spread)
         text = ranks.tell("\n".join([head, *known.lines()]) + "\n")
     return text
+
+
+def profiled_links(
+    ranks: Ranks, device: torch.device, known: str | None, nodes: int | None, tell: Callable[[str], None]
+) -> str:
+    """What `unisono profile --links` writes: a description with what collectives take in groups of many shapes.
+
+    Args:
+        ranks: the ranks, all of which measure.
+        device: the device.
+        known: a description that was measured before, of which everything else stays.
+        nodes: how many nodes the ranks are on; as ``torchrun`` started them, if it is not said.
+        tell: is told what is measured next.
+    """
+    layout = _links.layout_of(ranks, nodes)
+    if known is None:
+        tell("rates")
+        known = "\n".join(_device_lines(ranks, device)) + "\n"
+    if ranks.count == 1:
+        return ranks.tell(_links.with_links(known, ["[links]", *_links.alone()]))
+    found = _links.measure(ranks, device, layout, layout.places(), _links.all_sizes(device), tell)
+    text = _links.with_links(known, found.lines())
+    if _is_measured(text):
+        text = _with_spread(text, max(_device(text)["spread"], found.spread))
+    return ranks.tell(text)
 
 
 def profiled(
@@ -329,6 +288,10 @@ def profiled(
         tell(name)
         text = with_operations(text, unisono.capture(step, **settings).native, mesh, ranks, device, _SECONDS_OF_PROFILE)
     return text
+
+
+def _with_spread(text: str, spread: float) -> str:
+    return re.sub(r"^spread = .*$", f"spread = {spread:.3f}", text, flags=re.MULTILINE)
 
 
 def _device(text: str) -> dict[str, Any]:
@@ -368,13 +331,16 @@ def _differences(said: Mapping[str, Any], ranks: Ranks, device: torch.device) ->
 
 
 def _keep(ranks: Ranks, device: torch.device, text: str) -> None:
+    measured = _measured(ranks, device)
     if ranks.rank == 0:
-        _native.keep_machine(cache_folder(), _measured(ranks, device), text)
+        _native.keep_machine(cache_folder(), measured, text)
 
 
 def _measured(ranks: Ranks, device: torch.device) -> tuple[int, int, str]:
-    """What a kept measurement is of."""
-    return ranks.count, torch.get_num_threads(), identity(device)
+    """What a kept measurement is of; every rank must ask."""
+    layout = _links.layout_of(ranks)
+    nodes = f"\n{layout.nodes} nodes" if layout.has_levels else ""
+    return ranks.count, torch.get_num_threads(), identity(device) + nodes
 
 
 def identity(device: torch.device = _devices.HOST) -> str:

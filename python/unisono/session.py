@@ -186,7 +186,7 @@ class CapturedStep:
         self.cluster = _profile.description(self.ranks, self.device) if given is None else cluster_text(given)
         graph = self._drawing(_native.Graph(message))
         if given is None and plan is None:
-            mesh = {axis: size for axis, size in self._mesh.items() if axis != STAGES} or {"ranks": self.ranks.count}
+            mesh = {} if session.searches_mesh else self._mesh
             self.cluster = _profile.completed(self.cluster, graph, mesh, self.ranks, self.device)
         described = time.perf_counter()
         self.plan = self._planned(graph, session.memory_limit, session.pins, plan)

@@ -1,6 +1,6 @@
 //! The coefficients of a description by their names, for whoever tries what others would say.
 
-use crate::{Cluster, Device, Interconnect, Level, Link};
+use crate::{Cluster, Device, GroupTimes, Interconnect, Level, Link};
 
 /// What a coefficient says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +36,7 @@ impl Cluster {
                 network.levels.iter_mut().for_each(|level| level.coefficients(see));
             }
         }
+        self.groups.iter_mut().for_each(|group| group.coefficients(see));
     }
 
     /// The same cluster with the coefficient of that name such that what it tells takes so many times as long.
@@ -74,6 +75,21 @@ impl Device {
         if let Some(bandwidth) = &mut self.host_bandwidth {
             see("device.host_bandwidth", Says::Rate, bandwidth);
             see("device.host_latency_ns", Says::Time, &mut self.host_latency_ns);
+        }
+    }
+}
+
+impl GroupTimes {
+    /// All that was measured of a kind of collective is one coefficient, whose value is what the smallest one takes.
+    fn coefficients(&mut self, see: See<'_>) {
+        let shape: Vec<String> = self.shape.iter().map(u32::to_string).collect();
+        for (kind, curve) in self.curves_mut() {
+            let before = curve.measured.first().map_or(curve.latency_ns, |(_, nanos)| *nanos);
+            let mut now = before;
+            see(&format!("groups.[{}].{kind}", shape.join(", ")), Says::Time, &mut now);
+            if before > 0.0 {
+                curve.slow_down(now / before);
+            }
         }
     }
 }

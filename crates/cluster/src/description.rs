@@ -4,7 +4,7 @@ use base::{Code, Diagnostic, Result};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
-use crate::{Cluster, Device, Interconnect, Links, Network, presets};
+use crate::{Cluster, Device, GroupTimes, Interconnect, Links, Network, presets};
 
 /// The version of the format that is written.
 const VERSION: u32 = 1;
@@ -19,6 +19,8 @@ struct Description {
     links: Option<Links>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network: Option<Network>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    groups: Vec<GroupTimes>,
 }
 
 /// How to get a description.
@@ -70,7 +72,8 @@ fn described(cluster: &Cluster) -> Description {
         Interconnect::Measured(links) => (Some(*links), None),
         Interconnect::Levels(network) => (None, Some(network.clone())),
     };
-    Description { version: VERSION, device: cluster.device.clone(), links, network }
+    let (device, groups) = (cluster.device.clone(), cluster.groups.clone());
+    Description { version: VERSION, device, links, network, groups }
 }
 
 /// Puts values over those of the same name, tables into each other. Lists of tables that have names are tables by those names.
@@ -102,7 +105,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn checked(&self, description: Description) -> Result<Cluster> {
-        let Description { version, device, links, network } = description;
+        let Description { version, device, links, network, groups } = description;
         if version != VERSION {
             return self.wrong(("version", &format!("{version}, not {VERSION}")));
         }
@@ -119,16 +122,39 @@ impl Source<'_> {
             Interconnect::Measured(links) => links.wrong(),
             Interconnect::Levels(network) => network.wrong(),
         };
-        match wrong {
-            Some(wrong) => self.wrong(wrong),
-            None => Ok(Cluster { device, interconnect }),
+        if let Some(wrong) = wrong {
+            return self.wrong(wrong);
         }
+        let network = match &interconnect {
+            Interconnect::Measured(_) => None,
+            Interconnect::Levels(network) => Some(network),
+        };
+        for (number, group) in groups.iter().enumerate() {
+            let is_known = groups[..number].iter().any(|other| other.shape == group.shape);
+            let again = is_known.then_some(("shape", "there twice"));
+            if let Some(wrong) = again.or_else(|| group.wrong(network)) {
+                return self.wrong_in("[[groups]]", number, wrong);
+            }
+        }
+        Ok(Cluster { device, interconnect, groups })
     }
 
     /// An impossible value of a key.
     fn wrong<T>(&self, (key, what): (&str, &str)) -> Result<T> {
+        self.wrong_at(self.line(key), (key, what))
+    }
+
+    /// An impossible value of a key in one of several tables with the same header.
+    fn wrong_in<T>(&self, header: &str, number: usize, (key, what): (&str, &str)) -> Result<T> {
+        let start = self.text.match_indices(header).nth(number).map_or(0, |(at, _)| at);
+        let table = Source { text: &self.text[start..], file: self.file };
+        let before = self.text[..start].matches('\n').count() as u32;
+        self.wrong_at(before + table.line(key), (key, what))
+    }
+
+    fn wrong_at<T>(&self, line: u32, (key, what): (&str, &str)) -> Result<T> {
         Err(Diagnostic::new(Code::BAD_CLUSTER, format!("`{key}` of a cluster description is {what}"))
-            .at_line(self.file, self.line(key), 0)
+            .at_line(self.file, line, 0)
             .hint(HINT))
     }
 

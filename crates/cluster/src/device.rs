@@ -35,13 +35,13 @@ pub struct Device {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_bandwidth: Option<f64>,
     /// Time until a copy between them begins, in nanoseconds.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
     pub host_latency_ns: f64,
     /// Memory of the host for one rank, in bytes; as much as is asked for where nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_memory_bytes: Option<u64>,
     /// How far apart repeats of what was measured were, as a part of their median; 0 where nothing was repeated.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
     pub spread: f64,
     /// What operations take that were measured; others take what the rates say.
     #[serde(default, skip_serializing_if = "Operations::is_empty")]
@@ -50,11 +50,6 @@ pub struct Device {
 
 const fn one() -> f64 {
     1.0
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
-fn is_zero(number: &f64) -> bool {
-    *number <= 0.0
 }
 
 /// Maximum overlap factor.

@@ -5,6 +5,7 @@ mod coefficients;
 mod description;
 mod device;
 mod fitting;
+mod groups;
 mod network;
 mod operations;
 mod presets;
@@ -14,7 +15,8 @@ pub mod testing;
 use base::Fingerprint;
 pub use coefficients::{Says, See};
 pub use device::Device;
-pub use fitting::Rates;
+pub use fitting::{Rates, least_squares};
+pub use groups::{Curve, GroupTimes};
 pub use network::{InSwitch, Interconnect, Level, Link, Links, Network};
 pub use operations::{Amounts, Fit, Operations};
 pub use presets::{Preset, presets};
@@ -26,6 +28,8 @@ pub struct Cluster {
     pub device: Device,
     /// What lies between them.
     pub interconnect: Interconnect,
+    /// What collectives take in groups that were measured.
+    pub groups: Vec<GroupTimes>,
 }
 
 impl Cluster {
@@ -46,6 +50,11 @@ impl Cluster {
     #[must_use]
     pub fn with_links(&self, factor: f64) -> Self {
         let mut faster = self.clone();
+        faster
+            .groups
+            .iter_mut()
+            .flat_map(GroupTimes::curves_mut)
+            .for_each(|(_, curve)| curve.speed_up(factor));
         match &mut faster.interconnect {
             Interconnect::Measured(links) => {
                 let kinds = [
@@ -83,6 +92,12 @@ impl Cluster {
         fits.for_each(|fit| *fit = std::mem::take(fit).faster(factor));
         faster
     }
+}
+
+/// Whether a number need not be written.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
+fn is_zero(number: &f64) -> bool {
+    *number <= 0.0
 }
 
 /// Whether a number can be a rate.

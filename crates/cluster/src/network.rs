@@ -78,8 +78,11 @@ pub struct Level {
 pub struct Network {
     /// Time to start a collective, in nanoseconds.
     pub start_ns: f64,
-    /// The bandwidth of a tree in that of a ring.
+    /// The bandwidth of a tree in that of a ring; 0 where there are no trees.
     pub tree_share: f64,
+    /// The median of how far these numbers are from what was measured, as a part of that, where they were fitted.
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
+    pub error: f64,
     /// The levels. The last one holds all ranks.
     pub levels: Vec<Level>,
 }

@@ -70,6 +70,10 @@ impl Preset {
         } else if ranks == 1 {
             network.levels.remove(0);
         }
-        Cluster { device: self.device.clone(), interconnect: Interconnect::Levels(network) }
+        Cluster {
+            device: self.device.clone(),
+            interconnect: Interconnect::Levels(network),
+            groups: Vec::new(),
+        }
     }
 }

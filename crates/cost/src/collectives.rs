@@ -1,65 +1,77 @@
 //! Times of collectives.
 
 use base::Bytes;
-use cluster::{Cluster, Interconnect, Link, Links};
+use cluster::{Cluster, Interconnect, Links};
 use ir::{Collective, CollectiveKind, MeshAxis};
 
 use crate::{
+    groups::{is_measured, measured_time},
     machine::{Machine, PICOS, traffic},
-    network::{Group, network_time},
+    network::{Group, NANO, network_time},
 };
 
-/// The time of one collective, as the library does it.
+/// The time of one collective, as the library does it: what was measured in its group or one like it, else what the links or levels say.
 pub fn collective_time(machine: Machine<'_>, collective: Collective<'_>) -> i64 {
-    let ranks = machine.mesh.size_of(collective.axis);
-    let stride = || machine.mesh.stride_of(collective.axis);
-    group_time(machine.cluster, collective.kind, ranks, stride, collective.bytes)
+    group_time(machine.cluster, collective.kind, group_of(machine, collective), collective.bytes)
 }
 
-/// The time of a collective of `bytes` among `ranks` ranks that are `stride` apart, in picoseconds.
-pub fn group_time(
-    cluster: &Cluster,
-    kind: CollectiveKind,
-    ranks: u32,
-    stride: impl Fn() -> u32,
-    bytes: Bytes,
-) -> i64 {
+/// The time of a collective of a group, in picoseconds; of a broadcast, which is a transfer between two stages, the group has two ranks.
+pub fn group_time(cluster: &Cluster, kind: CollectiveKind, group: Group, bytes: Bytes) -> i64 {
+    let bytes = bytes.0 as f64;
+    let seconds = measured_time(cluster, group, kind, bytes)
+        .unwrap_or_else(|| modelled_time(cluster, group, kind, bytes));
+    (seconds * PICOS).round() as i64
+}
+
+/// The ranks that take part in a collective.
+fn group_of(machine: Machine<'_>, collective: Collective<'_>) -> Group {
+    let ranks = machine.mesh.size_of(collective.axis);
+    // A broadcast is a transfer between two stages.
+    let is_transfer = collective.kind == CollectiveKind::Broadcast;
+    let ranks = if is_transfer { ranks.min(2) } else { ranks };
+    Group { ranks, stride: machine.mesh.stride_of(collective.axis) }
+}
+
+/// Seconds of a collective by the coefficients of links or levels; `bytes` are those of the global tensor.
+pub fn modelled_time(cluster: &Cluster, group: Group, kind: CollectiveKind, bytes: f64) -> f64 {
     match &cluster.interconnect {
-        Interconnect::Measured(links) => measured_time(links, kind, bytes, ranks),
-        Interconnect::Levels(network) => {
-            // A broadcast is a transfer between two stages.
-            let is_transfer = kind == CollectiveKind::Broadcast;
-            let ranks = if is_transfer { ranks.min(2) } else { ranks };
-            let group = Group { ranks, stride: stride() };
-            (network_time(network, group, kind, bytes.0 as f64) * PICOS).round() as i64
-        }
+        Interconnect::Measured(links) => on_links(links, group, kind, bytes),
+        Interconnect::Levels(network) => network_time(network, group, kind, bytes),
     }
 }
 
-fn measured_time(links: &Links, kind: CollectiveKind, bytes: Bytes, ranks: u32) -> i64 {
-    let share = f64::from(ranks - 1) / f64::from(ranks);
-    let bytes = bytes.0 as f64;
-    let (link, sent) = match kind {
-        CollectiveKind::AllReduce => (links.all_reduce, 2.0 * bytes * share),
-        CollectiveKind::AllGather => (links.all_gather, bytes * share),
+/// How many bytes a rank sends for each of the tensor's.
+pub fn sent(kind: CollectiveKind, ranks: u32) -> f64 {
+    let share = f64::from(ranks.max(1) - 1) / f64::from(ranks.max(1));
+    match kind {
+        CollectiveKind::AllReduce => 2.0 * share,
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => share,
         // One rank sends everything to one.
-        CollectiveKind::Broadcast => (links.all_gather, bytes),
-        CollectiveKind::ReduceScatter => (links.reduce_scatter, bytes * share),
-        CollectiveKind::AllToAll => (links.all_to_all, bytes * share),
-        CollectiveKind::Permute => (links.all_to_all, bytes),
-    };
-    on_link(link, sent)
+        CollectiveKind::Broadcast | CollectiveKind::Permute => 1.0,
+    }
 }
 
-fn on_link(link: Link, bytes: f64) -> i64 {
-    (link.latency_ns * 1e3 + bytes / link.bandwidth * PICOS).round() as i64
+fn on_links(links: &Links, group: Group, kind: CollectiveKind, bytes: f64) -> f64 {
+    let link = match kind {
+        CollectiveKind::AllReduce => links.all_reduce,
+        CollectiveKind::AllGather | CollectiveKind::Broadcast => links.all_gather,
+        CollectiveKind::ReduceScatter => links.reduce_scatter,
+        CollectiveKind::AllToAll | CollectiveKind::Permute => links.all_to_all,
+    };
+    link.latency_ns * NANO + bytes * sent(kind, group.ranks) / link.bandwidth
 }
 
 /// The time of a direct collective, in which each rank sends to each in one round, with the copies and sums around it; `None` for
-/// kinds that have no direct form, and where the network is known by its levels: libraries know what such a network does best.
+/// kinds that have no direct form, and where the network is known by its levels alone: libraries know what such a network does best.
 fn direct_time(machine: Machine<'_>, collective: Collective<'_>) -> Option<i64> {
     let cluster = machine.cluster;
-    let Interconnect::Measured(_) = &cluster.interconnect else { return None };
+    if let Interconnect::Levels(_) = &cluster.interconnect {
+        let group = group_of(machine, collective);
+        let kinds = [collective.kind, CollectiveKind::AllToAll];
+        if !kinds.iter().all(|kind| is_measured(cluster, group, *kind)) {
+            return None;
+        }
+    }
     let ranks = machine.mesh.size_of(collective.axis);
     let full = collective.bytes.0;
     let shard = full / u64::from(ranks);
@@ -101,21 +113,31 @@ pub fn least_time(machine: Machine<'_>, collective: Collective<'_>, company: Com
 }
 
 /// A direct collective that is faster at this size counts as faster at every size.
-const ANY_SIZE: Bytes = Bytes(1 << 40);
+const ANY_SIZE: u64 = 1 << 40;
 
 /// Up to how many bytes the direct form of a collective is the faster one; 0 where it never is.
 pub fn direct_limit(machine: Machine<'_>, kind: CollectiveKind, axis: &MeshAxis) -> Bytes {
     let lost = |bytes| {
-        let collective = Collective { kind, reduction: None, axis: &axis.name, bytes };
+        let collective = Collective { kind, reduction: None, axis: &axis.name, bytes: Bytes(bytes) };
         Some(direct_time(machine, collective)? - collective_time(machine, collective))
     };
-    match (lost(Bytes(0)), lost(ANY_SIZE)) {
-        (Some(empty), Some(large)) if empty < 0 && large > 0 => {
-            // Both times are straight lines over bytes.
-            let (large, empty) = (large as f64, empty as f64);
-            Bytes((ANY_SIZE.0 as f64 * -empty / (large - empty)) as u64)
-        }
-        (Some(empty), Some(large)) if empty <= 0 && large < 0 => ANY_SIZE,
+    match (lost(0), lost(ANY_SIZE)) {
+        (Some(empty), Some(large)) if empty <= 0 && large < 0 => Bytes(ANY_SIZE),
+        (Some(empty), Some(_)) if empty < 0 => Bytes(first_lost(|bytes| lost(bytes).unwrap_or(0) > 0)),
         _ => Bytes(0),
     }
+}
+
+/// The size at which something is lost for the first time, looked for at powers of two and between the first two of these.
+fn first_lost(is_lost: impl Fn(u64) -> bool) -> u64 {
+    let mut beyond = 1;
+    while beyond < ANY_SIZE && !is_lost(beyond) {
+        beyond *= 2;
+    }
+    let mut up_to = beyond / 2;
+    while beyond - up_to > 1 {
+        let middle = u64::midpoint(up_to, beyond);
+        if is_lost(middle) { beyond = middle } else { up_to = middle }
+    }
+    up_to
 }

@@ -1,6 +1,7 @@
 //! Time of operations and changes of placement, in integer picoseconds.
 
 mod collectives;
+mod groups;
 mod machine;
 mod micro_batches;
 mod network;
@@ -10,5 +11,6 @@ mod time;
 
 pub use collectives::{Company, collective_time, direct_limit, group_time};
 pub use machine::{Machine, host_copy_time};
+pub use network::Group;
 pub use operation::{Operation, Told, compute_rate, main_dtype, shares};
 pub use time::{local_time, operation_time, reshard_time};

@@ -8,7 +8,8 @@
 use cluster::{Level, Network};
 use ir::CollectiveKind;
 
-const NANO: f64 = 1e-9;
+/// Seconds of a nanosecond.
+pub const NANO: f64 = 1e-9;
 
 /// The ranks that take part in a collective: `ranks` of them, `stride` apart in number, of a mesh whose other ranks do the same.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +100,9 @@ fn ring(network: &Network, levels: &[Crossed<'_>], rounds: f64, sent: f64) -> f6
 /// An all-reduce up and down a tree of the units within the outermost level, whose members are a chain, or one switch that computes.
 fn tree(network: &Network, levels: &[Crossed<'_>], group: Group, sent: f64) -> f64 {
     let [inside @ .., last] = levels else { return f64::INFINITY };
+    if !inside.is_empty() && network.tree_share <= 0.0 {
+        return f64::INFINITY;
+    }
     // Within one unit of the innermost level a tree is no better than a ring, but a switch may be.
     if inside.is_empty() {
         let in_switch = last.level.in_switch.filter(|switch| switch.ranks <= group.ranks);

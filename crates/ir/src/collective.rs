@@ -128,6 +128,11 @@ impl CollectiveKind {
             Self::Broadcast => "transfer",
         }
     }
+
+    /// The kind that is called so.
+    pub fn of_text(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().chain([Self::Permute]).find(|kind| kind.text() == text)
+    }
 }
 
 impl fmt::Display for CollectiveKind {

@@ -42,6 +42,28 @@ fn cluster_ranks(py: Python<'_>, description: &str) -> PyResult<Option<u32>> {
     cluster.map(|cluster| cluster.ranks()).map_err(|diagnostic| error::to_python(py, &diagnostic))
 }
 
+/// Nanoseconds of a collective of a kind, by its name, along an axis of a mesh on a cluster.
+#[pyfunction]
+fn collective_ns(
+    py: Python<'_>,
+    description: &str,
+    mesh: Vec<(String, u32)>,
+    axis: &str,
+    kind: &str,
+    bytes: u64,
+) -> PyResult<f64> {
+    graph::run(py, || {
+        let cluster = cluster::Cluster::parse(description, "the cluster description")?;
+        let mesh =
+            ir::Mesh { axes: mesh.into_iter().map(|(name, size)| ir::MeshAxis::ranks(name, size)).collect() };
+        let kind = ir::CollectiveKind::of_text(kind)
+            .ok_or_else(|| base::Diagnostic::bug(format!("`{kind}` is no kind of collective")))?;
+        let collective = ir::Collective { kind, reduction: None, axis, bytes: base::Bytes(bytes) };
+        let machine = cost::Machine { cluster: &cluster, mesh: &mesh };
+        Ok(cost::collective_time(machine, collective) as f64 / 1e3)
+    })
+}
+
 /// The number of bytes that a text such as `4GiB` says.
 #[pyfunction]
 fn parse_bytes(py: Python<'_>, text: &str) -> PyResult<u64> {
@@ -56,6 +78,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(preset_text, module)?)?;
     module.add_function(wrap_pyfunction!(preset_capabilities, module)?)?;
     module.add_function(wrap_pyfunction!(cluster_ranks, module)?)?;
+    module.add_function(wrap_pyfunction!(collective_ns, module)?)?;
     balance::register(module)?;
     error::register(module)?;
     exec::register(module)?;

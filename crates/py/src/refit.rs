@@ -66,8 +66,15 @@ fn fitted(
     ]
 }
 
+/// Coefficients, none negative, with which the columns of some rows come nearest to what is wanted; as few as serve.
+#[pyfunction]
+fn least_squares(rows: Vec<Vec<f64>>, wanted: Vec<f64>) -> Vec<f64> {
+    cluster::least_squares(&rows, &wanted).0
+}
+
 /// Adds what belongs to measured descriptions to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(refit_description, module)?)?;
-    module.add_function(wrap_pyfunction!(fitted, module)?)
+    module.add_function(wrap_pyfunction!(fitted, module)?)?;
+    module.add_function(wrap_pyfunction!(least_squares, module)?)
 }

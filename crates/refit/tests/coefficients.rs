@@ -272,3 +272,27 @@ fn an_operator_that_was_measured_wrongly_is_named_and_its_rows_are_right() {
     };
     assert!((row(&found.cluster) / 3_000.0 - 1.0).abs() < 0.02, "{}", row(&found.cluster));
 }
+
+#[test]
+fn a_group_whose_collectives_were_measured_wrongly_is_named() {
+    let mesh = Mesh { axes: vec![MeshAxis::ranks("data", 4)] };
+    let rows = "measured = [[256, 30000.0], [65536, 60000.0], [4194304, 2400000.0]]";
+    let groups = ["all_reduce", "all_gather"]
+        .map(|kind| format!("{kind} = {{ latency_ns = 30000.0, bandwidth = 2e9, {rows} }}\n"));
+    let text = format!("{LINKS}[[groups]]\nshape = [4]\n{}", groups.concat());
+    let right = Cluster::parse(&text, "cluster.toml").unwrap();
+    let seen = seen(&right, &mesh, &Step::of(&[("data", 4)])).seen;
+    assert_eq!(refit(&right, &seen).terms, []);
+    for kind in ["all_reduce", "all_gather"] {
+        let name = format!("groups.[4].{kind}");
+        let found = refit(&right.slower(&name, 2.0), &seen);
+        let named: Vec<&str> = found.terms.iter().map(|term| term.name.as_str()).collect();
+        assert_eq!(named, [name.as_str()], "{:?}", found.terms);
+        let curves = [&found.cluster, &right].map(|cluster| cluster.groups[0].clone());
+        let [mended, known] =
+            curves.map(|group| if kind == "all_reduce" { group.all_reduce } else { group.all_gather });
+        for (row, right) in mended.unwrap().measured.iter().zip(known.unwrap().measured) {
+            assert!((row.1 / right.1 - 1.0).abs() < 0.05, "{row:?}, {right:?}");
+        }
+    }
+}

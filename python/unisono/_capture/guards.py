@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from unisono import _users_errors
 from unisono._capture.counting import Counts
 from unisono._capture.places import is_the_users, read_back
-from unisono._users_errors import UsersError
 
 #: A step that asks more questions of this kind is refused.
 MOST_GUARDS = 32
@@ -41,7 +41,7 @@ class Ending:
         counts: what it has left beside tensors until then.
     """
 
-    error: UsersError
+    error: _users_errors.UsersError
     arguments: list[Any]
     reads: int
     effects: list[Any]
@@ -51,7 +51,7 @@ class Ending:
     def from_plain(cls, data: dict[str, Any], classes: Mapping[str, type]) -> Ending:
         """The ending that :meth:`plain` tells of, on another rank, which prints and logs nothing."""
         counts = Counts.from_plain(data["counts"], classes)
-        return cls(UsersError(**data["error"]), data["arguments"], data["reads"], [], counts)
+        return cls(_users_errors.UsersError(**data["error"]), data["arguments"], data["reads"], [], counts)
 
     def plain(self) -> dict[str, Any]:
         """What other ranks are told."""

@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
+from unisono import _users_errors
 from unisono._capture import hooks, iterators, kernels, outward, scaling, sources, telling
 from unisono._capture.averages import Averages
 from unisono._capture.counting import Counts
@@ -62,7 +63,6 @@ from unisono._capture.target import Target
 from unisono._capture.twins import Twins, conversions_known
 from unisono._capture.types import type_of
 from unisono._tree import Structure, flatten, unflatten
-from unisono._users_errors import UsersError
 from unisono.errors import StepError, UnisonoError, UnsupportedError
 
 
@@ -458,7 +458,7 @@ class _Run:
         except (Exception, SystemExit) as error:
             self.reads.counting.require_unused()
             if self.questions.asked and not isinstance(error, UnisonoError) and is_the_steps_own(error):
-                told = UsersError.of(error), *self.reads.at_the_end(error), self.reads.effects
+                told = _users_errors.UsersError.of(error), *self.reads.at_the_end(error), self.reads.effects
                 ending = Ending(*told, self.kept.counted(self.reads))
                 raise EndedError(self.questions.choices(), ending) from None
             stands = bool(self.reads.tensors or self.kept.counts)

@@ -1,0 +1,62 @@
+//! Collectives in groups whose times were measured: by the curve of a group of the same shape, or else by that of the group that is most
+//! like it, times what the links or levels have between the two.
+
+use cluster::{Cluster, GroupTimes, Interconnect};
+use ir::CollectiveKind;
+
+use crate::{
+    collectives::{modelled_time, sent},
+    network::{Group, NANO},
+};
+
+/// Seconds of a collective; `None` where no group was measured that crosses the same levels.
+pub fn measured_time(cluster: &Cluster, group: Group, kind: CollectiveKind, bytes: f64) -> Option<f64> {
+    if cluster.groups.is_empty() || group.ranks < 2 {
+        return None;
+    }
+    let shape = shape_of(cluster, group)?;
+    let candidates = cluster.groups.iter().filter_map(|known| Some((known, known.curve(kind)?)));
+    let candidates = candidates.filter(|(known, _)| crosses_alike(&known.shape, &shape));
+    let apart = |(known, _): &(&GroupTimes, _)| apart(&known.shape, &shape);
+    let (known, curve) = candidates.min_by(|one, other| apart(one).total_cmp(&apart(other)))?;
+    let measured = representative(cluster, known);
+    let seconds = curve.nanos(bytes, sent(kind, measured.ranks)) * NANO;
+    if known.shape == shape {
+        return Some(seconds);
+    }
+    let modelled = |group| modelled_time(cluster, group, kind, bytes);
+    let (this, that) = (modelled(group), modelled(measured));
+    Some(if that > 0.0 { seconds * this / that } else { seconds })
+}
+
+/// Whether a kind of collective was measured in a group of just this shape.
+pub fn is_measured(cluster: &Cluster, group: Group, kind: CollectiveKind) -> bool {
+    let Some(shape) = shape_of(cluster, group) else { return false };
+    cluster.groups.iter().any(|known| known.shape == shape && known.curve(kind).is_some())
+}
+
+fn shape_of(cluster: &Cluster, group: Group) -> Option<Vec<u32>> {
+    match &cluster.interconnect {
+        Interconnect::Measured(_) => Some(vec![group.ranks]),
+        Interconnect::Levels(network) => network.shape(group.ranks, group.stride),
+    }
+}
+
+/// A group of the shape that was measured.
+fn representative(cluster: &Cluster, known: &GroupTimes) -> Group {
+    let stride = match &cluster.interconnect {
+        Interconnect::Measured(_) => 1,
+        Interconnect::Levels(network) => network.stride(&known.shape),
+    };
+    Group { ranks: known.shape.iter().product(), stride }
+}
+
+fn crosses_alike(one: &[u32], other: &[u32]) -> bool {
+    one.iter().map(|count| *count > 1).eq(other.iter().map(|count| *count > 1))
+}
+
+/// By which factor two shapes differ, over all levels.
+fn apart(one: &[u32], other: &[u32]) -> f64 {
+    let factor = |(a, b): (&u32, &u32)| f64::from((*a).max(*b)) / f64::from((*a).min(*b));
+    one.iter().zip(other).map(factor).product()
+}
