@@ -53,6 +53,9 @@ impl Cluster {
         });
         // Less than no slowdown is none.
         changed.device.overlap_factor = changed.device.overlap_factor.max(1.0);
+        if let Interconnect::Levels(network) = &mut changed.interconnect {
+            network.levels.iter_mut().for_each(|level| level.oversubscription = level.oversubscription.max(1.0));
+        }
         changed
     }
 }
@@ -98,6 +101,9 @@ impl Level {
     fn coefficients(&mut self, see: See<'_>) {
         let name = |what: &str| format!("network.levels.{}.{what}", self.name);
         see(&name("bandwidth"), Says::Rate, &mut self.bandwidth);
+        if self.oversubscription > 1.0 {
+            see(&name("oversubscription"), Says::Time, &mut self.oversubscription);
+        }
         if let Some(bandwidth) = &mut self.peer_bandwidth {
             see(&name("peer_bandwidth"), Says::Rate, bandwidth);
         }

@@ -29,7 +29,7 @@ pub struct Device {
     /// Time to start one operation, in nanoseconds.
     pub operation_ns: f64,
     /// Slowdown of an operation and a collective while they run at the same time; 1 for none.
-    #[serde(default = "one")]
+    #[serde(default = "crate::one")]
     pub overlap_factor: f64,
     /// Bytes per second between a device and memory of its host, each way; without it nothing goes there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,10 +46,6 @@ pub struct Device {
     /// What operations take that were measured; others take what the rates say.
     #[serde(default, skip_serializing_if = "Operations::is_empty")]
     pub operations: Operations,
-}
-
-const fn one() -> f64 {
-    1.0
 }
 
 /// Maximum overlap factor.

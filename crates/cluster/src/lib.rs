@@ -94,6 +94,10 @@ impl Cluster {
     }
 }
 
+const fn one() -> f64 {
+    1.0
+}
+
 /// Whether a number need not be written.
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
 fn is_zero(number: &f64) -> bool {

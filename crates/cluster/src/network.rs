@@ -1,5 +1,6 @@
 //! What lies between ranks: measured as it is, or as the levels of a network.
 
+use ir::CollectiveKind;
 use serde::{Deserialize, Serialize};
 
 /// A collective's time: a latency, and a bandwidth for the bytes that one rank sends.
@@ -27,6 +28,16 @@ pub struct Links {
 }
 
 impl Links {
+    /// The link of a kind of collective.
+    pub fn of(&self, kind: CollectiveKind) -> Link {
+        match kind {
+            CollectiveKind::AllReduce => self.all_reduce,
+            CollectiveKind::AllGather | CollectiveKind::Broadcast => self.all_gather,
+            CollectiveKind::ReduceScatter => self.reduce_scatter,
+            CollectiveKind::AllToAll | CollectiveKind::Permute => self.all_to_all,
+        }
+    }
+
     pub(crate) fn wrong(&self) -> Option<(&str, &str)> {
         let links = [self.all_reduce, self.all_gather, self.reduce_scatter, self.all_to_all];
         if links.iter().any(|link| !crate::is_rate(link.bandwidth)) {
@@ -55,8 +66,11 @@ pub struct Level {
     pub name: String,
     /// How many ranks one holds.
     pub ranks: u32,
-    /// Bytes per second that each rank of a unit within this one sends out of it, while all do.
+    /// Bytes per second that each rank of a unit within this one sends out of it at most; while all do, too, but for `oversubscription`.
     pub bandwidth: f64,
+    /// How many times as much the ranks of a unit within could send together as the wires out of it carry; 1 where it carries all.
+    #[serde(default = "crate::one", skip_serializing_if = "is_one")]
+    pub oversubscription: f64,
     /// Bytes per second between two of the units within this one, where each pair has a wire of its own; otherwise a rank may send all its
     /// bandwidth to one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,6 +84,18 @@ pub struct Level {
     pub small_hop_ns: f64,
     /// Bytes per second of a ring of such messages.
     pub small_bandwidth: f64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
+fn is_one(number: &f64) -> bool {
+    *number <= 1.0
+}
+
+impl Level {
+    /// Bytes per second that each rank of a unit within sends out of it while all do.
+    pub fn share(&self) -> f64 {
+        self.bandwidth / self.oversubscription
+    }
 }
 
 /// A network: its levels from the innermost on, and what collectives on it have in common.
@@ -111,6 +137,10 @@ impl Network {
         };
         if !self.levels.iter().all(rates) || !(0.0..=1.0).contains(&self.tree_share) {
             return Some(("bandwidth", "a rate that is not positive, or `tree_share` not between 0 and 1"));
+        }
+        let shared = |level: &Level| level.oversubscription.is_finite() && level.oversubscription >= 1.0;
+        if !self.levels.iter().all(shared) {
+            return Some(("oversubscription", "no number from 1 on"));
         }
         let times = |level: &Level| crate::is_time(level.hop_ns) && crate::is_time(level.small_hop_ns);
         let times = crate::is_time(self.start_ns) && self.levels.iter().all(times);

@@ -121,6 +121,11 @@ fn what_cannot_be_used_is_named_with_its_line() {
         "`ranks` of a cluster description is 0, or not a larger multiple of those of the level within",
     );
     bad(
+        "preset = \"h100:2x8\"\n[[network.levels]]\nname = \"fabric\"\noversubscription = 0.5\n",
+        4,
+        "`oversubscription` of a cluster description is no number from 1 on",
+    );
+    bad(
         "preset = \"h100\"\n[links.all_reduce]\nlatency_ns = 1.0\nbandwidth = 1.0\n[links.all_gather]\nlatency_ns = 1.0\nbandwidth = 1.0\n\
          [links.reduce_scatter]\nlatency_ns = 1.0\nbandwidth = 1.0\n[links.all_to_all]\nlatency_ns = 1.0\nbandwidth = 1.0\n",
         2,

@@ -1,13 +1,14 @@
 //! Times of collectives.
 
 use base::Bytes;
-use cluster::{Cluster, Interconnect, Links};
+use cluster::{Cluster, Interconnect};
 use ir::{Collective, CollectiveKind, MeshAxis};
 
 use crate::{
     groups::{is_measured, measured_time},
+    links::{group_of, modelled_time},
     machine::{Machine, PICOS, traffic},
-    network::{Group, NANO, network_time},
+    network::Group,
 };
 
 /// The time of one collective, as the library does it: what was measured in its group or one like it, else what the links or levels say.
@@ -15,50 +16,12 @@ pub fn collective_time(machine: Machine<'_>, collective: Collective<'_>) -> i64 
     group_time(machine.cluster, collective.kind, group_of(machine, collective), collective.bytes)
 }
 
-/// The time of a collective of a group, in picoseconds; of a broadcast, which is a transfer between two stages, the group has two ranks.
+/// The time of a collective of a group, in picoseconds.
 pub fn group_time(cluster: &Cluster, kind: CollectiveKind, group: Group, bytes: Bytes) -> i64 {
     let bytes = bytes.0 as f64;
     let seconds = measured_time(cluster, group, kind, bytes)
         .unwrap_or_else(|| modelled_time(cluster, group, kind, bytes));
     (seconds * PICOS).round() as i64
-}
-
-/// The ranks that take part in a collective.
-fn group_of(machine: Machine<'_>, collective: Collective<'_>) -> Group {
-    let ranks = machine.mesh.size_of(collective.axis);
-    // A broadcast is a transfer between two stages.
-    let is_transfer = collective.kind == CollectiveKind::Broadcast;
-    let ranks = if is_transfer { ranks.min(2) } else { ranks };
-    Group { ranks, stride: machine.mesh.stride_of(collective.axis) }
-}
-
-/// Seconds of a collective by the coefficients of links or levels; `bytes` are those of the global tensor.
-pub fn modelled_time(cluster: &Cluster, group: Group, kind: CollectiveKind, bytes: f64) -> f64 {
-    match &cluster.interconnect {
-        Interconnect::Measured(links) => on_links(links, group, kind, bytes),
-        Interconnect::Levels(network) => network_time(network, group, kind, bytes),
-    }
-}
-
-/// How many bytes a rank sends for each of the tensor's.
-pub fn sent(kind: CollectiveKind, ranks: u32) -> f64 {
-    let share = f64::from(ranks.max(1) - 1) / f64::from(ranks.max(1));
-    match kind {
-        CollectiveKind::AllReduce => 2.0 * share,
-        CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => share,
-        // One rank sends everything to one.
-        CollectiveKind::Broadcast | CollectiveKind::Permute => 1.0,
-    }
-}
-
-fn on_links(links: &Links, group: Group, kind: CollectiveKind, bytes: f64) -> f64 {
-    let link = match kind {
-        CollectiveKind::AllReduce => links.all_reduce,
-        CollectiveKind::AllGather | CollectiveKind::Broadcast => links.all_gather,
-        CollectiveKind::ReduceScatter => links.reduce_scatter,
-        CollectiveKind::AllToAll | CollectiveKind::Permute => links.all_to_all,
-    };
-    link.latency_ns * NANO + bytes * sent(kind, group.ranks) / link.bandwidth
 }
 
 /// The time of a direct collective, in which each rank sends to each in one round, with the copies and sums around it; `None` for

@@ -5,8 +5,8 @@ use cluster::{Cluster, GroupTimes, Interconnect};
 use ir::CollectiveKind;
 
 use crate::{
-    collectives::{modelled_time, sent},
-    network::{Group, NANO},
+    links::modelled_time,
+    network::{Group, NANO, sent},
 };
 
 /// Seconds of a collective; `None` where no group was measured that crosses the same levels.
@@ -15,6 +15,7 @@ pub fn measured_time(cluster: &Cluster, group: Group, kind: CollectiveKind, byte
         return None;
     }
     let shape = shape_of(cluster, group)?;
+    let shape = if kind == CollectiveKind::Broadcast { of_transfer(shape) } else { shape };
     let candidates = cluster.groups.iter().filter_map(|known| Some((known, known.curve(kind)?)));
     let candidates = candidates.filter(|(known, _)| crosses_alike(&known.shape, &shape));
     let apart = |(known, _): &(&GroupTimes, _)| apart(&known.shape, &shape);
@@ -40,6 +41,16 @@ fn shape_of(cluster: &Cluster, group: Group) -> Option<Vec<u32>> {
         Interconnect::Measured(_) => Some(vec![group.ranks]),
         Interconnect::Levels(network) => network.shape(group.ranks, group.stride),
     }
+}
+
+/// The two ranks of a group that are furthest apart of all that follow each other in it.
+fn of_transfer(mut shape: Vec<u32>) -> Vec<u32> {
+    let outermost = shape.iter().rposition(|count| *count > 1);
+    shape
+        .iter_mut()
+        .enumerate()
+        .for_each(|(level, count)| *count = if Some(level) == outermost { 2 } else { 1 });
+    shape
 }
 
 /// A group of the shape that was measured.

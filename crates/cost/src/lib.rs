@@ -2,15 +2,18 @@
 
 mod collectives;
 mod groups;
+mod links;
 mod machine;
 mod micro_batches;
 mod network;
 mod operation;
 mod ring;
 mod time;
+mod wires;
 
 pub use collectives::{Company, collective_time, direct_limit, group_time};
 pub use machine::{Machine, host_copy_time};
 pub use network::Group;
 pub use operation::{Operation, Told, compute_rate, main_dtype, shares};
 pub use time::{local_time, operation_time, reshard_time};
+pub use wires::{Wires, wires};

@@ -23,6 +23,8 @@ pub struct Group {
 /// A level that a group crosses.
 struct Crossed<'a> {
     level: &'a Level,
+    /// Which one it is.
+    number: usize,
     /// Units within this level that the group covers, in all.
     within: u32,
     /// Units of this level that the group covers.
@@ -35,7 +37,14 @@ impl Crossed<'_> {
     /// Bytes per second of a ring of all the members of a unit within.
     fn ring(&self) -> f64 {
         let wires = self.level.peer_bandwidth.map_or(f64::INFINITY, |peer| peer * (self.around() - 1.0));
-        f64::from(self.members) * self.level.bandwidth.min(wires)
+        f64::from(self.members) * self.level.share().min(wires)
+    }
+
+    /// Bytes per second from each rank to the next one outside of its unit, while the others of the unit send within.
+    fn next(&self) -> f64 {
+        let wire =
+            self.level.peer_bandwidth.map_or(self.level.bandwidth, |peer| peer.min(self.level.bandwidth));
+        wire.min(f64::from(self.members) * self.level.share())
     }
 
     /// Units within that a ring goes around in each unit of this level.
@@ -57,13 +66,24 @@ fn crossed(network: &Network, group: Group) -> Vec<Crossed<'_>> {
         let most = (holds / group.stride.max(1)).clamp(1, group.ranks.max(1));
         let units = group.ranks.div_ceil(most);
         if units < within {
-            found.push(Crossed { level, within, units, members });
+            found.push(Crossed { level, number, within, units, members });
         }
         // The last unit may hold fewer.
         members = (group.ranks - (units - 1) * most).min(most);
         within = units;
     }
     found
+}
+
+/// How many bytes a rank sends for each of the tensor's.
+pub fn sent(kind: CollectiveKind, ranks: u32) -> f64 {
+    let share = f64::from(ranks.max(1) - 1) / f64::from(ranks.max(1));
+    match kind {
+        CollectiveKind::AllReduce => 2.0 * share,
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => share,
+        // One rank sends everything to one.
+        CollectiveKind::Broadcast | CollectiveKind::Permute => 1.0,
+    }
 }
 
 /// The time of a collective, in seconds; `bytes` are those of the global tensor.
@@ -78,7 +98,7 @@ pub fn network_time(network: &Network, group: Group, kind: CollectiveKind, bytes
         CollectiveKind::AllToAll => exchange(network, &levels, group, bytes),
         CollectiveKind::Permute => pass_on(network, &levels, bytes),
         CollectiveKind::AllGather | CollectiveKind::ReduceScatter => ring(network, &levels, 1.0, sent),
-        CollectiveKind::Broadcast => ring(network, &levels, 1.0, bytes),
+        CollectiveKind::Broadcast => transfer(network, &levels, bytes),
         CollectiveKind::AllReduce => {
             let ring = ring(network, &levels, 2.0, 2.0 * sent);
             ring.min(tree(network, &levels, group, 2.0 * sent))
@@ -120,23 +140,42 @@ fn tree(network: &Network, levels: &[Crossed<'_>], group: Group, sent: f64) -> f
 
 /// Each rank sends to each: what leaves the units of a level shares the bandwidth out of them.
 fn exchange(network: &Network, levels: &[Crossed<'_>], group: Group, bytes: f64) -> f64 {
-    let n = f64::from(group.ranks);
-    let time = |one: &Crossed<'_>| {
-        let wires = one.level.peer_bandwidth.map_or(f64::INFINITY, |peer| peer * (n - 1.0));
-        let leaving = (n - f64::from(one.members)) / n;
-        bytes * leaving / one.level.bandwidth.min(wires)
-    };
-    let slowest = levels.iter().map(time).fold(0.0, f64::max);
+    let slowest = levels.iter().map(|one| leaving(one, group, bytes)).fold(0.0, f64::max);
     let hops: f64 = levels.iter().map(|one| one.around() * one.level.small_hop_ns).sum();
     (2.0 * network.start_ns + hops) * NANO + slowest
 }
 
+/// Seconds in which what a rank sends to each gets out of the units of a level.
+fn leaving(one: &Crossed<'_>, group: Group, bytes: f64) -> f64 {
+    let n = f64::from(group.ranks);
+    let wires = one.level.peer_bandwidth.map_or(f64::INFINITY, |peer| peer * (n - 1.0));
+    bytes * (n - f64::from(one.members)) / n / one.level.share().min(wires)
+}
+
 /// Each rank sends all to one other, over one wire of each level.
 fn pass_on(network: &Network, levels: &[Crossed<'_>], bytes: f64) -> f64 {
-    let wire = |one: &Crossed<'_>| {
-        one.level.peer_bandwidth.map_or(one.level.bandwidth, |peer| peer.min(one.level.bandwidth))
-    };
-    let slowest = levels.iter().map(wire).fold(f64::INFINITY, f64::min);
+    let slowest = levels.iter().map(Crossed::next).fold(f64::INFINITY, f64::min);
     let hop = levels.iter().map(|one| one.level.small_hop_ns).fold(0.0, f64::max);
     (network.start_ns + hop) * NANO + bytes / slowest
+}
+
+/// The slowest transfer from a rank to the next one of its group, in the better of two protocols.
+fn transfer(network: &Network, levels: &[Crossed<'_>], bytes: f64) -> f64 {
+    let time = |one: &Crossed<'_>| {
+        let (large, small) = (one.next(), one.next().min(one.level.small_bandwidth));
+        let large = one.level.hop_ns * NANO + bytes / large;
+        large.min(one.level.small_hop_ns * NANO + bytes / small)
+    };
+    network.start_ns * NANO + levels.iter().map(time).fold(0.0, f64::max)
+}
+
+/// For how many seconds a collective would keep the wires busy, by the number of each level that it crosses.
+pub fn busy(network: &Network, group: Group, kind: CollectiveKind, bytes: f64) -> Vec<(usize, f64)> {
+    let sent = bytes * sent(kind, group.ranks);
+    let time = |one: &Crossed<'_>| match kind {
+        CollectiveKind::AllToAll => leaving(one, group, bytes),
+        CollectiveKind::Permute | CollectiveKind::Broadcast => bytes / one.next(),
+        _ => sent / one.ring(),
+    };
+    crossed(network, group).iter().map(|one| (one.number, time(one))).collect()
 }

@@ -8,7 +8,7 @@
 use base::Bytes;
 use cluster::Cluster;
 use ir::{Collective, CollectiveKind, Mesh, MeshAxis};
-use unisono_cost::{Machine, collective_time, direct_limit};
+use unisono_cost::{Machine, collective_time, direct_limit, wires};
 
 const LINKS: &str = r#"
 version = 1
@@ -137,4 +137,74 @@ fn between_curves_the_limit_of_direct_exchanges_is_where_it_first_loses() {
     let limit = direct_limit(machine, CollectiveKind::AllGather, &mesh.axes[0]).0;
     // An exchange of `bytes` with the copy of twice as many at 1 TB/s: 4500 + 1.5 x 333 ns at 2333 bytes.
     assert!((2320..2340).contains(&limit), "{limit}");
+}
+
+/// Nodes of four ranks, of which each could send 0.4 GB/s, through wires that carry a quarter of that.
+fn oversubscribed() -> String {
+    LEVELS.replace("bandwidth = 1e8\nhop_ns", "bandwidth = 4e8\noversubscription = 4.0\nhop_ns")
+}
+
+#[test]
+fn wires_that_all_share_carry_what_is_left_for_each() {
+    for kind in [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::AllToAll] {
+        for mesh in [&[16][..], &[4, 4], &[8, 2], &[2, 8]] {
+            let plain = LEVELS.replace("small_bandwidth = 1e8", "small_bandwidth = 1e7");
+            let shared = oversubscribed().replace("small_bandwidth = 1e8", "small_bandwidth = 1e7");
+            assert_eq!(
+                nanos(&shared, mesh, kind, 1 << 20),
+                nanos(&plain, mesh, kind, 1 << 20),
+                "{kind:?} {mesh:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn who_sends_while_others_of_its_unit_do_not_has_their_part_of_the_wires() {
+    for kind in [CollectiveKind::Permute, CollectiveKind::Broadcast] {
+        // Of the ring of all ranks only one rank of four sends out of its node: at all that it can.
+        assert_eq!(nanos(&oversubscribed(), &[16], kind, 4000)[0], 1000.0 + 200.0 + 10_000.0);
+        // Two of four: twice what is left for each.
+        assert_eq!(nanos(&oversubscribed(), &[8, 2], kind, 4000)[0], 1000.0 + 200.0 + 20_000.0);
+        // All four: what is left for each.
+        assert_eq!(
+            nanos(&oversubscribed(), &[4, 4], kind, 4000),
+            [1000.0 + 200.0 + 40_000.0, 1000.0 + 100.0 + 4000.0]
+        );
+    }
+}
+
+#[test]
+fn a_transfer_takes_what_was_measured_between_two_nodes_where_some_stages_are_on_different_ones() {
+    let group = |shape: &str, nanos: f64| {
+        format!(
+            "[[groups]]\nshape = {shape}\ntransfer = {{ latency_ns = 1.0, bandwidth = 1e9, measured = [[4000, {nanos}]] }}\n"
+        )
+    };
+    let text = [LEVELS.to_owned(), group("[2, 1]", 5000.0), group("[1, 2]", 90_000.0)].concat();
+    let transfer = CollectiveKind::Broadcast;
+    assert_eq!(nanos(&text, &[4, 4], transfer, 4000), [90_000.0, 5000.0]);
+    assert_eq!(nanos(&text, &[8, 2], transfer, 4000), [90_000.0, 5000.0]);
+}
+
+#[test]
+fn collectives_use_the_wires_of_the_levels_that_they_cross_for_a_part_of_their_time() {
+    let cluster = Cluster::parse(LEVELS, "text").unwrap();
+    let mesh = Mesh {
+        axes: vec![MeshAxis::ranks("outer", 4), MeshAxis::ranks("half", 2), MeshAxis::ranks("inner", 2)],
+    };
+    let used = |mesh: &Mesh, axis: &str, kind, bytes| {
+        let machine = Machine { cluster: &cluster, mesh };
+        let collective = Collective { kind, reduction: None, axis, bytes: Bytes(bytes) };
+        wires(machine, collective, collective_time(machine, collective)).0
+    };
+    let gather = CollectiveKind::AllGather;
+    // Between nodes 1600 ns of 31600 are latency.
+    assert_eq!(used(&mesh, "outer", gather, 4000), [0, 949, 0, 0]);
+    assert_eq!(used(&mesh, "inner", gather, 4000), [645, 0, 0, 0]);
+    assert_eq!(used(&mesh, "inner", CollectiveKind::AllToAll, 0), [0; 4]);
+    // What two ranks of each node send between nodes takes a fifth of what they could send to each other.
+    let mesh = Mesh { axes: vec![MeshAxis::ranks("outer", 8), MeshAxis::ranks("inner", 2)] };
+    assert_eq!(used(&mesh, "outer", gather, 8_000_000), [200, 1000, 0, 0]);
+    assert_eq!(used(&Mesh::along("a", 16), "a", gather, 8_000_000), [0; 4], "nothing runs beside it");
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{Nanos, SecondaryMap};
-use ir::{AxisKind, Graph, Mesh, NodeId};
+use ir::{AxisKind, CollectiveKind, Graph, Mesh, NodeId};
 use timeline::{
     Timeline,
     step::{Group, Span, StepTimeline, Works},
@@ -113,9 +113,16 @@ fn first_waits(graph: &Graph, spans: &[(usize, Span)]) -> SecondaryMap<NodeId, O
     waited
 }
 
+/// A broadcast is a transfer from one stage to another.
+const STAGES_OF_A_TRANSFER: u32 = 2;
+
 /// How many ranks the group of a collective has, where its arguments say it; 0 where they do not.
 fn group_size(graph: &Graph, position: usize) -> u32 {
-    let args = &graph.nodes[graph.order[position]].args;
+    let id = graph.order[position];
+    if graph.collective(id).is_some_and(|of| of.kind == CollectiveKind::Broadcast) {
+        return STAGES_OF_A_TRANSFER;
+    }
+    let args = &graph.nodes[id].args;
     match args.iter().rev().nth(1) {
         Some(ir::Arg::Int(size)) => u32::try_from(*size).unwrap_or(0),
         _ => 0,

@@ -55,9 +55,7 @@ impl What {
         let picos = match self {
             Self::Operation { .. } => self.operation().map_or(0, |operation| operation.picos(cluster)),
             Self::Collective { kind, ranks, stride, bytes } => {
-                let is_transfer = *kind == CollectiveKind::Broadcast;
-                let ranks = if is_transfer { (*ranks).min(2) } else { *ranks };
-                cost::group_time(cluster, *kind, Group { ranks, stride: *stride }, *bytes)
+                cost::group_time(cluster, *kind, Group { ranks: *ranks, stride: *stride }, *bytes)
             }
             Self::HostCopy(bytes) => cost::host_copy_time(cluster, bytes.0),
         };

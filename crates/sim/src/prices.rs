@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use aten::Call;
+use cost::Wires;
 use ir::{Graph, HostCopy, NodeId, ValueId};
 use timeline::step;
 
@@ -12,8 +13,8 @@ use crate::Machine;
 pub enum Work {
     /// Runs on the rank; picoseconds.
     Operation(i64),
-    /// Starts a collective; picoseconds.
-    Collective(i64),
+    /// Starts a collective; picoseconds, and how much of the wires it uses.
+    Collective(i64, Wires),
     /// Waits for the collective that makes a value.
     Wait(ValueId),
     /// Starts a copy between device and host; picoseconds.
@@ -25,7 +26,8 @@ pub enum Work {
 /// What the node does.
 pub fn work(graph: &Graph, id: NodeId, machine: Machine<'_>) -> Work {
     if let Some(collective) = graph.collective(id) {
-        return Work::Collective(cost::collective_time(machine, collective));
+        let time = cost::collective_time(machine, collective);
+        return Work::Collective(time, cost::wires(machine, collective, time));
     }
     let call = Call::new(graph, id);
     if let (Some(copy), Some(operand)) = (graph.host_copy(id), call.operands.first()) {

@@ -1,6 +1,7 @@
 //! A rank's graph as its streams see it.
 
 use base::{Code, Diagnostic, Id, Result, SecondaryMap};
+use cost::Wires;
 use indexmap::IndexMap;
 use ir::{AxisKind, Graph, HostCopy, Mesh, NodeId, ValueId, transfer_stages};
 
@@ -25,6 +26,8 @@ pub enum Step {
         member: usize,
         /// What the collective takes, in picoseconds.
         time: i64,
+        /// How much of the wires it uses for that long.
+        wires: Wires,
     },
     /// Waits for one of the collectives that the rank starts, counted from 0; for nothing where it is of no collective.
     Wait(Option<usize>),
@@ -239,14 +242,14 @@ fn program(graph: &Graph, rank: usize, groups: &mut Groups<'_>) -> Result<Progra
                 graph.nodes[*id].results().for_each(|value| started[value] = Some(count));
                 count += 1;
                 let group = groups.copies(copy, rank);
-                Step::Start { group, member: 0, time: time.clamp(0, LONGEST) }
+                Step::Start { group, member: 0, time: time.clamp(0, LONGEST), wires: Wires::default() }
             }
-            Work::Collective(time) => {
+            Work::Collective(time, wires) => {
                 let name = graph.group_name(*id).unwrap_or_default();
                 let (group, member) = groups.of(name, rank).ok_or_else(|| unknown(graph, *id, name))?;
                 graph.nodes[*id].results().for_each(|value| started[value] = Some(count));
                 count += 1;
-                Step::Start { group, member, time: time.clamp(0, LONGEST) }
+                Step::Start { group, member, time: time.clamp(0, LONGEST), wires }
             }
         };
         steps.push(step);

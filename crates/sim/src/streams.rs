@@ -1,6 +1,7 @@
 //! The streams of all ranks, from event to event.
 
 use cluster::Cluster;
+use cost::Wires;
 
 use crate::{Group, Programs, Step};
 
@@ -20,6 +21,9 @@ impl Factor {
 
 /// Thousandths of a factor of 1.
 const ALONE: u32 = 1000;
+
+/// What a collective gets done in a picosecond is counted in parts of a thousandth, because what it gets of a wire may be any part.
+const PARTS: i128 = 1000;
 
 /// Begin and end in picoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -60,6 +64,8 @@ struct Rank {
     started: Vec<(usize, usize)>,
     /// How many of its groups have a collective running.
     beside: u32,
+    /// What these use of the wires together.
+    wires: Wires,
     /// When its last collective so far ended.
     last_end: i64,
 }
@@ -71,6 +77,8 @@ struct Stream {
     done: usize,
     /// Begin of the running one, and what is left of it.
     running: Option<(i64, i128)>,
+    /// What the running one uses of the wires.
+    wires: Wires,
 }
 
 /// Runs the programs and tells `observer` of everything in the order of its end.
@@ -80,12 +88,14 @@ pub fn run(programs: &Programs, factor: Factor, observer: &mut impl Observer) ->
         state: State::Ready,
         started: Vec::with_capacity(program.steps.len() / 8),
         beside: 0,
+        wires: Wires::default(),
         last_end: 0,
     });
     let streams = programs.groups.iter().map(|group| Stream {
         starts: vec![Vec::new(); group.members.len()],
         done: 0,
         running: None,
+        wires: Wires::default(),
     });
     let (ranks, streams) = (ranks.collect(), streams.collect());
     Run { programs, factor: i128::from(factor.0), ranks, streams, now: 0 }.all(observer)
@@ -183,13 +193,16 @@ impl Run<'_> {
             return false;
         }
         let Some(first) = self.programs.groups[group].members.first() else { return false };
-        let Step::Start { time, .. } = self.programs.ranks[*first].steps[stream.starts[0][number]] else {
+        let Step::Start { time, wires, .. } = self.programs.ranks[*first].steps[stream.starts[0][number]]
+        else {
             return false;
         };
-        stream.running = Some((self.now, i128::from(time) * self.factor));
+        stream.running = Some((self.now, i128::from(time) * self.factor * PARTS));
+        stream.wires = wires;
         let of_group = &self.programs.groups[group];
         for member in of_group.members.iter().filter(|_| !of_group.copies) {
             self.ranks[*member].beside += 1;
+            self.ranks[*member].wires.add(wires);
         }
         if time == 0 {
             self.finish(group, observer);
@@ -205,6 +218,7 @@ impl Run<'_> {
         for (member, starts) in of_group.members.iter().zip(&stream.starts) {
             let rank = &mut self.ranks[*member];
             rank.beside -= u32::from(!of_group.copies);
+            rank.wires.remove(stream.wires);
             rank.last_end = self.now;
             observer.collective(*member, starts[stream.done], group, Interval { start, end: self.now });
         }
@@ -221,7 +235,10 @@ impl Run<'_> {
         let Group { members, copies, .. } = &self.programs.groups[group];
         let computes = |rank: &usize| matches!(self.ranks[*rank].state, State::Operation { .. });
         let disturbed = !copies && members.iter().any(computes);
-        if disturbed { i128::from(ALONE) } else { self.factor }
+        let speed = if disturbed { i128::from(ALONE) } else { self.factor };
+        let wires = self.streams[group].wires;
+        let wanted = members.iter().map(|rank| wires.wanted_with(self.ranks[*rank].wires)).max();
+        speed * PARTS * i128::from(Wires::ALL) / i128::from(wanted.unwrap_or(Wires::ALL))
     }
 
     /// How long until something ends; `None` where nothing runs.

@@ -8,7 +8,8 @@ use common::{cluster, graph, mesh, random_lines};
 use ir::testing::Random;
 use timeline::step::Figures;
 use unisono_sim::{
-    Factor, Group, Interval, Machine, Observer, Program, Programs, Step, figures, predict, run, simulate,
+    Factor, Group, Interval, Machine, Observer, Program, Programs, Step, Wires, figures, predict, run,
+    simulate,
 };
 
 /// Every event: rank, step, kind, begin and end.
@@ -42,6 +43,7 @@ fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
     let mut ranks = vec![Slow::default(); programs.ranks.len()];
     let mut done = vec![0; programs.groups.len()];
     let mut running: Vec<Option<(i64, i64)>> = vec![None; programs.groups.len()];
+    let mut used = vec![Wires::default(); programs.groups.len()];
     let mut last_end = vec![0; programs.ranks.len()];
     let nth = |rank: &Slow, group: usize, n: usize| {
         rank.started.iter().find(|(g, number, _)| (*g, *number) == (group, n)).map(|(.., step)| *step)
@@ -82,10 +84,11 @@ fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
                     group.members.iter().map(|member| nth(&ranks[*member], g, done[g])).collect();
                 let Some(steps) = steps else { continue };
                 let Some(step) = steps.first() else { continue };
-                let Step::Start { time, .. } = programs.ranks[group.members[0]].steps[*step] else {
+                let Step::Start { time, wires, .. } = programs.ranks[group.members[0]].steps[*step] else {
                     continue;
                 };
-                let (start, left) = *running[g].get_or_insert((now, time * factor));
+                used[g] = wires;
+                let (start, left) = *running[g].get_or_insert((now, time * factor * 1000));
                 if left <= 0 {
                     for (member, step) in group.members.iter().zip(steps) {
                         log.0.push((*member, Some(step), 'c', start, now));
@@ -114,11 +117,10 @@ fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
                 *left -= if beside(r) { 1000 } else { factor };
             }
         }
-        for (group, on) in programs.groups.iter().zip(&mut running) {
-            if let Some((_, left)) = on {
-                *left -= if group.members.iter().any(|member| computes[*member]) { 1000 } else { factor };
-            }
-        }
+        let speed = |group: &Group| {
+            if group.members.iter().any(|member| computes[*member]) { 1000 } else { factor }
+        };
+        send(programs, &used, &mut running, speed);
     }
     for (r, rank) in ranks.iter().enumerate() {
         if rank.next < programs.ranks[r].steps.len() {
@@ -129,6 +131,28 @@ fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
         }
     }
     Some(log)
+}
+
+/// Lets running collectives send for a picosecond: what all groups of a rank want of a wire is what they share it by.
+fn send(
+    programs: &Programs,
+    used: &[Wires],
+    running: &mut [Option<(i64, i64)>],
+    speed: impl Fn(&Group) -> i64,
+) {
+    let on: Vec<bool> = running.iter().map(Option::is_some).collect();
+    let wanted = |rank: usize, wire: usize| -> u32 {
+        let groups = programs.groups.iter().enumerate();
+        let here = groups.filter(|(g, group)| on[*g] && group.members.contains(&rank));
+        here.map(|(g, _)| used[g].0[wire]).sum()
+    };
+    for (g, group) in programs.groups.iter().enumerate() {
+        let Some((_, left)) = &mut running[g] else { continue };
+        let wires = (0..4).filter(|wire| used[g].0[*wire] > 0);
+        let shared = wires.flat_map(|wire| group.members.iter().map(move |rank| (*rank, wire)));
+        let fullest = shared.map(|(rank, wire)| wanted(rank, wire)).fold(1000, u32::max);
+        *left -= speed(group) * 1_000_000 / i64::from(fullest);
+    }
 }
 
 /// Programs of up to three ranks with up to two groups. Every rank of a group starts the same collectives; sometimes groups are in
@@ -142,6 +166,20 @@ fn random_programs(random: &mut Random) -> Programs {
             size: 4,
             stride: 1,
             members: (0..count).filter(|r| g == 0 || *r != 1).collect(),
+        })
+        .collect();
+    let wires: Vec<Wires> = groups
+        .iter()
+        .map(|_| {
+            Wires(
+                [0, 1]
+                    .map(|_| *random.pick(&[0, 300, 700, 1000]))
+                    .into_iter()
+                    .chain([0, 0])
+                    .collect::<Vec<_>>()
+                    .try_into()
+                    .unwrap(),
+            )
         })
         .collect();
     let times: Vec<Vec<i64>> =
@@ -162,7 +200,7 @@ fn random_programs(random: &mut Random) -> Programs {
                     let choice = random.below(queues.len().max(1));
                     let Some((group, member, queue)) = queues.get_mut(choice) else { continue };
                     let Some(time) = queue.pop() else { continue };
-                    steps.push(Step::Start { group: *group, member: *member, time });
+                    steps.push(Step::Start { group: *group, member: *member, time, wires: wires[*group] });
                     open.push(started);
                     started += 1;
                 }
@@ -174,7 +212,7 @@ fn random_programs(random: &mut Random) -> Programs {
         }
         for (group, member, queue) in &mut queues {
             while let Some(time) = queue.pop() {
-                steps.push(Step::Start { group: *group, member: *member, time });
+                steps.push(Step::Start { group: *group, member: *member, time, wires: wires[*group] });
             }
         }
         Program { steps }
@@ -207,6 +245,24 @@ fn events_are_those_of_a_simulator_that_looks_at_every_picosecond() {
         }
     }
     assert!(ended > 300 && stuck > 10, "{ended} ended, {stuck} stuck");
+}
+
+#[test]
+fn collectives_of_two_axes_that_want_more_than_a_wire_carries_take_as_much_longer() {
+    let end = |uses: [[u32; 4]; 2]| {
+        let group =
+            |name: &str| Group { name: name.into(), size: 2, stride: 1, copies: false, members: vec![0] };
+        let start = |group: usize| Step::Start { group, member: 0, time: 1000, wires: Wires(uses[group]) };
+        let steps = vec![start(0), start(1), Step::Wait(Some(0)), Step::Wait(Some(1))];
+        let programs = Programs { ranks: vec![Program { steps }], groups: vec![group("a"), group("b")] };
+        let mut log = Log::default();
+        run(&programs, Factor::NONE, &mut log).unwrap();
+        log.0.last().unwrap().4
+    };
+    assert_eq!(end([[1000, 0, 0, 0], [0, 1000, 0, 0]]), 1000, "on wires of their own");
+    assert_eq!(end([[400, 0, 0, 0], [600, 0, 0, 0]]), 1000, "a wire that carries both");
+    assert_eq!(end([[800, 0, 0, 0], [800, 0, 0, 0]]), 1600);
+    assert_eq!(end([[1000, 0, 0, 0], [1000, 1000, 0, 0]]), 2000);
 }
 
 #[test]
