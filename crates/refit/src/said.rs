@@ -42,12 +42,18 @@ pub fn said(observed: &Observed, refit: &Refit) -> String {
         let mut unknown: Vec<(&String, &f64)> = observed.unknown.iter().collect();
         unknown.sort_by(|a, b| b.1.total_cmp(a.1).then(a.0.cmp(b.0)));
         let all: f64 = observed.unknown.values().sum();
-        let names: Vec<String> = unknown.iter().take(NAMED).map(|(name, _)| format!("`{name}`")).collect();
+        let names: Vec<String> = unknown.iter().take(NAMED).map(|(name, _)| short(name)).collect();
         let more = unknown.len().saturating_sub(NAMED);
         let more = if more > 0 { format!(" and {more} others") } else { String::new() };
         line(format!("no operations of the step: {} in {}{more}", time(all), names.join(", ")));
     }
     lines.join("\n")
+}
+
+/// A name without the types and arguments that kernels have in theirs.
+fn short(name: &str) -> String {
+    let name = name.strip_prefix("void ").unwrap_or(name);
+    format!("`{}`", name.split(['<', '(']).next().unwrap_or(name))
 }
 
 fn of_term(term: &Term) -> String {
