@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use base::Bytes;
 use cluster::Amounts;
 use ir::{CollectiveKind, Dtype};
+use rustc_hash::FxHashMap;
 use serde::Serialize;
 use timeline::{
-    Category, Class,
+    Category, Class, NameId,
     step::{COPY, PERMUTE, Work, is_simulated},
 };
 use trace::{Frame, Frames, collective, interval::Union, queue};
@@ -115,55 +116,63 @@ fn looked_up(
     all: &mut Vec<One>,
     unknown: &mut BTreeMap<String, f64>,
 ) {
-    let names = &frame.timeline.names;
-    let is_call = |row: usize| frame.class(row) == Class::Operator;
-    let what = |row: usize| {
-        let inputs = frame.rank.sides.inputs.get(row as u32)?;
-        let text = |name: timeline::NameId| name.some().map_or("[]", |name| names.text(name));
-        calls.get(frame.text(row), text(inputs.dims), text(inputs.types))
-    };
-    let stacks = frame.calls();
-    let outermost = |row: usize| stacks.path(row).filter(|&row| is_call(row) && what(row).is_some()).last();
-    let launches = queue::launches(frame);
-    let mut calls_others = vec![false; stacks.parent.len()];
-    for row in frame.rows().filter(|&row| is_call(row)) {
-        stacks.path(row).skip(1).for_each(|caller| calls_others[caller] = true);
-    }
+    let (what, stacks) = (known(frame, calls), frame.calls());
+    // A call may be made of others that are in the step too.
+    let outermost = |row: usize| stacks.path(row).filter(|&row| what[row].is_some()).last();
     let mut found: BTreeMap<usize, (i64, i64)> = BTreeMap::new();
-    let mut lost = |row: usize, nanos: i64| {
-        *unknown.entry(frame.text(row).to_owned()).or_default() += nanos as f64;
-    };
-    if launches.is_empty() {
-        for row in frame.rows().filter(|&row| is_call(row) && frame.text(row).starts_with("aten::")) {
-            let (begin, end) = frame.interval(row);
-            match outermost(row) {
-                Some(call) if call == row => {
-                    found.insert(row, (end - begin, beside.covered(begin, end)));
-                }
-                // Of calls within calls the innermost take the time.
-                None if !calls_others[row] => lost(row, end - begin),
-                _ => {}
-            }
-        }
-    }
-    for (launch, kernel) in launches {
-        if frame.communicates(kernel) || frame.class(kernel) != Class::Kernel {
-            continue;
-        }
-        let (begin, end) = frame.interval(kernel);
-        match outermost(launch) {
+    let mut add = |call: Option<usize>, row: usize| {
+        let (begin, end) = frame.interval(row);
+        match call {
             Some(call) => {
                 let taken = found.entry(call).or_default();
                 *taken = (taken.0 + end - begin, taken.1 + beside.covered(begin, end));
             }
-            None => lost(kernel, end - begin),
+            None => *unknown.entry(frame.text(row).to_owned()).or_default() += (end - begin) as f64,
+        }
+    };
+    let launches = queue::launches(frame);
+    for &(launch, kernel) in &launches {
+        if frame.class(kernel) == Class::Kernel && !frame.communicates(kernel) {
+            add(outermost(launch), kernel);
         }
     }
-    for (row, (nanos, beside)) in found {
-        if let Some(what) = what(row) {
-            all.push(One { what: what.clone(), nanos, beside });
+    if launches.is_empty() {
+        let is_call =
+            |row: &usize| frame.class(*row) == Class::Operator && frame.text(*row).starts_with("aten::");
+        let mut calls_others = vec![false; stacks.parent.len()];
+        for row in frame.rows().filter(is_call) {
+            stacks.path(row).skip(1).for_each(|caller| calls_others[caller] = true);
+        }
+        for row in frame.rows().filter(is_call) {
+            match outermost(row) {
+                Some(call) if call == row => add(Some(call), row),
+                // Of calls within calls the innermost take the time.
+                None if !calls_others[row] => add(None, row),
+                _ => {}
+            }
         }
     }
+    let one =
+        |(row, (nanos, beside)): (usize, (i64, i64))| Some(One { what: what[row]?.clone(), nanos, beside });
+    all.extend(found.into_iter().filter_map(one));
+}
+
+/// Which call of the step each row is, if it is one.
+fn known<'c>(frame: &Frame<'_>, calls: &'c Calls) -> Vec<Option<&'c What>> {
+    let names = &frame.timeline.names;
+    let text = |name: NameId| name.some().map_or("[]", |name| names.text(name));
+    // Calls that do the same have the same texts.
+    let mut asked: FxHashMap<(NameId, NameId, NameId), Option<&What>> = FxHashMap::default();
+    let mut known = vec![None; frame.rank.events.len()];
+    for (row, inputs) in frame.rank.sides.inputs.iter() {
+        let row = row as usize;
+        if frame.class(row) == Class::Operator {
+            let asks = (frame.name(row), inputs.dims, inputs.types);
+            let look = || calls.get(frame.text(row), text(inputs.dims), text(inputs.types));
+            known[row] = *asked.entry(asks).or_insert_with(look);
+        }
+    }
+    known
 }
 
 /// Collectives as long as they took without waiting for a rank: as long as on the rank that came last.
