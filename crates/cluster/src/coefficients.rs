@@ -54,7 +54,10 @@ impl Cluster {
         // Less than no slowdown is none.
         changed.device.overlap_factor = changed.device.overlap_factor.max(1.0);
         if let Interconnect::Levels(network) = &mut changed.interconnect {
-            network.levels.iter_mut().for_each(|level| level.oversubscription = level.oversubscription.max(1.0));
+            network
+                .levels
+                .iter_mut()
+                .for_each(|level| level.oversubscription = level.oversubscription.max(1.0));
         }
         changed
     }
