@@ -29,7 +29,7 @@ fn list() -> String {
     let presets = presets()
         .iter()
         .map(|(name, preset)| format!("{name:8}{}\n{:8}{}\n", preset.title, "", preset.source));
-    let usage = "`unisono plan GRAPH --cluster h100:8x8` plans for 8 nodes of 8. To change a value, write a file with `preset = \"h100:8x8\"`\n\
+    let usage = "`unisono plan GRAPH --cluster h100:8x8` plans for 8 nodes of 8, `h100:2x8+a100:1x8` for nodes of two kinds. To change a value, write a file with `preset = \"h100:8x8\"`\n\
                  and the values that differ; `unisono cluster h100:8x8` prints them all.\n";
     presets.chain([usage.to_owned()]).collect()
 }

@@ -4,7 +4,7 @@ use base::{Code, Diagnostic, Result};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
-use crate::{Cluster, Device, GroupTimes, Interconnect, Links, Network, presets};
+use crate::{Cluster, Device, GroupTimes, Interconnect, Kind, Links, Network, presets};
 
 /// The version of the format that is written.
 const VERSION: u32 = 1;
@@ -21,6 +21,9 @@ struct Description {
     network: Option<Network>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     groups: Vec<GroupTimes>,
+    /// Ranks with devices of several kinds, each a device with how many `ranks` have it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    devices: Vec<Table>,
 }
 
 /// How to get a description.
@@ -29,6 +32,12 @@ const HINT: &str =
 
 /// What a file may name for everything that it does not say itself.
 const PRESET: &str = "preset";
+
+/// How many ranks have a kind of device.
+const RANKS: &str = "ranks";
+
+/// The header of a kind of device.
+const DEVICES: &str = "[[devices]]";
 
 impl Cluster {
     /// Reads a description. `file` is what diagnostics call it.
@@ -72,8 +81,15 @@ fn described(cluster: &Cluster) -> Description {
         Interconnect::Measured(links) => (Some(*links), None),
         Interconnect::Levels(network) => (None, Some(network.clone())),
     };
-    let (device, groups) = (cluster.device.clone(), cluster.groups.clone());
-    Description { version: VERSION, device, links, network, groups }
+    let groups = cluster.groups.clone();
+    let device = cluster.kinds.first().map_or(&cluster.device, |kind| &kind.cluster.device).clone();
+    let kind = |kind: &Kind| {
+        let mut table = Table::try_from(&kind.cluster.device).expect("a device is a table");
+        table.insert(RANKS.into(), i64::from(kind.ranks).into());
+        table
+    };
+    let devices = cluster.kinds.iter().map(kind).collect();
+    Description { version: VERSION, device, links, network, groups, devices }
 }
 
 /// Puts values over those of the same name, tables into each other. Lists of tables that have names are tables by those names.
@@ -105,7 +121,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn checked(&self, description: Description) -> Result<Cluster> {
-        let Description { version, device, links, network, groups } = description;
+        let Description { version, device, links, network, groups, devices } = description;
         if version != VERSION {
             return self.wrong(("version", &format!("{version}, not {VERSION}")));
         }
@@ -136,7 +152,59 @@ impl Source<'_> {
                 return self.wrong_in("[[groups]]", number, wrong);
             }
         }
-        Ok(Cluster { device, interconnect, groups })
+        let alone = Cluster { device, kinds: Vec::new(), interconnect, groups };
+        if devices.is_empty() { Ok(alone) } else { self.of_kinds(devices, &alone) }
+    }
+
+    /// A cluster with the kinds of devices that are said.
+    fn of_kinds(&self, devices: Vec<Table>, alone: &Cluster) -> Result<Cluster> {
+        let kinds = devices.into_iter().enumerate();
+        let kinds: Vec<(u32, Device)> =
+            kinds.map(|(number, device)| self.kind(number, device, &alone.device)).collect::<Result<_>>()?;
+        let last = kinds.len() - 1;
+        let ranks: u64 = kinds.iter().map(|(ranks, _)| u64::from(*ranks)).sum();
+        match alone.ranks() {
+            Some(all) if u64::from(all) == ranks => Ok(Cluster::of_kinds(kinds, alone)),
+            Some(all) => self.wrong_in(
+                DEVICES,
+                last,
+                (RANKS, &format!("{ranks} of all devices, but {all} of the network")),
+            ),
+            None => self.wrong(("devices", "of several kinds without a `network` of levels")),
+        }
+    }
+
+    /// One kind: a preset's device or that of the description, with the values that differ.
+    fn kind(&self, number: usize, mut said: Table, device: &Device) -> Result<(u32, Device)> {
+        let ranks = said.remove(RANKS).and_then(|ranks| u32::try_from(ranks.as_integer()?).ok());
+        let Some(ranks) = ranks.filter(|ranks| *ranks > 0) else {
+            return self.wrong_in(
+                DEVICES,
+                number,
+                (RANKS, "missing, or no number of ranks with that device"),
+            );
+        };
+        let base = match said.remove(PRESET) {
+            None if said.contains_key("name") => None,
+            None => Some(device.clone()),
+            Some(name) => {
+                let line = self.line_in(DEVICES, number, PRESET);
+                let preset = presets::find(name.as_str().unwrap_or_default());
+                Some(preset.map_err(|error| error.at_line(self.file, line, 0))?.device)
+            }
+        };
+        let table = base.map(|base| Table::try_from(&base).expect("a device is a table"));
+        let mut table = table.unwrap_or_default();
+        merge(&mut table, said);
+        let device: Device = table.try_into().map_err(|error: toml::de::Error| {
+            let of_table = self.start_of(DEVICES, number);
+            let rest = Source { text: &self.text[of_table..], file: self.file };
+            self.malformed(error.message(), of_table + rest.of_message(error.message()))
+        })?;
+        match device.wrong() {
+            Some(wrong) => self.wrong_in(DEVICES, number, wrong),
+            None => Ok((ranks, device)),
+        }
     }
 
     /// An impossible value of a key.
@@ -145,11 +213,23 @@ impl Source<'_> {
     }
 
     /// An impossible value of a key in one of several tables with the same header.
-    fn wrong_in<T>(&self, header: &str, number: usize, (key, what): (&str, &str)) -> Result<T> {
-        let start = self.text.match_indices(header).nth(number).map_or(0, |(at, _)| at);
-        let table = Source { text: &self.text[start..], file: self.file };
+    fn wrong_in<T>(&self, header: &str, number: usize, wrong: (&str, &str)) -> Result<T> {
+        self.wrong_at(self.line_in(header, number, wrong.0), wrong)
+    }
+
+    /// Where a table begins of several with the same header.
+    fn start_of(&self, header: &str, number: usize) -> usize {
+        self.text.match_indices(header).nth(number).map_or(0, |(at, _)| at)
+    }
+
+    /// The line of a key in such a table; that of its header where it is not there.
+    fn line_in(&self, header: &str, number: usize, key: &str) -> u32 {
+        let start = self.start_of(header, number);
+        let end =
+            self.text[start..].match_indices("\n[").next().map_or(self.text.len(), |(at, _)| start + at);
+        let table = Source { text: &self.text[start..end], file: self.file };
         let before = self.text[..start].matches('\n').count() as u32;
-        self.wrong_at(before + table.line(key), (key, what))
+        before + table.line(key).max(1)
     }
 
     fn wrong_at<T>(&self, line: u32, (key, what): (&str, &str)) -> Result<T> {

@@ -54,13 +54,21 @@ const MOST_OVERLAP: f64 = 1000.0;
 impl Device {
     /// The matrix-product rate for an element type: its own, or the slowest one known.
     pub fn matmul_rate(&self, dtype: ir::Dtype) -> f64 {
+        self.matmul_rate_of(dtype.text())
+    }
+
+    pub(crate) fn matmul_rate_of(&self, dtype: &str) -> f64 {
         let slowest = self.matmul_flops.values().copied().fold(f64::INFINITY, f64::min);
-        self.matmul_flops.get(dtype.text()).copied().unwrap_or(slowest)
+        self.matmul_flops.get(dtype).copied().unwrap_or(slowest)
     }
 
     /// The rate of attention that is one kernel, for an element type.
     pub fn attention_rate(&self, dtype: ir::Dtype) -> f64 {
-        self.attention_flops.get(dtype.text()).copied().unwrap_or_else(|| self.matmul_rate(dtype))
+        self.attention_rate_of(dtype.text())
+    }
+
+    pub(crate) fn attention_rate_of(&self, dtype: &str) -> f64 {
+        self.attention_flops.get(dtype).copied().unwrap_or_else(|| self.matmul_rate_of(dtype))
     }
 
     /// What was measured of an operator for an element type.

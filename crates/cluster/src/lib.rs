@@ -6,6 +6,7 @@ mod description;
 mod device;
 mod fitting;
 mod groups;
+mod kinds;
 mod network;
 mod operations;
 mod presets;
@@ -17,15 +18,18 @@ pub use coefficients::{Says, See};
 pub use device::Device;
 pub use fitting::{Rates, least_squares};
 pub use groups::{Curve, GroupTimes};
+pub use kinds::Kind;
 pub use network::{InSwitch, Interconnect, Level, Link, Links, Network};
 pub use operations::{Amounts, Fit, Operations};
 pub use presets::{Preset, presets};
 
-/// A cluster: one kind of device, and what lies between the ranks.
+/// A cluster: devices of one kind or several, and what lies between the ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Cluster {
-    /// The devices.
+    /// The devices; where there are several kinds, one that is as slow and as small as the worst of them in each number.
     pub device: Device,
+    /// The kinds of devices, in the order of ranks, where there are several.
+    pub kinds: Vec<Kind>,
     /// What lies between them.
     pub interconnect: Interconnect,
     /// What collectives take in groups that were measured.
@@ -50,6 +54,7 @@ impl Cluster {
     #[must_use]
     pub fn with_links(&self, factor: f64) -> Self {
         let mut faster = self.clone();
+        faster.kinds.iter_mut().for_each(|kind| kind.cluster = kind.cluster.with_links(factor));
         faster
             .groups
             .iter_mut()
@@ -82,6 +87,7 @@ impl Cluster {
     #[must_use]
     pub fn with_device(&self, factor: f64) -> Self {
         let mut faster = self.clone();
+        faster.kinds.iter_mut().for_each(|kind| kind.cluster = kind.cluster.with_device(factor));
         let device = &mut faster.device;
         let products = device.matmul_flops.values_mut();
         products.chain(device.attention_flops.values_mut()).for_each(|rate| *rate *= factor);

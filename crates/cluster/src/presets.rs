@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::OnceLock};
 use base::{Code, Diagnostic, Result};
 use serde::Deserialize;
 
-use crate::{Cluster, Device, Interconnect, Network};
+use crate::{Cluster, Device, Interconnect, Network, kinds::joined};
 
 /// A kind of device with its usual network.
 #[derive(Clone, Debug, Deserialize)]
@@ -30,8 +30,27 @@ pub fn presets() -> &'static BTreeMap<String, Preset> {
     PRESETS.get_or_init(|| toml::from_str(include_str!("presets.toml")).expect("our own presets can be read"))
 }
 
-/// The cluster that is meant by `NAME` (one node), `NAME:RANKS`, `NAME:NODESx` or `NAME:NODESxRANKS`.
+/// The cluster that is meant by `NAME` (one node), `NAME:RANKS`, `NAME:NODESx` or `NAME:NODESxRANKS`, or several of these with `+` between them.
 pub fn find(text: &str) -> Result<Cluster> {
+    if !text.contains('+') {
+        return sized(text).map(|(size, preset)| preset.of_size(size));
+    }
+    let parts = text.split('+').map(sized).collect::<Result<Vec<_>>>()?;
+    let of_node = parts[0].0.1;
+    if let Some(((_, other), _)) = parts.iter().find(|((_, ranks), _)| *ranks != of_node) {
+        let message = format!("nodes of {of_node} and of {other} ranks in one cluster");
+        let hint = "give all nodes as many ranks, as in `h100:2x8+a100:1x8`";
+        return Err(Diagnostic::new(Code::BAD_CLUSTER, message).hint(hint));
+    }
+    // Two nodes each, so that each has all levels.
+    let of = |((nodes, ranks), preset): ((u32, u32), &Preset)| (nodes * ranks, preset.of_size((2, ranks)));
+    joined(parts.into_iter().map(of).collect())
+        .ok_or_else(|| Diagnostic::new(Code::BAD_CLUSTER, "a cluster of nothing"))
+}
+
+/// Nodes and ranks of each, and the preset of that name.
+fn sized(text: &str) -> Result<((u32, u32), &'static Preset)> {
+    let text = text.trim();
     let (name, size) = text.split_once(':').map_or((text, None), |(name, size)| (name, Some(size)));
     let Some(preset) = presets().get(&name.trim().to_lowercase()) else {
         let message = format!("there is no preset `{name}`");
@@ -47,7 +66,7 @@ pub fn find(text: &str) -> Result<Cluster> {
             Diagnostic::new(Code::BAD_CLUSTER, message).hint(hint)
         })?,
     };
-    Ok(preset.of_size(nodes, ranks))
+    Ok(((nodes, ranks), preset))
 }
 
 /// Nodes, and ranks of each: as many as a node holds, unless it is said.
@@ -59,7 +78,7 @@ fn sizes(text: &str, most: u32) -> Option<(u32, u32)> {
 }
 
 impl Preset {
-    fn of_size(&self, nodes: u32, ranks: u32) -> Cluster {
+    fn of_size(&self, (nodes, ranks): (u32, u32)) -> Cluster {
         let mut network = self.network.clone();
         for (level, count) in network.levels.iter_mut().zip([ranks, nodes * ranks]) {
             level.ranks = count;
@@ -72,6 +91,7 @@ impl Preset {
         }
         Cluster {
             device: self.device.clone(),
+            kinds: Vec::new(),
             interconnect: Interconnect::Levels(network),
             groups: Vec::new(),
         }

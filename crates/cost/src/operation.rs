@@ -97,6 +97,10 @@ pub(crate) fn priced(
 /// Floating-point operations per second of an operation that is mostly computation: those of the element type that it reads, or what was
 /// fitted, if that is more.
 pub fn compute_rate(cluster: &Cluster, row: &Row, call: &Call<'_>) -> f64 {
+    if !cluster.kinds.is_empty() {
+        let rates = cluster.kinds.iter().map(|kind| compute_rate(&kind.cluster, row, call));
+        return rates.fold(f64::INFINITY, f64::min);
+    }
     let fit = main_dtype(call).and_then(|dtype| cluster.device.fit(call.name(), dtype));
     rate(&cluster.device, row, reads(call), fit)
 }

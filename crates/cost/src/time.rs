@@ -95,6 +95,10 @@ pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy
         return operation_price(call, strategy, axis);
     }
     let (cluster, ranks) = (machine.cluster, axis.size);
+    if !cluster.kinds.is_empty() {
+        let alone = cluster.kinds.iter().map(|kind| Machine { cluster: &kind.cluster, ..machine });
+        return alone.map(|machine| operation_time(machine, call, strategy, axis)).max().unwrap_or_default();
+    }
     if let Some(collective) = call.graph.collective(call.id) {
         let part = collective.bytes.0 as f64 / divisor(call, strategy, ranks);
         return collective_time(machine, Collective { bytes: Bytes(part as u64), ..collective });

@@ -4,8 +4,10 @@ mod goes;
 
 use std::{collections::BTreeMap, fmt::Write};
 
+use aten::Call;
 use base::{Bytes, Nanos, Result};
-use cluster::Cluster;
+use cluster::{Cluster, Kind};
+use cost::{Machine, local_time};
 use ir::{Graph, Mesh, Placement, RankGraph};
 
 use crate::{
@@ -28,6 +30,9 @@ pub fn explain_plan(
     let local = program(graph, plan, 0, |_| {})?;
     let account = cluster.map(|cluster| accounted(graph, &local, plan, cluster, memory_limit)).transpose()?;
     let mut text = explain(plan, &local, account.as_ref());
+    if let Some(cluster) = cluster {
+        text.push_str(&limiting_kinds(&local, plan, cluster));
+    }
     if cluster.is_some_and(|cluster| cluster.fingerprint() != plan.cluster) {
         text.push_str(
             "  note: the plan was made for another machine than the one that is said to take these times\n",
@@ -35,6 +40,39 @@ pub fn explain_plan(
     }
     Ok(text)
 }
+
+/// Which of several kinds of devices limit a plan, in lines.
+fn limiting_kinds(graph: &RankGraph, plan: &Plan, cluster: &Cluster) -> String {
+    let mesh = plan.mesh();
+    let taken = |kind: &Kind| {
+        let machine = Machine { cluster: &kind.cluster, mesh: &mesh };
+        let calls = graph.order.iter().filter(|id| !graph.is_communication(**id));
+        Nanos(calls.map(|id| local_time(machine, &Call::new(graph, *id))).sum::<i64>() / PICOS_PER_NANO)
+    };
+    let times: Vec<(Nanos, &Kind)> = cluster.kinds.iter().map(|kind| (taken(kind), kind)).collect();
+    let mut text = String::new();
+    let slowest = times.iter().max_by_key(|(time, _)| *time);
+    let smallest = cluster.kinds.iter().min_by_key(|kind| kind.cluster.device.memory_bytes);
+    let (Some((_, slowest)), Some(smallest)) = (slowest, smallest) else { return text };
+    let _ = writeln!(
+        text,
+        "  devices   each operation takes what the slowest kind takes, most of all {}; the smallest memory is that of {}",
+        slowest.cluster.device.name, smallest.cluster.device.name
+    );
+    for (time, Kind { ranks, cluster }) in &times {
+        let device = &cluster.device;
+        let _ = writeln!(
+            text,
+            "            {ranks} x {}: {time} for the operations alone, {} of memory",
+            device.name,
+            Bytes(device.memory_bytes)
+        );
+    }
+    text
+}
+
+/// Picoseconds, which costs are in.
+const PICOS_PER_NANO: i64 = 1000;
 
 /// Along which axis the model's bound is, where there are several: the innermost, on the graph that those outside it leave.
 fn along_innermost(mesh: &Mesh) -> String {

@@ -94,6 +94,12 @@ impl PlanSettings {
             let hint = "describe a larger cluster, or use fewer ranks";
             return Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
         }
+        if mesh.stages() > 1 && !cluster.kinds.is_empty() {
+            let message = format!("pipeline stages on several kinds of devices: {}", cluster.device.name);
+            let hint = "use a mesh without stages, or describe a cluster of one kind";
+            let cause = "stages are cut, and their times predicted, as if all ran on one kind";
+            return Err(Diagnostic::new(Code::BAD_MESH, message).because(cause).hint(hint));
+        }
         if let Some(ranks) = self.ranks.filter(|&ranks| ranks != mesh.ranks()) {
             let message = format!("the mesh has {} ranks, not {ranks}", mesh.ranks());
             return Err(Diagnostic::new(Code::BAD_MESH, message).hint("say one of them"));
@@ -244,7 +250,9 @@ impl Asked<'_> {
     fn or_in_stages(&self, found: Result<Plan>) -> Result<Plan> {
         let settings = self.settings;
         let open = found.as_ref().map_or_else(|refused| refused.code == Code::NO_PLAN, |_| true);
-        let (true, Some(ranks)) = (open, settings.ranks) else { return found };
+        let (true, Some(ranks)) = (open && self.cluster.kinds.is_empty(), settings.ranks) else {
+            return found;
+        };
         let mesh = settings.mesh_of(1);
         let faster =
             faster_in_stages(&self.request(&mesh), ranks, settings.micro_batches, found.as_ref().ok());
