@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import steps
 import torch
 from test_config import parallel, written
 
 import unisono
+from unisono import _devices, _profile
 
 
 def perceptron(casts=False, **settings):
@@ -168,3 +171,31 @@ def test_a_plan_says_what_more_of_something_would_give(two_axes):
     others = two_axes.sensitivity()
     assert [one["with"] for one in others] == ["links 2 times as fast", "a device 10 % faster"]
     assert all(one["saves"] >= 0 for one in others)
+
+
+def test_a_description_of_another_machine_is_used_with_a_word():
+    training = steps.mlp(count=1)
+    described = steps.EAGER_TO_CUT.replace("[device]\n", '[device]\nmeasured_on = "a machine, torch 1.0"\n')
+    with pytest.warns(RuntimeWarning, match="measured on another machine, a machine, torch 1.0; this is .*torch"):
+        step = unisono.parallelize(
+            training.step,
+            model=training.model,
+            optimizer=training.optimizer,
+            example=training.batches[0],
+            cluster=described,
+        )
+    assert step(*training.batches[0])["loss"] > 0
+
+
+def test_a_description_of_this_machine_is_used_without_a_word(recwarn):
+    training = steps.mlp(count=1)
+    here = _profile._measured_on(_devices.HOST)
+    described = steps.EAGER_TO_CUT.replace("[device]\n", f"[device]\nmeasured_on = {json.dumps(here)}\n")
+    unisono.parallelize(
+        training.step,
+        model=training.model,
+        optimizer=training.optimizer,
+        example=training.batches[0],
+        cluster=described,
+    )
+    assert not [one for one in recwarn if "measured on" in str(one.message)]

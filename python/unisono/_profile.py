@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import platform
 import re
@@ -78,6 +79,7 @@ def _device_lines(ranks: Ranks, device: torch.device, memory_bytes: int | None =
         f"overlap_factor = {_overlap(ranks, device, times['f32']):.3f}",
         *_host_link(ranks, device),
         f"spread = {spread:.3f}",
+        f"measured_on = {json.dumps(_measured_on(device))}",
         "",
         "[device.matmul_flops]",
         *(f"{name} = {rate:.4e}" for name, rate in rates.items()),
@@ -217,6 +219,27 @@ def completed(text: str, graph: _native.Graph, mesh: Mapping[str, int], ranks: R
             _warn(ranks, "this machine was busy while it was measured: predictions are rough until the next start")
         _keep(ranks, device, more)
     return more
+
+
+def given(text: str, ranks: Ranks, device: torch.device) -> str:
+    """A description that the user gives, for a run here: says so where it was measured on another machine or with another PyTorch."""
+    try:
+        described = tomllib.loads(text).get("device")
+    except tomllib.TOMLDecodeError:  # whoever reads all of it says where
+        return text
+    said = described.get("measured_on") if isinstance(described, dict) else None
+    here = _measured_on(device)
+    if said is not None and said != here:
+        _warn(
+            ranks,
+            f"the cluster description was measured on another machine, {said}; this is {here}: predictions are of that one",
+        )
+    return text
+
+
+def _measured_on(device: torch.device) -> str:
+    """What makes measurements differ, in one line."""
+    return ", ".join(line.partition(": ")[2] or line for line in identity(device).splitlines())
 
 
 def _warn(ranks: Ranks, message: str) -> None:

@@ -183,7 +183,10 @@ class CapturedStep:
         #: Whether groups of operations run as kernels.
         self._is_fused = bool(session.fuse) and has_kernels(self.device)
         given = session.cluster
-        self.cluster = _profile.description(self.ranks, self.device) if given is None else cluster_text(given)
+        if given is None:
+            self.cluster = _profile.description(self.ranks, self.device)
+        else:
+            self.cluster = _profile.given(cluster_text(given), self.ranks, self.device)
         graph = self._drawing(_native.Graph(message))
         if given is None and plan is None:
             mesh = {} if session.searches_mesh else self._mesh

@@ -43,6 +43,9 @@ pub struct Device {
     /// How far apart repeats of what was measured were, as a part of their median; 0 where nothing was repeated.
     #[serde(default, skip_serializing_if = "crate::is_zero")]
     pub spread: f64,
+    /// What it was measured on and with, where it was measured: a description is as true elsewhere as that is like it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_on: Option<String>,
     /// What operations take that were measured; others take what the rates say.
     #[serde(default, skip_serializing_if = "Operations::is_empty")]
     pub operations: Operations,

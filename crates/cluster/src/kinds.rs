@@ -52,6 +52,7 @@ fn worst(kinds: &[(u32, Device)]) -> Device {
         host_latency_ns: most(|device| device.host_latency_ns),
         host_memory_bytes: devices().filter_map(|device| device.host_memory_bytes).min(),
         spread: most(|device| device.spread),
+        measured_on: None,
         operations: Operations::new(),
     }
 }

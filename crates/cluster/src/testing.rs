@@ -18,6 +18,7 @@ pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster 
         host_latency_ns: 0.0,
         host_memory_bytes: None,
         spread: 0.0,
+        measured_on: None,
         operations: crate::Operations::new(),
     };
     let links = Links { all_reduce: link, all_gather: link, reduce_scatter: link, all_to_all: link };

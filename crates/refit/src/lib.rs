@@ -31,6 +31,12 @@ pub fn of_timelines(cluster: &Cluster, runs: &[Timeline], calls: &Calls) -> Resu
         )
         .hint("`step.write_timelines(FOLDER, ..)` writes what ran into `FOLDER/measured`"));
     }
+    if !cluster.kinds.is_empty() {
+        let message = "timelines do not say which of several kinds of devices ran what";
+        return Err(Diagnostic::new(Code::BAD_CLUSTER, message).hint(
+            "mend a description of each kind alone, with the timelines of its ranks, and put them together as `[[devices]]`",
+        ));
+    }
     let frames = |run| Frames::new(run, Mode::Exact, Selection::default());
     let observed = observe(&runs.iter().map(frames).collect::<Vec<_>>(), calls);
     if observed.seen.is_empty() {

@@ -121,6 +121,13 @@ fn kernels_of_no_call_are_named_without_their_types() {
 }
 
 #[test]
+fn a_description_of_several_kinds_of_devices_is_refused() {
+    let cluster = Cluster::preset("h100:1x2+a100:1x2").unwrap();
+    let error = of_timelines(&cluster, &[timeline()], &Calls::default()).unwrap_err();
+    assert!(error.hint.unwrap().contains("each kind alone"));
+}
+
+#[test]
 fn without_the_step_a_trace_says_what_collectives_take() {
     let cluster = Cluster::preset("h100:1x2").unwrap();
     let (observed, _) = of_timelines(&cluster, &[timeline()], &Calls::default()).unwrap();
