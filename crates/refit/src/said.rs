@@ -65,7 +65,11 @@ fn of_term(term: &Term) -> String {
         [one] => format!(": {}", size(one)),
         [first, .., last] => format!(" of {} kinds: {}, {}", sizes.len(), size(first), size(last)),
     };
-    format!("{before} -> {after}, {slower:.2} times as long; {calls} calls{sizes}")
+    let change = match *slower {
+        slower if slower < 1.0 => format!("{:.2} times as fast", 1.0 / slower),
+        slower => format!("{slower:.2} times as long"),
+    };
+    format!("{before} -> {after}, {change}; {calls} calls{sizes}")
 }
 
 fn number(value: f64) -> String {
