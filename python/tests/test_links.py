@@ -144,7 +144,7 @@ def test_a_run_measures_its_links_by_levels_and_sizes(tmp_path):
                 # A gloo collective takes microseconds at least.
                 assert nanos > 1000
                 assert priced(text, layout, shape, kind, size) == pytest.approx(nanos, abs=0.1)
-                sent = size * _links._sent(kind, shape[0] * shape[1])
+                sent = size * _native.collective_sent(kind, shape[0] * shape[1])
                 off.append(abs((curve["latency_ns"] + sent / curve["bandwidth"] * 1e9) / nanos - 1))
             assert statistics.median(off) == pytest.approx(curve["error"], abs=0.01)
 

@@ -248,15 +248,9 @@ class _Group:
         }[kind]
 
 
-def _sent(kind: str, ranks: int) -> float:
-    """How many bytes a rank sends for each of the tensor's."""
-    share = (ranks - 1) / ranks
-    return {"all_reduce": 2 * share, "permute": 1.0, _TRANSFER: 1.0}.get(kind, share)
-
-
 def _line(kind: str, rows: Rows, ranks: int) -> tuple[str, float]:
     """The coefficients of a latency and a bandwidth for what a rank sends, and their median error."""
-    sent = np.array(list(rows), float) * _sent(kind, ranks)
+    sent = np.array(list(rows), float) * _native.collective_sent(kind, ranks)
     seconds = np.array(list(rows.values()))
     columns = np.stack([np.ones(len(sent)), sent], 1)
     latency, byte = _native.least_squares((columns / seconds[:, None]).tolist(), [1.0] * len(sent))
@@ -295,7 +289,7 @@ def _network_lines(found: Found) -> list[str]:
             for size, taken in rows.items() if kind in _RINGS else ():
                 row = [1.0, 0.0, 0.0, 0.0, 0.0]
                 row[1 + 2 * level] = (count - 1) * (2 if kind == "all_reduce" else 1)
-                row[2 + 2 * level] = size * _sent(kind, count)
+                row[2 + 2 * level] = size * _native.collective_sent(kind, count)
                 columns.append(np.array(row) / taken)
                 seconds.append(taken)
     start, *levels = _native.least_squares([row.tolist() for row in columns], [1.0] * len(seconds))

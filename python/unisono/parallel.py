@@ -426,18 +426,13 @@ class ParallelStep:
         """
         runs = [gathered(self._measured_json(arguments), self.ranks) for _ in range(repeats)]
         step = self._captured[0]
-        found = None
+        found: Any = None
         if self.ranks.rank == 0:
-            found = self._caught(lambda: vars(replanned(of_texts(step.cluster, runs), step.plan)))
+            try:
+                found = vars(replanned(of_texts(step.cluster, runs), step.plan))
+            except UnisonoError as error:
+                found = error
         return Refit(**self.ranks.tell(found))
-
-    @staticmethod
-    def _caught(call: Callable[[], Any]) -> Any:
-        """What a call returns, or the error of ours that it raises."""
-        try:
-            return call()
-        except UnisonoError as error:
-            return error
 
     def _measured_json(self, arguments: tuple[Any, ...]) -> str:
         """Runs one step: this rank's timeline as the text of a trace."""

@@ -18,24 +18,7 @@ impl Cluster {
     /// Shows all coefficients that times are computed from, in the order of the file, but for what was measured of single operators.
     pub fn coefficients(&mut self, see: See<'_>) {
         self.device.coefficients(see);
-        match &mut self.interconnect {
-            Interconnect::Measured(links) => {
-                let named = [
-                    ("all_reduce", &mut links.all_reduce),
-                    ("all_gather", &mut links.all_gather),
-                    ("reduce_scatter", &mut links.reduce_scatter),
-                    ("all_to_all", &mut links.all_to_all),
-                ];
-                for (name, Link { latency_ns, bandwidth }) in named {
-                    see(&format!("links.{name}.latency_ns"), Says::Time, latency_ns);
-                    see(&format!("links.{name}.bandwidth"), Says::Rate, bandwidth);
-                }
-            }
-            Interconnect::Levels(network) => {
-                see("network.start_ns", Says::Time, &mut network.start_ns);
-                network.levels.iter_mut().for_each(|level| level.coefficients(see));
-            }
-        }
+        self.interconnect.coefficients(see);
         self.groups.iter_mut().for_each(|group| group.coefficients(see));
     }
 
@@ -81,6 +64,30 @@ impl Device {
         if let Some(bandwidth) = &mut self.host_bandwidth {
             see("device.host_bandwidth", Says::Rate, bandwidth);
             see("device.host_latency_ns", Says::Time, &mut self.host_latency_ns);
+        }
+    }
+}
+
+impl Interconnect {
+    /// Shows the coefficients of links or levels.
+    pub(crate) fn coefficients(&mut self, see: See<'_>) {
+        match self {
+            Self::Measured(links) => {
+                let named = [
+                    ("all_reduce", &mut links.all_reduce),
+                    ("all_gather", &mut links.all_gather),
+                    ("reduce_scatter", &mut links.reduce_scatter),
+                    ("all_to_all", &mut links.all_to_all),
+                ];
+                for (name, Link { latency_ns, bandwidth }) in named {
+                    see(&format!("links.{name}.latency_ns"), Says::Time, latency_ns);
+                    see(&format!("links.{name}.bandwidth"), Says::Rate, bandwidth);
+                }
+            }
+            Self::Levels(network) => {
+                see("network.start_ns", Says::Time, &mut network.start_ns);
+                network.levels.iter_mut().for_each(|level| level.coefficients(see));
+            }
         }
     }
 }

@@ -144,15 +144,7 @@ impl GroupTimes {
         if !is_possible {
             return Some(("shape", "no group that an axis of a mesh has on these levels"));
         }
-        let curves = [
-            ("all_reduce", &self.all_reduce),
-            ("all_gather", &self.all_gather),
-            ("reduce_scatter", &self.reduce_scatter),
-            ("all_to_all", &self.all_to_all),
-            ("permute", &self.permute),
-            ("transfer", &self.transfer),
-        ];
-        curves.into_iter().find_map(|(name, curve)| Some((name, curve.as_ref()?.wrong()?)))
+        CollectiveKind::ALL.into_iter().find_map(|kind| Some((kind.text(), self.curve(kind)?.wrong()?)))
     }
 }
 

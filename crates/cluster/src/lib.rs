@@ -60,26 +60,11 @@ impl Cluster {
             .iter_mut()
             .flat_map(GroupTimes::curves_mut)
             .for_each(|(_, curve)| curve.speed_up(factor));
-        match &mut faster.interconnect {
-            Interconnect::Measured(links) => {
-                let kinds = [
-                    &mut links.all_reduce,
-                    &mut links.all_gather,
-                    &mut links.reduce_scatter,
-                    &mut links.all_to_all,
-                ];
-                for link in kinds {
-                    link.bandwidth *= factor;
-                }
+        faster.interconnect.coefficients(&mut |_, says, value| {
+            if says == Says::Rate {
+                *value *= factor;
             }
-            Interconnect::Levels(network) => {
-                for level in &mut network.levels {
-                    let switch = level.in_switch.as_mut().map(|switch| &mut switch.bandwidth);
-                    let rates = [&mut level.bandwidth, &mut level.small_bandwidth].into_iter();
-                    rates.chain(level.peer_bandwidth.as_mut()).chain(switch).for_each(|rate| *rate *= factor);
-                }
-            }
-        }
+        });
         faster
     }
 

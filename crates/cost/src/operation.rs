@@ -21,15 +21,6 @@ pub struct Operation<'a> {
     pub is_even: bool,
 }
 
-/// Which coefficients of a device say how long an operation takes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Told {
-    /// What was measured of its operator.
-    ByMeasurement,
-    /// The rates of the device.
-    ByRates,
-}
-
 impl<'a> Operation<'a> {
     /// A call of a rank's graph; nothing where it has no tensors, or takes no time.
     pub fn of(call: &Call<'a>) -> Option<Self> {
@@ -47,12 +38,9 @@ impl<'a> Operation<'a> {
         })
     }
 
-    /// By which coefficients its time is told.
-    pub fn told(&self, device: &Device) -> Told {
-        match aten::row(self.name).and_then(|_| device.fit(self.name, self.dtype)) {
-            Some(_) => Told::ByMeasurement,
-            None => Told::ByRates,
-        }
+    /// Whether its time is told by what was measured of its operator, and not by the rates of the device.
+    pub fn is_measured(&self, device: &Device) -> bool {
+        aten::row(self.name).is_some() && device.fit(self.name, self.dtype).is_some()
     }
 
     /// Its time where nothing runs beside it, in picoseconds.

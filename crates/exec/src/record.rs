@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{Nanos, SecondaryMap};
-use ir::{AxisKind, CollectiveKind, Graph, Mesh, NodeId};
+use ir::{AxisKind, Graph, Mesh, NodeId};
 use timeline::{
     Timeline,
     step::{Group, Span, StepTimeline, Works},
@@ -53,10 +53,12 @@ pub fn timeline_of(
     for (group, collectives) in seen(graph, &spans) {
         for (position, span) in collectives {
             let axis = graph.collective(graph.order[position]).and_then(|of| mesh.axis(of.axis));
-            // Transfers between two stages are along their axis too.
-            let axis = axis.filter(|axis| axis.kind == AxisKind::Ranks);
-            let size = axis.map_or_else(|| group_size(graph, position), |axis| axis.size);
-            let stride = axis.map_or(0, |axis| mesh.stride_of(&axis.name));
+            let (size, stride) = match axis {
+                Some(axis) if axis.kind == AxisKind::Ranks => (axis.size, mesh.stride_of(&axis.name)),
+                // Between two stages.
+                Some(_) => (2, 0),
+                None => (0, 0),
+            };
             step.collective(position, &Group { name: group, size, stride }, span);
         }
     }
@@ -111,22 +113,6 @@ fn first_waits(graph: &Graph, spans: &[(usize, Span)]) -> SecondaryMap<NodeId, O
         }
     }
     waited
-}
-
-/// A broadcast is a transfer from one stage to another.
-const STAGES_OF_A_TRANSFER: u32 = 2;
-
-/// How many ranks the group of a collective has, where its arguments say it; 0 where they do not.
-fn group_size(graph: &Graph, position: usize) -> u32 {
-    let id = graph.order[position];
-    if graph.collective(id).is_some_and(|of| of.kind == CollectiveKind::Broadcast) {
-        return STAGES_OF_A_TRANSFER;
-    }
-    let args = &graph.nodes[id].args;
-    match args.iter().rev().nth(1) {
-        Some(ir::Arg::Int(size)) => u32::try_from(*size).unwrap_or(0),
-        _ => 0,
-    }
 }
 
 #[cfg(test)]

@@ -80,9 +80,15 @@ pub struct Collective<'a> {
 }
 
 impl CollectiveKind {
-    /// The kinds that have an operator of their own.
-    const ALL: [Self; 5] =
-        [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::AllToAll, Self::Broadcast];
+    /// All kinds; those of one operator with the general one first.
+    pub const ALL: [Self; 6] = [
+        Self::AllReduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::Permute,
+        Self::Broadcast,
+    ];
 
     /// The schema of its operator. A permutation is an all-to-all of one part, along a first dimension of size 1.
     pub const fn schema(self) -> &'static str {
@@ -131,7 +137,7 @@ impl CollectiveKind {
 
     /// The kind that is called so.
     pub fn of_text(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().chain([Self::Permute]).find(|kind| kind.text() == text)
+        Self::ALL.into_iter().find(|kind| kind.text() == text)
     }
 }
 

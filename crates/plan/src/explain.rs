@@ -12,6 +12,7 @@ use ir::{Graph, Mesh, Placement, RankGraph};
 
 use crate::{
     account::Account,
+    axis::PICOS_PER_NANO,
     plan::{Plan, Prediction},
     step::program,
     summary::accounted,
@@ -70,9 +71,6 @@ fn limiting_kinds(graph: &RankGraph, plan: &Plan, cluster: &Cluster) -> String {
     }
     text
 }
-
-/// Picoseconds, which costs are in.
-const PICOS_PER_NANO: i64 = 1000;
 
 /// Along which axis the model's bound is, where there are several: the innermost, on the graph that those outside it leave.
 fn along_innermost(mesh: &Mesh) -> String {

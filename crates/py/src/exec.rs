@@ -15,7 +15,7 @@ use torch_sys::{Device, Failure, Library, Schema, Tensor};
 
 use crate::{
     error::to_python,
-    graph::{Graph, Slower, run, without},
+    graph::{Graph, Slower, mesh_of, run, without},
 };
 
 /// Finds the libtorch that lies in `directory` and that this process runs; `release` is PyTorch's version, for messages.
@@ -263,8 +263,7 @@ impl Program {
         graph: Option<&Graph>,
         mesh: Vec<(String, u32)>,
     ) -> PyResult<String> {
-        let axes = mesh.into_iter().map(|(name, size)| ir::MeshAxis::ranks(name, size)).collect();
-        let mesh = ir::Mesh { axes };
+        let mesh = mesh_of(mesh);
         let timeline = self.timeline(records, rank, graph.map(|graph| (&graph.0, &mesh)));
         Ok(chrome::text(&timeline.map_err(|diagnostic| to_python(py, &diagnostic))?)?)
     }

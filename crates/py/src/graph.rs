@@ -357,6 +357,11 @@ pub fn settings_of(message: &[u8]) -> Result<PlanSettings> {
     })
 }
 
+/// A mesh by the names of its axes, from the outermost on, with their sizes.
+pub fn mesh_of(axes: Vec<(String, u32)>) -> ir::Mesh {
+    ir::Mesh { axes: axes.into_iter().map(|(name, size)| ir::MeshAxis::ranks(name, size)).collect() }
+}
+
 /// The memory limit that a plan keeps where this one was asked for.
 pub fn limit(memory_limit: Option<u64>, cluster: &Cluster) -> Option<u64> {
     PlanSettings { memory_limit, ..PlanSettings::default() }.memory_limit(cluster)

@@ -54,14 +54,23 @@ fn collective_ns(
 ) -> PyResult<f64> {
     graph::run(py, || {
         let cluster = cluster::Cluster::parse(description, "the cluster description")?;
-        let mesh =
-            ir::Mesh { axes: mesh.into_iter().map(|(name, size)| ir::MeshAxis::ranks(name, size)).collect() };
-        let kind = ir::CollectiveKind::of_text(kind)
-            .ok_or_else(|| base::Diagnostic::bug(format!("`{kind}` is no kind of collective")))?;
-        let collective = ir::Collective { kind, reduction: None, axis, bytes: base::Bytes(bytes) };
+        let mesh = graph::mesh_of(mesh);
+        let (kind, bytes) = (collective_kind(kind)?, base::Bytes(bytes));
+        let collective = ir::Collective { kind, reduction: None, axis, bytes };
         let machine = cost::Machine { cluster: &cluster, mesh: &mesh };
         Ok(cost::collective_time(machine, collective) as f64 / 1e3)
     })
+}
+
+/// How many bytes a rank sends in a collective of a kind, by its name, for each of the tensor's.
+#[pyfunction]
+fn collective_sent(py: Python<'_>, kind: &str, ranks: u32) -> PyResult<f64> {
+    graph::run(py, || Ok(cost::sent(collective_kind(kind)?, ranks)))
+}
+
+fn collective_kind(name: &str) -> base::Result<ir::CollectiveKind> {
+    ir::CollectiveKind::of_text(name)
+        .ok_or_else(|| base::Diagnostic::bug(format!("`{name}` is no kind of collective")))
 }
 
 /// The number of bytes that a text such as `4GiB` says.
@@ -79,6 +88,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(preset_capabilities, module)?)?;
     module.add_function(wrap_pyfunction!(cluster_ranks, module)?)?;
     module.add_function(wrap_pyfunction!(collective_ns, module)?)?;
+    module.add_function(wrap_pyfunction!(collective_sent, module)?)?;
     balance::register(module)?;
     error::register(module)?;
     exec::register(module)?;

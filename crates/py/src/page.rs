@@ -29,8 +29,9 @@ fn plan_page(
         let limit = limit(memory_limit, &cluster);
         let summary = plan::summary(&step.0, &rank_graph.0, &plan.0, &cluster, limit)?;
         let predicted = plan::simulate_rank(&rank_graph.0, &plan.0, &cluster, SHOWN)?;
+        let mesh = plan.0.mesh();
         let timeline = |(program, records): (Py<Program>, _)| {
-            program.get().timeline(records, SHOWN, Some((&rank_graph.0, &ir::Mesh::default())))
+            program.get().timeline(records, SHOWN, Some((&rank_graph.0, &mesh)))
         };
         let measured = measured.map(timeline).transpose()?;
         let pipeline = plan::pipeline(&step.0, &plan.0, &cluster)?;

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use timeline::{
     Category, Class, NameId,
-    step::{COPY, PERMUTE, Work, is_simulated},
+    step::{COPY, Work, is_simulated},
 };
 use trace::{Frame, Frames, collective, interval::Union, queue};
 
@@ -184,10 +184,7 @@ fn collectives(frames: &Frames<'_>) -> Vec<One> {
         for (key, part, size) in collective::parts(frame, number) {
             let args = frame.rank.sides.collective.get(part.row as u32);
             let ranks = args.and_then(|args| args.ranks.some()).map(|ranks| frame.timeline.names.text(ranks));
-            let is_permute = args
-                .and_then(|args| args.operation.some())
-                .is_some_and(|operation| frame.timeline.names.text(operation) == PERMUTE);
-            let Some(kind) = kind(&key.operation, is_permute) else { continue };
+            let Some(kind) = kind(&key.operation) else { continue };
             let nanos = part.duration();
             let is_own = !frame.rank.sides.node.is_empty() && !is_simulated(frame.rank);
             let waited = waits.get(&part.end).copied().unwrap_or(0);
@@ -234,16 +231,11 @@ fn operations<'a>(frame: &'a Frame<'_>) -> impl Iterator<Item = (i64, i64)> + 'a
     rows.map(|row| frame.interval(row))
 }
 
-fn kind(operation: &str, is_permute: bool) -> Option<CollectiveKind> {
-    Some(match operation {
-        _ if is_permute => CollectiveKind::Permute,
-        "all_reduce" => CollectiveKind::AllReduce,
-        "all_gather" => CollectiveKind::AllGather,
-        "reduce_scatter" => CollectiveKind::ReduceScatter,
-        "all_to_all" => CollectiveKind::AllToAll,
-        "broadcast" => CollectiveKind::Broadcast,
-        _ => return None,
-    })
+fn kind(operation: &str) -> Option<CollectiveKind> {
+    match operation {
+        "broadcast" => Some(CollectiveKind::Broadcast),
+        other => CollectiveKind::of_text(other),
+    }
 }
 
 /// How far apart the ranks of a list are, such as `[0, 2, 4]`; 1 where they are not known.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use cluster::{Cluster, Fit};
-use cost::Told;
 use ir::Dtype;
 
 use crate::{
@@ -29,8 +28,8 @@ pub struct Refit {
 
 /// Finds what is wrong in a description, and puts what is right into it.
 pub fn refit(cluster: &Cluster, seen: &[Seen]) -> Refit {
-    let by_rates = |one: &&Seen| one.what.told(cluster) != Some(Told::ByMeasurement);
-    let (by_rates, measured): (Vec<&Seen>, Vec<&Seen>) = seen.iter().partition(by_rates);
+    let (measured, by_rates): (Vec<&Seen>, Vec<&Seen>) =
+        seen.iter().partition(|one| one.what.is_measured(cluster));
     let (mut now, mut terms) = mended(cluster, &by_rates);
     terms.extend(families(cluster, &measured));
     put_in(&mut now, cluster, seen);

@@ -2,7 +2,7 @@
 
 use base::Bytes;
 use cluster::{Amounts, Cluster};
-use cost::{Group, Operation, Told};
+use cost::{Group, Operation};
 use ir::{CollectiveKind, Dtype};
 
 /// Nanoseconds of a picosecond.
@@ -40,9 +40,9 @@ pub enum What {
 }
 
 impl What {
-    /// By which coefficients an operation's time is told; `None` of what is no operation.
-    pub fn told(&self, cluster: &Cluster) -> Option<Told> {
-        self.operation().map(|operation| operation.told(&cluster.device))
+    /// Whether it is an operation whose time is told by what was measured of its operator.
+    pub fn is_measured(&self, cluster: &Cluster) -> bool {
+        self.operation().is_some_and(|operation| operation.is_measured(&cluster.device))
     }
 
     fn operation(&self) -> Option<Operation<'_>> {

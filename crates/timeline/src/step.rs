@@ -21,8 +21,6 @@ use crate::{
 const COLLECTIVE: &str = "unisono:";
 /// What names of copies between device and host begin with.
 pub const COPY: &str = "copy:";
-/// What an exchange in which each rank sends to one is called, in its arguments.
-pub const PERMUTE: &str = "permute";
 /// The annotation around the step.
 const STEP: &str = "ProfilerStep#0";
 /// [`Metadata::backend`](crate::Metadata::backend) of what nobody measured.
@@ -112,17 +110,19 @@ impl<'g> StepTimeline<'g> {
 
     /// Adds what the node at `position` of the program order takes of the rank's own time.
     pub fn operation(&mut self, position: usize, span: Span) {
-        let id = self.graph.order[position];
-        let name = self.names.intern(self.graph.op_name(id));
-        let row = self.push(Category::CpuOp, name, self.operations, span);
-        self.node(row, position, (self.works)(self.graph, id));
+        let work = (self.works)(self.graph, self.graph.order[position]);
+        self.on_the_rank(position, span, work);
     }
 
     /// Adds a kernel of several operations, the last of which is the node at `position` of the program order.
     pub fn kernel(&mut self, position: usize, span: Span) {
+        self.on_the_rank(position, span, None);
+    }
+
+    fn on_the_rank(&mut self, position: usize, span: Span, work: Option<Work>) {
         let name = self.names.intern(self.graph.op_name(self.graph.order[position]));
         let row = self.push(Category::CpuOp, name, self.operations, span);
-        self.node(row, position, None);
+        self.node(row, position, work);
     }
 
     /// Adds the collective that the node at `position` starts, on the lane of `group`.
@@ -217,8 +217,9 @@ impl<'g> StepTimeline<'g> {
         sequence: i64,
     ) -> CollectiveArgs {
         let node = &self.graph.nodes[id];
+        // Which has the operator of an exchange between all.
         let is_permute = self.graph.collective(id).is_some_and(|of| of.kind == CollectiveKind::Permute);
-        let operation = if is_permute { PERMUTE } else { operation };
+        let operation = if is_permute { CollectiveKind::Permute.text() } else { operation };
         let elements = |value| self.graph.ty(value).elements() as i64;
         let dtype = node.operands().next().map(|value| self.graph.ty(value).dtype.torch_name());
         CollectiveArgs {
