@@ -132,9 +132,9 @@ def test_calls_of_a_step_are_found_in_a_trace_of_plain_pytorch(trace):
     # So few calls are of each that none are left out.
     for name in ("aten::mm", "aten::addmm", "aten::native_batch_norm_backward", "aten::threshold_backward"):
         assert "f32" in operations[name], sorted(operations)
-    # What the step does is known by far the most of the time.
-    unknown = sum(found.figures["unknown_ns"].values())
-    assert unknown < 0.5 * found.figures["measured_ns"], found.figures["unknown_ns"]
+    # What PyTorch does beside the step's operations: memory, views, copies, and updates of single parameters.
+    beside = ["empty", "empty_strided", "as_strided", "view", "detach", "to", "copy_", "zero_", "add_"]
+    assert set(found.figures["unknown_ns"]) <= {f"aten::{name}" for name in beside}
     rows = operations["aten::addmm"]["f32"]["measured"]
     # Two products of 16 x 64 by 64 x 8 and an addition, of f32, in four tensors.
     assert [row[:3] for row in rows] == [[2.0 * 16 * 64 * 8, 4 * (8 + 16 * 64 + 64 * 8 + 16 * 8), 4]]
