@@ -168,7 +168,7 @@ class _Holders:
         """Whether one is not as it was."""
         return (
             RemovableHandle.next_id != self._next_hook
-            or any(holder.get(key) is not value for holder, key, value in self._entries)
+            or any(dict.get(holder, key) is not value for holder, key, value in self._entries)
             or any(value_at(holder, key) is not value for holder, key, value in self._others)
             or any(len(value) != size for value, size in self._sizes)
         )
@@ -202,7 +202,7 @@ def _seen_at(place: Place) -> Any:
 def value_at(holder: Any, key: Any) -> Any:
     """What is at a place; ``None`` where nothing is."""
     if isinstance(holder, dict):
-        return holder.get(key)
+        return dict.get(holder, key)  # not what a class of the user's makes of it
     if isinstance(holder, SEQUENCES):
         return holder[key] if key < len(holder) else None
     if isinstance(holder, type):
