@@ -94,9 +94,9 @@ def llama() -> Made:
 
 
 def small(name: str) -> Made:
-    """A model of `small_models.toml`: what a step takes is mostly that it has many operations."""
+    """A model of `small_models.toml` with four times its batch: what a step takes is mostly that it has many operations."""
     model, inputs = small_models.build(name)
-    tensors = {key: value for key, value in inputs.items() if isinstance(value, torch.Tensor)}
+    tensors = {key: torch.cat([value] * 4) for key, value in inputs.items() if isinstance(value, torch.Tensor)}
     others = {key: value for key, value in inputs.items() if key not in tensors}
 
     def loss(*given: torch.Tensor) -> torch.Tensor:
