@@ -80,7 +80,23 @@ def writes_to_the_screen(owner, loss):
     print("to people", file=sys.stderr)
 
 
-WAYS = [writes_json, writes_into_a_file, writes_rows, appends_to_a_file, writes_without_closing, writes_by_pathlib]
+def writes_by_percent(owner, loss):
+    values = owner.n, owner.n * 10, loss.item(), loss, loss / 3, -loss.item()
+    owner.file.write("[%d, %5d] %.3f|%-9.2e|%08.3f|%+d%%\n" % values)  # noqa: UP031
+    owner.file.write("%(loss).2f of %(name)s\n" % {"loss": loss.item(), "name": "it"})  # noqa: UP031
+    owner.file.write("%s %r|" % (loss.item(), owner.n) + "%s|%G|%#.3g" % (loss, loss.item(), loss) + "% i" % loss)  # noqa: UP031
+    print("%5.1f" % loss, file=owner.file)  # noqa: UP031
+
+
+WAYS = [
+    writes_by_percent,
+    writes_json,
+    writes_into_a_file,
+    writes_rows,
+    appends_to_a_file,
+    writes_without_closing,
+    writes_by_pathlib,
+]
 WAYS += [writes_behind_a_choice, writes_to_the_screen]
 
 
@@ -141,9 +157,11 @@ def test_what_is_reported_is_reported_at_each_step(monkeypatch):
 
 
 def test_a_value_that_cannot_be_noted_is_refused_and_nothing_is_written(tmp_path):
+    form = "%.3f"
+
     def step(x):
         with open(tmp_path / "file", "w") as file:
-            file.write("%.3f" % x.sum().item())  # noqa: UP031, refused
+            file.write(form % x.sum().item())  # refused
         return x
 
     with pytest.raises(StepError) as caught:

@@ -46,6 +46,7 @@ _ON_THE_WAY = (
     os.path.join("torch", "_tensor.py"),
     "fake_tensor.py",
     os.path.join("_capture", "computed.py"),
+    os.path.join("_capture", "formats.py"),
     __file__,
 )
 #: PyTorch's own code that chooses by values as the user's does: averages of models, checks.

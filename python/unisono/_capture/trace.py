@@ -25,7 +25,7 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
 from unisono import _users_errors
-from unisono._capture import hooks, iterators, kernels, outward, scaling, sources, telling
+from unisono._capture import formats, hooks, iterators, kernels, outward, scaling, sources, telling
 from unisono._capture.averages import Averages
 from unisono._capture.counting import Counts
 from unisono._capture.effects import Effect
@@ -435,6 +435,7 @@ class _Run:
             hooks.on_twins(parameters, modes),
             conversions_known(twins),
             outward.refused(self.kept.functions(), self.reads.note),
+            formats.asking(self.kept.functions()),
             telling.noted(self.reads.note, self.kept.functions(), self.kept.walk),
             modes(),
             draws.drawing(),
