@@ -88,5 +88,55 @@ def a_scheduler_within_the_step_that_reads_the_loss(parallelize):
 
 
 @script
+def rates_that_the_step_reads_around_its_scheduler(parallelize):
+    model, told = Net(), []
+    optimizer = torch.optim.SGD(
+        [{"params": model.a.parameters()}, {"params": model.b.parameters(), "lr": 0.02}], lr=0.01, momentum=0.9
+    )
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.02, 0.03], total_steps=8)
+
+    def rates():
+        return [group[key] for group in optimizer.param_groups for key in ("lr", "momentum")]
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        before = rates(), scheduler.get_last_lr()
+        scheduler.step()
+        told.append(f"{scheduler.get_last_lr()[1]:.5f} {optimizer.param_groups[0]['lr'] * 2:.5f}")
+        return loss.detach(), before, rates(), scheduler.get_last_lr()
+
+    batch = pair()
+    step = parallelize(step, model=model, optimizer=optimizer, example=batch)
+    found = [step(*batch) for _ in range(5)]
+    step.sync()
+    return found, told, seen(model, optimizer)
+
+
+@script
+def rates_of_a_scheduler_outside_the_step(parallelize):
+    model = Net()
+    optimizer = adam(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), scheduler.get_last_lr()[0]
+
+    batch = pair()
+    step, found = parallelize(step, model=model, optimizer=optimizer, example=batch), []
+    for _ in range(4):
+        found.append(step(*batch))
+        scheduler.step()
+    step.sync()
+    return found, seen(model, optimizer)
+
+
+@script
 def a_scheduler_before_the_update(parallelize):
     return within(parallelize, lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5), "before")

@@ -619,19 +619,22 @@ class CapturedStep:
             optimizer._opt_called = True  # type: ignore[attr-defined]
         way, count, tensors, ending = self._way_taken(returned)
         clocks = {name: (began, getattr(time, name)()) for name, began in self._began.items()}
-        read = Read(tensors, way.counts.read(self._root), clocks)
+        settings = schedules.reading(
+            self._root, groups_of(self._optimizers), schedules.rates(self._root, way.schedules)
+        )
+        read = Read(tensors, way.counts.read(self._root), clocks, settings)
         count -= len(self._generators)
         for item, state in zip(self._generators, returned[count:], strict=False):
             generator_at(self._root, item.paths).set_state(state)
         values = iter(self.between.after_step(returned[:count], self.ranks.count))
-        leaves = [way.leaf(position, read) if way.has(position) else next(values) for position in range(self._leaves)]
         if ending is not None:
-            raise self._ended(ending, Read(tensors[: ending.reads], read.places, clocks))
+            raise self._ended(ending, Read(tensors[: ending.reads], read.places, clocks, settings))
+        schedules.run(self._root, way.schedules, read, first=False)
+        leaves = [way.leaf(position, read) if way.has(position) else next(values) for position in range(self._leaves)]
         perform(way.effects if way.at_first is None else way.at_first, read)
         for one in self._ways:
             one.at_first = None
         way.counts.leave(self._root, read)
-        schedules.run(self._root, way.schedules, read, first=False)
         for path in way.counted:
             averages.count(follow(self._root, path))
         return unflatten(self._returns, iter(leaves))

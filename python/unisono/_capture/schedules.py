@@ -1,9 +1,13 @@
-"""Schedulers of learning rates that the step itself calls: they are called at each step, before it or after it as in the step."""
+"""Schedulers of learning rates that the step itself calls: they are called at each step, before it or after it as in the step.
+
+What the step reads of rates behind such a call stands for what they are when the step is over.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +17,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unisono._capture.expressions import Expression, Read, evaluate
-from unisono._capture.paths import Path, Walk, follow
+from unisono._capture.number import Number
+from unisono._capture.paths import Path, Walk, follow, paths_of
 from unisono._capture.places import user_line
 from unisono._capture.readbacks import Readbacks
+from unisono._capture.settings import groups_of
 from unisono.errors import StepError
+
+#: The settings that PyTorch's schedulers change and that are single numbers.
+_SCHEDULED = ("lr", "momentum")
 
 
 @dataclass
@@ -37,6 +46,7 @@ class Schedules:
 
     def __init__(self, walk: Walk, optimizers: Sequence[Optimizer], reads: Readbacks) -> None:
         """Takes the schedulers that can be reached."""
+        self._groups, self._set = groups_of(optimizers), list[tuple[dict[str, Any], str, Any]]()
         self._found = [value for value, _ in walk.holders.values() if isinstance(value, LRScheduler)]
         self._paths, self._reads = walk.paths, reads
         self._steps = {id(optimizer): 0 for optimizer in optimizers}
@@ -48,9 +58,11 @@ class Schedules:
         """Notes calls until it is left, instead of making them."""
         with contextlib.ExitStack() as stack:
             stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+            stack.callback(lambda: [group.__setitem__(key, value) for group, key, value in reversed(self._set)])
             for scheduler in self._found:
                 own = vars(scheduler)
-                for name, value in (("step", self._caller(scheduler)), ("get_last_lr", self._refuse_reading)):
+                reading = functools.partial(self._rates, scheduler)
+                for name, value in (("step", self._caller(scheduler)), ("get_last_lr", reading)):
                     stack.callback(
                         own.__setitem__ if name in own else lambda key, _, o=own: o.pop(key), name, own.get(name)
                     )
@@ -71,6 +83,7 @@ class Schedules:
                 raise _between()
             if not first:
                 self._after.add(owner)
+                self._set_later(getattr(scheduler, "optimizer", None))
             self.calls.append(Scheduled(self._paths[id(scheduler)], given, first))
 
         return step
@@ -79,12 +92,22 @@ class Schedules:
         found = self._reads.read("value", argument) if isinstance(argument, torch.Tensor) else None
         return found or self._reads.expression_of(argument) or ["constant", argument]
 
-    def _refuse_reading(self) -> Any:
-        raise _refused(
-            "asks a scheduler for the learning rate",
-            "the step's Python code runs once, when it is captured",
-            "ask for it outside of the step",
-        )
+    def _set_later(self, optimizer: Any) -> None:
+        """Lets what is in the groups of an optimizer stand for what is there when the step is over."""
+        for index, group in enumerate(self._groups):
+            if any(group is one for one in getattr(optimizer, "param_groups", ())):
+                for key in _SCHEDULED:
+                    value = self._reads.number_of(group.get(key))
+                    if type(value) is Number or isinstance(value, int | float):
+                        self._set.append((group, key, group[key]))
+                        group[key] = Number(self._reads, ["setting", index, key])
+
+    def _rates(self, scheduler: LRScheduler) -> list[Any]:
+        """What stands for the rates that a scheduler has set last."""
+        path = self._paths[id(scheduler)]
+        called = any(call.path == path for call in self.calls)
+        count = len(type(scheduler).get_last_lr(scheduler))
+        return [Number(self._reads, ["rate", path, number, called]) for number in range(count)]
 
 
 def run(root: Any, calls: Sequence[Scheduled], read: Read, *, first: bool) -> None:
@@ -92,6 +115,28 @@ def run(root: Any, calls: Sequence[Scheduled], read: Read, *, first: bool) -> No
     for call in calls:
         if call.first == first:
             follow(root, call.path).step(*(evaluate(one, read) for one in call.arguments))
+
+
+def rates(root: Any, calls: Sequence[Scheduled]) -> dict[Path, list[Any]]:
+    """The rates of the schedulers that a step calls behind its optimizers' steps, before they are called."""
+    return {call.path: follow(root, call.path).get_last_lr() for call in calls if not call.first}
+
+
+def reading(
+    root: Any, groups: Sequence[dict[str, Any]], before: Mapping[Path, list[Any]]
+) -> dict[str, Callable[..., Any]]:
+    """What gives settings and rates when a step is over; ``before`` is what :func:`rates` has given."""
+
+    def rate(path: Any, number: int, called: bool) -> Any:
+        (path,) = paths_of([path])
+        found = follow(root, path).get_last_lr() if called or path not in before else before[path]
+        return _number(found[number])
+
+    return {"setting": lambda index, key: _number(groups[index][key]), "rate": rate}
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _between() -> StepError:
