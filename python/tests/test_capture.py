@@ -350,7 +350,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.model = nn.Linear(4, 4)
-        self.taken, self.kept, self.made = 0, [], False
+        self.taken, self.kept, self.made, self.form = 0, [], False, "step %d"
 
     def step(self, x: torch.Tensor) -> torch.Tensor:
         self.taken += 1
@@ -371,7 +371,7 @@ def test_numbers_and_lists_that_a_step_changes_once_are_named_in_a_warning():
 
     def step(x):
         loss = trainer.step(x)
-        trainer.told = "step %d" % trainer.taken  # noqa: UP031
+        trainer.told = trainer.form % trainer.taken
         return loss
 
     with pytest.warns(RuntimeWarning) as caught:

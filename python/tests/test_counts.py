@@ -401,6 +401,13 @@ def formatted(state, h):
     state.status = "step %d of %s, %.1f" % (state.n, "many", state.n / 2) + str(state.n) + f"{state.n:05d}"  # noqa: UP031
 
 
+FORMAT = "step %d"
+
+
+def formatted_by_a_name(state, h):
+    state.status = FORMAT % state.n
+
+
 def stored_elsewhere(state, h):
     state.last, state.half, state.both = state.n, state.n / 2, (state.n, round(state.n / 3, 2))
 
@@ -413,7 +420,9 @@ def summed(state, h):
     state.total = state.total + divmod(state.n, 7)[1] * 0.5 - abs(-state.n)
 
 
-@pytest.mark.parametrize("what", [counted, logged, printed, formatted, stored_elsewhere, listed, summed])
+@pytest.mark.parametrize(
+    "what", [counted, logged, printed, formatted, formatted_by_a_name, stored_elsewhere, listed, summed]
+)
 def test_what_only_counts_or_tells_is_not_refused_and_has_not_counted(what):
     model, state = nn.Linear(4, 4), types.SimpleNamespace(n=0, all=[], total=0.0)
 
@@ -423,7 +432,7 @@ def test_what_only_counts_or_tells_is_not_refused_and_has_not_counted(what):
         what(state, h)
         return h
 
-    once = what is formatted  # `%` takes Python's own numbers only
+    once = what is formatted_by_a_name  # `%` takes Python's own numbers only
     allowed(step, model=model, warned="state.n" if once else None)
     assert state.n == once and all(type(one) in (int, float, str, list, tuple) for one in vars(state).values())
     assert state.all == [] and type(state.all) is list

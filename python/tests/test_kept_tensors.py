@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from eager import Training, compare
 from fakes import fake_tensors, new_among
+from machines import DEAR_COMPUTING
 from torch import nn
 
 import unisono
+from unisono._capture.outside import Outside
 from unisono.errors import StepError
 
 CASES: dict[str, Callable[[], Training]] = {}
@@ -303,6 +305,27 @@ def refused(run: Callable[..., Any], model: nn.Module | None = None) -> StepErro
         unisono.capture(given.step, model=given.model, optimizer=given.optimizer, example=given.batches[0])
     assert caught.value.hint
     return caught.value
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_step_that_replaces_a_tuple_of_tensors_is_not_looked_through_again_before_each(nested, monkeypatch):
+    owner = types.SimpleNamespace(hidden=(torch.zeros(6), (torch.zeros(6), torch.ones(6))[: 1 + nested]))
+
+    def run(model, x):
+        h, (c, *others) = owner.hidden
+        new = (h + x.detach().mean(0)).tanh()
+        owner.hidden = (new, (h, *others))
+        return model(x + new + c)
+
+    made = training(run)
+    step = unisono.parallelize(
+        made.step, model=made.model, optimizer=made.optimizer, example=made.batches[0], cluster=DEAR_COMPUTING
+    )
+    step(*made.batches[0])
+    looked_through = []
+    monkeypatch.setattr(Outside, "_read", lambda self: looked_through.append(self))
+    step(*made.batches[1])
+    assert not looked_through
 
 
 def test_what_is_none_before_the_first_step_and_read_later_is_refused_by_name_and_line():

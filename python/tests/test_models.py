@@ -16,6 +16,7 @@ from ranks import train
 
 import unisono
 from unisono import _native
+from unisono._capture.outside import Outside
 
 FAMILIES = {
     "free": {},
@@ -131,6 +132,20 @@ def test_an_unmodified_model_gives_with_less_memory_what_it_gives_at_once(make, 
     smaller.sync()
     for (name, found), expected in zip(model.named_parameters(), reference.parameters(), strict=True):
         assert (found - expected).abs().max() <= 1e-5 * (expected.abs().max() + 1e-4), name
+
+
+@MODELS
+def test_an_unmodified_model_is_not_looked_through_again_before_each_step_nor_warns_in_each(make, monkeypatch, capsys):
+    model, loss_of, batch = make()
+    step, optimizer = make_step(model, loss_of)
+    parallel = unisono.parallelize(step, model=model, optimizer=optimizer, example=batch, cluster=DEAR_COMPUTING)
+    parallel(*batch)
+    looked_through = []
+    monkeypatch.setattr(Outside, "_read", lambda self: looked_through.append(self))
+    capsys.readouterr()
+    parallel(*batch)
+    said = capsys.readouterr()
+    assert (looked_through, said.out, said.err) == ([], "", "")
 
 
 @MODELS

@@ -6,8 +6,10 @@ PYTEST_DONT_REWRITE: what is written here is traced as it is.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
+import logging
 import sys
 import types
 from typing import Any
@@ -78,7 +80,23 @@ def writes_to_the_screen(owner, loss):
     print("to people", file=sys.stderr)
 
 
-WAYS = [writes_json, writes_into_a_file, writes_rows, appends_to_a_file, writes_without_closing, writes_by_pathlib]
+def writes_by_percent(owner, loss):
+    values = owner.n, owner.n * 10, loss.item(), loss, loss / 3, -loss.item()
+    owner.file.write("[%d, %5d] %.3f|%-9.2e|%08.3f|%+d%%\n" % values)  # noqa: UP031
+    owner.file.write("%(loss).2f of %(name)s\n" % {"loss": loss.item(), "name": "it"})  # noqa: UP031
+    owner.file.write("%s %r|" % (loss.item(), owner.n) + "%s|%G|%#.3g" % (loss, loss.item(), loss) + "% i" % loss)  # noqa: UP031
+    print("%5.1f" % loss, file=owner.file)  # noqa: UP031
+
+
+WAYS = [
+    writes_by_percent,
+    writes_json,
+    writes_into_a_file,
+    writes_rows,
+    appends_to_a_file,
+    writes_without_closing,
+    writes_by_pathlib,
+]
 WAYS += [writes_behind_a_choice, writes_to_the_screen]
 
 
@@ -139,11 +157,64 @@ def test_what_is_reported_is_reported_at_each_step(monkeypatch):
 
 
 def test_a_value_that_cannot_be_noted_is_refused_and_nothing_is_written(tmp_path):
+    form = "%.3f"
+
     def step(x):
         with open(tmp_path / "file", "w") as file:
-            file.write("%.3f" % x.sum().item())  # noqa: UP031, refused
+            file.write(form % x.sum().item())  # refused
         return x
 
     with pytest.raises(StepError) as caught:
         unisono.capture(step, example=(X,))
     assert caught.value.code == "U0101" and not (tmp_path / "file").exists()
+
+
+@functools.lru_cache(None)
+def warn_once(text):
+    logging.getLogger(__name__).warning(text)
+    print(text)
+
+
+def test_what_is_told_once_by_a_function_that_keeps_its_results_is_told_once(caplog, capsys):
+    owner = types.SimpleNamespace(warned=False)
+
+    def step(x):
+        if not owner.warned:
+            owner.warned = True
+            print("by a flag")
+        warn_once(f"rows: {len(x)}")
+        print("each time")
+        return x.sum()
+
+    parallel = unisono.parallelize(step, example=(X,), cluster=DEAR_COMPUTING)
+    for _ in range(3):
+        parallel(X)
+    assert [record.getMessage() for record in caplog.records] == ["rows: 2"]
+    said = capsys.readouterr().out.splitlines()
+    assert {line: said.count(line) for line in said} == {"by a flag": 1, "rows: 2": 1, "each time": 3}
+
+
+def test_what_only_the_first_call_tells_is_told_once_and_what_only_later_ones_tell_from_then_on(capsys):
+    said = []
+    for parallel in (False, True):
+        owner, seen = types.SimpleNamespace(began=False, n=0), {}
+
+        def step(x, owner=owner, seen=seen):
+            owner.n += 1
+            print("later" if owner.began else "first")
+            if "warned" not in seen:
+                seen["warned"] = True
+                print("does this once", file=sys.stderr)
+            if owner.began:
+                print("goes on")
+            owner.began = True
+            loss = x.sum()
+            print(f"{owner.n}: {loss.item()}")
+            return loss
+
+        run = unisono.parallelize(step, example=(X,), cluster=DEAR_COMPUTING) if parallel else step
+        capsys.readouterr()
+        for factor in (1, 2, 3):
+            run(X * factor)
+        said.append(capsys.readouterr())
+    assert said[0] == said[1]

@@ -245,11 +245,14 @@ def cluster_text(source: str | Path) -> str:
     """A cluster description: a text, the content of a file, or that of a preset such as ``h100:8x8``.
 
     Raises:
-        ConfigurationError: the file cannot be read, or there is no such preset.
+        ConfigurationError: the file cannot be read or is no description, or there is no such preset.
     """
     if isinstance(source, str) and names_preset(source, Path()):
         return _native.preset_text(source)
-    return text_of(source)
+    text = text_of(source)
+    if text is not source:
+        _native.cluster_ranks(text, str(source))  # an error names the file
+    return text
 
 
 def names_preset(source: str, folder: Path) -> bool:

@@ -120,7 +120,7 @@ def found_or_captured(
     message = told(captured) | {
         "volatile": [name for name in changed if name not in settled],
         "settled": settled,
-        "effects": any(way.effects for way in captured.ways),
+        "effects": any(way.effects or way.at_first for way in captured.ways),
     }
     if captures is not None and key is not None:
         captures.keep(key, roots, message)

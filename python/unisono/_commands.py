@@ -296,7 +296,7 @@ def _check_links(ranks: int, nodes: int, known: str | None, file: Path) -> None:
     on_nodes(ranks, nodes)
     if known is None:
         return
-    _native.cluster_ranks(known)
+    _native.cluster_ranks(known, str(file))
     if "preset" in tomllib.loads(known):
         hint = "write all of it, as `unisono cluster h100:2x8` prints it, and measure for that"
         raise ConfigurationError(f"`{file}` has the network of a preset", code="U0201", hint=hint)

@@ -40,7 +40,7 @@ _ROUNDS_OF_CHECK = 2
 _ALIKE = 1.6
 #: How far apart repeats may be, as a part of their median, until the machine counts as busy, and is measured again at the next start.
 _UNSTEADY = 0.5
-#: How much longer than a collective the products beside it take where it is measured how they slow each other.
+#: How much longer than a collective the operations beside it take where it is measured how they slow each other.
 _LONGER = 1.5
 #: How often a step is planned with what is known by then, to find calls that are not known yet.
 _MOST_PLANS = 4
@@ -67,6 +67,7 @@ def describe(
 def _device_lines(ranks: Ranks, device: torch.device, memory_bytes: int | None = None) -> list[str]:
     times, spread = _times(ranks, device)
     bandwidth, overhead, rates = _figures(times, device)
+    overlaps = _overlaps(ranks, device, times)
     return [
         "# A machine as the planner sees it, measured by `unisono profile`.",
         "version = 1",
@@ -76,13 +77,15 @@ def _device_lines(ranks: Ranks, device: torch.device, memory_bytes: int | None =
         f"memory_bytes = {memory_bytes or _memory(ranks, device)}",
         f"memory_bandwidth = {bandwidth:.4e}",
         f"operation_ns = {overhead:.1f}",
-        f"overlap_factor = {_overlap(ranks, device, times['f32']):.3f}",
+        f"overlap_factor = {overlaps.get('products', 1.0):.3f}",
         *_host_link(ranks, device),
         f"spread = {spread:.3f}",
         f"measured_on = {json.dumps(_measured_on(device))}",
         "",
         "[device.matmul_flops]",
         *(f"{name} = {rate:.4e}" for name, rate in rates.items()),
+        *(["", "[device.overlap]"] if overlaps else []),
+        *(f"{name} = {{ operation = {factor:.3f}, collective = {factor:.3f} }}" for name, factor in overlaps.items()),
     ]
 
 
@@ -157,36 +160,47 @@ def _memory(ranks: Ranks, device: torch.device) -> int:
     return int(fields["MemTotal"].split()[0]) * 1024 // ranks.count
 
 
-def _overlap(ranks: Ranks, device: torch.device, product: float) -> float:
-    """By how much products and a collective beside them are slower; `product` is what one takes, in seconds.
+def _overlaps(ranks: Ranks, device: torch.device, times: Mapping[str, float]) -> dict[str, float]:
+    """By how much operations and a collective beside them are slower, by what operations are limited by; nothing for one rank.
 
-    Both run until the collective is done, which then took this factor longer, and so did the part of the products beside it.
+    Both run until the operations are done, which the collective is before. It then took this factor longer, and so did the part of the
+    operations beside it.
+
+    Args:
+        ranks: all of them take part.
+        device: the device.
+        times: what a product and a copy take alone, in seconds.
     """
     if ranks.count == 1:
-        return 1.0
-    size, _, _ = _sizes(device)
-    matrix = torch.randn(size, size, device=device)
+        return {}
+    size, elements, _ = _sizes(device)
+    matrix, block = torch.randn(size, size, device=device), torch.randn(elements, device=device)
+    copy = torch.empty_like(block)
     values, group = torch.zeros(_LARGE, device=device), ranks.group(device.type)
 
     def collective() -> Any:
         return dist.all_reduce(values, group=group, async_op=True)
 
-    alone = _timing.typical(ranks, device, {"": lambda: collective().wait()}, 4)[""]
-    # So many that they take longer than the collective by half.
-    count = int(ranks.tell(max(1, round(_LONGER * alone / product))))
-
-    def products() -> None:
+    def repeated(operation: Callable[[], object], count: int, beside: bool) -> None:
+        started = collective() if beside else None
         for _ in range(count):
-            torch.mm(matrix, matrix)
+            operation()
+        if started is not None:
+            started.wait()
 
-    def both() -> None:
-        started = collective()
-        products()
-        started.wait()
-
-    runs = {"collective": lambda: collective().wait(), "products": products, "both": both}
+    operations: dict[str, tuple[Callable[[], object], float]] = {
+        "products": (lambda: torch.mm(matrix, matrix), times["f32"]),
+        "bytes": (lambda: copy.copy_(block), times["copy"]),
+    }
+    alone = _timing.typical(ranks, device, {"": lambda: collective().wait()}, 4)[""]
+    runs: dict[Any, Callable[[], object]] = {"collective": lambda: collective().wait()}
+    for name, (operation, taken) in operations.items():
+        # So many that they take longer than the collective by half.
+        count = int(ranks.tell(max(1, round(_LONGER * alone / taken))))
+        runs |= {(name, beside): functools.partial(repeated, operation, count, beside) for beside in (False, True)}
     taken = _timing.typical(ranks, device, runs, 4)
-    return max(1.0, 1 + (taken["both"] - taken["products"]) / taken["collective"])
+    longer = {name: taken[name, True] - taken[name, False] for name in operations}
+    return {name: max(1.0, 1 + more / taken["collective"]) for name, more in longer.items()}
 
 
 def description(ranks: Ranks, device: torch.device = _devices.HOST) -> str:

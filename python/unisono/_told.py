@@ -32,6 +32,7 @@ class Way:
         counts: what it leaves beside tensors.
         clocks: the clocks that it reads.
         effects: what it prints and logs, on the rank that does.
+        at_first: what it prints and logs when it runs first, where that is something else.
     """
 
     numbers: dict[int, Any]
@@ -43,6 +44,7 @@ class Way:
     counts: Counts = field(default_factory=Counts)
     clocks: list[str] = field(default_factory=list)
     effects: list[Any] = field(default_factory=list)
+    at_first: list[Any] | None = None
 
     @classmethod
     def from_plain(cls, data: dict[str, Any], classes: Mapping[str, type]) -> Way:

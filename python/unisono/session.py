@@ -7,7 +7,7 @@ import functools
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from unisono._arguments import Fuse, Pipeline, cluster_text, given_plan
 from unisono._between import Between
 from unisono._call import Call
 from unisono._capture import Capture, averages, scaling, schedules
+from unisono._capture.effects import perform
 from unisono._capture.expressions import Read, evaluated
 from unisono._capture.generators import generator_at
 from unisono._capture.guards import Ending
@@ -28,7 +29,6 @@ from unisono._capture.inputs import StepInput, StepInputs, collect, constant, is
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside, classes_at
 from unisono._capture.paths import Walk, follow, paths_of, place_at, shown
-from unisono._capture.readbacks import perform
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import Captures, found_or_captured
 from unisono._counter import KEY, key_input
@@ -244,14 +244,14 @@ class CapturedStep:
         #: What clocks that the step reads said when it began.
         self._began: dict[str, float] = {}
         for way, traced in zip(self._ways, captured.ways if captured is not None else (), strict=False):
-            way.effects, way.endings = traced.effects, traced.endings
+            way.effects, way.at_first, way.endings = traced.effects, traced.at_first, traced.endings
         counts = [(*path, step) for way in self._ways for path in way.counted for step in averages.CHANGES]
         outside.settle(message["settled"])
         anew = [path for way in self._ways for path in way.counts.watched_by_itself(self._root)]
         made = [path for way in self._ways for path in way.counts.made(self._root)]
         outside.leave_out(
             message["volatile"],
-            {place_at(self._root, path) for path in (*self._left, *counts, *anew)},
+            {place_at(self._root, path) for path in (*self._left, *counts, *anew, *self._tuples())},
             {place_at(self._root, path) for path in made},
             [follow(self._root, path) for way in self._ways for path in way.counts.lists()],
         )
@@ -597,6 +597,12 @@ class CapturedStep:
             raise self._blamed(error) from None
         return self.finish(returned)
 
+    def _tuples(self) -> Iterator[tuple[Any, ...]]:
+        """Paths to the tuples of tensors that are made anew when each step is over, since the step replaces what is in them."""
+        for path in self._replaced:
+            within = (path[:count] for count in range(1, len(path)))
+            yield from (one for one in within if _is_a_tuple_of_tensors(follow(self._root, one)))
+
     def _issued(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if not self._session.synchronous:
             return self.executor(tensors) if self.replayed is None else self.replayed(tensors)
@@ -621,7 +627,9 @@ class CapturedStep:
         leaves = [way.leaf(position, read) if way.has(position) else next(values) for position in range(self._leaves)]
         if ending is not None:
             raise self._ended(ending, Read(tensors[: ending.reads], read.places, clocks))
-        perform(way.effects, read)
+        perform(way.effects if way.at_first is None else way.at_first, read)
+        for one in self._ways:
+            one.at_first = None
         way.counts.leave(self._root, read)
         schedules.run(self._root, way.schedules, read, first=False)
         for path in way.counted:
@@ -741,3 +749,9 @@ def _device_of(inputs: StepInputs) -> torch.device:
     """The device that the state of a step is on, or is to be on."""
     state = [item for item in inputs.inputs if item.cls in _STATE]
     return _devices.device_of((item.name, intended_device(item.name, item.tensor)) for item in state)
+
+
+def _is_a_tuple_of_tensors(value: Any) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(one, torch.Tensor) or _is_a_tuple_of_tensors(one) for one in value
+    )

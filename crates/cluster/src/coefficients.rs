@@ -36,6 +36,7 @@ impl Cluster {
         });
         // Less than no slowdown is none.
         changed.device.overlap_factor = changed.device.overlap_factor.max(1.0);
+        changed.device.overlap.factors().for_each(|(_, factor)| *factor = factor.max(1.0));
         if let Interconnect::Levels(network) = &mut changed.interconnect {
             network
                 .levels
@@ -61,6 +62,9 @@ impl Device {
         }
         see("device.operation_ns", Says::Time, &mut self.operation_ns);
         see("device.overlap_factor", Says::Time, &mut self.overlap_factor);
+        for (name, factor) in self.overlap.factors() {
+            see(&format!("device.{name}"), Says::Time, factor);
+        }
         if let Some(bandwidth) = &mut self.host_bandwidth {
             see("device.host_bandwidth", Says::Rate, bandwidth);
             see("device.host_latency_ns", Says::Time, &mut self.host_latency_ns);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Fit, Operations};
+use crate::{Bound, Fit, Operations, Overlap};
 
 /// One rank's device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -31,6 +31,9 @@ pub struct Device {
     /// Slowdown of an operation and a collective while they run at the same time; 1 for none.
     #[serde(default = "crate::one")]
     pub overlap_factor: f64,
+    /// The same by what operations are limited by, of the operation and of the collective, where that was measured apart.
+    #[serde(default, skip_serializing_if = "Overlap::is_empty")]
+    pub overlap: Overlap,
     /// Bytes per second between a device and memory of its host, each way; without it nothing goes there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_bandwidth: Option<f64>,
@@ -94,8 +97,14 @@ impl Device {
         let times = [("operation_ns", self.operation_ns), ("host_latency_ns", self.host_latency_ns)];
         let time = times.into_iter().find(|(_, time)| !crate::is_time(*time));
         let time = time.map(|(name, _)| (name, "a time that is negative"));
-        let overlap = !(1.0..=MOST_OVERLAP).contains(&self.overlap_factor);
-        let overlap = overlap.then_some(("overlap_factor", "not between 1 and 1000"));
+        let apart = Bound::ALL.map(|bound| self.slowdown(bound));
+        let mut apart = apart.iter().flat_map(|slowdown| [slowdown.operation, slowdown.collective]);
+        let is_possible = |factor: f64| (1.0..=MOST_OVERLAP).contains(&factor);
+        let overlap = match (is_possible(self.overlap_factor), apart.all(is_possible)) {
+            (false, _) => Some(("overlap_factor", "not between 1 and 1000")),
+            (true, false) => Some(("overlap", "a slowdown that is not between 1 and 1000")),
+            (true, true) => None,
+        };
         let fits = self.operations.iter().flat_map(|(name, fits)| fits.values().map(move |fit| (name, fit)));
         let fit = fits.into_iter().find(|(_, fit)| !fit.is_possible());
         let fit = fit.map(|(name, _)| (name.as_str(), "an operation of which a time is negative"));

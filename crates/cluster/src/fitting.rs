@@ -125,10 +125,12 @@ fn digits(number: f64) -> f64 {
     format!("{number:.3e}").parse().unwrap_or(number)
 }
 
-fn median(mut numbers: Vec<f64>) -> f64 {
+/// The middle of numbers, or what is between the two in the middle; 0 of none.
+pub fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
     match numbers.len() % 2 {
+        _ if numbers.is_empty() => 0.0,
         0 => f64::midpoint(numbers[middle - 1], numbers[middle]),
         _ => numbers[middle],
     }

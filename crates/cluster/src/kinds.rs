@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Cluster, Device, Interconnect, Level, Network, Operations};
+use crate::{Bound, Cluster, Device, Interconnect, Level, Network, Operations, Overlap, Slowdown};
 
 /// Ranks with one kind of device.
 #[derive(Clone, PartialEq, Debug)]
@@ -48,6 +48,10 @@ fn worst(kinds: &[(u32, Device)]) -> Device {
             .then(|| least(|device| device.uneven_bandwidth.unwrap_or(device.memory_bandwidth))),
         operation_ns: most(|device| device.operation_ns),
         overlap_factor: most(|device| device.overlap_factor),
+        overlap: Overlap {
+            products: slowest_beside(kinds, Bound::Products),
+            bytes: slowest_beside(kinds, Bound::Bytes),
+        },
         host_bandwidth: has_hosts.then(|| hosts().flatten().fold(f64::INFINITY, f64::min)),
         host_latency_ns: most(|device| device.host_latency_ns),
         host_memory_bytes: devices().filter_map(|device| device.host_memory_bytes).min(),
@@ -55,6 +59,14 @@ fn worst(kinds: &[(u32, Device)]) -> Device {
         measured_on: None,
         operations: Operations::new(),
     }
+}
+
+/// The most that operations of a kind and collectives slow each other; none where no kind of device says so apart.
+fn slowest_beside(kinds: &[(u32, Device)], bound: Bound) -> Option<Slowdown> {
+    let all = || kinds.iter().map(|(_, device)| device.slowdown(bound));
+    let most = |of: fn(Slowdown) -> f64| all().map(of).fold(1.0, f64::max);
+    let is_apart = kinds.iter().any(|(_, device)| !device.overlap.is_empty());
+    is_apart.then(|| Slowdown { operation: most(|one| one.operation), collective: most(|one| one.collective) })
 }
 
 /// Such as `8 H100 + 8 A100`.

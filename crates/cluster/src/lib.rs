@@ -9,6 +9,7 @@ mod groups;
 mod kinds;
 mod network;
 mod operations;
+mod overlap;
 mod presets;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -16,11 +17,12 @@ pub mod testing;
 use base::Fingerprint;
 pub use coefficients::{Says, See};
 pub use device::Device;
-pub use fitting::{Rates, least_squares};
+pub use fitting::{Rates, least_squares, median};
 pub use groups::{Curve, GroupTimes};
 pub use kinds::Kind;
 pub use network::{InSwitch, Interconnect, Level, Link, Links, Network};
 pub use operations::{Amounts, Fit, Operations};
+pub use overlap::{Bound, Overlap, Slowdown};
 pub use presets::{Preset, presets};
 
 /// A cluster: devices of one kind or several, and what lies between the ranks.

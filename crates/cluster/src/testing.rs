@@ -1,6 +1,6 @@
 //! Made-up machines, for tests.
 
-use crate::{Cluster, Device, Interconnect, Link, Links};
+use crate::{Cluster, Device, Interconnect, Link, Links, Overlap};
 
 /// A machine with the same link for every collective. Rates are floating-point operations per second and bytes per second; starting an
 /// operation takes a microsecond.
@@ -14,6 +14,7 @@ pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster 
         uneven_bandwidth: None,
         operation_ns: 1_000.0,
         overlap_factor: 1.0,
+        overlap: Overlap::default(),
         host_bandwidth: None,
         host_latency_ns: 0.0,
         host_memory_bytes: None,

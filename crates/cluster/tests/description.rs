@@ -92,7 +92,7 @@ fn what_cannot_be_used_is_named_with_its_line() {
     assert_eq!(
         error("preset = \"h100:2x8\"\n\n[device]\nmemory_bandwith = 1e12\n"),
         "error[U0201]: not a cluster description: unknown field `memory_bandwith`, expected one of `name`, `memory_bytes`, `matmul_flops`, \
-         `attention_flops`, `memory_bandwidth`, `uneven_bandwidth`, `operation_ns`, `overlap_factor`, `host_bandwidth`, `host_latency_ns`, `host_memory_bytes`, `spread`, `measured_on`, `operations`\n  at cluster.toml:4\n  hint: did you mean `memory_bandwidth`?"
+         `attention_flops`, `memory_bandwidth`, `uneven_bandwidth`, `operation_ns`, `overlap_factor`, `overlap`, `host_bandwidth`, `host_latency_ns`, `host_memory_bytes`, `spread`, `measured_on`, `operations`\n  at cluster.toml:4\n  hint: did you mean `memory_bandwidth`?"
     );
     let begin =
         "`unisono profile` measures a machine, `unisono cluster h100:8x8` prints a preset to begin with";
@@ -104,6 +104,11 @@ fn what_cannot_be_used_is_named_with_its_line() {
         "preset = \"h100:2x8\"\n[device]\nmemory_bandwidth = -1.0\n",
         3,
         "`memory_bandwidth` of a cluster description is a rate that is not positive",
+    );
+    bad(
+        "preset = \"h100:2x8\"\n[device.overlap]\nbytes = { operation = 0.5, collective = 1.0 }\n",
+        2,
+        "`overlap` of a cluster description is a slowdown that is not between 1 and 1000",
     );
     bad(
         "preset = \"h100:2x8\"\n[device]\nuneven_bandwidth = 0.0\n",
@@ -131,6 +136,19 @@ fn what_cannot_be_used_is_named_with_its_line() {
         2,
         "`links` of a cluster description is beside a `network`, of which one is enough",
     );
+}
+
+#[test]
+fn operations_beside_collectives_are_as_slow_as_what_limits_them_says() {
+    let text = "preset = \"h100:2x8\"\n[device.overlap]\nbytes = { operation = 1.5, collective = 1.25 }\n";
+    let cluster = Cluster::parse(text, "cluster.toml").unwrap();
+    assert_eq!(Cluster::parse(&cluster.text(), "cluster.toml").unwrap(), cluster);
+    let factors = |bound| {
+        let slowdown = cluster.device.slowdown(bound);
+        [slowdown.operation, slowdown.collective]
+    };
+    assert_eq!(factors(Bound::Bytes), [1.5, 1.25]);
+    assert_eq!(factors(Bound::Products), [cluster.device.overlap_factor; 2]);
 }
 
 #[test]

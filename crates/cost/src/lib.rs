@@ -14,6 +14,6 @@ mod wires;
 pub use collectives::{Company, collective_time, direct_limit, group_time};
 pub use machine::{Machine, host_copy_time};
 pub use network::{Group, sent};
-pub use operation::{Operation, compute_rate, main_dtype, shares};
+pub use operation::{Operation, bound, compute_rate, main_dtype, shares};
 pub use time::{local_time, operation_time, reshard_time};
 pub use wires::{Wires, wires};

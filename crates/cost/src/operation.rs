@@ -1,7 +1,7 @@
 //! What an operation takes on a device, from what it does and nothing else.
 
 use aten::{Call, Row, Strategy, Work};
-use cluster::{Amounts, Cluster, Device, Fit};
+use cluster::{Amounts, Bound, Cluster, Device, Fit};
 use ir::{Chunks, Dtype, local_bytes};
 
 use crate::machine::{PICOS, traffic};
@@ -101,6 +101,14 @@ fn rate(device: &Device, row: &Row, reads: Dtype, fit: Option<&Fit>) -> f64 {
 /// The element type of an operation's first tensor.
 pub(crate) fn reads(call: &Call<'_>) -> Dtype {
     call.operands.first().map_or(call.result(0).dtype, |first| call.graph.ty(*first).dtype)
+}
+
+/// What limits an operation: computing, where it is mostly that.
+pub fn bound(call: &Call<'_>) -> Bound {
+    match aten::row(call.name()).map(|row| row.work) {
+        Some(Work::Flops(_)) => Bound::Products,
+        _ => Bound::Bytes,
+    }
 }
 
 /// Whether all tensors of an operation but single numbers have one shape and order.

@@ -35,10 +35,11 @@ fn preset_capabilities() -> Vec<(&'static str, Option<(u32, u32)>)> {
     cluster::presets().iter().map(|(name, preset)| (name.as_str(), preset.capability)).collect()
 }
 
-/// How many ranks a cluster has, if its description says so.
+/// How many ranks a cluster has, if its description, from a file of that name, says so.
 #[pyfunction]
-fn cluster_ranks(py: Python<'_>, description: &str) -> PyResult<Option<u32>> {
-    let cluster = cluster::Cluster::parse(description, "the cluster description");
+#[pyo3(signature = (description, file = "the cluster description"))]
+fn cluster_ranks(py: Python<'_>, description: &str, file: &str) -> PyResult<Option<u32>> {
+    let cluster = cluster::Cluster::parse(description, file);
     cluster.map(|cluster| cluster.ranks()).map_err(|diagnostic| error::to_python(py, &diagnostic))
 }
 

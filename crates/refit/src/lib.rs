@@ -14,7 +14,7 @@ pub use calls::Calls;
 pub use observed::{LeftOut, Observed, observe};
 pub use refitted::{Refit, refit};
 pub use said::said;
-pub use seen::{Seen, What};
+pub use seen::{Beside, Seen, What};
 pub use terms::Term;
 
 use base::{Code, Diagnostic, Result};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::Bytes;
-use cluster::Amounts;
+use cluster::{Amounts, Bound};
 use ir::{CollectiveKind, Dtype};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -13,7 +13,7 @@ use timeline::{
 };
 use trace::{Frame, Frames, collective, interval::Union, queue};
 
-use crate::{Calls, Seen, What};
+use crate::{Calls, Seen, What, seen::Beside};
 
 /// A call that takes so many times as long as usual was held up by something else.
 const USUAL: f64 = 3.0;
@@ -56,7 +56,7 @@ pub struct Observed {
 struct One {
     what: What,
     nanos: i64,
-    beside: i64,
+    beside: Beside<i64>,
 }
 
 /// What the timelines of the ranks of one or several runs show: those of our own programs say what their operations do, and the calls of a
@@ -91,7 +91,7 @@ fn of_programs(frame: &Frame<'_>, beside: &Union, all: &mut Vec<One>) {
         let Some(work) = work.and_then(|work| serde_json::from_str::<Work>(work).ok()) else { continue };
         let nanos = frame.duration[row];
         if frame.text(row).starts_with(COPY) {
-            all.push(One { what: What::HostCopy(Bytes(work.bytes)), nanos, beside: 0 });
+            all.push(One { what: What::HostCopy(Bytes(work.bytes)), nanos, beside: Beside::default() });
             continue;
         }
         let Some(dtype) = Dtype::from_text(&work.dtype) else { continue };
@@ -104,7 +104,8 @@ fn of_programs(frame: &Frame<'_>, beside: &Union, all: &mut Vec<One>) {
             is_even: !work.uneven,
         };
         let (begin, end) = frame.interval(row);
-        all.push(One { what, nanos, beside: beside.covered(begin, end) });
+        let beside = Beside::of(Bound::of(work.flops), beside.covered(begin, end));
+        all.push(One { what, nanos, beside });
     }
 }
 
@@ -152,8 +153,11 @@ fn looked_up(
             }
         }
     }
-    let one =
-        |(row, (nanos, beside)): (usize, (i64, i64))| Some(One { what: what[row]?.clone(), nanos, beside });
+    let one = |(row, (nanos, beside)): (usize, (i64, i64))| {
+        let what = what[row]?.clone();
+        let beside = Beside::of(what.bound(), beside);
+        Some(One { what, nanos, beside })
+    };
     all.extend(found.into_iter().filter_map(one));
 }
 
@@ -180,7 +184,7 @@ fn collectives(frames: &Frames<'_>) -> Vec<One> {
     let mut found: BTreeMap<(collective::Key, String), One> = BTreeMap::new();
     for (number, frame) in frames.ranks.iter().enumerate() {
         let waits = waits(frame);
-        let operations = Union::of(operations(frame));
+        let [products, operations] = operations(frame);
         for (key, part, size) in collective::parts(frame, number) {
             let args = frame.rank.sides.collective.get(part.row as u32);
             let ranks = args.and_then(|args| args.ranks.some()).map(|ranks| frame.timeline.names.text(ranks));
@@ -198,10 +202,12 @@ fn collectives(frames: &Frames<'_>) -> Vec<One> {
             let (ranks, text) = (size as u32, ranks.unwrap_or_default());
             let what =
                 What::Collective { kind, ranks, stride: stride(text), bytes: Bytes(part.bytes as u64) };
-            let one = One { what, nanos, beside: operations.covered(part.begin, part.end) };
+            let of_products = products.covered(part.begin, part.end);
+            let beside = Beside([of_products, operations.covered(part.begin, part.end) - of_products]);
+            let one = One { what, nanos, beside };
             let entry = found.entry((key, text.to_owned()));
             let shortest =
-                entry.or_insert_with(|| One { what: one.what.clone(), nanos: i64::MAX, beside: 0 });
+                entry.or_insert_with(|| One { what: one.what.clone(), nanos: i64::MAX, beside: one.beside });
             if one.nanos < shortest.nanos {
                 *shortest = one;
             }
@@ -217,18 +223,36 @@ fn waits(frame: &Frame<'_>) -> BTreeMap<i64, i64> {
     rows.map(|row| (frame.end(row), frame.duration[row])).collect()
 }
 
-/// When a rank computes.
-fn operations<'a>(frame: &'a Frame<'_>) -> impl Iterator<Item = (i64, i64)> + 'a {
+/// When a rank computes: products, and anything. Kernels, and calls of which nothing says what they do, are taken for what their names say.
+fn operations(frame: &Frame<'_>) -> [Union; 2] {
+    let names = &frame.timeline.names;
     let on_device = frame.rows().any(|row| frame.class(row) == Class::Kernel);
-    let is_wait = frame.timeline.names.map(ir::is_wait);
-    let rows = frame.rows().filter(move |&row| {
+    let (is_wait, by_name) = (names.map(ir::is_wait), names.map(by_name));
+    let rows = frame.rows().filter(|&row| {
         if on_device {
             frame.class(row) == Class::Kernel && !frame.communicates(row)
         } else {
             frame.rank.events.category[row] == Category::CpuOp && !is_wait[frame.name(row).0 as usize]
         }
     });
-    rows.map(|row| frame.interval(row))
+    let rows: Vec<usize> = rows.collect();
+    let is_product = |row: &&usize| {
+        let work = frame.rank.sides.node.get(**row as u32).and_then(|node| node.work.some());
+        let work = work.and_then(|work| serde_json::from_str::<Work>(names.text(work)).ok());
+        let bound = work.map_or(by_name[frame.name(**row).0 as usize], |work| Bound::of(work.flops));
+        bound == Bound::Products
+    };
+    let products = Union::of(rows.iter().filter(is_product).map(|row| frame.interval(*row)));
+    [products, Union::of(rows.iter().map(|row| frame.interval(*row)))]
+}
+
+/// What an operator or a kernel of that name is limited by.
+fn by_name(name: &str) -> Bound {
+    const PRODUCTS: &[&str] = &["gemm", "conv", "attention", "flash", "fmha", "cutlass", "nvjet", "xmma"];
+    let name = name.to_ascii_lowercase();
+    let is_operator = matches!(name.strip_prefix("aten::"), Some("mm" | "addmm" | "bmm" | "baddbmm"));
+    let is_kernel = PRODUCTS.iter().any(|part| name.contains(part));
+    if is_operator || is_kernel { Bound::Products } else { Bound::Bytes }
 }
 
 fn kind(operation: &str) -> Option<CollectiveKind> {
@@ -249,9 +273,9 @@ fn stride(ranks: &str) -> u32 {
 
 /// Puts calls that do the same together.
 fn group(all: Vec<One>, observed: &mut Observed) {
-    let mut groups: BTreeMap<(String, bool), (What, Vec<One>)> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, [bool; 2]), (What, Vec<One>)> = BTreeMap::new();
     for one in all.into_iter().filter(|one| one.nanos > 0) {
-        let is_slowed = one.beside as f64 > HARDLY * one.nanos as f64;
+        let is_slowed = one.beside.0.map(|beside| beside as f64 > HARDLY * one.nanos as f64);
         let (_, members) = groups
             .entry((format!("{:?}", one.what), is_slowed))
             .or_insert_with(|| (one.what.clone(), Vec::new()));
@@ -273,9 +297,10 @@ fn group(all: Vec<One>, observed: &mut Observed) {
             continue;
         }
         members.retain(|one| one.nanos as f64 <= USUAL * middle as f64);
-        let total = |of: fn(&One) -> i64| members.iter().map(|one| of(one) as f64).sum::<f64>();
-        let nanos = total(|one| one.nanos);
-        let beside = (total(|one| one.beside) / nanos).min(1.0);
+        let total = |of: &dyn Fn(&One) -> i64| members.iter().map(|one| of(one) as f64).sum::<f64>();
+        let nanos = total(&|one| one.nanos);
+        let part = |bound: Bound| (total(&|one| one.beside.0[bound as usize]) / nanos).min(1.0);
+        let beside = Beside(Bound::ALL.map(part));
         observed.seen.push(Seen { what, nanos: nanos / members.len() as f64, beside, calls: count });
     }
 }

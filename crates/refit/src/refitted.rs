@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cluster::{Cluster, Fit};
+use cluster::{Cluster, Fit, median};
 use ir::Dtype;
 
 use crate::{
@@ -92,7 +92,7 @@ fn families(cluster: &Cluster, measured: &[&Seen]) -> Vec<Term> {
 
 /// How many times as long as predicted calls take, in the middle: those that ran alone, if some did.
 fn ratio(cluster: &Cluster, seen: &[&Seen]) -> f64 {
-    let alone: Vec<&Seen> = seen.iter().filter(|one| one.beside <= 0.0).copied().collect();
+    let alone: Vec<&Seen> = seen.iter().filter(|one| one.beside.is_alone()).copied().collect();
     let seen = if alone.is_empty() { seen } else { &alone };
     median(seen.iter().map(|one| one.nanos / one.predicted(cluster).max(LEAST)).collect())
 }
@@ -112,7 +112,7 @@ fn put_in(now: &mut Cluster, before: &Cluster, seen: &[Seen]) {
             rows.insert((bytes, tensors, flops.to_bits()), nanos * slower);
         }
         // What ran alone says more than what is left of a call when what ran beside it is taken off.
-        let (alone, beside): (Vec<&Seen>, Vec<&Seen>) = seen.iter().partition(|one| one.beside <= 0.0);
+        let (alone, beside): (Vec<&Seen>, Vec<&Seen>) = seen.iter().partition(|one| one.beside.is_alone());
         for one in beside.into_iter().chain(alone) {
             if let What::Operation { amounts, .. } = &one.what {
                 rows.insert((amounts.bytes, amounts.tensors, amounts.flops.to_bits()), one.alone(now));
@@ -126,9 +126,4 @@ fn put_in(now: &mut Cluster, before: &Cluster, seen: &[Seen]) {
         let fit = Fit::of(rows, now.device.rates(dtype.text()));
         now.device.operations.entry(name).or_default().insert(dtype.text().to_owned(), fit);
     }
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
 }

@@ -1,7 +1,7 @@
 //! What was seen to run, and what a description says of it.
 
 use base::Bytes;
-use cluster::{Amounts, Cluster};
+use cluster::{Amounts, Bound, Cluster, Slowdown};
 use cost::{Group, Operation};
 use ir::{CollectiveKind, Dtype};
 
@@ -62,6 +62,14 @@ impl What {
         picos as f64 * NANOS
     }
 
+    /// What it is limited by.
+    pub fn bound(&self) -> Bound {
+        match self {
+            Self::Operation { amounts, .. } => Bound::of(amounts.flops),
+            Self::Collective { .. } | Self::HostCopy(_) => Bound::Bytes,
+        }
+    }
+
     /// Bytes that it moves.
     pub fn bytes(&self) -> u64 {
         match self {
@@ -80,6 +88,26 @@ impl What {
     }
 }
 
+/// How long something ran beside what slows it, by what limits the operation of the two: the part of it, or nanoseconds.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct Beside<T = f64>(pub [T; 2]);
+
+impl<T: Copy + Default> Beside<T> {
+    /// An operation that is limited by this, beside collectives for so long.
+    pub fn of(bound: Bound, long: T) -> Self {
+        let mut found = Self::default();
+        found.0[bound as usize] = long;
+        found
+    }
+}
+
+impl Beside {
+    /// Whether it ran alone.
+    pub fn is_alone(&self) -> bool {
+        self.0.iter().all(|part| *part <= 0.0)
+    }
+}
+
 /// Calls that do the same, and what one of them took.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Seen {
@@ -87,8 +115,8 @@ pub struct Seen {
     pub what: What,
     /// Nanoseconds of one.
     pub nanos: f64,
-    /// For which part of these something ran beside it that slows it: a collective beside operations, or operations beside a collective.
-    pub beside: f64,
+    /// For which part of these something ran beside it that slows it.
+    pub beside: Beside,
     /// How many there were.
     pub calls: usize,
 }
@@ -106,6 +134,11 @@ impl Seen {
 
     /// Which part of what one of them takes it would have taken alone.
     fn kept(&self, cluster: &Cluster) -> f64 {
-        1.0 - self.beside * (1.0 - 1.0 / cluster.device.overlap_factor)
+        let lost = Bound::ALL.map(|bound| {
+            let Slowdown { operation, collective } = cluster.device.slowdown(bound);
+            let factor = if matches!(self.what, What::Operation { .. }) { operation } else { collective };
+            self.beside.0[bound as usize] * (1.0 - 1.0 / factor)
+        });
+        1.0 - lost.iter().sum::<f64>()
     }
 }

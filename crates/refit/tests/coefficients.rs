@@ -101,6 +101,11 @@ impl Step {
                     step.line("f32[512, 512]", &format!("aten::mm(v{square}, v{square})"));
                 }
                 step.wait(value, &ty);
+                let (value, ty) = step.collective("all_reduce", 2 * elements, axis, *ranks);
+                for _ in 0..6 {
+                    step.line("f32[512, 512]", &format!("aten::neg(v{square})"));
+                }
+                step.wait(value, &ty);
             }
         }
         let text = format!("{OPS}{}{}return v{}\n", step.inputs, step.lines, step.values - 1);
@@ -121,6 +126,8 @@ operation_ns = 3000.0
 overlap_factor = 1.3
 host_bandwidth = 2e10
 host_latency_ns = 9000.0
+[device.overlap]
+products = { operation = 1.2, collective = 1.5 }
 [device.matmul_flops]
 f32 = 5e12
 bf16 = 4e13

@@ -22,7 +22,7 @@ pub use cost::{Machine, Wires};
 pub use prices::work_of;
 pub use program::{Group, Program, Programs, Step};
 pub use record::{figures, observe};
-pub use streams::{Factor, Interval, Observer, Stuck, run};
+pub use streams::{Factors, Interval, Observer, Stuck, run};
 
 /// What one rank is expected to take.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -36,7 +36,7 @@ pub struct Prediction {
 /// What a rank takes that stands for all: the other ranks start each collective when it does.
 pub fn predict(graph: &Graph, machine: Machine<'_>) -> Result<Prediction> {
     let programs = Programs::new(&[graph], machine)?;
-    let time = figures(&programs, Factor::of(machine.cluster))?;
+    let time = figures(&programs, Factors::of(machine.cluster))?;
     let memory = memory::peak(graph);
     Ok(Prediction { time: time.into_iter().next().unwrap_or_default(), memory })
 }
@@ -44,7 +44,7 @@ pub fn predict(graph: &Graph, machine: Machine<'_>) -> Result<Prediction> {
 /// What each pipeline stage takes, from the graph of one rank of each: until its last operation, and what it waits for the others.
 pub fn predict_stages(graphs: &[&Graph], machine: Machine<'_>) -> Result<Vec<Prediction>> {
     let programs = Programs::of_stages(graphs, machine)?;
-    let times = figures(&programs, Factor::of(machine.cluster))?;
+    let times = figures(&programs, Factors::of(machine.cluster))?;
     let of = |(time, graph): (Figures, &&Graph)| Prediction { time, memory: memory::peak(graph) };
     Ok(times.into_iter().zip(graphs).map(of).collect())
 }
@@ -52,17 +52,17 @@ pub fn predict_stages(graphs: &[&Graph], machine: Machine<'_>) -> Result<Vec<Pre
 /// The timeline of one rank of each pipeline stage.
 pub fn simulate_stages(graphs: &[&Graph], machine: Machine<'_>) -> Result<Timeline> {
     let programs = Programs::of_stages(graphs, machine)?;
-    record::timeline(graphs, 0, &programs, Factor::of(machine.cluster))
+    record::timeline(graphs, 0, &programs, Factors::of(machine.cluster))
 }
 
 /// The timeline of a step: of all ranks of the mesh, in their order, or of one that stands for all.
 pub fn simulate(graphs: &[&Graph], machine: Machine<'_>) -> Result<Timeline> {
     let programs = Programs::new(graphs, machine)?;
-    record::timeline(graphs, 0, &programs, Factor::of(machine.cluster))
+    record::timeline(graphs, 0, &programs, Factors::of(machine.cluster))
 }
 
 /// The timeline of `rank`, which stands for all.
 pub fn simulate_one(graph: &Graph, rank: u32, machine: Machine<'_>) -> Result<Timeline> {
     let programs = Programs::new(&[graph], machine)?;
-    record::timeline(&[graph], rank, &programs, Factor::of(machine.cluster))
+    record::timeline(&[graph], rank, &programs, Factors::of(machine.cluster))
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use aten::Call;
+use cluster::Bound;
 use cost::Wires;
 use ir::{Graph, HostCopy, NodeId, ValueId};
 use timeline::step;
@@ -11,8 +12,8 @@ use crate::Machine;
 
 /// What a node does.
 pub enum Work {
-    /// Runs on the rank; picoseconds.
-    Operation(i64),
+    /// Runs on the rank; picoseconds, and what it is limited by.
+    Operation(i64, Bound),
     /// Starts a collective; picoseconds, and how much of the wires it uses.
     Collective(i64, Wires),
     /// Waits for the collective that makes a value.
@@ -36,8 +37,8 @@ pub fn work(graph: &Graph, id: NodeId, machine: Machine<'_>) -> Work {
     }
     match call.operands.first().filter(|_| graph.is_wait(id)) {
         Some(operand) => Work::Wait(*operand),
-        None if graph.is_wait(id) => Work::Operation(0),
-        None => Work::Operation(cost::local_time(machine, &call)),
+        None if graph.is_wait(id) => Work::Operation(0, Bound::Bytes),
+        None => Work::Operation(cost::local_time(machine, &call), cost::bound(&call)),
     }
 }
 

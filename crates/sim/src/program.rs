@@ -1,6 +1,7 @@
 //! A rank's graph as its streams see it.
 
 use base::{Code, Diagnostic, Id, Result, SecondaryMap};
+use cluster::Bound;
 use cost::Wires;
 use indexmap::IndexMap;
 use ir::{AxisKind, Graph, HostCopy, Mesh, NodeId, ValueId, transfer_stages};
@@ -13,11 +14,14 @@ use crate::{
 /// No single operation counts for more, in picoseconds: sums of all that a graph has stay far from the largest number.
 const LONGEST: i64 = 1 << 50;
 
+/// A step that takes no time.
+const NOTHING: Step = Step::Operation(0, Bound::Bytes);
+
 /// One node of the program order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Runs for so many picoseconds.
-    Operation(i64),
+    /// Runs for so many picoseconds, limited by this.
+    Operation(i64, Bound),
     /// Starts a collective of a group, or a copy between device and host.
     Start {
         /// The group.
@@ -235,9 +239,9 @@ fn program(graph: &Graph, rank: usize, groups: &mut Groups<'_>) -> Result<Progra
     let mut steps = Vec::with_capacity(graph.order.len());
     for id in &graph.order {
         let step = match work(graph, *id, groups.machine) {
-            Work::Operation(time) => Step::Operation(time.clamp(0, LONGEST)),
+            Work::Operation(time, bound) => Step::Operation(time.clamp(0, LONGEST), bound),
             Work::Wait(value) => Step::Wait(started[value]),
-            Work::WaitCopy(value) => started[value].map_or(Step::Operation(0), Step::WaitCopy),
+            Work::WaitCopy(value) => started[value].map_or(NOTHING, Step::WaitCopy),
             Work::Copy(copy, time) => {
                 graph.nodes[*id].results().for_each(|value| started[value] = Some(count));
                 count += 1;

@@ -7,7 +7,7 @@ use timeline::{
     step::{self, Change, Figures, Span, StepTimeline},
 };
 
-use crate::{Factor, Group, Interval, Observer, Programs, Step, Stuck, prices::work_of, run};
+use crate::{Factors, Group, Interval, Observer, Programs, Step, Stuck, prices::work_of, run};
 
 const PICOS_PER_NANO: i64 = 1_000;
 
@@ -22,15 +22,15 @@ fn duration(interval: Interval) -> Nanos {
 }
 
 /// Runs the programs and tells `observer` of everything in the order of its end.
-pub fn observe(programs: &Programs, factor: Factor, observer: &mut impl Observer) -> Result<()> {
-    run(programs, factor, observer).map_err(|stuck| explain(&stuck))
+pub fn observe(programs: &Programs, factors: Factors, observer: &mut impl Observer) -> Result<()> {
+    run(programs, factors, observer).map_err(|stuck| explain(&stuck))
 }
 
 /// The figures of each rank, without a timeline.
-pub fn figures(programs: &Programs, factor: Factor) -> Result<Vec<Figures>> {
+pub fn figures(programs: &Programs, factors: Factors) -> Result<Vec<Figures>> {
     let figures = vec![Figures::default(); programs.ranks.len()];
     let mut counting = Counting { programs, figures };
-    observe(programs, factor, &mut counting)?;
+    observe(programs, factors, &mut counting)?;
     Ok(counting.figures)
 }
 
@@ -72,11 +72,11 @@ impl Observer for Counting<'_> {
 }
 
 /// The timeline of ranks that are counted from `first`.
-pub fn timeline(graphs: &[&Graph], first: u32, programs: &Programs, factor: Factor) -> Result<Timeline> {
+pub fn timeline(graphs: &[&Graph], first: u32, programs: &Programs, factors: Factors) -> Result<Timeline> {
     let ranks = (first..).zip(graphs).map(|(rank, graph)| StepTimeline::new(graph, rank, &work_of));
     let times = graphs.iter().map(|graph| vec![Span::default(); graph.order.len()]).collect();
     let mut drawing = Drawing { groups: &programs.groups, ranks: ranks.collect(), times };
-    run(programs, factor, &mut drawing).map_err(|stuck| stuck_at(graphs, &stuck))?;
+    run(programs, factors, &mut drawing).map_err(|stuck| stuck_at(graphs, &stuck))?;
     let mut timeline = Timeline::default();
     for ((mut rank, graph), times) in drawing.ranks.into_iter().zip(graphs).zip(drawing.times) {
         let (before, changes) = memory_changes(graph, &times);

@@ -1,26 +1,50 @@
 //! The streams of all ranks, from event to event.
 
-use cluster::Cluster;
+use cluster::{Bound, Cluster};
 use cost::Wires;
 
 use crate::{Group, Programs, Step};
 
-/// How much slower an operation and a collective are while they run beside each other, in thousandths.
+/// How much slower operations and collectives are while they run beside each other, in thousandths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Factor(pub u32);
+pub struct Factors {
+    /// What operations get done in a picosecond while no collective runs, by what they are limited by; [`ALONE`] while one does.
+    operation: [i128; 2],
+    /// What a collective gets done in a picosecond while such an operation runs.
+    beside: [i128; 2],
+    /// The same while none does.
+    alone: i128,
+}
 
-impl Factor {
+impl Factors {
     /// They do not disturb each other.
-    pub const NONE: Self = Self(ALONE);
+    pub const NONE: Self = Self::all(ALONE as u32);
 
-    /// That of a cluster.
+    /// So many thousandths for both, whatever the operation is limited by.
+    pub const fn all(thousandths: u32) -> Self {
+        let factor = thousandths as i128;
+        Self::new([factor, factor], [factor, factor])
+    }
+
+    /// So many thousandths for operations, by what they are limited by, and for collectives beside such.
+    pub const fn new(operation: [i128; 2], collective: [i128; 2]) -> Self {
+        let [products, bytes] = collective;
+        Self { operation, beside: [bytes * ALONE, products * ALONE], alone: products * bytes }
+    }
+
+    /// Those of a cluster.
     pub fn of(cluster: &Cluster) -> Self {
-        Self((cluster.device.overlap_factor * f64::from(ALONE)).round().max(f64::from(ALONE)) as u32)
+        let thousandths = |factor: f64| (factor * ALONE as f64).round().max(ALONE as f64) as i128;
+        let slowdowns = Bound::ALL.map(|bound| cluster.device.slowdown(bound));
+        Self::new(
+            slowdowns.map(|slowdown| thousandths(slowdown.operation)),
+            slowdowns.map(|slowdown| thousandths(slowdown.collective)),
+        )
     }
 }
 
 /// Thousandths of a factor of 1.
-const ALONE: u32 = 1000;
+const ALONE: i128 = 1000;
 
 /// What a collective gets done in a picosecond is counted in parts of a thousandth, because what it gets of a wire may be any part.
 const PARTS: i128 = 1000;
@@ -52,7 +76,7 @@ pub struct Stuck(pub Vec<(usize, usize)>);
 #[derive(Clone, Copy)]
 enum State {
     Ready,
-    Operation { start: i64, left: i128 },
+    Operation { start: i64, left: i128, bound: Bound },
     Waiting { start: i64, collective: usize },
     Ended { start: i64 },
 }
@@ -82,7 +106,7 @@ struct Stream {
 }
 
 /// Runs the programs and tells `observer` of everything in the order of its end.
-pub fn run(programs: &Programs, factor: Factor, observer: &mut impl Observer) -> Result<(), Stuck> {
+pub fn run(programs: &Programs, factors: Factors, observer: &mut impl Observer) -> Result<(), Stuck> {
     let ranks = programs.ranks.iter().map(|program| Rank {
         next: 0,
         state: State::Ready,
@@ -98,12 +122,12 @@ pub fn run(programs: &Programs, factor: Factor, observer: &mut impl Observer) ->
         wires: Wires::default(),
     });
     let (ranks, streams) = (ranks.collect(), streams.collect());
-    Run { programs, factor: i128::from(factor.0), ranks, streams, now: 0 }.all(observer)
+    Run { programs, factors, ranks, streams, now: 0 }.all(observer)
 }
 
 struct Run<'a> {
     programs: &'a Programs,
-    factor: i128,
+    factors: Factors,
     ranks: Vec<Rank>,
     streams: Vec<Stream>,
     now: i64,
@@ -150,12 +174,13 @@ impl Run<'_> {
         while matches!(rank.state, State::Ready) {
             match steps.get(rank.next) {
                 None => rank.state = State::Ended { start: now },
-                Some(Step::Operation(0)) => {
+                Some(Step::Operation(0, _)) => {
                     observer.operation(index, rank.next, Interval { start: now, end: now });
                     rank.next += 1;
                 }
-                Some(Step::Operation(time)) => {
-                    rank.state = State::Operation { start: now, left: i128::from(*time) * self.factor };
+                Some(Step::Operation(time, bound)) => {
+                    let left = i128::from(*time) * self.factors.operation[*bound as usize];
+                    rank.state = State::Operation { start: now, left, bound: *bound };
                 }
                 Some(Step::Start { group, member, .. }) => {
                     let starts = &mut self.streams[*group].starts[*member];
@@ -197,7 +222,7 @@ impl Run<'_> {
         else {
             return false;
         };
-        stream.running = Some((self.now, i128::from(time) * self.factor * PARTS));
+        stream.running = Some((self.now, i128::from(time) * self.factors.alone * PARTS));
         stream.wires = wires;
         let of_group = &self.programs.groups[group];
         for member in of_group.members.iter().filter(|_| !of_group.copies) {
@@ -225,17 +250,19 @@ impl Run<'_> {
         stream.done += 1;
     }
 
-    /// What a rank gets done in a picosecond.
-    fn speed(&self, rank: usize) -> i128 {
-        if self.ranks[rank].beside > 0 { i128::from(ALONE) } else { self.factor }
+    /// What a rank gets done in a picosecond of an operation that is limited by this.
+    fn speed(&self, rank: usize, bound: Bound) -> i128 {
+        if self.ranks[rank].beside > 0 { ALONE } else { self.factors.operation[bound as usize] }
     }
 
     /// What a collective of a group gets done in a picosecond.
     fn speed_of_group(&self, group: usize) -> i128 {
         let Group { members, copies, .. } = &self.programs.groups[group];
-        let computes = |rank: &usize| matches!(self.ranks[*rank].state, State::Operation { .. });
-        let disturbed = !copies && members.iter().any(computes);
-        let speed = if disturbed { i128::from(ALONE) } else { self.factor };
+        let beside = members.iter().filter(|_| !copies).filter_map(|rank| match self.ranks[*rank].state {
+            State::Operation { bound, .. } => Some(self.factors.beside[bound as usize]),
+            _ => None,
+        });
+        let speed = beside.min().unwrap_or(self.factors.alone);
         let wires = self.streams[group].wires;
         let wanted = members.iter().map(|rank| wires.wanted_with(self.ranks[*rank].wires)).max();
         speed * PARTS * i128::from(Wires::ALL) / i128::from(wanted.unwrap_or(Wires::ALL))
@@ -244,7 +271,7 @@ impl Run<'_> {
     /// How long until something ends; `None` where nothing runs.
     fn next_end(&self) -> Option<i64> {
         let ranks = (0..self.ranks.len()).filter_map(|rank| match self.ranks[rank].state {
-            State::Operation { left, .. } => Some(time_for(left, self.speed(rank))),
+            State::Operation { left, bound, .. } => Some(time_for(left, self.speed(rank, bound))),
             _ => None,
         });
         let groups = (0..self.streams.len()).filter_map(|group| {
@@ -264,12 +291,12 @@ impl Run<'_> {
         }
         self.now = self.now.saturating_add(time);
         for index in 0..self.ranks.len() {
-            let done = i128::from(time) * self.speed(index);
+            let State::Operation { start, left, bound } = self.ranks[index].state else { continue };
+            let left = left - i128::from(time) * self.speed(index, bound);
             let rank = &mut self.ranks[index];
-            let State::Operation { start, left } = &mut rank.state else { continue };
-            *left -= done;
-            if *left <= 0 {
-                observer.operation(index, rank.next, Interval { start: *start, end: self.now });
+            rank.state = State::Operation { start, left, bound };
+            if left <= 0 {
+                observer.operation(index, rank.next, Interval { start, end: self.now });
                 rank.next += 1;
                 rank.state = State::Ready;
             }

@@ -4,11 +4,12 @@
 mod common;
 
 use base::Nanos;
+use cluster::Bound;
 use common::{cluster, graph, mesh, random_lines};
 use ir::testing::Random;
 use timeline::step::Figures;
 use unisono_sim::{
-    Factor, Group, Interval, Machine, Observer, Program, Programs, Step, Wires, figures, predict, run,
+    Factors, Group, Interval, Machine, Observer, Program, Programs, Step, Wires, figures, predict, run,
     simulate,
 };
 
@@ -37,8 +38,16 @@ struct Slow {
     started: Vec<(usize, usize, usize)>,
 }
 
+/// By how many thousandths operations that are limited by products and by bytes are slower beside collectives, and collectives beside them.
+#[derive(Clone, Copy)]
+struct Slower {
+    operations: [i64; 2],
+    collectives: [i64; 2],
+}
+
 /// Looks at every picosecond; `None` where nothing happens any more before the end.
-fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
+fn every_picosecond(programs: &Programs, slower: Slower) -> Option<Log> {
+    let alone = slower.collectives[0] * slower.collectives[1];
     let mut log = Log::default();
     let mut ranks = vec![Slow::default(); programs.ranks.len()];
     let mut done = vec![0; programs.groups.len()];
@@ -55,8 +64,8 @@ fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
                 let Some(step) = programs.ranks[r].steps.get(rank.next) else { continue };
                 let mut ended = None;
                 match step {
-                    Step::Operation(time) => {
-                        if *rank.left.get_or_insert(time * factor) <= 0 {
+                    Step::Operation(time, bound) => {
+                        if *rank.left.get_or_insert(time * slower.operations[*bound as usize]) <= 0 {
                             ended = Some('o');
                         }
                     }
@@ -88,7 +97,7 @@ fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
                     continue;
                 };
                 used[g] = wires;
-                let (start, left) = *running[g].get_or_insert((now, time * factor * 1000));
+                let (start, left) = *running[g].get_or_insert((now, time * alone * 1000));
                 if left <= 0 {
                     for (member, step) in group.members.iter().zip(steps) {
                         log.0.push((*member, Some(step), 'c', start, now));
@@ -101,8 +110,12 @@ fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
                 break;
             }
         }
-        let computes: Vec<bool> = ranks.iter().map(|rank| rank.left.is_some()).collect();
-        if !computes.contains(&true) && running.iter().all(Option::is_none) {
+        let computes = |(rank, program): (&Slow, &Program)| match program.steps.get(rank.next)? {
+            Step::Operation(_, bound) => rank.left.map(|_| *bound as usize),
+            _ => None,
+        };
+        let computes: Vec<Option<usize>> = ranks.iter().zip(&programs.ranks).map(computes).collect();
+        if computes.iter().all(Option::is_none) && running.iter().all(Option::is_none) {
             break;
         }
         let beside = |rank: usize| {
@@ -113,12 +126,14 @@ fn every_picosecond(programs: &Programs, factor: i64) -> Option<Log> {
                 .any(|(group, on)| on.is_some() && group.members.contains(&rank))
         };
         for (r, rank) in ranks.iter_mut().enumerate() {
-            if let Some(left) = &mut rank.left {
-                *left -= if beside(r) { 1000 } else { factor };
+            if let (Some(left), Some(bound)) = (&mut rank.left, computes[r]) {
+                *left -= if beside(r) { 1000 } else { slower.operations[bound] };
             }
         }
         let speed = |group: &Group| {
-            if group.members.iter().any(|member| computes[*member]) { 1000 } else { factor }
+            let bounds = group.members.iter().filter_map(|member| computes[*member]);
+            let most = bounds.map(|bound| slower.collectives[bound]).max();
+            most.map_or(alone, |most| alone / most * 1000)
         };
         send(programs, &used, &mut running, speed);
     }
@@ -207,7 +222,7 @@ fn random_programs(random: &mut Random) -> Programs {
                 1 if !open.is_empty() => {
                     steps.push(Step::Wait(Some(open.swap_remove(random.below(open.len())))));
                 }
-                _ => steps.push(Step::Operation(random.below(20) as i64)),
+                _ => steps.push(Step::Operation(random.below(20) as i64, *random.pick(&Bound::ALL))),
             }
         }
         for (group, member, queue) in &mut queues {
@@ -227,10 +242,15 @@ fn events_are_those_of_a_simulator_that_looks_at_every_picosecond() {
     for seed in 0..600 {
         let mut random = Random::new(seed);
         let programs = random_programs(&mut random);
-        let factor = *random.pick(&[1000, 1000, 1150, 2000, 1333]);
+        let mut factor = || *random.pick(&[1000, 1150, 2000, 1333]);
+        let both = factor();
+        let mut apart = || if seed % 2 == 0 { [both; 2] } else { [factor(), factor()] };
+        let slower = Slower { operations: apart(), collectives: apart() };
         let mut log = Log::default();
-        let result = run(&programs, Factor(factor), &mut log);
-        match every_picosecond(&programs, i64::from(factor)) {
+        let wide = |thousandths: [i64; 2]| thousandths.map(i128::from);
+        let factors = Factors::new(wide(slower.operations), wide(slower.collectives));
+        let result = run(&programs, factors, &mut log);
+        match every_picosecond(&programs, slower) {
             None => {
                 assert!(result.is_err(), "seed {seed}");
                 stuck += 1;
@@ -256,7 +276,7 @@ fn collectives_of_two_axes_that_want_more_than_a_wire_carries_take_as_much_longe
         let steps = vec![start(0), start(1), Step::Wait(Some(0)), Step::Wait(Some(1))];
         let programs = Programs { ranks: vec![Program { steps }], groups: vec![group("a"), group("b")] };
         let mut log = Log::default();
-        run(&programs, Factor::NONE, &mut log).unwrap();
+        run(&programs, Factors::NONE, &mut log).unwrap();
         log.0.last().unwrap().4
     };
     assert_eq!(end([[1000, 0, 0, 0], [0, 1000, 0, 0]]), 1000, "on wires of their own");
@@ -274,11 +294,11 @@ fn a_step_is_no_shorter_than_what_one_stream_does_and_no_longer_than_all_of_it()
         programs.groups.iter_mut().for_each(|group| group.members.retain(|rank| *rank == 0));
         for step in programs.ranks.iter_mut().flat_map(|program| &mut program.steps) {
             match step {
-                Step::Operation(time) | Step::Start { time, .. } => *time *= 1000,
+                Step::Operation(time, _) | Step::Start { time, .. } => *time *= 1000,
                 Step::Wait(_) | Step::WaitCopy(_) => {}
             }
         }
-        for factor in [Factor::NONE, Factor(1150)] {
+        for factor in [Factors::NONE, Factors::all(1150)] {
             let time = figures(&programs, factor).unwrap()[0];
             let mut groups = vec![Nanos(0); programs.groups.len()];
             for step in &programs.ranks[0].steps {
@@ -288,7 +308,7 @@ fn a_step_is_no_shorter_than_what_one_stream_does_and_no_longer_than_all_of_it()
             }
             assert!(time.step >= time.compute && groups.iter().all(|group| time.step >= *group), "{seed}");
             assert_eq!(time.exposed, time.step - time.compute, "{seed}");
-            if factor == Factor::NONE {
+            if factor == Factors::NONE {
                 assert!(time.step <= time.compute + time.communication, "{seed}");
             }
         }

@@ -21,6 +21,7 @@ from unisono._capture.again import Again, is_the_same
 from unisono._capture.beside import Snapshot
 from unisono._capture.calls import call_of
 from unisono._capture.custom import proved_rules
+from unisono._capture.effects import told_later
 from unisono._capture.forks import MOST_QUESTIONS, Way, merged
 from unisono._capture.guards import Choices, EndedError
 from unisono._capture.inputs import StepInputs, collect
@@ -109,13 +110,21 @@ def capture_step(
             found, happened = anew.found, Happened({}, [], False, [])
         elif happened or in_doubt or elsewhere:
             begins = begins_at(train_step)
-            again = Again(found.encoder, effects.before, walked, lambda: _traced(*asked).encoder, begins, in_doubt)
+            first, last = found, found
+
+            def once_more() -> Encoder:
+                nonlocal last
+                last = _traced(*asked)
+                return last.encoder
+
+            again = Again(found.encoder, effects.before, walked, once_more, begins, in_doubt)
             settled = again.require_the_same()
             once = [path for path in plain if again.changing is not None and path not in again.changing]
             for paths in ([*again.anew, *once], again.anew) if once else (again.anew,):
                 if anew.find(paths, again.anew, reads_clocks=again.reads_clocks):
                     break
             found, left = anew.found, anew.left
+            _note_what_is_told_at_first(first, last, found)
             settled -= left
             reads_once = again.reads_clocks and not found.kept.reads_clocks
             again.require_left(left, clocks=not reads_once)
@@ -141,6 +150,17 @@ def capture_step(
         ways,
         settled,
     )
+
+
+def _note_what_is_told_at_first(first: _Found, last: _Found, found: _Found) -> None:
+    """Lets the ways of a step tell first what its first trace told, where what was traced behind it tells something else."""
+    firsts, lasts = ({way.choices: way for way in one.ways} for one in (first, last))
+    for way in found.ways:
+        if way.choices in firsts and way.choices in lasts:
+            at_first = firsts[way.choices].effects
+            later = told_later(at_first, lasts[way.choices].effects)
+            if later is not None:
+                way.effects, way.at_first = way.effects if found is not first else later, at_first
 
 
 @dataclass(frozen=True)

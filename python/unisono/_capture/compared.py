@@ -44,6 +44,11 @@ class Array(NamedTuple):
     held: Any
 
 
+def is_one_value(value: Any) -> bool:
+    """Whether what is :func:`seen` of something is the same as long as it is the same object, with the same code if it is a function."""
+    return isinstance(value, (*_PLAIN, type, types.FunctionType, torch.nn.Module))
+
+
 def seen(value: Any) -> Any:
     """What is compared: a number, the numbers of a container or array, a function's code, a class; of anything else (``...``) nothing."""
     if isinstance(value, _PLAIN):

@@ -15,6 +15,7 @@ from typing import Any
 
 from unisono import _users_errors
 from unisono._capture.counting import Counts
+from unisono._capture.effects import Effect
 from unisono._capture.places import is_the_users, read_back
 
 #: A step that asks more questions of this kind is refused.
@@ -44,7 +45,7 @@ class Ending:
     error: _users_errors.UsersError
     arguments: list[Any]
     reads: int
-    effects: list[Any]
+    effects: list[Effect]
     counts: Counts
 
     @classmethod

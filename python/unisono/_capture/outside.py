@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from unisono._capture.compared import FUNCTIONS, MOST_ENTRIES, SEQUENCES, differ, numbers_of, seen
+from unisono._capture.compared import FUNCTIONS, MOST_ENTRIES, SEQUENCES, differ, is_one_value, numbers_of, seen
 from unisono._capture.places import is_the_users
 from unisono._tree import Structure, classes_of
 
@@ -56,6 +56,7 @@ class Outside:
         found, self._holders = self._read()
         self._places = {name: place for name, place in found.items() if _seen_at(place) is not ...}
         self._captured = [_seen_at(place) for place in self._places.values()]
+        self._still = _Still(self._places, self._captured)
 
     def _read(self) -> tuple[dict[str, Place], _Holders]:
         """All places that are read by their names, and what may hold numbers."""
@@ -92,6 +93,7 @@ class Outside:
         for name, value in values.items():
             if name in self._places and differ(value_at(*self._places[name]), value):
                 put_at(*self._places[name], value)
+        self._still = _Still(self._places, self._captured)
 
     def leave_out(
         self,
@@ -119,6 +121,7 @@ class Outside:
         self._left_out |= self._places.keys() - {name for name, *_ in kept}
         self._places = {name: place for name, place, _ in kept}
         self._captured = [was for *_, was in kept]
+        self._still = _Still(self._places, self._captured)
 
     def changed(self) -> tuple[str, Any, Any] | None:
         """Name, value when the step was captured, and value now of the first that has changed."""
@@ -126,12 +129,10 @@ class Outside:
             new = self._renewed()
             if new is not None:
                 return new
-        now = [_seen_at(place) for place in self._places.values()]
-        if now != self._captured or any(type(a) is not type(b) for a, b in zip(now, self._captured, strict=True)):
-            for name, was, value in zip(self._places, self._captured, now, strict=True):
-                if differ(was, value):
-                    return name, was, value
-        return None
+        if not self._still.are_all():
+            self._still = _Still(self._places, self._captured)
+            return _first_other(zip(self._places.items(), self._captured, strict=True))
+        return _first_other(self._still.others)
 
     def _renewed(self) -> tuple[str, Any, Any] | None:
         """Looks where the numbers are now; a number that is read, and was not there, is returned."""
@@ -140,7 +141,46 @@ class Outside:
             if name not in self._places and _seen_at(place) is not ...:
                 return name, None, _seen_at(place)
         self._places, self._holders = {name: found.get(name, ({}, name)) for name in self._places}, holders
+        self._still = _Still(self._places, self._captured)
         return None
+
+
+class _Still:
+    """Entries of dictionaries that are the same number, text, class or function as long as they are the same object: most of all places.
+
+    Attributes:
+        others: all others: name, place, and what was captured.
+    """
+
+    def __init__(self, places: Mapping[str, Place], captured: Iterable[Any]) -> None:
+        """Takes them apart as they are now."""
+        self.others: list[tuple[tuple[str, Place], Any]] = []
+        self._entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
+        for (name, (holder, key)), was in zip(places.items(), captured, strict=True):
+            value = value_at(holder, key)
+            if not isinstance(holder, dict) or not is_one_value(value) or differ(was, seen(value)):
+                self.others.append(((name, (holder, key)), was))
+                continue
+            self._entries.append((holder, key, value))
+            if isinstance(value, types.FunctionType):
+                self._codes.append((value, value.__code__))
+
+    def are_all(self) -> bool:
+        """Whether they are all the same."""
+        get = dict.get
+        return all(get(holder, key) is value for holder, key, value in self._entries) and all(
+            function.__code__ is code for function, code in self._codes
+        )
+
+
+def _first_other(places: Iterable[tuple[tuple[str, Place], Any]]) -> tuple[str, Any, Any] | None:
+    """Name, what was captured, and what is there now, of the first place where that differs."""
+    for (name, place), was in places:
+        now = _seen_at(place)
+        if differ(was, now):
+            return name, was, now
+    return None
 
 
 class _Holders:
@@ -168,7 +208,7 @@ class _Holders:
         """Whether one is not as it was."""
         return (
             RemovableHandle.next_id != self._next_hook
-            or any(holder.get(key) is not value for holder, key, value in self._entries)
+            or any(dict.get(holder, key) is not value for holder, key, value in self._entries)
             or any(value_at(holder, key) is not value for holder, key, value in self._others)
             or any(len(value) != size for value, size in self._sizes)
         )
@@ -202,7 +242,7 @@ def _seen_at(place: Place) -> Any:
 def value_at(holder: Any, key: Any) -> Any:
     """What is at a place; ``None`` where nothing is."""
     if isinstance(holder, dict):
-        return holder.get(key)
+        return dict.get(holder, key)  # not what a class of the user's makes of it
     if isinstance(holder, SEQUENCES):
         return holder[key] if key < len(holder) else None
     if isinstance(holder, type):

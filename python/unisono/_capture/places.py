@@ -119,6 +119,16 @@ def user_line() -> str | None:
     return f"{file}:{line}" if file else None
 
 
+def user_lines(frame: FrameType | None) -> tuple[tuple[str, int], ...]:
+    """The files and lines of the user's code that is running, the innermost first."""
+    found = []
+    while frame is not None:
+        if is_the_users(frame.f_code.co_filename):
+            found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
+
+
 def place_in(error: BaseException) -> str | None:
     """``file:line`` of the innermost code of the user's that an exception has come through."""
     places = []

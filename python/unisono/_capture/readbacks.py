@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -25,7 +25,8 @@ from torch.overrides import TorchFunctionMode
 
 from unisono._capture.computed import extremes, standing_in
 from unisono._capture.counting import TOKEN, Counting
-from unisono._capture.expressions import Expression, Read, evaluate, evaluated, places_in
+from unisono._capture.effects import Effect, Later
+from unisono._capture.expressions import Expression, places_in
 from unisono._capture.followed import FollowedNumber
 from unisono._capture.forks import Questions
 from unisono._capture.guards import CHECKS
@@ -33,7 +34,8 @@ from unisono._capture.kinds import Kind, TypeOf
 from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.named import standing
 from unisono._capture.number import Number
-from unisono._capture.places import is_the_users, read_back, user_line
+from unisono._capture.places import is_the_users, read_back, user_line, user_lines
+from unisono._capture.telling import is_told_once
 from unisono._tree import flatten, unflatten
 from unisono.errors import StepError
 
@@ -44,6 +46,7 @@ _ON_THE_WAY = (
     os.path.join("torch", "_tensor.py"),
     "fake_tensor.py",
     os.path.join("_capture", "computed.py"),
+    os.path.join("_capture", "formats.py"),
     __file__,
 )
 #: PyTorch's own code that chooses by values as the user's does: averages of models, checks.
@@ -56,7 +59,7 @@ class Readbacks(TorchFunctionMode):
     Attributes:
         tensors: the tensors that are read.
         clocks: how clocks are read, each time with how many operations are before that.
-        effects: what is told after each step: a function, its arguments and its named arguments.
+        effects: what is told after each step.
     """
 
     def __init__(self, questions: Questions, counting: Counting, settings: Container[int]) -> None:
@@ -70,7 +73,7 @@ class Readbacks(TorchFunctionMode):
         super().__init__()
         self.tensors: list[torch.Tensor] = []
         self.clocks: list[tuple[Expression, int]] = []
-        self.effects: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self.effects: list[Effect] = []
         #: What is read, kept so that its `id` is nothing else's, and its position by that and by how often it was written.
         self._read: list[torch.Tensor] = []
         self._numbers: dict[tuple[int, int | None], int] = {}
@@ -195,16 +198,20 @@ class Readbacks(TorchFunctionMode):
         return list(self._texts[number][:3])
 
     def note(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Notes a call that is to be made after each step."""
+        """Notes a call that is to be made after each step, or makes it, if further steps do not."""
         leaves, structure = flatten((arguments, named))
-        later = [_Later(e) if (e := self.expression_of(leaf)) is not None else leaf for leaf in leaves]
+        later = [Later(e) if (e := self.expression_of(leaf)) is not None else leaf for leaf in leaves]
+        frame = sys._getframe(1)
+        if not any(type(leaf) is Later for leaf in later) and is_told_once(frame):
+            function(*arguments, **named)
+            return
         arguments, named = unflatten(structure, iter(later), (arguments, named))
-        self.effects.append((function, arguments, named))
+        self.effects.append(Effect(function, arguments, named, user_lines(frame)))
 
     def shown(self) -> list[Expression]:
         """How what is printed and logged is computed."""
-        leaves = (leaf for _, arguments, named in self.effects for leaf in flatten((arguments, named))[0])
-        return [leaf.expression for leaf in leaves if type(leaf) is _Later]
+        leaves = (leaf for effect in self.effects for leaf in effect.leaves())
+        return [leaf.expression for leaf in leaves if type(leaf) is Later]
 
     def require_all_used(self) -> None:
         """Refuses a step that has done something else with what it has read than to return, print or log it."""
@@ -258,25 +265,6 @@ class Readbacks(TorchFunctionMode):
 
     def _print(self, *arguments: Any, **named: Any) -> None:
         self.note(print, arguments, named)
-
-
-class _Later:
-    """A value that is known after the step."""
-
-    __slots__ = ("expression",)
-
-    def __init__(self, expression: Expression) -> None:
-        self.expression = expression
-
-
-def perform(effects: Sequence[tuple[Callable[..., Any], Any, Any]], read: Read, *, whole: bool = True) -> None:
-    """Prints and logs what a step has printed and logged, with the values that it has read: all, or not the ``whole`` of them."""
-    value_of = evaluate if whole else evaluated
-    for function, arguments, named in effects:
-        leaves, structure = flatten((arguments, named))
-        real = [value_of(leaf.expression, read) if isinstance(leaf, _Later) else leaf for leaf in leaves]
-        given = unflatten(structure, iter(real), (arguments, named))
-        function(*given[0], **given[1])
 
 
 def _globals_with(functions: Iterable[Any], names: Iterable[str]) -> Iterator[tuple[dict[str, Any], str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import functools
+import gc
 import io
 import sys
 import types
@@ -35,6 +36,8 @@ TELLING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "aim.sdk.run": {"Run": ("track",)},
     "accelerate.accelerator": {"Accelerator": ("log", "print")},
 }
+#: What `functools.lru_cache` makes of a function.
+_KEEPS_RESULTS = type(functools.lru_cache(len))
 _OF_FILES = ("write", "writelines", "flush")
 _CSV_WRITER = type(csv.writer(io.StringIO()))
 
@@ -193,3 +196,12 @@ def _noting(note: Note, real: Any) -> Callable[..., None]:
 
 def _is_called_by_the_user(frame: types.FrameType) -> bool:
     return is_the_users(frame.f_code.co_filename)
+
+
+def is_told_once(frame: types.FrameType | None) -> bool:
+    """Whether what is running is called by a function whose results are kept, as for warnings that are given once."""
+    wrapped = [getattr(one, "__wrapped__", None) for one in gc.get_objects() if type(one) is _KEEPS_RESULTS]
+    codes = {one.__code__ for one in wrapped if isinstance(one, types.FunctionType)}
+    while frame is not None and not (frame.f_code in codes and is_the_users(frame.f_code.co_filename)):
+        frame = frame.f_back
+    return frame is not None

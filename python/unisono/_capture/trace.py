@@ -25,9 +25,10 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
 from unisono import _users_errors
-from unisono._capture import hooks, iterators, kernels, outward, scaling, sources, telling
+from unisono._capture import formats, hooks, iterators, kernels, outward, scaling, sources, telling
 from unisono._capture.averages import Averages
 from unisono._capture.counting import Counts
+from unisono._capture.effects import Effect
 from unisono._capture.expressions import Expression
 from unisono._capture.followed import note_returned
 from unisono._capture.forks import Questions
@@ -84,6 +85,7 @@ class Traced:
         numbers: how leaves of the return value that are read from tensors are computed, by position.
         reads: how many outputs, behind all that, are tensors that are read.
         effects: what is printed and logged.
+        at_first: what the first step prints and logs instead, where that is something else.
         answers: what was asked of settings.
         schedules: the schedulers that the step calls.
         counted: paths to the averages that take a step.
@@ -108,7 +110,8 @@ class Traced:
     left: int = 0
     numbers: dict[int, Expression] = field(default_factory=dict)
     reads: int = 0
-    effects: list[Any] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    at_first: list[Effect] | None = None
     answers: list[Answer] = field(default_factory=list)
     schedules: list[Scheduled] = field(default_factory=list)
     counted: list[Path] = field(default_factory=list)
@@ -193,7 +196,7 @@ def _trace(
     # Outputs are detached, what is read is copied, and there is more of it in the next trace.
     nodes = (node for node in first.graph.nodes if node.op == "call_function")
     operations = [str(node.target) for node in nodes if not is_a_copy(node.target)]
-    operations += [function.__qualname__ for function, *_ in run.reads.effects]
+    operations += [effect.function.__qualname__ for effect in run.reads.effects]
     if not kept.is_settled(operations, run.found_more or bool(written)):
         if written:
             kept.start_again()  # it ran on copies
@@ -432,6 +435,7 @@ class _Run:
             hooks.on_twins(parameters, modes),
             conversions_known(twins),
             outward.refused(self.kept.functions(), self.reads.note),
+            formats.asking(self.kept.functions()),
             telling.noted(self.reads.note, self.kept.functions(), self.kept.walk),
             modes(),
             draws.drawing(),

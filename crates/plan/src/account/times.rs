@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base::Result;
 use cost::Machine;
 use ir::{Graph, RankGraph, ValueId};
-use sim::{Factor, Interval, Observer, Programs};
+use sim::{Factors, Interval, Observer, Programs};
 
 const PICOS_PER_MILLI: f64 = 1e9;
 
@@ -40,7 +40,7 @@ pub fn timed(programs: &[&RankGraph], machine: Machine<'_>) -> Result<Vec<Times>
         _ => Programs::of_stages(programs, machine)?,
     };
     let mut watched = Watched { ranks: programs.iter().map(|graph| Watch::new(graph)).collect() };
-    sim::observe(&run, Factor::of(machine.cluster), &mut watched)?;
+    sim::observe(&run, Factors::of(machine.cluster), &mut watched)?;
     Ok(watched.ranks.into_iter().map(|watch| watch.times).collect())
 }
 

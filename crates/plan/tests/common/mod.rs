@@ -8,7 +8,7 @@ use sim::{Machine, Programs, Step};
 pub fn total_time(graph: &Graph, machine: Machine<'_>) -> i64 {
     let programs = Programs::new(&[graph], machine).unwrap();
     let time = |step: &Step| match step {
-        Step::Operation(time) | Step::Start { time, .. } => *time,
+        Step::Operation(time, _) | Step::Start { time, .. } => *time,
         Step::Wait(_) | Step::WaitCopy(_) => 0,
     };
     programs.ranks[0].steps.iter().map(time).sum()
