@@ -49,7 +49,8 @@ impl Run<'_> {
 mod tests {
     use cluster::testing::{link, uniform};
     use cost::Machine;
-    use shard::{Offered, canonical};
+    use ir::Mesh;
+    use shard::{Offered, Space, canonical};
     use solve::Options;
 
     use super::*;
