@@ -162,30 +162,25 @@ mod tests {
     };
 
     #[test]
-    fn settings_that_few_layers_take_longer_under_are_no_faster_for_all() {
+    fn settings_that_all_layers_are_faster_under_are_promising_for_few() {
         let mesh = mesh(&[2, 4]);
-        let mut left_out = 0;
-        for (latency, bandwidth, width) in
-            [(1e4, 1e11, 4096), (1e4, 1e10, 4096), (1e6, 1e11, 2048), (1e4, 1e10, 2048)]
-        {
-            let cluster = uniform(1e14, 1e12, link(latency, bandwidth));
+        for (bandwidth, width) in [(1e11, 4096), (1e10, 4096), (1e10, 2048)] {
+            let cluster = uniform(1e14, 1e12, link(10_000.0, bandwidth));
             let graph = canonical(&tower(Tower { layers: 160, rows: 4096, width, reach: 1, odd: None }));
             let Some(shorter) = Shorter::of(&graph) else { continue };
             asked(&graph, &cluster, &mesh, Some(&shorter), |request| {
                 let run = Run::new(request, Extent::of(Effort::Full, graph.order.len(), &mesh));
                 let few = &expected(request, run.extent)[0];
-                let promising = run.promising(&shorter.folded, &few.assignments, &few.passes).unwrap();
                 let whole = for_whole(request, &graph, few).unwrap().local().unwrap();
                 let settled = run.settled(&whole).unwrap();
                 let step = |passes: &passes::Settings| run.scheduled(&settled, passes).unwrap().step_ns;
-                let known = step(&few.passes);
-                let others = run.ladder().filter(|one| *one != few.passes && !promising.contains(one));
-                for passes in others {
-                    assert!(step(&passes) >= known, "{passes:?} would be faster than {:?}", few.passes);
-                    left_out += 1;
+                for known in run.ladder() {
+                    let promising = run.promising(&shorter.folded, &few.assignments, &known).unwrap();
+                    for other in run.ladder().filter(|other| *other != known && !promising.contains(other)) {
+                        assert!(step(&other) >= step(&known), "{other:?} is faster than {known:?}");
+                    }
                 }
             });
         }
-        assert!(left_out > 0, "no settings are left out");
     }
 }
