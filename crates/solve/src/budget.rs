@@ -92,7 +92,7 @@ impl Solver<'_> {
         Ok((Plan { choices: minimum.choices, cost, weight }, minimum.bound))
     }
 
-    /// Goes from tie to tie until no plan is below the line through the heavy and the light one, or what these make is near the bound.
+    /// Goes from tie to tie until no plan is below the line through the heavy and the light one.
     fn find_price(&mut self, hull: &mut Hull, statistics: &mut Statistics) -> Result<(), Failure> {
         for _ in 0..MOST_PRICES {
             let numerator = i128::from(hull.light.cost.0) - i128::from(hull.heavy.cost.0);
@@ -117,21 +117,8 @@ impl Solver<'_> {
             } else {
                 hull.light = plan;
             }
-            if self.is_near(hull) {
-                return Ok(());
-            }
         }
         Ok(())
-    }
-
-    /// Whether exchanges between the heavy and the light plan come near the bound.
-    fn is_near(&self, hull: &Hull) -> bool {
-        let parts = i128::from(self.options.near);
-        if parts == 0 {
-            return false;
-        }
-        let cost = i128::from(self.exchange(hull).0.cost.0);
-        (cost - hull.bound) * parts <= cost
     }
 
     /// From the light plan, makes the exchanges towards the heavy one that gain most within the limit.

@@ -16,15 +16,13 @@ pub struct Options {
     /// Whether a wide gap is narrowed by a dual bound: it breaks what is alike between the layers of a model, and takes time and
     /// memory accordingly. Without it, choices may not be found ([`Failure::TooLarge`]) where a table is over the limit.
     pub dual: bool,
-    /// A search within a budget ends where what is found costs at most one part in so many more than the bound; 0 for no sooner than it must.
-    pub near: u32,
     /// Whether a problem without any allowed choices is narrowed down to variables at fault, which can take longer than a solve.
     pub blame: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { table_limit: 1 << 22, orders: 4, dual: true, near: 0, blame: true }
+        Self { table_limit: 1 << 22, orders: 4, dual: true, blame: true }
     }
 }
 

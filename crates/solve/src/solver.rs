@@ -15,7 +15,7 @@ use crate::{
 /// A problem with everything that was learnt about it: later solves of its variants are mostly look-ups.
 pub struct Solver<'a> {
     pub(crate) problem: &'a Problem,
-    pub(crate) options: Options,
+    options: Options,
     store: Store,
     cache: Cache,
     pruner: Pruner,
