@@ -19,8 +19,6 @@ use crate::{
 
 /// The most cells of a table in searches that propose candidates.
 const PROPOSED_TABLE_LIMIT: u64 = 1 << 18;
-/// What large searches propose within a budget costs at most one part in so many more than it must.
-const NEAR_BOUND: u32 = 256;
 /// A peak is far over a memory limit where it is so many parts of the limit over it.
 const FAR: u64 = 4;
 pub const PICOS_PER_NANO: i64 = 1_000;
@@ -131,7 +129,6 @@ impl Along<'_> {
             table_limit: PROPOSED_TABLE_LIMIT,
             dual: false,
             orders: self.run.extent.orders,
-            near: if self.run.extent.is_thrifty { NEAR_BOUND } else { 0 },
         }
     }
 
