@@ -110,6 +110,103 @@ def arrays_types_and_enumerations_change(parallelize):
     return _trained(parallelize, loss_of, between, count=7)
 
 
+class Criterion(nn.Module):
+    """A loss with numbers of its own, one of which is in a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma, self.parts = 1.0, nn.ModuleList([nn.Dropout(0.0), Scale()])
+
+    def forward(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.parts[1](self.parts[0](out) - y).square().mean() ** self.gamma
+
+
+class Scale(nn.Module):
+    factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+class Penalty:
+    """What is called, entered and indexed, and has numbers."""
+
+    def __init__(self) -> None:
+        self.weight, self.inside, self.weights = 0.5, 1.0, [types.SimpleNamespace(value=1.0)]
+
+    def __call__(self, out: torch.Tensor) -> torch.Tensor:
+        return out.abs().mean() * self.weight
+
+    def __getitem__(self, index: int) -> float:
+        return self.weights[index].value
+
+    def __enter__(self) -> float:
+        return self.inside
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+@script
+def numbers_of_what_is_called_change(parallelize):
+    criterion, penalty, smooth = Criterion(), Penalty(), nn.CrossEntropyLoss()
+
+    def loss_of(out, y):
+        with penalty as inside:
+            loss = criterion(out, y) + penalty(out) * inside * penalty[0]
+        return loss + smooth(out, y.softmax(1))
+
+    def between(number, _):
+        if number == 0:
+            criterion.gamma = 2.0
+        elif number == 1:
+            criterion.parts[1].factor = 0.5
+        elif number == 2:
+            penalty.weight = 2.0
+        elif number == 3:
+            penalty.inside = 3.0
+        elif number == 4:
+            penalty.weights[0].value = 0.25
+        elif number == 5:
+            smooth.label_smoothing = 0.25
+
+    return _trained(parallelize, loss_of, between, count=8)
+
+
+class Meter(nn.Module):
+    """Counts what it is given, and keeps what is computed of that until there is more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total, self.computed, self.state = torch.zeros(()), None, "new"
+
+    def forward(self, value: torch.Tensor) -> None:
+        self.total = self.total + value
+        self.computed, self.state = None, "changed"
+
+    def compute(self) -> torch.Tensor:
+        if self.computed is None:
+            self.computed, self.state = self.total * 2, "known"
+        return self.computed
+
+
+@script
+def what_a_step_sets_to_the_same_at_each_call_changes_between(parallelize):
+    meter, others = Meter(), {"computed": None}
+
+    def loss_of(out, y):
+        loss = (out - y).square().mean()
+        meter(loss.detach())
+        others["computed"] = None
+        return loss
+
+    def between(number, _):
+        if number % 2 == 0:
+            others["computed"] = meter.compute()
+        return meter.compute(), meter.state == "known", others["computed"]
+
+    return _trained(parallelize, loss_of, between, count=6)
+
+
 @script
 def hooks_of_parameters_keep_what_they_see(parallelize):
     norms = {}

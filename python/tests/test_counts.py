@@ -298,6 +298,21 @@ def test_what_the_first_call_makes_and_no_other_changes_may_be_computed_with():
     assert (owner.n, owner.sizes) == (2, {"batch": 2})
 
 
+def test_a_count_may_choose_by_what_it_leaves_when_it_is_divided_by_one():
+    model, state = nn.Linear(4, 4), types.SimpleNamespace(n=0, every=1, is_now=False)
+
+    def step(x):
+        state.n += 1
+        state.is_now = state.n % state.every == 0
+        h = model(x).sum()
+        return h * 2 if state.is_now else h
+
+    allowed(step, model=model)
+    state.every = 2
+    with pytest.raises(StepError, match="computes with what it changes at each call"):
+        unisono.capture(step, model=model, example=(X,))
+
+
 def test_a_count_that_the_first_call_makes_out_of_nothing_is_told_of():
     owner = types.SimpleNamespace()
 

@@ -307,6 +307,28 @@ def refused(run: Callable[..., Any], model: nn.Module | None = None) -> StepErro
     return caught.value
 
 
+TYPED_IN = """
+owner = types.SimpleNamespace(hidden=torch.zeros(6), factor=1.0)
+
+def run(model, x):
+    owner.hidden = (owner.hidden + x.detach().mean(0)).tanh()
+    return model(x + owner.hidden) * owner.factor
+
+def between(number):
+    owner.factor += number == 2
+"""
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "<string>", "<ipython-input-3-0a1b>", "<python-input-0>"])
+def test_what_is_typed_in_is_looked_into_like_a_file(file):
+    def make():
+        typed: dict[str, Any] = {"types": types, "torch": torch}
+        exec(compile(TYPED_IN, file, "exec"), typed)
+        return training(typed["run"], between=typed["between"], visible=lambda: typed["owner"].hidden)
+
+    compare(make)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_step_that_replaces_a_tuple_of_tensors_is_not_looked_through_again_before_each(nested, monkeypatch):
     owner = types.SimpleNamespace(hidden=(torch.zeros(6), (torch.zeros(6), torch.ones(6))[: 1 + nested]))

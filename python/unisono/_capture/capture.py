@@ -134,6 +134,7 @@ def capture_step(
             happened.drawn.extend([A_CLOCK] if reads_once else [])
     warn_of(happened)
     traced, encoder, inputs, kept, ways = found.traced, found.encoder, found.inputs, found.kept, found.ways
+    kept.require_unread(item.tensor for item in inputs.inputs if item.cls == "constant")
     for item in inputs.inputs:
         if item.cls == "constant":
             item.paths = tuple(kept.paths_to(item.tensor))

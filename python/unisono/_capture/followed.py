@@ -161,6 +161,8 @@ class FollowedNumber:
 
     def _made(self, function: Callable[..., Any], one: Any, other: Any) -> Any:
         """What a function makes of this number and something else, in this order or the other."""
+        if function is operator.mod and other == 1 and type(_plain(one)) is int:
+            return 0  # whatever it is: each step of `accelerate` is one of as many as are accumulated
         partner = other if one is self else one
         if type(partner) is FollowedNumber:
             sources = self.sources | partner.sources

@@ -84,6 +84,8 @@ class Kept:
         #: What the last trace has left at places that it counts at, and the user's lines where that was made.
         self._left_there: dict[Path, Any] = {}
         self._left_at: dict[Path, str | None] = {}
+        #: The tensors in the places of which the step leaves a number, a text or nothing.
+        self._cleared: dict[Path, torch.Tensor] = {}
         #: Lists that are too long for a walk to look into, with what is in them.
         held = ((one, parts) for one, parts in self._before.holders.values() if isinstance(one, list | deque))
         self._long = [(one, [*one]) for one, parts in held if len(parts) < len(one)]
@@ -259,9 +261,21 @@ class Kept:
                 more = True
         for path, before in self._before.tensors.items():
             gone = path not in now.tensors and follow(self.root, path[:-1]) is not Missing
-            if gone and not self._is_the_models(path, before, own) and follow(self.root, path) is not before:
-                raise _first_differs(path, "is a tensor before the step, and none after it")
+            now_there = follow(self.root, path)
+            if not gone or self._is_the_models(path, before, own) or now_there is before or path in self.counts:
+                continue
+            if type(now_there) not in _PLAIN or self._place_of(path)[0] != path:
+                raise _first_differs(path, _GONE)
+            more = self._note_place(path, self.counts, None) or more
+            self._cleared[path] = before
         return more
+
+    def require_unread(self, constants: Iterable[torch.Tensor]) -> None:
+        """Refuses a step that reads a tensor from which it leaves the place to something else, as no later step can read it."""
+        read = {id(one) for one in constants}
+        for path, tensor in self._cleared.items():
+            if id(tensor) in read:
+                raise _first_differs(path, _GONE)
 
     def _is_the_models(self, path: Path, before: Any, own: set[int]) -> bool:
         """Whether a path leads to what a module of the model has registered."""
@@ -427,6 +441,10 @@ def _kept_in(error: CannotCount, place: str | None) -> StepError:
         cause="numbers and texts, in tuples, lists, dictionaries and dataclasses too, can be put where they belong behind each step",
         hint="make objects that keep numbers before `parallelize`, keep it in an attribute, an entry or a list that is there, or return it",
     )
+
+
+_PLAIN = (type(None), bool, int, float, str)
+_GONE = "is a tensor before the step, and none after it"
 
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:

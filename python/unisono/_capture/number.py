@@ -60,6 +60,8 @@ class Number:
             raise self.refused()
         if not all(isinstance(one, bool | int | float) for one in operands):
             return NotImplemented
+        if name == "mod" and operands[0] is self and self.kind is int and operands[1:] == (1,):
+            return 0
         return Number(self.reads, [name, *map(_expression, operands)], _kind_of(name, operands))
 
     def called(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Number:

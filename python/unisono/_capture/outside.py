@@ -44,6 +44,18 @@ Place = tuple[Any, Any]
 #: Instructions that read an attribute.
 _READ = ("LOAD_ATTR", "LOAD_METHOD")
 _MOST_LEVELS = 3
+#: Methods that code calls without naming them.
+_UNNAMED = (
+    "__call__",
+    "__enter__",
+    "__exit__",
+    "__getitem__",
+    "__iter__",
+    "__next__",
+    "__len__",
+    "__contains__",
+    "__bool__",
+)
 
 
 class Outside:
@@ -61,7 +73,7 @@ class Outside:
     def _read(self) -> tuple[dict[str, Place], _Holders]:
         """All places that are read by their names, and what may hold numbers."""
         met: set[tuple[int, ...]] = set()
-        reads = list(_of_modules(self._model, met))
+        reads = [] if self._model is None else list(_of_modules("model", self._model, met))
         function, owner = function_of(self._step)
         if function is not None:
             reads += _of_function("self", function, owner, met)
@@ -379,6 +391,8 @@ def _of_object(
         below = levels if inside and not isinstance(part, SEQUENCES) else levels - 1
         if below > 0 and part is not value:
             yield from _of_object(longer, part, code, below, met)
+    if isinstance(value, nn.Module):
+        yield from _of_modules(name, value, met)
     if isinstance(value, nn.Module) or not isinstance(value, (dict, *SEQUENCES, *NOT_LOOKED_INTO)):
         yield from _of_named_functions(name, _methods(type(value), code), value, met)
 
@@ -394,7 +408,7 @@ def _parts(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, A
             yield f"{name}[{key!r}]", value, key, key not in named
     elif isinstance(value, nn.Module):
         for holder in (vars(value), value._modules):
-            keys = (key for key in names_loaded(code, *_READ) if key in holder and key != "training")
+            keys = (key for key in names_loaded(code, *_READ, "STORE_ATTR") if key in holder and key != "training")
             yield from ((f"{name}.{key}", holder, key, False) for key in keys)
         yield from _of_classes(name, value, code)
         if isinstance(value, _OF_MODULES):
@@ -431,15 +445,19 @@ def _goes_through_all(code: types.CodeType) -> bool:
 
 
 def _methods(kind: type, code: types.CodeType) -> Iterator[Any]:
-    """The methods and the getters of properties that code names, with those that they override."""
-    for key in names_loaded(code, *_READ, "LOAD_SUPER_ATTR"):
+    """The methods and the getters of properties that code names, or needs no name for, with those that they override."""
+    for key in (*names_loaded(code, *_READ, "LOAD_SUPER_ATTR"), *_UNNAMED):
         for base in kind.__mro__:
             found = vars(base).get(key)
             yield found.fget if isinstance(found, property) else found
 
 
-def _of_modules(model: nn.Module | None, met: set[tuple[int, ...]]) -> Iterator[tuple[str, Place]]:
-    for path, module in () if model is None else model.named_modules(prefix="model"):
+def _of_modules(name: str, model: nn.Module, met: set[tuple[int, ...]]) -> Iterator[tuple[str, Place]]:
+    """What modules name in ``forward``, and their hooks, of one and all within it; each once."""
+    for path, module in model.named_modules(prefix=name) if (id(model),) not in met else ():
+        if (id(module),) in met:
+            continue
+        met.add((id(module),))
         forward = inspect.getattr_static(type(module), "forward", None)  # a scripted module has none of Python
         if isinstance(forward, types.FunctionType):
             yield from _of_object(path, module, forward.__code__, _MOST_LEVELS, met)

@@ -35,6 +35,8 @@ _NOT_THE_USERS = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     "<",
 )
+#: Of what is typed in, or given to `exec` and `python -c`; other names like these are of code that libraries make.
+_TYPED = ("<stdin>", "<string>", "<console>", "<ipython-input-", "<python-input-", "<doctest ")
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 #: Where PyTorch starts its engine.
 _ENGINE = os.path.join("torch", "autograd", "graph.py")
@@ -93,7 +95,7 @@ def is_pythons_own(file: str) -> bool:
 
 def is_the_users(file: str) -> bool:
     """Whether a source file is neither PyTorch's nor Unisono's nor of Python's own library."""
-    return not is_pythons_own(file) and not file.startswith(_NOT_THE_USERS)
+    return not is_pythons_own(file) and (file.startswith(_TYPED) or not file.startswith(_NOT_THE_USERS))
 
 
 def user_place(frame: FrameType | None) -> tuple[str, int]:
