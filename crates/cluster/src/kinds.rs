@@ -66,7 +66,8 @@ fn slowest_beside(kinds: &[(u32, Device)], bound: Bound) -> Option<Slowdown> {
     let all = || kinds.iter().map(|(_, device)| device.slowdown(bound));
     let most = |of: fn(Slowdown) -> f64| all().map(of).fold(1.0, f64::max);
     let is_apart = kinds.iter().any(|(_, device)| !device.overlap.is_empty());
-    is_apart.then(|| Slowdown { operation: most(|one| one.operation), collective: most(|one| one.collective) })
+    is_apart
+        .then(|| Slowdown { operation: most(|one| one.operation), collective: most(|one| one.collective) })
 }
 
 /// Such as `8 H100 + 8 A100`.

@@ -52,7 +52,7 @@ fn direct_time(machine: Machine<'_>, collective: Collective<'_>) -> Option<i64> 
 }
 
 /// Whether a collective waits for others of its kind.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Company {
     /// It lies between two operations, and the second waits for it.
     Alone,

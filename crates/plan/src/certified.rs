@@ -1,14 +1,13 @@
 //! What the search's own model says of decisions that were not found in it, and the least that it allows.
 
-use ir::{AxisKind, Graph, Mesh};
-use shard::{Assignment, Space, partition_mesh};
+use ir::{AxisKind, MeshAxis};
 use solve::Solver;
 
 use crate::{
     axis::{Along, Model, Program},
-    divides::offered,
     intents::Origins,
     moments::Charges,
+    on_axes::OnAxis,
     pins::Demands,
     prices::Prices,
     run::Run,
@@ -18,35 +17,29 @@ use crate::{
 impl Run<'_> {
     /// The time of decisions that nothing is demanded of, in the model of the innermost axis of ranks, and the least time along it, with the
     /// decisions along the axes outside it.
-    pub fn certified(&self, canonical: &Graph, assignments: &[Assignment]) -> Option<Model> {
-        let mesh = self.request.mesh;
-        let is_ranks = |axis: &ir::MeshAxis| axis.kind == AxisKind::Ranks && axis.size > 1;
-        let number = mesh.axes.iter().rposition(is_ranks)?;
-        let axis = &mesh.axes[number];
-        let outside = Mesh { axes: mesh.axes[..number].to_vec() };
-        let mut decisions = assignments.iter();
-        let mut next = |_: &Graph, _: &ir::MeshAxis| Ok(decisions.next().cloned().unwrap_or_default());
-        let graph = partition_mesh(canonical, &outside, 0, &mut next).ok()?;
-        let space = Space::new(&graph, axis, offered(mesh, axis));
+    pub fn certified(&self, decided: &[OnAxis<'_>]) -> Option<Model> {
+        let is_ranks = |axis: &MeshAxis| axis.kind == AxisKind::Ranks && axis.size > 1;
+        let OnAxis { axis, graph, space, decided } = decided.iter().rfind(|one| is_ranks(one.axis))?;
+        let number = self.request.mesh.axes.iter().position(|one| one == *axis)?;
         let (demands, charges) = (Demands::default(), Charges::default());
         let within = |_: Program<'_>, _: &Origins| Ok(Vec::new());
         let along = Along {
             run: self,
-            program: Program::Whole(&graph),
-            graph: &graph,
+            program: Program::Whole(graph),
+            graph,
             origins: &Origins::default(),
             number,
             axis,
-            space: &space,
+            space,
             demands: &demands,
             within: &within,
         };
         let setting = along.setting(true, &charges);
         let tables = Tables::new(&setting).ok()?;
         let options = along.options(true, Prices::PLAIN);
-        let decided = tables.decided(decisions.next()?)?;
-        let least = Solver::new(&tables.problem, options.clone()).solve().ok()?;
-        let own = Solver::new(&decided, options).solve().ok()?;
+        let mut solver = Solver::new(&tables.problem, options);
+        let least = solver.solve().ok()?;
+        let own = solver.solve_fixed(&tables.fixed(decided)?).ok()?;
         Some(Model { time: own.cost.primary(), bound: least.bound.primary() })
     }
 }
@@ -56,7 +49,8 @@ impl Run<'_> {
 mod tests {
     use cluster::testing::{link, uniform};
     use cost::Machine;
-    use shard::{Offered, canonical};
+    use ir::Mesh;
+    use shard::{Offered, Space, canonical};
     use solve::Options;
 
     use super::*;
@@ -106,8 +100,8 @@ mod tests {
             let space = Space::new(&whole, &mesh.axes[0], Offered::Even);
             let of_all = setting(&whole, &space, None);
             let tables = Tables::new(&of_all).unwrap();
-            let problem = tables.decided(&to_whole.translated(&decided)).unwrap();
-            let under_it = Solver::new(&problem, options.clone()).solve().unwrap();
+            let fixed = tables.fixed(&to_whole.translated(&decided)).unwrap();
+            let under_it = Solver::new(&tables.problem, options.clone()).solve_fixed(&fixed).unwrap();
             assert_eq!(under_it.cost.primary(), solution.cost.primary(), "{layers} layers, {rows} rows");
             // Layers that are alike are decided alike in the best plan too, but for the first and the last of them.
             let best = Solver::new(&tables.problem, options.clone()).solve().unwrap();

@@ -52,18 +52,21 @@ impl Profile {
     }
 
     /// Ways to cut into so many stages, from the one whose slowest stage takes least, with what is sent to it, on to those at which less is sent
-    /// and the slowest stage takes up to half more. None where forward has too few operations.
-    pub fn ways(&self, stages: u32) -> Vec<Vec<usize>> {
+    /// and the slowest stage takes up to half more, so many at most. None where forward has too few operations.
+    pub fn ways(&self, stages: u32, count: usize) -> Vec<Vec<usize>> {
         let Some((slowest, _)) = self.cheapest(stages, i64::MAX, |(slowest, sent)| (slowest, sent)) else {
             return Vec::new();
         };
         let mut found: Vec<Vec<usize>> = Vec::new();
         for percent in SLOWER {
+            if found.len() == count {
+                break;
+            }
             let most = slowest.0.saturating_add(slowest.0 / 100 * percent);
             let cheapest = self.cheapest(stages, most, |(slowest, sent)| (sent, slowest));
             found.extend(cheapest.map(|(_, cuts)| cuts));
+            found.dedup();
         }
-        found.dedup();
         found
     }
 

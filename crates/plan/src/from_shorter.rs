@@ -5,12 +5,14 @@
 //! the whole step.
 
 use base::Result;
-use ir::Graph;
+use ir::{Graph, Mesh};
+use shard::Assignment;
 
 use crate::{
     axis::Program,
     effort::Extent,
     folded::Folded,
+    intents::Origins,
     jointly,
     run::{Found, Offloading, Recomputation, Request, Run, ranked},
     taken_over::{Pair, TakenOver, taken_over},
@@ -22,6 +24,9 @@ const TAKEN_OVER: usize = 3;
 /// What the shorter step says of the whole one is right but for so many percent.
 const INEXACT: i64 = 5;
 
+/// Settings of the passes under which few layers take so many percent longer than under others are not tried for all of them.
+const SLOWER: i64 = 1;
+
 impl Run<'_> {
     /// What decisions for few layers take for all of them; none where a layer would take less than nothing.
     pub fn predicted_folded(&self, local: &Folded) -> Result<Option<Found>> {
@@ -32,6 +37,42 @@ impl Run<'_> {
         let grows = more.prediction.step_ns >= few.prediction.step_ns;
         Ok(grows.then_some(Found { prediction, least_ns, ..few }))
     }
+
+    /// The settings of the passes under which the whole step may be as fast as under `known`, for all that decisions for few layers say.
+    fn promising(
+        &self,
+        folded: &Folded,
+        assignments: &[Assignment],
+        known: &passes::Settings,
+    ) -> Result<Vec<passes::Settings>> {
+        let ladder: Vec<passes::Settings> = self.ladder().collect();
+        let Some(local) = local(self.request.mesh, folded, assignments)? else { return Ok(ladder) };
+        let (few, more) = (self.settled(&local.pair.from)?, self.settled(&local.pair.to)?);
+        let step = |passes: &passes::Settings| -> Result<i64> {
+            let few = self.scheduled(&few, passes)?;
+            Ok(self.scheduled(&more, passes)?.beyond(&few, local.left_out).step_ns)
+        };
+        let most = step(known)? / 100 * (100 + SLOWER);
+        let mut promising = Vec::new();
+        for passes in ladder {
+            if passes != *known && step(&passes)? <= most {
+                promising.push(passes);
+            }
+        }
+        Ok(promising)
+    }
+}
+
+/// What the axes of a mesh leave of few layers.
+fn local(mesh: &Mesh, folded: &Folded, assignments: &[Assignment]) -> Result<Option<Folded>> {
+    let mut local = folded.clone();
+    for (axis, decided) in mesh.sharding_axes().zip(assignments) {
+        match local.along(axis, decided, &Origins::default())? {
+            Some((within, _)) => local = within,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(local))
 }
 
 /// What is found for the shorter step with what it takes in the whole one, the best first; nothing where demands are on what may be left out,
@@ -59,7 +100,7 @@ pub fn for_whole<'m>(request: &Request<'m>, canonical: &Graph, found: &Found) ->
     taken_over(request.mesh, pair, &found.assignments).ok()?
 }
 
-/// The best candidates of the whole step, in canonical form; none where the memory limit decides, or where the whole step is searched in no more
+/// The best candidates of the whole step, in canonical form, with the settings of the passes that suit them; none where the memory limit decides, or where the whole step is searched in no more
 /// time: along a single axis its layers share what is found for one of them, and the bound is found with it.
 pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
     let request = run.request;
@@ -70,7 +111,7 @@ pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
     }
     let is_taken_apart = request.mesh.stages() > 1;
     let mut least = i64::MAX;
-    let whole = |one: &Found| {
+    let mut whole = |one: &Found| {
         let taken = for_whole(request, canonical, one)?;
         if is_taken_apart || one.prediction.step_ns / (100 + INEXACT) * 100 > least {
             // What is taken apart is simulated stage by stage, and what is slower for sure is a runner-up.
@@ -92,6 +133,54 @@ pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
     let expected = request.expected.unwrap_or(&now);
     let kept = expected.iter().filter(|one| one.fits(request.memory_limit));
     let most = if is_taken_apart { 1 } else { TAKEN_OVER };
-    let found: Vec<Found> = kept.take(most).filter_map(whole).collect();
-    found.iter().any(|one| one.fits(request.memory_limit)).then_some(found)
+    let mut found: Vec<(&Found, Found)> =
+        kept.take(most).filter_map(|few| Some((few, whole(few)?))).collect();
+    found.sort_by_key(|(_, one)| one.fitness(request.memory_limit));
+    if !is_taken_apart {
+        for (few, one) in found.iter_mut().take(run.extent.tuned).filter(|(_, one)| run.may_be_tuned(one)) {
+            let folded = &request.shorter?.folded;
+            let others = run.promising(folded, &few.assignments, &one.passes).ok()?;
+            run.tune(canonical, one, &others).ok()?;
+        }
+    }
+    found.first().is_some_and(|(_, one)| one.fits(request.memory_limit)).then_some(())?;
+    Some(found.into_iter().map(|(_, one)| one).collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use cluster::testing::{link, uniform};
+    use shard::canonical;
+
+    use super::*;
+    use crate::{
+        effort::Effort,
+        jointly::tests::{asked, mesh},
+        layers::tests::{Tower, tower},
+        shorter::Shorter,
+    };
+
+    #[test]
+    fn settings_that_all_layers_are_faster_under_are_promising_for_few() {
+        let mesh = mesh(&[2, 4]);
+        for (bandwidth, width) in [(1e11, 4096), (1e10, 4096), (1e10, 2048)] {
+            let cluster = uniform(1e14, 1e12, link(10_000.0, bandwidth));
+            let graph = canonical(&tower(Tower { layers: 160, rows: 4096, width, reach: 1, odd: None }));
+            let Some(shorter) = Shorter::of(&graph) else { continue };
+            asked(&graph, &cluster, &mesh, Some(&shorter), |request| {
+                let run = Run::new(request, Extent::of(Effort::Full, graph.order.len(), &mesh));
+                let few = &expected(request, run.extent)[0];
+                let whole = for_whole(request, &graph, few).unwrap().local().unwrap();
+                let settled = run.settled(&whole).unwrap();
+                let step = |passes: &passes::Settings| run.scheduled(&settled, passes).unwrap().step_ns;
+                for known in run.ladder() {
+                    let promising = run.promising(&shorter.folded, &few.assignments, &known).unwrap();
+                    for other in run.ladder().filter(|other| *other != known && !promising.contains(other)) {
+                        assert!(step(&other) >= step(&known), "{other:?} is faster than {known:?}");
+                    }
+                }
+            });
+        }
+    }
 }

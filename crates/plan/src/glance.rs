@@ -11,27 +11,27 @@ use crate::{
 };
 
 /// What a quick search predicts, and what it found.
-pub struct Glance {
+pub struct Glance<'a> {
     /// The prediction.
     pub prediction: Prediction,
     /// What was found, where it was of the whole step.
-    pub searched: Option<Box<Searched>>,
+    pub searched: Option<Box<Searched<'a>>>,
     /// What was found for few layers, the best first.
     pub expected: Vec<Found>,
 }
 
 /// What a quick search predicts.
-pub fn glance(request: &Request<'_>) -> Result<Glance> {
+pub fn glance<'a>(request: &Request<'a>) -> Result<Glance<'a>> {
     if let Some(seen) = extrapolated(request) {
         return Ok(seen);
     }
     let searched = search(&Request { effort: Effort::Quick, ..*request })?;
-    let prediction = searched.plan.prediction;
+    let prediction = searched.best.prediction;
     Ok(Glance { prediction, searched: Some(Box::new(searched)), expected: Vec::new() })
 }
 
 /// The same for the whole step from fewer layers; none where the memory limit may decide.
-fn extrapolated(request: &Request<'_>) -> Option<Glance> {
+fn extrapolated<'a>(request: &Request<'a>) -> Option<Glance<'a>> {
     let nodes = request.shorter?.graph().order.len();
     let extent = Extent::of(Effort::Quick, nodes, request.mesh);
     let expected = expected(request, extent);
@@ -92,12 +92,12 @@ mod tests {
                 seen.peak_bytes.abs_diff(same.peak_bytes) * 20 <= same.peak_bytes,
                 "{seen:?} is {same:?}"
             );
-            let whole = search(&Request { shorter: None, ..request }).unwrap().plan.prediction;
+            let whole = search(&Request { shorter: None, ..request }).unwrap().best.prediction;
             assert!(seen.step_ns <= whole.step_ns / 100 * 101, "{seen:?} where {whole:?} was found");
             if mesh.axes[0].size == 4 && mesh.axes.len() == 2 {
                 let all = Request { effort: Effort::Full, ..request };
-                let by_few = search(&all).unwrap().plan.prediction;
-                let by_all = search(&Request { shorter: None, ..all }).unwrap().plan.prediction;
+                let by_few = search(&all).unwrap().best.prediction;
+                let by_all = search(&Request { shorter: None, ..all }).unwrap().best.prediction;
                 assert!(by_few.step_ns <= by_all.step_ns / 100 * 101, "{by_few:?} for {by_all:?}");
             }
             let limited = Request { memory_limit: Some(seen.peak_bytes - 1), ..request };

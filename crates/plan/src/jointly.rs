@@ -33,7 +33,7 @@ pub fn candidates(run: &Run<'_>, program: Program<'_>) -> Result<Vec<Found>> {
     let quick = Extent { prices: 1, beam: 1, ..run.extent };
     let mut found = Vec::new();
     if run.extent.is_thrifty && run.extent != quick {
-        ways = near(&run.with(quick), program, ways, &mut found);
+        ways = near(run, &run.with(quick), program, ways, &mut found);
     }
     for way in ways {
         found.extend(way.found(run, program).unwrap_or_default());
@@ -44,18 +44,27 @@ pub fn candidates(run: &Run<'_>, program: Program<'_>) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// The ways by which a quick search finds the best, or what is near that; adds what it finds.
-fn near(quick: &Run<'_>, program: Program<'_>, ways: Vec<Way>, found: &mut Vec<Found>) -> Vec<Way> {
+/// The ways that are left to search with all effort: those by which a quick search finds the best, or what is near that; adds what it finds. Of a whole
+/// step, one axis after the other is searched with all effort at once, which tries again all that a quick search tries.
+fn near(
+    run: &Run<'_>,
+    quick: &Run<'_>,
+    program: Program<'_>,
+    ways: Vec<Way>,
+    found: &mut Vec<Found>,
+) -> Vec<Way> {
     let limit = quick.request.memory_limit;
+    let is_whole = matches!(program, Program::Whole(_));
+    let is_done = |way: Way| is_whole && matches!(way, Way::Alone);
     let mut steps = Vec::new();
     for way in ways {
-        let own = way.found(quick, program).unwrap_or_default();
+        let own = way.found(if is_done(way) { run } else { quick }, program).unwrap_or_default();
         let fitting = own.iter().filter(|one| one.fits(limit));
         steps.extend(fitting.map(|one| one.prediction.step_ns).min().map(|step| (way, step)));
         found.extend(own);
     }
     let least = steps.iter().map(|(_, step)| *step).min().unwrap_or(0);
-    steps.retain(|(_, step)| step / (100 + FAR) * 100 <= least);
+    steps.retain(|(way, step)| step / (100 + FAR) * 100 <= least && !is_done(*way));
     steps.into_iter().map(|(way, _)| way).collect()
 }
 

@@ -16,7 +16,10 @@ use cost::{Machine, operation_time};
 use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, ValueId};
 use shard::{Assignment, partition};
 
-use crate::roles::{gradients, of_state};
+use crate::{
+    on_axes::OnAxis,
+    roles::{gradients, of_state},
+};
 use origins::Origins;
 
 /// Names plans for one graph on one machine.
@@ -26,13 +29,15 @@ pub struct Labels<'a> {
     machine: Machine<'a>,
     /// What is known along the outermost axis: the same for all plans.
     known: OnceCell<Known>,
+    /// The best plan, axis by axis.
+    best: &'a [OnAxis<'a>],
     /// The graphs that axes outside leave, by what was decided along these: many plans differ along the last axis alone.
-    left: RefCell<Vec<(Vec<Assignment>, Rc<Left>)>>,
+    left: RefCell<Vec<(Vec<Assignment>, Rc<Left<'a>>)>>,
 }
 
 /// What decisions along some axes leave for the next one.
-struct Left {
-    graph: Graph,
+struct Left<'a> {
+    graph: Cow<'a, Graph>,
     known: Known,
 }
 
@@ -53,9 +58,9 @@ impl Known {
 }
 
 impl<'a> Labels<'a> {
-    /// For plans for a graph in canonical form.
-    pub const fn new(graph: &'a Graph, machine: Machine<'a>) -> Self {
-        Self { graph, machine, known: OnceCell::new(), left: RefCell::new(Vec::new()) }
+    /// For plans for a graph in canonical form, of which the best one is decided so.
+    pub const fn new(graph: &'a Graph, machine: Machine<'a>, best: &'a [OnAxis<'a>]) -> Self {
+        Self { graph, machine, known: OnceCell::new(), best, left: RefCell::new(Vec::new()) }
     }
 
     /// The name of a plan: a phrase for each axis of more than one rank.
@@ -69,7 +74,7 @@ impl<'a> Labels<'a> {
                 (self.graph, self.known.get_or_init(|| Known::new(self.graph, axis.size)))
             } else {
                 left = self.left(&axes[..number], axis)?;
-                (&left.graph, &left.known)
+                (&*left.graph, &left.known)
             };
             names.push(self.along(graph, known, assignment, axis, axes.len() > 1));
         }
@@ -81,21 +86,35 @@ impl<'a> Labels<'a> {
     }
 
     /// What decisions along the axes `outside` leave for `axis`.
-    fn left(&self, outside: &[(&MeshAxis, &Assignment)], axis: &MeshAxis) -> Result<Rc<Left>> {
+    fn left(&self, outside: &[(&MeshAxis, &Assignment)], axis: &MeshAxis) -> Result<Rc<Left<'a>>> {
         let is_same =
             |known: &[Assignment]| known.iter().eq(outside.iter().map(|(_, assignment)| *assignment));
         if let Some((_, left)) = self.left.borrow().iter().find(|(known, _)| is_same(known)) {
             return Ok(left.clone());
         }
-        let mut graph = Cow::Borrowed(self.graph);
-        for (axis, assignment) in outside {
-            graph = Cow::Owned(partition(&graph, assignment, axis, 0)?.into_renumbered());
-        }
+        let graph = match self.of_best(outside, axis) {
+            Some(graph) => Cow::Borrowed(graph),
+            None => {
+                let mut graph = Cow::Borrowed(self.graph);
+                for (axis, assignment) in outside {
+                    graph = Cow::Owned(partition(&graph, assignment, axis, 0)?.into_renumbered());
+                }
+                graph
+            }
+        };
         let known = Known::new(&graph, axis.size);
-        let left = Rc::new(Left { graph: graph.into_owned(), known });
+        let left = Rc::new(Left { graph, known });
         let decided = outside.iter().map(|(_, assignment)| (*assignment).clone()).collect();
         self.left.borrow_mut().push((decided, left.clone()));
         Ok(left)
+    }
+
+    /// The graph that the best plan leaves for `axis`, where it is decided so along the axes outside.
+    fn of_best(&self, outside: &[(&MeshAxis, &Assignment)], axis: &MeshAxis) -> Option<&'a Graph> {
+        let at = self.best.iter().position(|one| one.axis == axis)?;
+        let known = self.best[..at].iter().filter(|one| one.axis.rank_count() > 1);
+        let is_same = known.map(|one| &*one.decided).eq(outside.iter().map(|(_, assignment)| *assignment));
+        is_same.then_some(&*self.best[at].graph)
     }
 
     /// The phrase of an axis: how computation is divided along it, how state is, and whether ranks have nothing to do.

@@ -35,6 +35,7 @@ mod links;
 mod meshes;
 mod micro_batches;
 mod moments;
+mod on_axes;
 mod outputs;
 mod page;
 mod pattern;

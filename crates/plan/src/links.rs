@@ -3,7 +3,7 @@
 //! They follow from the kind of the value and from what is provided and required, so that values that agree in these (in the layers of a
 //! model) share one [`Link`].
 
-use std::rc::Rc;
+use std::{cell::RefCell, rc::Rc};
 
 use base::define_id;
 use cost::{Company, reshard_time};
@@ -154,7 +154,8 @@ impl Links {
         let inevitable = inevitable(setting, source, provided, &uses);
         let charge = &signature.charge;
         let times = signature.times;
-        let mut maker = Maker { setting, ty, source, provided, charge, times, inevitable, problem };
+        let changes = RefCell::default();
+        let mut maker = Maker { setting, ty, source, provided, charge, times, inevitable, changes, problem };
         let link = match uses.as_slice() {
             [(only, part)] => Link::Direct(maker.direct(only, *part)),
             uses => Link::Parts(maker.parts(uses)),
@@ -181,6 +182,8 @@ struct Maker<'a> {
     charge: &'a Charge,
     times: u32,
     inevitable: Vec<(Placement, Placement, Company)>,
+    /// The changes of placement that were asked for.
+    changes: RefCell<FxHashMap<(Placement, Placement, Company), Cost>>,
     problem: &'a mut Problem,
 }
 
@@ -198,7 +201,7 @@ impl Maker<'_> {
         let charged = if self.source.crosses_to(part) { self.charged(part) } else { 0 };
         let (mut costs, mut weights) = (Vec::new(), Vec::new());
         for provided in self.provided {
-            let kept = charged * self.bytes(*provided);
+            let kept = self.charge_of(charged, *provided);
             for required in required {
                 let changes = required.iter().map(|to| self.change(*provided, *to, company));
                 costs.push(changes.fold(Cost::ZERO, std::ops::Add::add));
@@ -274,7 +277,7 @@ impl Maker<'_> {
         for provided in self.provided {
             for set in sets {
                 costs.push(if *provided == set.source { Cost::ZERO } else { Cost::INFINITE });
-                weights.push(charged * self.bytes(set.source));
+                weights.push(self.charge_of(charged, set.source));
             }
         }
         self.problem.weighted_table(&[self.provided.len(), sets.len()], &costs, &weights)
@@ -293,7 +296,7 @@ impl Maker<'_> {
                 let cost = if owned { Cost::ZERO } else { Cost::new(0, 1) };
                 costs.push(if earlier.serves(entered) { cost } else { Cost::INFINITE });
                 let stored = earlier.source == entered && free(entered);
-                weights.push(if stored { 0 } else { charged * self.bytes(entered) });
+                weights.push(if stored { 0 } else { self.charge_of(charged, entered) });
             }
         }
         self.problem.weighted_table(&[before.len(), sets.len()], &costs, &weights)
@@ -309,8 +312,14 @@ impl Maker<'_> {
         self.problem.table(required.len(), sets.len(), &costs)
     }
 
-    /// The cost of a change of placement: its time, then its number of collectives.
+    /// The cost of a change of placement.
     fn change(&self, from: Placement, to: Placement, company: Company) -> Cost {
+        let mut known = self.changes.borrow_mut();
+        *known.entry((from, to, company)).or_insert_with(|| self.cost_of_change(from, to, company))
+    }
+
+    /// Its time, then its number of collectives.
+    fn cost_of_change(&self, from: Placement, to: Placement, company: Company) -> Cost {
         let reshard = Reshard { from, to };
         let Setting { machine, space, batch, strict, .. } = *self.setting;
         if self.source.in_flight && from != to {
@@ -342,8 +351,9 @@ impl Maker<'_> {
         self.charge.entering.iter().find(|(known, _)| *known == part).map_or(0, |(_, count)| *count)
     }
 
-    fn bytes(&self, placement: Placement) -> u64 {
-        local_bytes(self.ty, placement, self.setting.space.axis.size)
+    /// What a copy weighs that counts at so many moments.
+    fn charge_of(&self, moments: u64, placement: Placement) -> u64 {
+        if moments == 0 { 0 } else { moments * local_bytes(self.ty, placement, self.setting.space.axis.size) }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
     glance::{Glance, glance},
     plan::{Plan, Prediction},
     run::{Found, Request},
-    search::{Searched, search},
+    search::search,
 };
 
 /// How many meshes are searched with all effort.
@@ -52,12 +52,13 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
     let sliced = |mesh: Mesh| Mesh { axes: mesh.axes.into_iter().chain(slices.cloned()).collect() };
     let meshes: Vec<Mesh> = meshes(ranks).into_iter().map(sliced).collect();
     if let [only] = &meshes[..] {
-        return Ok(search(&Request { mesh: only, ..*request })?.plan);
+        return search(&Request { mesh: only, ..*request })?.plan();
     }
+    let meshes: Vec<&Mesh> = meshes.iter().collect();
     let mut quick = at_once(&meshes, |mesh| glance(&Request { mesh, ..*request }));
     quick.sort_by_key(|(_, glance)| time(glance.as_ref().ok().map(|glance| &glance.prediction)));
-    let candidate = |(mesh, glance): &(Mesh, Result<Glance>)| Candidate {
-        mesh: mesh.clone(),
+    let candidate = |(mesh, glance): &(&Mesh, Result<Glance<'_>>)| Candidate {
+        mesh: (*mesh).clone(),
         prediction: glance.as_ref().ok().map(|glance| glance.prediction),
     };
     told(&quick.iter().map(candidate).collect::<Vec<_>>());
@@ -68,21 +69,19 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
     // Where a quick search keeps the limit on no mesh, another one may.
     let finalists = if found == 0 { quick.len() } else { found.min(FINALISTS) };
     let best = quick.first().and_then(|(_, glance)| glance.as_ref().ok().map(|glance| glance.prediction));
-    let is_far = |glance: &Result<Glance>| match (glance, best) {
+    let is_far = |glance: &Result<Glance<'_>>| match (glance, best) {
         (Ok(Glance { prediction, expected, .. }), Some(best)) => {
             !expected.is_empty() && prediction.step_ns / (100 + FAR) * 100 > best.step_ns
         }
         _ => false,
     };
     let near = quick.into_iter().take(finalists).filter(|(_, glance)| !is_far(glance));
-    let finalists: Vec<Mesh> = near.map(|(mesh, _)| mesh).collect();
-    let mut plans = closer(request, &finalists);
-    plans.sort_by_key(|found| time(found.as_ref().ok().map(|found| &found.plan.prediction)));
-    first(plans.into_iter().map(|found| found.map(|found| found.plan)))
+    let finalists: Vec<&Mesh> = near.map(|(mesh, _)| mesh).collect();
+    closer(request, &finalists)
 }
 
-/// What all effort finds on some meshes. Of a step with fewer layers it is held against each other first what it finds for them.
-fn closer(request: &Request<'_>, finalists: &[Mesh]) -> Vec<Result<Searched>> {
+/// The best plan that all effort finds on some meshes. Of a step with fewer layers it is held against each other first what it finds for them.
+fn closer(request: &Request<'_>, finalists: &[&Mesh]) -> Result<Plan> {
     let of = |mesh: &Mesh| {
         let extent = Extent::of(request.effort, request.graph.order.len(), mesh);
         Ok(expected(&Request { mesh, ..*request }, extent))
@@ -97,33 +96,37 @@ fn closer(request: &Request<'_>, finalists: &[Mesh]) -> Vec<Result<Searched>> {
         (Some(step), Some(least)) => step / (100 + APART) * 100 <= least,
         _ => true,
     };
-    let near: Vec<(Mesh, Result<Vec<Found>>)> =
+    let near: Vec<(&Mesh, Result<Vec<Found>>)> =
         known.into_iter().filter(|(_, found)| is_near(found)).collect();
-    let meshes: Vec<Mesh> = near.iter().map(|(mesh, _)| mesh.clone()).collect();
+    let meshes: Vec<&Mesh> = near.iter().map(|(mesh, _)| *mesh).collect();
     let expected = |mesh: &Mesh| {
-        near.iter().find(|(known, _)| known == mesh).and_then(|(_, found)| found.as_deref().ok())
+        near.iter().find(|(known, _)| *known == mesh).and_then(|(_, found)| found.as_deref().ok())
     };
-    let found = at_once(&meshes, |mesh| search(&Request { mesh, expected: expected(mesh), ..*request }));
-    found.into_iter().map(|(_, found)| found).collect()
+    let mut found = at_once(&meshes, |mesh| search(&Request { mesh, expected: expected(mesh), ..*request }));
+    found.sort_by_key(|(_, found)| time(found.as_ref().ok().map(|found| &found.best.prediction)));
+    first(found.into_iter().map(|(_, found)| found?.plan()))
 }
 
 /// The plan of the first glance.
-fn quickly(request: &Request<'_>, quick: Vec<(Mesh, Result<Glance>)>) -> Result<Plan> {
+fn quickly(request: &Request<'_>, quick: Vec<(&Mesh, Result<Glance<'_>>)>) -> Result<Plan> {
     first(quick.into_iter().map(|(mesh, glance)| match glance?.searched {
-        Some(searched) => Ok(searched.plan),
-        None => Ok(search(&Request { mesh: &mesh, ..*request })?.plan),
+        Some(searched) => searched.plan(),
+        None => search(&Request { mesh, ..*request })?.plan(),
     }))
 }
 
 /// What is found on each mesh, in their order.
-fn at_once<T: Send>(meshes: &[Mesh], find: impl Fn(&Mesh) -> Result<T> + Sync) -> Vec<(Mesh, Result<T>)> {
+fn at_once<'m, T: Send>(
+    meshes: &[&'m Mesh],
+    find: impl Fn(&'m Mesh) -> Result<T> + Sync,
+) -> Vec<(&'m Mesh, Result<T>)> {
     let mut found = Vec::with_capacity(meshes.len());
     for some in meshes.chunks(AT_ONCE) {
         thread::scope(|scope| {
             let searches: Vec<_> = some.iter().map(|mesh| scope.spawn(|| find(mesh))).collect();
             for (mesh, search) in some.iter().zip(searches) {
                 let one = search.join().unwrap_or_else(|_| Err(Diagnostic::bug("a search ended in a panic")));
-                found.push((mesh.clone(), one));
+                found.push((*mesh, one));
             }
         });
     }

@@ -55,13 +55,31 @@ const MOST_SEARCHED: usize = 3;
 /// took up to a third less than that.
 const FAR_SLOWER: i64 = 75;
 
+/// What a search for a plan with stages comes to.
+pub enum InStages {
+    /// The plan.
+    Plan(Box<Plan>),
+    /// One that is not faster than what is known is not written down.
+    Slower(Prediction),
+}
+
+impl InStages {
+    /// What it is predicted to take.
+    pub fn prediction(&self) -> Prediction {
+        match self {
+            Self::Plan(plan) => plan.prediction,
+            Self::Slower(prediction) => *prediction,
+        }
+    }
+}
+
 /// The plan of least predicted time on a mesh with stages, its micro-batches given.
-pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<Plan> {
+pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStages> {
     let machine = Machine { cluster: request.cluster, mesh: request.mesh };
     let stages = request.mesh.stages();
     let schedules = wanted.schedules(stages, request.mesh.micro_batches())?;
-    let mut kept: Option<Plan> = None;
-    let mut lightest: Option<Plan> = None;
+    let mut kept: Option<InStages> = None;
+    let mut lightest: Option<Prediction> = None;
     for share in SHARES {
         let all = request
             .memory_limit
@@ -74,21 +92,28 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<Plan> 
         let extent = Extent::of(request.effort, searched.canonical.order.len(), request.mesh);
         let pipelines =
             Pipelines { request, wanted, machine, searched: &searched, extent, whole: OnceCell::new() };
-        let plan = pipelines.best(&schedules)?;
-        if !plan.prediction.fits(request.memory_limit) {
-            lightest = Some(lesser(lightest, plan, |plan| plan.prediction.peak_bytes));
+        let tried = pipelines.tried_best(&schedules)?;
+        let prediction = tried[0].1;
+        if !prediction.fits(request.memory_limit) {
+            let least = lightest.filter(|least| least.peak_bytes <= prediction.peak_bytes);
+            lightest = least.or(Some(prediction));
             continue;
         }
         // To run forward again may take longer than to hold less along the other axes: that is tried once.
-        let is_enough =
-            plan.prediction.recomputed_ns == 0 || extent.is_thrifty || all.is_none() || kept.is_some();
-        kept = Some(lesser(kept, plan, |plan| plan.prediction.step_ns));
+        let is_enough = prediction.recomputed_ns == 0 || extent.is_thrifty || all.is_none() || kept.is_some();
+        let known = kept.as_ref().map(|kept| kept.prediction().step_ns);
+        if known.is_none_or(|known| prediction.step_ns < known) {
+            kept = Some(if wanted.faster_than_ns.is_some_and(|known| prediction.step_ns >= known) {
+                InStages::Slower(prediction)
+            } else {
+                InStages::Plan(Box::new(pipelines.plan(tried)?))
+            });
+        }
         if is_enough {
             break;
         }
     }
-    let least = lightest.map_or(Prediction::default(), |plan| plan.prediction);
-    kept.ok_or_else(|| too_small(request.memory_limit.unwrap_or(0), &least))
+    kept.ok_or_else(|| too_small(request.memory_limit.unwrap_or(0), &lightest.unwrap_or_default()))
 }
 
 /// The refusal of a search for all stages together, said of a rank of one.
@@ -99,14 +124,6 @@ fn of_one(refused: Box<Diagnostic>, request: &Request<'_>) -> Box<Diagnostic> {
     Diagnostic::new(Code::NO_PLAN, message)
         .because(format!("one rank of each of the {} stages together: {cause}", request.mesh.stages()))
         .hint("use more ranks, more micro-batches, a smaller batch, or a higher memory limit")
-}
-
-/// The plan that has less of something.
-fn lesser<T: PartialOrd>(known: Option<Plan>, plan: Plan, of: impl Fn(&Plan) -> T) -> Plan {
-    match known {
-        Some(known) if of(&known) <= of(&plan) => known,
-        _ => plan,
-    }
 }
 
 /// A program cut into chunks that are on stages.
@@ -169,15 +186,15 @@ struct Pipelines<'a> {
     request: &'a Request<'a>,
     wanted: Wanted<'a>,
     machine: Machine<'a>,
-    searched: &'a Searched,
+    searched: &'a Searched<'a>,
     extent: Extent,
     /// The program of all micro-batches, once it is needed, its operations numbered.
     whole: OnceCell<RankGraph>,
 }
 
 impl Pipelines<'_> {
-    /// The best way to take it apart.
-    fn best(&self, schedules: &[(Kind, Schedule)]) -> Result<Plan> {
+    /// Ways to take it apart, the best first; there is one.
+    fn tried_best(&self, schedules: &[(Kind, Schedule)]) -> Result<Vec<Tried>> {
         let mut cuts = self.cuts(schedules)?;
         if self.request.recompute == Some(Recomputation::Full) {
             cuts.iter_mut().try_for_each(|cut| self.write_out(cut))?;
@@ -189,8 +206,8 @@ impl Pipelines<'_> {
         let is_short = searches && self.extent.is_thrifty && self.has_room();
         if let Some(first) = candidates.first().filter(|first| is_short && self.is_far_slower(first)) {
             let at_costs =
-                Prediction { step_ns: first.step / PICOS_PER_NANO, ..self.searched.plan.prediction };
-            return self.plan(vec![(cuts[first.cut].stages.clone(), at_costs, passes::Settings::default())]);
+                Prediction { step_ns: first.step / PICOS_PER_NANO, ..self.searched.best.prediction };
+            return Ok(vec![(cuts[first.cut].stages.clone(), at_costs, passes::Settings::default())]);
         }
         let mut found: Vec<Simulated<'_>> = Vec::new();
         for (number, one) in candidates.iter().enumerate() {
@@ -233,7 +250,11 @@ impl Pipelines<'_> {
             all.clear();
         }
         all.extend(searched);
-        self.plan(all)
+        all.sort_by_key(|(_, one, _)| one.fitness(self.request.memory_limit));
+        if all.is_empty() {
+            return Err(Diagnostic::bug("no schedule was tried"));
+        }
+        Ok(all)
     }
 
     /// Whether a schedule takes so much longer than what is known, at the costs of the chunks, that no search makes up for it.
@@ -263,7 +284,7 @@ impl Pipelines<'_> {
 
     /// Whether the memory limit is far from what all stages need together, so that it decides nothing.
     fn has_room(&self) -> bool {
-        let all = self.searched.plan.prediction.peak_bytes;
+        let all = self.searched.best.prediction.peak_bytes;
         self.request.memory_limit.is_none_or(|limit| {
             all.saturating_mul(ROOM) <= limit.saturating_mul(u64::from(self.request.mesh.stages()))
         })
@@ -427,12 +448,12 @@ impl Pipelines<'_> {
 
     /// What the search has decided along one axis after the other.
     fn decisions(&self) -> impl FnMut(&Graph, &MeshAxis) -> Result<Assignment> {
-        let mut decisions = self.searched.assignments.iter();
+        let mut decisions = self.searched.best.assignments.iter();
         move |_, _| Ok(decisions.next().cloned().unwrap_or_default())
     }
 
     fn cleaned(&self, graph: &RankGraph) -> Result<RankGraph> {
-        passes::run(&passes::cleaned(self.searched.plan.passes.without_checkpoints), graph, |_| {})
+        passes::run(&passes::cleaned(self.searched.best.passes.without_checkpoints), graph, |_| {})
     }
 
     /// Writes out the program of a cut, all micro-batches, and what its chunks cost in it.
@@ -460,10 +481,10 @@ impl Pipelines<'_> {
             vec![cuts.iter().map(|cut| cut.position(canonical)).collect::<Result<_>>()?]
         } else {
             let most = self.extent.cuts;
-            let ways = Profile::of(canonical, self.machine).ways(chunks).into_iter().take(most);
+            let ways = Profile::of(canonical, self.machine).ways(chunks, most).into_iter();
             let lighter = self.request.memory_limit.map(|_| {
                 let micro_batches = self.request.mesh.micro_batches();
-                Profile::of_memory(canonical, stages, micro_batches).ways(chunks).into_iter().take(most)
+                Profile::of_memory(canonical, stages, micro_batches).ways(chunks, most)
             });
             ways.chain(lighter.into_iter().flatten()).collect()
         };
@@ -487,7 +508,7 @@ impl Pipelines<'_> {
         let stages = cut.stages.with(kind, schedule);
         let limit = self.request.memory_limit;
         let mut found = Vec::new();
-        let mut rungs = rungs(&self.searched.plan.passes);
+        let mut rungs = rungs(&self.searched.best.passes);
         let mut next = rungs.next();
         while let Some(rung) = next {
             let (prediction, of_each) = predicted(&graphs, self.machine, &rung, limit)?;
@@ -502,13 +523,12 @@ impl Pipelines<'_> {
         Ok(found)
     }
 
-    /// The plan with the best of what was tried.
-    fn plan(&self, mut found: Vec<Tried>) -> Result<Plan> {
-        found.sort_by_key(|(_, one, _)| one.fitness(self.request.memory_limit));
+    /// The plan with the best of what was tried, which comes first.
+    fn plan(&self, found: Vec<Tried>) -> Result<Plan> {
         let mut found = found.into_iter();
         let (best, prediction, passes) =
             found.next().ok_or_else(|| Diagnostic::bug("no schedule was tried"))?;
-        let mut plan = self.searched.plan.clone();
+        let mut plan = self.searched.plan()?;
         plan.label = format!("{} pipeline stages ({}); {}", best.count(), best.schedule, plan.label);
         plan.limit = "the pipeline: the slowest stage, and what the others wait for it".into();
         let is_other = |one: &Stages| {

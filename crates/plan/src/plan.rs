@@ -1,16 +1,17 @@
 //! Plans: what was decided, as a small text file that can be read, kept and run again.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::collections::BTreeMap;
 
 use base::{Code, Diagnostic, Fingerprint, Result};
 use indexmap::IndexMap;
 use ir::{AxisKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use shard::{Assignment, Space, divided, partition_mesh};
+use shard::{Assignment, Space, partition_mesh};
 
 use crate::{
     divides::offered,
+    on_axes::{OnAxis, on_axes},
     pins::Pins,
     stages::Stages,
     text::{Decisions, decoded, encoded, inputs::Layouts},
@@ -114,6 +115,11 @@ impl Plan {
         mesh: &Mesh,
         assignments: &[Assignment],
     ) -> Result<Self> {
+        Ok(Self::of(&on_axes(graph, mesh, assignments)?, fingerprints, mesh))
+    }
+
+    /// The plan that is decided along the axes of a mesh.
+    pub fn of(decided: &[OnAxis<'_>], fingerprints: (Fingerprint, Fingerprint), mesh: &Mesh) -> Self {
         let ranks = mesh.axes.iter().filter(|axis| axis.kind != AxisKind::Time);
         let mut plan = Self {
             version: VERSION,
@@ -134,31 +140,22 @@ impl Plan {
             inputs: BTreeMap::new(),
             axes: IndexMap::new(),
         };
-        let axes: Vec<&MeshAxis> = mesh.sharding_axes().collect();
-        let mut graph = Cow::Borrowed(graph);
-        for (number, axis) in axes.iter().enumerate() {
-            let assignment = assignments.get(number).cloned().unwrap_or_default();
-            plan.decide(&graph, axis, &assignment);
-            // What the last one leaves, all micro-batches written out perhaps, says nothing more.
-            if axis.size > 1 && number + 1 < axes.len() {
-                graph = Cow::Owned(divided(&graph, &assignment, axis, 0)?);
-            }
+        for one in decided {
+            plan.decide(one);
         }
-        Ok(plan)
+        plan
     }
 
     /// Notes what is decided along an axis.
-    fn decide(&mut self, graph: &Graph, axis: &MeshAxis, assignment: &Assignment) {
+    fn decide(&mut self, one: &OnAxis<'_>) {
+        let OnAxis { axis, graph, space, decided } = one;
         for (id, input) in graph.inputs.iter() {
-            let placement = assignment.inputs.get(&id).copied().unwrap_or(Placement::Replicate);
+            let placement = decided.inputs.get(&id).copied().unwrap_or(Placement::Replicate);
             if placement != Placement::Replicate {
                 self.inputs.entry(input.name.clone()).or_default().insert(axis.name.clone(), placement);
             }
         }
-        self.axes.insert(
-            axis.name.clone(),
-            encoded(graph, &Space::new(graph, axis, offered(&self.mesh(), axis)), assignment),
-        );
+        self.axes.insert(axis.name.clone(), encoded(graph, space, decided));
     }
 
     /// The text form.

@@ -53,6 +53,7 @@ impl Offloading {
 }
 
 /// What is asked for.
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// The graph.
     pub graph: &'a Graph,
@@ -215,25 +216,33 @@ impl<'a> Run<'a> {
     /// The same, the first few with those settings of the passes under which they are fastest.
     pub fn tuned(&self, canonical: &Graph, mut found: Vec<Found>) -> Result<Vec<Found>> {
         for one in found.iter_mut().take(self.extent.tuned) {
-            if one.prediction.collectives == 0 || self.is_for_later(one) {
-                continue;
-            }
-            let settled = self.settled(&*self.local(canonical, &one.assignments)?)?;
-            for passes in self.ladder() {
-                if passes == one.passes {
-                    continue;
-                }
-                let Prediction { model_ns, bound_ns, .. } = one.prediction;
-                let prediction = Prediction { model_ns, bound_ns, ..self.scheduled(&settled, &passes)? };
-                let least_ns = one.least_ns.min(prediction.step_ns);
-                let other = Found { assignments: Vec::new(), passes, prediction, least_ns };
-                one.least_ns = least_ns;
-                if other.fitness(self.request.memory_limit) < one.fitness(self.request.memory_limit) {
-                    (one.passes, one.prediction) = (other.passes, other.prediction);
-                }
-            }
+            self.tune(canonical, one, &self.ladder().collect::<Vec<_>>())?;
         }
         Ok(found)
+    }
+
+    /// Gives a candidate the settings of the passes, of its own and some others, under which it is fastest.
+    pub fn tune(&self, canonical: &Graph, one: &mut Found, others: &[passes::Settings]) -> Result<()> {
+        let others: Vec<&passes::Settings> = others.iter().filter(|passes| **passes != one.passes).collect();
+        if others.is_empty() || !self.may_be_tuned(one) {
+            return Ok(());
+        }
+        let settled = self.settled(&*self.local(canonical, &one.assignments)?)?;
+        for passes in others {
+            let Prediction { model_ns, bound_ns, .. } = one.prediction;
+            let prediction = Prediction { model_ns, bound_ns, ..self.scheduled(&settled, passes)? };
+            one.least_ns = one.least_ns.min(prediction.step_ns);
+            let limit = self.request.memory_limit;
+            if prediction.fitness(limit) < one.fitness(limit) {
+                (one.passes, one.prediction) = (passes.clone(), prediction);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether settings of the passes change anything of a candidate that is decided now.
+    pub fn may_be_tuned(&self, found: &Found) -> bool {
+        found.prediction.collectives > 0 && !self.is_for_later(found)
     }
 
     /// Whether other settings of the passes are tried, in a large search, when it is known what of forward runs again so that a candidate keeps the

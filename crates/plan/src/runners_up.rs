@@ -7,6 +7,7 @@ use shard::Assignment;
 
 use crate::{
     labels::Labels,
+    on_axes::OnAxis,
     pins::Pins,
     plan::{Prediction, RunnerUp},
     run::Found,
@@ -24,9 +25,14 @@ pub struct Naming<'a> {
 }
 
 impl<'a> Naming<'a> {
-    /// Names candidates for a graph in canonical form.
-    pub const fn new(graph: &'a Graph, machine: Machine<'a>, limit: Option<u64>) -> Self {
-        Self { graph, machine, limit, labels: Labels::new(graph, machine) }
+    /// Names candidates for a graph in canonical form, of which the best one is decided so.
+    pub const fn new(
+        graph: &'a Graph,
+        machine: Machine<'a>,
+        limit: Option<u64>,
+        best: &'a [OnAxis<'a>],
+    ) -> Self {
+        Self { graph, machine, limit, labels: Labels::new(graph, machine, best) }
     }
 
     /// What a candidate is in the field's words.
@@ -36,28 +42,23 @@ impl<'a> Naming<'a> {
 
     /// The best of `others`, which come best first: plans that are called otherwise than `chosen`, whose name is `name`, and each other; where
     /// these are few, also such as place other inputs.
-    pub fn runners_up(
-        &self,
-        name: &str,
-        chosen: &Found,
-        others: impl Iterator<Item = Found>,
-    ) -> Result<Vec<RunnerUp>> {
-        let mut known: Vec<(String, Found)> = Vec::new();
+    pub fn runners_up(&self, name: &str, chosen: &Found, others: &[Found]) -> Result<Vec<RunnerUp>> {
+        let mut known: Vec<(String, &Found)> = Vec::new();
         let (mut distinct, mut alike) = (Vec::new(), Vec::new());
-        for (rank, other) in others.enumerate() {
+        for (rank, other) in others.iter().enumerate() {
             if distinct.len() == MOST_RUNNERS_UP {
                 break;
             }
-            let label = self.label(&other)?;
-            let called_so = known.iter().filter(|(of, _)| *of == label).map(|(_, found)| found);
+            let label = self.label(other)?;
+            let called_so = known.iter().filter(|(of, _)| *of == label).map(|(_, found)| *found);
             let called_so = called_so.chain((label == name).then_some(chosen));
             // Of plans that place all inputs alike the fastest is enough.
             let differences: Option<Vec<String>> =
-                called_so.map(|known| self.difference(known, &other)).collect();
+                called_so.map(|known| self.difference(known, other)).collect();
             match differences.as_deref() {
                 None => continue,
-                Some([]) => distinct.push((rank, self.named(label.clone(), &other))),
-                Some([.., with]) => alike.push((rank, self.named(format!("{label}, {with}"), &other))),
+                Some([]) => distinct.push((rank, self.named(label.clone(), other))),
+                Some([.., with]) => alike.push((rank, self.named(format!("{label}, {with}"), other))),
             }
             known.push((label, other));
         }

@@ -6,53 +6,48 @@ use aten::Call;
 use base::{Code, Diagnostic, Fingerprint, Result};
 use cost::Machine;
 use ir::{Graph, Mesh};
-use shard::{Assignment, canonical};
+use shard::canonical;
 
 use crate::{
     axis::{PICOS_PER_NANO, Program},
     effort::Extent,
     from_shorter::candidates,
     jointly,
+    on_axes::on_axes,
     plan::{Plan, Prediction},
     run::{Found, Request, Run, ranked},
     runners_up::Naming,
     shorter::Shorter,
 };
 
-/// A plan with what it was made on.
-pub struct Searched {
-    /// The plan.
-    pub plan: Plan,
+/// What was decided, to be written down as a plan.
+pub struct Searched<'a> {
+    request: Request<'a>,
+    extent: Extent,
     /// The graph in canonical form, which the plan's positions along the first axis count in.
     pub canonical: Graph,
-    /// The plan's decisions, one for each axis.
-    pub assignments: Vec<Assignment>,
+    /// The best candidate, with a decision for each axis.
+    pub best: Found,
+    /// The others, the best first.
+    others: Vec<Found>,
+    /// Whether it was found for few layers, and is to be taken apart.
+    is_expected: bool,
 }
 
 /// Finds the plan of least predicted time under the memory limit that keeps the pins.
-pub fn search(request: &Request<'_>) -> Result<Searched> {
-    std::thread::scope(|scope| {
-        let fingerprint = scope.spawn(|| request.captured.fingerprint());
-        searched(request, || fingerprint.join().expect("hashing panics nowhere"))
-    })
-}
-
-/// The search beside the hashing of the captured step.
-fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) -> Result<Searched> {
+pub fn search<'a>(request: &Request<'a>) -> Result<Searched<'a>> {
     let canonical = canonical(request.graph);
     let extent = Extent::of(request.effort, canonical.order.len(), request.mesh);
     let run = Run::new(request, extent);
     let from_shorter = candidates(&run, &canonical);
     let is_expected = from_shorter.is_some() && request.mesh.stages() > 1;
-    let found = if let Some(found) = from_shorter {
-        found
+    let mut found = if let Some(found) = from_shorter {
+        ranked(found, request.memory_limit)
     } else {
         let mut found = jointly::candidates(&run, Program::Whole(&canonical))?;
         found.extend(run.replicated(&canonical)?);
-        found
+        run.tuned(&canonical, ranked(found, request.memory_limit))?
     };
-    let found = ranked(found, request.memory_limit);
-    let mut found = if is_expected { found } else { run.tuned(&canonical, found)? };
     let again = run.holding_less(&canonical, &found)?;
     if run.is_full() && !again.is_empty() {
         found = again;
@@ -60,33 +55,51 @@ fn searched(request: &Request<'_>, fingerprint: impl FnOnce() -> Fingerprint) ->
         found.extend(again);
     }
     let mut found = ranked(found, request.memory_limit).into_iter();
-    let mut best = found.next().ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
-    let others = found;
+    let best = found.next().ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
     if !best.fits(request.memory_limit) {
         return Err(too_small(request.memory_limit.unwrap_or(0), &best.prediction));
     }
-    if best.prediction.model_ns == 0 && !is_expected {
-        let model = run.certified(&canonical, &best.assignments).unwrap_or_default();
-        best.prediction.model_ns = model.time / PICOS_PER_NANO;
-        best.prediction.bound_ns = model.bound / PICOS_PER_NANO;
+    let others = found.collect();
+    Ok(Searched { request: *request, extent, canonical, best, others, is_expected })
+}
+
+impl Searched<'_> {
+    /// The plan. It takes time to write down, and of several that are found one is wanted.
+    pub fn plan(&self) -> Result<Plan> {
+        std::thread::scope(|scope| {
+            let fingerprint = scope.spawn(|| self.request.captured.fingerprint());
+            self.written(|| fingerprint.join().expect("hashing panics nowhere"))
+        })
     }
-    let mut plan = Plan::new(
-        &canonical,
-        (fingerprint(), request.cluster.fingerprint()),
-        request.mesh,
-        &best.assignments,
-    )?;
-    let naming = Naming::new(&canonical, run.machine, request.memory_limit);
-    plan.label = naming.label(&best)?;
-    plan.limit = limit(&best, request.memory_limit);
-    plan.without_row = without_row(&canonical, request.mesh);
-    plan.without_row_ns = replicated_ns(&canonical, run.machine, &plan.without_row);
-    // Whatever computes is among few layers as well.
-    plan.undivided = run.undivided(request.shorter.map_or(&canonical, Shorter::graph));
-    plan.runners_up = naming.runners_up(&plan.label, &best, others)?;
-    plan.passes = best.passes;
-    plan.prediction = best.prediction;
-    Ok(Searched { plan, assignments: best.assignments, canonical })
+
+    /// The plan, beside the hashing of the captured step.
+    fn written(&self, fingerprint: impl FnOnce() -> Fingerprint) -> Result<Plan> {
+        let Self { request, canonical, best, .. } = self;
+        let run = Run::new(request, self.extent);
+        let decided = on_axes(canonical, request.mesh, &best.assignments)?;
+        let naming = Naming::new(canonical, run.machine, request.memory_limit, &decided);
+        let label = naming.label(best)?;
+        let mut prediction = best.prediction;
+        if prediction.model_ns == 0 && !self.is_expected {
+            let model = run.certified(&decided).unwrap_or_default();
+            prediction.model_ns = model.time / PICOS_PER_NANO;
+            prediction.bound_ns = model.bound / PICOS_PER_NANO;
+        }
+        let without_row = without_row(canonical, request.mesh);
+        let fingerprints = (fingerprint(), request.cluster.fingerprint());
+        Ok(Plan {
+            limit: limit(best, request.memory_limit),
+            without_row_ns: replicated_ns(canonical, run.machine, &without_row),
+            without_row,
+            // Whatever computes is among few layers as well.
+            undivided: run.undivided(request.shorter.map_or(canonical, Shorter::graph)),
+            runners_up: naming.runners_up(&label, best, &self.others)?,
+            label,
+            passes: best.passes.clone(),
+            prediction,
+            ..Plan::of(&decided, fingerprints, request.mesh)
+        })
+    }
 }
 
 /// Operators that run replicated because nothing is known of how they shard, with their number.
@@ -156,7 +169,7 @@ mod tests {
         let graph = tower(Tower { layers: 160, rows: 1024, width: 4096, reach: 1, odd: None });
         let shorter = Shorter::of(&canonical(&graph));
         let step = |sizes: &[u32]| {
-            let find = |request: &Request<'_>| search(request).unwrap().plan.prediction.step_ns;
+            let find = |request: &Request<'_>| search(request).unwrap().best.prediction.step_ns;
             asked(&graph, &cluster, &mesh(sizes), shorter.as_ref(), find)
         };
         let (two, three) = (step(&[4, 4]), step(&[2, 2, 4]));

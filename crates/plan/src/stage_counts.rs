@@ -4,15 +4,19 @@
 //! and under the best of the named schedules for even chunks, that is the least that a pipeline can take. Of those that could be faster than what
 //! is known, another quick search in their micro-batches says it more closely, and the most promising are searched with all effort.
 
+use aten::Call;
+use cost::{Machine, local_time};
 use ir::{Graph, InputClass, Mesh, MeshAxis, STAGES};
 use schedule::{Costs, Name};
 use shard::{canonical, stages::StageSet};
 
 use crate::{
+    axis::PICOS_PER_NANO,
     divides::require_slices,
+    folded::Folded,
     glance::{Glance, glance},
     meshes::meshes,
-    pipelines::search_stages,
+    pipelines::{InStages, search_stages},
     plan::Plan,
     run::{Found, Request},
     shorter::Shorter,
@@ -44,6 +48,10 @@ const MOST_NODES: usize = 1 << 17;
 struct Step<'a> {
     canonical: &'a Graph,
     nodes: usize,
+    /// What all ranks compute together at the least: what one does that computes it all, in nanoseconds.
+    computed_ns: i64,
+    /// What is known to take less than this, in nanoseconds.
+    least_ns: Option<i64>,
 }
 
 /// A pipeline with what it takes at the least.
@@ -73,7 +81,9 @@ pub fn faster_in_stages(
 ) -> Option<Plan> {
     let whole = if request.shorter.is_none() { canonical(request.graph) } else { Graph::default() };
     let canonical = request.shorter.map_or(&whole, Shorter::graph);
-    let step = Step { canonical, nodes: request.graph.order.len() };
+    let mut least = known.map(|plan| plan.prediction.step_ns);
+    let computed_ns = computed_ns(request, canonical);
+    let step = Step { canonical, nodes: request.graph.order.len(), computed_ns, least_ns: least };
     let mut promises = Vec::new();
     for stages in (2..=ranks.min(StageSet::MOST)).filter(|stages| ranks.is_multiple_of(*stages)) {
         promises.extend(promised(
@@ -85,44 +95,41 @@ pub fn faster_in_stages(
         ));
     }
     promises.sort_by_key(|promise| promise.step_ns);
-    let mut least = known.map(|plan| plan.prediction.step_ns);
-    let most_promising = promises.first().filter(|promise| may_be_faster(promise, least));
+    let most_promising = promises.first().filter(|promise| may_be_faster(promise.step_ns, least));
     if let Some(stages) = most_promising.map(|promise| promise.mesh.stages()) {
         let pairs = meshes(ranks / stages).into_iter().filter(|mesh| mesh.axes.len() > 1);
         promises.extend(pairs.filter_map(|mesh| promised(request, &step, stages, &mesh, micro_batches)));
         promises.sort_by_key(|promise| promise.step_ns);
     }
-    let mut closer: Vec<Promise> = promises
-        .into_iter()
-        .take_while(|promise| may_be_faster(promise, least))
-        .take(REFINED)
-        .map(|promise| refined(request, promise))
-        .collect();
+    promises.retain(|promise| may_be_faster(promise.step_ns, least));
+    promises.truncate(REFINED);
+    let mut closer = refined_all(request, promises, least);
     closer.sort_by_key(|promise| promise.step_ns);
     let mut found = None;
     let mut kept = None;
     let tried = if known.is_some() { FINALISTS } else { LAST_RESORTS };
     for promise in closer.into_iter().take(tried) {
-        if !may_be_faster(&promise, least) || !may_be_faster_as(kept, &promise, least) {
+        if !may_be_faster(promise.step_ns, least) || !may_be_faster_as(kept, &promise, least) {
             break;
         }
         let expected = Some(&promise.expected[..]).filter(|found| !found.is_empty());
         let sliced = promise.sliced();
         let asked = Request { mesh: &sliced, expected, ..*request };
         let wanted = Wanted { faster_than_ns: least, ..Wanted::default() };
-        let Ok(plan) = search_stages(&asked, wanted) else { continue };
-        kept = Some(plan.prediction.step_ns as f64 / promise.step_ns as f64);
-        if least.is_none_or(|least| plan.prediction.step_ns < least) {
-            least = Some(plan.prediction.step_ns);
-            found = Some(plan);
+        let Ok(in_stages) = search_stages(&asked, wanted) else { continue };
+        let step_ns = in_stages.prediction().step_ns;
+        kept = Some(step_ns as f64 / promise.step_ns as f64);
+        if let InStages::Plan(plan) = in_stages {
+            least = Some(step_ns);
+            found = Some(*plan);
         }
     }
     found
 }
 
 /// Whether a pipeline may take less than what is known: all effort finds better plans than the quick search that a promise comes from.
-fn may_be_faster(promise: &Promise, least: Option<i64>) -> bool {
-    least.is_none_or(|least| promise.step_ns / (100 + NEAR) * 100 < least)
+fn may_be_faster(promised_ns: i64, least: Option<i64>) -> bool {
+    least.is_none_or(|least| promised_ns / (100 + NEAR) * 100 < least)
 }
 
 /// Whether a pipeline may take less than what is known where its promise is kept as another one was, which took so many times what was promised.
@@ -131,30 +138,66 @@ fn may_be_faster_as(kept: Option<f64>, promise: &Promise, least: Option<i64>) ->
     promise.step_ns as f64 * kept * (1.0 - ALIKE) < least as f64
 }
 
+/// The same in their micro-batches, but for those that would take too long even if what is promised were kept as well as the best so far of promises of
+/// no more micro-batches: what is gathered for each counts as often.
+fn refined_all(request: &Request<'_>, promises: Vec<Promise>, least: Option<i64>) -> Vec<Promise> {
+    let mut closer = Vec::new();
+    let mut kept: Vec<(u32, f64)> = Vec::new();
+    for promise in promises {
+        let (promised, count) = (promise.step_ns as f64, promise.micro_batches);
+        let of_no_more = kept.iter().filter(|(known, _)| *known <= count).map(|(_, kept)| *kept);
+        let hoped = promised * of_no_more.reduce(f64::min).unwrap_or(1.0);
+        if may_be_faster(hoped as i64, least) {
+            let refined = refined(request, promise);
+            kept.push((count, refined.step_ns as f64 / promised));
+            closer.push(refined);
+        }
+    }
+    closer
+}
+
 /// What a pipeline takes at the least where its step is searched in its micro-batches: slices may not be sharded as the whole batch is, and what
 /// is gathered for each counts as often.
 fn refined(request: &Request<'_>, promise: Promise) -> Promise {
     let stages = promise.mesh.stages();
     // All effort may keep a memory limit that a quick search does not.
-    let Some(all) = together(request, &promise.sliced()) else { return promise };
-    let step_ns = stretched(all.prediction.step_ns, stages, promise.micro_batches);
+    let sliced = promise.sliced();
+    let Some(all) = together(request, &sliced) else { return promise };
+    let step_ns = stretched(all.prediction.step_ns, stages, stretch(stages, promise.micro_batches));
     Promise { step_ns, expected: all.expected, ..promise }
 }
 
 /// What a quick search predicts for all stages together, in the memory of all of them.
-fn together(request: &Request<'_>, mesh: &Mesh) -> Option<Glance> {
+fn together<'a>(request: &Request<'a>, mesh: &'a Mesh) -> Option<Glance<'a>> {
     let memory_limit = request.memory_limit.map(|limit| limit.saturating_mul(u64::from(mesh.stages())));
     glance(&Request { mesh, memory_limit, ..*request }).ok()
 }
 
-/// What so many stages take at the least that share evenly what all of them take together.
-fn stretched(step_ns: i64, stages: u32, micro_batches: u32) -> i64 {
+/// What so many stages take that share evenly what all of them take together, where that is stretched by so much.
+fn stretched(step_ns: i64, stages: u32, stretch: f64) -> i64 {
     let share = step_ns / i64::from(stages);
-    (share as f64 * stretch(stages, micro_batches)) as i64
+    (share as f64 * stretch) as i64
 }
 
-/// What so many stages take at the least on a mesh within each; nothing where no micro-batches can be made, or where all their memory does not
-/// hold the step.
+/// What a rank takes that computes the whole step, in nanoseconds.
+fn computed_ns(request: &Request<'_>, canonical: &Graph) -> i64 {
+    let machine = Machine { cluster: request.cluster, mesh: request.mesh };
+    let of = |graph: &Graph| -> i64 {
+        graph.order.iter().map(|id| local_time(machine, &Call::new(graph, *id)).max(0)).sum()
+    };
+    let picos = request.shorter.map_or_else(
+        || of(canonical),
+        |shorter| {
+            let Folded { pair, left_out } = &shorter.folded;
+            let (few, more) = (of(&pair.from), of(&pair.to));
+            more + (more - few) * left_out
+        },
+    );
+    picos / PICOS_PER_NANO
+}
+
+/// What so many stages take at the least on a mesh within each; nothing where no micro-batches can be made, where what is computed takes too long
+/// already if all ranks share it evenly, or where all their memory does not hold the step.
 fn promised(
     request: &Request<'_>,
     step: &Step<'_>,
@@ -164,14 +207,20 @@ fn promised(
 ) -> Option<Promise> {
     let inner = within.axes.iter().filter(|axis| axis.size > 1).cloned();
     let mesh = Mesh { axes: std::iter::once(MeshAxis::ranks(STAGES, stages)).chain(inner).collect() };
-    let together = together(request, &mesh)?.prediction.step_ns;
     let rows = rows(step.canonical, within);
     let counts = (2..=stages.saturating_mul(MOST_PER_STAGE).min(rows)).filter(|count| {
         let is_asked = micro_batches.is_none_or(|asked| asked == *count);
         is_asked && rows.is_multiple_of(*count) && step.nodes * *count as usize <= MOST_NODES
     });
-    let mut counts: Vec<(i64, u32)> =
-        counts.map(|count| (stretched(together, stages, count), count)).collect();
+    let stretches: Vec<(u32, f64)> = counts.map(|count| (count, stretch(stages, count))).collect();
+    let shared = step.computed_ns / i64::from(within.ranks());
+    let least = stretches.iter().map(|(_, stretch)| stretched(shared, stages, *stretch)).min()?;
+    if !may_be_faster(least, step.least_ns) {
+        return None;
+    }
+    let together = together(request, &mesh)?.prediction.step_ns;
+    let of = |(count, stretch): (u32, f64)| (stretched(together, stages, stretch), count);
+    let mut counts: Vec<(i64, u32)> = stretches.into_iter().map(of).collect();
     counts.sort_unstable();
     let slices = |count: u32| require_slices(step.canonical, &MeshAxis::micro_batches(count)).is_ok();
     let (step_ns, micro_batches) = counts.into_iter().find(|(_, count)| slices(*count))?;

@@ -15,7 +15,7 @@ use crate::{
     kernels::with_kernels,
     meshes::{Candidate, search_meshes},
     pins::Pins,
-    pipelines::search_stages,
+    pipelines::{InStages, search_stages},
     plan::{Plan, Prediction, mesh_of},
     run::{Offloading, Recomputation, Request},
     search::search,
@@ -269,7 +269,7 @@ impl Asked<'_> {
         let request = Request { effort, ..self.request(&mesh) };
         match settings.ranks.filter(|_| settings.mesh.is_empty()) {
             Some(ranks) => search_meshes(&request, ranks, told),
-            None => Ok(search(&request)?.plan),
+            None => search(&request)?.plan(),
         }
     }
 
@@ -310,7 +310,10 @@ impl Asked<'_> {
             if let Some(axis) = mesh.time_axis() {
                 require_slices(&canonical(self.cleaned), axis)?;
             }
-            search_stages(&self.request(&mesh), wanted)
+            match search_stages(&self.request(&mesh), wanted)? {
+                InStages::Plan(plan) => Ok(*plan),
+                InStages::Slower(_) => Err(Diagnostic::bug("a plan in stages is slower than none")),
+            }
         };
         if let Some(count) = micro_batches {
             return of(count);

@@ -359,26 +359,24 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// The problem in which only copies are left to choose; none where a decision is not among those of the problem.
-    pub fn decided(&self, assignment: &Assignment) -> Option<Problem> {
-        let mut problem = self.problem.clone();
-        let mut decide = |variable: VariableId, states: usize, state: usize| {
-            let mut costs = vec![Cost::INFINITE; states];
-            costs[state] = Cost::ZERO;
-            let table = problem.table_of(&[states], Cells { costs: &costs, ..Cells::default() });
-            problem.factor(&[variable], table);
-        };
-        for id in &self.setting.graph.order {
+    /// The states of all but copies under a decision; none where one of these is not among those of the problem.
+    pub fn fixed(&self, assignment: &Assignment) -> Option<Vec<(VariableId, u32)>> {
+        let of_node = |id: &NodeId| {
             let (variable, menu) = self.nodes[id];
-            let strategies = &self.menus.all[menu].0;
             let decided = assignment.nodes.get(id)?;
-            decide(variable, strategies.len(), strategies.iter().position(|one| one == decided)?);
-        }
-        for (id, (variable, placements)) in self.inputs.iter() {
+            Some((variable, self.menus.all[menu].0.iter().position(|one| one == decided)? as u32))
+        };
+        let of_input = |(id, (variable, placements)): (InputId, &(VariableId, Vec<Placement>))| {
             let decided = assignment.inputs.get(&id)?;
-            decide(*variable, placements.len(), placements.iter().position(|one| one == decided)?);
-        }
-        Some(problem)
+            Some((*variable, placements.iter().position(|one| one == decided)? as u32))
+        };
+        let nodes = self.setting.graph.order.iter().map(of_node);
+        let mut fixed: Vec<(VariableId, u32)> =
+            nodes.chain(self.inputs.iter().map(of_input)).collect::<Option<_>>()?;
+        // Those that are alike share a variable.
+        fixed.sort_unstable();
+        fixed.dedup();
+        Some(fixed)
     }
 
     /// The inputs and operations that some variables stand for.

@@ -157,8 +157,8 @@ fn the_search_finds_what_trying_everything_finds() {
         let whole = partition(&found.canonical, &Assignment::default(), &mesh.axes[0], 0).unwrap();
         let whole = total_time(&whole, Machine { cluster: &cluster, mesh: &mesh });
         cheaper_than_whole += usize::from(least < whole);
-        let prediction = found.plan.prediction;
-        let planned = time_of(&found.canonical, &found.assignments[0], &cluster, &mesh).unwrap();
+        let prediction = found.plan().unwrap().prediction;
+        let planned = time_of(&found.canonical, &found.best.assignments[0], &cluster, &mesh).unwrap();
         // The partition may do with less than the model counts, never with more.
         assert!(planned / 1000 <= prediction.model_ns, "graph {number}: {planned} of {prediction:?}");
         assert_eq!(prediction.bound_ns, least / 1000, "graph {number} of {ways} plans:\n{}", found.canonical);
@@ -232,8 +232,8 @@ fn the_partition_makes_no_more_than_the_search_counts() {
             offload: None,
         };
         let found = search(&request).unwrap();
-        let made = time_of(&found.canonical, &found.assignments[0], cluster, &mesh).unwrap();
-        let prediction = found.plan.prediction;
+        let made = time_of(&found.canonical, &found.best.assignments[0], cluster, &mesh).unwrap();
+        let prediction = found.plan().unwrap().prediction;
         // Otherwise the plan was proposed under other prices, and simulated to be faster.
         if prediction.model_ns == prediction.bound_ns {
             assert!(made / 1000 <= prediction.model_ns, "step {number}:\n{}", found.canonical);

@@ -92,7 +92,7 @@ fn nothing_is_on_the_host_without_a_link_to_it_and_all_where_that_is_asked_for()
     let graph = random_step(&mut Random::new(1), 40);
     let with = |cluster: &Cluster, offload, recompute, memory_limit| {
         let asked = request(&graph, cluster, &mesh, &unsaid);
-        search(&Request { offload, recompute, memory_limit, ..asked }).map(|found| found.plan.prediction)
+        search(&Request { offload, recompute, memory_limit, ..asked }).map(|found| found.best.prediction)
     };
     let (plain, linked) = (machine(), with_link(1.0));
     let free = with(&linked, None, None, None).unwrap();
@@ -121,14 +121,15 @@ fn time_hardly_ever_rises_with_memory_or_with_a_link() {
         let (plain, linked) = (machine(), with_link(2.0));
         let graph = random_step(&mut Random::new(seed), 60);
         let found = |cluster: &Cluster, memory_limit| {
-            search(&Request { memory_limit, ..request(&graph, cluster, &mesh, &unsaid) }).ok()
+            let found = search(&Request { memory_limit, ..request(&graph, cluster, &mesh, &unsaid) });
+            found.ok().map(|found| found.best.prediction)
         };
-        let free = found(&plain, None).unwrap().plan.prediction.peak_bytes;
+        let free = found(&plain, None).unwrap().peak_bytes;
         let mut last = i64::MAX;
         for share in (30..=100).step_by(5) {
             let limit = Some(free * share / 100);
-            let with = found(&linked, limit).map(|found| found.plan.prediction.step_ns);
-            if let Some(without) = found(&plain, limit).map(|found| found.plan.prediction.step_ns) {
+            let with = found(&linked, limit).map(|found| found.step_ns);
+            if let Some(without) = found(&plain, limit).map(|found| found.step_ns) {
                 assert!(with.unwrap() <= without, "seed {seed}, {share} %: slower with a link");
             }
             let Some(step) = with else { continue };

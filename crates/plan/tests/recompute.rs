@@ -51,7 +51,7 @@ fn all_of_forward_runs_again_where_that_is_asked_for_and_nothing_where_not() {
     let graph = random_step(&mut Random::new(1), 40);
     let with = |recompute, memory_limit| {
         let request = Request { recompute, memory_limit, ..request(&graph, &cluster, &mesh, &unsaid) };
-        search(&request).map(|found| found.plan.prediction)
+        search(&request).map(|found| found.best.prediction)
     };
     let free = with(None, None).unwrap();
     let full = with(Some(Recomputation::Full), None).unwrap();
@@ -70,13 +70,13 @@ fn time_hardly_ever_rises_with_memory() {
     let (cluster, mesh, unsaid) = (machine(), Mesh::along("a", 1), Free::default());
     for seed in 20..24 {
         let graph = random_step(&mut Random::new(seed), 60);
-        let free = search(&request(&graph, &cluster, &mesh, &unsaid)).unwrap().plan.prediction.peak_bytes;
+        let free = search(&request(&graph, &cluster, &mesh, &unsaid)).unwrap().best.prediction.peak_bytes;
         let mut last = i64::MAX;
         for share in 30..=100 {
             let limit = Some(free * share / 100);
             let request = Request { memory_limit: limit, ..request(&graph, &cluster, &mesh, &unsaid) };
             let Ok(found) = search(&request) else { continue };
-            let step = found.plan.prediction.step_ns;
+            let step = found.best.prediction.step_ns;
             assert!(
                 step as f64 <= last as f64 * LOST,
                 "seed {seed}: {step} ns with {share} % of the memory, {last} with less"

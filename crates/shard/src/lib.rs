@@ -8,6 +8,7 @@ mod canonical;
 mod draws;
 mod emit;
 mod exam;
+mod follower;
 mod groups;
 mod layout;
 mod local;

@@ -1,12 +1,12 @@
 //! The search space: the shardings that values may have, and the strategies that operations may use, along one axis.
 
-use aten::{Call, Linear, Row, Seed, Slot, Strategy};
+use aten::{Call, Linear, Seed, Slot, Strategy};
 use base::{PrimaryMap, SecondaryMap, define_id};
 use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, Op, PartKind, Placement, ValueId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::{groups::Divided, users::users};
+use crate::{follower::Follower, groups::Divided, users::users};
 
 define_id!(
     /// A type with the shardings offered for it; values with the same kind are interchangeable for the search.
@@ -158,19 +158,20 @@ impl Space {
     /// inside blocks, or in chunks of another size, on either side. Even ones come first, and no uneven one takes their place.
     fn offer(&mut self, graph: &Graph, offered: Offered) {
         let users = users(graph);
+        let mut follower = Follower::new(graph, self.axis.size);
         let ranks = i64::from(self.axis.size);
-        self.offer_where(graph, &users, MOST_OFFERS, |size| size % ranks == 0);
+        self.offer_where(graph, (&users, &mut follower), MOST_OFFERS, |size| size % ranks == 0);
         if offered != Offered::Even {
             let most = MOST_OFFERS + MOST_UNEVEN;
             let includes = |size| size % ranks != 0 && offered.includes(size, ranks as u32);
-            self.offer_where(graph, &users, most, includes);
+            self.offer_where(graph, (&users, &mut follower), most, includes);
         }
     }
 
     fn offer_where(
         &mut self,
         graph: &Graph,
-        users: &SecondaryMap<ValueId, SmallVec<[NodeId; 4]>>,
+        (users, follower): (&SecondaryMap<ValueId, SmallVec<[NodeId; 4]>>, &mut Follower<'_>),
         most: usize,
         is_offered: impl Fn(i64) -> bool,
     ) {
@@ -186,41 +187,8 @@ impl Space {
         while let Some((value, offer)) = queue.get(next).copied() {
             next += 1;
             for node in graph.maker(value).into_iter().chain(users[value].iter().copied()) {
-                self.follow(graph, node, (value, offer), most, &mut queue);
-            }
-        }
-    }
-
-    /// Offers what follows for the other operands and results of `node` when `value` is sharded by `offer`.
-    fn follow(
-        &mut self,
-        graph: &Graph,
-        node: NodeId,
-        (value, offer): (ValueId, Placement),
-        most: usize,
-        queue: &mut Vec<(ValueId, Placement)>,
-    ) {
-        let Some(row) = aten::row_of(&graph.ops[graph.nodes[node].op]) else { return };
-        let ranks = self.axis.size;
-        // An even shard of one block stays one except where dimensions are regrouped.
-        let Placement::Shard { blocks, .. } = offer else { return };
-        if blocks == 1 && !regroups(row) && !offer.is_uneven(&graph.ty(value).shape, ranks) {
-            return;
-        }
-        let call = Call::new(graph, node);
-        let operands = call.operands.iter().enumerate().map(|(i, value)| (Slot::Operand(i), value));
-        let results = call.results.iter().enumerate().map(|(i, value)| (Slot::Result(i), value));
-        let slots = operands.chain(results).filter(|(_, v)| **v == value);
-        let seeds = slots.filter_map(|(slot, _)| Seed::of(slot, offer));
-        for strategy in seeds.filter_map(|s| aten::seeded(row, &call, s, ranks)) {
-            let placed = call
-                .operands
-                .iter()
-                .zip(&strategy.operands)
-                .chain(call.results.iter().zip(&strategy.results));
-            for (value, placement) in placed {
-                if matches!(placement, Placement::Shard { .. }) {
-                    self.add(*value, *placement, most, queue);
+                for (value, placement) in follower.follow(node, (value, offer)) {
+                    self.add(value, placement, most, &mut queue);
                 }
             }
         }
@@ -233,9 +201,4 @@ impl Space {
             queue.push((value, offer));
         }
     }
-}
-
-/// Whether a rule can lead from one block to several.
-fn regroups(row: &Row) -> bool {
-    matches!(row.rule, aten::Rule::Seeded(_))
 }

@@ -22,8 +22,7 @@ const NOISE: u64 = 64;
 /// Orders of tries have needed up to six times fewer cells than the greedy one, never so many times fewer.
 const HOPELESS: u64 = 16;
 
-/// The greedy order, or where that needs tables of more cells than `limit` the first of several that does not, or else the one that
-/// needs the smallest.
+/// The greedy order, or where that needs tables of more cells than `limit` the first of several that does not, if there is one.
 pub(crate) fn good_order(network: &Network, limit: u64) -> Order {
     let mut best = min_weight(network, |_| 0);
     let good = limit.min(LARGE);
@@ -32,7 +31,9 @@ pub(crate) fn good_order(network: &Network, limit: u64) -> Order {
     }
     let colours = colours(network);
     for seed in 1..=TRIES {
-        let attempt = min_weight_within(network, best.largest, |x| noise(seed, colours[x as usize]));
+        // Over the limit no order is of use.
+        let most = best.largest.min(limit);
+        let attempt = min_weight_within(network, most, |x| noise(seed, colours[x as usize]));
         let better = |order: &Order| (order.largest, order.total) < (best.largest, best.total);
         if let Some(order) = attempt.filter(better) {
             best = order;

@@ -34,12 +34,21 @@ type Lists = SmallVec<[ListId; 3]>;
 
 /// How the states of one axis of an array compare, whatever the other axes are.
 struct Comparison {
-    /// The cells of each state, in one order.
-    rows: Box<[Box<[i64]>]>,
+    /// The cells of each state, in one order, one state after the other.
+    rows: Vec<i64>,
     /// Whether the array forbids the state.
     forbidden: Box<[bool]>,
-    /// Per pair of states `a * size + b`: the least cost of `a` over that of `b`, where it was asked for.
-    least: Box<[Option<i64>]>,
+    /// Per pair of states `a * size + b`: the cost of `a` over that of `b` where `a` costs least, in [`COARSE`] units.
+    most: Vec<i64>,
+    /// The same for what it costs more at least, where it was asked for.
+    least: Vec<Option<i64>>,
+}
+
+/// Bounds of differences are in units of so many bits, rounded up, so that those of many tables can be added.
+const COARSE: u32 = 16;
+
+fn coarse(excess: i64) -> i64 {
+    -(-excess >> COARSE)
 }
 
 /// There are neighbours with which `b` is forbidden and `a` is not.
@@ -120,21 +129,36 @@ impl Pruner {
         let size = self.tables[tables[0]].forbidden.len();
         let mut alive: Vec<bool> =
             (0..size).map(|a| !tables.iter().any(|&t| self.tables[t].forbidden[a])).collect();
+        let mut most = vec![0_i64; size];
         for a in (0..size).rev().filter(|&a| alive[a]).collect::<Vec<_>>() {
-            alive[a] = !(0..size).any(|b| b != a && alive[b] && self.dominates(&tables, b, a));
+            most.fill(0);
+            for &table in &tables {
+                let sums = most.iter_mut().zip(self.tables[table].most_excess(a));
+                sums.for_each(|(most, excess)| *most += excess);
+            }
+            let dominates = |b: usize| b != a && alive[b] && self.dominates(&tables, (b, a), most[b]);
+            alive[a] = !(0..size).any(dominates);
         }
         let kept: Vec<u32> = (0..size as u32).filter(|&a| alive[a as usize]).collect();
         (kept.len() < size).then_some(kept)
     }
 
-    fn dominates(&mut self, tables: &[usize], better: usize, worse: usize) -> bool {
+    /// Whether one state dominates another, where `most` is what the costs of that are above its own at most, in [`COARSE`] units.
+    fn dominates(&mut self, tables: &[usize], (better, worse): (usize, usize), mut most: i64) -> bool {
         let mut sum = 0_i128;
         for &table in tables {
-            let least = self.tables[table].least_excess(worse, better);
-            if least == INCOMPARABLE {
+            if most < 0 {
                 return false;
             }
-            sum += i128::from(least);
+            let table = &mut self.tables[table];
+            let excess = table.most_excess(worse)[better];
+            match table.least_excess(worse, better) {
+                INCOMPARABLE => return false,
+                least => {
+                    most -= excess - coarse(least);
+                    sum += i128::from(least);
+                }
+            }
         }
         sum >= 0
     }
@@ -272,17 +296,37 @@ impl Comparison {
     fn new(store: &Store, array: ArrayId, axis: usize) -> Self {
         let (blocks, size, run) = around(&store[array].shape, axis);
         let cells = &store[array].cells;
-        let row = |state: usize| {
-            (0..blocks).flat_map(move |block| &cells[(block * size + state) * run..][..run]).copied()
-        };
-        let rows: Box<[Box<[i64]>]> = (0..size).map(|state| row(state).collect()).collect();
-        let forbidden = rows.iter().map(|row| row.iter().all(|&cell| cell >= INFINITE)).collect();
-        Self { rows, forbidden, least: vec![None; size * size].into() }
+        let mut rows = Vec::with_capacity(cells.len());
+        for state in 0..size {
+            if run == 1 {
+                rows.extend(cells[state..].iter().step_by(size));
+                continue;
+            }
+            for block in 0..blocks {
+                rows.extend_from_slice(&cells[(block * size + state) * run..][..run]);
+            }
+        }
+        let row = |state: usize| &rows[state * blocks * run..][..blocks * run];
+        let forbidden = (0..size).map(|state| row(state).iter().all(|&cell| cell >= INFINITE)).collect();
+        let mut most = Vec::with_capacity(size * size);
+        for a in (0..size).map(row) {
+            let cheapest = (0..a.len()).min_by_key(|&at| a[at]).unwrap_or(0);
+            let excess = |cell: i64| coarse(if cell >= INFINITE { -INFINITE } else { a[cheapest] - cell });
+            most.extend((0..size).map(|b| excess(row(b)[cheapest])));
+        }
+        Self { forbidden, most, least: vec![None; size * size], rows }
+    }
+
+    /// What the cost of `a` over that of each other state is at most at the least, for one that is allowed.
+    fn most_excess(&self, a: usize) -> &[i64] {
+        let size = self.forbidden.len();
+        &self.most[a * size..][..size]
     }
 
     fn least_excess(&mut self, a: usize, b: usize) -> i64 {
-        let rows = &self.rows;
-        *self.least[a * rows.len() + b].get_or_insert_with(|| least_excess(&rows[a], &rows[b]))
+        let size = self.forbidden.len();
+        let row = |state: usize| &self.rows[state * self.rows.len() / size..][..self.rows.len() / size];
+        *self.least[a * size + b].get_or_insert_with(|| least_excess(row(a), row(b)))
     }
 }
 

@@ -120,7 +120,7 @@ impl Compared {
         for limit in peaks {
             let best = all.iter().filter(|(_, peak)| *peak <= limit).map(|(time, _)| *time).min().unwrap();
             let found = search(&Request { memory_limit: Some(limit), ..*unlimited });
-            let plan = found.unwrap_or_else(|error| panic!("limit {limit}: {error}")).plan;
+            let plan = found.unwrap_or_else(|error| panic!("limit {limit}: {error}")).plan().unwrap();
             let prediction = plan.prediction;
             assert!(prediction.peak_bytes <= limit, "{prediction:?} under {limit}");
             assert!(prediction.step_ns >= best || !is_among(&plan), "{limit}: everything was not everything");
