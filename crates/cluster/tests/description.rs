@@ -5,7 +5,7 @@
     reason = "a test fails by panicking, and what is read is what was written"
 )]
 
-use unisono_cluster::{Cluster, Interconnect, presets};
+use unisono_cluster::{Bound, Cluster, Interconnect, presets};
 
 fn network(cluster: &Cluster) -> &unisono_cluster::Network {
     match &cluster.interconnect {

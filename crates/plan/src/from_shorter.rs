@@ -100,8 +100,9 @@ pub fn for_whole<'m>(request: &Request<'m>, canonical: &Graph, found: &Found) ->
     taken_over(request.mesh, pair, &found.assignments).ok()?
 }
 
-/// The best candidates of the whole step, in canonical form, with the settings of the passes that suit them; none where the memory limit decides, or where the whole step is searched in no more
-/// time: along a single axis its layers share what is found for one of them, and the bound is found with it.
+/// The best candidates of the whole step, in canonical form, with the settings of the passes that suit them; none where the memory limit decides,
+/// or where the whole step is searched in no more time: along a single axis its layers share what is found for one of them, and the bound is
+/// found with it.
 pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
     let request = run.request;
     let axes = request.mesh.sharding_axes().filter(|axis| axis.size > 1).count();
