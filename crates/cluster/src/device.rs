@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bound, Fit, Operations, Overlap};
+use crate::{Bound, Fit, Operations, Overlap, Slowdown};
 
 /// One rank's device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -80,6 +80,15 @@ impl Device {
     /// What was measured of an operator for an element type.
     pub fn fit(&self, operator: &str, dtype: ir::Dtype) -> Option<&Fit> {
         self.operations.get(operator)?.get(dtype.text())
+    }
+
+    /// What an operation that is limited by this and a collective do to each other.
+    pub fn slowdown(&self, bound: Bound) -> Slowdown {
+        let apart = match bound {
+            Bound::Products => self.overlap.products,
+            Bound::Bytes => self.overlap.bytes,
+        };
+        apart.unwrap_or(Slowdown { operation: self.overlap_factor, collective: self.overlap_factor })
     }
 
     /// The name of a value that is impossible, and what it is.

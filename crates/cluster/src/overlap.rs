@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Device;
-
 /// What an operation is limited by, on which it depends how much a collective beside it takes away.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Bound {
@@ -67,16 +65,5 @@ impl Overlap {
                 [(name("operation"), operation), (name("collective"), collective)]
             },
         )
-    }
-}
-
-impl Device {
-    /// What an operation of that kind and a collective do to each other.
-    pub fn slowdown(&self, bound: Bound) -> Slowdown {
-        let apart = match bound {
-            Bound::Products => self.overlap.products,
-            Bound::Bytes => self.overlap.bytes,
-        };
-        apart.unwrap_or(Slowdown { operation: self.overlap_factor, collective: self.overlap_factor })
     }
 }

@@ -92,16 +92,11 @@ impl<'a> Labels<'a> {
         if let Some((_, left)) = self.left.borrow().iter().find(|(known, _)| is_same(known)) {
             return Ok(left.clone());
         }
-        let graph = match self.of_best(outside, axis) {
-            Some(graph) => Cow::Borrowed(graph),
-            None => {
-                let mut graph = Cow::Borrowed(self.graph);
-                for (axis, assignment) in outside {
-                    graph = Cow::Owned(partition(&graph, assignment, axis, 0)?.into_renumbered());
-                }
-                graph
-            }
-        };
+        let of_best = self.of_best(outside, axis);
+        let mut graph = Cow::Borrowed(of_best.unwrap_or(self.graph));
+        for (axis, assignment) in outside.iter().filter(|_| of_best.is_none()) {
+            graph = Cow::Owned(partition(&graph, assignment, axis, 0)?.into_renumbered());
+        }
         let known = Known::new(&graph, axis.size);
         let left = Rc::new(Left { graph, known });
         let decided = outside.iter().map(|(_, assignment)| (*assignment).clone()).collect();
