@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from unisono._capture.expressions import Expression, Read, evaluate
 from unisono._capture.number import Number
@@ -57,6 +57,7 @@ class Schedules:
     def noting(self) -> Iterator[None]:
         """Notes calls until it is left, instead of making them."""
         with contextlib.ExitStack() as stack:
+            stack.callback(register_optimizer_step_pre_hook(self._begins).remove)
             stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
             stack.callback(lambda: [group.__setitem__(key, value) for group, key, value in reversed(self._set)])
             for scheduler in self._found:
@@ -69,9 +70,11 @@ class Schedules:
                     own[name] = value
             yield
 
-    def _stepped(self, optimizer: Optimizer, _arguments: Any, _settings: Any) -> None:
+    def _begins(self, optimizer: Optimizer, _arguments: Any, _settings: Any) -> None:
         if id(optimizer) in self._after:
             raise _between()
+
+    def _stepped(self, optimizer: Optimizer, _arguments: Any, _settings: Any) -> None:
         self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
 
     def _caller(self, scheduler: LRScheduler) -> Callable[..., None]:
