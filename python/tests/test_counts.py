@@ -308,6 +308,13 @@ def test_a_count_may_choose_by_what_it_leaves_when_it_is_divided_by_one():
         return h * 2 if state.is_now else h
 
     allowed(step, model=model)
+
+    def step_by_another_count(x):
+        state.n, state.every = state.n + 1, state.every + 1
+        state.left = state.n % state.every
+        return model(x).sum()
+
+    allowed(step_by_another_count, model=model)
     state.every = 2
     with pytest.raises(StepError, match="computes with what it changes at each call"):
         unisono.capture(step, model=model, example=(X,))

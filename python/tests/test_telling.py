@@ -156,6 +156,21 @@ def test_what_is_reported_is_reported_at_each_step(monkeypatch):
     assert library.told == [{"loss": 8.0}, ({"mean": 1.0}, 1), {"loss": 16.0}, ({"mean": 2.0}, 2)]
 
 
+def test_a_text_that_is_filled_with_too_few_or_too_many_values_is_the_users_own_error():
+    def too_few(x):
+        print("%d %f" % (x.sum().item(),))  # noqa: F507, UP031
+
+    def too_many(x):
+        print("%.3f" % (x.sum().item(), len(x)))  # noqa: F507, UP031
+
+    for step in (too_few, too_many):
+        with pytest.raises(TypeError) as expected:
+            step(X)
+        with pytest.raises(TypeError) as caught:
+            unisono.capture(step, example=(X,))
+        assert str(caught.value) == str(expected.value)
+
+
 def test_a_value_that_cannot_be_noted_is_refused_and_nothing_is_written(tmp_path):
     form = "%.3f"
 
@@ -214,7 +229,8 @@ def test_what_only_the_first_call_tells_is_told_once_and_what_only_later_ones_te
 
         run = unisono.parallelize(step, example=(X,), cluster=DEAR_COMPUTING) if parallel else step
         capsys.readouterr()
+        owner.n = 10  # as of an earlier run
         for factor in (1, 2, 3):
             run(X * factor)
         said.append(capsys.readouterr())
-    assert said[0] == said[1]
+    assert said[0] == said[1] and "11: 8.0" in said[0].out

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from unisono._capture.guards import Ending
 from unisono._capture.inputs import StepInput, StepInputs, collect, constant, is_decay, read_at
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside, classes_at
-from unisono._capture.paths import Walk, follow, paths_of, place_at, shown
+from unisono._capture.paths import Walk, follow, paths_of, place_at, shown, tuples_of_tensors
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import Captures, found_or_captured
 from unisono._counter import KEY, key_input
@@ -249,9 +249,10 @@ class CapturedStep:
         outside.settle(message["settled"])
         anew = [path for way in self._ways for path in way.counts.watched_by_itself(self._root)]
         made = [path for way in self._ways for path in way.counts.made(self._root)]
+        tuples = tuples_of_tensors(self._root, self._replaced)
         outside.leave_out(
             message["volatile"],
-            {place_at(self._root, path) for path in (*self._left, *counts, *anew, *self._tuples())},
+            {place_at(self._root, path) for path in (*self._left, *counts, *anew, *tuples)},
             {place_at(self._root, path) for path in made},
             [follow(self._root, path) for way in self._ways for path in way.counts.lists()],
         )
@@ -597,12 +598,6 @@ class CapturedStep:
             raise self._blamed(error) from None
         return self.finish(returned)
 
-    def _tuples(self) -> Iterator[tuple[Any, ...]]:
-        """Paths to the tuples of tensors that are made anew when each step is over, since the step replaces what is in them."""
-        for path in self._replaced:
-            within = (path[:count] for count in range(1, len(path)))
-            yield from (one for one in within if _is_a_tuple_of_tensors(follow(self._root, one)))
-
     def _issued(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if not self._session.synchronous:
             return self.executor(tensors) if self.replayed is None else self.replayed(tensors)
@@ -752,9 +747,3 @@ def _device_of(inputs: StepInputs) -> torch.device:
     """The device that the state of a step is on, or is to be on."""
     state = [item for item in inputs.inputs if item.cls in _STATE]
     return _devices.device_of((item.name, intended_device(item.name, item.tensor)) for item in state)
-
-
-def _is_a_tuple_of_tensors(value: Any) -> bool:
-    return isinstance(value, tuple) and all(
-        isinstance(one, torch.Tensor) or _is_a_tuple_of_tensors(one) for one in value
-    )

@@ -44,8 +44,8 @@ pub fn candidates(run: &Run<'_>, program: Program<'_>) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// The ways that are left to search with all effort: those by which a quick search finds the best, or what is near that; adds what it finds. Of a whole
-/// step, one axis after the other is searched with all effort at once, which tries again all that a quick search tries.
+/// The ways that are left to search with all effort: those by which a quick search finds the best, or what is near that; adds what it finds.
+/// Of a whole step, one axis after the other is searched with all effort at once, which tries again all that a quick search tries.
 fn near(
     run: &Run<'_>,
     quick: &Run<'_>,

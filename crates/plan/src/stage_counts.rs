@@ -138,8 +138,8 @@ fn may_be_faster_as(kept: Option<f64>, promise: &Promise, least: Option<i64>) ->
     promise.step_ns as f64 * kept * (1.0 - ALIKE) < least as f64
 }
 
-/// The same in their micro-batches, but for those that would take too long even if what is promised were kept as well as the best so far of promises of
-/// no more micro-batches: what is gathered for each counts as often.
+/// The same in their micro-batches, but for those that would take too long even if what is promised were kept as well as the best so far of
+/// promises of no more micro-batches: what is gathered for each counts as often.
 fn refined_all(request: &Request<'_>, promises: Vec<Promise>, least: Option<i64>) -> Vec<Promise> {
     let mut closer = Vec::new();
     let mut kept: Vec<(u32, f64)> = Vec::new();

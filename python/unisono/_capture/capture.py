@@ -21,7 +21,8 @@ from unisono._capture.again import Again, is_the_same
 from unisono._capture.beside import Snapshot
 from unisono._capture.calls import call_of
 from unisono._capture.custom import proved_rules
-from unisono._capture.effects import told_later
+from unisono._capture.effects import told_at_first
+from unisono._capture.followed import plain
 from unisono._capture.forks import MOST_QUESTIONS, Way, merged
 from unisono._capture.guards import Choices, EndedError
 from unisono._capture.inputs import StepInputs, collect
@@ -155,13 +156,14 @@ def capture_step(
 
 def _note_what_is_told_at_first(first: _Found, last: _Found, found: _Found) -> None:
     """Lets the ways of a step tell first what its first trace told, where what was traced behind it tells something else."""
-    firsts, lasts = ({way.choices: way for way in one.ways} for one in (first, last))
+    firsts, lasts = ({way.choices: way.effects for way in one.ways} for one in (first, last))
     for way in found.ways:
         if way.choices in firsts and way.choices in lasts:
-            at_first = firsts[way.choices].effects
-            later = told_later(at_first, lasts[way.choices].effects)
-            if later is not None:
-                way.effects, way.at_first = way.effects if found is not first else later, at_first
+            # A step that is traced again for what it leaves anew is traced behind its first trace.
+            plainly = [effect.with_leaves(plain) for effect in lasts[way.choices]] if found is first else way.effects
+            at_first = told_at_first(firsts[way.choices], plainly)
+            if at_first is not None:
+                way.effects, way.at_first = plainly, at_first
 
 
 @dataclass(frozen=True)

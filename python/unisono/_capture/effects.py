@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono._capture.expressions import Expression, Read, evaluate, evaluated
-from unisono._capture.followed import plain
+from unisono._capture.telling import Opened
 from unisono._tree import flatten, unflatten
 
 
@@ -45,6 +47,16 @@ class Effect:
         """All that the call is given."""
         return flatten((self.arguments, self.named))[0]
 
+    def is_told_by(self, other: Effect) -> bool:
+        """Whether another call is given the same numbers and texts, as far as they are known before the step is over."""
+        ours, theirs = self.leaves(), other.leaves()
+        known = ((one, same) for one, same in zip(ours, theirs, strict=False) if isinstance(same, str | int | float))
+        return len(ours) == len(theirs) and all(repr(one) == repr(same) for one, same in known)
+
+    def is_of_an_opened_file(self) -> bool:
+        """Whether it does something to a file that the step opens, which is another one in each trace."""
+        return isinstance(getattr(self.function, "__self__", None), Opened)
+
     def with_leaves(self, value_of: Callable[[Any], Any]) -> Effect:
         """The same call with other values."""
         leaves, structure = flatten((self.arguments, self.named))
@@ -60,8 +72,20 @@ def perform(effects: Sequence[Effect], read: Read, *, whole: bool = True) -> Non
         known.function(*known.arguments, **known.named)
 
 
-def told_later(first: Sequence[Effect], later: Sequence[Effect]) -> list[Effect] | None:
-    """What later calls of a step tell, by one that was traced behind the first; ``None`` if it is what the first tells."""
-    plainly = [effect.with_leaves(plain) for effect in later]
-    texts = [[(effect.lines, repr(effect.leaves())) for effect in effects] for effects in (first, plainly)]
-    return None if texts[0] == texts[1] else plainly
+def told_at_first(first: Sequence[Effect], later: Sequence[Effect]) -> list[Effect] | None:
+    """What a step tells that runs first, by its first trace and by what later calls tell; ``None`` if it is what these tell.
+
+    What later calls compute when the step is over is right in the first one too, and better: what it is computed from may be another one
+    then than it was in the trace.
+    """
+    waiting: dict[tuple[tuple[str, int], ...], deque[Effect]] = {}
+    for effect in later:
+        waiting.setdefault(effect.lines, deque()).append(effect)
+    at_first = []
+    for effect in first:
+        there = waiting.get(effect.lines)
+        same = there.popleft() if there else None
+        at_first.append(same if same is not None and effect.is_told_by(same) else effect)
+    if len(at_first) == len(later) and all(map(operator.is_, at_first, later)):
+        return None
+    return [*first] if any(effect.is_of_an_opened_file() for effect in first) else at_first

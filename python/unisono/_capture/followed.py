@@ -161,8 +161,8 @@ class FollowedNumber:
 
     def _made(self, function: Callable[..., Any], one: Any, other: Any) -> Any:
         """What a function makes of this number and something else, in this order or the other."""
-        if function is operator.mod and other == 1 and type(_plain(one)) is int:
-            return 0  # whatever it is: each step of `accelerate` is one of as many as are accumulated
+        if function is operator.mod and leaves_nothing(type(_plain(one)), other):
+            return 0
         partner = other if one is self else one
         if type(partner) is FollowedNumber:
             sources = self.sources | partner.sources
@@ -268,11 +268,23 @@ def _plain(value: Any) -> Any:
     return value.value if type(value) is FollowedNumber else value
 
 
+def leaves_nothing(kind: type, divisor: Any) -> bool:
+    """Whether a number of a class, divided by another, leaves 0 whatever it is.
+
+    A step of `accelerate` is asked which one it is of those that are accumulated, one by default.
+    """
+    return kind is int and type(divisor) is int and divisor == 1
+
+
 def _formats(frame: types.FrameType) -> bool:
     """Whether code is at ``text % values``: numbers have a method of their own for this operator."""
     code, at = frame.f_code.co_code, frame.f_lasti
-    name = dis.opname[code[at]]
-    return name.endswith("_MODULO") or (name == "BINARY_OP" and dis._nb_ops[code[at + 1]][1] in ("%", "%="))  # type: ignore[attr-defined]
+    return is_remainder(dis.opname[code[at]], code[at + 1])
+
+
+def is_remainder(name: str, argument: int | None) -> bool:
+    """Whether an instruction is the operator ``%``."""
+    return name.endswith("_MODULO") or (name == "BINARY_OP" and dis._nb_ops[argument or 0][1] in ("%", "%="))  # type: ignore[attr-defined]
 
 
 class FollowedGenerator:

@@ -13,19 +13,19 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from unisono._capture.followed import FollowedText, plain, sources_of
+from unisono._capture.followed import FollowedText, is_remainder, plain, sources_of
 from unisono._capture.number import Number
+from unisono._capture.paths import Missing
 from unisono._capture.places import is_the_users
 
 #: A place for a value: the name of an entry, flags, width, precision and how the value is written.
 _PLACE = re.compile(
     r"%(?:\((?P<name>[^)]*)\))?(?P<flags>[-+ #0]*)(?P<width>\*|\d*)(?:\.(?P<digits>\*|\d*))?(?P<kind>[a-zA-Z%])"
 )
-_OPERATORS: list[tuple[str, str]] = getattr(dis, "_nb_ops", [])
 
 
 @contextlib.contextmanager
@@ -64,9 +64,7 @@ def _filled(code: types.CodeType) -> Iterator[str]:
     found = [*dis.get_instructions(code)]
     effects = [dis.stack_effect(one.opcode, one.arg, jump=False) for one in found]
     for at, instruction in enumerate(found):
-        if instruction.opname == "BINARY_MODULO" or (
-            instruction.opname == "BINARY_OP" and _OPERATORS[instruction.arg or 0][1] == "%"
-        ):
+        if is_remainder(instruction.opname, instruction.arg):
             # What is pushed last, and leaves one value above it until here, is the left one.
             above = 1
             for before in range(at - 1, -1, -1):
@@ -106,12 +104,21 @@ class Asking(str):
                 continue
             if "*" in (place["width"], place["digits"]):
                 return None
-            value = entries[place["name"]] if place["name"] is not None else next(values, None)
+            value = entries[place["name"]] if place["name"] is not None else next(values, Missing)
+            if value is Missing:
+                _refuse("not enough arguments for format string")
             piece = _piece(value, place)
             if piece is None:
                 return None
             pieces.append(piece)
+        if not isinstance(entries, Mapping) and next(values, Missing) is not Missing:
+            _refuse("not all arguments converted during string formatting")
         return "".join([*pieces, self[end:]])
+
+
+def _refuse(why: str) -> NoReturn:
+    """Raises what Python raises; by itself, since an error of code that holds a stand-in is taken for one of that."""
+    raise TypeError(why)
 
 
 def _piece(value: Any, place: re.Match[str]) -> str | None:

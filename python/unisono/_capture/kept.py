@@ -261,8 +261,10 @@ class Kept:
                 more = True
         for path, before in self._before.tensors.items():
             gone = path not in now.tensors and follow(self.root, path[:-1]) is not Missing
+            if not gone or self._is_the_models(path, before, own) or path in self.counts:
+                continue
             now_there = follow(self.root, path)
-            if not gone or self._is_the_models(path, before, own) or now_there is before or path in self.counts:
+            if now_there is before:
                 continue
             if type(now_there) not in _PLAIN or self._place_of(path)[0] != path:
                 raise _first_differs(path, _GONE)

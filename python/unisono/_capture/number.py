@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from unisono._capture.expressions import Expression
-from unisono._capture.followed import FollowedNumber, plain
+from unisono._capture.followed import FollowedNumber, leaves_nothing, plain
 from unisono._capture.places import read_back, user_line
 from unisono.errors import StepError
 
@@ -60,7 +60,7 @@ class Number:
             raise self.refused()
         if not all(isinstance(one, bool | int | float) for one in operands):
             return NotImplemented
-        if name == "mod" and operands[0] is self and self.kind is int and operands[1:] == (1,):
+        if name == "mod" and operands[0] is self and leaves_nothing(self.kind, operands[1]):
             return 0
         return Number(self.reads, [name, *map(_expression, operands)], _kind_of(name, operands))
 

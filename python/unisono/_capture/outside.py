@@ -66,9 +66,12 @@ class Outside:
         self._step, self._model, self._left_out = train_step, model, set[str]()
         self._renewed_at, self._made, self._filled = set[tuple[int, Any]](), set[tuple[int, Any]](), list[Any]()
         found, self._holders = self._read()
-        self._places = {name: place for name, place in found.items() if _seen_at(place) is not ...}
-        self._captured = [_seen_at(place) for place in self._places.values()]
-        self._still = _Still(self._places, self._captured)
+        places = {name: place for name, place in found.items() if _seen_at(place) is not ...}
+        self._watch(places, [_seen_at(place) for place in places.values()])
+
+    def _watch(self, places: dict[str, Place], captured: list[Any]) -> None:
+        """Watches places, at which this was when the step was captured."""
+        self._places, self._captured, self._still = places, captured, _Still(places, captured)
 
     def _read(self) -> tuple[dict[str, Place], _Holders]:
         """All places that are read by their names, and what may hold numbers."""
@@ -101,11 +104,11 @@ class Outside:
 
     def settle(self, values: Mapping[str, Any]) -> None:
         """Takes numbers and texts for those that the step was captured with; a rank that has not captured it gets them."""
-        self._captured = [values.get(name, was) for name, was in zip(self._places, self._captured, strict=True)]
+        captured = [values.get(name, was) for name, was in zip(self._places, self._captured, strict=True)]
         for name, value in values.items():
             if name in self._places and differ(value_at(*self._places[name]), value):
                 put_at(*self._places[name], value)
-        self._still = _Still(self._places, self._captured)
+        self._watch(self._places, captured)
 
     def leave_out(
         self,
@@ -131,9 +134,7 @@ class Outside:
         ]
         self._holders.note_hooks()  # the capture has hooks of its own
         self._left_out |= self._places.keys() - {name for name, *_ in kept}
-        self._places = {name: place for name, place, _ in kept}
-        self._captured = [was for *_, was in kept]
-        self._still = _Still(self._places, self._captured)
+        self._watch({name: place for name, place, _ in kept}, [was for *_, was in kept])
 
     def changed(self) -> tuple[str, Any, Any] | None:
         """Name, value when the step was captured, and value now of the first that has changed."""
@@ -142,7 +143,7 @@ class Outside:
             if new is not None:
                 return new
         if not self._still.are_all():
-            self._still = _Still(self._places, self._captured)
+            self._watch(self._places, self._captured)
             return _first_other(zip(self._places.items(), self._captured, strict=True))
         return _first_other(self._still.others)
 
@@ -152,8 +153,8 @@ class Outside:
         for name, place in found.items():
             if name not in self._places and _seen_at(place) is not ...:
                 return name, None, _seen_at(place)
-        self._places, self._holders = {name: found.get(name, ({}, name)) for name in self._places}, holders
-        self._still = _Still(self._places, self._captured)
+        self._holders = holders
+        self._watch({name: found.get(name, ({}, name)) for name in self._places}, self._captured)
         return None
 
 

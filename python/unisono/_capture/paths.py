@@ -145,6 +145,17 @@ def place_at(root: Any, path: Path) -> tuple[int, Any]:
     return id(vars(holder) if kind == "attr" and hasattr(holder, "__dict__") else holder), key
 
 
+def tuples_of_tensors(root: Any, paths: Iterable[Path]) -> Iterator[Path]:
+    """Paths to the tuples, of tensors alone, on the way to tensors: when one of these is replaced, another tuple takes their place."""
+
+    def is_one(value: Any) -> bool:
+        return isinstance(value, tuple) and all(isinstance(one, torch.Tensor) or is_one(one) for one in value)
+
+    for path in paths:
+        within = (path[:count] for count in range(1, len(path)))
+        yield from (one for one in within if is_one(follow(root, one)))
+
+
 def paths_of(plain: Iterable[Any]) -> list[Path]:
     """Paths as another rank has sent them."""
     return [tuple((kind, key) for kind, key in path) for path in plain]

@@ -93,6 +93,7 @@ def is_pythons_own(file: str) -> bool:
     return file.startswith(_LIBRARY) and "-packages" + os.sep not in file
 
 
+@functools.lru_cache(maxsize=4096)
 def is_the_users(file: str) -> bool:
     """Whether a source file is neither PyTorch's nor Unisono's nor of Python's own library."""
     return not is_pythons_own(file) and (file.startswith(_TYPED) or not file.startswith(_NOT_THE_USERS))

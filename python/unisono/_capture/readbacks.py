@@ -35,7 +35,7 @@ from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.named import standing
 from unisono._capture.number import Number
 from unisono._capture.places import is_the_users, read_back, user_line, user_lines
-from unisono._capture.telling import is_told_once
+from unisono._capture.telling import is_within, told_once
 from unisono._tree import flatten, unflatten
 from unisono.errors import StepError
 
@@ -197,12 +197,16 @@ class Readbacks(TorchFunctionMode):
         self._used.add(number)
         return list(self._texts[number][:3])
 
+    @functools.cached_property
+    def _told_once(self) -> set[types.CodeType]:
+        return told_once()
+
     def note(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Notes a call that is to be made after each step, or makes it, if further steps do not."""
         leaves, structure = flatten((arguments, named))
         later = [Later(e) if (e := self.expression_of(leaf)) is not None else leaf for leaf in leaves]
         frame = sys._getframe(1)
-        if not any(type(leaf) is Later for leaf in later) and is_told_once(frame):
+        if not any(type(leaf) is Later for leaf in later) and is_within(frame, self._told_once):
             function(*arguments, **named)
             return
         arguments, named = unflatten(structure, iter(later), (arguments, named))

@@ -9,7 +9,7 @@ import gc
 import io
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -198,10 +198,15 @@ def _is_called_by_the_user(frame: types.FrameType) -> bool:
     return is_the_users(frame.f_code.co_filename)
 
 
-def is_told_once(frame: types.FrameType | None) -> bool:
-    """Whether what is running is called by a function whose results are kept, as for warnings that are given once."""
+def told_once() -> set[types.CodeType]:
+    """The code of the user's functions whose results are kept, as for warnings that are given once; all objects are looked at."""
     wrapped = [getattr(one, "__wrapped__", None) for one in gc.get_objects() if type(one) is _KEEPS_RESULTS]
-    codes = {one.__code__ for one in wrapped if isinstance(one, types.FunctionType)}
-    while frame is not None and not (frame.f_code in codes and is_the_users(frame.f_code.co_filename)):
+    codes = (one.__code__ for one in wrapped if isinstance(one, types.FunctionType))
+    return {code for code in codes if is_the_users(code.co_filename)}
+
+
+def is_within(frame: types.FrameType | None, codes: Container[types.CodeType]) -> bool:
+    """Whether what is running is called by any of these."""
+    while frame is not None and frame.f_code not in codes:
         frame = frame.f_back
     return frame is not None
