@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -328,6 +329,21 @@ def faults_of_one_device(library: str) -> None:
     print("number in a fused list:", _word(lambda: _fused_adamw(x, torch.tensor(1.0))))
     print("number:", _word(lambda: x * torch.tensor(2.0)))
     print(clocked.waits(), len(clocked.faults()))
+    print("memory that was several tensors':", _touched_within(library))
+
+
+def _touched_within(library: str) -> str:
+    """What is found of kernels that read a tensor everywhere, which lies where many small ones were."""
+    clocked.forget()
+    launch = ctypes.CDLL(library).clocked_launch
+    for _ in range(8):
+        small = [torch.empty(500, device=clocked.NAME) for _ in range(64)]
+        small.clear()
+        large = torch.empty(16_000, device=clocked.NAME)
+        for offset in range(0, large.nbytes, 64):
+            addresses, written = (ctypes.c_void_p * 1)(large.data_ptr() + offset), (ctypes.c_bool * 1)(False)
+            launch(ctypes.c_void_p(0), b"a kernel", ctypes.c_uint(1), addresses, written)
+    return (clocked.faults() or ["nothing was found"])[0]
 
 
 def _fused_adamw(x: torch.Tensor, step: torch.Tensor) -> None:

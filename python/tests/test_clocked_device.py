@@ -174,7 +174,9 @@ def test_a_planted_fault_is_found_with_the_names_of_the_operations(said, fault, 
     assert words in said[fault]
 
 
-@pytest.mark.parametrize("right", ["read after a wait", "reused after record_stream", "number"])
+@pytest.mark.parametrize(
+    "right", ["read after a wait", "reused after record_stream", "number", "memory that was several tensors'"]
+)
 def test_nothing_is_found_where_all_is_ordered(said, right):
     assert said[right] == "nothing was found"
 

@@ -119,7 +119,10 @@ void let_go(void* context) {
 }
 
 c10::DataPtr pointer_to(State& all, const Held& block) {
-  all.blocks[static_cast<const char*>(block->data)] = block;
+  const auto* data = static_cast<const char*>(block->data);
+  // What lay there before is gone: left, it would hide the block from who touches it behind where that began.
+  all.blocks.erase(all.blocks.lower_bound(data), all.blocks.lower_bound(data + block->size));
+  all.blocks[data] = block;
   return {block->data, new Held(block), &release, block->owner.device()};
 }
 
