@@ -1,4 +1,4 @@
-"""Steps that change numbers, captured: which are refused, and what is warned of."""
+"""Steps that change numbers: which are refused, what is warned of, and what those give that are captured."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import warnings
 
 import pytest
 import torch
+from machines import DEAR_COMPUTING
 from torch import nn
 
 import unisono
-from unisono.errors import StepError
+from unisono.errors import CaptureNotice, StepError
+from unisono.parallel import ParallelStep
 
 X = torch.ones(2, 4)
 
@@ -49,3 +51,63 @@ def allowed(step, *, model=None, warned=None):
     told = [str(one.message) for one in caught if "runs once" in str(one.message)]
     assert bool(told) == (warned is not None), told
     assert warned is None or f"`{warned}` (" in told[0], told
+
+
+class Run:
+    """What a training has beside its step."""
+
+    def __init__(self, make):
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 4)
+        self.optimizer = make(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.averages = [parameter.detach().clone() for parameter in self.model.parameters()]
+        self.x, self.n, self.seen, self.last, self.filled = X, 0, list[object](), 0.0, list[torch.Tensor]()
+
+
+def eager(use, make=torch.optim.SGD):
+    """A training whose step is given numbers, and that step; ``use`` gives its loss, and perhaps what is called behind its update."""
+    run = Run(make)
+
+    def step(x, *numbers):
+        used = use(run, (run.model(x) ** 2).mean(), *numbers)
+        loss, *ends = used if isinstance(used, tuple) else (used,)
+        run.optimizer.zero_grad()
+        loss.backward()
+        run.optimizer.step()
+        for end in ends:
+            end()
+        return loss.detach()
+
+    return run, step
+
+
+def parallel(use, *numbers, make=torch.optim.SGD, **settings):
+    """The same, whose step is captured with some numbers."""
+    run, step = eager(use, make)
+    settings = {"model": run.model, "optimizer": run.optimizer, "cluster": DEAR_COMPUTING} | settings
+    return run, unisono.parallelize(step, example=(X, *numbers), **settings)
+
+
+def captures_where_all_is_as_in_eager(use, calls, capsys, between=lambda run, number: None, make=torch.optim.SGD):
+    """Runs a step for each of the calls, which are numbers that it is given, beside eager PyTorch; how often it is captured."""
+
+    def trained(run, step):
+        losses = []
+        for number, given in enumerate(calls):
+            losses.append(step(X * (1 + number / 10), *given))
+            between(run, number)
+        if isinstance(step, ParallelStep):
+            step.sync()
+        numbers = run.n, run.seen, run.last, capsys.readouterr().out
+        return [*losses, *run.averages, *run.filled, *run.model.parameters()], numbers
+
+    run, step = parallel(use, *calls[0], make=make)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureNotice)
+        found = trained(run, step)
+    wanted = trained(*eager(use, make))
+    for one, other in zip(found[0], wanted[0], strict=True):
+        torch.testing.assert_close(one, other)
+    assert found[1] == wanted[1] or found[1] == pytest.approx(wanted[1])
+    return step._session.made

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import linecache
 import types
 
 import pytest
 import torch
-from counted import allowed, refused_for_its_count
+from counted import X, allowed, refused_for_its_count
 from torch import nn
+
+import unisono
+from unisono.errors import StepError
 
 
 def a_text(n, h):
@@ -109,7 +113,21 @@ def an_attribute(n, h):
     return h * 2 if owner.label == "step-1000" else h
 
 
+def shown_and_compared(n, h):
+    name = f"{n}"  # used
+    print(name)
+    return h * 2 if name == "1000" else h
+
+
+def joined_and_compared(n, h):
+    name = "-".join(["step", str(n)])  # used
+    print(name)
+    return h * 2 if name == "step-1000" else h
+
+
 USES = [
+    shown_and_compared,
+    joined_and_compared,
     a_text,
     a_text_of_pieces,
     a_text_of_pieces_by_its_name,
@@ -152,3 +170,47 @@ def test_texts_that_are_kept_or_shown_are_allowed(use):
         return use(state.n, x.sum())
 
     allowed(step, warned=None if use is shown else "state.n")
+
+
+def compared(text):
+    print(text)
+    return text == "0.1"  # used
+
+
+def looked_up(text):
+    print(text)
+    return {"0.1": 2}.get(text)  # used
+
+
+def taken_apart(text):
+    print(text)
+    return text.startswith("0.1")  # used
+
+
+@pytest.mark.parametrize("use", [compared, looked_up, taken_apart, len])
+def test_a_text_of_a_value_that_is_shown_and_steers_the_step_too_is_refused(use):
+    model = nn.Linear(4, 4)
+
+    def step(x):
+        loss = model(x).sum()
+        text = f"{loss.item():.1f}"
+        return loss * 2 if use(text) else loss  # used
+
+    with pytest.raises(StepError) as caught:
+        unisono.capture(step, model=model, example=(X,))
+    file, _, line = str(caught.value.place).rpartition(":")
+    assert caught.value.code == "U0101" and "text" in linecache.getline(file, int(line))
+
+
+def test_what_is_returned_under_a_key_that_is_known_later_is_refused():
+    model = nn.Linear(4, 4)
+
+    def step(x):
+        loss = model(x).sum()
+        name = f"loss {loss.item():.1f}"
+        print(name)
+        return {name: loss}
+
+    with pytest.raises(StepError) as caught:
+        unisono.capture(step, model=model, example=(X,))
+    assert caught.value.code == "U0101"

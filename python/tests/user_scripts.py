@@ -108,6 +108,7 @@ def compare_all(names: list[str]) -> None:
 
 import scripts_averages  # noqa: E402, F401 - registers its scripts
 import scripts_changes  # noqa: E402, F401 - registers its scripts
+import scripts_choices  # noqa: E402, F401
 import scripts_complex  # noqa: E402, F401
 import scripts_conditions  # noqa: E402, F401
 import scripts_generators  # noqa: E402, F401

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +34,22 @@ class Call:
     structure: Structure
     kinds: list[Any]
 
-    def is_like(self, other: Call) -> bool:
-        """Whether one captured step can serve both calls."""
-        return self.kinds == other.kinds and self.structure == other.structure
+    def is_like(self, other: Call, varying: Collection[int] = ()) -> bool:
+        """Whether one captured step can serve both calls, whatever the numbers at ``varying`` positions are."""
+        if self.structure != other.structure:
+            return False
+        if not varying or self.kinds == other.kinds:
+            return self.kinds == other.kinds
+        pairs = enumerate(zip(self.kinds, other.kinds, strict=True))
+        return all(one == same or (at in varying and one[0] is same[0]) for at, (one, same) in pairs)
+
+    def other_numbers(self, other: Call) -> list[int]:
+        """The positions of the numbers by which alone two calls differ; none where they differ by more."""
+        if self.structure != other.structure:
+            return []
+        pairs = enumerate(zip(self.kinds, other.kinds, strict=True))
+        differ = {at: one[0] is same[0] and one[0] in (int, float) for at, (one, same) in pairs if one != same}
+        return [*differ] if all(differ.values()) else []
 
     def shown(self) -> str:
         """Its arguments and how they are put together, with dots for what is in them."""

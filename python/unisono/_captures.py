@@ -113,7 +113,7 @@ def found_or_captured(
         found = captures.find(key) if key is not None else None
         if found is not None:
             return found, None
-    captured = capture_step(train_step, model=model, optimizers=optimizers, call=call, **settings)
+    captured = _captured(train_step, model=model, optimizers=optimizers, call=call, **settings)
     at = {place_at(captured.kept.root, path) for path in captured.settled}
     changed = outside.changed_by_itself() if outside is not None else {}
     settled = outside.values(name for name, place in changed.items() if place in at) if outside is not None else {}
@@ -125,6 +125,16 @@ def found_or_captured(
     if captures is not None and key is not None:
         captures.keep(key, roots, message)
     return message, captured
+
+
+def _captured(train_step: Callable[..., Any], *, varying: frozenset[int] = frozenset(), **settings: Any) -> Capture:
+    """A capture that serves whatever the numbers at ``varying`` positions are, or one for those that are there if there is none."""
+    if varying:
+        with contextlib.suppress(
+            Exception
+        ):  # whatever the user's code makes of the stand-ins; without them it says what is wrong
+            return capture_step(train_step, varying=varying, **settings)
+    return capture_step(train_step, **settings)
 
 
 def _is_plain(message: dict[str, Any]) -> bool:
@@ -140,6 +150,9 @@ def _is_plain(message: dict[str, Any]) -> bool:
         "volatile",
         "settled",
         "effects",
+        "premises",
+        "scalars",
+        "varying",
     )
     return (
         not any(message[key] for key in nothing)

@@ -9,7 +9,7 @@ from typing import Any
 from unisono import _agreement
 from unisono._capture import Capture
 from unisono._capture.counting import Counts
-from unisono._capture.expressions import Read, evaluate
+from unisono._capture.expressions import Expression, Read, evaluate
 from unisono._capture.guards import Ending
 from unisono._capture.paths import Path, paths_of
 from unisono._capture.schedules import Scheduled
@@ -27,6 +27,7 @@ class Way:
         reads: how many tensors it reads.
         answers: the answers to the questions that it asks.
         schedules: the schedulers that it calls.
+        rates: the learning rates that it leaves, by the number of the group.
         counted: paths to averages that take a step.
         endings: how the step ends where a question is answered otherwise, by the number of the question.
         counts: what it leaves beside tensors.
@@ -39,6 +40,7 @@ class Way:
     reads: int
     answers: tuple[bool, ...]
     schedules: list[Scheduled]
+    rates: list[tuple[int, Expression]]
     counted: list[Path]
     endings: dict[int, Ending]
     counts: Counts = field(default_factory=Counts)
@@ -60,6 +62,7 @@ class Way:
             data["reads"],
             tuple(data["answers"]),
             calls,
+            [(index, expression) for index, expression in data["rates"]],
             counted,
             endings,
             counts,
@@ -94,6 +97,10 @@ def told(captured: Capture) -> dict[str, Any]:
         "replaced": captured.kept.replaced,
         "left": captured.kept.left,
         "gradients": captured.kept.gradients,
+        "premises": captured.kept.premises.found,
+        "counted": captured.kept.counts,
+        "scalars": captured.kept.premises.inputs(),
+        "varying": sorted(captured.inputs.varying),
         "held": [captured.inputs.inputs[position].name for position in captured.traced.held],
         "dropped": captured.kept.dropped,
         "accumulates": captured.kept.accumulates,
@@ -112,6 +119,7 @@ def _way(way: Traced) -> dict[str, Any]:
         "counted": way.counted,
         "counts": way.counts.plain(),
         "clocks": way.clocks,
+        "rates": way.rates,
         "schedules": [list(vars(call).values()) for call in way.schedules],
         "endings": [[at, ending.plain()] for at, ending in way.endings.items()],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -144,11 +144,17 @@ def has_ended(how: str) -> StepError:
     )
 
 
-def other_call(call: Call, before: Call, paths: Sequence[str]) -> StepError:
-    """The error for a call that is not like the captured one; ``paths`` are those of its leaves."""
+def other_choice(what: str, was: Any, now: Any) -> StepError:
+    """The error for a step that chose by something, in words, which has another value now."""
+    return _changed(f"`{what}` is {_shown(now)}", f"it was {_shown(was)}", _OTHER_CALL)
+
+
+def other_call(call: Call, before: Call, paths: Sequence[str], varying: Collection[int] = ()) -> StepError:
+    """The error for a call that is not like the captured one; ``paths`` are those of its leaves, of which ``varying`` ones may differ."""
     if call.structure != before.structure:
         return _changed(f"the step is called as `{call.shown()}`", f"it was `{before.shown()}`", _OTHER_CALL)
-    at = next(index for index, kind in enumerate(call.kinds) if kind != before.kinds[index])
+    pairs = enumerate(zip(call.kinds, before.kinds, strict=True))
+    at = next(n for n, (one, same) in pairs if one != same and not (n in varying and one[0] is same[0]))
     path, now, was = paths[at], call.leaves[at], before.leaves[at]
     if not isinstance(was, torch.Tensor):
         return _changed(f"argument `{path}` is {now!r}", f"it was {was!r}", _OTHER_BATCH)

@@ -130,6 +130,8 @@ class ParallelStep:
         #: The captured steps, the one that has run last first.
         self._captured: list[CapturedStep] = []
         self._last: CapturedStep | None = None
+        #: The numbers among the arguments that have been others from call to call, and of those the ones that a capture cannot be without.
+        self._varying, self._fixed = set[str](), set[str]()
         self._session.steps.append(self._captured)
 
     @as_the_users
@@ -231,6 +233,7 @@ class ParallelStep:
 
     def _capture_again(self, call: Call, reason: StepError) -> None:
         session, start = self._session, time.perf_counter()
+        self._varying |= {name for step in self._captured for name in step.other_numbers(call)}
         self.ranks.come_together("capture the step again", reason.message)
         self._pause()
         for captured in session.steps:
@@ -277,9 +280,18 @@ class ParallelStep:
         # Of a later batch, which may be smaller, fewer slices are made where it has no so many.
         count = self._micro_batches
         counts = range(count, 0, -1) if self._captured and count is not None else [count]
+        varying = self._varying - self._fixed
         self._last = CapturedStep(
-            self._session, self._train_step, call, plan, accumulates=accumulates, micro_batches=counts
+            self._session,
+            self._train_step,
+            call,
+            plan,
+            accumulates=accumulates,
+            micro_batches=counts,
+            varying=varying,
         )
+        if not self._last.varying:
+            self._fixed |= varying
         self._captured.insert(0, self._last)
 
     def sync(self) -> None:

@@ -7,8 +7,8 @@ import functools
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,16 +19,17 @@ from torch.optim import Optimizer
 from unisono import _agreement, _choice, _devices, _graphs, _native, _patterns, _profile
 from unisono._arguments import Fuse, Pipeline, cluster_text, given_plan
 from unisono._between import Between
-from unisono._call import Call
-from unisono._capture import Capture, averages, scaling, schedules
+from unisono._call import Call, Caller
+from unisono._capture import Capture, averages, rates, scaling, schedules
 from unisono._capture.effects import perform
-from unisono._capture.expressions import Read, evaluated
+from unisono._capture.expressions import Read, evaluate, evaluated
 from unisono._capture.generators import generator_at
 from unisono._capture.guards import Ending
-from unisono._capture.inputs import StepInput, StepInputs, collect, constant, is_decay, read_at
+from unisono._capture.inputs import StepInput, StepInputs, collect, constant, is_decay, read_at, scalar_of
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside, classes_at
 from unisono._capture.paths import Walk, follow, paths_of, place_at, shown, tuples_of_tensors
+from unisono._capture.premises import Looked, before
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import Captures, found_or_captured
 from unisono._counter import KEY, key_input
@@ -44,7 +45,7 @@ from unisono._ranks import Ranks
 from unisono._state import State
 from unisono._told import Way
 from unisono._tree import from_plain, unflatten
-from unisono._unchanged import Unchanged, other_call
+from unisono._unchanged import Unchanged, other_call, other_choice
 from unisono._users_errors import UsersError
 from unisono._watch import Watch
 from unisono.errors import ConfigurationError, HardwareError, InternalError, StepError, UnisonoError
@@ -162,11 +163,12 @@ class CapturedStep:
         *,
         accumulates: bool = False,
         micro_batches: Sequence[int | None] = (None,),
+        varying: Collection[str] = (),
     ) -> None:
         """Captures and plans on rank 0, and prepares this rank's program.
 
         With `accumulates` gradients that are there are state if the step goes on with them. The first number of ``micro_batches`` that the
-        step can be sliced into is taken.
+        step can be sliced into is taken. Arguments, or leaves of these, that are ``varying`` are numbers which may be others at each call.
         """
         session.made += 1
         #: The same on every rank.
@@ -177,7 +179,7 @@ class CapturedStep:
         self._live, outside = session.live, Outside(train_step, self._model)
         start = time.perf_counter()
         everyone = call.together(self.ranks.count) if session.batch == "local" else call
-        self._inputs, message = self._capture(train_step, everyone.on(session.home), outside, accumulates)
+        self._inputs, message = self._capture(train_step, everyone.on(session.home), outside, accumulates, varying)
         captured = time.perf_counter()
         self.device = _device_of(self._inputs)
         #: Whether groups of operations run as kernels.
@@ -199,7 +201,7 @@ class CapturedStep:
     # What rank 0 decides and tells.
 
     def _capture(
-        self, train_step: Callable[..., Any], call: Call, outside: Outside, accumulates: bool
+        self, train_step: Callable[..., Any], call: Call, outside: Outside, accumulates: bool, varying: Collection[str]
     ) -> tuple[StepInputs, bytes]:
         """The inputs of the step, with this rank's tensors, and its graph."""
         captured: Capture | None = None
@@ -217,6 +219,10 @@ class CapturedStep:
                     keep_gradients=self._session.keep_grads,
                     accumulates=accumulates,
                     live=self._live,
+                    varying=frozenset(
+                        n for n, (name, _) in enumerate(Caller(train_step).names(call)) if name in varying
+                    ),
+                    looks_first=True,
                 )
                 message["graph"] = _patterns.applied(message["graph"])
             except UnisonoError as error:
@@ -239,6 +245,13 @@ class CapturedStep:
                 met = error
         self.ranks.raise_together(met)
         classes = {f"{c.__module__}:{c.__qualname__}": c for c in classes_at(train_step, captured and captured.returns)}
+        #: The positions of the leaves of its arguments that may be other numbers.
+        self.varying = frozenset(message["varying"])
+        scalars = [(one.expression, type(one.tensor.item())) for one in inputs.inputs if one.expression is not None]
+        premises = [(expression, value) for expression, value in message["premises"]]
+        self._counted = paths_of(message["counted"])
+        self._premises = Looked(premises, scalars, self._counted, inputs.paths)
+        self._arguments: Sequence[Any] = call.leaves
         self._returns, self._leaves = from_plain(message["returns"], classes), message["leaves"]
         self._ways = [Way.from_plain(way, classes) for way in message["ways"]]
         #: What clocks that the step reads said when it began.
@@ -295,7 +308,8 @@ class CapturedStep:
         scaling.prepare(Walk(train_step, self._model, self._optimizers))
         read = [paths_of(paths) for paths in message["read"]]
         kept = paths_of(message["kept"])
-        inputs = collect(train_step, self._model, self._optimizers, call, kept, self._live, read)
+        scalars = message["scalars"], paths_of(message["counted"])
+        inputs = collect(train_step, self._model, self._optimizers, call, kept, self._live, read, *scalars)
         own = _device_of(inputs)
         for name, dtype, shape, kind, paths in message["constants"]:
             device = own if own.type == kind else torch.device(kind)
@@ -543,13 +557,18 @@ class CapturedStep:
 
     def why_not(self, call: Call) -> StepError | None:
         """Why this step cannot serve a call as everything is now; ``None`` if it can."""
-        if not call.is_like(self._call):
-            return other_call(call, self._call, self._inputs.paths)
-        return self._why_not_now()
+        if not call.is_like(self._call, self.varying):
+            return other_call(call, self._call, self._inputs.paths, self.varying)
+        otherwise = self._premises.otherwise(self._root, call.leaves)
+        return self._why_not_now() if otherwise is None else other_choice(*otherwise)
 
     def serves(self, call: Call) -> bool:
         """Whether this step can serve a call as everything is now."""
-        return call.is_like(self._call) and self._why_not_now() is None
+        return self.why_not(call) is None
+
+    def other_numbers(self, call: Call) -> set[str]:
+        """The names of the numbers by which alone a call differs from that which it was captured for."""
+        return {self._inputs.paths[position] for position in call.other_numbers(self._call)}
 
     def _why_not_now(self) -> StepError | None:
         """What has changed since the step was captured, and keeps it from serving any call."""
@@ -617,13 +636,14 @@ class CapturedStep:
         settings = schedules.reading(
             self._root, groups_of(self._optimizers), schedules.rates(self._root, way.schedules)
         )
-        read = Read(tensors, way.counts.read(self._root), clocks, settings)
+        read = Read(tensors, way.counts.read(self._root), clocks, settings, self._arguments)
         count -= len(self._generators)
         for item, state in zip(self._generators, returned[count:], strict=False):
             generator_at(self._root, item.paths).set_state(state)
         values = iter(self.between.after_step(returned[:count], self.ranks.count))
         if ending is not None:
-            raise self._ended(ending, Read(tensors[: ending.reads], read.places, clocks, settings))
+            raise self._ended(ending, replace(read, tensors=tensors[: ending.reads]))
+        rates.leave(groups_of(self._optimizers), [(at, evaluate(rate, read)) for at, rate in way.rates])
         schedules.run(self._root, way.schedules, read, first=False)
         leaves = [way.leaf(position, read) if way.has(position) else next(values) for position in range(self._leaves)]
         perform(way.effects if way.at_first is None else way.at_first, read)
@@ -660,6 +680,7 @@ class CapturedStep:
     def tensors(self, call: Call, steps: int = 0) -> list[torch.Tensor]:
         """The tensors of one step that are no state, in the order of the graph's inputs."""
         self.take_over()
+        self._arguments = call.leaves
         batch = {
             position: leaf.detach()
             for leaf, position in zip(call.leaves, self._inputs.leaves, strict=True)
@@ -680,9 +701,11 @@ class CapturedStep:
         return tensors
 
     def _read(self, item: StepInput, groups: Sequence[dict[str, Any]]) -> torch.Tensor:
-        """A setting of an optimizer, the state of a generator, the decay of an average or the key of random numbers, as it is now."""
+        """A setting of an optimizer, a number, the state of a generator, the decay of an average or the key of random numbers."""
         if item.name == KEY:
             return _devices.whole_numbers(item.tensor.tolist(), self.device)
+        if item.expression is not None:
+            return scalar_of(evaluate(item.expression, before(self._root, self._counted, self._arguments)))
         if item.owner is None:
             return read_at(self._root, item.paths)
         return tensor_of(groups[item.owner[0]], item.owner[1])

@@ -10,17 +10,22 @@ import random
 
 from eager import Training
 
-from step_programs import hooks, layers, state, updates, values
+from step_programs import choices, hooks, layers, state, updates, values
 from step_programs.program import HABITS, Program
 
-__all__ = ["HABITS", "habits_of", "hooks", "layers", "make", "state", "updates", "values"]
+__all__ = ["HABITS", "choices", "habits_of", "hooks", "layers", "make", "state", "updates", "values"]
 
 #: These decide what the others make, so they come first.
 _FIRST = ("automatic_casts", "a_scaler", "schedule_within")
 #: How many habits programs have. Most have few: what goes wrong is mostly two habits that meet, and a short program takes less time.
 COUNTS = (1,) * 2 + (2,) * 14 + (3,) * 3 + (4,)
-#: How often those are chosen that take several times as long as others, which count as one.
-SELDOM = {"recurrent_layers": 0.4, "attention": 0.5, "an_averaged_model": 0.5}
+#: How often those are chosen that take several times as long as others, which count as one. Choices are captured once for each answer.
+SELDOM = {
+    "recurrent_layers": 0.4,
+    "attention": 0.5,
+    "an_averaged_model": 0.5,
+    **dict.fromkeys((name for name, made in HABITS.items() if made.__module__ == choices.__name__), 0.3),
+}
 
 
 def habits_of(seed: int) -> list[str]:

@@ -25,6 +25,8 @@ class Program:
         self.rng = rng
         self.model = nn.Module()
         self.layers: list[Change] = []
+        #: What is done to the hidden values by the number of the call, which the step is given.
+        self.by_number: list[Callable[[torch.Tensor, int], torch.Tensor]] = []
         self.losses: list[Change] = []
         self.before_update: list[Callable[[], Any]] = []
         self.after_update: list[Callable[[], Any]] = []
@@ -56,11 +58,13 @@ class Program:
         scaler = self.scaler
         schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.8) for o in optimizers] if self.scheduled else []
 
-        def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def loss_of(x: torch.Tensor, y: torch.Tensor, *number: int) -> torch.Tensor:
             with torch.autocast("cpu", torch.bfloat16, enabled=self.cast):
                 hidden = x
                 for layer in self.layers:
                     hidden = layer(hidden)
+                for change in self.by_number:
+                    hidden = change(hidden, *number)
                 out = self.model.out(hidden)  # type: ignore[operator]
                 loss = F.mse_loss(out.to(dtype), y)
             for more in self.losses:
@@ -71,12 +75,12 @@ class Program:
             for optimizer in optimizers:
                 optimizer.zero_grad(set_to_none=self.zero != "in place")
 
-        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        def step(x: torch.Tensor, y: torch.Tensor, *number: int) -> Any:
             if self.zero in ("before", "in place"):
                 zero()
             total = x.new_zeros(())
             for part, wanted in zip(x.chunk(self.parts), y.chunk(self.parts), strict=True):
-                loss = loss_of(part, wanted) / self.parts
+                loss = loss_of(part, wanted, *number) / self.parts
                 (loss if scaler is None else scaler.scale(loss)).backward()
                 total += loss.detach()
             for optimizer in optimizers if scaler is not None else ():
@@ -103,7 +107,10 @@ class Program:
 
         if self.zero == "outside":
             self.visible["gradients"] = lambda: [parameter.grad for parameter in self.model.parameters()]
-        batches = [(torch.randn(n, WIDTH, dtype=dtype), torch.randn(n, 3, dtype=dtype)) for n in self.sizes]
+        batches = [
+            (torch.randn(n, WIDTH, dtype=dtype), torch.randn(n, 3, dtype=dtype), *((at,) if self.by_number else ()))
+            for at, n in enumerate(self.sizes)
+        ]
         return Training(
             self.model,
             optimizers,

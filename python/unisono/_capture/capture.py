@@ -7,7 +7,7 @@ import functools
 import gc
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -22,6 +22,7 @@ from unisono._capture.beside import Snapshot
 from unisono._capture.calls import call_of
 from unisono._capture.custom import proved_rules
 from unisono._capture.effects import told_at_first
+from unisono._capture.expressions import Expression
 from unisono._capture.followed import plain
 from unisono._capture.forks import MOST_QUESTIONS, Way, merged
 from unisono._capture.guards import Choices, EndedError
@@ -32,6 +33,7 @@ from unisono._capture.optimizer import create_state
 from unisono._capture.outside import begins_at
 from unisono._capture.paths import Path, Walk
 from unisono._capture.places import read_back, user_line
+from unisono._capture.premises import Premises
 from unisono._capture.settings import guarded_settings
 from unisono._capture.side_effects import A_CLOCK, Happened, SideEffects, depends_on, warn_of
 from unisono._capture.trace import Traced, trace
@@ -82,10 +84,14 @@ def capture_step(
     live: Sequence[str] = (),
     device: str | None = None,
     accumulates: bool = False,
+    varying: frozenset[int] = frozenset(),
+    looks_first: bool = False,
 ) -> Capture:
     """Captures one call of ``train_step``; see :func:`unisono.capture`.
 
-    With `accumulates` gradients that are there are state where the step goes on with them, even if it sets them to zero first.
+    With `accumulates` gradients that are there are state where the step goes on with them, even if it sets them to zero first. The leaves
+    of the arguments at ``varying`` positions are numbers that may be others at each call. Who ``looks_first`` sees before each call
+    whether the premises of the capture hold, so that there may be some.
     """
     for optimizer in optimizers:
         try:
@@ -97,7 +103,7 @@ def capture_step(
     walk = Walk(train_step, model, optimizers)
     scaling.prepare(walk)
     effects = SideEffects(walk)
-    asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates)
+    asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first)
     with _without_collection(), effects.undone_if_refused():
         changed: dict[Path, str] = {}
         found = _traced(*asked, changed=changed)
@@ -115,15 +121,29 @@ def capture_step(
 
             def once_more() -> Encoder:
                 nonlocal last
-                last = _traced(*asked)
+                last = _traced(*asked, anew=anew.how)
                 return last.encoder
 
-            again = Again(found.encoder, effects.before, walked, once_more, begins, in_doubt)
-            settled = again.require_the_same()
-            once = [path for path in plain if again.changing is not None and path not in again.changing]
-            for paths in ([*again.anew, *once], again.anew) if once else (again.anew,):
-                if anew.find(paths, again.anew, reads_clocks=again.reads_clocks):
-                    break
+            def again_behind(found: _Found) -> Again:
+                return Again(found.encoder, effects.before, walked, once_more, begins, in_doubt)
+
+            again = again_behind(found)
+            try:
+                settled = again.require_the_same()
+            except StepError as error:
+                # It may be one step all the same, where all is left anew that it chooses and computes by.
+                if not (looks_first and plain and anew.find(plain, reads_clocks=True)):
+                    raise
+                again = again_behind(anew.found)
+                try:
+                    settled = again.require_the_same()
+                except StepError:
+                    raise error from None
+            else:
+                once = [path for path in plain if again.changing is not None and path not in again.changing]
+                for paths in ([*again.anew, *once], again.anew) if once else (again.anew,):
+                    if anew.find(paths, again.anew, reads_clocks=again.reads_clocks):
+                        break
             found, left = anew.found, anew.left
             _note_what_is_told_at_first(first, last, found)
             settled -= left
@@ -168,11 +188,17 @@ def _note_what_is_told_at_first(first: _Found, last: _Found, found: _Found) -> N
 
 @dataclass(frozen=True)
 class _Anew:
-    """What is computed anew behind each step: what is at places and in lists, by paths to them, and whether what clocks say is."""
+    """What is computed anew behind each step: what is at places and in lists, by paths to them, and whether what clocks say is.
+
+    Tensors are computed with ``scalars``, and with more that is found while it is traced: those of the first places, at ``most`` so many,
+    are inputs, and in the place of others are the numbers that are there.
+    """
 
     counts: list[Path]
     lists: list[Path]
     clocks: bool
+    scalars: Sequence[Expression] = ()
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +222,7 @@ class _Leaving:
         found: the first trace; behind :meth:`find`, the one that was found.
         elsewhere: what changes on other ways through the step than the last that was traced.
         left: paths to what is left anew.
+        how: how what was found is traced.
     """
 
     asked: tuple[Any, ...]
@@ -203,6 +230,7 @@ class _Leaving:
     found: _Found
     elsewhere: Mapping[Path, str]
     left: set[Path] = field(default_factory=set)
+    how: _Anew | None = None
 
     def find(self, changing: Sequence[Path], may_be_lost: Container[Path] = (), *, reads_clocks: bool = False) -> bool:
         """Traces it, with stand-ins at what is changing; whether it is the same program.
@@ -212,27 +240,42 @@ class _Leaving:
         what it would be.
         """
         paths = [*dict.fromkeys([*changing, *self.elsewhere])]
-        known = {place.path: place.was for place in self.before.places}
-        lists = [path for path in paths if isinstance(known.get(path), list | deque)]
+        were = {place.path: place.was for place in self.before.places}
+        lists = [path for path in paths if isinstance(were.get(path), list | deque)]
         counts = [path for path in paths if path not in lists]
-        made = [path for path in paths if path not in known]
-        if not (paths or reads_clocks) or any(isinstance(known.get(path), dict | set) for path in paths):
+        made = [path for path in paths if path not in were]
+        if not (paths or reads_clocks) or any(isinstance(were.get(path), dict | set) for path in paths):
             return False
         train_step, model, optimizers, *_ = self.asked
         after, found = SideEffects(Walk(train_step, model, optimizers)), None
+        # The same places have the same numbers, and what is an input is one again, so that the traces can be compared.
+        known, scalars = self.found.kept.counts, self.found.kept.premises.scalars
+        how = _Anew([*known, *(path for path in counts if path not in known)], lists, False, scalars, len(known))
         for clocks in (True, False) if reads_clocks else (False,):
-            with after.undone(), contextlib.suppress(Exception):  # whatever the user's code makes of the stand-ins
-                self.before.put_back_at(after.root, {*paths}, made)
-                found = _traced(*self.asked, anew=_Anew(counts, lists, clocks))
+            how = replace(how, clocks=clocks)
+            found = self._through(after, how, paths, made)
             if found is not None:
                 break
         if found is None or not is_the_same(self.found.encoder, found.encoder):
             return False
+        premises = found.kept.premises
+        if len(premises.inputs()) < len(premises.scalars):
+            how = replace(how, scalars=premises.scalars, most=None)
+            found = self._through(after, how, paths, made)
+            if found is None:
+                return False
         self.before.put_back_at(after.root, {*paths}, made)
         left = [one for way in found.ways for one in way.counts.left]
         constant = {one.path for one in left if all(leaf[0] == "constant" for leaf in one.leaves)}
-        self.found, self.left = found, {*paths} - {path for path in constant if path in may_be_lost}
+        self.found, self.how, self.left = found, how, {*paths} - {path for path in constant if path in may_be_lost}
         return True
+
+    def _through(self, after: SideEffects, anew: _Anew, paths: Sequence[Path], made: Sequence[Path]) -> _Found | None:
+        """A trace with stand-ins; ``None`` where the user's code makes something of these that it does not make of what they stand for."""
+        with after.undone(), contextlib.suppress(Exception):
+            self.before.put_back_at(after.root, {*paths}, made)
+            return _traced(*self.asked, anew=anew)
+        return None
 
 
 @contextlib.contextmanager
@@ -256,6 +299,8 @@ def _traced(
     live: Sequence[str],
     device: str | None,
     accumulates: bool,
+    varying: frozenset[int],
+    looks_first: bool,
     *,
     anew: _Anew | None = None,
     changed: dict[Path, str] | None = None,
@@ -264,7 +309,10 @@ def _traced(
 
     Takes into ``changed`` what is another one behind any of the ways through the step, by paths to it, in words.
     """
-    kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients)
+    premises = Premises(looks_first)
+    if anew is not None:
+        premises.scalars, premises.most = [*anew.scalars], anew.most
+    kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients, premises=premises)
     if anew is not None:
         kept.counts, kept.lists, kept.reads_clocks = [*anew.counts], [*anew.lists], anew.clocks
     start, may_be_there = Snapshot(kept.walk).with_entries(), True
@@ -272,9 +320,11 @@ def _traced(
         for _ in range(_MOST_TRACES):
             start.put_numbers_back()
             state = [*kept.replaced, *kept.written]
-            inputs = collect(train_step, model, optimizers, call, state, live, kept.read())
-            inputs.target = target_of(device, _placed(inputs))
-            asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept)
+            there = premises.inputs(), kept.counts
+            inputs = collect(train_step, model, optimizers, call, state, live, kept.read(), *there)
+            inputs.target, inputs.varying = target_of(device, _placed(inputs)), varying
+            undo = functools.partial(_undo, kept, start)
+            asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept, undo=undo)
             there = functools.partial(asked, gradients_may_be_there=may_be_there)
             traced = _past_guards(kept, start, there)
             kept.mark()
@@ -310,10 +360,15 @@ def _past_guards(
         try:
             return trace_again()
         except EndedError as ended:
-            kept.undo()
-            start.put_numbers_back()
+            _undo(kept, start)
             kept.guards.note(ended)
     return None
+
+
+def _undo(kept: Kept, start: Snapshot) -> None:
+    """Leaves everything as it was before a trace that has ended early."""
+    kept.undo()
+    start.put_numbers_back()
 
 
 def _another_way(

@@ -23,6 +23,8 @@ from unisono._capture.followed import FollowedText, Uses, class_of, recorded
 from unisono._capture.followed import plain as plain_of
 from unisono._capture.number import Asked, Number
 from unisono._capture.paths import Missing, Path, Step, Walk, follow, paths_of, put, shown
+from unisono._capture.places import read_back
+from unisono._capture.premises import Premises, another_at_the_next, is_known_before
 from unisono._tree import Structure, flatten, from_plain, plain, unflatten
 from unisono._tree import shown as shown_structure
 from unisono.errors import StepError
@@ -102,6 +104,16 @@ class Counts:
                 return shown(path), kind, now
         return None
 
+    def behind(self, number: int, places: Sequence[Any], paths: Sequence[Path]) -> Any:
+        """What is at a place behind a step that finds ``places``; ``Missing`` where that follows from more than those."""
+        for one in self.left:
+            if one.path == paths[number]:
+                known = all(is_known_before(leaf, range(len(places))) for leaf in one.leaves)
+                with contextlib.suppress(LookupError):  # of arguments, which the next call gives
+                    return one.value(Read(places=places)) if known else Missing
+                return Missing
+        return places[number]
+
     def leave(self, root: Any, read: Read) -> None:
         """Leaves what one step leaves, when it is over."""
         values = [(one.path, one.value(read)) for one in self.left]
@@ -155,9 +167,31 @@ class Counting:
         uses: what is done with texts and lists beside filling them and putting texts together.
     """
 
-    def __init__(self, walk: Walk, paths: Sequence[Path], lists: Sequence[Path], settings: Container[int]) -> None:
-        """Takes paths to places and paths to lists; nothing of a trace is there. Tensors stand for ``settings`` by their ``id``."""
+    def __init__(
+        self,
+        walk: Walk,
+        paths: Sequence[Path],
+        lists: Sequence[Path],
+        settings: Container[int],
+        arguments: Sequence[Any],
+        premises: Premises,
+        scalars: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Takes paths to places and paths to lists; nothing of a trace is there.
+
+        Args:
+            walk: what the step can reach.
+            paths: paths to places.
+            lists: paths to lists.
+            settings: the tensors that stand for settings, by their ``id``.
+            arguments: the leaves of the step's arguments, if some of them may be others at each call.
+            premises: takes what the step chooses by, and what it computes tensors with.
+            scalars: what stands for numbers that are inputs of the step, by their expressions.
+        """
         self._walk, self._paths, self._lists, self._settings = walk, paths, lists, settings
+        self._arguments, self._premises, self._scalars = arguments, premises, scalars
+        #: Whether something may stand for a number that is known before the step.
+        self.may_be_known = premises.are_looked_at and bool(paths or arguments)
         self._were = [follow(walk.root, path) for path in paths]
         self._filled: list[tuple[Path, str, list[Any]]] = []
         self._stood: list[Callable[[], None]] = []
@@ -223,9 +257,46 @@ class Counting:
                 put_back()
         self._stood = []
 
+    def knows(self, expression: Expression) -> bool:
+        """Whether what an expression gives is known before each step, and can be taken for granted."""
+        return self._premises.are_looked_at and is_known_before(expression, self.firm)
+
+    def granted(self, expression: Expression, *, as_truth: bool = False) -> Any:
+        """What an expression gives, or whether it is true, which the step takes for granted."""
+        value = self._value(expression)
+        if as_truth or not self._is_input_later(expression):
+            value = bool(value) if as_truth else value
+            self._premises.take(expression, value)
+        return value
+
+    def scalar(self, expression: Expression) -> torch.Tensor | None:
+        """What stands for a number in tensor operations; ``None`` if it is no input yet, or cannot be one."""
+        found = self._scalars.get(repr(expression))
+        if found is None and expression not in self._premises.scalars and type(self._value(expression)) in (int, float):
+            self._premises.scalars.append(expression)
+        return found
+
+    def wants_more(self) -> bool:
+        """Whether there are numbers that are to be inputs, and are none."""
+        return any(repr(one) not in self._scalars for one in self._premises.inputs())
+
+    def _value(self, expression: Expression) -> Any:
+        return evaluate(expression, Read(places=self._were, arguments=self._arguments))
+
+    def _is_input_later(self, expression: Expression) -> bool:
+        return repr(expression) not in self._scalars and expression in self._premises.scalars
+
+    def require_lasting(self, counts: Counts) -> None:
+        """Refuses a step that goes on with a number which each step changes, and so would be another one at each call."""
+        behind = functools.partial(counts.behind, places=self._were, paths=self._paths)
+        found = another_at_the_next(self._premises, self._were, behind)
+        if found is not None:
+            expression, line = found
+            raise self.refused(expression, line)
+
     def refused(self, expression: Expression, place: str | None) -> StepError:
         """The error for a step that chooses by what it counts."""
-        return _steered([self._paths[number] for number in places_in(expression)], place)
+        return _steered([self._paths[number] for number in sorted(places_in(expression))], place)
 
     def require_unused(self) -> None:
         """Refuses a step that does with a text or a list what may steer it."""
@@ -270,7 +341,15 @@ def numbers_in(walk: Walk, settings: Container[int]) -> Iterator[tuple[Path, Any
 
 def is_known_later(value: Any) -> bool:
     """Whether something is known when the step is over: a number, or a text with one."""
-    return type(value) is Number or (isinstance(value, str) and TOKEN in value)
+    return type(value) is Number or (isinstance(value, str) and str.__contains__(value, TOKEN))
+
+
+def require_known_keys(structure: Any, place: str | None) -> None:
+    """Refuses a structure with a key in it that is known when the step is over."""
+    if isinstance(structure, str) and str.__contains__(structure, TOKEN):
+        raise read_back(place)
+    for part in structure if isinstance(structure, list | tuple) else ():
+        require_known_keys(part, place)
 
 
 def _leaves(
@@ -278,6 +357,7 @@ def _leaves(
 ) -> tuple[Structure, list[Expression]]:
     """How a value is put together, and how its leaves are computed."""
     leaves, structure = flatten(value)
+    require_known_keys(structure, None)
     found = []
     for leaf in leaves:
         expression = expression_of(leaf)

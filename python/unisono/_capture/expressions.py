@@ -15,13 +15,13 @@ import torch
 from unisono._tree import flatten, from_plain, unflatten
 
 #: ``["value", n]`` for the number in the n-th tensor that is read, ``["tensor", n]`` for that tensor, ``["place", n]`` for what is at the
-#: n-th place that the step counts at when it begins, ``["leaf", expression, n]`` for the n-th leaf of a tuple or another tree,
-#: ``["clock", "perf_counter", at]`` for what a clock says when the step begins (0) or is over (1), ``["setting", n, key]`` for what is in
-#: the n-th group of the optimizers when schedulers have been called, ``["rate", path, n, called]`` for the n-th rate of a scheduler when
-#: it has been, or before it is,
-#: ``["text", [part, ..]]`` where a part is a text or ``[expression, conversion, format]``, ``["constant", value]``,
-#: ``["call", "math.exp", argument, ..]``, ``["json", structure, [leaf, ..], settings]`` and ``[operator, argument, ..]``. While a step is
-#: traced once more, ``["followed", value]`` is a number that may be another one then.
+#: n-th place that the step counts at when it begins, ``["argument", n]`` for the n-th leaf of its arguments, ``["leaf", expression, n]``
+#: for the n-th leaf of a tuple or another tree, ``["clock", "perf_counter", at]`` for what a clock says when the step begins (0) or is
+#: over (1), ``["setting", n, key]`` for what is in the n-th group of the optimizers when schedulers have been called,
+#: ``["rate", path, n, called]`` for the n-th rate of a scheduler when it has been, or before it is, ``["text", [part, ..]]`` where a part
+#: is a text or ``[expression, conversion, format]``, ``["constant", value]``, ``["call", "math.exp", argument, ..]``,
+#: ``["json", structure, [leaf, ..], settings]`` and ``[operator, argument, ..]``. While a step is traced once more,
+#: ``["followed", value]`` is a number that may be another one then.
 Expression = list[Any]
 
 
@@ -34,12 +34,14 @@ class Read:
         places: what was at the places that it counts at when it began.
         clocks: what clocks said when it began and what they say now, by their names.
         settings: what gives ``["setting", ..]`` and ``["rate", ..]``.
+        arguments: the leaves of its arguments.
     """
 
     tensors: Sequence[torch.Tensor] = ()
     places: Sequence[Any] = ()
     clocks: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     settings: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    arguments: Sequence[Any] = ()
 
 
 def evaluate(expression: Expression, read: Read) -> Any:
@@ -54,6 +56,8 @@ def evaluate(expression: Expression, read: Read) -> Any:
             return read.tensors[rest[0]]
         case "place":
             return read.places[rest[0]]
+        case "argument":
+            return read.arguments[rest[0]]
         case "clock":
             return read.clocks[rest[0]][rest[1]]
         case "setting" | "rate":

@@ -33,7 +33,7 @@ _UNARY = ("neg", "pos", "abs", "invert")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _ROUNDINGS = {"__round__": round, "__trunc__": math.trunc, "__floor__": math.floor, "__ceil__": math.ceil}
 #: What is done with texts that makes texts for people only, and what Python itself asks of any object.
-_OF_TEXTS = frozenset(
+OF_TEXTS = frozenset(
     (
         "__add__", "__class__", "__delattr__", "__dir__", "__doc__", "__format__",
         "__getattribute__", "__getnewargs__", "__init__", "__init_subclass__", "__mod__", "__mul__",
@@ -204,6 +204,7 @@ class FollowedNumber:
         return FollowedText(self.uses, self.sources, format(self.value, style))
 
     def __str__(self) -> str:
+        self.uses.note_text(self.sources, sys._getframe(1))
         return FollowedText(self.uses, self.sources, str(self.value))
 
     __repr__ = __str__
@@ -475,5 +476,5 @@ def _has_followed(given: Any) -> bool:
 
 
 _number_operators()
-for _name, _method in _methods(str, _OF_TEXTS).items():
+for _name, _method in _methods(str, OF_TEXTS).items():
     setattr(FollowedText, _name, _method)

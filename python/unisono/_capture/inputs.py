@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 
 from unisono._call import Call, Caller
 from unisono._capture import averages
+from unisono._capture.expressions import Expression, Read, evaluate
 from unisono._capture.generators import generator_at
 from unisono._capture.paths import Path, dotted, follow, shown
+from unisono._capture.premises import before
 from unisono._capture.settings import live_settings, tensor_of
 from unisono._capture.target import Target
 from unisono._tree import PLAIN
@@ -34,6 +36,7 @@ class StepInput:
         paths: where the step has it from, if that is not the model, an optimizer or an argument. A ``hyper`` that has one is the state
             of the random number generator that is there, or the decay of an average.
         number: whether the user has a number there, for which ``tensor`` is a stand-in.
+        expression: how a number that is known before the step is computed.
     """
 
     cls: str
@@ -42,6 +45,7 @@ class StepInput:
     owner: tuple[Any, Any] | None = None
     paths: tuple[Path, ...] = ()
     number: bool = False
+    expression: Expression | None = None
 
     @property
     def is_gradient(self) -> bool:
@@ -61,6 +65,8 @@ class StepInputs:
     #: Position of each argument leaf among ``inputs``, or ``None`` for a constant.
     leaves: list[int | None] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    #: The positions of those that are numbers, and may be others at each call.
+    varying: frozenset[int] = frozenset()
     #: What the step is captured for.
     target: Target = field(default_factory=Target)
 
@@ -78,11 +84,14 @@ def collect(
     kept: Sequence[Path] = (),
     live: Sequence[str] = (),
     read: Sequence[Sequence[Path]] = (),
+    scalars: Sequence[Expression] = (),
+    counted: Sequence[Path] = (),
 ) -> StepInputs:
-    """All inputs of ``train_step``, in the order parameters, buffers, optimizer state, settings, kept tensors, what is read, batch.
+    """All inputs of ``train_step``: parameters, buffers, optimizer state, settings, kept tensors, what is read, numbers, the batch.
 
     ``kept`` are paths to tensors that are state, ``live`` settings of optimizers that are inputs, ``read`` for each generator and decay of
-    an average that the step reads all paths to it.
+    an average that the step reads all paths to it, ``scalars`` numbers that it computes tensors with, of arguments and of what is at the
+    ``counted`` places.
     """
     found = StepInputs()
     names = _add_model(found, model)
@@ -90,6 +99,7 @@ def collect(
     root = {"step": train_step, "model": model}
     _add_kept(found, root, kept)
     _add_read(found, root, read)
+    _add_scalars(found, scalars, before(root, counted, call.leaves))
     _add_arguments(found, train_step, call)
     return found
 
@@ -186,6 +196,17 @@ def _add_read(found: StepInputs, root: Any, read: Sequence[Sequence[Path]]) -> N
         kind = "averages" if is_decay(paths) else "generators"
         name = _another(f"{kind}.{dotted(paths[0])}", taken)
         found.add(StepInput("hyper", name, read_at(root, paths), paths=tuple(paths)))
+
+
+def _add_scalars(found: StepInputs, scalars: Sequence[Expression], read: Read) -> None:
+    for number, expression in enumerate(scalars):
+        tensor = scalar_of(evaluate(expression, read))
+        found.add(StepInput("hyper", f"numbers.{number}", tensor, number=True, expression=expression))
+
+
+def scalar_of(value: float) -> torch.Tensor:
+    """A number as a tensor that an operation takes for it."""
+    return torch.tensor(value, dtype=_wide(value))
 
 
 def is_decay(paths: Sequence[Path]) -> bool:

@@ -10,7 +10,7 @@ import contextlib
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from unisono._capture.known import follows_from_constants
 from unisono._capture.number import Number
 from unisono._capture.paths import Missing, Path, Walk, follow, put, shown
 from unisono._capture.places import read_back, user_line
+from unisono._capture.premises import Premises
 from unisono._capture.readbacks import Readbacks
 from unisono._capture.selection import Selection
 from unisono._tree import flatten
@@ -52,6 +53,7 @@ class Kept:
         counts: paths to what is left that is known when the step is over, and no tensor.
         lists: paths to lists and deques that the step fills with that, or with tensors.
         reads_clocks: whether clocks are read anew at each step.
+        premises: what the step chooses by that is there before it.
     """
 
     train_step: Callable[..., Any]
@@ -70,6 +72,7 @@ class Kept:
     counts: list[Path] = field(default_factory=list)
     lists: list[Path] = field(default_factory=list)
     reads_clocks: bool = False
+    premises: Premises = field(default_factory=Premises)
 
     def __post_init__(self) -> None:
         """Notes how everything is before the step is traced."""
@@ -97,9 +100,10 @@ class Kept:
         """The functions that the step and the model can reach."""
         return [value for value, _ in self._before.holders.values() if isinstance(value, types.FunctionType)]
 
-    def counting(self, settings: set[int]) -> Counting:
-        """The places that a trace, which begins now, counts at; what stands for numbers that are settings, by its ``id``."""
-        self._counting, self._settings = Counting(self._before, self.counts, self.lists, settings), settings
+    def counting(self, settings: set[int], arguments: Sequence[Any], scalars: Mapping[str, torch.Tensor]) -> Counting:
+        """The places that a trace, which begins now, counts at; see :class:`unisono._capture.counting.Counting`."""
+        self._settings = settings
+        self._counting = Counting(self._before, self.counts, self.lists, settings, arguments, self.premises, scalars)
         return self._counting
 
     def count(self, reads: Readbacks) -> None:
@@ -118,9 +122,11 @@ class Kept:
     def _note_numbers(self, now: Walk) -> bool:
         """Notes where a trace has left what is known when the step is over; whether that is more than was known."""
         for _, parts in now.holders.values():
-            for part in parts.values():
+            for (_, key), part in parts.items():
                 if isinstance(part, Selection):
                     raise part.refused("keeping")
+                if is_known_later(key):
+                    raise read_back(user_line())
         more = False
         for path, part in numbers_in(now, self._settings):
             more = self._note_place(*self._place_of(path), part.place if type(part) is Number else None) or more
@@ -175,6 +181,7 @@ class Kept:
         with self._naming_what_cannot():
             counts = self._counting.counts(reads.expression_of)
         self._counting.require_unused()
+        self._counting.require_lasting(counts)
         return counts
 
     def read_too_early(self, expressions: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from unisono._capture.expressions import Expression
-from unisono._capture.followed import FollowedNumber, leaves_nothing, plain
-from unisono._capture.places import read_back, user_line
+from unisono._capture.followed import OF_TEXTS, FollowedNumber, leaves_nothing, plain
+from unisono._capture.places import user_line
 from unisono.errors import StepError
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -30,8 +30,16 @@ class Asked(Protocol):
         """The same of a text that is there before the step."""
         ...
 
-    def refused(self, expression: Expression) -> StepError | None:
-        """The error for what is done with a number that is counted; nothing for one that is read."""
+    def knows(self, expression: Expression) -> bool:
+        """Whether what an expression gives is known before the step."""
+        ...
+
+    def settled(self, expression: Expression, place: str | None) -> Any:
+        """What an expression gives, where that is known before the step and can be taken for granted; ``place`` is what needs it."""
+        ...
+
+    def beside(self, name: str, operands: Sequence[Any]) -> Any:
+        """What an operator gives of tensors and numbers that are known before the step."""
         ...
 
     def decide_by(self, expression: Expression) -> bool:
@@ -57,7 +65,10 @@ class Number:
     def made(self, name: str, *operands: Any) -> Any:
         """What a function gives of this number and others."""
         if any(isinstance(one, torch.Tensor) for one in operands):
-            raise self.refused()
+            for one in operands:
+                if type(one) is Number and not self.reads.knows(one.expression):
+                    one.settled(one.place)
+            return self.reads.beside(name, operands)
         if not all(isinstance(one, bool | int | float) for one in operands):
             return NotImplemented
         if name == "mod" and operands[0] is self and leaves_nothing(self.kind, operands[1]):
@@ -67,12 +78,16 @@ class Number:
     def called(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Number:
         """What a function, which has a name with that of its module, gives of this number and others."""
         if not all(isinstance(one, bool | int | float) for one in operands):
-            raise self.refused()
+            return function(*(one.settled(one.place) if type(one) is Number else one for one in operands))
         return Number(self.reads, ["call", name, *map(_expression, operands)], _class_of(function, operands))
 
-    def refused(self) -> StepError:
-        """The error for what is done with it where only tensors and Python's own numbers will do."""
-        return self.reads.refused(self.expression) or read_back(self.place)
+    def settled(self, place: str | None = None) -> Any:
+        """The number itself, where only tensors and Python's own numbers will do; ``place`` if that is not the user's line.
+
+        Raises:
+            StepError: it is not known before the step, or another one at each call.
+        """
+        return self.reads.settled(self.expression, place or user_line())
 
     def __round__(self, digits: int | None = None) -> Any:
         return self.made("round", self) if digits is None else self.made("round", self, digits)
@@ -86,14 +101,24 @@ class Number:
     def __repr__(self) -> str:
         return self.reads.token(self.expression, "r", "")
 
-    def _leaves(self) -> Any:
-        raise self.reads.refused(self.expression) or read_back(user_line())
+    def __float__(self) -> float:
+        return float(self.settled())
+
+    def __int__(self) -> int:
+        return int(self.settled())
+
+    def __index__(self) -> int:
+        return operator.index(self.settled())
+
+    def __complex__(self) -> complex:
+        return complex(self.settled())
+
+    def __hash__(self) -> int:
+        return hash(self.settled())
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        return self._leaves()
-
-    __float__ = __int__ = __index__ = __complex__ = _leaves
-    __hash__ = None  # type: ignore[assignment]
+        value = self.settled()
+        return type(value), (value,)
 
     def __bool__(self) -> bool:
         return self.reads.decide_by(self.expression)
@@ -109,6 +134,46 @@ class Number:
 
     def __deepcopy__(self, _memo: Any) -> Number:
         return self
+
+
+class LaterText(str):
+    """Stands for a text that is known when the step is over: it can be shown, kept and made a part of others."""
+
+    refused: Callable[[], StepError]
+
+    def __new__(cls, value: str, refused: Callable[[], StepError]) -> LaterText:
+        """Takes what stands in its place, and what gives the error for anything else that is done with it."""
+        made = super().__new__(cls, value)
+        made.refused = refused
+        return made
+
+    def __str__(self) -> str:
+        return self
+
+    def __format__(self, style: str) -> str:
+        if style:
+            raise self.refused()  # by its length
+        return self
+
+    def __add__(self, other: str) -> LaterText:
+        return LaterText(str.__add__(self, other), self.refused)
+
+    def __radd__(self, other: str) -> LaterText:
+        return LaterText(str.__add__(other, self), self.refused)
+
+    def __deepcopy__(self, _memo: Any) -> LaterText:
+        return self
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        raise self.refused()
+
+
+def _refusing(*_given: Any, **_named: Any) -> Any:
+    raise _given[0].refused()
+
+
+for _name in {name for name in dir(str) if callable(getattr(str, name))} - OF_TEXTS:
+    setattr(LaterText, _name, _refusing)
 
 
 def is_of_numbers(error: BaseException) -> bool:
@@ -141,10 +206,10 @@ def _class_of(function: Callable[..., Any], operands: Sequence[Any]) -> type:
         return float
 
 
-def _compares(name: str) -> Callable[[Number, Any], bool]:
-    def compare(self: Number, other: Any) -> bool:
+def _compares(name: str) -> Callable[[Number, Any], Any]:
+    def compare(self: Number, other: Any) -> Any:
         made = self.made(name, self, other)
-        return NotImplemented if made is NotImplemented else bool(made)
+        return made if made is NotImplemented or isinstance(made, torch.Tensor) else bool(made)
 
     return compare
 

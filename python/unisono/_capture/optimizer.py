@@ -336,7 +336,9 @@ def _require_settings(optimizer: Optimizer, given: list[dict[str, Any]]) -> None
     for number, (group, before) in enumerate(zip(optimizer.param_groups, given, strict=True)):
         for key, value in group.items():
             was = before.get(key)
-            if key != "params" and value is not was and (isinstance(value, torch.Tensor) or value != was):
+            if key == "params" or (key == "lr" and not isinstance(value, torch.Tensor)):
+                continue  # what the step sets a learning rate to is set behind each step
+            if value is not was and (isinstance(value, torch.Tensor) or value != was):
                 which = f"parameter group {number} of {type(optimizer).__name__}"
                 raise _changed_once(f"changes `{key}` of {which}", "change it outside of the training step")
 

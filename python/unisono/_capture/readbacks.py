@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -23,8 +23,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from unisono._capture import scalars
 from unisono._capture.computed import extremes, standing_in
-from unisono._capture.counting import TOKEN, Counting
+from unisono._capture.counting import TOKEN, Counting, require_known_keys
 from unisono._capture.effects import Effect, Later
 from unisono._capture.expressions import Expression, places_in
 from unisono._capture.followed import FollowedNumber
@@ -33,9 +34,10 @@ from unisono._capture.guards import CHECKS
 from unisono._capture.kinds import Kind, TypeOf
 from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.named import standing
-from unisono._capture.number import Number
+from unisono._capture.number import LaterText, Number
 from unisono._capture.places import is_the_users, read_back, user_line, user_lines
 from unisono._capture.telling import is_within, told_once
+from unisono._capture.texts import may_steer
 from unisono._tree import flatten, unflatten
 from unisono.errors import StepError
 
@@ -83,10 +85,9 @@ class Readbacks(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, or notes what is read."""
-        for one in args:
-            for part in one if type(one) in (list, tuple) else (one,):
-                if type(part) is Number:
-                    raise part.refused()
+        args = scalars.settled(args)
+        if kwargs:
+            kwargs = {name: scalars.settled(one) for name, one in kwargs.items()}
         if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0], func in _OF_NUMBERS):
             return _READS[func](self, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -103,24 +104,48 @@ class Readbacks(TorchFunctionMode):
             return self.tensors[rest[0]].double()
         if kind in ("constant", "followed"):
             return torch.tensor(rest[0], dtype=torch.float64)
+        if self.counting.knows(expression):
+            scalar = self.scalar(expression)
+            return (
+                torch.tensor(self.settled(expression, None), dtype=torch.float64) if scalar is None else scalar.double()
+            )
         if kind == "float":
             return self.tensor_of(rest[0])
-        if kind == "call" and not places_in(expression) and (same := _same_of_tensors(rest[0])) is not None:
+        if kind == "call" and (same := _same_of_tensors(rest[0])) is not None:
             return (
                 functools.reduce(same, map(self.tensor_of, rest[1:]))
                 if len(rest) > 2
                 else same(self.tensor_of(rest[1]))
             )
-        if places_in(expression) or not hasattr(operator, kind):
-            raise self.refused(expression) or read_back(user_line())
+        if kind == "place" or not hasattr(operator, kind):
+            raise self._refused(expression, user_line())
         return getattr(operator, kind)(*(self.tensor_of(one) for one in rest))
 
-    def refused(self, expression: Expression) -> StepError | None:
-        """The error for what is done with a number that is counted; nothing for one that is read."""
-        return self.counting.refused(expression, user_line()) if places_in(expression) else None
+    def knows(self, expression: Expression) -> bool:
+        """Whether what an expression gives is known before the step."""
+        return self.counting.knows(expression)
+
+    def scalar(self, expression: Expression) -> torch.Tensor | None:
+        """The tensor without dimensions that stands for a number; ``None`` if it is no input of the step."""
+        return self.counting.scalar(expression) if self.counting.knows(expression) else None
+
+    def beside(self, name: str, operands: Sequence[Any]) -> Any:
+        """What an operator gives of tensors and numbers that are known before the step."""
+        return scalars.of_operator(self, name, operands)
+
+    def settled(self, expression: Expression, place: str | None) -> Any:
+        """What an expression gives, where that is known before the step and can be taken for granted; ``place`` is what needs it."""
+        if self.counting.knows(expression):
+            return self.counting.granted(expression)
+        raise self._refused(expression, place)
+
+    def _refused(self, expression: Expression, place: str | None) -> StepError:
+        return self.counting.refused(expression, user_line()) if places_in(expression) else read_back(place)
 
     def decide_by(self, expression: Expression) -> bool:
         """The answer to a question about what an expression gives."""
+        if self.counting.knows(expression):
+            return self.counting.granted(expression, as_truth=True)
         return self.decide(self.tensor_of(expression))
 
     @staticmethod
@@ -167,13 +192,27 @@ class Readbacks(TorchFunctionMode):
         return [e if (e := self.expression_of(one)) is not None else ["constant", one] for one in error.args], reads
 
     def token(self, expression: Expression, conversion: str, style: str) -> str:
-        """A text that stands for a formatted value."""
+        """A text that stands for a formatted value.
+
+        Raises:
+            StepError: the code that asks for it may be steered by what it makes of it.
+        """
+        place, frame = user_line(), sys._getframe(1)
+        while frame is not None and not is_the_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None and may_steer(frame):
+            raise self._refused(expression, place)
+        return LaterText(
+            self._token(expression, conversion, style), functools.partial(self._refused, expression, place)
+        )
+
+    def _token(self, expression: Expression, conversion: str, style: str) -> str:
         self._texts.append((expression, conversion, style, user_line()))
         return f"{TOKEN}{len(self._texts) - 1}\ue001"
 
     def text(self, expression: Expression) -> str:
         """A text that stands for one at a place."""
-        made = self.token(expression, "s", "")
+        made = self._token(expression, "s", "")
         self._used.add(len(self._texts) - 1)
         return made
 
@@ -204,6 +243,7 @@ class Readbacks(TorchFunctionMode):
     def note(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Notes a call that is to be made after each step, or makes it, if further steps do not."""
         leaves, structure = flatten((arguments, named))
+        require_known_keys(structure, user_line())
         later = [Later(e) if (e := self.expression_of(leaf)) is not None else leaf for leaf in leaves]
         frame = sys._getframe(1)
         if not any(type(leaf) is Later for leaf in later) and is_within(frame, self._told_once):
@@ -247,6 +287,8 @@ class Readbacks(TorchFunctionMode):
                 instead[id(real)] = real, function
                 stack.enter_context(mock.patch.object(module, name, function))
             stack.enter_context(standing(functions, instead))
+            if self.counting.may_be_known:
+                stack.enter_context(scalars.standing_in(self, functions))
             stack.enter_context(self)
             yield
 

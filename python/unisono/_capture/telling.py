@@ -154,7 +154,7 @@ class Opened:
             self._note(self._do, ("write", text), {})
         else:
             self._do("write", text)
-        return len(text)
+        return str.__len__(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Notes what is written."""

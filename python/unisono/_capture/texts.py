@@ -152,9 +152,9 @@ def _parsed(code: types.CodeType) -> _Code | None:
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.expr]:
-    """Whether an expression puts a text together: an f-string, ``%`` or `format` of a text."""
+    """Whether an expression puts a text together: an f-string, ``%``, `format` or `join` of a text."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
     if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr == "format"
+        return isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "join")
     return isinstance(node, ast.JoinedStr)

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from unisono import _users_errors
 from unisono._capture import formats, hooks, iterators, kernels, outward, scaling, sources, telling
 from unisono._capture.averages import Averages
-from unisono._capture.counting import Counts
+from unisono._capture.counting import Counts, require_known_keys
 from unisono._capture.effects import Effect
 from unisono._capture.expressions import Expression
 from unisono._capture.followed import note_returned
@@ -38,7 +38,7 @@ from unisono._capture.guards import EndedError, Ending, is_the_steps_own
 from unisono._capture.inputs import StepInput, StepInputs, is_decay
 from unisono._capture.kept import Kept, Writes
 from unisono._capture.masks import Masks
-from unisono._capture.number import is_of_numbers
+from unisono._capture.number import Number, is_of_numbers
 from unisono._capture.optimizer import (
     can_be_fused,
     group_name,
@@ -52,6 +52,7 @@ from unisono._capture.paths import Missing, Path, follow, own_attributes, put, s
 from unisono._capture.places import OriginTracker, place_in, place_of, read_back, user_line
 from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
+from unisono._capture.rates import Rates
 from unisono._capture.readbacks import Readbacks, is_a_copy
 from unisono._capture.record import Recorder, Watch
 from unisono._capture.results import result
@@ -88,6 +89,7 @@ class Traced:
         at_first: what the first step prints and logs instead, where that is something else.
         answers: what was asked of settings.
         schedules: the schedulers that the step calls.
+        rates: the learning rates that it leaves, by the number of the group.
         counted: paths to the averages that take a step.
         places: where the step chooses by values; what decided are the outputs behind those that are read.
         choices: how it chooses there.
@@ -114,6 +116,7 @@ class Traced:
     at_first: list[Effect] | None = None
     answers: list[Answer] = field(default_factory=list)
     schedules: list[Scheduled] = field(default_factory=list)
+    rates: list[tuple[int, Expression]] = field(default_factory=list)
     counted: list[Path] = field(default_factory=list)
     places: list[str | None] = field(default_factory=list)
     choices: tuple[bool, ...] = ()
@@ -134,11 +137,12 @@ def trace(
     kept: Kept | None = None,
     gradients_may_be_there: bool,
     answers: tuple[bool, ...] = (),
+    undo: Callable[[], None] = lambda: None,
 ) -> Traced | None:
     """Traces one step, or finds more that the step keeps, and notes that.
 
     The user's model and optimizer are as before when it returns or raises. Code that asks whether a compiler runs it is told so, because it
-    reads fewer values then; what fails that way is traced as it runs without one.
+    reads fewer values then; what fails that way is traced as it runs without one, behind ``undo``, which leaves all else as it was.
     """
 
     def under(is_compiling: bool) -> Traced | None:
@@ -150,6 +154,7 @@ def trace(
     except (UnisonoError, EndedError):
         raise
     except Exception:
+        undo()
         with contextlib.suppress(Exception):
             return under(is_compiling=False)
         raise
@@ -198,8 +203,8 @@ def _trace(
     operations = [str(node.target) for node in nodes if not is_a_copy(node.target)]
     operations += [effect.function.__qualname__ for effect in run.reads.effects]
     if not kept.is_settled(operations, run.found_more or bool(written)):
-        if written:
-            kept.start_again()  # it ran on copies
+        if written or run.reads.counting.wants_more():
+            kept.start_again()  # it ran on copies, or with numbers
         return None
     run.traced.graph = _functionalise(first, fakes)
     run.traced.known = kept.known(run.recorder.asked.values())
@@ -343,13 +348,13 @@ class _Run:
                     put(self.kept.root, item.paths[0], fake)
             result = self._call(fakes, twins)
             self.reads.settle_clocks(self.recorder.graph)
-            self._check_settings()
+            rates = self._rates_left()
             self._keep_attributes(items, attributes)
             replaced = self._replaced(items, twins, state)
             self.found_more = self.kept.look(
                 {id(fake): item.tensor for item, fake in items if not self._is_replaced(item)}
             )
-            self.found_more = bool(self.generators.new()) or self.found_more
+            self.found_more = self.reads.counting.wants_more() or bool(self.generators.new()) or self.found_more
             self.kept.generators += self.generators.new()
             left = [] if self.found_more else self.kept.left_tensors()
             had = {id(follow(self.kept.root, path[:-1])) for path in self.kept.replaced if path[-1] == ("attr", "grad")}
@@ -361,6 +366,7 @@ class _Run:
             left += [fake.grad for item, fake in items if item.name in self.kept.gradients]
             left += self.generators.after()
         leaves, structure = flatten(result)
+        require_known_keys(structure, None)
         for leaf in leaves:
             if isinstance(leaf, Selection):
                 raise leaf.refused("returning")
@@ -372,7 +378,8 @@ class _Run:
         counts = Counts()
         if not self.found_more:
             counts = self.kept.counted(self.reads)
-            self.kept.read_too_early([*numbers.values(), *self.reads.shown(), *counts.expressions()])
+            left_anew = [*counts.expressions(), *(expression for _, expression in rates)]
+            self.kept.read_too_early([*numbers.values(), *self.reads.shown(), *left_anew])
             self.reads.require_all_used()
         held = [p for p, gradient in zip(self.stale, stale, strict=True) if fakes[p].grad is gradient]
         self.traced = Traced(
@@ -385,6 +392,7 @@ class _Run:
             effects=self.reads.effects,
             answers=self.comparisons.answers,
             schedules=self.schedules.calls,
+            rates=rates,
             counted=self.averages.counted,
             places=[place for _, place in self.questions.asked],
             choices=tuple(self.questions.given),
@@ -407,17 +415,20 @@ class _Run:
         ]
 
     def _call(self, fakes: tuple[torch.Tensor, ...], twins: dict[int, torch.Tensor]) -> Any:
-        leaves = [
-            fakes[position] if position is not None else self.inputs.constants[path]
-            for position, path in zip(self.inputs.leaves, self.inputs.paths, strict=True)
-        ]
         call = self.inputs.call
         assert call is not None
-        arguments, named = unflatten(call.structure, iter(leaves), call.arguments)
-        self.reads = Readbacks(self.questions, self.kept.counting(self._settings), self._settings)
-        self.schedules = Schedules(self.kept.walk, self.optimizers, self.reads)
         items = list(zip(self.inputs.inputs, fakes, strict=True))
+        scalars = {repr(item.expression): fake for item, fake in items if item.expression is not None}
+        counting = self.kept.counting(self._settings, call.leaves if self.inputs.varying else (), scalars)
+        self.reads = Readbacks(self.questions, counting, self._settings)
+        leaves = [
+            fakes[position] if position is not None else self._number_or_constant(number, self.inputs.constants[path])
+            for number, (position, path) in enumerate(zip(self.inputs.leaves, self.inputs.paths, strict=True))
+        ]
+        arguments, named = unflatten(call.structure, iter(leaves), call.arguments)
+        self.schedules = Schedules(self.kept.walk, self.optimizers, self.reads)
         read = [(item.paths, fake) for item, fake in items if item.cls == "hyper" and item.paths]
+        self.rates = Rates(self.optimizers, self.reads)
         self.generators = Generators(self.kept.walk, {p[0]: fake for p, fake in read if not is_decay(p)})
         self.averages = Averages(self.kept.walk, {p[0]: fake for p, fake in read if is_decay(p)})
         draws = Draws(self.generators)
@@ -443,12 +454,17 @@ class _Run:
             self.averages.noting(),
             self.recorder.watched(_Watch(self.origins, draws, self.writes)),
             self.schedules.noting(),
+            self.rates.standing_in(),
             self.reads.around(self.kept.functions()),
             iterators.refused(self.kept.functions(), self.kept.walk.holders),
             self._clocks(),
         ):
             self.kept.count(self.reads)
             return self._step(arguments, named)
+
+    def _number_or_constant(self, number: int, value: Any) -> Any:
+        """What stands for a leaf of the arguments that is no tensor, by its number."""
+        return Number(self.reads, ["argument", number], type(value)) if number in self.inputs.varying else value
 
     def _clocks(self) -> contextlib.AbstractContextManager[None]:
         if not self.kept.reads_clocks:
@@ -465,7 +481,7 @@ class _Run:
                 told = _users_errors.UsersError.of(error), *self.reads.at_the_end(error), self.reads.effects
                 ending = Ending(*told, self.kept.counted(self.reads))
                 raise EndedError(self.questions.choices(), ending) from None
-            stands = bool(self.reads.tensors or self.kept.counts)
+            stands = bool(self.reads.tensors or self.kept.counts or self.inputs.varying)
             if isinstance(error, TypeError) and stands and is_of_numbers(error):
                 raise read_back(place_in(error)) from None  # what takes Python's own numbers only
             raise
@@ -538,12 +554,12 @@ class _Run:
                     hint="call `requires_grad_` between steps: the step is captured once for each",
                 )
 
-    def _check_settings(self) -> None:
-        """Refuses a step that changes a learning rate."""
-        for index, group in enumerate(groups_of(self.optimizers)):
-            lr = group.get("lr")
-            if lr is not None and not isinstance(lr, torch.Tensor):
-                raise rate_changed(f"of {group_name(self.optimizers, index)}")
+    def _rates_left(self) -> list[tuple[int, Expression]]:
+        """The learning rates that the step leaves; refuses a step that also calls a scheduler."""
+        left = self.rates.left()
+        if left and self.schedules.calls:
+            raise rate_changed(f"of {group_name(self.optimizers, left[0][0])}, and calls a scheduler")
+        return left
 
     @contextlib.contextmanager
     def explaining_errors(self) -> Iterator[None]:

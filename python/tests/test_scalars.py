@@ -1,0 +1,251 @@
+"""Numbers that a step counts or is given, and computes tensors with, are inputs of it: no call asks for another capture."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from counted import captures_where_all_is_as_in_eager, parallel
+from torch import nn
+
+from unisono.errors import StepError
+
+CALLS = 8
+
+
+def anneals(run, loss, number):
+    return loss * min(1.0, number / 5) + 0.1
+
+
+def anneals_by_its_count(run, loss, number):
+    run.n += 1
+    weight = 2 / (1 + math.exp(-10 * run.n / CALLS)) - 1
+    run.seen.append(weight)
+    return loss + weight * run.model.weight.pow(2).sum()
+
+
+def averages_in_place(run, loss, number):
+    run.n += 1
+    decay = min(0.99, (1 + run.n) / (10 + run.n))
+    with torch.no_grad():
+        for average, parameter in zip(run.averages, run.model.parameters(), strict=True):
+            average.mul_(decay).add_(parameter, alpha=1 - decay)
+    return loss
+
+
+def averages_by_operators(run, loss, number):
+    run.n += 1
+    for at, parameter in enumerate(run.model.parameters()):
+        run.averages[at] *= 1 - 1 / run.n
+        run.averages[at] += parameter.detach() / run.n
+    return loss
+
+
+def interpolates(run, loss, number):
+    run.n += 1
+    with torch.no_grad():
+        for average, parameter in zip(run.averages, run.model.parameters(), strict=True):
+            average.lerp_(parameter, 1 / run.n)
+    return loss
+
+
+def bounds(run, loss, number):
+    out = run.model(run.x).clamp(max=0.1 * number).clamp(-0.5, number)
+    return loss + out.sum() + run.x.clamp_min(-number / 4).mean()
+
+
+def fills(run, loss, number):
+    run.filled = [
+        torch.full((2, 4), 0.1 * number),
+        torch.tensor(number),
+        torch.full_like(run.x, number),
+        torch.zeros(2, 4).fill_(number),
+        torch.full((2,), number),
+    ]
+    return loss * sum(one.sum() for one in run.filled)
+
+
+def compares(run, loss, number):
+    return loss + torch.where(run.x > 0.3 * number, run.x, torch.zeros(())).sum() + (run.x <= number).sum()
+
+
+def asks_a_loss_beside_it(run, loss, number):
+    return loss * 2 if loss.item() > 0.02 * number else loss
+
+
+def goes_on_with_its_last_loss(run, loss, number):
+    scaled = loss / (1 + run.last)
+    run.last = loss.item()
+    return scaled
+
+
+def chooses_by_a_loss_and_its_last(run, loss, number):
+    scaled = loss * 2 if loss.item() < run.last + 0.001 else loss
+    run.last = loss.item()
+    return scaled
+
+
+def reverses_gradients(run, loss, number):
+    return loss + _Reversed.apply(run.model(run.x), number / CALLS).mean()
+
+
+class _Reversed(torch.autograd.Function):
+    """Gradients of the other sign, as domains are told apart with."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.factor * gradient, None
+
+
+def embeds_its_time(run, loss, number):
+    return loss * torch.sin(torch.arange(4) * math.exp(-number / 10)).sum()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        anneals,
+        anneals_by_its_count,
+        averages_in_place,
+        averages_by_operators,
+        interpolates,
+        bounds,
+        fills,
+        compares,
+        asks_a_loss_beside_it,
+        goes_on_with_its_last_loss,
+        chooses_by_a_loss_and_its_last,
+        reverses_gradients,
+        embeds_its_time,
+    ],
+)
+def test_a_step_that_computes_tensors_with_a_number_is_captured_for_all_numbers(use, capsys):
+    # Numbers of the first call may be the only ones: they become inputs when the second call has others.
+    assert captures_where_all_is_as_in_eager(use, [(n,) for n in range(CALLS)], capsys) <= 2
+
+
+def of_whole_numbers(run, loss, number):
+    x = torch.arange(4)
+    made = [
+        x * number,
+        x * (number / 2),
+        x + number > 3,
+        number - torch.ones(()),
+        x // (number + 1),
+        x % (number + 1),
+        x**number,
+    ]
+    run.seen.append(" ".join(f"{one.dtype} {one.dim()}" for one in made))
+    return loss * sum(one.sum() for one in made)
+
+
+def of_half_precision(run, loss, number):
+    x = run.x.bfloat16()
+    made = [x * (0.3 * number), x.sum() * (0.1 * number), x + number, x.lerp(x + 1, number / 9)]
+    run.seen.append(" ".join(str(one.dtype) for one in made))
+    return loss * sum(one.float().sum() for one in made)
+
+
+def takes_numbers_only(run, loss, number):
+    return (
+        loss
+        * F.dropout(run.x, 0.0 * number).sum()
+        * run.x.view(number % 2 + 1, -1).sum(0)[0]
+        * torch.zeros(number + 1).numel()
+    )
+
+
+def of_another_kind(run, loss, number):
+    return loss * min(2, number / 2)
+
+
+@pytest.mark.parametrize("use", [of_whole_numbers, of_half_precision, takes_numbers_only, of_another_kind])
+def test_types_and_sizes_are_those_that_numbers_give(use, capsys):
+    captures_where_all_is_as_in_eager(use, [(n,) for n in range(CALLS)], capsys)
+
+
+def test_a_number_that_only_grows_beside_a_loss_is_no_input_where_nothing_is_computed_with_it(capsys):
+    def counts(run, loss, number):
+        run.n += number
+        print(f"{run.n}: {number / 3:.2f}")
+        return loss
+
+    assert captures_where_all_is_as_in_eager(counts, [(n,) for n in range(CALLS)], capsys) == 2
+
+
+def rate_of(step):
+    return 0.1 * min(1.0, (step + 1) / 4)
+
+
+def sets_its_rate_by_its_count(run, loss, number):
+    for group in run.optimizer.param_groups:
+        group["lr"] = rate_of(run.n)
+    run.n += 1
+    run.seen.append(run.optimizer.param_groups[0]["lr"])
+    return loss
+
+
+def sets_its_rate_by_a_number(run, loss, number):
+    run.optimizer.param_groups[0]["lr"] = rate = rate_of(number)
+    print(f"rate {rate:.3f}, {number}")
+    return loss
+
+
+def sets_a_rate_for_good(run, loss, number):
+    run.optimizer.param_groups[0]["lr"] = 0.02
+    return loss
+
+
+def sets_the_rate_of_the_next(run, loss, number):
+    return loss, lambda: run.optimizer.param_groups[0].update(lr=0.5 / (number + 1))
+
+
+@pytest.mark.parametrize("maker", ["SGD", "AdamW", "Adafactor", "NAdam"])
+@pytest.mark.parametrize(
+    "use", [sets_its_rate_by_its_count, sets_its_rate_by_a_number, sets_a_rate_for_good, sets_the_rate_of_the_next]
+)
+def test_a_rate_that_the_step_sets_is_that_of_its_update_and_is_left(use, maker, capsys):
+    made = getattr(torch.optim, maker)
+    rates = []
+
+    def between(run, number):
+        rates.append(run.optimizer.param_groups[0]["lr"])
+
+    captures = captures_where_all_is_as_in_eager(use, [(n,) for n in range(CALLS)], capsys, between, made)
+    assert captures <= 2 and rates[:CALLS] == pytest.approx(rates[CALLS:])
+
+
+def test_a_rate_that_follows_from_what_it_was_is_refused():
+    def decays(run, loss):
+        run.optimizer.param_groups[0]["lr"] *= 0.9
+        return loss
+
+    with pytest.raises(StepError, match=r"changes the learning rate \(`hyper.0.lr`\)") as caught:
+        parallel(decays)
+    assert caught.value.code == "U0103"
+
+
+def test_a_rate_that_is_set_beside_a_scheduler_is_refused():
+    def both(run, loss):
+        run.optimizer.param_groups[0]["lr"] = 0.1
+        run.scheduler.step()
+        return loss
+
+    with pytest.raises(StepError, match="learning rate of parameter group 0, and calls a scheduler") as caught:
+        parallel(both)
+    assert caught.value.code == "U0103"
+
+
+def test_a_division_by_what_is_counted_is_refused_by_python_as_in_eager(capsys):
+    def divides(run, loss, number):
+        run.n += 1
+        return loss / (3 - run.n) if run.n != 3 else loss * nn.functional.relu(torch.tensor(1.0 / (4 - run.n)))
+
+    assert captures_where_all_is_as_in_eager(divides, [(0,)] * CALLS, capsys) == 2

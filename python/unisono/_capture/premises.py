@@ -1,0 +1,187 @@
+"""What a captured step takes for granted of numbers that are there before it: how its code chooses by what it counts and by arguments.
+
+A step that asks (``if self.steps % 100 == 0:``) is captured once for each answer. Each capture serves the calls that give its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono._capture.expressions import Expression, Read, evaluate, places_in
+from unisono._capture.paths import Missing, Path, follow, shown
+from unisono._capture.places import user_line
+
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_OPERATORS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+    **_COMPARISONS,
+}
+_SIGNS = {"neg": "-{}", "pos": "+{}", "abs": "abs({})"}
+_COMPUTED = frozenset((*_OPERATORS, *_SIGNS, "round", "float", "int", "leaf", "call"))
+
+
+@dataclass
+class Premises:
+    """What the traces of a step take for granted.
+
+    Attributes:
+        are_looked_at: whether they are looked at before each step; if not, nothing can be taken for granted.
+        found: expressions of what is there before the step, each with what it gives, or whether that is true.
+        lines: the user's line that was the first to need each.
+        scalars: expressions that the step computes tensors with, whatever they give.
+        most: how many of the places that the step counts at may have numbers that are inputs of it, the first ones; all if ``None``.
+    """
+
+    are_looked_at: bool = False
+    found: list[tuple[Expression, Any]] = field(default_factory=list)
+    lines: list[str | None] = field(default_factory=list)
+    scalars: list[Expression] = field(default_factory=list)
+    most: int | None = None
+
+    def inputs(self) -> list[Expression]:
+        """The expressions that are inputs of the step."""
+        return [one for one in self.scalars if self.most is None or all(at < self.most for at in places_in(one))]
+
+    def take(self, expression: Expression, value: Any) -> None:
+        """Takes something for granted."""
+        if not any(repr(one) == repr((expression, value)) for one in self.found):
+            self.found.append((expression, value))
+            self.lines.append(user_line())
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is looked at before each call of a captured step.
+
+    Attributes:
+        premises: expressions and what they give.
+        scalars: expressions that are inputs of it, and the class of what they give.
+        paths: where it counts.
+        names: the names of the leaves of its arguments.
+    """
+
+    premises: Sequence[tuple[Expression, Any]]
+    scalars: Sequence[tuple[Expression, type]]
+    paths: Sequence[Path]
+    names: Sequence[str]
+
+    def otherwise(self, root: Any, arguments: Sequence[Any]) -> tuple[str, Any, Any] | None:
+        """In words, what is not as the step takes it for granted, what it was, and what it is for these arguments."""
+        if not (self.premises or self.scalars):
+            return None
+        read = before(root, self.paths, arguments)
+        for expression, value in self.premises:
+            now = _given(expression, read)
+            if not _is(now, value):
+                return self._in_words(expression), value, bool(now) if isinstance(value, bool) else now
+        for expression, kind in self.scalars:
+            now = _given(expression, read)
+            if type(now) is not kind:
+                return self._in_words(expression), kind, now
+        return None
+
+    def _in_words(self, expression: Expression) -> str:
+        return _in_words(expression, self.paths, self.names)
+
+
+class _Places(Sequence[Any]):
+    """What is at places, as far as it is asked for."""
+
+    def __init__(self, root: Any, paths: Sequence[Path]) -> None:
+        self._root, self._paths = root, paths
+
+    def __getitem__(self, number: Any) -> Any:
+        return follow(self._root, self._paths[number])
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+def before(root: Any, paths: Sequence[Path], arguments: Sequence[Any]) -> Read:
+    """What is known before a step that counts at some places."""
+    return Read(places=_Places(root, paths), arguments=arguments)
+
+
+def is_known_before(expression: Expression, firm: Collection[int]) -> bool:
+    """Whether an expression is computed of arguments, and of what is at ``firm`` places, alone."""
+    kind, *rest = expression
+    if kind in ("argument", "constant"):
+        return True
+    if kind == "place":
+        return rest[0] in firm
+    return kind in _COMPUTED and all(is_known_before(one, firm) for one in _parts(expression))
+
+
+def another_at_the_next(
+    premises: Premises, places: Sequence[Any], behind: Callable[[int], Any]
+) -> tuple[Expression, str | None] | None:
+    """The first premise on a number, and not on an answer, that no longer holds behind the step, and the line that needs it.
+
+    Args:
+        premises: those of the step.
+        places: what is at the places before it.
+        behind: gives what is at a place behind it; ``Missing`` where that follows from values of tensors.
+    """
+    for (expression, value), line in zip(premises.found, premises.lines, strict=True):
+        numbers = places_in(expression)
+        if not numbers or isinstance(value, bool):
+            continue
+        after = [behind(number) if number in numbers else was for number, was in enumerate(places)]
+        unknown = any(after[number] is Missing for number in numbers)
+        if unknown or not _is(_given(expression, Read(places=after)), value):
+            return expression, line
+    return None
+
+
+def _given(expression: Expression, read: Read) -> Any:
+    """What an expression gives; ``Missing`` where it gives nothing."""
+    try:
+        return evaluate(expression, read)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return Missing
+
+
+def _is(now: Any, value: Any) -> bool:
+    if now is Missing:
+        return False
+    return bool(now) == value if isinstance(value, bool) else type(now) is type(value) and now == value
+
+
+def _parts(expression: Expression) -> Iterator[Expression]:
+    """The expressions that one is computed of."""
+    kind, *rest = expression
+    if kind == "leaf":
+        yield rest[0]
+    elif kind == "call":
+        yield from rest[1:]
+    elif kind in _COMPUTED:
+        yield from rest
+
+
+def _in_words(expression: Expression, paths: Sequence[Path], names: Sequence[str]) -> str:
+    kind, *rest = expression
+    match kind:
+        case "constant":
+            return repr(rest[0])
+        case "place":
+            return shown(paths[rest[0]])
+        case "argument":
+            return str(names[rest[0]])
+        case "leaf":
+            return f"{_in_words(rest[0], paths, names)}[{rest[1]}]"
+    parts = [_in_words(one, paths, names) for one in _parts(expression)]
+    if kind in _OPERATORS:
+        within = _OPERATORS if kind not in _COMPARISONS else _COMPARISONS
+        nested = [f"({part})" if one[0] in within else part for part, one in zip(parts, rest, strict=True)]
+        return f" {_OPERATORS[kind]} ".join(nested)
+    if kind in _SIGNS:
+        return _SIGNS[kind].format(*parts)
+    return f"{rest[0] if kind == 'call' else kind}({', '.join(parts)})"

@@ -1,0 +1,186 @@
+"""Numbers that are there before a step, where it computes tensors with them: inputs of the step, as learning rates are.
+
+They are what the step counts and what it is given as arguments, and what follows from these. PyTorch takes none of their stand-ins, so its
+functions are called with tensors without dimensions in their place; where one takes no tensor, the number itself is taken for granted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+from unittest import mock
+
+import torch
+
+from unisono._capture.expressions import Expression
+from unisono._capture.named import standing
+from unisono._capture.number import Number
+
+#: Functions of two operands, which may be tensors without dimensions as well as numbers.
+_OF_TWO = (
+    "add",
+    "sub",
+    "subtract",
+    "mul",
+    "multiply",
+    "div",
+    "divide",
+    "true_divide",
+    "pow",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+)
+_IN_PLACE = ("add_", "sub_", "mul_", "div_", "pow_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
+#: Those whose factor may be a tensor (:class:`unisono._capture.rewrites.LiveScalars`).
+_WITH_FACTOR = ("add", "sub", "add_", "sub_", "addcmul", "addcmul_", "addcdiv", "addcdiv_")
+_FACTORS = ("alpha", "value")
+_LERP = ("lerp", "lerp_")
+_CLAMP = ("clamp", "clamp_", "clip", "clip_")
+_BOUND = ("clamp_min", "clamp_min_", "clamp_max", "clamp_max_")
+_FILLING = ("fill_", "full", "full_like", "tensor")
+#: Functions that take numbers only.
+_SETTLED = (
+    "view", "reshape", "expand", "repeat", "narrow", "select", "split", "chunk", "roll", "topk", "repeat_interleave", "unsqueeze",
+    "zeros", "ones", "empty", "arange", "linspace", "rand", "randn", "randint", "randperm", "eye", "new_zeros", "new_ones", "new_full",
+    "sum", "mean", "cumsum", "softmax", "uniform_", "normal_", "masked_fill", "masked_fill_", "where",
+)  # fmt: skip
+_NAMES = dict.fromkeys((*_OF_TWO, *_IN_PLACE, *_WITH_FACTOR, *_LERP, *_CLAMP, *_BOUND, *_FILLING, *_SETTLED))
+#: The same of many tensors at once.
+_EACH = tuple(f"_foreach_{name}{how}" for name in ("add", "sub", "mul", "div", "pow", "lerp") for how in ("", "_"))
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Scalars(Protocol):
+    """Who gives what stands for numbers in tensor operations."""
+
+    def scalar(self, expression: Expression) -> torch.Tensor | None:
+        """The tensor without dimensions that stands for a number; ``None`` if it is no input of the step."""
+        ...
+
+
+def beside(scalars: Scalars, name: str, real: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a function of PyTorch's, by its name, gives of operands among which are numbers that are known before the step."""
+    if name in _EACH:
+        return _of_each(name, args, kwargs)
+    first = next((one for one in args if isinstance(one, torch.Tensor)), None)
+    with contextlib.suppress(_Settled):
+        if name in _FILLING:
+            return _filled(scalars, name, real, [*args], kwargs)
+        if first is not None and name in _CLAMP:
+            return _clamped(scalars, name, first, args, kwargs)
+        if first is not None and name in (*_OF_TWO, *_IN_PLACE, *_LERP, *_BOUND, *_WITH_FACTOR):
+            like = functools.partial(_like, scalars, first, same_type=name in (*_LERP, *_BOUND))
+            factors = {key: one for key, one in kwargs.items() if type(one) is Number and key in _FACTORS}
+            made = {key: _tensor(scalars, one) for key, one in factors.items()}
+            named = {key: like(one) if type(one) is Number else one for key, one in kwargs.items() if key not in made}
+            return real(*(like(one) if type(one) is Number else one for one in args), **named, **made)
+    return real(*settled(args), **{key: settled(one) for key, one in kwargs.items()})
+
+
+def settled(given: Any) -> Any:
+    """The same with numbers in the place of those that stand for some, in lists and tuples too."""
+    if type(given) is Number:
+        return given.settled()
+    if type(given) in (list, tuple) and _is_among(given):
+        return type(given)([settled(one) for one in given])
+    return given
+
+
+def _is_among(given: Any) -> bool:
+    return type(given) is Number or (type(given) in (list, tuple) and any(map(_is_among, given)))
+
+
+@contextlib.contextmanager
+def standing_in(scalars: Scalars, functions: Iterable[Any]) -> Iterator[None]:
+    """Lets PyTorch's functions take stand-ins for numbers, also where the user's functions among these name them."""
+    with contextlib.ExitStack() as stack:
+        instead: dict[int, tuple[Any, Any]] = {}
+        for holder in (torch.Tensor, torch):
+            for name in (*_NAMES, *_EACH):
+                real = getattr(holder, name, None)
+                if real is not None:
+                    taking = _taking(scalars, name, real)
+                    instead[id(real)] = real, taking
+                    stack.enter_context(mock.patch.object(holder, name, taking))
+        stack.enter_context(standing(functions, instead))
+        yield
+
+
+class _Settled(Exception):  # noqa: N818
+    """What stands for a number cannot be a tensor here."""
+
+
+def _taking(scalars: Scalars, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real, updated=())
+    def taking(*args: Any, **kwargs: Any) -> Any:
+        if _is_among(args) or (kwargs and _is_among((*kwargs.values(),))):
+            return beside(scalars, name, real, args, kwargs)
+        return real(*args, **kwargs)
+
+    return taking
+
+
+def _tensor(scalars: Scalars, number: Number) -> torch.Tensor:
+    found = scalars.scalar(number.expression)
+    if found is None:
+        raise _Settled
+    return found
+
+
+def _like(scalars: Scalars, operand: torch.Tensor, number: Number, *, same_type: bool = False) -> torch.Tensor:
+    """A tensor for a number, beside which an operand gives a result of the type that it gives beside the number."""
+    common = torch.result_type(operand, number.kind(1))
+    found = _tensor(scalars, number)
+    if not same_type and operand.dim() and common == operand.dtype:
+        return found  # it does not take part in the choice of a type, and is rounded as a number is
+    if common in _HALF:
+        raise _Settled
+    return found.to(common)
+
+
+def _clamped(scalars: Scalars, name: str, x: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    """One bound after the other: PyTorch takes two tensors or two numbers."""
+    bounds = dict(zip(("min", "max"), args[1:], strict=False)) | kwargs
+    tensors = {key: _like(scalars, x, one, same_type=True) for key, one in bounds.items() if type(one) is Number}
+    for key, one in bounds.items():
+        if one is not None:
+            x = getattr(x, name)(**{key: tensors.get(key, one)})
+    return x
+
+
+def _filled(scalars: Scalars, name: str, real: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A tensor with a number in it everywhere."""
+    at = {"fill_": 1, "full": 1, "full_like": 1, "tensor": 0}[name]
+    given = args[at] if at < len(args) else kwargs.get("fill_value", kwargs.get("value", kwargs.get("data")))
+    if type(given) is not Number or kwargs.get("requires_grad"):
+        raise _Settled
+    value = _tensor(scalars, given)
+    if name == "fill_":
+        return args[0].copy_(value)
+    if at < len(args):
+        args[at] = given.kind(0)
+    named = {key: given.kind(0) if one is given else settled(one) for key, one in kwargs.items()}
+    return real(*settled(args), **named).copy_(value)
+
+
+def _of_each(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """One tensor after the other."""
+    own = name.removeprefix("_foreach_")
+    args = (*args, *(one for key, one in kwargs.items() if key == "scalar"))
+    kwargs = {key: one for key, one in kwargs.items() if key != "scalar"}
+    each = [[one[at] if type(one) in (list, tuple) else one for one in args] for at in range(len(args[0]))]
+    made = tuple(getattr(torch.Tensor, own)(*one, **kwargs) for one in each)
+    return None if own.endswith("_") else made
+
+
+def of_operator(scalars: Scalars, name: str, operands: Sequence[Any]) -> Any:
+    """What an operator of Python's gives of a tensor and a number that is known before the step."""
+    known = {"truediv": "div"}.get(name, name)
+    return beside(scalars, known, getattr(operator, name), operands, {})
