@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
+from machines import DEAR_COMPUTING
 from session_ranks import FAMILIES, OFFLOADED, RECOMPUTED, SLICED, difference
 from torch import nn
 
@@ -390,6 +391,54 @@ def _gathering(waits: bool) -> Executor:
     builder.call(torch.ops.aten.add.Scalar, [Slot(waited if waits else issued), 1], {}, [made])
     builder.returns.append(made)
     return Executor(lower(builder.spec(), _devices.current()))
+
+
+def numbers(library: str) -> None:
+    """Prints by how much a step that computes tensors with numbers, counted, given and read, differs from processors, and the faults."""
+    clocked.register(library)
+
+    def trained(device: str, parallel: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        averages = [one.detach().clone() for one in model.parameters()]
+        seen = {"calls": 0, "last": 0.5}
+
+        def step(x: torch.Tensor, number: int) -> torch.Tensor:
+            seen["calls"] += 1
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01 * min(1.0, seen["calls"] / 3)
+            out = model(x / model(x).abs().max().item())
+            mean = out.mean().item()
+            filled = torch.full_like(x, 0.1 * number) + torch.tensor([mean, 1.0, 2.0, 0.0]).to(x.device)
+            bounded = out.clamp(-1, max=mean).sum() + torch.where(x > mean, x, 0.1 * number).sum()
+            loss = (out**2 * min(1.0, number / 4)).mean() / (1 + seen["last"]) + 0.1 * (bounded + (filled * out).sum())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                for average, parameter in zip(averages, model.parameters(), strict=True):
+                    average.mul_(1 - 1 / seen["calls"]).add_(parameter, alpha=1 / seen["calls"]).lerp_(
+                        parameter, 0.1 * number
+                    )
+            seen["last"] = loss.item()
+            return loss.detach()
+
+        batches = [torch.randn(3, 4, generator=torch.Generator().manual_seed(n)).to(device) for n in range(5)]
+        run: Any = step
+        if parallel:
+            settings: dict[str, Any] = {"model": model, "optimizer": optimizer, "cluster": DEAR_COMPUTING}
+            run = unisono.parallelize(step, example=(batches[0], 0), **settings)
+        losses = [run(batch, number) for number, batch in enumerate(batches)]
+        if parallel:
+            run.sync()
+        return torch.cat([one.detach().cpu().reshape(-1) for one in (*losses, *model.parameters(), *averages)])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        difference = (trained(clocked.NAME, True) - trained("cpu", False)).abs().max()
+    print("difference:", "small" if difference < 1e-5 else difference)
+    print("faults:", clocked.faults())
 
 
 def counted(library: str) -> None:

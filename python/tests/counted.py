@@ -60,7 +60,7 @@ class Run:
         torch.manual_seed(0)
         self.model = nn.Linear(4, 4)
         self.optimizer = make(self.model.parameters(), lr=0.1)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2) if self.optimizer.defaults["lr"] else None
         self.averages = [parameter.detach().clone() for parameter in self.model.parameters()]
         self.x, self.n, self.seen, self.last, self.filled = X, 0, list[object](), 0.0, list[torch.Tensor]()
 

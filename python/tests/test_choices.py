@@ -159,3 +159,14 @@ def test_a_capture_that_is_a_graph_alone_takes_nothing_for_granted():
     with pytest.raises(StepError) as caught:
         unisono.capture(step, model=run.model, optimizer=run.optimizer, example=(X,))
     assert caught.value.code == "U0119"
+
+
+def test_the_notice_says_so_where_nearly_each_call_is_captured():
+    _, step = parallel(lambda _, loss, number: loss * (number & 3), 0, captures=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(3):
+            step(X, number)
+    told = [str(one.message) for one in caught if one.category is CaptureNotice]
+    assert ["the oldest is gone" in one for one in told] == [False, True]
+    assert "2 captures are kept" in told[1] and "give as a tensor" in told[1]

@@ -195,6 +195,11 @@ def test_collectives_are_ordered_only_by_their_waits_which_do_not_hold_up_the_ho
         assert f"a tensor of clocked:{1 - rank} in the network of clocked:{rank}" in one["another's device"]
 
 
+def test_numbers_are_beside_tensors_of_a_device_as_on_processors(library, tmp_path):
+    (found,) = printed("numbers", 1, tmp_path, library)
+    assert found == {"difference": "small", "faults": "[]"}
+
+
 def test_what_has_the_host_wait_is_counted(library, tmp_path):
     (found,) = printed("counted", 1, tmp_path, library)
     assert found["item"] == "{'aten::_local_scalar_dense': 1}"

@@ -131,6 +131,154 @@ def test_a_step_that_computes_tensors_with_a_number_is_captured_for_all_numbers(
     assert captures_where_all_is_as_in_eager(use, [(n,) for n in range(CALLS)], capsys) <= 2
 
 
+def scales_by_its_maximum(run, loss):
+    return loss + run.model(run.x / run.model(run.x).abs().max().item()).sum()
+
+
+def weighs_by_its_loss(run, loss):
+    weight = 1 / (1 + loss.item())
+    run.seen.append(weight)
+    return loss * weight + math.sqrt(loss.item()) * run.model.weight.sum()
+
+
+def converts(run, loss):
+    return float(loss) * loss + int(100 * loss) * torch.arange(4).sum() + round(loss.item() * 10) * loss
+
+
+def clips_by_itself(run, loss):
+    def clip():
+        norm = sum(one.grad.norm().item() ** 2 for one in run.model.parameters()) ** 0.5
+        run.last = norm
+        for one in run.model.parameters():
+            one.grad.mul_(min(1.0, 0.01 / (norm + 1e-6)))
+            one.grad /= 1 + norm
+
+    loss.register_hook(lambda gradient: gradient * 2)
+    (loss * 0.5).backward(retain_graph=True)
+    clip()
+    return loss
+
+
+def counts_entries(run, loss):
+    entries = (run.model(run.x) > 0).sum().item()
+    run.n += entries
+    return loss / max(entries, 1)
+
+
+def fills_with_its_loss(run, loss):
+    value = loss.item()
+    run.filled = [
+        torch.full((2, 2), value),
+        torch.tensor(value),
+        torch.tensor([value, 1, 2 * value]),
+        torch.ones(()) * value,
+    ]
+    return loss + sum(one.sum() for one in run.filled)
+
+
+def bounds_by_its_mean(run, loss):
+    mean = run.model(run.x).mean().item()
+    above = torch.where(run.x > mean, run.x, torch.zeros_like(run.x)).clamp(max=mean + 1, min=-1)
+    return loss + run.model(above).sum() + (run.x == mean).sum() + (mean < run.x).sum()
+
+
+def averages_its_loss(run, loss):
+    run.last = 0.9 * run.last + 0.1 * loss.item()
+    return loss / (1e-3 + run.last)
+
+
+def adds_with_a_factor(run, loss):
+    value = loss.item()
+    with torch.no_grad():
+        for average, parameter in zip(run.averages, run.model.parameters(), strict=True):
+            average.add_(parameter, alpha=-value).lerp_(parameter, 1 / (2 + value))
+    return loss
+
+
+def divides_in_place(run, loss):
+    value = 1 + loss.item()
+    other = run.averages[0]
+    alias = other.view(-1)
+    other //= 0.1 * value
+    other %= value
+    other **= 2 * value / value
+    run.filled = [alias.clone(), other.masked_fill(other > 0, value), torch.where(other > 1, value, other)]
+    return loss + torch.where(run.model(run.x) > 0, run.x, value).sum()
+
+
+def sums_a_list(run, loss):
+    return loss * sum(one.item() for one in run.model(run.x).mean(1)) + run.model(run.x).mean(1).tolist()[0] * loss
+
+
+def sets_its_rate_by_its_loss(run, loss):
+    run.optimizer.param_groups[0]["lr"] = min(0.05, loss.item())
+    return loss
+
+
+def of_half_precision_by_its_maximum(run, loss):
+    scaled = run.x.bfloat16() / run.model(run.x).bfloat16().abs().max().item()
+    return loss + run.model(scaled.float()).sum()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        scales_by_its_maximum,
+        weighs_by_its_loss,
+        converts,
+        clips_by_itself,
+        counts_entries,
+        fills_with_its_loss,
+        bounds_by_its_mean,
+        averages_its_loss,
+        adds_with_a_factor,
+        divides_in_place,
+        sums_a_list,
+        sets_its_rate_by_its_loss,
+        of_half_precision_by_its_maximum,
+    ],
+)
+def test_tensors_are_computed_with_numbers_that_the_step_has_read(use, capsys):
+    # One that finds gradients is captured once more where there are none.
+    assert captures_where_all_is_as_in_eager(use, [()] * CALLS, capsys) <= 1 + (use is clips_by_itself)
+
+
+def takes_an_entry(run, loss):
+    return loss * run.x[:, run.model(run.x).sum(0).argmax().item()].sum()
+
+
+def takes_a_slope(run, loss):
+    return loss * F.leaky_relu(run.x, run.model(run.x).abs().mean().item()).sum()
+
+
+def takes_a_size(run, loss):
+    return loss * torch.ones((run.model(run.x) > 0).sum().item()).sum()
+
+
+@pytest.mark.parametrize("use", [takes_an_entry, takes_a_slope, takes_a_size])
+def test_a_number_that_is_read_is_refused_where_no_tensor_will_do(use):
+    with pytest.raises(StepError, match="reads the value of a tensor") as caught:
+        parallel(use)
+    file, _, line = str(caught.value.place).rpartition(":")
+    assert caught.value.code == "U0101" and f"{use.__code__.co_filename}" == file
+    assert int(line) == use.__code__.co_firstlineno + 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"scale_parameter": False, "relative_step": False, "lr": 0.01}, {"warmup_init": True}]
+)
+def test_the_optimizer_of_a_library_that_reads_its_counts_is_as_in_eager(settings, capsys):
+    from transformers.optimization import Adafactor
+
+    def make(parameters, lr):
+        return Adafactor(parameters, **{"lr": None, **settings})
+
+    def plain(run, loss):
+        return loss
+
+    assert captures_where_all_is_as_in_eager(plain, [()] * CALLS, capsys, make=make) == 1
+
+
 def of_whole_numbers(run, loss, number):
     x = torch.arange(4)
     made = [

@@ -240,12 +240,15 @@ class ParallelStep:
             captured[:] = [step for step in captured if step.has_its_tensors()]
         with self._with_gradients():
             self._capture_with_live_settings(call)
-        for _ in range(len(self._captured) - self._captures):
+        too_many = max(0, len(self._captured) - self._captures)
+        for _ in range(too_many):
             self._captured.pop()
         session.state.keep_only([item for steps in session.steps for step in steps for item in step.shared()])
         if self.ranks.rank == 0:
             seconds = time.perf_counter() - start
-            warn_user(f"the step was captured and planned again in {seconds:.1f} s: {reason.message}", CaptureNotice)
+            told = f"the step was captured and planned again in {seconds:.1f} s: {reason.message}"
+            hint = f"; {self._captures} captures are kept, and the oldest is gone: give as a tensor what is another at each call"
+            warn_user(told + (hint if too_many else ""), CaptureNotice)
         still = self._captured[0].why_not(call)
         if still is not None:
             raise still

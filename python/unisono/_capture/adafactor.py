@@ -1,13 +1,14 @@
-"""The update of ``torch.optim.Adafactor`` in tensor operations alone.
+"""The updates of ``torch.optim.Adafactor`` and of Hugging Face's in tensor operations alone.
 
-PyTorch's reads step counts and norms back as Python numbers and compares those. Here they stay 0-dim tensors of double precision, which
+They read step counts and norms back as Python numbers and compare those. Here they stay 0-dim tensors of double precision, which
 is the precision of Python's numbers. The algorithm is that of https://arxiv.org/abs/1804.04235 as ``torch.optim.Adafactor`` documents it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -18,9 +19,21 @@ from torch.optim import _adafactor
 
 @contextmanager
 def traceable() -> Iterator[None]:
-    """Puts the update below in the place of PyTorch's."""
-    with mock.patch.object(_adafactor, "adafactor", adafactor):
+    """Puts the update below in the place of PyTorch's, and the rate in that of Hugging Face's."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(_adafactor, "adafactor", adafactor))
+        others = getattr(sys.modules.get("transformers.optimization"), "Adafactor", None)
+        if others is not None:
+            stack.enter_context(mock.patch.object(others, "_get_lr", staticmethod(_rate_of_others)))
         yield
+
+
+def _rate_of_others(group: dict[str, Any], state: dict[str, Any]) -> Any:
+    """The learning rate of a parameter as ``transformers.optimization.Adafactor`` documents it."""
+    rate, step = group["lr"], torch.as_tensor(state["step"], dtype=torch.float64)
+    if group["relative_step"]:
+        rate = _at_most(1 / step.sqrt(), 1e-6 * step if group["warmup_init"] else 1e-2)
+    return rate * _at_least(state["RMS"].double(), group["eps"][1]) if group["scale_parameter"] else rate
 
 
 def adafactor(
@@ -98,6 +111,6 @@ def _at_least(value: Tensor, bound: float) -> Tensor:
     return torch.where(value > bound, value, bound)
 
 
-def _at_most(value: Tensor, bound: Tensor) -> Tensor:
+def _at_most(value: Tensor, bound: Tensor | float) -> Tensor:
     """Python's ``min(bound, value)``."""
     return torch.where(value < bound, value, bound)

@@ -184,14 +184,12 @@ class Counting:
             paths: paths to places.
             lists: paths to lists.
             settings: the tensors that stand for settings, by their ``id``.
-            arguments: the leaves of the step's arguments, if some of them may be others at each call.
+            arguments: the leaves of the step's arguments.
             premises: takes what the step chooses by, and what it computes tensors with.
             scalars: what stands for numbers that are inputs of the step, by their expressions.
         """
         self._walk, self._paths, self._lists, self._settings = walk, paths, lists, settings
         self._arguments, self._premises, self._scalars = arguments, premises, scalars
-        #: Whether something may stand for a number that is known before the step.
-        self.may_be_known = premises.are_looked_at and bool(paths or arguments)
         self._were = [follow(walk.root, path) for path in paths]
         self._filled: list[tuple[Path, str, list[Any]]] = []
         self._stood: list[Callable[[], None]] = []

@@ -30,16 +30,12 @@ class Asked(Protocol):
         """The same of a text that is there before the step."""
         ...
 
-    def knows(self, expression: Expression) -> bool:
-        """Whether what an expression gives is known before the step."""
-        ...
-
     def settled(self, expression: Expression, place: str | None) -> Any:
         """What an expression gives, where that is known before the step and can be taken for granted; ``place`` is what needs it."""
         ...
 
     def beside(self, name: str, operands: Sequence[Any]) -> Any:
-        """What an operator gives of tensors and numbers that are known before the step."""
+        """What an operator gives of tensors and stand-ins."""
         ...
 
     def decide_by(self, expression: Expression) -> bool:
@@ -65,9 +61,6 @@ class Number:
     def made(self, name: str, *operands: Any) -> Any:
         """What a function gives of this number and others."""
         if any(isinstance(one, torch.Tensor) for one in operands):
-            for one in operands:
-                if type(one) is Number and not self.reads.knows(one.expression):
-                    one.settled(one.place)
             return self.reads.beside(name, operands)
         if not all(isinstance(one, bool | int | float) for one in operands):
             return NotImplemented

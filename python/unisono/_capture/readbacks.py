@@ -85,9 +85,8 @@ class Readbacks(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, or notes what is read."""
-        args = scalars.settled(args)
-        if kwargs:
-            kwargs = {name: scalars.settled(one) for name, one in kwargs.items()}
+        if scalars.is_among(args) or (kwargs and scalars.is_among((*kwargs.values(),))):
+            return scalars.beside(self, getattr(func, "__name__", ""), func, args, kwargs or {})
         if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0], func in _OF_NUMBERS):
             return _READS[func](self, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -105,12 +104,14 @@ class Readbacks(TorchFunctionMode):
         if kind in ("constant", "followed"):
             return torch.tensor(rest[0], dtype=torch.float64)
         if self.counting.knows(expression):
-            scalar = self.scalar(expression)
+            scalar = self.counting.scalar(expression)
             return (
                 torch.tensor(self.settled(expression, None), dtype=torch.float64) if scalar is None else scalar.double()
             )
         if kind == "float":
             return self.tensor_of(rest[0])
+        if kind in ("int", "round") and len(rest) == 1:
+            return self.tensor_of(rest[0]).trunc() if kind == "int" else self.tensor_of(rest[0]).round()
         if kind == "call" and (same := _same_of_tensors(rest[0])) is not None:
             return (
                 functools.reduce(same, map(self.tensor_of, rest[1:]))
@@ -121,16 +122,12 @@ class Readbacks(TorchFunctionMode):
             raise self._refused(expression, user_line())
         return getattr(operator, kind)(*(self.tensor_of(one) for one in rest))
 
-    def knows(self, expression: Expression) -> bool:
-        """Whether what an expression gives is known before the step."""
-        return self.counting.knows(expression)
-
     def scalar(self, expression: Expression) -> torch.Tensor | None:
-        """The tensor without dimensions that stands for a number; ``None`` if it is no input of the step."""
-        return self.counting.scalar(expression) if self.counting.knows(expression) else None
+        """The tensor without dimensions that stands for a number; ``None`` where it can only be taken for granted."""
+        return self.counting.scalar(expression) if self.counting.knows(expression) else self.tensor_of(expression)
 
     def beside(self, name: str, operands: Sequence[Any]) -> Any:
-        """What an operator gives of tensors and numbers that are known before the step."""
+        """What an operator gives of tensors and stand-ins."""
         return scalars.of_operator(self, name, operands)
 
     def settled(self, expression: Expression, place: str | None) -> Any:
@@ -287,8 +284,7 @@ class Readbacks(TorchFunctionMode):
                 instead[id(real)] = real, function
                 stack.enter_context(mock.patch.object(module, name, function))
             stack.enter_context(standing(functions, instead))
-            if self.counting.may_be_known:
-                stack.enter_context(scalars.standing_in(self, functions))
+            stack.enter_context(scalars.standing_in(self, functions))
             stack.enter_context(self)
             yield
 
@@ -329,8 +325,8 @@ def _globals_with(functions: Iterable[Any], names: Iterable[str]) -> Iterator[tu
 def _same_of_tensors(name: str) -> Callable[..., torch.Tensor] | None:
     """PyTorch's function for one of Python's or NumPy's, by its name with that of its module."""
     module, _, own = name.rpartition(".")
-    if module == "builtins":
-        return torch.minimum if own == "min" else torch.maximum
+    if module == "builtins":  # which keeps the first one beside what is not a number
+        return lambda one, other: torch.where(other < one if own == "min" else other > one, other, one)
     return getattr(torch, {"fabs": "abs", "pow": "pow"}.get(own, own), None)
 
 

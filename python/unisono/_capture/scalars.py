@@ -1,7 +1,8 @@
-"""Numbers that are there before a step, where it computes tensors with them: inputs of the step, as learning rates are.
+"""Numbers that a step computes tensors with: those that are there before it are inputs of it, as learning rates are, and those that it has
+read from tensors are these tensors.
 
-They are what the step counts and what it is given as arguments, and what follows from these. PyTorch takes none of their stand-ins, so its
-functions are called with tensors without dimensions in their place; where one takes no tensor, the number itself is taken for granted.
+PyTorch takes none of what stands for numbers, so its functions are called with tensors without dimensions in their place. Where one takes
+no tensor, a number that is there before the step is taken for granted, and one that is read is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
-from unittest import mock
 
 import torch
 
@@ -21,37 +21,32 @@ from unisono._capture.number import Number
 
 #: Functions of two operands, which may be tensors without dimensions as well as numbers.
 _OF_TWO = (
-    "add",
-    "sub",
-    "subtract",
-    "mul",
-    "multiply",
-    "div",
-    "divide",
-    "true_divide",
-    "pow",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "eq",
-    "ne",
-)
-_IN_PLACE = ("add_", "sub_", "mul_", "div_", "pow_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
+    "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "pow",
+    "lt", "le", "gt", "ge", "eq", "ne",
+)  # fmt: skip
+#: Python would call an operator of the number's where one of these takes none, which makes another tensor.
+_IN_PLACE = (
+    "add_", "sub_", "subtract_", "mul_", "multiply_", "div_", "divide_", "true_divide_", "floor_divide_", "remainder_", "fmod_", "pow_",
+    "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ifloordiv__", "__imod__", "__ipow__",
+)  # fmt: skip
 #: Those whose factor may be a tensor (:class:`unisono._capture.rewrites.LiveScalars`).
 _WITH_FACTOR = ("add", "sub", "add_", "sub_", "addcmul", "addcmul_", "addcdiv", "addcdiv_")
 _FACTORS = ("alpha", "value")
 _LERP = ("lerp", "lerp_")
 _CLAMP = ("clamp", "clamp_", "clip", "clip_")
 _BOUND = ("clamp_min", "clamp_min_", "clamp_max", "clamp_max_")
+#: Those in which a number stands at some places.
+_CHOOSING = ("where", "masked_fill", "masked_fill_")
 _FILLING = ("fill_", "full", "full_like", "tensor")
 #: Functions that take numbers only.
 _SETTLED = (
     "view", "reshape", "expand", "repeat", "narrow", "select", "split", "chunk", "roll", "topk", "repeat_interleave", "unsqueeze",
     "zeros", "ones", "empty", "arange", "linspace", "rand", "randn", "randint", "randperm", "eye", "new_zeros", "new_ones", "new_full",
-    "sum", "mean", "cumsum", "softmax", "uniform_", "normal_", "masked_fill", "masked_fill_", "where",
+    "sum", "mean", "cumsum", "softmax", "uniform_", "normal_",
 )  # fmt: skip
-_NAMES = dict.fromkeys((*_OF_TWO, *_IN_PLACE, *_WITH_FACTOR, *_LERP, *_CLAMP, *_BOUND, *_FILLING, *_SETTLED))
+_NAMES = dict.fromkeys(
+    (*_OF_TWO, *_IN_PLACE, *_WITH_FACTOR, *_LERP, *_CLAMP, *_BOUND, *_CHOOSING, *_FILLING, *_SETTLED)
+)
 #: The same of many tensors at once.
 _EACH = tuple(f"_foreach_{name}{how}" for name in ("add", "sub", "mul", "div", "pow", "lerp") for how in ("", "_"))
 _HALF = (torch.float16, torch.bfloat16)
@@ -61,22 +56,25 @@ class Scalars(Protocol):
     """Who gives what stands for numbers in tensor operations."""
 
     def scalar(self, expression: Expression) -> torch.Tensor | None:
-        """The tensor without dimensions that stands for a number; ``None`` if it is no input of the step."""
+        """The tensor without dimensions that stands for a number; ``None`` where it can only be taken for granted."""
         ...
 
 
 def beside(scalars: Scalars, name: str, real: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a function of PyTorch's, by its name, gives of operands among which are numbers that are known before the step."""
+    """What a function of PyTorch's, by its name, gives of operands among which are stand-ins for numbers."""
+    name = name if name in _IN_PLACE else name.removeprefix("__").removesuffix("__")
     if name in _EACH:
         return _of_each(name, args, kwargs)
-    first = next((one for one in args if isinstance(one, torch.Tensor)), None)
+    among = args[1:] if name == "where" else args
+    first = next((one for one in among if isinstance(one, torch.Tensor)), None)
     with contextlib.suppress(_Settled):
         if name in _FILLING:
             return _filled(scalars, name, real, [*args], kwargs)
         if first is not None and name in _CLAMP:
             return _clamped(scalars, name, first, args, kwargs)
-        if first is not None and name in (*_OF_TWO, *_IN_PLACE, *_LERP, *_BOUND, *_WITH_FACTOR):
-            like = functools.partial(_like, scalars, first, same_type=name in (*_LERP, *_BOUND))
+        if first is not None and name in (*_OF_TWO, *_IN_PLACE, *_LERP, *_BOUND, *_CHOOSING, *_WITH_FACTOR):
+            same_type = name in (*_LERP, *_BOUND, "masked_fill", "masked_fill_")
+            like = functools.partial(_like, scalars, first, same_type=same_type)
             factors = {key: one for key, one in kwargs.items() if type(one) is Number and key in _FACTORS}
             made = {key: _tensor(scalars, one) for key, one in factors.items()}
             named = {key: like(one) if type(one) is Number else one for key, one in kwargs.items() if key not in made}
@@ -88,13 +86,14 @@ def settled(given: Any) -> Any:
     """The same with numbers in the place of those that stand for some, in lists and tuples too."""
     if type(given) is Number:
         return given.settled()
-    if type(given) in (list, tuple) and _is_among(given):
+    if type(given) in (list, tuple) and is_among(given):
         return type(given)([settled(one) for one in given])
     return given
 
 
-def _is_among(given: Any) -> bool:
-    return type(given) is Number or (type(given) in (list, tuple) and any(map(_is_among, given)))
+def is_among(given: Any) -> bool:
+    """Whether something stands for a number, or is a list or tuple with what does."""
+    return type(given) is Number or (type(given) in (list, tuple) and any(map(is_among, given)))
 
 
 @contextlib.contextmanager
@@ -103,12 +102,15 @@ def standing_in(scalars: Scalars, functions: Iterable[Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         instead: dict[int, tuple[Any, Any]] = {}
         for holder in (torch.Tensor, torch):
+            own = dict(vars(holder))
             for name in (*_NAMES, *_EACH):
                 real = getattr(holder, name, None)
                 if real is not None:
                     taking = _taking(scalars, name, real)
                     instead[id(real)] = real, taking
-                    stack.enter_context(mock.patch.object(holder, name, taking))
+                    put_back = functools.partial(setattr, holder, name, own[name]) if name in own else None
+                    stack.callback(put_back or functools.partial(delattr, holder, name))
+                    setattr(holder, name, taking)
         stack.enter_context(standing(functions, instead))
         yield
 
@@ -120,7 +122,7 @@ class _Settled(Exception):  # noqa: N818
 def _taking(scalars: Scalars, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real, updated=())
     def taking(*args: Any, **kwargs: Any) -> Any:
-        if _is_among(args) or (kwargs and _is_among((*kwargs.values(),))):
+        if is_among(args) or (kwargs and is_among((*kwargs.values(),))):
             return beside(scalars, name, real, args, kwargs)
         return real(*args, **kwargs)
 
@@ -129,20 +131,23 @@ def _taking(scalars: Scalars, name: str, real: Callable[..., Any]) -> Callable[.
 
 def _tensor(scalars: Scalars, number: Number) -> torch.Tensor:
     found = scalars.scalar(number.expression)
-    if found is None:
+    if found is None or number.kind not in (int, float):
         raise _Settled
-    return found
+    return found.to(torch.int64 if number.kind is int else torch.float64)
 
 
 def _like(scalars: Scalars, operand: torch.Tensor, number: Number, *, same_type: bool = False) -> torch.Tensor:
-    """A tensor for a number, beside which an operand gives a result of the type that it gives beside the number."""
+    """A tensor for a number, beside which an operand gives a result of the type that it gives beside the number.
+
+    With `same_type` it is one of the operand's type, and on its device, as functions need that take no other.
+    """
     common = torch.result_type(operand, number.kind(1))
     found = _tensor(scalars, number)
     if not same_type and operand.dim() and common == operand.dtype:
         return found  # it does not take part in the choice of a type, and is rounded as a number is
     if common in _HALF:
         raise _Settled
-    return found.to(common)
+    return found.to(operand.device, common) if same_type else found.to(common)
 
 
 def _clamped(scalars: Scalars, name: str, x: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -159,6 +164,8 @@ def _filled(scalars: Scalars, name: str, real: Callable[..., Any], args: list[An
     """A tensor with a number in it everywhere."""
     at = {"fill_": 1, "full": 1, "full_like": 1, "tensor": 0}[name]
     given = args[at] if at < len(args) else kwargs.get("fill_value", kwargs.get("value", kwargs.get("data")))
+    if name == "tensor" and isinstance(given, list | tuple):
+        return _listed(scalars, given, args[1:], kwargs)
     if type(given) is not Number or kwargs.get("requires_grad"):
         raise _Settled
     value = _tensor(scalars, given)
@@ -168,6 +175,17 @@ def _filled(scalars: Scalars, name: str, real: Callable[..., Any], args: list[An
         args[at] = given.kind(0)
     named = {key: given.kind(0) if one is given else settled(one) for key, one in kwargs.items()}
     return real(*settled(args), **named).copy_(value)
+
+
+def _listed(scalars: Scalars, given: Sequence[Any], more: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    """A tensor with numbers in it one after the other."""
+    if more or kwargs.keys() - {"dtype", "device"} or not all(type(one) in (Number, int, float) for one in given):
+        raise _Settled
+    kinds = {one.kind if type(one) is Number else type(one) for one in given}
+    common = kwargs.get("dtype") or (torch.get_default_dtype() if float in kinds else torch.int64)
+    device = kwargs.get("device") or torch.get_default_device()
+    made = [_tensor(scalars, one) if type(one) is Number else torch.tensor(one) for one in given]
+    return torch.stack([one.to(device, common) for one in made])
 
 
 def _of_each(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -181,6 +199,6 @@ def _of_each(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def of_operator(scalars: Scalars, name: str, operands: Sequence[Any]) -> Any:
-    """What an operator of Python's gives of a tensor and a number that is known before the step."""
+    """What an operator of Python's gives of a tensor and what stands for a number."""
     known = {"truediv": "div"}.get(name, name)
     return beside(scalars, known, getattr(operator, name), operands, {})

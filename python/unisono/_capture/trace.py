@@ -419,7 +419,7 @@ class _Run:
         assert call is not None
         items = list(zip(self.inputs.inputs, fakes, strict=True))
         scalars = {repr(item.expression): fake for item, fake in items if item.expression is not None}
-        counting = self.kept.counting(self._settings, call.leaves if self.inputs.varying else (), scalars)
+        counting = self.kept.counting(self._settings, call.leaves, scalars)
         self.reads = Readbacks(self.questions, counting, self._settings)
         leaves = [
             fakes[position] if position is not None else self._number_or_constant(number, self.inputs.constants[path])
