@@ -144,3 +144,25 @@ def goes_on_with_its_last_value(p: Program) -> None:
 
     p.layers.append(change)
     p.visible["last"] = lambda: owner.last
+
+
+@habit
+def scales_by_a_value(p: Program) -> None:
+    how = p.rng.choice(["maximum", "penalty", "gradients"])
+
+    def penalty(h: torch.Tensor) -> torch.Tensor:
+        value = h.double().pow(2).mean()
+        return 0.1 * value / (1 + value.item())
+
+    def clip() -> None:
+        norm = sum(one.grad.norm().item() ** 2 for one in p.model.parameters() if one.grad is not None) ** 0.5
+        for one in p.model.parameters():
+            if one.grad is not None:
+                one.grad.mul_(min(1.0, 0.5 / (norm + 1e-6)))
+
+    if how == "maximum":
+        p.layers.append(lambda h: h / (1 + h.detach().float().abs().max().item()))
+    elif how == "penalty":
+        p.losses.append(penalty)
+    else:
+        p.before_update.append(clip)
