@@ -295,10 +295,19 @@ def of_whole_numbers(run, loss, number):
 
 
 def of_half_precision(run, loss, number):
-    x = run.x.bfloat16()
-    made = [x * (0.3 * number), x.sum() * (0.1 * number), x + number, x.lerp(x + 1, number / 9)]
-    run.seen.append(" ".join(str(one.dtype) for one in made))
-    return loss * sum(one.float().sum() for one in made)
+    x, weight = run.model(run.x).bfloat16(), 0.3 * number + 0.1
+    run.filled = [
+        *(weight * x, x * weight, weight + x, weight - x, x - weight, weight / x, x / weight),
+        *(x.clamp(max=weight), torch.where(x > weight, x, weight), x.masked_fill(x < weight, weight)),
+    ]
+    run.seen.append(" ".join(str(one.dtype) for one in run.filled))
+    return loss + 1e-3 * sum(one.float().mean() for one in run.filled)
+
+
+def of_half_precision_without_dimensions(run, loss, number):
+    x = run.model(run.x).bfloat16()
+    run.filled = [x.sum() * (0.1 * number), x.lerp(x + 1, number / 9)]
+    return loss + 1e-3 * sum(one.float().mean() for one in run.filled)
 
 
 def takes_numbers_only(run, loss, number):
@@ -314,7 +323,10 @@ def of_another_kind(run, loss, number):
     return loss * min(2, number / 2)
 
 
-@pytest.mark.parametrize("use", [of_whole_numbers, of_half_precision, takes_numbers_only, of_another_kind])
+@pytest.mark.parametrize(
+    "use",
+    [of_whole_numbers, of_half_precision, of_half_precision_without_dimensions, takes_numbers_only, of_another_kind],
+)
 def test_types_and_sizes_are_those_that_numbers_give(use, capsys):
     captures_where_all_is_as_in_eager(use, [(n,) for n in range(CALLS)], capsys)
 

@@ -73,6 +73,8 @@ def beside(scalars: Scalars, name: str, real: Callable[..., Any], args: Sequence
         if first is not None and name in _CLAMP:
             return _clamped(scalars, name, first, args, kwargs)
         if first is not None and name in (*_OF_TWO, *_IN_PLACE, *_LERP, *_BOUND, *_CHOOSING, *_WITH_FACTOR):
+            if name in _LERP and first.dtype in _HALF:
+                raise _Settled  # its weight would be rounded
             same_type = name in (*_LERP, *_BOUND, "masked_fill", "masked_fill_")
             like = functools.partial(_like, scalars, first, same_type=same_type)
             factors = {key: one for key, one in kwargs.items() if type(one) is Number and key in _FACTORS}
@@ -145,9 +147,11 @@ def _like(scalars: Scalars, operand: torch.Tensor, number: Number, *, same_type:
     found = _tensor(scalars, number)
     if not same_type and operand.dim() and common == operand.dtype:
         return found  # it does not take part in the choice of a type, and is rounded as a number is
+    if same_type:
+        return found.to(operand.device, common)
     if common in _HALF:
         raise _Settled
-    return found.to(operand.device, common) if same_type else found.to(common)
+    return found.to(common)
 
 
 def _clamped(scalars: Scalars, name: str, x: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -200,5 +204,10 @@ def _of_each(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def of_operator(scalars: Scalars, name: str, operands: Sequence[Any]) -> Any:
     """What an operator of Python's gives of a tensor and what stands for a number."""
-    known = {"truediv": "div"}.get(name, name)
-    return beside(scalars, known, getattr(operator, name), operands, {})
+    one, other = operands
+    if type(one) is Number and name == "truediv":  # as PyTorch does
+        return of_operator(scalars, "mul", (other.reciprocal(), one))
+    if type(one) is Number and name == "mul":  # only a second operand is not rounded to half precision
+        one, other = other, one
+    known = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}.get(name, name)
+    return beside(scalars, known, getattr(operator, name), (one, other), {})
