@@ -392,7 +392,7 @@ def _kind_of(value: Any) -> str:
 def _steered(paths: Sequence[Path], place: str | None) -> StepError:
     names = ", ".join(f"`{shown(path)}`" for path in paths)
     return StepError(
-        f"the step chooses, or computes tensors, by what it leaves there at each call: {names}",
+        f"the step is steered by what it leaves there at each call: {names}",
         code="U0119",
         place=place,
         cause="its Python code runs once, while the step is captured; numbers that are known when a step is over can be kept and shown",

@@ -329,13 +329,13 @@ def _is_within(folder: str) -> bool:
 
 def read_back(place: str | None) -> StepError:
     """The error for a step that does with the value of a tensor what a graph cannot say."""
-    hint = "keep the value as a tensor: use `torch.where` for a choice, and return the tensor to use it outside"
+    hint = "keep the value as a tensor: use `torch.where` for a choice, `index_select` for an index, and return it to use it outside"
     if _is_within(os.path.join("torch", "distributions")):
         hint = "make the distribution with `validate_args=False`: it reads its parameters to check them"
     return StepError(
         "the step reads the value of a tensor (`.item()`, `float(t)`, `if t:`, ...) and goes on with it",
         code="U0101",
         place=place,
-        cause="the step is captured once as a graph, before there is any data; what is read can only be returned, printed or logged",
+        cause="the step is captured once as a graph, before there is any data; what is read can be shown, returned and computed with",
         hint=hint,
     )
