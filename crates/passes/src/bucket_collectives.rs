@@ -2,7 +2,8 @@
 //!
 //! No operation may have to wait longer: a collective joins a bucket only if it comes before the first use of the bucket's results.
 //! Collectives whose results only a later part of the step uses (gradients) are kept apart from those that are needed soon. Gathers of
-//! state can start at any time, so their bucket takes the position of its first member; other buckets take that of their last.
+//! state can start at any time, so their bucket takes the position of its first member; other buckets take that of their last. A bucket is waited
+//! for where the first of its members was: where the last one was, something that needs the first may stand ahead.
 
 use base::{Bytes, Result, SecondaryMap};
 use fixedbitset::FixedBitSet;
@@ -136,6 +137,7 @@ fn join(graph: &Graph, patch: &mut Patch<'_>, members: &[Member]) {
     let kind = members[0].kind;
     let hoistable = members[0].urgency == Urgency::Hoistable;
     let anchor = if hoistable { members[0] } else { members[members.len() - 1] };
+    let wait = members.iter().min_by_key(|member| member.waited).unwrap_or(&anchor).wait;
     let ranks = ranks(&graph.nodes[anchor.node]);
     let flat: Vec<ValueId> = members
         .iter()
@@ -165,8 +167,8 @@ fn join(graph: &Graph, patch: &mut Patch<'_>, members: &[Member]) {
     args[0] = Arg::Value(joined);
     let op = |id: NodeId| graph.ops[graph.nodes[id].op].to_string();
     let started = layout.patch.push_value(anchor.node, &op(anchor.node), args, ty.clone());
-    layout.source = anchor.wait;
-    let done = layout.patch.push_value(anchor.wait, &op(anchor.wait), vec![Arg::Value(started)], ty);
+    layout.source = wait;
+    let done = layout.patch.push_value(wait, &op(wait), vec![Arg::Value(started)], ty);
     let done = if kind == CollectiveKind::AllReduce {
         done
     } else {

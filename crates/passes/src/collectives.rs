@@ -8,7 +8,7 @@ use ir::{
 };
 
 use crate::{
-    facts::{Facts, Users, end_values, of_state_alone, users},
+    facts::{Facts, Users, end_values, of_state_alone, transfers_before, users},
     layout::{Layout, memory_order},
 };
 
@@ -29,6 +29,8 @@ pub struct Member {
     pub result: ValueId,
     /// Bytes of the operand or of the result, whichever are more.
     pub size: Bytes,
+    /// The position in the program of that node.
+    pub waited: usize,
     /// The position in the program of the first use of the result; views, copies and casts are no uses.
     pub first_use: usize,
     /// How soon its result is needed.
@@ -97,6 +99,7 @@ pub struct Context<'g> {
     ends: FixedBitSet,
     alone: FixedBitSet,
     positions: SecondaryMap<NodeId, usize>,
+    transfers_before: SecondaryMap<NodeId, u32>,
 }
 
 impl<'g> Context<'g> {
@@ -105,7 +108,8 @@ impl<'g> Context<'g> {
         let facts = Facts::new(graph);
         let positions = graph.positions();
         let (users, ends, alone) = (users(graph), end_values(graph), of_state_alone(graph, &facts));
-        Self { graph, facts, users, ends, alone, positions }
+        let transfers_before = transfers_before(graph, &facts);
+        Self { graph, facts, users, ends, alone, positions, transfers_before }
     }
 
     /// The collective that node `id` is, if it may be joined with others.
@@ -136,6 +140,7 @@ impl<'g> Context<'g> {
         Some(Member {
             node: id,
             wait,
+            waited: self.positions[wait],
             kind,
             reduction,
             operand: *operand,
@@ -180,7 +185,9 @@ impl<'g> Context<'g> {
         let node = &self.graph.nodes[member.node];
         let ty = self.graph.ty(member.operand);
         let (args, urgency) = (&node.args[1..], member.urgency);
-        format!("{} {args:?} {} {} {:?} {urgency:?}", node.op, ty.dtype, ty.device, node.part)
+        // What is no gather of state is there before anything of its bucket is used, and so before that is sent.
+        let sent = if urgency == Urgency::Hoistable { self.transfers_before[member.node] } else { 0 };
+        format!("{} {args:?} {} {} {:?} {urgency:?} {sent}", node.op, ty.dtype, ty.device, node.part)
     }
 }
 

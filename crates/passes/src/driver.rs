@@ -1,7 +1,11 @@
 //! The driver: what a pass is, how passes run and what is told of each.
 
-use base::{Diagnostic, Result};
-use ir::{Change, Edits, Graph, Patch, verify};
+use std::collections::BTreeMap;
+
+use base::{Code, Diagnostic, Result};
+use ir::{Change, Edits, Graph, NodeId, Patch, verify};
+
+use crate::facts::transfers;
 
 /// A step from a graph to an equal graph.
 pub trait Pass {
@@ -28,13 +32,15 @@ pub struct Outcome {
 }
 
 /// Runs `passes` over a verified graph, one after the other, and tells `observe` of each. The result is verified and
-/// [renumbered](Graph::renumbered); in debug builds and tests, so is what each pass leaves, and a fault has the name of its pass.
+/// [renumbered](Graph::renumbered), and has its transfers between pipeline stages in their order; in debug builds and tests, so has what each
+/// pass leaves, and a fault has the name of its pass.
 pub fn run(passes: &[Box<dyn Pass>], graph: &Graph, observe: impl FnMut(&Outcome)) -> Result<Graph> {
-    let graph = run_each(passes, graph.clone(), observe)?;
+    let changed = run_each(passes, graph.clone(), observe)?;
     if !cfg!(debug_assertions) {
-        verify(&graph).map_err(|fault| blamed("passes break", *fault))?;
+        let verified = verify(&changed).and_then(|()| same_transfers(&transfers(graph), &changed));
+        verified.map_err(|fault| blamed("passes break", *fault))?;
     }
-    Ok(graph.into_renumbered())
+    Ok(changed.into_renumbered())
 }
 
 /// The same for a search, which asks what a graph takes and keeps none: in release builds nothing is verified, and what is dead stays in the
@@ -76,11 +82,27 @@ fn changed(pass: &dyn Pass, edits: Edits, graph: Graph) -> Result<Graph> {
 
 /// The graph after a pass.
 fn applied(edits: Edits, graph: Graph) -> Result<Graph> {
-    let graph = edits.apply(graph)?;
-    if cfg!(debug_assertions) {
-        verify(&graph)?;
+    if !cfg!(debug_assertions) {
+        return edits.apply(graph);
     }
+    let before = graph.clone();
+    let graph = edits.apply(graph)?;
+    verify(&graph)?;
+    same_transfers(&transfers(&before), &graph)?;
     Ok(graph)
+}
+
+/// Refuses a graph whose transfers between two stages are in another order than they were, unless all are taken out: the other side has them
+/// in the same order still, and would take one for another.
+fn same_transfers(before: &BTreeMap<&str, Vec<NodeId>>, graph: &Graph) -> Result<()> {
+    let after = transfers(graph);
+    match before.iter().find(|(group, starts)| after.get(*group).is_some_and(|left| left != *starts)) {
+        None => Ok(()),
+        Some((group, _)) => {
+            let message = format!("the transfers in the group `{group}` are no longer in their order");
+            Err(Diagnostic::new(Code::BAD_GRAPH, message))
+        }
+    }
 }
 
 /// What is wrong with a graph, as the fault of who changed it.

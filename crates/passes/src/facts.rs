@@ -1,5 +1,7 @@
 //! What the passes ask about operators and nodes.
 
+use std::collections::BTreeMap;
+
 use aten::Random;
 use base::{Id, PrimaryMap, SecondaryMap};
 use fixedbitset::FixedBitSet;
@@ -104,6 +106,11 @@ impl Facts {
             || kind(node) == Kind::Wait && node.operands().any(|value| made_by(value) == Some(Kind::Transfer))
     }
 
+    /// Whether a node starts to send to another pipeline stage, or to receive from one.
+    pub fn starts_transfer(&self, node: &Node) -> bool {
+        self.ops[node.op].kind == Kind::Transfer
+    }
+
     /// Whether a node waits for a collective.
     pub fn is_wait(&self, node: &Node) -> bool {
         self.ops[node.op].kind == Kind::Wait
@@ -130,6 +137,32 @@ pub fn users(graph: &Graph) -> Users {
         graph.nodes[*id].operands().for_each(|operand| users[operand].push(*id));
     }
     users
+}
+
+/// What starts a transfer between pipeline stages, by the group that it is in, in program order.
+pub fn transfers(graph: &Graph) -> BTreeMap<&str, Vec<NodeId>> {
+    let mut of_group: BTreeMap<&str, Vec<NodeId>> = BTreeMap::new();
+    if graph.ops.values().any(|op| op.name == CollectiveKind::Broadcast.operator()) {
+        let is_one = |id: &NodeId| graph.op_name(*id) == CollectiveKind::Broadcast.operator();
+        for id in graph.order.iter().copied().filter(is_one) {
+            of_group.entry(graph.group_name(id).unwrap_or_default()).or_default().push(id);
+        }
+    }
+    of_group
+}
+
+/// For each node, how many transfers between pipeline stages start before it.
+///
+/// What is joined with a later node takes along what depends on it. Only nodes with the same number are joined: no transfer is then moved behind
+/// another one, or behind what waits for an answer to it.
+pub fn transfers_before(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, u32> {
+    let mut before: SecondaryMap<NodeId, u32> = SecondaryMap::with_default(0);
+    let mut count = 0;
+    for id in &graph.order {
+        before[*id] = count;
+        count += u32::from(facts.starts_transfer(&graph.nodes[*id]));
+    }
+    before
 }
 
 /// The values that the step returns or that inputs are updated to.

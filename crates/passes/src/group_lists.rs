@@ -2,7 +2,8 @@
 //!
 //! An optimizer does the same to every parameter, and capture gives a node for each. Nodes of the update part that have the
 //! same operator and the same settings, and do not depend on each other, become one node of the table of list operations. Those that
-//! can be done in place stay apart from those that cannot: one that cannot would take memory for new results of all.
+//! can be done in place stay apart from those that cannot: one that cannot would take memory for new results of all. So do those between which
+//! something is sent to another pipeline stage: what is sent of the first ones would wait for the others.
 
 use aten::{ListForm, Role};
 use base::{PrimaryMap, Result, SecondaryMap};
@@ -10,7 +11,10 @@ use ir::{Arg, Graph, Node, NodeId, Op, OpId, PartKind, Patch, Return, ReturnType
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use crate::Pass;
+use crate::{
+    Pass,
+    facts::{Facts, transfers_before},
+};
 
 /// Makes list operations of the update part's nodes.
 pub struct GroupLists;
@@ -80,6 +84,7 @@ fn candidates(graph: &Graph) -> Vec<Candidate> {
     let mut levels: SecondaryMap<ValueId, u32> = SecondaryMap::with_default(0);
     let named: PrimaryMap<OpId, Vec<Form>> = graph.ops.values().map(|op| forms_of(&op.name)).collect();
     let in_place = memory::in_place(&memory::steps_of(graph));
+    let transfers_before = transfers_before(graph, &Facts::new(graph));
     let mut candidates = Vec::new();
     for (id, in_place) in graph.order.iter().zip(in_place) {
         let node = &graph.nodes[*id];
@@ -90,7 +95,8 @@ fn candidates(graph: &Graph) -> Vec<Candidate> {
             levels[result] = level;
         }
         if !forms.is_empty() {
-            let choices = forms.into_iter().map(|form| (form, key(graph, level, in_place, form, node)));
+            let apart = (level, in_place, transfers_before[*id]);
+            let choices = forms.into_iter().map(|form| (form, key(graph, apart, form, node)));
             candidates.push(Candidate { node: *id, choices: choices.collect() });
         }
     }
@@ -143,13 +149,14 @@ fn entries<'n>(form: &ListForm, node: &'n Node) -> impl Iterator<Item = ValueId>
     roles.iter().zip(&node.args).filter(|(role, _)| **role == Role::Each).flat_map(|(_, arg)| arg.values())
 }
 
-/// What members of a group have in common, as bytes: part, level, whether they are done in place, operator, settings, shared tensors,
-/// element types and devices.
-fn key(graph: &Graph, level: u32, in_place: bool, form: Form, node: &Node) -> Vec<u8> {
+/// What members of a group have in common, as bytes: part, level, whether they are done in place, how many transfers start before them, operator,
+/// settings, shared tensors, element types and devices.
+fn key(graph: &Graph, (level, in_place, transfers): (u32, bool, u32), form: Form, node: &Node) -> Vec<u8> {
     let mut key = Key { graph, bytes: Vec::with_capacity(128) };
     key.number(node.part.0);
     key.number(level);
     key.number(u32::from(in_place));
+    key.number(transfers);
     key.number(node.op.0);
     if let Form::List(list, _) = form {
         key.bytes.extend(list.name.as_bytes());

@@ -12,6 +12,7 @@ use crate::{
     effort::Extent,
     intents::{Intent, Origins, intents},
     run::{Found, Request, Run, ranked},
+    suits::if_it_suits,
 };
 
 /// So many plans of a mesh with two axes as one are taken over.
@@ -33,10 +34,10 @@ pub fn candidates(run: &Run<'_>, program: Program<'_>) -> Result<Vec<Found>> {
     let quick = Extent { prices: 1, beam: 1, ..run.extent };
     let mut found = Vec::new();
     if run.extent.is_thrifty && run.extent != quick {
-        ways = near(run, &run.with(quick), program, ways, &mut found);
+        ways = near(run, &run.with(quick), program, ways, &mut found)?;
     }
     for way in ways {
-        found.extend(way.found(run, program).unwrap_or_default());
+        found.extend(if_it_suits(way.found(run, program))?.unwrap_or_default());
     }
     if !found.iter().any(|one| one.fits(memory_limit)) {
         found.extend(Way::Alone.found(run, program)?);
@@ -52,20 +53,21 @@ fn near(
     program: Program<'_>,
     ways: Vec<Way>,
     found: &mut Vec<Found>,
-) -> Vec<Way> {
+) -> Result<Vec<Way>> {
     let limit = quick.request.memory_limit;
     let is_whole = matches!(program, Program::Whole(_));
     let is_done = |way: Way| is_whole && matches!(way, Way::Alone);
     let mut steps = Vec::new();
     for way in ways {
-        let own = way.found(if is_done(way) { run } else { quick }, program).unwrap_or_default();
+        let own = if_it_suits(way.found(if is_done(way) { run } else { quick }, program))?;
+        let own = own.unwrap_or_default();
         let fitting = own.iter().filter(|one| one.fits(limit));
         steps.extend(fitting.map(|one| one.prediction.step_ns).min().map(|step| (way, step)));
         found.extend(own);
     }
     let least = steps.iter().map(|(_, step)| *step).min().unwrap_or(0);
     steps.retain(|(way, step)| step / (100 + FAR) * 100 <= least && !is_done(*way));
-    steps.into_iter().map(|(way, _)| way).collect()
+    Ok(steps.into_iter().map(|(way, _)| way).collect())
 }
 
 fn is_of_ranks(axis: &MeshAxis) -> bool {
@@ -94,7 +96,7 @@ impl Way {
 fn from_merged(run: &Run<'_>, program: Program<'_>, at: usize) -> Result<Vec<Found>> {
     let Some(merged) = merged(run.request.mesh, at) else { return Ok(Vec::new()) };
     let request = Request { mesh: &merged, ..*run.request };
-    let found = candidates(&Run::new(&request, run.extent), program).unwrap_or_default();
+    let found = candidates(&Run::new(&request, run.extent), program)?;
     let mut taken = Vec::new();
     for one in ranked(found, request.memory_limit).iter().take(TAKEN_OVER) {
         let mut both = intents(program.graph(), &merged, &one.assignments)?;

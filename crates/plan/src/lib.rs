@@ -60,6 +60,7 @@ mod stage_counts;
 mod stages;
 mod stays;
 mod step;
+mod suits;
 mod summary;
 mod tables;
 mod taken_apart;

@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use base::{Diagnostic, Result};
+use base::{Audience, Diagnostic, Result};
 use ir::{Mesh, MeshAxis};
 
 use crate::{
@@ -55,7 +55,7 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
         return search(&Request { mesh: only, ..*request })?.plan();
     }
     let meshes: Vec<&Mesh> = meshes.iter().collect();
-    let mut quick = at_once(&meshes, |mesh| glance(&Request { mesh, ..*request }));
+    let mut quick = at_once(&meshes, |mesh| glance(&Request { mesh, ..*request }))?;
     quick.sort_by_key(|(_, glance)| time(glance.as_ref().ok().map(|glance| &glance.prediction)));
     let candidate = |(mesh, glance): &(&Mesh, Result<Glance<'_>>)| Candidate {
         mesh: (*mesh).clone(),
@@ -86,7 +86,7 @@ fn closer(request: &Request<'_>, finalists: &[&Mesh]) -> Result<Plan> {
         let extent = Extent::of(request.effort, request.graph.order.len(), mesh);
         Ok(expected(&Request { mesh, ..*request }, extent))
     };
-    let known = at_once(finalists, of);
+    let known = at_once(finalists, of)?;
     let step = |found: &Result<Vec<Found>>| {
         let best = found.as_ref().ok()?.first()?;
         best.fits(request.memory_limit).then_some(best.prediction.step_ns)
@@ -102,7 +102,7 @@ fn closer(request: &Request<'_>, finalists: &[&Mesh]) -> Result<Plan> {
     let expected = |mesh: &Mesh| {
         near.iter().find(|(known, _)| *known == mesh).and_then(|(_, found)| found.as_deref().ok())
     };
-    let mut found = at_once(&meshes, |mesh| search(&Request { mesh, expected: expected(mesh), ..*request }));
+    let mut found = at_once(&meshes, |mesh| search(&Request { mesh, expected: expected(mesh), ..*request }))?;
     found.sort_by_key(|(_, found)| time(found.as_ref().ok().map(|found| &found.best.prediction)));
     first(found.into_iter().map(|(_, found)| found?.plan()))
 }
@@ -115,11 +115,11 @@ fn quickly(request: &Request<'_>, quick: Vec<(&Mesh, Result<Glance<'_>>)>) -> Re
     }))
 }
 
-/// What is found on each mesh, in their order.
+/// What is found on each mesh, in their order, or why it does not suit the step; a bug on any of them is one of all.
 fn at_once<'m, T: Send>(
     meshes: &[&'m Mesh],
     find: impl Fn(&'m Mesh) -> Result<T> + Sync,
-) -> Vec<(&'m Mesh, Result<T>)> {
+) -> Result<Vec<(&'m Mesh, Result<T>)>> {
     let mut found = Vec::with_capacity(meshes.len());
     for some in meshes.chunks(AT_ONCE) {
         thread::scope(|scope| {
@@ -130,7 +130,10 @@ fn at_once<'m, T: Send>(
             }
         });
     }
-    found
+    match found.iter().filter_map(|(_, one)| one.as_ref().err()).find(|one| one.audience() == Audience::Bug) {
+        Some(bug) => Err(bug.clone()),
+        None => Ok(found),
+    }
 }
 
 /// What meshes are ordered by: those with a plan first.

@@ -87,7 +87,8 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
         let searched = match search(&Request { memory_limit: all, ..*request }) {
             Ok(searched) => searched,
             Err(refused) if kept.is_none() && lightest.is_none() => return Err(of_one(refused, request)),
-            Err(_) => break,
+            Err(refused) if refused.code == Code::NO_PLAN => break,
+            Err(refused) => return Err(refused),
         };
         let extent = Extent::of(request.effort, searched.canonical.order.len(), request.mesh);
         let pipelines =

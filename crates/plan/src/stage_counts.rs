@@ -5,6 +5,7 @@
 //! is known, another quick search in their micro-batches says it more closely, and the most promising are searched with all effort.
 
 use aten::Call;
+use base::Result;
 use cost::{Machine, local_time};
 use ir::{Graph, InputClass, Mesh, MeshAxis, STAGES};
 use schedule::{Costs, Name};
@@ -20,6 +21,7 @@ use crate::{
     plan::Plan,
     run::{Found, Request},
     shorter::Shorter,
+    suits::if_it_suits,
     wish::Wanted,
 };
 
@@ -72,13 +74,13 @@ impl Promise {
 }
 
 /// The best plan in pipeline stages on so many ranks that is faster than `known`, or the first within the memory limit where nothing is known.
-/// The mesh of the request does not count.
+/// The mesh of the request does not count. Pipelines that do not suit the step are passed over.
 pub fn faster_in_stages(
     request: &Request<'_>,
     ranks: u32,
     micro_batches: Option<u32>,
     known: Option<&Plan>,
-) -> Option<Plan> {
+) -> Result<Option<Plan>> {
     let whole = if request.shorter.is_none() { canonical(request.graph) } else { Graph::default() };
     let canonical = request.shorter.map_or(&whole, Shorter::graph);
     let mut least = known.map(|plan| plan.prediction.step_ns);
@@ -92,18 +94,20 @@ pub fn faster_in_stages(
             stages,
             &Mesh::along("ranks", ranks / stages),
             micro_batches,
-        ));
+        )?);
     }
     promises.sort_by_key(|promise| promise.step_ns);
     let most_promising = promises.first().filter(|promise| may_be_faster(promise.step_ns, least));
     if let Some(stages) = most_promising.map(|promise| promise.mesh.stages()) {
         let pairs = meshes(ranks / stages).into_iter().filter(|mesh| mesh.axes.len() > 1);
-        promises.extend(pairs.filter_map(|mesh| promised(request, &step, stages, &mesh, micro_batches)));
+        for mesh in pairs {
+            promises.extend(promised(request, &step, stages, &mesh, micro_batches)?);
+        }
         promises.sort_by_key(|promise| promise.step_ns);
     }
     promises.retain(|promise| may_be_faster(promise.step_ns, least));
     promises.truncate(REFINED);
-    let mut closer = refined_all(request, promises, least);
+    let mut closer = refined_all(request, promises, least)?;
     closer.sort_by_key(|promise| promise.step_ns);
     let mut found = None;
     let mut kept = None;
@@ -116,7 +120,7 @@ pub fn faster_in_stages(
         let sliced = promise.sliced();
         let asked = Request { mesh: &sliced, expected, ..*request };
         let wanted = Wanted { faster_than_ns: least, ..Wanted::default() };
-        let Ok(in_stages) = search_stages(&asked, wanted) else { continue };
+        let Some(in_stages) = if_it_suits(search_stages(&asked, wanted))? else { continue };
         let step_ns = in_stages.prediction().step_ns;
         kept = Some(step_ns as f64 / promise.step_ns as f64);
         if let InStages::Plan(plan) = in_stages {
@@ -124,7 +128,7 @@ pub fn faster_in_stages(
             found = Some(*plan);
         }
     }
-    found
+    Ok(found)
 }
 
 /// Whether a pipeline may take less than what is known: all effort finds better plans than the quick search that a promise comes from.
@@ -140,7 +144,7 @@ fn may_be_faster_as(kept: Option<f64>, promise: &Promise, least: Option<i64>) ->
 
 /// The same in their micro-batches, but for those that would take too long even if what is promised were kept as well as the best so far of
 /// promises of no more micro-batches: what is gathered for each counts as often.
-fn refined_all(request: &Request<'_>, promises: Vec<Promise>, least: Option<i64>) -> Vec<Promise> {
+fn refined_all(request: &Request<'_>, promises: Vec<Promise>, least: Option<i64>) -> Result<Vec<Promise>> {
     let mut closer = Vec::new();
     let mut kept: Vec<(u32, f64)> = Vec::new();
     for promise in promises {
@@ -148,29 +152,29 @@ fn refined_all(request: &Request<'_>, promises: Vec<Promise>, least: Option<i64>
         let of_no_more = kept.iter().filter(|(known, _)| *known <= count).map(|(_, kept)| *kept);
         let hoped = promised * of_no_more.reduce(f64::min).unwrap_or(1.0);
         if may_be_faster(hoped as i64, least) {
-            let refined = refined(request, promise);
+            let refined = refined(request, promise)?;
             kept.push((count, refined.step_ns as f64 / promised));
             closer.push(refined);
         }
     }
-    closer
+    Ok(closer)
 }
 
 /// What a pipeline takes at the least where its step is searched in its micro-batches: slices may not be sharded as the whole batch is, and what
 /// is gathered for each counts as often.
-fn refined(request: &Request<'_>, promise: Promise) -> Promise {
+fn refined(request: &Request<'_>, promise: Promise) -> Result<Promise> {
     let stages = promise.mesh.stages();
     // All effort may keep a memory limit that a quick search does not.
     let sliced = promise.sliced();
-    let Some(all) = together(request, &sliced) else { return promise };
+    let Some(all) = together(request, &sliced)? else { return Ok(promise) };
     let step_ns = stretched(all.prediction.step_ns, stages, stretch(stages, promise.micro_batches));
-    Promise { step_ns, expected: all.expected, ..promise }
+    Ok(Promise { step_ns, expected: all.expected, ..promise })
 }
 
 /// What a quick search predicts for all stages together, in the memory of all of them.
-fn together<'a>(request: &Request<'a>, mesh: &'a Mesh) -> Option<Glance<'a>> {
+fn together<'a>(request: &Request<'a>, mesh: &'a Mesh) -> Result<Option<Glance<'a>>> {
     let memory_limit = request.memory_limit.map(|limit| limit.saturating_mul(u64::from(mesh.stages())));
-    glance(&Request { mesh, memory_limit, ..*request }).ok()
+    if_it_suits(glance(&Request { mesh, memory_limit, ..*request }))
 }
 
 /// What so many stages take that share evenly what all of them take together, where that is stretched by so much.
@@ -204,7 +208,7 @@ fn promised(
     stages: u32,
     within: &Mesh,
     micro_batches: Option<u32>,
-) -> Option<Promise> {
+) -> Result<Option<Promise>> {
     let inner = within.axes.iter().filter(|axis| axis.size > 1).cloned();
     let mesh = Mesh { axes: std::iter::once(MeshAxis::ranks(STAGES, stages)).chain(inner).collect() };
     let rows = rows(step.canonical, within);
@@ -214,17 +218,18 @@ fn promised(
     });
     let stretches: Vec<(u32, f64)> = counts.map(|count| (count, stretch(stages, count))).collect();
     let shared = step.computed_ns / i64::from(within.ranks());
-    let least = stretches.iter().map(|(_, stretch)| stretched(shared, stages, *stretch)).min()?;
-    if !may_be_faster(least, step.least_ns) {
-        return None;
+    let least = stretches.iter().map(|(_, stretch)| stretched(shared, stages, *stretch)).min();
+    if least.is_none_or(|least| !may_be_faster(least, step.least_ns)) {
+        return Ok(None);
     }
-    let together = together(request, &mesh)?.prediction.step_ns;
+    let Some(together) = together(request, &mesh)? else { return Ok(None) };
+    let together = together.prediction.step_ns;
     let of = |(count, stretch): (u32, f64)| (stretched(together, stages, stretch), count);
     let mut counts: Vec<(i64, u32)> = stretches.into_iter().map(of).collect();
     counts.sort_unstable();
     let slices = |count: u32| require_slices(step.canonical, &MeshAxis::micro_batches(count)).is_ok();
-    let (step_ns, micro_batches) = counts.into_iter().find(|(_, count)| slices(*count))?;
-    Some(Promise { mesh, micro_batches, step_ns, expected: Vec::new() })
+    let best = counts.into_iter().find(|(_, count)| slices(*count));
+    Ok(best.map(|(step_ns, micro_batches)| Promise { mesh, micro_batches, step_ns, expected: Vec::new() }))
 }
 
 /// How many rows of the batch a rank has where they are sharded over all ranks of a stage, over its outer axis where there are too few, or not at
@@ -252,12 +257,64 @@ fn stretch(stages: u32, micro_batches: u32) -> f64 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use super::stretch;
+    use base::Audience;
+    use cluster::testing::{link, uniform};
+
+    use super::*;
+    use crate::jointly::tests::asked;
 
     #[test]
     fn even_stages_wait_less_the_more_micro_batches_there_are() {
         assert!(stretch(4, 4) > stretch(4, 8) && stretch(4, 8) > stretch(4, 16));
         assert!((1.0..1.07).contains(&stretch(4, 8)), "zb-v waits for a seventeenth of the step");
+    }
+
+    /// Two layers; what a step has no business to do is to send something to a stage by itself, which that one does not expect.
+    fn step(sent: &str) -> Graph {
+        let text = format!(
+            r#"unisono graph 2
+op aten::mm(Tensor self, Tensor mat2) -> Tensor
+op aten::t(Tensor(a) self) -> Tensor(a)
+op _c10d_functional::broadcast(Tensor input, int src, str group_name) -> Tensor
+op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
+input v0: f32[512, 512] = parameter "params.first"
+input v1: f32[512, 512] = parameter "params.last"
+input v2: f32[4096, 512] = batch "batch.x"
+v3: f32[4096, 512] = aten::mm(v2, v0)
+v4: f32[4096, 512] = aten::mm(v3, v1)
+part backward
+v5: f32[512, 4096]{{1, 512}} = aten::t(v3)
+v6: f32[512, 512] = aten::mm(v5, v4)
+v7: f32[512, 4096]{{1, 512}} = aten::t(v2)
+v8: f32[512, 512] = aten::mm(v7, v4)
+part update
+{sent}
+return v4
+update "params.first" = v8
+update "params.last" = v6
+"#
+        );
+        Graph::from_text("step", &text).unwrap()
+    }
+
+    #[test]
+    fn a_bug_in_a_pipeline_that_is_tried_is_not_passed_over() {
+        // Between stages everything costs nothing.
+        let cluster = uniform(1e12, 1e12, link(0.0, 1e15));
+        let sent = "v9: f32[512, 512] = _c10d_functional::broadcast(v6, 0, \"axis:stages:0>1\")\n\
+                    v10: f32[512, 512] = _c10d_functional::wait_tensor(v9)";
+        let found = |sent: &str| {
+            let graph = step(sent);
+            asked(&graph, &cluster, &Mesh::along("ranks", 2), None, |request| {
+                faster_in_stages(request, 2, Some(4), None)
+            })
+        };
+        assert!(found("").unwrap().is_some());
+        let refused = found(sent).unwrap_err();
+        assert_eq!(refused.audience(), Audience::Bug);
+        let said = "of `axis:stages:0>1` on rank 1 is not that of rank 0";
+        assert!(refused.message.ends_with(said), "{}", refused.message);
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     shorter::Shorter,
     stage_counts::faster_in_stages,
     stages::{Cut, Stages},
+    suits::if_it_suits,
     taken_apart::taken_apart,
     wish::{ScheduleWish, Wanted},
 };
@@ -200,7 +201,8 @@ impl Asked<'_> {
     fn in_one_piece(&self, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
         match self.planned(self.settings.micro_batches.unwrap_or(1), self.settings.effort, told) {
             Err(refused) if refused.code == Code::NO_PLAN && self.settings.micro_batches.is_none() => {
-                self.sliced(self.settings.effort).next().map(|(_, plan)| plan).ok_or(refused)
+                let first = self.sliced(self.settings.effort).next();
+                first.map_or(Err(refused), |sliced| sliced.map(|(_, plan)| plan))
             }
             // Slices may be faster than to run parts of forward twice.
             Ok(plan)
@@ -210,7 +212,7 @@ impl Asked<'_> {
                     && self.cleaned.order.len() * self.settings.mesh().sharding_axes().count().max(1)
                         <= MOST_WEIGHED =>
             {
-                Ok(self.weighed(plan))
+                self.weighed(plan)
             }
             other => other,
         }
@@ -254,9 +256,11 @@ impl Asked<'_> {
             return found;
         };
         let mesh = settings.mesh_of(1);
-        let faster =
-            faster_in_stages(&self.request(&mesh), ranks, settings.micro_batches, found.as_ref().ok());
-        faster.map_or(found, Ok)
+        let known = found.as_ref().ok();
+        match faster_in_stages(&self.request(&mesh), ranks, settings.micro_batches, known)? {
+            Some(faster) => Ok(faster),
+            None => found,
+        }
     }
 
     /// The plan with a number of micro-batches.
@@ -322,37 +326,44 @@ impl Asked<'_> {
         let nodes = self.cleaned.order.len();
         let tried = [1, 2, 4].map(|times| times * stages);
         let tried = tried.into_iter().filter(|count| nodes * *count as usize <= MOST_NODES);
-        let plans = tried.filter_map(|count| of(count).ok());
-        match plans.min_by_key(|plan| plan.prediction.step_ns) {
-            Some(plan) => Ok(plan),
-            None => of(1),
+        let mut best: Option<Plan> = None;
+        for count in tried {
+            let Some(plan) = if_it_suits(of(count))? else { continue };
+            if best.as_ref().is_none_or(|best| plan.prediction.step_ns < best.prediction.step_ns) {
+                best = Some(plan);
+            }
         }
+        best.map_or_else(|| of(1), Ok)
     }
 
     /// Plans with more and more micro-batches that keep the memory limit.
-    fn sliced(&self, effort: Effort) -> impl Iterator<Item = (u32, Plan)> {
+    fn sliced(&self, effort: Effort) -> impl Iterator<Item = Result<(u32, Plan)>> {
         let nodes = self.cleaned.order.len();
         let tried = TRIED.into_iter().filter(move |count| nodes * *count as usize <= MOST_NODES);
-        tried.filter_map(move |count| Some((count, self.planned(count, effort, |_| {}).ok()?)))
+        tried.filter_map(move |count| {
+            let planned = if_it_suits(self.planned(count, effort, |_| {})).transpose()?;
+            Some(planned.map(|plan| (count, plan)))
+        })
     }
 
     /// A plan that runs parts of forward again, or a faster one with micro-batches: those that are faster by a quick search are searched with
     /// all effort.
-    fn weighed(&self, plan: Plan) -> Plan {
+    fn weighed(&self, plan: Plan) -> Result<Plan> {
         let mut best = plan;
-        for (count, sliced) in self.sliced(Effort::Quick) {
+        for sliced in self.sliced(Effort::Quick) {
+            let (count, sliced) = sliced?;
             // More slices than keep the limit by themselves only cost time.
             let is_enough = !sliced.prediction.holds_less();
             if sliced.prediction.step_ns < best.prediction.step_ns {
-                let full = self.planned(count, self.settings.effort, |_| {});
+                let full = if_it_suits(self.planned(count, self.settings.effort, |_| {}))?;
                 let faster = |one: &Plan| one.prediction.step_ns < sliced.prediction.step_ns;
-                best = full.ok().filter(faster).unwrap_or(sliced);
+                best = full.filter(faster).unwrap_or(sliced);
             }
             if is_enough {
                 break;
             }
         }
-        best
+        Ok(best)
     }
 }
 

@@ -128,10 +128,17 @@ fn different(one: &Graph, expected: &[NodeId], other: &Graph, found: &[NodeId]) 
         let bytes = |graph: &Graph, id: NodeId| -> u64 {
             graph.nodes[id].operands().map(|value| graph.ty(value).bytes().0).sum()
         };
-        one.op_name(*a) == other.op_name(*b) && bytes(one, *a) == bytes(other, *b)
+        let alike = one.op_name(*a) == other.op_name(*b) && bytes(one, *a) == bytes(other, *b);
+        alike && transferred(one, *a) == transferred(other, *b)
     };
     let alike = expected.iter().zip(found).take_while(|pair| same(*pair)).count();
     (alike < expected.len().max(found.len())).then_some(alike)
+}
+
+/// What a transfer between stages carries, in words that are the same on both sides; none for other collectives.
+fn transferred(graph: &Graph, id: NodeId) -> Option<&str> {
+    graph.group_name(id).and_then(transfer_stages)?;
+    graph.nodes[id].label.map(|label| graph.labels[label].as_str())
 }
 
 fn mismatch(

@@ -9,7 +9,7 @@ use common::{cluster, graph, mesh};
 use expect_test::{Expect, expect};
 use ir::Graph;
 use timeline::{NameId, Timeline, chrome, kineto, step::Figures};
-use unisono_sim::{Machine, predict, simulate};
+use unisono_sim::{Machine, predict, predict_stages, simulate};
 
 /// A line for each event: the rank, the lane, begin and end in nanoseconds, the name.
 fn table(timeline: &Timeline) -> String {
@@ -180,6 +180,37 @@ fn ranks_that_start_other_collectives_are_refused() {
         error[U0014]: collective 0 of `axis:a` on rank 1 is not that of rank 0
           because ranks of a group must start the same collectives in the same order"#]],
     );
+}
+
+/// A stage that sends two results of one size, or receives them, in the order of their labels.
+fn stage(first: &str, second: &str) -> Graph {
+    let text = format!(
+        "unisono graph 2\n\
+         op _c10d_functional::broadcast(Tensor input, int src, str group_name) -> Tensor\n\
+         op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor\n\
+         input v0: f32[125] = batch \"batch.0\"\n\
+         v1: f32[125] = _c10d_functional::broadcast(v0, 0, \"axis:stages:0>1\") @{first}\n\
+         v2: f32[125] = _c10d_functional::broadcast(v0, 0, \"axis:stages:0>1\") @{second}\n\
+         v3: f32[125] = _c10d_functional::wait_tensor(v1) @{first}\n\
+         v4: f32[125] = _c10d_functional::wait_tensor(v2) @{second}\n\
+         return v3, v4\n\
+         label l0 \"transfer v7 of aten::mm from stage 0 to stage 1\"\n\
+         label l1 \"transfer v8 of aten::mm from stage 0 to stage 1\"\n"
+    );
+    Graph::from_text("stage", &text).unwrap()
+}
+
+#[test]
+fn stages_that_take_one_transfer_for_another_of_its_size_are_refused() {
+    let (cluster, mesh) = (cluster(1.0), mesh(&[("stages", 2)]));
+    let machine = Machine { cluster: &cluster, mesh: &mesh };
+    let (sent, turned) = (stage("l0", "l1"), stage("l1", "l0"));
+    assert!(predict_stages(&[&sent, &sent], machine).is_ok());
+    let refused = predict_stages(&[&sent, &turned], machine).unwrap_err().to_string();
+    expect![[r#"
+        error[U0014]: collective 0 of `axis:stages:0>1` on rank 1 is not that of rank 0
+          because ranks of a group must start the same collectives in the same order"#]]
+    .assert_eq(&refused);
 }
 
 #[test]
