@@ -121,6 +121,29 @@ def test_stages_on_ranks_give_what_one_device_gives(names, mesh, settings, tmp_p
             assert found[name]["micro_batches"] >= 2
 
 
+#: A machine on which collectives are joined across what is sent to other stages where nothing forbids it.
+SLOW_COMPUTING = stages.machine(memory_bandwidth=1e10, flops=1e10, latency_ns=100, bandwidth=1e8)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "schedule", "micro_batches"), [([36, 127, 142], "interleaved", 4), ([18, 33, 122], "zb-v", 4)]
+)
+def test_what_is_sent_between_stages_keeps_its_order_where_collectives_are_joined(
+    cuts, schedule, micro_batches, tmp_path
+):
+    _, _, graph = captured("llama")
+    mesh, file = {"stages": 2, "inner": 2}, tmp_path / "plan.toml"
+    settings = {"mesh": mesh, "cuts": cuts, "schedule": schedule, "chunks": 2, "micro_batches": micro_batches}
+    plan = graph.native.plan(SLOW_COMPUTING, msgpack.packb({**settings, "effort": "quick"}))
+    file.write_text(plan.text())
+    asked = {"names": "llama", "mesh": mesh, "plan": str(file), "cluster": SLOW_COMPUTING}
+    ended = launch.run("stage_ranks:train", 4, tmp_path, seconds=240, **asked)
+    assert [one.status for one in ended] == [0] * 4, "\n".join(one.err for one in ended)
+    for rank in range(4):
+        found = json.loads((tmp_path / f"stages{rank}.json").read_text())["llama"]
+        assert found["off"] < 1e-5 and found["stages"]["schedule"] == schedule
+
+
 @pytest.mark.parametrize("killed", range(3))
 def test_when_a_stage_is_killed_the_others_end_naming_it(tmp_path, killed):
     with launch.Processes("stage_ranks:run_until_killed", 3, tmp_path) as running:
