@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import linecache
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from counted import X, captures_where_all_is_as_in_eager, eager, parallel
 
 import unisono
@@ -159,6 +162,20 @@ def test_a_capture_that_is_a_graph_alone_takes_nothing_for_granted():
     with pytest.raises(StepError) as caught:
         unisono.capture(step, model=run.model, optimizer=run.optimizer, example=(X,))
     assert caught.value.code == "U0119"
+
+
+def test_what_other_code_does_with_stand_ins_alone_is_done_with_numbers(capsys):
+    # Of a library, in which `type` is Python's own.
+    code = compile(
+        "def factor(n): return 2.0 if type(n) is int else 3.0", str(Path(torch.__file__).with_name("made.py")), "exec"
+    )
+    names: dict[str, Any] = {}
+    exec(code, names)
+
+    def asks(run, loss, number):
+        return loss * names["factor"](number)
+
+    captures_where_all_is_as_in_eager(asks, [(n,) for n in range(5)], capsys)
 
 
 def test_the_notice_says_so_where_nearly_each_call_is_captured():

@@ -104,6 +104,8 @@ def capture_step(
     scaling.prepare(walk)
     effects = SideEffects(walk)
     asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first)
+    if varying:
+        _require_the_same_of_stand_ins(asked)
     with _without_collection(), effects.undone_if_refused():
         changed: dict[Path, str] = {}
         found = _traced(*asked, changed=changed)
@@ -172,6 +174,19 @@ def capture_step(
         ways,
         settled,
     )
+
+
+def _require_the_same_of_stand_ins(asked: tuple[Any, ...]) -> None:
+    """Refuses a step that does with what stands for its arguments what it does not do with numbers."""
+    train_step, model, optimizers, *_ = asked
+    *others, _, looks_first = asked
+    found, plainly = [], _Anew([], [], clocks=False, most=-1)
+    with _without_collection():
+        for one in (asked, (*others, frozenset[int](), looks_first)):
+            with SideEffects(Walk(train_step, model, optimizers)).undone():
+                found.append(_traced(*one, anew=plainly).encoder)
+    if not is_the_same(*found):
+        raise read_back(None)
 
 
 def _note_what_is_told_at_first(first: _Found, last: _Found, found: _Found) -> None:

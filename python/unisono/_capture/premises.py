@@ -37,7 +37,8 @@ class Premises:
         found: expressions of what is there before the step, each with what it gives, or whether that is true.
         lines: the user's line that was the first to need each.
         scalars: expressions that the step computes tensors with, whatever they give.
-        most: how many of the places that the step counts at may have numbers that are inputs of it, the first ones; all if ``None``.
+        most: how many of the places that the step counts at, the first ones, may have numbers that are inputs of it; all if ``None``. If it
+            is less than 0, arguments are no inputs either.
     """
 
     are_looked_at: bool = False
@@ -48,7 +49,8 @@ class Premises:
 
     def inputs(self) -> list[Expression]:
         """The expressions that are inputs of the step."""
-        return [one for one in self.scalars if self.most is None or all(at < self.most for at in places_in(one))]
+        most = self.most
+        return [one for one in self.scalars if most is None or (most >= 0 and all(at < most for at in places_in(one)))]
 
     def take(self, expression: Expression, value: Any) -> None:
         """Takes something for granted."""
