@@ -180,9 +180,10 @@ def _require_the_same_of_stand_ins(asked: tuple[Any, ...]) -> None:
     """Refuses a step that does with what stands for its arguments what it does not do with numbers."""
     train_step, model, optimizers, *_ = asked
     *others, _, looks_first = asked
+    of_numbers: tuple[Any, ...] = (*others, frozenset[int](), looks_first)
     found, plainly = [], _Anew([], [], clocks=False, most=-1)
     with _without_collection():
-        for one in (asked, (*others, frozenset[int](), looks_first)):
+        for one in (asked, of_numbers):
             with SideEffects(Walk(train_step, model, optimizers)).undone():
                 found.append(_traced(*one, anew=plainly).encoder)
     if not is_the_same(*found):
