@@ -130,9 +130,8 @@ def found_or_captured(
 def _captured(train_step: Callable[..., Any], *, varying: frozenset[int] = frozenset(), **settings: Any) -> Capture:
     """A capture that serves whatever the numbers at ``varying`` positions are, or one for those that are there if there is none."""
     if varying:
-        with contextlib.suppress(
-            Exception
-        ):  # whatever the user's code makes of the stand-ins; without them it says what is wrong
+        # Whatever the user's code makes of the stand-ins: without them it says what is wrong.
+        with contextlib.suppress(Exception):
             return capture_step(train_step, varying=varying, **settings)
     return capture_step(train_step, **settings)
 

@@ -564,7 +564,8 @@ class CapturedStep:
 
     def serves(self, call: Call) -> bool:
         """Whether this step can serve a call as everything is now."""
-        return self.why_not(call) is None
+        is_like = call.is_like(self._call, self.varying) and self._premises.hold(self._root, call.leaves)
+        return is_like and self._why_not_now() is None
 
     def other_numbers(self, call: Call) -> set[str]:
         """The names of the numbers by which alone a call differs from that which it was captured for."""

@@ -75,23 +75,27 @@ class Looked:
     paths: Sequence[Path]
     names: Sequence[str]
 
+    def hold(self, root: Any, arguments: Sequence[Any]) -> bool:
+        """Whether all is as the step takes it for granted."""
+        return next(self._otherwise(root, arguments), None) is None
+
     def otherwise(self, root: Any, arguments: Sequence[Any]) -> tuple[str, Any, Any] | None:
         """In words, what is not as the step takes it for granted, what it was, and what it is for these arguments."""
+        found = next(self._otherwise(root, arguments), None)
+        return None if found is None else (_in_words(found[0], self.paths, self.names), *found[1:])
+
+    def _otherwise(self, root: Any, arguments: Sequence[Any]) -> Iterator[tuple[Expression, Any, Any]]:
         if not (self.premises or self.scalars):
-            return None
+            return
         read = before(root, self.paths, arguments)
         for expression, value in self.premises:
             now = _given(expression, read)
             if not _is(now, value):
-                return self._in_words(expression), value, bool(now) if isinstance(value, bool) else now
+                yield expression, value, bool(now) if isinstance(value, bool) else now
         for expression, kind in self.scalars:
             now = _given(expression, read)
             if type(now) is not kind:
-                return self._in_words(expression), kind, now
-        return None
-
-    def _in_words(self, expression: Expression) -> str:
-        return _in_words(expression, self.paths, self.names)
+                yield expression, kind, now
 
 
 class _Places(Sequence[Any]):
