@@ -46,6 +46,7 @@ class Premises:
     lines: list[str | None] = field(default_factory=list)
     scalars: list[Expression] = field(default_factory=list)
     most: int | None = None
+    _known: set[str] = field(default_factory=set)
 
     def inputs(self) -> list[Expression]:
         """The expressions that are inputs of the step."""
@@ -54,7 +55,9 @@ class Premises:
 
     def take(self, expression: Expression, value: Any) -> None:
         """Takes something for granted."""
-        if not any(repr(one) == repr((expression, value)) for one in self.found):
+        key = repr((expression, value))
+        if key not in self._known:
+            self._known.add(key)
             self.found.append((expression, value))
             self.lines.append(user_line())
 
