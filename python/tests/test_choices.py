@@ -148,13 +148,14 @@ def stops(run, loss):
 
 
 def test_an_exception_behind_a_choice_is_raised_in_the_call_that_comes_to_it():
-    _, step = parallel(stops)
+    run, step = parallel(stops)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureNotice)
         step(X)
         step(X)
         with pytest.raises(StopIteration, match="enough"):
             step(X)
+    assert run.n == 2
 
 
 def test_a_capture_that_is_a_graph_alone_takes_nothing_for_granted():

@@ -25,8 +25,8 @@ from unisono import _native
 from unisono._capture import kernels
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.record import Recorder
-from unisono._capture.trace import Traced
 from unisono._capture.trace import _functionalise as functionalised
+from unisono._capture.traced import Traced
 from unisono._capture.wire import Encoder
 from unisono._interpret import arguments, bind
 from unisono._reference import call, operation

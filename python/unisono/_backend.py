@@ -22,7 +22,7 @@ from unisono import _choice, _devices, _native
 from unisono._arguments import Fuse, require_fuse
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.places import Origin, is_the_users
-from unisono._capture.trace import Traced
+from unisono._capture.traced import Traced
 from unisono._capture.wire import Encoder
 from unisono._executor import Executor, lower_graph
 from unisono.errors import CompileNotice, ConfigurationError, UnisonoError, UnsupportedError

@@ -38,10 +38,10 @@ class Call:
         """Whether one captured step can serve both calls, whatever the numbers at ``varying`` positions are."""
         if self.structure != other.structure:
             return False
-        if not varying or self.kinds == other.kinds:
-            return self.kinds == other.kinds
+        if self.kinds == other.kinds:
+            return True
         pairs = enumerate(zip(self.kinds, other.kinds, strict=True))
-        return all(one == same or (at in varying and one[0] is same[0]) for at, (one, same) in pairs)
+        return bool(varying) and all(one == same or (at in varying and one[0] is same[0]) for at, (one, same) in pairs)
 
     def other_numbers(self, other: Call) -> list[int]:
         """The positions of the numbers by which alone two calls differ; none where they differ by more."""

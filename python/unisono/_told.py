@@ -13,7 +13,7 @@ from unisono._capture.expressions import Expression, Read, evaluate
 from unisono._capture.guards import Ending
 from unisono._capture.paths import Path, paths_of
 from unisono._capture.schedules import Scheduled
-from unisono._capture.trace import Traced
+from unisono._capture.traced import Traced
 from unisono._tree import plain
 from unisono.errors import StepError
 
@@ -97,7 +97,7 @@ def told(captured: Capture) -> dict[str, Any]:
         "replaced": captured.kept.replaced,
         "left": captured.kept.left,
         "gradients": captured.kept.gradients,
-        "premises": captured.kept.premises.found,
+        "premises": [[one.expression, one.value] for one in captured.kept.premises.found.values()],
         "counted": captured.kept.counts,
         "scalars": captured.kept.premises.inputs(),
         "varying": sorted(captured.inputs.varying),

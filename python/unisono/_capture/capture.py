@@ -36,7 +36,8 @@ from unisono._capture.places import read_back, user_line
 from unisono._capture.premises import Premises
 from unisono._capture.settings import guarded_settings
 from unisono._capture.side_effects import A_CLOCK, Happened, SideEffects, depends_on, warn_of
-from unisono._capture.trace import Traced, trace
+from unisono._capture.trace import trace
+from unisono._capture.traced import Traced
 from unisono._capture.wire import Encoder
 from unisono._tree import Structure
 from unisono.errors import StepError, UnisonoError

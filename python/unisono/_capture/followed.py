@@ -16,7 +16,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -363,8 +363,12 @@ def _noting(kind: type, name: str) -> Callable[..., Any]:
 
 def _methods(kind: type, but: frozenset[str]) -> dict[str, Any]:
     """The methods of a class that note that they are called, but for some."""
-    names = (name for name in dir(kind) if name not in but and callable(getattr(kind, name)))
-    return {name: _noting(kind, name) for name in names if getattr(kind, name) is not None}
+    return {name: _noting(kind, name) for name in methods_of(kind, but)}
+
+
+def methods_of(kind: type, but: frozenset[str]) -> Iterator[str]:
+    """The names of the methods of a class but for some."""
+    yield from (name for name in dir(kind) if name not in but and callable(getattr(kind, name)))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from unisono._capture.expressions import Expression
-from unisono._capture.followed import OF_TEXTS, FollowedNumber, leaves_nothing, plain
+from unisono._capture.followed import OF_TEXTS, FollowedNumber, leaves_nothing, methods_of, plain
 from unisono._capture.places import user_line
 from unisono.errors import StepError
 
@@ -165,7 +165,7 @@ def _refusing(*_given: Any, **_named: Any) -> Any:
     raise _given[0].refused()
 
 
-for _name in {name for name in dir(str) if callable(getattr(str, name))} - OF_TEXTS:
+for _name in methods_of(str, OF_TEXTS):
     setattr(LaterText, _name, _refusing)
 
 

@@ -116,6 +116,13 @@ def _user_place(frame: FrameType | None) -> tuple[str, int, bool]:
     return "", 0, False
 
 
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame outside PyTorch and Unisono, from one on."""
+    while frame is not None and not is_the_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def user_line() -> str | None:
     """``file:line`` of the user's code that is running; ``None`` where none is."""
     file, line = user_place(sys._getframe(1))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from unisono._capture.expressions import Expression, Read, evaluate, places_in
 from unisono._capture.paths import Missing, Path, follow, shown
@@ -28,25 +28,30 @@ _SIGNS = {"neg": "-{}", "pos": "+{}", "abs": "abs({})"}
 _COMPUTED = frozenset((*_OPERATORS, *_SIGNS, "round", "float", "int", "leaf", "call"))
 
 
+class Premise(NamedTuple):
+    """One of them: an expression, what it gives or whether that is true, and the user's line that was the first to need it."""
+
+    expression: Expression
+    value: Any
+    line: str | None
+
+
 @dataclass
 class Premises:
     """What the traces of a step take for granted.
 
     Attributes:
         are_looked_at: whether they are looked at before each step; if not, nothing can be taken for granted.
-        found: expressions of what is there before the step, each with what it gives, or whether that is true.
-        lines: the user's line that was the first to need each.
+        found: each of them, by its text.
         scalars: expressions that the step computes tensors with, whatever they give.
         most: how many of the places that the step counts at, the first ones, may have numbers that are inputs of it; all if ``None``. If it
             is less than 0, arguments are no inputs either.
     """
 
     are_looked_at: bool = False
-    found: list[tuple[Expression, Any]] = field(default_factory=list)
-    lines: list[str | None] = field(default_factory=list)
+    found: dict[str, Premise] = field(default_factory=dict)
     scalars: list[Expression] = field(default_factory=list)
     most: int | None = None
-    _known: set[str] = field(default_factory=set)
 
     def inputs(self) -> list[Expression]:
         """The expressions that are inputs of the step."""
@@ -55,11 +60,9 @@ class Premises:
 
     def take(self, expression: Expression, value: Any) -> None:
         """Takes something for granted."""
-        key = repr((expression, value))
-        if key not in self._known:
-            self._known.add(key)
-            self.found.append((expression, value))
-            self.lines.append(user_line())
+        text = repr((expression, value))
+        if text not in self.found:
+            self.found[text] = Premise(expression, value, user_line())
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def another_at_the_next(
         places: what is at the places before it.
         behind: gives what is at a place behind it; ``Missing`` where that follows from values of tensors.
     """
-    for (expression, value), line in zip(premises.found, premises.lines, strict=True):
+    for expression, value, line in premises.found.values():
         numbers = places_in(expression)
         if not numbers or isinstance(value, bool):
             continue

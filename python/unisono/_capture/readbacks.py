@@ -35,7 +35,7 @@ from unisono._capture.kinds import Kind, TypeOf
 from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.named import standing
 from unisono._capture.number import LaterText, Number
-from unisono._capture.places import is_the_users, read_back, user_line, user_lines
+from unisono._capture.places import is_the_users, read_back, user_frame, user_line, user_lines
 from unisono._capture.telling import is_within, told_once
 from unisono._capture.texts import may_steer
 from unisono._tree import flatten, unflatten
@@ -194,9 +194,7 @@ class Readbacks(TorchFunctionMode):
         Raises:
             StepError: the code that asks for it may be steered by what it makes of it.
         """
-        place, frame = user_line(), sys._getframe(1)
-        while frame is not None and not is_the_users(frame.f_code.co_filename):
-            frame = frame.f_back
+        place, frame = user_line(), user_frame(sys._getframe(1))
         if frame is not None and may_steer(frame):
             raise self._refused(expression, place)
         return LaterText(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from unisono._capture.places import is_the_users
+from unisono._capture.places import is_the_users, user_frame
 
 #: Methods of texts and of dictionaries that a text given to them may steer.
 _STEERING = frozenset(
@@ -50,10 +50,8 @@ def _steers(text: ast.AST, code: _Code, frame: types.FrameType) -> bool:
 
 def _steers_caller(frame: types.FrameType) -> bool:
     """Whether what a function returns steers the code of the user's that called it; if others are between, which calls it is not known."""
-    caller, direct = frame.f_back, True
-    while caller is not None and not is_the_users(caller.f_code.co_filename):
-        caller, direct = caller.f_back, False
-    name = frame.f_code.co_name if direct else None
+    caller = user_frame(frame.f_back)
+    name = frame.f_code.co_name if caller is frame.f_back else None
     return caller is not None and _any_steers(caller, lambda node: _calls(node, name), _is_call)
 
 

@@ -13,7 +13,7 @@ import torch.fx
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.optimizer import rate_changed
 from unisono._capture.places import Origin, part_kinds, place_of
-from unisono._capture.trace import Traced
+from unisono._capture.traced import Traced
 from unisono._capture.types import TensorType
 from unisono._message import pack
 from unisono.errors import StepError, UnsupportedError
