@@ -2,6 +2,8 @@
 
 python benches/device.py steps             # whole steps: time, time of the host, memory, what was predicted; losses compared
 python benches/device.py groups            # groups of operations as kernels
+python benches/device.py rows              # single operations on rows of several lengths, as kernels that move as much
+python benches/device.py times             # which kernels a step takes how long for
 python benches/device.py predicted --preset h100   # what a preset says of the steps, on a machine without the device
 python benches/device.py ... --inductor    # beside `torch.compile` too, which compiles for minutes
 python benches/device.py ... --json FILE   # the figures, for programs
@@ -127,8 +129,8 @@ def cases(
     ):
         cluster = {} if device == _devices.HOST else {"cluster": preset(device)}
         yield name, lambda settings=cluster | settings: ours(sizes, device, kept, **settings)
-    for partition in ("auto", "default"):
-        name = "compile, Unisono" if partition == "auto" else "compile, Unisono, all kept"
+    for partition in ("min_cut", "default"):
+        name = "compile, Unisono" if partition == "min_cut" else "compile, Unisono, all kept"
         compiled = {"backend": "unisono", "options": {"partition": partition}}
         yield name, lambda compiled=compiled: plain(sizes, device, dynamic=False, **compiled)
     if options.inductor:
@@ -328,9 +330,92 @@ def of_group(
         return {"bytes": moved, **{rival: span(call, device) for rival, call in rivals.items()}}
 
 
+def doubled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A group that moves as much as its operation does, which alone might stay PyTorch's."""
+    return lambda x, *rest: function(x * 2, *rest)
+
+
+#: Operations on rows, with how many tensors they read.
+ROWS: dict[str, tuple[Callable[..., torch.Tensor], int]] = {
+    "softmax": (lambda x: torch.softmax(x, -1), 1),
+    "softmax backward": (lambda x, y: torch.ops.aten._softmax_backward_data(x, y, -1, x.dtype), 2),
+    "log softmax": (lambda x: torch.log_softmax(x, -1), 1),
+    "log softmax backward": (lambda x, y: torch.ops.aten._log_softmax_backward_data(x, y, -1, x.dtype), 2),
+    "layer norm": (lambda x: torch.nn.functional.layer_norm(x, [x.shape[-1]]), 1),
+    "RMS norm": (lambda x: torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], None, 1e-6)[0], 1),
+    "SiLU": (torch.nn.functional.silu, 1),
+    "GELU (tanh)": (lambda x: torch.nn.functional.gelu(x, approximate="tanh"), 1),
+}
+LENGTHS, ELEMENTS = (1024, 2048, 4096, 8192, 32000, 50257), 1 << 26
+
+
+def rows(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    """Single operations, in microseconds a call, beside kernels of as many bytes."""
+    print("| operation | type | rows | eager, us | kernel, us | of eager | kernel, GB/s |")
+    print("|---|---|---|---|---|---|---|")
+    found = {}
+    elements = ELEMENTS if device.type == "cuda" else 1 << 18
+    for name in options.only or ROWS:
+        for dtype in (torch.float32, torch.bfloat16):
+            for length in LENGTHS if "LU" not in name else LENGTHS[2:3]:
+                shape = (elements // length, length)
+                inputs = [torch.randn(shape, device=device, dtype=dtype) for _ in range(ROWS[name][1])]
+                row = of_rows(ROWS[name][0], inputs, device)
+                found[f"{name}, {dtype}, {length}"] = row
+                cells = [
+                    f"{1e6 * row['eager']:.1f}",
+                    f"{1e6 * row['kernel']:.1f}",
+                    f"{row['kernel'] / row['eager']:.2f}",
+                ]
+                text = " | ".join([*cells, f"{row['bytes'] / row['kernel'] / 1e9:.0f}"])
+                print(f"| {name} | {str(dtype)[6:]} | {shape[0]} x {length} | {text} |", flush=True)
+    return found
+
+
+def of_rows(
+    function: Callable[..., torch.Tensor], inputs: list[torch.Tensor], device: torch.device
+) -> dict[str, float]:
+    group = doubled(function)
+    run = Executor(lower_graph(unisono.capture(group, example=tuple(inputs)).native, device=device, fuse=True))
+    run.bind([])
+    torch.testing.assert_close(run(inputs)[0], group(*inputs), rtol=2e-2, atol=5e-2)
+    moved = (len(inputs) + 1) * inputs[0].numel() * inputs[0].element_size()
+    rivals = {"eager": lambda: function(*inputs), "kernel": lambda: run(inputs)}
+    return {"bytes": moved, **{rival: span(call, device) for rival, call in rivals.items()}}
+
+
+def times(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    """The kernels of a step, in milliseconds, by name: how long they take, and how often they run."""
+    from torch.profiler import ProfilerActivity, profile
+
+    found = {}
+    chosen = {name: sizes for name, sizes in STEPS.items() if not options.only or name in options.only}
+    for name, sizes in chosen.items():
+        for case, make in cases(sizes, device, options, {}):
+            if options.cases and case not in options.cases:
+                continue
+            step = make()
+            for _ in range(WARM):
+                step()
+            _devices.synchronise(device)
+            with profile(activities=[ProfilerActivity.CUDA]) as taken:
+                for _ in range(ROUNDS):
+                    step()
+                _devices.synchronise(device)
+            each = [
+                (one.self_device_time_total / 1e3 / ROUNDS, one.count / ROUNDS, one.key) for one in taken.key_averages()
+            ]
+            each.sort(reverse=True)
+            found[f"{name}, {case}"] = each
+            print(f"{name}, {case}: {sum(one[0] for one in each):.2f} ms of kernels", flush=True)
+            for ms, count, kernel in each[:40]:
+                print(f"{ms:9.3f} {count:6.1f} {kernel[:120]}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["steps", "groups", "predicted"], nargs="+")
+    parser.add_argument("what", choices=["steps", "groups", "rows", "times", "predicted"], nargs="+")
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--device", default=_devices.accelerator() or "cpu")
     parser.add_argument("--json", type=Path)
@@ -346,7 +431,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     device = _devices.HOST if device == _devices.HOST else _devices.current()
     print(f"{_devices.model_of(device)}, PyTorch {torch.__version__}\n")
-    kinds = {"steps": steps, "groups": groups, "predicted": predicted}
+    kinds = {"steps": steps, "groups": groups, "rows": rows, "times": times, "predicted": predicted}
     found = {what: kinds[what](device, arguments) for what in arguments.what}
     if arguments.json:
         arguments.json.write_text(json.dumps(found, default=str))

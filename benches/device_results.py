@@ -30,6 +30,7 @@ import test_kernels  # noqa: E402
 
 import unisono  # noqa: E402
 from unisono import _devices  # noqa: E402
+from unisono._executor import Executor, lower_graph  # noqa: E402
 from unisono.errors import UnisonoError  # noqa: E402
 
 STEPS, PROGRAMS = 3, 150
@@ -156,7 +157,25 @@ def bits(device: torch.device, part: str) -> Iterator[bool]:
             print(f"OFF {name}", flush=True)
         count[kind] += 1
         yield kind != "OFF"
+    if part in "sigmoid":
+        yield sigmoid(device)
     print(", ".join(f"{number} {kind}" for kind, number in count.items()))
+
+
+def sigmoid(device: torch.device) -> bool:
+    """Whether a quarter of all numbers give the processor's bits; on a processor a few of them."""
+    count = 1 << (26 if device.type == "cuda" else 12)
+    graph = unisono.capture(lambda x: torch.sigmoid(x) * x, example=(torch.zeros(count),)).native
+    there, here = (Executor(lower_graph(graph, device=at, fuse=True)) for at in (device, _devices.HOST))
+    there.bind([])
+    here.bind([])
+    off, step = 0, 2**32 // (16 * count)
+    for part in range(16):
+        bits = (torch.arange(count) + part * count) * step + part % step
+        x = bits.to(torch.uint32).view(torch.float32)
+        off += not same_bits(there([x.to(device)])[0], here([x])[0])
+    print(f"sigmoid: other bits in {off} of 16 parts of {16 * count} numbers")
+    return off == 0
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:

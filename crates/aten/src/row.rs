@@ -89,6 +89,8 @@ pub struct Formula {
     pub text: &'static str,
     /// Whether PyTorch takes longer for it than memory does, so that it is worth a kernel of its own.
     pub slow: bool,
+    /// Whether PyTorch's kernels of accelerators read rows twice, or have few threads for them.
+    pub slow_rows: bool,
 }
 
 /// The argument that repeats a size and so must be localised.
@@ -535,13 +537,19 @@ impl Row {
 
     /// What each element of its result is.
     pub(crate) const fn computes(mut self, text: &'static str) -> Self {
-        self.formula = Some(Formula { text, slow: false });
+        self.formula = Some(Formula { text, slow: false, slow_rows: false });
         self
     }
 
     /// The same for what PyTorch takes longer for than memory does.
     pub(crate) const fn computes_slowly(mut self, text: &'static str) -> Self {
-        self.formula = Some(Formula { text, slow: true });
+        self.formula = Some(Formula { text, slow: true, slow_rows: false });
+        self
+    }
+
+    /// The same for rows that accelerators are slow at too.
+    pub(crate) const fn computes_rows_slowly(mut self, text: &'static str) -> Self {
+        self.formula = Some(Formula { text, slow: true, slow_rows: true });
         self
     }
 

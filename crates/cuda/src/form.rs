@@ -2,7 +2,7 @@
 
 use loops::{
     Access, Kernel, Nest, Op, OperandId, Value,
-    phases::{Phases, lanes},
+    phases::{Phases, lanes, span, spans},
 };
 
 /// Threads of a block of a kernel by rows; a row that has a block for itself has them all.
@@ -13,8 +13,8 @@ pub(crate) const POINT_BLOCK: usize = 256;
 pub(crate) const MOST_BLOCKS: usize = 1 << 14;
 /// Fewer rows than this do not fill a device with 32 threads each.
 const FEW_ROWS: usize = 2048;
-/// The most lanes that the 32 threads of a warp have, with one each.
-const WARP: usize = 32;
+/// Threads of a warp.
+pub(crate) const WARP: usize = 32;
 
 /// How many elements a thread takes at once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -33,31 +33,42 @@ pub(crate) struct Form<'a> {
     pub(crate) by_rows: bool,
     /// Elements that a thread takes at once.
     pub(crate) width: usize,
-    /// Threads of a row, where the kernel is by rows.
+    /// How far apart these are: neighbours, or, of a long row whose elements are not aligned, so many that threads read neighbours.
+    pub(crate) apart: usize,
+    /// Threads of a row, where the kernel is by rows, or of a span of it.
     pub(crate) team: usize,
+    /// How many spans of a row have a team each, side by side.
+    pub(crate) spans: usize,
     /// How many rows a team has one after the other, where its threads hold their sums; none where it has one.
     pub(crate) rows_each: Option<usize>,
 }
 
 impl<'a> Form<'a> {
     pub(crate) fn of(kernel: &'a Kernel, width: Width) -> Self {
-        let (nest, by_rows) = (Nest::of(kernel), kernel.by_rows());
-        let phases = Phases::of(kernel, &nest.inner_strides, by_rows);
-        let mut form = Self { kernel, nest, phases, by_rows, width: 1, team: 1, rows_each: None };
+        let mut form = Self::single(kernel);
+        if form.phases.most_reductions() > 0 {
+            form.spans = spans(form.nest.inner).max(1);
+        }
         if width == Width::Wide {
             form.width = form.widest();
+        }
+        if form.spans > 1 && form.width == 1 {
+            (form.width, form.apart) = (lanes(form.nest.inner) / WARP, WARP);
         }
         form.team = lanes(form.nest.inner) / form.width;
         form
     }
 
-    /// The same over single elements, for sums over rows.
-    pub(crate) fn narrow(&self) -> Form<'a> {
-        Form::of(self.kernel, Width::Narrow)
+    /// The layout in which each thread takes single elements, and those of a team a row.
+    pub(crate) fn single(kernel: &'a Kernel) -> Self {
+        let (nest, by_rows) = (Nest::of(kernel), kernel.by_rows());
+        let phases = Phases::of(kernel, &nest.inner_strides, by_rows);
+        let team = lanes(nest.inner);
+        Self { kernel, nest, phases, by_rows, width: 1, apart: 1, team, spans: 1, rows_each: None }
     }
 
     fn widest(&self) -> usize {
-        let long_and_few = lanes(self.nest.inner) > WARP && self.nest.rows() < FEW_ROWS;
+        let long_and_few = lanes(self.nest.inner) > WARP && self.nest.rows() < FEW_ROWS && self.spans == 1;
         if self.nest.inner < 4 || self.by_rows && long_and_few || !self.any_is_wide(4) {
             return 1;
         }
@@ -71,9 +82,20 @@ impl<'a> Form<'a> {
         self.width * self.team
     }
 
+    /// How many points a team has of a row.
+    pub(crate) const fn span(&self) -> usize {
+        if self.spans > 1 { span(self.nest.inner) } else { self.nest.inner }
+    }
+
     /// How many points, or pieces of several of them, a thread has of a row.
     pub(crate) const fn pieces(&self) -> usize {
-        self.nest.inner.div_ceil(self.step())
+        self.span().div_ceil(self.step())
+    }
+
+    /// Whether no piece of a row has fewer points than others.
+    pub(crate) const fn is_whole(&self) -> bool {
+        let piece = if self.apart > 1 { self.step() } else { self.width };
+        self.nest.inner.is_multiple_of(piece)
     }
 
     pub(crate) fn any_is_wide(&self, width: usize) -> bool {
@@ -92,6 +114,7 @@ impl<'a> Form<'a> {
 
     fn is_wide_at(&self, operand: usize, offset: u32, width: usize) -> bool {
         width > 1
+            && self.apart == 1
             && self.nest.inner_strides[operand] == 1
             && self.nest.outer_strides[operand].iter().all(|stride| stride % width == 0)
             && (offset as usize).is_multiple_of(width)

@@ -2,10 +2,14 @@
 
 use loops::{
     Unary,
-    math::{self, Math},
+    math::{self, Math, Power},
 };
 
 use crate::lines::Lines;
+
+/// Exponentials from that of its negative to its own are normal numbers, and so are their reciprocals.
+const NORMAL: f32 = 87.0;
+const RECIPROCAL: &str = include_str!("reciprocal.h");
 
 /// A number of a kernel as CUDA C has it: in digits where these say all of it.
 pub(crate) fn literal(bits: u32) -> String {
@@ -39,8 +43,11 @@ pub(crate) fn definitions(text: &str) -> String {
     let names = |name: &str| text.contains(&format!("{name}("));
     for (unary, _) in Unary::NAMES {
         let name = name_of(unary);
-        if unary != Unary::Sqrt && names(name) {
-            define(&mut lines, name, &["a"], |maker, [a, _]| function(maker, unary, a));
+        match unary {
+            Unary::Sqrt => {}
+            Unary::Sigmoid if names(name) => sigmoid(&mut lines, name),
+            _ if names(name) => define(&mut lines, name, &["a"], |maker, [a, _]| function(maker, unary, a)),
+            _ => {}
         }
     }
     if names("f_max") {
@@ -50,6 +57,28 @@ pub(crate) fn definitions(text: &str) -> String {
         define(&mut lines, "f_min", &["a", "b"], |maker, [a, b]| math::minimum(maker, a, b));
     }
     lines.finish()
+}
+
+/// The same bits with half of the instructions, but where a result is no normal number: what multiplies by a power of two need not mind the
+/// limits of exponents then, and the reciprocal of a number from 1 to 2^126 is right after one step from the device's estimate.
+fn sigmoid(lines: &mut Lines, name: &str) {
+    lines.line(RECIPROCAL);
+    let far = format!("{name}_far");
+    function_of(lines, "__noinline__", &far, &["a"], |maker, [a, _]| math::sigmoid(maker, a));
+    define(lines, name, &["a"], |maker, [a, _]| {
+        let negative = maker.step("float", &format!("-{}", maker.text(a)));
+        let (low, high) = (maker.number(-NORMAL), maker.number(NORMAL));
+        let x = maker.max(low, negative);
+        let x = maker.min(high, x);
+        let Power { of_rest, shifted, .. } = math::power(maker, x);
+        let (of_rest, shifted) = (maker.word(of_rest), maker.word(shifted));
+        let power = maker.step("float", &format!("__uint_as_float({of_rest} + ({shifted} << 23))"));
+        let one = maker.number(1.0);
+        let sum = maker.add(one, power);
+        let near = format!("reciprocal({})", maker.text(sum));
+        let (a, limit) = (maker.text(a), literal((-NORMAL).to_bits()));
+        maker.step("float", &format!("{a} >= {limit} ? {near} : {far}({a})"))
+    });
 }
 
 fn function(maker: &mut Maker, unary: Unary, a: usize) -> usize {
@@ -73,8 +102,18 @@ fn define(
     parameters: &[&str],
     body: impl FnOnce(&mut Maker, [usize; 2]) -> usize,
 ) {
+    function_of(lines, "__forceinline__", name, parameters, body);
+}
+
+fn function_of(
+    lines: &mut Lines,
+    inlined: &str,
+    name: &str,
+    parameters: &[&str],
+    body: impl FnOnce(&mut Maker, [usize; 2]) -> usize,
+) {
     let list: Vec<String> = parameters.iter().map(|name| format!("float {name}")).collect();
-    lines.open(format!("__device__ __forceinline__ float {name}({})", list.join(", ")));
+    lines.open(format!("__device__ {inlined} float {name}({})", list.join(", ")));
     let mut maker = Maker { lines, values: Vec::new(), count: 0 };
     let taken: Vec<usize> = parameters.iter().map(|name| maker.named((*name).to_owned())).collect();
     let result = body(&mut maker, [taken[0], *taken.last().unwrap_or(&0)]);
@@ -202,8 +241,8 @@ impl Math for Maker<'_> {
         let word = self.word(a);
         self.step("float", &format!("(float)(int){word}"))
     }
-    fn scale(&mut self, a: usize, n: usize) -> usize {
-        self.call("scaled", &[a, n])
+    fn scale(&mut self, a: usize, _: usize, shifted: usize) -> usize {
+        self.call("scaled", &[a, shifted])
     }
     fn less(&mut self, a: usize, b: usize) -> usize {
         self.mask("<", a, b)

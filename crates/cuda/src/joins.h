@@ -33,17 +33,42 @@ __device__ __forceinline__ float joined_by_block(float own, float* shared) {
   return joined<J, 32>(quarter);
 }
 // The same for a row of more threads, which have put what is reduced into `all`, by column: the threads of a warp join it.
+template <typename J>
+__device__ __forceinline__ void gather_lanes(const float* all, int count, float (&lanes)[4]) {
+#pragma unroll 4
+  for (int column = threadIdx.x % 32 * 4; column < count; column += 128) {
+    float read[4];
+    load<4>(all + column, count - column, read);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (column + j < count) lanes[j] = J::of(lanes[j], read[j]);
+    }
+  }
+}
 template <typename J, int COUNT>
 __device__ __forceinline__ float joined_by_warp(const float* all, float start) {
   float lanes[4] = {start, start, start, start};
-#pragma unroll 4
-  for (int column = threadIdx.x % 32 * 4; column < COUNT; column += 128) {
-    float read[4];
-    load<4>(all + column, COUNT - column, read);
+  gather_lanes<J>(all, COUNT, lanes);
+  return joined<J, 32>(lanes);
+}
+// The lanes of a span of such a row: the threads of a warp gather them.
+template <typename J, int COUNT, int SPAN>
+__device__ __forceinline__ void gather_span(const float* all, int span, float start, float* to) {
+  float lanes[4] = {start, start, start, start};
+  const int first = span * SPAN;
+  gather_lanes<J>(all + first, first + SPAN < COUNT ? SPAN : COUNT - first, lanes);
+  store<4>(to + span * 128 + threadIdx.x % 32 * 4, 4, lanes);
+}
+// One number for the row of the lanes of its spans.
+template <typename J, int SPANS>
+__device__ __forceinline__ float joined_spans(const float* all, float start) {
+  float lanes[4] = {start, start, start, start};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (column + j < COUNT) lanes[j] = J::of(lanes[j], read[j]);
-    }
+  for (int span = 0; span < SPANS; ++span) {
+    float own[4];
+    load<4>(all + span * 128 + threadIdx.x % 32 * 4, 4, own);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) lanes[j] = J::of(lanes[j], own[j]);
   }
   return joined<J, 32>(lanes);
 }

@@ -6,7 +6,11 @@ __device__ __forceinline__ float number(unsigned char of) { return (float)of; }
 __device__ __forceinline__ float number(long long of) { return (float)of; }
 __device__ __forceinline__ void put(float* to, float value) { *to = value; }
 __device__ __forceinline__ void put(unsigned short* to, float value) {
+#ifdef __CUDA_ARCH__
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(*to) : "f"(value));
+#else
   *to = (unsigned short)(__float_as_uint(f_round_bf16(value)) >> 16);
+#endif
 }
 
 // As many elements side by side as one access takes.
@@ -30,12 +34,28 @@ __device__ __forceinline__ void gather(const E* from, I stride, int left, float 
 #pragma unroll
   for (int j = 0; j < N; ++j) to[j] = j < left ? number(from[j * stride]) : 0.0f;
 }
+template <typename E, int N>
+__device__ __forceinline__ void put_all(vector<E, N>& to, const float (&from)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) put(to.at + j, from[j]);
+}
+#ifdef __CUDA_ARCH__
+template <int N>
+__device__ __forceinline__ void put_all(vector<unsigned short, N>& to, const float (&from)[N]) {
+  static_assert(N % 2 == 0, "two numbers are rounded at once");
+#pragma unroll
+  for (int j = 0; j < N; j += 2) {
+    unsigned int both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(from[j + 1]), "f"(from[j]));
+    *reinterpret_cast<unsigned int*>(to.at + j) = both;
+  }
+}
+#endif
 template <int N, typename E>
 __device__ __forceinline__ void store(E* to, int left, const float (&from)[N]) {
   if (left >= N) {
     vector<E, N> made;
-#pragma unroll
-    for (int j = 0; j < N; ++j) put(made.at + j, from[j]);
+    put_all(made, from);
     *reinterpret_cast<vector<E, N>*>(to) = made;
   } else {
 #pragma unroll

@@ -1,8 +1,8 @@
 //! Kernels as one program of CUDA C.
 
 use base::Result;
-use ir::Graph;
-use loops::{Access, Group, Kernel, Partition, verify};
+use ir::{Graph, NodeId};
+use loops::{Access, Group, Kernel, Nest, Partition, verify};
 
 use crate::{
     draw::Draw,
@@ -53,17 +53,41 @@ impl Source {
     }
 }
 
+/// The fewest rows, and the longest for fewer, that fill a device: a row has one block.
+const FEW_ROWS: usize = 32;
+const LONG_ROW: usize = 1 << 14;
+/// The fewest rows of a group that is worth a kernel for its rows alone.
+const ROWS: usize = 512;
+
 /// A graph's groups that are kernels on a device: those that move less than their operations. Of single operations PyTorch's own kernels move as
-/// little, but for what gives rows and sums over rows: it has a kernel for each, and reads for both.
+/// little, but for what gives rows and sums over rows, for which it has a kernel each, and for rows that it reads twice and a kernel once.
 pub fn partition(graph: &Graph) -> Partition {
     loops::partition_unless(graph, &|group: &Group| {
+        let nest = Nest::of(&group.kernel);
         let reason = match group.saved.0 {
-            0 if !is_two_in_one(&group.kernel) => "PyTorch's own kernel moves as little",
+            _ if group.kernel.by_rows() && nest.rows() < FEW_ROWS && nest.inner > LONG_ROW => {
+                "few rows, which are long"
+            }
+            0 if !is_two_in_one(&group.kernel) && !has_slow_rows(graph, group, &nest) => {
+                "PyTorch's own kernel moves as little"
+            }
             _ if !has_form(&group.kernel) => "no form in CUDA C",
             _ => return None,
         };
         Some(reason.to_owned())
     })
+}
+
+/// Whether PyTorch is slow at the rows of a group that a kernel reads once.
+fn has_slow_rows(graph: &Graph, group: &Group, nest: &Nest) -> bool {
+    let is_slow = |node: &NodeId| {
+        let formula = aten::row(graph.op_name(*node)).and_then(|row| row.formula);
+        formula.is_some_and(|formula| formula.slow_rows)
+    };
+    group.nodes.iter().any(is_slow)
+        && nest.rows() >= ROWS
+        && verify(&group.kernel).is_ok()
+        && emit(&group.kernel, "k", Width::Wide).is_ok_and(|emitted| emitted.holds_rows)
 }
 
 /// Whether a kernel writes points and adds rows up in one pass over what it reads.

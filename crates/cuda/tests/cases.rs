@@ -85,6 +85,35 @@ fn rows_and_their_sums_in_one_pass_give_the_bits_of_the_interpreter() {
     }
 }
 
+/// Rows that are divided by what is reduced from them, without sums over rows; `apart` is the distance of rows.
+fn softmax(count: usize, length: usize, apart: usize, element: &str) -> String {
+    format!(
+        "kernel [{count}, {length}]\nread a0: {element} {{{apart}, 1}}\nread a1: f32 {{1, 0}}\nwrite a2: {element} {{{apart}, 1}}\n\
+         write a3: f32 {{1, 0}}\n%0 = load a0\n%1 = row_max %0\n%2 = sub %0 %1\n%3 = exp %2\n%4 = row_sum %3\n%5 = div %3 %4\n\
+         %6 = column\n%7 = mul %5 %6\n%8 = row_min %7\n%9 = row_sum %7\n%10 = load a1\n%11 = mul %7 %10\n%12 = add %8 %9\n\
+         store a2 %11\nstore a3 %12\n"
+    )
+}
+
+#[test]
+fn long_rows_whose_spans_have_threads_each_give_the_bits_of_the_interpreter() {
+    let Some((library, functions)) = processor() else { return };
+    let of = |(length, element): (usize, &'static str)| {
+        [softmax(3, length, length, element), softmax(2, length, length + 1, element)]
+    };
+    let sizes =
+        [(1025, "f32"), (1537, "bf16"), (2048, "f32"), (4096, "bf16"), (5000, "f32"), (17_003, "f16")];
+    let texts: Vec<String> = sizes.into_iter().flat_map(of).collect();
+    let kernels: Vec<(u64, Kernel)> = (0..).zip(texts.iter().map(|text| text.parse().unwrap())).collect();
+    let batch = Batch::of(&device(&library), kernels);
+    for order in [0, 3] {
+        set_order(&functions, order);
+        for index in 0..batch.kernels.len() {
+            batch.compare(index);
+        }
+    }
+}
+
 #[test]
 fn rows_that_no_threads_can_hold_are_computed_again_for_their_sums() {
     let Some((library, _)) = processor() else { return };

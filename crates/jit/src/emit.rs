@@ -8,7 +8,10 @@ mod memory;
 mod vectors;
 
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
-use loops::{Access, Element, Kernel, Nest, OperandId, phases::Phases};
+use loops::{
+    Access, Element, Kernel, Nest, OperandId,
+    phases::{Phases, span, spans},
+};
 
 use self::{frame::Frame, memory::kept_row};
 use crate::{
@@ -201,20 +204,18 @@ impl Emitter<'_> {
     fn points(&mut self, block: &Block, points: &Actions, rest: usize) -> Done {
         let reduces = !block.reductions.is_empty();
         self.start_lanes(&block.reductions)?;
-        let full = (self.nest.inner - rest) as i32;
         self.put(Instruction::with2(Code::Xor_r32_rm32, Register::EDI, Register::EDI))?;
         if reduces {
             self.put(Instruction::with2(Code::Xor_r32_rm32, Register::EBP, Register::EBP))?;
         }
-        if full > 0 {
+        let in_spans =
+            if reduces && spans(self.nest.inner) > 1 { self.whole_spans(block, points)? } else { 0 };
+        let full = self.nest.inner - rest;
+        if full > in_spans {
             let start = self.length;
-            self.actions(points)?;
-            self.put(Instruction::with2(Code::Add_rm64_imm32, POINT, self.isa.lanes as i32))?;
-            if reduces {
-                self.next_lanes()?;
-            }
-            if full as usize > self.isa.lanes {
-                self.put(Instruction::with2(Code::Cmp_rm64_imm32, POINT, full))?;
+            self.vector_of_points(points, reduces)?;
+            if full > in_spans + self.isa.lanes {
+                self.put(Instruction::with2(Code::Cmp_rm64_imm32, POINT, full as i32))?;
                 self.put(Instruction::with_branch(Code::Jb_rel32_64, start))?;
             }
         }
@@ -223,11 +224,37 @@ impl Emitter<'_> {
             self.actions(points)?;
             self.tail = None;
         }
+        if in_spans > 0 && self.nest.inner > in_spans {
+            self.end_span(&block.reductions)?;
+        }
         block
             .reductions
             .iter()
             .enumerate()
             .try_for_each(|(position, (reduction, number))| self.join_lanes(*reduction, position, *number))
+    }
+
+    /// The loops over those spans of a row that have all points of one; gives how many points these are.
+    fn whole_spans(&mut self, block: &Block, points: &Actions) -> Result<usize, IcedError> {
+        let span = span(self.nest.inner);
+        let whole = self.nest.inner / span * span;
+        let end = self.frame.end();
+        self.put(Instruction::with2(Code::Mov_rm64_imm32, end, span as i32))?;
+        let start = self.length;
+        self.vector_of_points(points, true)?;
+        self.put(Instruction::with2(Code::Cmp_r64_rm64, POINT, end))?;
+        self.put(Instruction::with_branch(Code::Jb_rel32_64, start))?;
+        self.end_span(&block.reductions)?;
+        self.put(Instruction::with2(Code::Add_rm64_imm32, end, span as i32))?;
+        self.put(Instruction::with2(Code::Cmp_rm64_imm32, POINT, whole as i32))?;
+        self.put(Instruction::with_branch(Code::Jb_rel32_64, start))?;
+        Ok(whole)
+    }
+
+    fn vector_of_points(&mut self, points: &Actions, reduces: bool) -> Done {
+        self.actions(points)?;
+        self.put(Instruction::with2(Code::Add_rm64_imm32, POINT, self.isa.lanes as i32))?;
+        if reduces { self.next_lanes() } else { Ok(()) }
     }
 
     fn actions(&mut self, actions: &Actions) -> Done {

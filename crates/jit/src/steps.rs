@@ -250,12 +250,11 @@ impl Math for Maker {
     }
 
     /// Without an instruction for it: two products, of which the first one is exact.
-    fn scale(&mut self, a: V, n: V) -> V {
+    fn scale(&mut self, a: V, n: V, shifted: V) -> V {
         if self.scales {
             return self.step(Code::Scale, &[a, n]);
         }
         let rounder = self.bits(ROUNDER.to_bits());
-        let shifted = self.add(n, rounder);
         let word = self.sub_words(shifted, rounder);
         let half = self.step(Code::ShiftRightSigned(1), &[word]);
         let rest = self.sub_words(word, half);

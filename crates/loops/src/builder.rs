@@ -5,6 +5,15 @@ use rustc_hash::FxHashMap;
 
 use crate::{Access, Binary, Element, Kernel, Op, Operand, OperandId, Reduction, Store, Unary, Value};
 
+/// Positions in a row below this are numbers of single precision.
+const MOST_COLUMNS: i64 = 1 << 24;
+
+/// A point of each row, and what stands there.
+struct Point {
+    at: Value,
+    value: Value,
+}
+
 /// Makes a kernel; equal values are made once.
 #[derive(Default)]
 pub struct Builder {
@@ -75,6 +84,58 @@ impl Builder {
     /// One number for each row.
     pub fn reduce(&mut self, reduction: Reduction, a: Value) -> Value {
         self.value(Op::Reduce(reduction, a))
+    }
+
+    /// The sum of a row of so many points. Of what is 0 but at one point, whose place is a number of the row, it is what stands there: the gradient
+    /// of a loss that takes one logarithm of each row.
+    pub fn sum_of_row(&mut self, a: Value, points: i64) -> Value {
+        let Some(Point { at, value }) = self.one_point(a).filter(|_| points < MOST_COLUMNS) else {
+            return self.reduce(Reduction::Sum, a);
+        };
+        let (zero, end) = (self.constant(0.0), self.constant(points as f32));
+        let (from, below) = (self.binary(Binary::LessEqual, zero, at), self.binary(Binary::Less, at, end));
+        let value = self.select(below, value, zero);
+        let value = self.select(from, value, zero);
+        // The sum of -0 and zeros is 0.
+        self.binary(Binary::Add, value, zero)
+    }
+
+    /// The only point of a row at which a value is not 0, if there is such.
+    fn one_point(&mut self, a: Value) -> Option<Point> {
+        let Op::Select(mask, yes, no) = self.body[a] else { return None };
+        let is_zero = |this: &Self, value: Value| this.body[value] == Op::Const(0);
+        if self.is_of_row(mask) {
+            let (point, yes_is) = if is_zero(self, no) {
+                (self.one_point(yes)?, true)
+            } else if is_zero(self, yes) {
+                (self.one_point(no)?, false)
+            } else {
+                return None;
+            };
+            let zero = self.constant(0.0);
+            let (yes, no) = if yes_is { (point.value, zero) } else { (zero, point.value) };
+            return Some(Point { at: point.at, value: self.select(mask, yes, no) });
+        }
+        let Op::Binary(Binary::Equal, one, other) = self.body[mask] else { return None };
+        let at = match (self.body[one], self.body[other]) {
+            (Op::Column, _) => other,
+            (_, Op::Column) => one,
+            _ => return None,
+        };
+        let is_whole =
+            matches!(self.body[at], Op::Load(operand, _) if self.operands[operand].element == Element::I64);
+        let is_one = is_whole && self.is_of_row(at) && is_zero(self, no) && self.is_of_row(yes);
+        is_one.then_some(Point { at, value: yes })
+    }
+
+    /// Whether a value is the same at all points of a row.
+    fn is_of_row(&self, value: Value) -> bool {
+        match self.body[value] {
+            Op::Const(_) | Op::Reduce(..) => true,
+            Op::Column => false,
+            Op::Load(operand, _) => self.operands[operand].strides.last() == Some(&0),
+            op => op.operands().all(|taken| self.is_of_row(taken)),
+        }
     }
 
     /// Writes a value to an operand.

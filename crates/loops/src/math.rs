@@ -30,8 +30,9 @@ pub trait Math {
     fn shift_right(&mut self, a: Self::V, bits: u8) -> Self::V;
     /// The number that a word is as a signed integer.
     fn number_of_word(&mut self, a: Self::V) -> Self::V;
-    /// `a` times two to the power of `n`, which is a whole number from -252 to 252; `a` lies between 0.5 and 2.
-    fn scale(&mut self, a: Self::V, n: Self::V) -> Self::V;
+    /// `a` times two to the power of `n`, which is a whole number from -252 to 252; `a` lies between 0.5 and 2, and `shifted` is `n` added to
+    /// [`ROUNDER`].
+    fn scale(&mut self, a: Self::V, n: Self::V, shifted: Self::V) -> Self::V;
     fn less(&mut self, a: Self::V, b: Self::V) -> Self::V;
     fn less_equal(&mut self, a: Self::V, b: Self::V) -> Self::V;
     fn equal(&mut self, a: Self::V, b: Self::V) -> Self::V;
@@ -92,6 +93,23 @@ pub fn exp<M: Math>(m: &mut M, x: M::V) -> M::V {
     let (low, high) = (m.number(-104.0), m.number(89.0));
     let x = m.max(low, x);
     let x = m.min(high, x);
+    let Power { of_rest, n, shifted } = power(m, x);
+    m.scale(of_rest, n, shifted)
+}
+
+/// An exponential as `2^n` times that of the rest, which lies between 0.7 and 1.5.
+pub struct Power<V> {
+    /// The exponential of the rest.
+    pub of_rest: V,
+    /// The whole number `n`.
+    pub n: V,
+    /// `n` added to [`ROUNDER`].
+    pub shifted: V,
+}
+
+/// The exponential of a number between -104 and 89, or NaN, in two factors.
+#[inline(always)]
+pub fn power<M: Math>(m: &mut M, x: M::V) -> Power<M::V> {
     let (rounder, per_ln2) = (m.number(ROUNDER), m.number(std::f32::consts::LOG2_E));
     let shifted = m.fma(x, per_ln2, rounder);
     let n = m.sub(shifted, rounder);
@@ -100,8 +118,7 @@ pub fn exp<M: Math>(m: &mut M, x: M::V) -> M::V {
     let f = m.fma(n, low, f);
     let coefficients =
         [1.378_059_4e-3, 8.373_124_5e-3, 4.166_953_6e-2, 1.666_647_2e-1, 4.999_998_5e-1, 1.0, 1.0];
-    let power = polynomial(m, f, &coefficients);
-    m.scale(power, n)
+    Power { of_rest: polynomial(m, f, &coefficients), n, shifted }
 }
 
 /// `1 / (1 + exp(-x))`
@@ -336,8 +353,8 @@ impl Math for Scalar {
         a.to_bits() as i32 as f32
     }
     #[inline(always)]
-    fn scale(&mut self, a: f32, n: f32) -> f32 {
-        let n = ((n + ROUNDER).to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32);
+    fn scale(&mut self, a: f32, _: f32, shifted: f32) -> f32 {
+        let n = (shifted.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32);
         let half = n >> 1;
         let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
         // The first product is exact, so that the result is rounded once.

@@ -130,3 +130,36 @@ pub const fn lanes(points: usize) -> usize {
         _ => MOST_LANES,
     }
 }
+
+/// The most points of a row that is not cut, and the most spans of one that is.
+const LONGEST_SPAN: usize = 1024;
+const MOST_SPANS: usize = 16;
+
+/// How many points of a row have results of a reduction for themselves: a long row is cut into spans of so many, of which the last may have fewer.
+/// The results of spans are joined lane by lane, the first with the second and so on, and then by halves. So threads can have a span each.
+pub const fn span(points: usize) -> usize {
+    if points <= LONGEST_SPAN {
+        return if points == 0 { 1 } else { points };
+    }
+    let count = points.div_ceil(LONGEST_SPAN);
+    points.div_ceil(if count < MOST_SPANS { count } else { MOST_SPANS }).next_multiple_of(MOST_LANES)
+}
+
+/// How many spans a row has.
+pub const fn spans(points: usize) -> usize {
+    points.div_ceil(span(points))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_rows_have_spans_of_about_as_many_points_each() {
+        let of = |points| (span(points), spans(points));
+        let short = [0, 1, 1000, 1024].map(of);
+        assert_eq!(short, [(1, 0), (1, 1), (1000, 1), (1024, 1)]);
+        let long = [1025, 1536, 4096, 5120, 50_257, 128_256].map(of);
+        assert_eq!(long, [(640, 2), (768, 2), (1024, 4), (1024, 5), (3200, 16), (8064, 16)]);
+    }
+}

@@ -12,8 +12,11 @@ use crate::{
 /// A valid kernel on a small random domain, with broadcast, transposed and spread operands; some by rows.
 pub fn random_kernel(random: &mut Random) -> Kernel {
     let rank = random.below(4);
-    let domain: Vec<i64> = (0..rank).map(|_| size(random)).collect();
+    let mut domain: Vec<i64> = (0..rank).map(|_| size(random)).collect();
     let by_rows = rank > 0 && random.below(2) == 0;
+    if by_rows && random.below(16) == 0 {
+        few_long_rows(random, &mut domain);
+    }
     let mut builder = Builder::default();
     let reads: Vec<OperandId> =
         (0..=random.below(5)).map(|_| operand(random, &mut builder, &domain, Access::Read)).collect();
@@ -101,6 +104,17 @@ fn size(random: &mut Random) -> i64 {
         15 => random.below(700) as i64,
         16..24 => 16 * random.below(8) as i64,
         _ => random.below(24) as i64,
+    }
+}
+
+/// Rows that are cut into spans.
+fn few_long_rows(random: &mut Random, domain: &mut [i64]) {
+    domain.iter_mut().for_each(|size| *size = (*size).min(2));
+    if let Some(last) = domain.last_mut() {
+        *last = 1000 + random.below(2200) as i64;
+        if random.below(8) == 0 {
+            *last *= 7;
+        }
     }
 }
 

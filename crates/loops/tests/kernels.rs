@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use ir::testing::Random;
 use unisono_loops::{
-    Access, Binary, Element, Interpreter, Kernel, Memory, Op, Operand, Reduction, Unary, Value, bf16_of,
+    Access, Binary, Builder, Element, Interpreter, Kernel, Memory, Op, Operand, Reduction, Unary, Value, bf16_of,
     math::{self, Math, Scalar},
     phases,
     testing::{Owned, by_point, memory_for, random_kernel},
@@ -123,7 +123,11 @@ fn reduced(reduction: Reduction, row: &[f32]) -> f32 {
     let join = |a, b| scalar(Op::Binary(reduction.binary(), Value(0), Value(0)), &[a, b]);
     let mut count = phases::lanes(row.len());
     let mut lanes = vec![reduction.start(); count];
-    row.iter().enumerate().for_each(|(at, point)| lanes[at % count] = join(lanes[at % count], *point));
+    for span in row.chunks(phases::span(row.len())) {
+        let mut own = vec![reduction.start(); count];
+        span.iter().enumerate().for_each(|(at, point)| own[at % count] = join(own[at % count], *point));
+        lanes.iter_mut().zip(own).for_each(|(lane, own)| *lane = join(*lane, own));
+    }
     while count > 1 {
         count /= 2;
         (0..count).for_each(|lane| lanes[lane] = join(lanes[lane], lanes[lane + count]));
@@ -347,4 +351,41 @@ fn the_verifier_refuses_stores_that_meet_and_types_that_are_not_written() {
     let memory = [Memory::F32(&x), Memory::Bool(&mask), Memory::I64(&targets), Memory::F32(&x)];
     let kernel = Interpreter::new(&once.parse().unwrap()).unwrap();
     assert!(kernel.run(&memory).unwrap_err().message.contains("is written where"));
+}
+
+/// The sum of each row of what is `a1` where the position is `a0`, and 0 elsewhere and where `a0` is `ignored`.
+fn slope(points: i64, ignored: f32, sum: impl Fn(&mut Builder, Value) -> Value) -> Kernel {
+    let mut builder = Builder::default();
+    let place = builder.operand(Access::Read, Element::I64, vec![1, 0]);
+    let number = builder.operand(Access::Read, Element::F32, vec![1, 0]);
+    let to = builder.operand(Access::Write, Element::F32, vec![1, 0]);
+    let (place, number) = (builder.load(place), builder.load(number));
+    let (column, zero, ignored) = (builder.column(), builder.constant(0.0), builder.constant(ignored));
+    let (is_here, is_ignored) =
+        (builder.binary(Binary::Equal, place, column), builder.binary(Binary::Equal, place, ignored));
+    let here = builder.select(is_here, number, zero);
+    let here = builder.select(is_ignored, zero, here);
+    let made = sum(&mut builder, here);
+    builder.store(to, made);
+    builder.finish(vec![6, points])
+}
+
+#[test]
+fn the_sum_of_a_row_that_has_one_point_is_what_stands_there() {
+    let places = [0, 299, 300, -1, -100, 7].map(Cell::new);
+    let numbers = [1.5, -2.5, 3.0, 4.0, 5.0, -0.0].map(Cell::new);
+    let run = |kernel: &Kernel| {
+        let made = [f32::NAN; 6].map(Cell::new);
+        let memory = [Memory::I64(&places), Memory::F32(&numbers), Memory::F32(&made)];
+        Interpreter::new(kernel).unwrap().run(&memory).unwrap();
+        made.map(|cell| cell.get().to_bits())
+    };
+    let whole = slope(300, -100.0, |builder, value| builder.reduce(Reduction::Sum, value));
+    let one = slope(300, -100.0, |builder, value| builder.sum_of_row(value, 300));
+    assert!(!one.body.iter().any(|op| matches!(op, Op::Reduce(..) | Op::Column)));
+    assert_eq!(run(&one), run(&whole));
+    assert_eq!(run(&one), [1.5_f32, -2.5, 0.0, 0.0, 0.0, 0.0].map(f32::to_bits));
+    // Places that single precision does not tell from others.
+    let long = slope(1 << 24, -100.0, |builder, value| builder.sum_of_row(value, 1 << 24));
+    assert!(long.body.iter().any(|op| matches!(op, Op::Reduce(..))));
 }

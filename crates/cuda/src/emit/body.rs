@@ -49,15 +49,17 @@ impl Body<'_> {
         }
     }
 
-    /// Reads what the points of a loop load: one number, or as many as a thread takes.
-    pub(super) fn load(&self, lines: &mut Lines, points: &[Value]) {
+    /// Reads what the points of a loop load: one number, or as many as a thread takes; of points that may not be there, only those that are.
+    pub(super) fn load(&self, lines: &mut Lines, points: &[Value], some: bool) {
         let width = self.form.width;
         for value in points {
             let Op::Load(operand, offset) = self.form.kernel.op(*value) else { continue };
             let stride = self.form.nest.inner_strides[operand.0 as usize];
             let first = self.first(operand, offset);
             if width == 1 || stride == 0 {
-                lines.line(format!("const float v{} = number(a{}[{first}]);", value.0, operand.0));
+                let number = format!("number(a{}[{first}])", operand.0);
+                let number = if some && stride > 0 { format!("here ? {number} : 0.0f") } else { number };
+                lines.line(format!("const float v{} = {number};", value.0));
                 continue;
             }
             let (name, from) = (format!("x{}", value.0), format!("a{} + {first}", operand.0));
@@ -65,6 +67,7 @@ impl Body<'_> {
             if self.form.is_wide(operand, offset) {
                 lines.line(format!("load<{width}>({from}, left, {name});"));
             } else {
+                let stride = stride * self.form.apart;
                 lines.line(format!("gather<{width}>({from}, (index){stride}, left, {name});"));
             }
         }
@@ -108,7 +111,7 @@ impl Body<'_> {
         if self.form.is_wide(operand, store.offset) {
             lines.line(format!("store<{width}>({to}, left, y{number});"));
         } else {
-            let stride = self.form.nest.inner_strides[operand.0 as usize];
+            let stride = self.form.nest.inner_strides[operand.0 as usize] * self.form.apart;
             lines.line(format!("scatter<{width}>({to}, (index){stride}, left, y{number});"));
         }
     }

@@ -12,7 +12,7 @@ use super::{
     body::behind,
     held::{held_by, loops_of},
 };
-use crate::form::{Form, ROW_BLOCK, Width};
+use crate::form::{Form, ROW_BLOCK, WARP, Width};
 
 /// The most numbers that a thread holds, of rows and of sums.
 const MOST_NUMBERS: usize = 96;
@@ -24,13 +24,11 @@ const MOST_SHARED: usize = 48 << 10;
 const FEW_THREADS: usize = 1 << 16;
 /// How many rows of a group are under way at once in threads that know nothing of each other.
 const ROWS_AT_ONCE: usize = 4;
-/// Threads of a warp, and of a block where a row has no more.
-const WARP: usize = 32;
 
 /// The layout of a kernel with sums over rows in which a team has a group of rows. None where there are no such sums of points, or where no team
 /// can hold them, of several elements at once or of single ones: the same for both, so that they keep as much and may write over the same.
 pub(super) fn form(kernel: &Kernel, width: Width) -> Option<Form<'_>> {
-    let form = Form { rows_each: Some(0), ..Form::of(kernel, Width::Narrow) };
+    let form = Form { rows_each: Some(0), ..Form::single(kernel) };
     let mut by_point = form.phases.list.iter().flat_map(|phase| &phase.stores);
     if form.nest.inner == 0 || !by_point.any(|store| form.is_sum(store.operand)) {
         return None;
@@ -41,7 +39,7 @@ pub(super) fn form(kernel: &Kernel, width: Width) -> Option<Form<'_>> {
     if width == Width::Narrow {
         return Some(narrow);
     }
-    of(Form { rows_each, ..Form::of(kernel, Width::Narrow) }, width)
+    of(Form { rows_each, ..Form::single(kernel) }, width)
 }
 
 impl Form<'_> {
@@ -82,9 +80,7 @@ fn together(form: Form<'_>, width: Width) -> Option<Form<'_>> {
         while count == MOST_LANES && form.team < MOST_THREADS && form.held_numbers() > MOST_NUMBERS {
             form.team *= 2;
         }
-        let shared =
-            if form.team > WARP { 4 * form.shared_columns() * form.phases.most_reductions() } else { 0 };
-        if form.held_numbers() <= MOST_NUMBERS && shared <= MOST_SHARED {
+        if form.held_numbers() <= MOST_NUMBERS && 4 * form.shared_numbers() <= MOST_SHARED {
             return Some(form);
         }
     }
@@ -162,7 +158,7 @@ impl Emitter<'_> {
     pub(super) fn add_point(&mut self, store: &Store) {
         let at = if self.is_once(store) { String::new() } else { format!("[piece]{}", self.j()) };
         let (name, value) = (self.sum_name(store), Self::body(self.form).text(store.value));
-        self.lines.line(format!("if (live) {name}{at} = {name}{at} + {value};"));
+        self.lines.line(format!("if ({}) {name}{at} = {name}{at} + {value};", self.here()));
     }
 
     /// Writes the sums of a group.

@@ -8,6 +8,10 @@ use crate::form::Form;
 /// The most pieces of its row that a thread has in registers, and the most numbers that it holds.
 const MOST_PIECES: usize = 16;
 const MOST_NUMBERS: usize = 128;
+/// The most numbers that all threads of a row hold: with more, a device has few rows at once. What is reduced twice waits for threads twice, in
+/// which other rows have to be under way.
+const MOST_OF_A_ROW: usize = 40 << 10;
+const MOST_OF_A_ROW_REDUCED_AGAIN: usize = 20 << 10;
 
 /// The loop of a phase.
 #[derive(Clone)]
@@ -50,7 +54,13 @@ pub(super) fn loops_of(form: &Form<'_>) -> (Vec<Loop>, Option<usize>) {
     }
     let held = holding(form, &plain);
     let numbers = held_by(&held) * pieces * form.width;
-    if numbers == 0 || numbers > MOST_NUMBERS { (plain, None) } else { (held, Some(pieces)) }
+    let reducing = form.phases.list.iter().filter(|phase| !phase.reductions.is_empty()).count();
+    let most = if reducing > 1 { MOST_OF_A_ROW_REDUCED_AGAIN } else { MOST_OF_A_ROW };
+    if numbers == 0 || numbers > MOST_NUMBERS || numbers * form.team * form.spans > most {
+        (plain, None)
+    } else {
+        (held, Some(pieces))
+    }
 }
 
 /// How many numbers loops hold for each point.

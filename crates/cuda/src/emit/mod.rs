@@ -7,6 +7,7 @@ mod parts;
 mod points;
 mod rows;
 mod shared;
+mod spans;
 mod sums;
 
 use loops::{Access, Bounds, Element, Kernel};
@@ -47,6 +48,8 @@ pub struct Emitted {
     pub bounds: Bounds,
     /// Whether operands are read again when some have been written, so that none may lie where another does.
     pub reads_again: bool,
+    /// Whether threads hold their rows from the loop that reads them to the last one.
+    pub(crate) holds_rows: bool,
     /// Whether each operand is written.
     pub(crate) written: Vec<bool>,
 }
@@ -56,7 +59,7 @@ pub(crate) fn emit(kernel: &Kernel, name: &str, width: Width) -> Result<Emitted,
     let form = groups::form(kernel, width).unwrap_or_else(|| Form::of(kernel, width));
     let sums = sums::Sums::of(&form)?;
     let mut emitter =
-        Emitter { form: &form, sums: &sums, name, lines: Lines::default(), functions: Vec::new() };
+        Emitter { form: &form, sums: &sums, name, lines: Lines::default(), functions: Vec::new(), end: None };
     for line in kernel.to_string().lines() {
         emitter.lines.line(format!("// {line}"));
     }
@@ -75,6 +78,7 @@ pub(crate) fn emit(kernel: &Kernel, name: &str, width: Width) -> Result<Emitted,
         kept: sums.kept(),
         aligned: form.aligned(),
         bounds: Bounds::of(kernel),
+        holds_rows: form.by_rows && held::loops_of(&form).1.is_some(),
         reads_again: form.rows_each.is_none() && !sums.list.is_empty(),
         written: kernel.operands.iter().map(|operand| operand.access != Access::Read).collect(),
     })
@@ -86,6 +90,8 @@ struct Emitter<'a> {
     name: &'a str,
     lines: Lines,
     functions: Vec<Function>,
+    /// Where a row ends, in a loop whose pieces may lie behind it.
+    end: Option<String>,
 }
 
 impl Emitter<'_> {
@@ -95,13 +101,14 @@ impl Emitter<'_> {
         if self.sums.list.is_empty() {
             return;
         }
-        let narrow = self.form.narrow();
+        let single = Form::single(self.form.kernel);
         let mut own = Emitter {
-            form: &narrow,
+            form: &single,
             sums: self.sums,
             name: self.name,
             lines: std::mem::take(&mut self.lines),
             functions: std::mem::take(&mut self.functions),
+            end: None,
         };
         own.parts();
         own.totals();

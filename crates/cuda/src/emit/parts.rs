@@ -57,7 +57,7 @@ impl Emitter<'_> {
             if form.phases.is_of_row[value.0 as usize] {
                 body.define_of_row(&mut self.lines, value);
             } else {
-                body.load(&mut self.lines, &[value]);
+                body.load(&mut self.lines, &[value], false);
                 body.compute(&mut self.lines, &[value], "column");
             }
         }

@@ -31,7 +31,7 @@ impl Emitter<'_> {
         let body = Self::body(form);
         let one = Loop::of(&form.phases.list[0]);
         self.left();
-        body.load(&mut self.lines, &one.points);
+        body.load(&mut self.lines, &one.points, false);
         self.compute_points(&one);
         self.write(&one.stores);
     }

@@ -10,7 +10,7 @@ use super::{
     body::behind,
     held::{Loop, loops_of},
 };
-use crate::form::ROW_BLOCK;
+use crate::form::{ROW_BLOCK, WARP};
 
 /// How many pieces of its row a thread may have under way at once.
 const PIECES_AT_ONCE: usize = 4;
@@ -23,12 +23,18 @@ impl Emitter<'_> {
         if !written && self.sums.numbers.is_empty() {
             return;
         }
-        let (rows, per_block) = (form.nest.rows(), ROW_BLOCK / form.team);
-        self.begin("", rows.div_ceil(per_block), ROW_BLOCK);
-        self.lines.line(format!(
-            "const index own = ((index)blockIdx.x * {ROW_BLOCK} + threadIdx.x) / {};",
-            form.team
-        ));
+        let rows = form.nest.rows();
+        if form.spans > 1 {
+            self.begin("", rows, form.team * form.spans);
+            self.lines.line("const index own = blockIdx.x;");
+            self.shared_lanes();
+        } else {
+            self.begin("", rows.div_ceil(ROW_BLOCK / form.team), ROW_BLOCK);
+            self.lines.line(format!(
+                "const index own = ((index)blockIdx.x * {ROW_BLOCK} + threadIdx.x) / {};",
+                form.team
+            ));
+        }
         self.lines.line(format!("const unsigned int lane = threadIdx.x % {};", form.team));
         let last = rows.saturating_sub(1);
         self.lines.line(format!("const bool live = own < {rows};"));
@@ -65,13 +71,16 @@ impl Emitter<'_> {
         if one.is_empty() {
             return;
         }
-        if self.is_shared() {
+        if self.form.is_shared() {
             self.row_loop(one, pieces);
             self.join_shared(&one.reductions);
             return;
         }
         self.lanes(&one.reductions);
         self.row_loop(one, pieces);
+        if self.form.spans > 1 {
+            return self.join_spans(&one.reductions);
+        }
         for value in &one.reductions {
             self.join(*value);
         }
@@ -90,34 +99,49 @@ impl Emitter<'_> {
 
     fn row_loop(&mut self, one: &Loop, pieces: Option<usize>) {
         let (form, inner) = (self.form, self.form.nest.inner);
-        let (width, step) = (form.width, form.step());
-        let first = if width == 1 { "lane".to_owned() } else { format!("lane * {width}") };
+        let step = form.step();
+        let first = match (form.width, form.apart) {
+            (1, _) | (_, 2..) => "lane".to_owned(),
+            (width, _) => format!("lane * {width}"),
+        };
+        let (first, end) = if form.spans > 1 {
+            (format!("start + {first}"), "end".to_owned())
+        } else {
+            (first, inner.to_string())
+        };
         if let Some(pieces) = pieces {
             // All of it is unrolled, so that what is held is in registers.
             self.lines.line("#pragma unroll");
             self.lines.open(format!("for (int piece = 0; piece < {pieces}; ++piece)"));
             self.lines.line(format!("const index column = {first} + piece * {step};"));
-            if pieces * step != inner {
-                self.lines.line(format!("if (column >= {inner}) break;"));
+            if form.spans * pieces * step != inner {
+                self.end = Some(end);
             }
         } else {
             if inner > step {
                 self.lines.line(format!("#pragma unroll {PIECES_AT_ONCE}"));
             }
-            self.lines.open(format!("for (index column = {first}; column < {inner}; column += {step})"));
+            self.lines.open(format!("for (index column = {first}; column < {end}; column += {step})"));
         }
         self.left();
-        Self::body(form).load(&mut self.lines, &one.points);
+        Self::body(form).load(&mut self.lines, &one.points, self.end.is_some());
         self.compute_points(one);
-        if self.is_shared() {
+        if self.form.is_shared() {
             self.share(&one.reductions);
         }
         if !one.stores.is_empty() {
-            self.lines.open("if (live)");
+            let here = self.here();
+            self.lines.open(format!("if ({here})"));
             self.write(&one.stores);
             self.lines.close();
         }
         self.lines.close();
+        self.end = None;
+    }
+
+    /// The condition under which a thread's row, and its point of it, is there.
+    pub(super) fn here(&self) -> &'static str {
+        if self.end.is_some() { "live && here" } else { "live" }
     }
 
     /// One number for the row from what its threads have gathered.
@@ -142,8 +166,10 @@ impl Emitter<'_> {
         if stores.is_empty() && self.sums.numbers.is_empty() {
             return;
         }
-        self.lines.line(if form.team > 32 { "__syncthreads();" } else { "__syncwarp();" });
-        self.lines.open("if (live && lane == 0)");
+        let threads = form.team * form.spans;
+        self.lines.line(if threads > WARP { "__syncthreads();" } else { "__syncwarp();" });
+        let first = if form.spans > 1 { "threadIdx.x" } else { "lane" };
+        self.lines.open(format!("if (live && {first} == 0)"));
         for store in &stores {
             let at = behind(&format!("o{}", store.operand.0), store.offset);
             Self::body(form).put(&mut self.lines, store, &at);
@@ -157,17 +183,24 @@ impl Emitter<'_> {
 
     /// How many points a thread has of those that it may take.
     pub(super) fn left(&mut self) {
-        let (inner, width) = (self.form.nest.inner, self.form.width);
+        let (inner, width, apart) = (self.form.nest.inner, self.form.width, self.form.apart);
+        // Without a branch, so that what all pieces load is under way at once.
+        let behind = self.end.as_ref().map_or("", |end| {
+            self.lines.line(format!("const bool here = column < {end};"));
+            "!here ? 0 : "
+        });
         if width == 1 {
             return;
         }
-        if inner.is_multiple_of(width) {
-            self.lines.line(format!("const int left = {width};"));
+        let some = match apart {
+            1 => format!("{inner} - column"),
+            _ => format!("({inner} - column + {}) / {apart}", apart - 1),
+        };
+        self.lines.line(if self.form.is_whole() {
+            format!("const int left = {behind}{width};")
         } else {
-            self.lines.line(format!(
-                "const int left = {inner} - column < {width} ? (int)({inner} - column) : {width};"
-            ));
-        }
+            format!("const int left = {behind}{some} < {width} ? (int)({some}) : {width};")
+        });
     }
 
     /// Computes points, gathers what is reduced and puts what is stored where [`Self::write`] takes it.
@@ -178,7 +211,7 @@ impl Emitter<'_> {
             for number in 0..one.stores.len() {
                 self.lines.line(format!("float y{number}[{width}];"));
             }
-            if self.is_shared() {
+            if self.form.is_shared() {
                 for number in 0..one.reductions.len() {
                     self.lines.line(format!("float r{number}[{width}];"));
                 }
@@ -190,7 +223,12 @@ impl Emitter<'_> {
         for value in &one.taken {
             self.lines.line(format!("const float v{0} = h{0}[piece]{each};", value.0));
         }
-        body.compute(&mut self.lines, &one.points, if width == 1 { "column" } else { "column + j" });
+        let column = match (width, form.apart) {
+            (1, _) => "column".to_owned(),
+            (_, 1) => "column + j".to_owned(),
+            (_, apart) => format!("column + j * {apart}"),
+        };
+        body.compute(&mut self.lines, &one.points, &column);
         for value in &one.held {
             self.lines.line(format!("h{0}[piece]{each} = v{0};", value.0));
         }
@@ -215,8 +253,8 @@ impl Emitter<'_> {
 
     fn gather(&mut self, number: usize, value: Value) {
         let Op::Reduce(reduction, from) = self.form.kernel.op(value) else { return };
-        let (width, inner) = (self.form.width, self.form.nest.inner);
-        if self.is_shared() {
+        let width = self.form.width;
+        if self.form.is_shared() {
             let from = Self::body(self.form).text(from);
             return match width {
                 1 => self.lines.line(format!("const float r{number} = {from};")),
@@ -230,7 +268,11 @@ impl Emitter<'_> {
             Reduction::Max => format!("f_max({lane}, {from})"),
             Reduction::Min => format!("f_min({lane}, {from})"),
         };
-        let guard = if inner.is_multiple_of(width) { "" } else { "if (j < left) " };
+        let guard = match (width == 1 || self.form.is_whole(), &self.end) {
+            (true, None) => "",
+            (true, Some(_)) => "if (here) ",
+            (false, _) => "if (j < left) ",
+        };
         self.lines.line(format!("{guard}{lane} = {joined};"));
     }
 

@@ -10,6 +10,7 @@
 #define __device__
 // Compilers take long for functions that are put into all others.
 #define __forceinline__ __attribute__((noinline))
+#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(threads)
 #define __shared__ static
 

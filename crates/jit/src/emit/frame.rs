@@ -1,4 +1,4 @@
-//! What lies on the stack: vectors without a register, numbers of the row, and what reductions have so far.
+//! What lies on the stack: vectors without a register, numbers of the row, and what reductions have so far, of a span and of the spans before.
 
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 use loops::{Reduction, phases};
@@ -16,6 +16,10 @@ pub(super) struct Frame {
     lanes: usize,
     /// Bytes of the lanes of a reduction.
     lane_bytes: usize,
+    /// Where the lanes of the spans before lie, the same where there are none.
+    joined: usize,
+    /// Where the end of a span lies.
+    end: usize,
     /// Where the caller's stack pointer lies.
     caller: usize,
     size: usize,
@@ -29,9 +33,11 @@ impl Frame {
         let lanes = numbers + blocks.numbers as usize * vector;
         let most = blocks.phases.iter().map(|block| block.reductions.len()).max().unwrap_or(0);
         let lane_bytes = 4 * phases::lanes(points);
-        let caller = lanes + most * lane_bytes;
+        let joined = if phases::spans(points) > 1 { lanes + most * lane_bytes } else { lanes };
+        let end = joined + most * lane_bytes;
+        let caller = end + 8;
         let size = (caller + 8).next_multiple_of(64);
-        (size <= MOST).then_some(Self { vector, numbers, lanes, lane_bytes, caller, size })
+        (size <= MOST).then_some(Self { vector, numbers, lanes, lane_bytes, joined, end, caller, size })
     }
 
     pub(super) fn slot(&self, slot: u32) -> MemoryOperand {
@@ -43,8 +49,17 @@ impl Frame {
         at(Register::RSP, self.numbers + number as usize * self.vector)
     }
 
+    /// The end of the span that a loop is in.
+    pub(super) fn end(&self) -> MemoryOperand {
+        at(Register::RSP, self.end)
+    }
+
     fn lanes_at(&self, position: usize, displacement: usize) -> MemoryOperand {
         at(Register::RSP, self.lanes + position * self.lane_bytes + displacement)
+    }
+
+    fn joined_at(&self, position: usize, displacement: usize) -> MemoryOperand {
+        at(Register::RSP, self.joined + position * self.lane_bytes + displacement)
     }
 
     /// What a reduction has at the point.
@@ -75,8 +90,31 @@ impl Emitter<'_> {
             let place = self.constants.place(reduction.start().to_bits());
             self.load(self.scratch(), place)?;
             for displacement in (0..self.frame.lane_bytes).step_by(self.frame.vector) {
-                let to = self.frame.lanes_at(position, displacement);
-                self.put(Instruction::with2(self.isa.store, to, self.scratch()))?;
+                let lanes = self.frame.lanes_at(position, displacement);
+                self.put(Instruction::with2(self.isa.store, lanes, self.scratch()))?;
+                if self.frame.joined != self.frame.lanes {
+                    let joined = self.frame.joined_at(position, displacement);
+                    self.put(Instruction::with2(self.isa.store, joined, self.scratch()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Joins the lanes of a span with those of the spans before, and lets them begin again.
+    pub(super) fn end_span(&mut self, reductions: &[(Reduction, u32)]) -> Done {
+        let (joined, lanes) = (self.isa.first, self.isa.first + 1);
+        for (position, (reduction, _)) in reductions.iter().enumerate() {
+            let start = self.constants.place(reduction.start().to_bits());
+            for displacement in (0..self.frame.lane_bytes).step_by(self.frame.vector) {
+                let before = self.frame.joined_at(position, displacement);
+                let own = self.frame.lanes_at(position, displacement);
+                self.put(Instruction::with2(self.isa.load, joined, before))?;
+                self.put(Instruction::with2(self.isa.load, lanes, own))?;
+                self.join(*reduction, joined, lanes)?;
+                self.put(Instruction::with2(self.isa.store, before, joined))?;
+                self.load(self.scratch(), start)?;
+                self.put(Instruction::with2(self.isa.store, own, self.scratch()))?;
             }
         }
         Ok(())
@@ -93,7 +131,7 @@ impl Emitter<'_> {
     pub(super) fn join_lanes(&mut self, reduction: Reduction, position: usize, number: u32) -> Done {
         let mut count = (self.frame.lane_bytes / self.frame.vector).max(1);
         let (low, high) = (self.isa.first, self.isa.first + 1);
-        let at = |this: &Self, index: usize| this.frame.lanes_at(position, index * this.frame.vector);
+        let at = |this: &Self, index: usize| this.frame.joined_at(position, index * this.frame.vector);
         let (first, second) = (count.div_ceil(2), count / 2);
         for index in 0..first {
             let to = self.isa.first + index as u32;

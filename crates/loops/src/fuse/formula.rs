@@ -266,6 +266,10 @@ impl<'a> Reader<'a, '_, '_, '_> {
     /// `sum_of(a)`, `max_of(a)`, `min_of(a)`: of a row.
     fn reduced(&mut self, reduction: Reduction) -> Result<Value, String> {
         let value = self.sum()?;
+        if reduction == Reduction::Sum {
+            let points = self.body.elements_of(true, false);
+            return Ok(self.body.maker.builder.sum_of_row(value, points));
+        }
         Ok(self.body.maker.builder.reduce(reduction, value))
     }
 
@@ -275,7 +279,8 @@ impl<'a> Reader<'a, '_, '_, '_> {
         let dims = if self.eat(",") { Some(self.word()) } else { None };
         let (row, rows) = self.body.reduced_dims(dims)?;
         self.of_rows |= rows;
-        let value = if row { self.body.maker.builder.reduce(Reduction::Sum, value) } else { value };
+        let points = self.body.elements_of(true, false);
+        let value = if row { self.body.maker.builder.sum_of_row(value, points) } else { value };
         if !mean {
             return Ok(value);
         }

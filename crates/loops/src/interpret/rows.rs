@@ -8,7 +8,7 @@ use super::{Interpreter, PIECE, TILE, Tile, compute, functions::binary, register
 use crate::{
     Access, Memory, Op, Reduction, bf16_of, f32_of, f32_of_half, half_of,
     math::{self, Scalar},
-    phases::{MOST_LANES, lanes, sums},
+    phases::{MOST_LANES, lanes, span, sums},
     sums::{Totals, rows_of_a_sum},
     tile::{Stored, TilePhase},
 };
@@ -101,34 +101,52 @@ fn run_loop(
     memory: &[Memory<'_>],
     whole: Tile,
 ) -> SmallVec<[Lanes; 4]> {
-    let mut gathered: SmallVec<[Lanes; 4]> =
-        phase.reductions.iter().map(|reduce| [reduce.reduction.start(); MOST_LANES]).collect();
-    let (inner, count) = (program.nest.inner, lanes(program.nest.inner));
-    for at in (0..inner).step_by(whole.count.max(1)) {
-        let tile = Tile { start: whole.start + at, count: whole.count.min(inner - at) };
-        for step in &phase.points {
-            compute(program, step, registers, memory, tile);
+    let start = || phase.reductions.iter().map(|reduce| [reduce.reduction.start(); MOST_LANES]);
+    let mut joined: SmallVec<[Lanes; 4]> = start().collect();
+    let inner = program.nest.inner;
+    for first in (0..inner).step_by(span(inner)) {
+        let mut gathered: SmallVec<[Lanes; 4]> = start().collect();
+        let end = inner.min(first + span(inner));
+        for at in (first..end).step_by(whole.count.max(1)) {
+            let tile = Tile { start: whole.start + at, count: whole.count.min(end - at) };
+            run_tile(program, phase, registers, memory, tile, &mut gathered);
         }
-        for (reduce, lanes) in phase.reductions.iter().zip(&mut gathered) {
-            for points in registers[reduce.from][..tile.count].chunks(count) {
-                let before = *lanes;
-                binary(
-                    reduce.reduction.binary(),
-                    &mut lanes[..points.len()],
-                    &before[..points.len()],
-                    points,
-                );
-            }
-        }
-        for stored in &phase.stores {
-            if program.kernel.operands[stored.operand].access == Access::Add {
-                add_tile(program, stored, registers, memory, tile);
-            } else {
-                store(program, stored, registers, memory, tile);
-            }
+        for ((reduce, joined), lanes) in phase.reductions.iter().zip(&mut joined).zip(&gathered) {
+            let before = *joined;
+            binary(reduce.reduction.binary(), joined, &before, lanes);
         }
     }
-    gathered
+    joined
+}
+
+/// Runs the loop over a tile, and gathers what its reductions take.
+#[inline(always)]
+fn run_tile(
+    program: &Interpreter,
+    phase: &TilePhase,
+    registers: &mut [Vec<f32>],
+    memory: &[Memory<'_>],
+    tile: Tile,
+    gathered: &mut [Lanes],
+) {
+    let count = lanes(program.nest.inner);
+    for step in &phase.points {
+        compute(program, step, registers, memory, tile);
+    }
+    for (reduce, lanes) in phase.reductions.iter().zip(gathered) {
+        for points in registers[reduce.from][..tile.count].chunks(count) {
+            let before = *lanes;
+            let lanes = &mut lanes[..points.len()];
+            binary(reduce.reduction.binary(), lanes, &before[..points.len()], points);
+        }
+    }
+    for stored in &phase.stores {
+        if program.kernel.operands[stored.operand].access == Access::Add {
+            add_tile(program, stored, registers, memory, tile);
+        } else {
+            store(program, stored, registers, memory, tile);
+        }
+    }
 }
 
 /// Adds a tile of a row to what the rows before have stored.
