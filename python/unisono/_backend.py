@@ -29,7 +29,7 @@ from unisono.errors import CompileNotice, ConfigurationError, UnisonoError, Unsu
 
 #: For how many sets of sizes one graph with sizes that change is lowered and kept.
 _KEPT_SIZES = 16
-_PARTITIONS = ("auto", "min_cut", "default")
+_PARTITIONS = ("min_cut", "default")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -41,11 +41,11 @@ class Options:
         fuse: whether groups of operations run as kernels: all that move less, or (``"auto"``, on processors) those that take no longer
             than PyTorch's operations when they are tried.
         partition: what forward keeps for backward: as little as possible, where the rest costs little to make again (``min_cut``), or
-            whatever backward reads (``default``); ``"auto"`` is the first on accelerators and the second on processors.
+            whatever backward reads (``default``).
     """
 
     fuse: Fuse = True
-    partition: str = "auto"
+    partition: str = "min_cut"
 
     def __post_init__(self) -> None:
         require_fuse(self.fuse)
@@ -82,7 +82,7 @@ def backend(
         raise ConfigurationError(
             f"`mode={mode!r}`: modes are Inductor's",
             code="U0012",
-            hint="`options={'partition': 'min_cut'}` lets backward make again what is cheap",
+            hint="`options={'partition': 'default'}` keeps all that backward reads",
         )
     unknown = sorted(set(options or ()) - set(Options.__dataclass_fields__))
     if unknown:
@@ -92,7 +92,7 @@ def backend(
             hint=f"there are {', '.join(map(repr, Options.__dataclass_fields__))}",
         )
     chosen = Options(**(options or {}))
-    again = chosen.partition == "min_cut" or (chosen.partition == "auto" and _is_on_accelerator(examples))
+    again = chosen.partition == "min_cut"
 
     def compiler(graph: torch.fx.GraphModule, _examples: Sequence[Any]) -> Callable[[list[Any]], Any]:
         compiled = _Compiled(graph, chosen)
@@ -107,13 +107,6 @@ def backend(
         fw_compiler=compiler,
         partition_fn=min_cut_rematerialization_partition if again else default_partition,
     )(module, examples)
-
-
-def _is_on_accelerator(examples: Sequence[Any]) -> bool:
-    """Whether what a graph is called with is there. To make a value again takes no longer there than to read it, where both are part of a
-    kernel.
-    """
-    return any(isinstance(one, torch.Tensor) and one.device != _devices.HOST for one in examples)
 
 
 class _Compiled:
