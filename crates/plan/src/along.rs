@@ -36,8 +36,9 @@ pub fn explored(run: &Run<'_>, program: Program<'_>, origins: &Origins, number: 
     let Some(axis) = request.mesh.axes.get(number) else {
         if let Program::Folded(folded) = program {
             let found = run.predicted_folded(folded)?;
-            let steps = found.iter().map(|one| one.prediction.step_ns);
-            run.least_of_few_ns.set(steps.fold(run.least_of_few_ns.get(), i64::min));
+            if let Some(found) = &found {
+                run.note_expected(found);
+            }
             return Ok(found.into_iter().collect());
         }
         // One rank runs the graph as it was captured.
@@ -84,8 +85,8 @@ impl Along<'_> {
         }
         let strict = self.solutions(true);
         let found = match strict {
-            // Under no limit nothing is found only where few layers say nothing of all.
-            Ok(found) if self.is_kept(&found) || matches!(self.program, Program::Folded(_)) => {
+            // Nothing is found only where few layers say nothing of all.
+            Ok(found) if self.is_kept(&found) || self.is_folded() && found.is_empty() => {
                 return Ok(found);
             }
             other => other,
@@ -200,10 +201,13 @@ impl Along<'_> {
     /// Whether, of few layers, what is found under one price takes so much longer than what axes outside lead to that are decided otherwise, that no
     /// other price makes up for it.
     fn is_beaten_under_any(&self, found: &[Found]) -> bool {
-        let least = self.run.least_of_few_ns.get();
-        let is_inner = self.number > 0 && matches!(self.program, Program::Folded(_));
-        let own = found.iter().map(|one| one.prediction.step_ns).min();
-        is_inner && own.is_some_and(|own| own / (100 + BEATEN) * 100 > least)
+        let least = self.run.least_expected_ns.get();
+        let own = found.iter().map(|one| self.run.expected_ns(one)).min();
+        self.number > 0 && self.is_folded() && own.is_some_and(|own| own / (100 + BEATEN) * 100 > least)
+    }
+
+    const fn is_folded(&self) -> bool {
+        matches!(self.program, Program::Folded(_))
     }
 
     /// The prices that are tried. A single look at few layers that stand for many is under those that plans are best under most often.

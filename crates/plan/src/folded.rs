@@ -4,7 +4,7 @@
 //! each follows from a program that has one layer more: what that has more of, each further layer has as well.
 
 use base::Result;
-use ir::{AxisKind, Graph, MeshAxis};
+use ir::{AxisKind, Graph, InputId, MeshAxis};
 use shard::{Assignment, divided};
 
 use crate::{fewer::Alike, intents::Origins, taken_over::Pair};
@@ -24,9 +24,19 @@ impl Folded {
         &self.pair.from
     }
 
-    /// How many the whole program has of what the two have so many of.
+    /// How much the whole program has of what the two have so much of.
+    pub const fn of_whole(&self, few: i64, more: i64) -> i64 {
+        more + (more - few) * self.left_out
+    }
+
+    /// The same of moments at which something is alive.
+    pub fn moments(&self, few: u64, more: u64) -> u64 {
+        u64::try_from(self.of_whole(few as i64, more as i64)).unwrap_or(0)
+    }
+
+    /// The same where there is one at least.
     pub fn times(&self, few: i64, more: i64) -> u32 {
-        u32::try_from((more + (more - few) * self.left_out).max(1)).unwrap_or(u32::MAX)
+        u32::try_from(self.of_whole(few, more).max(1)).unwrap_or(u32::MAX)
     }
 
     /// How many operations of the whole program each operation stands for, with those that are like it: the first of these for all.
@@ -34,6 +44,16 @@ impl Folded {
         let mut counts = vec![(0, 0); self.pair.alike.nodes.len()];
         self.pair.alike.nodes.iter().for_each(|first| counts[*first].0 += 1);
         self.pair.places.nodes.iter().for_each(|at| counts[self.pair.alike.nodes[*at]].1 += 1);
+        counts.into_iter().map(|(few, more)| self.times(few, more)).collect()
+    }
+
+    /// The same for each input.
+    pub fn times_of_inputs(&self) -> Vec<u32> {
+        let Pair { from, to, places, alike } = &self.pair;
+        let mut counts = vec![(0, 0); from.inputs.len()];
+        let first = |input: InputId| alike.inputs[input.0 as usize].0 as usize;
+        from.inputs.ids().for_each(|input| counts[first(input)].0 += 1);
+        to.inputs.ids().for_each(|input| counts[first(places.input(input))].1 += 1);
         counts.into_iter().map(|(few, more)| self.times(few, more)).collect()
     }
 

@@ -14,6 +14,7 @@ use crate::{
     folded::Folded,
     intents::Origins,
     jointly,
+    prediction::Prediction,
     run::{Found, Offloading, Recomputation, Request, Run, ranked},
     taken_over::{Pair, TakenOver, taken_over},
 };
@@ -30,16 +31,56 @@ const SLOWER: i64 = 1;
 impl Run<'_> {
     /// What decisions for few layers take for all of them; none where a layer would take less than nothing.
     pub fn predicted_folded(&self, local: &Folded) -> Result<Option<Found>> {
-        let few = self.predicted(&local.pair.from)?;
-        let more = self.predicted(&local.pair.to)?;
-        let prediction = more.prediction.beyond(&few.prediction, local.left_out);
-        let least_ns = few.least_ns.min(more.least_ns);
-        let grows = more.prediction.step_ns >= few.prediction.step_ns;
-        Ok(grows.then_some(Found { prediction, least_ns, ..few }))
+        let (few, more) = (self.settled(&local.pair.from)?, self.settled(&local.pair.to)?);
+        let mut grows = true;
+        let found = self.fitting(|passes| {
+            let (few, more) = (self.scheduled(&few, passes)?, self.scheduled(&more, passes)?);
+            grows &= more.step_ns >= few.step_ns;
+            Ok(more.beyond(&few, local.left_out))
+        })?;
+        Ok(grows.then_some(found))
+    }
+
+    /// Those of what is found for few layers that are taken over to the whole step: some within the memory limit, and some that promise to be
+    /// faster once they hold less.
+    fn to_take_over<'f>(&self, found: &'f [Found]) -> Vec<&'f Found> {
+        let promising = self.promising(found);
+        if self.request.mesh.stages() > 1 {
+            return promising.into_iter().map(|(_, one)| one).take(1).collect();
+        }
+        let limit = self.request.memory_limit;
+        let (kept, over): (Vec<_>, Vec<_>) = promising.into_iter().partition(|(_, one)| one.fits(limit));
+        let least = kept.first().map_or(i64::MAX, |(step, _)| *step);
+        let may_be_faster = |(step, _): &(i64, &Found)| *step / (100 + INEXACT) * 100 < least;
+        let over = over.into_iter().filter(may_be_faster).take(TAKEN_OVER);
+        kept.into_iter().take(TAKEN_OVER).chain(over).map(|(_, one)| one).collect()
+    }
+
+    /// What is found for few layers, in the whole step; simulated there where it may be faster than `least`, in nanoseconds, the best so far
+    /// within the memory limit.
+    fn in_whole(&self, canonical: &Graph, few: &Found, least: &mut i64) -> Option<Found> {
+        let taken = for_whole(self.request, canonical, few)?;
+        let Found { ref passes, prediction, least_ns, .. } = *few;
+        let unseen = |prediction| (prediction, passes.clone(), least_ns);
+        let (prediction, passes, least_ns) = if self.request.mesh.stages() > 1 {
+            // Stages are simulated, and what of them runs again is decided, when it is taken apart.
+            unseen(self.promised(few)?)
+        } else if prediction.step_ns / (100 + INEXACT) * 100 > *least {
+            unseen(prediction)
+        } else {
+            let found = self.predicted(&taken.local().ok()?).ok()?;
+            if found.fits(self.request.memory_limit) {
+                *least = found.prediction.step_ns.min(*least);
+            }
+            (found.prediction, found.passes, found.least_ns)
+        };
+        // The model and its bound are those of few layers.
+        let prediction = Prediction { model_ns: 0, bound_ns: 0, ..prediction };
+        Some(Found { assignments: taken.assignments, passes, prediction, least_ns })
     }
 
     /// The settings of the passes under which the whole step may be as fast as under `known`, for all that decisions for few layers say.
-    fn promising(
+    fn promising_settings(
         &self,
         folded: &Folded,
         assignments: &[Assignment],
@@ -84,8 +125,7 @@ pub fn expected(request: &Request<'_>, extent: Extent) -> Vec<Found> {
     if request.mesh.is_trivial() || !request.pins.is_empty() || again_or_on_host {
         return Vec::new();
     }
-    let asked =
-        Request { graph: shorter.graph(), memory_limit: None, shorter: None, expected: None, ..*request };
+    let asked = Request { graph: shorter.graph(), shorter: None, expected: None, ..*request };
     let run = Run::new(&asked, extent);
     let found = jointly::candidates(&run, Program::Folded(&shorter.folded)).unwrap_or_default();
     ranked(found, request.memory_limit)
@@ -100,51 +140,27 @@ pub fn for_whole<'m>(request: &Request<'m>, canonical: &Graph, found: &Found) ->
     taken_over(request.mesh, pair, &found.assignments).ok()?
 }
 
-/// The best candidates of the whole step, in canonical form, with the settings of the passes that suit them; none where the memory limit decides,
-/// or where the whole step is searched in no more time: along a single axis its layers share what is found for one of them, and the bound is
-/// found with it.
+/// The best candidates of the whole step, in canonical form, with the settings of the passes that suit them; none where the whole step is searched
+/// in no more time: along a single axis its layers share what is found for one of them, and the bound is found with it.
 pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
     let request = run.request;
     let axes = request.mesh.sharding_axes().filter(|axis| axis.size > 1).count();
-    let is_single = axes < 2 && request.mesh.stages() < 2;
-    if is_single {
+    let is_taken_apart = request.mesh.stages() > 1;
+    if axes < 2 && !is_taken_apart {
         return None;
     }
-    let is_taken_apart = request.mesh.stages() > 1;
-    let mut least = i64::MAX;
-    let mut whole = |one: &Found| {
-        let taken = for_whole(request, canonical, one)?;
-        if is_taken_apart || one.prediction.step_ns / (100 + INEXACT) * 100 > least {
-            // What is taken apart is simulated stage by stage, and what is slower for sure is a runner-up.
-            let Found { ref passes, prediction, least_ns, .. } = *one;
-            return Some(Found {
-                assignments: taken.assignments,
-                passes: passes.clone(),
-                prediction,
-                least_ns,
-            });
-        }
-        let found = run.predicted(&taken.local().ok()?).ok()?;
-        if found.fits(request.memory_limit) {
-            least = least.min(found.prediction.step_ns);
-        }
-        Some(Found { assignments: taken.assignments, ..found })
-    };
     let now = if request.expected.is_none() { expected(request, run.extent) } else { Vec::new() };
-    let expected = request.expected.unwrap_or(&now);
-    let kept = expected.iter().filter(|one| one.fits(request.memory_limit));
-    let most = if is_taken_apart { 1 } else { TAKEN_OVER };
+    let few = run.to_take_over(request.expected.unwrap_or(&now)).into_iter();
+    let mut least = i64::MAX;
     let mut found: Vec<(&Found, Found)> =
-        kept.take(most).filter_map(|few| Some((few, whole(few)?))).collect();
+        few.filter_map(|few| Some((few, run.in_whole(canonical, few, &mut least)?))).collect();
     found.sort_by_key(|(_, one)| one.fitness(request.memory_limit));
-    if !is_taken_apart {
-        for (few, one) in found.iter_mut().take(run.extent.tuned).filter(|(_, one)| run.may_be_tuned(one)) {
-            let folded = &request.shorter?.folded;
-            let others = run.promising(folded, &few.assignments, &one.passes).ok()?;
-            run.tune(canonical, one, &others).ok()?;
-        }
+    let tuned = if is_taken_apart { 0 } else { run.extent.tuned };
+    for (few, one) in found.iter_mut().take(tuned).filter(|(_, one)| run.may_be_tuned(one)) {
+        let folded = &request.shorter?.folded;
+        let others = run.promising_settings(folded, &few.assignments, &one.passes).ok()?;
+        run.tune(canonical, one, &others).ok()?;
     }
-    found.first().is_some_and(|(_, one)| one.fits(request.memory_limit)).then_some(())?;
     Some(found.into_iter().map(|(_, one)| one).collect())
 }
 
@@ -176,7 +192,8 @@ mod tests {
                 let settled = run.settled(&whole).unwrap();
                 let step = |passes: &passes::Settings| run.scheduled(&settled, passes).unwrap().step_ns;
                 for known in run.ladder() {
-                    let promising = run.promising(&shorter.folded, &few.assignments, &known).unwrap();
+                    let promising =
+                        run.promising_settings(&shorter.folded, &few.assignments, &known).unwrap();
                     for other in run.ladder().filter(|other| *other != known && !promising.contains(other)) {
                         assert!(step(&other) >= step(&known), "{other:?} is faster than {known:?}");
                     }

@@ -11,7 +11,7 @@ use crate::{
     axis::Program,
     effort::Extent,
     intents::{Intent, Origins, intents},
-    run::{Found, Request, Run, ranked},
+    run::{Found, Request, Run},
     suits::if_it_suits,
 };
 
@@ -23,7 +23,7 @@ const FAR: i64 = 15;
 
 /// The candidates along all axes of the mesh.
 pub fn candidates(run: &Run<'_>, program: Program<'_>) -> Result<Vec<Found>> {
-    let Request { mesh, pins, forbid, memory_limit, .. } = *run.request;
+    let Request { mesh, pins, forbid, .. } = *run.request;
     let axes = mesh.axes.iter().filter(|axis| is_of_ranks(axis)).count();
     // Pins are along axes of the mesh that is asked for.
     if axes < 3 || !pins.is_empty() || !forbid.is_empty() {
@@ -39,7 +39,7 @@ pub fn candidates(run: &Run<'_>, program: Program<'_>) -> Result<Vec<Found>> {
     for way in ways {
         found.extend(if_it_suits(way.found(run, program))?.unwrap_or_default());
     }
-    if !found.iter().any(|one| one.fits(memory_limit)) {
+    if !found.iter().any(|one| run.promised(one).is_some()) {
         found.extend(Way::Alone.found(run, program)?);
     }
     Ok(found)
@@ -54,15 +54,14 @@ fn near(
     ways: Vec<Way>,
     found: &mut Vec<Found>,
 ) -> Result<Vec<Way>> {
-    let limit = quick.request.memory_limit;
     let is_whole = matches!(program, Program::Whole(_));
     let is_done = |way: Way| is_whole && matches!(way, Way::Alone);
     let mut steps = Vec::new();
     for way in ways {
         let own = if_it_suits(way.found(if is_done(way) { run } else { quick }, program))?;
         let own = own.unwrap_or_default();
-        let fitting = own.iter().filter(|one| one.fits(limit));
-        steps.extend(fitting.map(|one| one.prediction.step_ns).min().map(|step| (way, step)));
+        let promised = own.iter().filter_map(|one| quick.promised(one));
+        steps.extend(promised.map(|one| one.step_ns).min().map(|step| (way, step)));
         found.extend(own);
     }
     let least = steps.iter().map(|(_, step)| *step).min().unwrap_or(0);
@@ -98,7 +97,7 @@ fn from_merged(run: &Run<'_>, program: Program<'_>, at: usize) -> Result<Vec<Fou
     let request = Request { mesh: &merged, ..*run.request };
     let found = candidates(&Run::new(&request, run.extent), program)?;
     let mut taken = Vec::new();
-    for one in ranked(found, request.memory_limit).iter().take(TAKEN_OVER) {
+    for (_, one) in run.promising(&found).into_iter().take(TAKEN_OVER) {
         let mut both = intents(program.graph(), &merged, &one.assignments)?;
         both.insert(at, both[at].clone());
         taken.extend(steered(run, program, &both));

@@ -50,7 +50,7 @@ impl Along<'_> {
         over: impl Iterator<Item = (Prices, &'f Carried)>,
         tries: &mut Tries<'_>,
     ) -> Result<()> {
-        let charges = Alive::new(self.graph).copies();
+        let charges = Alive::of(self.program).copies();
         let setting = self.setting(strict, &charges);
         let tables = Tables::new(&setting)?;
         for (number, (prices, free)) in over.enumerate() {
@@ -104,7 +104,7 @@ impl Along<'_> {
         free: Carried,
         tries: &mut Tries<'_>,
     ) -> Result<bool> {
-        let alive = Alive::new(self.graph);
+        let alive = Alive::of(self.program);
         let worst = |of: &Known| alive.worst(&of.assignment, self.axis, self.run.excess(of.peak));
         let free = Known::new(free, tries);
         let (mut over, mut kept) = (free.clone(), None);

@@ -348,7 +348,7 @@ impl Maker<'_> {
 
     /// At how many moments the memory of what enters a part counts.
     fn charged(&self, part: PartId) -> u64 {
-        self.charge.entering.iter().find(|(known, _)| *known == part).map_or(0, |(_, count)| *count)
+        self.charge.entering(part)
     }
 
     /// What a copy weighs that counts at so many moments.

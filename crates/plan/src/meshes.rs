@@ -11,7 +11,7 @@ use crate::{
     from_shorter::expected,
     glance::{Glance, glance},
     plan::{Plan, Prediction},
-    run::{Found, Request},
+    run::{Found, Request, Run},
     search::search,
 };
 
@@ -82,22 +82,20 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
 
 /// The best plan that all effort finds on some meshes. Of a step with fewer layers it is held against each other first what it finds for them.
 fn closer(request: &Request<'_>, finalists: &[&Mesh]) -> Result<Plan> {
-    let of = |mesh: &Mesh| {
-        let extent = Extent::of(request.effort, request.graph.order.len(), mesh);
-        Ok(expected(&Request { mesh, ..*request }, extent))
-    };
+    let extent = |mesh: &Mesh| Extent::of(request.effort, request.graph.order.len(), mesh);
+    let of = |mesh: &Mesh| Ok(expected(&Request { mesh, ..*request }, extent(mesh)));
     let known = at_once(finalists, of)?;
-    let step = |found: &Result<Vec<Found>>| {
-        let best = found.as_ref().ok()?.first()?;
-        best.fits(request.memory_limit).then_some(best.prediction.step_ns)
+    let step = |(mesh, found): &(&Mesh, Result<Vec<Found>>)| {
+        let asked = Request { mesh, ..*request };
+        let run = Run::new(&asked, extent(mesh));
+        run.promising(found.as_ref().ok()?).first().map(|(step, _)| *step)
     };
-    let least = known.iter().filter_map(|(_, found)| step(found)).min();
-    let is_near = |found: &Result<Vec<Found>>| match (step(found), least) {
+    let least = known.iter().filter_map(step).min();
+    let is_near = |one: &(&Mesh, Result<Vec<Found>>)| match (step(one), least) {
         (Some(step), Some(least)) => step / (100 + APART) * 100 <= least,
         _ => true,
     };
-    let near: Vec<(&Mesh, Result<Vec<Found>>)> =
-        known.into_iter().filter(|(_, found)| is_near(found)).collect();
+    let near: Vec<(&Mesh, Result<Vec<Found>>)> = known.into_iter().filter(is_near).collect();
     let meshes: Vec<&Mesh> = near.iter().map(|(mesh, _)| *mesh).collect();
     let expected = |mesh: &Mesh| {
         near.iter().find(|(known, _)| *known == mesh).and_then(|(_, found)| found.as_deref().ok())

@@ -4,6 +4,8 @@
 //! limit holds too much: the state, and for each memory that is alive then the bytes of the one decision that says in which placement it
 //! is held. Lifetimes are those of crate `memory` on the graph before partition.
 
+use std::collections::BTreeSet;
+
 use base::{Bytes, Id};
 use ir::{Graph, MeshAxis, PartId, Placement, ValueDef, ValueId, local_bytes};
 use memory::{Lifetimes, Steps, curve, in_place, steps_of};
@@ -11,7 +13,7 @@ use rustc_hash::FxHashMap;
 use shard::Assignment;
 use smallvec::SmallVec;
 
-use crate::roles::of_state;
+use crate::{axis::Program, folded::Folded, roles::of_state, taken_over::Pair};
 
 /// How much of a value's memory counts.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Debug)]
@@ -25,18 +27,76 @@ pub struct Charge {
 /// What is together at most so many parts of all is small.
 const SMALL: u64 = 64;
 
+impl Charge {
+    /// Adds another one.
+    pub fn add(&mut self, other: &Self) {
+        self.own += other.own;
+        other.entering.iter().for_each(|(part, count)| *self.entering_in(*part) += count);
+    }
+
+    /// The same, to be counted.
+    fn entering_in(&mut self, part: PartId) -> &mut u64 {
+        let known = self.entering.iter().position(|(known, _)| *known == part);
+        let at = known.unwrap_or_else(|| {
+            self.entering.push((part, 0));
+            self.entering.len() - 1
+        });
+        &mut self.entering[at].1
+    }
+
+    /// At how many moments it is alive for a part.
+    pub fn entering(&self, part: PartId) -> u64 {
+        self.entering.iter().find(|(known, _)| *known == part).map_or(0, |(_, count)| *count)
+    }
+
+    /// The charge in the whole program of what has these with few layers and with one more.
+    pub fn of_whole(folded: &Folded, few: &Self, more: &Self) -> Self {
+        let parts = few.entering.iter().chain(&more.entering).map(|(part, _)| *part);
+        let parts: BTreeSet<PartId> = parts.collect();
+        let entering = |part| (part, folded.moments(few.entering(part), more.entering(part)));
+        let entering = parts.into_iter().map(entering).collect();
+        Self { own: folded.moments(few.own, more.own), entering }
+    }
+}
+
 /// The charges of all values at some moments.
 #[derive(Clone, Default, Debug)]
 pub struct Charges {
     /// At how many moments.
     pub moments: u64,
     of: FxHashMap<ValueId, Charge>,
+    /// Those of the program with a layer more, of a program with few.
+    of_longer: FxHashMap<ValueId, Charge>,
 }
 
 impl Charges {
     /// The charge of a value.
     pub fn of(&self, value: ValueId) -> Charge {
         self.of.get(&value).cloned().unwrap_or_default()
+    }
+
+    /// The charge of a value of the program with a layer more.
+    pub fn of_longer(&self, value: ValueId) -> Charge {
+        self.of_longer.get(&value).cloned().unwrap_or_default()
+    }
+
+    /// At how many moments each value is alive as the operation that made it left it; of few layers, all that are like it in the whole program
+    /// together, for the first of them.
+    pub fn own(&self, folded: Option<&Folded>) -> FxHashMap<ValueId, u64> {
+        let Some(folded) = folded else {
+            return self.of.iter().map(|(value, charge)| (*value, charge.own)).collect();
+        };
+        let pair = &folded.pair;
+        let (positions, of_longer) = (pair.from.positions(), pair.to.positions());
+        let mut counts: FxHashMap<ValueId, (u64, u64)> = FxHashMap::default();
+        for (value, charge) in &self.of {
+            counts.entry(pair.first(*value, &positions)).or_default().0 += charge.own;
+        }
+        for (value, charge) in &self.of_longer {
+            let of_few = pair.of_value(*value, &of_longer);
+            counts.entry(pair.first(of_few, &positions)).or_default().1 += charge.own;
+        }
+        counts.into_iter().map(|(value, (few, more))| (value, folded.moments(few, more))).collect()
     }
 }
 
@@ -46,6 +106,38 @@ pub struct Alive<'g> {
     spans: Vec<Held>,
     /// The part of the program at each position of the order.
     parts: Vec<PartId>,
+    /// Of few layers, the same with one more.
+    longer: Option<Longer<'g>>,
+}
+
+/// The memory that the operations of a program with a layer more make.
+struct Longer<'g> {
+    folded: &'g Folded,
+    alive: Box<Alive<'g>>,
+    /// The same moment for each of those with few layers.
+    at: Vec<usize>,
+}
+
+impl<'g> Longer<'g> {
+    fn new(folded: &'g Folded) -> Self {
+        let Pair { from, to, places, .. } = &folded.pair;
+        let mut found = vec![None; from.order.len()];
+        for (at, own) in places.nodes.iter().enumerate() {
+            found[*own].get_or_insert(at);
+        }
+        // What is there with few layers alone is at the moment of what comes before it.
+        let at = found.into_iter().scan(0, |last, at| {
+            *last = at.unwrap_or(*last);
+            Some(*last)
+        });
+        Self { folded, alive: Box::new(Alive::new(to)), at: at.collect() }
+    }
+
+    /// What is alive in the whole program, in bytes, at the moments at which `few` is.
+    fn of_whole(&self, few: &[i64], decided: &Assignment, axis: &MeshAxis) -> Vec<i64> {
+        let more = self.alive.curve(&self.folded.pair.translated(decided), axis);
+        few.iter().zip(&self.at).map(|(few, at)| self.folded.of_whole(*few, more[*at])).collect()
+    }
 }
 
 /// Memory with all values that are in it.
@@ -77,22 +169,43 @@ impl<'g> Alive<'g> {
             }
         }
         let parts = graph.order.iter().map(|id| graph.nodes[*id].part).collect();
-        Self { graph, spans, parts }
+        Self { graph, spans, parts, longer: None }
+    }
+
+    /// Of all that a program stands for.
+    pub fn of(program: Program<'g>) -> Self {
+        let longer = match program {
+            Program::Folded(folded) => Some(Longer::new(folded)),
+            Program::Whole(_) => None,
+        };
+        Self { longer, ..Self::new(program.graph()) }
+    }
+
+    /// What of results is alive at each position under a decision, in bytes.
+    fn curve(&self, decided: &Assignment, axis: &MeshAxis) -> Vec<i64> {
+        let mut change = vec![0_i64; self.parts.len() + 1];
+        for held in self.spans.iter().filter(|held| !held.is_state) {
+            let bytes =
+                local_bytes(self.graph.ty(held.owner), self.placement(held.owner, decided), axis.size);
+            change[held.from] += bytes as i64;
+            change[held.to + 1] -= bytes as i64;
+        }
+        let alive = change[..self.parts.len()].iter().scan(0, |alive, change| {
+            *alive += change;
+            Some(*alive)
+        });
+        let alive: Vec<i64> = alive.collect();
+        match &self.longer {
+            Some(longer) => longer.of_whole(&alive, decided, axis),
+            None => alive,
+        }
     }
 
     /// The positions of the order, at most one in each part of the program, at which decisions hold within `excess` bytes of the most.
     pub fn worst(&self, assignment: &Assignment, axis: &MeshAxis, excess: u64) -> Vec<usize> {
-        let mut change = vec![0_i64; self.parts.len() + 1];
-        for held in self.spans.iter().filter(|held| !held.is_state) {
-            let bytes =
-                local_bytes(self.graph.ty(held.owner), self.placement(held.owner, assignment), axis.size);
-            change[held.from] += bytes as i64;
-            change[held.to + 1] -= bytes as i64;
-        }
         let mut worst: Vec<(PartId, i64, usize)> = Vec::new();
-        let mut alive = 0;
-        for (position, part) in self.parts.iter().enumerate() {
-            alive += change[position];
+        let curve = self.curve(assignment, axis);
+        for (position, (part, alive)) in self.parts.iter().zip(curve).enumerate() {
             match worst.last_mut().filter(|(known, ..)| known == part) {
                 Some((_, most, at)) if alive > *most => (*most, *at) = (alive, position),
                 Some(_) => {}
@@ -106,17 +219,18 @@ impl<'g> Alive<'g> {
 
     /// What is alive at these positions of the order.
     pub fn charges(&self, moments: &[usize]) -> Charges {
-        let mut charges = Charges { moments: moments.len() as u64, of: FxHashMap::default() };
+        let mut charges = Charges { moments: moments.len() as u64, ..Charges::default() };
+        if let Some(longer) = &self.longer {
+            let same: Vec<usize> = moments.iter().map(|moment| longer.at[*moment]).collect();
+            charges.of_longer = longer.alive.charges(&same).of;
+        }
         for moment in moments {
             for held in self.spans.iter().filter(|held| held.from <= *moment && *moment <= held.to) {
                 let (value, entering) = self.charged(held, *moment);
                 let charge = charges.of.entry(value).or_default();
                 match entering {
                     None => charge.own += 1,
-                    Some(part) => match charge.entering.iter_mut().find(|(known, _)| *known == part) {
-                        Some((_, count)) => *count += 1,
-                        None => charge.entering.push((part, 1)),
-                    },
+                    Some(part) => *charge.entering_in(part) += 1,
                 }
             }
         }
@@ -143,7 +257,8 @@ impl<'g> Alive<'g> {
         }
         copies.sort_unstable();
         let mut left = copies.iter().map(|(bytes, ..)| bytes).sum::<u64>() / SMALL;
-        let mut charges = Charges { moments: 1, of: FxHashMap::default() };
+        let of_longer = self.longer.as_ref().map(|longer| longer.alive.copies().of).unwrap_or_default();
+        let mut charges = Charges { moments: 1, of: FxHashMap::default(), of_longer };
         for (bytes, part, value) in copies {
             match left.checked_sub(bytes) {
                 Some(less) => left = less,

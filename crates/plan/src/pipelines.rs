@@ -26,7 +26,7 @@ use crate::{
     pins::Pins,
     plan::{Plan, Prediction, RunnerUp},
     recompute::{Corrections, corrected},
-    run::{Recomputation, Request},
+    run::{Found, Recomputation, Request},
     runners_up::MOST_RUNNERS_UP,
     search::{Searched, search, too_small},
     stage_costs::costs,
@@ -80,11 +80,19 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
     let schedules = wanted.schedules(stages, request.mesh.micro_batches())?;
     let mut kept: Option<InStages> = None;
     let mut lightest: Option<Prediction> = None;
+    let mut tried = None;
     for share in SHARES {
         let all = request
             .memory_limit
             .map(|limit| (limit.saturating_mul(u64::from(stages)) / 100).saturating_mul(share));
-        let searched = match search(&Request { memory_limit: all, ..*request }) {
+        // What was tried is found again where it keeps what is left.
+        if tried.is_some_and(|tried: Prediction| all.is_some() && tried.fits(all)) {
+            continue;
+        }
+        // What is known may be of more memory alone.
+        let of_this = |known: &&[Found]| share == SHARES[0] || known.iter().any(|one| one.fits(all));
+        let expected = request.expected.filter(of_this);
+        let searched = match search(&Request { memory_limit: all, expected, ..*request }) {
             Ok(searched) => searched,
             Err(refused) if kept.is_none() && lightest.is_none() => return Err(of_one(refused, request)),
             Err(refused) if refused.code == Code::NO_PLAN => break,
@@ -93,8 +101,9 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
         let extent = Extent::of(request.effort, searched.canonical.order.len(), request.mesh);
         let pipelines =
             Pipelines { request, wanted, machine, searched: &searched, extent, whole: OnceCell::new() };
-        let tried = pipelines.tried_best(&schedules)?;
-        let prediction = tried[0].1;
+        tried = Some(searched.best.prediction);
+        let found = pipelines.tried_best(&schedules)?;
+        let prediction = found[0].1;
         if !prediction.fits(request.memory_limit) {
             let least = lightest.filter(|least| least.peak_bytes <= prediction.peak_bytes);
             lightest = least.or(Some(prediction));
@@ -107,7 +116,7 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
             kept = Some(if wanted.faster_than_ns.is_some_and(|known| prediction.step_ns >= known) {
                 InStages::Slower(prediction)
             } else {
-                InStages::Plan(Box::new(pipelines.plan(tried)?))
+                InStages::Plan(Box::new(pipelines.plan(found)?))
             });
         }
         if is_enough {
@@ -205,9 +214,10 @@ impl Pipelines<'_> {
         let searches = self.wanted.may_search() && self.request.mesh.micro_batches() > 1;
         // Of a large program schedules are searched for at once, which take no more than those with names at the costs of the chunks.
         let is_short = searches && self.extent.is_thrifty && self.has_room();
-        if let Some(first) = candidates.first().filter(|first| is_short && self.is_far_slower(first)) {
-            let at_costs =
-                Prediction { step_ns: first.step / PICOS_PER_NANO, ..self.searched.best.prediction };
+        if let Some(first) = candidates.first().filter(|first| self.is_far_slower(first)) {
+            let all = self.searched.best.prediction;
+            let peak_bytes = all.peak_bytes / u64::from(self.request.mesh.stages());
+            let at_costs = Prediction { step_ns: first.step / PICOS_PER_NANO, peak_bytes, ..all };
             return Ok(vec![(cuts[first.cut].stages.clone(), at_costs, passes::Settings::default())]);
         }
         let mut found: Vec<Simulated<'_>> = Vec::new();
@@ -258,9 +268,9 @@ impl Pipelines<'_> {
         Ok(all)
     }
 
-    /// Whether a schedule takes so much longer than what is known, at the costs of the chunks, that no search makes up for it.
+    /// Whether, in a large search, a schedule takes so much longer than what is known, at the costs of the chunks, that no search makes up for it.
     fn is_far_slower(&self, one: &Candidate<'_>) -> bool {
-        let known = self.wanted.faster_than_ns;
+        let known = self.wanted.faster_than_ns.filter(|_| self.extent.is_thrifty);
         known.is_some_and(|known| one.step / PICOS_PER_NANO / (100 + FAR_SLOWER) * 100 > known)
     }
 

@@ -65,6 +65,28 @@ impl Run<'_> {
         least_ns.saturating_add((compute_ns as f64 / 4.0 * share * share) as i64)
     }
 
+    /// What a candidate is expected to be within the memory limit: what it is where it keeps it, and otherwise what it becomes once it holds less,
+    /// if that can be enough.
+    pub fn promised(&self, found: &Found) -> Option<Prediction> {
+        let limit = self.request.memory_limit.unwrap_or(u64::MAX);
+        let Found { prediction, .. } = *found;
+        if prediction.peak_bytes <= limit {
+            return Some(prediction);
+        }
+        let may_do = self.may_hold_less() && self.could_fit(found);
+        may_do.then(|| Prediction { step_ns: self.expected_ns(found), peak_bytes: limit, ..prediction })
+    }
+
+    /// The candidates that promise to keep the memory limit, each with what it is then expected to take, the fastest first; of those that are
+    /// near each other one.
+    pub fn promising<'f>(&self, found: &'f [Found]) -> Vec<(i64, &'f Found)> {
+        let promised = |one: &'f Found| Some((self.promised(one)?.step_ns, one));
+        let mut promising: Vec<(i64, &Found)> = found.iter().filter_map(promised).collect();
+        promising.sort_by_key(|(step, one)| (*step, one.prediction.peak_bytes));
+        promising.dedup_by(|(_, one), (_, before)| one.is_near(before));
+        promising
+    }
+
     /// Takes a candidate into account.
     pub fn note_expected(&self, found: &Found) {
         self.least_expected_ns.set(self.least_expected_ns.get().min(self.expected_ns(found)));
@@ -114,6 +136,7 @@ impl Run<'_> {
         let could_fit = |one: &&Found| full || !one.fits(limit) && self.could_fit(one);
         let mut fastest: Vec<&Found> = found.iter().filter(could_fit).collect();
         fastest.sort_by_key(|one| (self.expected_ns(one), one.prediction.peak_bytes));
+        fastest.dedup_by(|one, before| self.extent.is_thrifty && one.is_near(before));
         let mut least = found.iter().filter(|one| one.fits(limit)).map(|one| one.prediction.step_ns).min();
         let mut again = Vec::new();
         for one in fastest.into_iter().take(self.extent.recomputed) {
@@ -143,22 +166,27 @@ impl Run<'_> {
         let forwards: Vec<Forward> =
             forwards.map(|ways| Forward::new(&settled, self.machine, ways)).collect();
         let mut best: Option<Found> = None;
+        let mut least_bytes = u64::MAX;
         let limit = self.request.memory_limit;
         // A candidate over the limit came with the smallest buckets: larger ones may do now.
         for passes in self.ladder() {
-            let mut fits = false;
+            let (mut fits, mut bytes) = (false, u64::MAX);
             for forward in &forwards {
                 let Some(made) = self.recomputed_under(&passes, (&settled, forward), found, full)? else {
                     continue;
                 };
                 fits |= made.fits(limit);
+                bytes = bytes.min(made.prediction.peak_bytes);
                 if best.as_ref().is_none_or(|best| made.fitness(limit) < best.fitness(limit)) {
                     best = Some(made);
                 }
             }
-            if found.prediction.collectives == 0 || fits && !self.extent.all_rungs {
+            // Where smaller buckets hold no less, even smaller ones do not either.
+            let is_in_vain = !fits && bytes >= least_bytes;
+            if found.prediction.collectives == 0 || !self.extent.all_rungs && (fits || is_in_vain) {
                 break;
             }
+            least_bytes = bytes;
         }
         Ok(best)
     }

@@ -101,6 +101,13 @@ impl Found {
         self.prediction.fits(limit)
     }
 
+    /// Whether two are the same but for next to nothing.
+    pub fn is_near(&self, other: &Self) -> bool {
+        let (own, others) = (&self.prediction, &other.prediction);
+        is_near(self.least_ns.unsigned_abs(), other.least_ns.unsigned_abs(), NEAR_TIME)
+            && is_near(own.peak_bytes, others.peak_bytes, NEAR_PEAK)
+    }
+
     /// Less is better.
     pub fn fitness(&self, limit: Option<u64>) -> (bool, i64, u64) {
         self.prediction.fitness(limit)
@@ -121,8 +128,6 @@ pub struct Run<'a> {
     pub intents: &'a [Option<Intent>],
     /// The free solutions over the memory limit that were met along inner axes.
     pub met: RefCell<Vec<Met>>,
-    /// The least that a candidate for few layers so far takes in the whole step.
-    pub least_of_few_ns: Cell<i64>,
     /// The least that a candidate so far is expected to take within the memory limit.
     pub least_expected_ns: Cell<i64>,
 }
@@ -141,12 +146,16 @@ pub struct Met {
 impl Met {
     /// Whether two are the same but for next to nothing.
     fn is_near(&self, other: &Self) -> bool {
-        let near = |a: u64, b: u64, parts: u64| a.abs_diff(b) <= a / parts;
         let step = |met: &Self| met.step_ns.unsigned_abs();
         self.search == other.search
-            && near(step(self), step(other), NEAR_TIME)
-            && near(self.peak_bytes, other.peak_bytes, NEAR_PEAK)
+            && is_near(step(self), step(other), NEAR_TIME)
+            && is_near(self.peak_bytes, other.peak_bytes, NEAR_PEAK)
     }
+}
+
+/// Whether two numbers differ by at most one part in so many.
+const fn is_near(one: u64, other: u64, parts: u64) -> bool {
+    one.abs_diff(other) <= one / parts
 }
 
 /// Times are near each other where they differ by at most one part in so many.
@@ -164,7 +173,6 @@ impl<'a> Run<'a> {
             extent,
             intents: &[],
             met: RefCell::default(),
-            least_of_few_ns: Cell::new(i64::MAX),
             least_expected_ns: Cell::new(i64::MAX),
         }
     }
@@ -191,12 +199,20 @@ impl<'a> Run<'a> {
     /// What one rank's graph takes, with the largest buckets that fit.
     pub fn predicted(&self, graph: &RankGraph) -> Result<Found> {
         let settled = self.settled(graph)?;
+        self.fitting(|passes| self.scheduled(&settled, passes))
+    }
+
+    /// What is predicted under the settings of the largest buckets that fit.
+    pub fn fitting(
+        &self,
+        mut predicted: impl FnMut(&passes::Settings) -> Result<Prediction>,
+    ) -> Result<Found> {
         let mut last = None;
         let mut least_ns = i64::MAX;
         let mut rungs = self.ladder();
         let mut rung = rungs.next();
         while let Some(passes) = rung {
-            let prediction = self.scheduled(&settled, &passes)?;
+            let prediction = predicted(&passes)?;
             least_ns = least_ns.min(prediction.step_ns);
             let found = Found { assignments: Vec::new(), passes, prediction, least_ns };
             if found.fits(self.request.memory_limit) || found.prediction.collectives == 0 {

@@ -11,7 +11,7 @@ use shard::canonical;
 use crate::{
     axis::{PICOS_PER_NANO, Program},
     effort::Extent,
-    from_shorter::candidates,
+    from_shorter::{candidates, expected},
     jointly,
     on_axes::on_axes,
     plan::{Plan, Prediction},
@@ -39,20 +39,14 @@ pub fn search<'a>(request: &Request<'a>) -> Result<Searched<'a>> {
     let canonical = canonical(request.graph);
     let extent = Extent::of(request.effort, canonical.order.len(), request.mesh);
     let run = Run::new(request, extent);
-    let from_shorter = candidates(&run, &canonical);
+    let from_shorter = candidates(&run, &canonical).map(|found| with_less_held(&run, &canonical, found));
+    let is_kept = |found: &Vec<Found>| found.first().is_some_and(|best| best.fits(request.memory_limit));
+    let from_shorter = from_shorter.transpose()?.filter(is_kept);
     let is_expected = from_shorter.is_some() && request.mesh.stages() > 1;
-    let mut found = if let Some(found) = from_shorter {
-        ranked(found, request.memory_limit)
-    } else {
-        let mut found = jointly::candidates(&run, Program::Whole(&canonical))?;
-        found.extend(run.replicated(&canonical)?);
-        run.tuned(&canonical, ranked(found, request.memory_limit))?
-    };
-    let again = run.holding_less(&canonical, &found)?;
-    if run.is_full() && !again.is_empty() {
-        found = again;
-    } else {
-        found.extend(again);
+    let is_enough = from_shorter.as_ref().is_some_and(|found| !leaves_memory(&run, &found[0]));
+    let mut found = from_shorter.unwrap_or_default();
+    if !is_enough {
+        found.extend(in_whole(&run, &canonical)?);
     }
     let mut found = ranked(found, request.memory_limit).into_iter();
     let best = found.next().ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
@@ -61,6 +55,40 @@ pub fn search<'a>(request: &Request<'a>) -> Result<Searched<'a>> {
     }
     let others = found.collect();
     Ok(Searched { request: *request, extent, canonical, best, others, is_expected })
+}
+
+/// The candidates of a search of the whole step, the best first.
+fn in_whole(run: &Run<'_>, canonical: &Graph) -> Result<Vec<Found>> {
+    let mut found = jointly::candidates(run, Program::Whole(canonical))?;
+    found.extend(run.replicated(canonical)?);
+    let found = run.tuned(canonical, ranked(found, run.request.memory_limit))?;
+    with_less_held(run, canonical, found)
+}
+
+/// Whether the best plan by few layers, of three axes and more, leaves much of a memory limit that decides: of the whole step, in which layers may differ, a
+/// search may find a use for it.
+fn leaves_memory(run: &Run<'_>, best: &Found) -> bool {
+    let Request { mesh, memory_limit, .. } = *run.request;
+    let Some(limit) = memory_limit.filter(|_| mesh.stages() == 1 && mesh.sharding_axes().count() > 2) else {
+        return false;
+    };
+    let Prediction { peak_bytes, .. } = best.prediction;
+    let may_use = peak_bytes > limit / 2 && peak_bytes < limit / 16 * 15 && !best.prediction.holds_less();
+    let free = || expected(&Request { memory_limit: None, expected: None, ..*run.request }, run.extent);
+    may_use && free().first().is_some_and(|free| !free.fits(memory_limit))
+}
+
+/// Candidates, and what they become where less is held, the best first.
+fn with_less_held(run: &Run<'_>, canonical: &Graph, found: Vec<Found>) -> Result<Vec<Found>> {
+    let limit = run.request.memory_limit;
+    let mut found = ranked(found, limit);
+    let again = run.holding_less(canonical, &found)?;
+    if run.is_full() && !again.is_empty() {
+        found = again;
+    } else {
+        found.extend(again);
+    }
+    Ok(ranked(found, limit))
 }
 
 impl Searched<'_> {

@@ -19,6 +19,7 @@ use crate::{
     fewer::Places,
     folded::Folded,
     links::{Link, Links, PartCopies, ProvidedId, RequiredId, Signature, Source},
+    moments::Charge,
     pins::{Demand, can_be},
     roles::{Role, roles},
     setting::Setting,
@@ -118,13 +119,16 @@ impl<'a> Tables<'a> {
             roles: roles(setting.graph),
         };
         let depends = depends_on_inputs(setting.graph);
+        let times = setting.folded.map(Folded::times_of_inputs);
         for id in setting.graph.inputs.ids() {
-            tables.input(id)?;
+            let times = times.as_ref().map_or(1, |times| times[id.0 as usize]);
+            tables.input(id, times)?;
         }
         let times = setting.folded.map(Folded::times_of_nodes);
+        let own = setting.charges.own(setting.folded);
         for (at, id) in setting.graph.order.iter().enumerate() {
             let times = times.as_ref().map_or(1, |times| times[at]);
-            tables.node((at, *id), times, &depends);
+            tables.node((at, *id), times, &own, &depends);
         }
         let returned: Vec<VariableId> =
             setting.graph.returns.iter().map(|_| tables.problem.variable(&[Cost::ZERO])).collect();
@@ -134,14 +138,14 @@ impl<'a> Tables<'a> {
             Some(folded) => tables.connect_folded(folded, (&own, &uses), &returned),
             None => {
                 for value in own.used(&uses) {
-                    tables.connect(value, &uses[value], 1);
+                    tables.connect(value, &uses[value], 1, setting.charges.of(value));
                 }
             }
         }
         Ok(tables)
     }
 
-    fn input(&mut self, id: InputId) -> Result<()> {
+    fn input(&mut self, id: InputId, times: u32) -> Result<()> {
         let setting = self.setting;
         let input = &setting.graph.inputs[id];
         let mut placements = vec![Placement::Replicate];
@@ -171,7 +175,7 @@ impl<'a> Tables<'a> {
         let ty = setting.graph.ty(input.value);
         let bytes = |placement: &Placement| {
             let counted = if input.class.is_state() { setting.charges.moments } else { 0 };
-            counted * local_bytes(ty, *placement, setting.space.axis.size)
+            counted * u64::from(times) * local_bytes(ty, *placement, setting.space.axis.size)
         };
         let first = setting.folded.map_or(id, |folded| folded.pair.alike.inputs[id.0 as usize]);
         if let Some((variable, known)) = self.inputs.get(first).filter(|(_, known)| *known == placements) {
@@ -184,7 +188,13 @@ impl<'a> Tables<'a> {
         Ok(())
     }
 
-    fn node(&mut self, (at, id): (usize, NodeId), times: u32, depends: &SecondaryMap<ValueId, bool>) {
+    fn node(
+        &mut self,
+        (at, id): (usize, NodeId),
+        times: u32,
+        own: &FxHashMap<ValueId, u64>,
+        depends: &SecondaryMap<ValueId, bool>,
+    ) {
         let setting = self.setting;
         let node = &setting.graph.nodes[id];
         // What comes from constants alone (masks, positions, angles) is small and stays replicated: slicing it is free afterwards.
@@ -201,7 +211,7 @@ impl<'a> Tables<'a> {
         }
         let (strategies, costs) = &self.menus.all[menu];
         let costs: Vec<Cost> = costs.iter().map(|cost| cost.times(times)).collect();
-        let variable = self.problem.weighted_variable(&costs, &own_weights(setting, id, strategies));
+        let variable = self.problem.weighted_variable(&costs, &own_weights(setting, id, own, strategies));
         self.nodes.insert(id, (variable, menu));
     }
 
@@ -267,9 +277,8 @@ impl<'a> Tables<'a> {
     }
 
     /// Adds the tables between the source of a value and its uses.
-    fn connect(&mut self, value: ValueId, uses: &[Use], times: u32) {
+    fn connect(&mut self, value: ValueId, uses: &[Use], times: u32, charge: Charge) {
         let (provider, source) = self.source(value);
-        let charge = self.setting.charges.of(value);
         let signature =
             Signature { source, uses: uses.iter().map(|u| (u.required, u.part)).collect(), charge, times };
         let link = self.links.link(self.setting, value, &signature, &mut self.problem);
@@ -302,12 +311,17 @@ impl<'a> Tables<'a> {
         let longer =
             Seen { graph: &folded.pair.to, places: Some(&folded.pair.places), ..Seen::of(&folded.pair.to) };
         let of_longer = self.uses(&longer, returned);
-        let mut counts: FxHashMap<Key, (i64, i64)> = FxHashMap::default();
+        let mut counts: FxHashMap<Key, [(i64, Charge); 2]> = FxHashMap::default();
+        let charges = self.setting.charges;
         for value in own.used(uses) {
-            counts.entry(self.key(own, value, &uses[value])).or_default().0 += 1;
+            let [(count, charge), _] = counts.entry(self.key(own, value, &uses[value])).or_default();
+            *count += 1;
+            charge.add(&charges.of(value));
         }
         for value in longer.used(&of_longer) {
-            counts.entry(self.key(&longer, value, &of_longer[value])).or_default().1 += 1;
+            let [_, (count, charge)] = counts.entry(self.key(&longer, value, &of_longer[value])).or_default();
+            *count += 1;
+            charge.add(&charges.of_longer(value));
         }
         let mut known: FxHashMap<Key, Range<usize>> = FxHashMap::default();
         for value in own.used(uses) {
@@ -318,7 +332,8 @@ impl<'a> Tables<'a> {
                 self.copies.extend(alike);
                 continue;
             }
-            let (few, more) = counts[&key];
+            let [(few, charge), (more, of_longer)] = counts[&key].clone();
+            let charge = Charge::of_whole(folded, &charge, &of_longer);
             let mut distinct: SmallVec<[Use; 2]> = SmallVec::new();
             for one in &uses[value] {
                 if !distinct.contains(one) {
@@ -326,7 +341,7 @@ impl<'a> Tables<'a> {
                 }
             }
             let begin = self.copies.len();
-            self.connect(value, &distinct, folded.times(few, more));
+            self.connect(value, &distinct, folded.times(few, more), charge);
             known.insert(key, begin..self.copies.len());
         }
     }
@@ -431,10 +446,15 @@ impl Menus {
 }
 
 /// What the results of a node weigh under each strategy, where they are alive at a moment that counts; none where nothing is.
-fn own_weights(setting: &Setting<'_>, node: NodeId, strategies: &[Strategy]) -> Vec<u64> {
-    let charged = |(position, value): (usize, ValueId)| match setting.charges.of(value).own {
-        0 => None,
-        count => Some((position, setting.graph.ty(value), count)),
+fn own_weights(
+    setting: &Setting<'_>,
+    node: NodeId,
+    own: &FxHashMap<ValueId, u64>,
+    strategies: &[Strategy],
+) -> Vec<u64> {
+    let charged = |(position, value): (usize, ValueId)| {
+        let count = own.get(&value).copied().filter(|count| *count > 0)?;
+        Some((position, setting.graph.ty(value), count))
     };
     let results: SmallVec<[_; 1]> =
         setting.graph.nodes[node].results().enumerate().filter_map(charged).collect();

@@ -75,8 +75,20 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// The first of the values of the first program that are like one.
+    pub fn first(&self, value: ValueId, positions: &SecondaryMap<NodeId, usize>) -> ValueId {
+        let Self { from, alike, .. } = self;
+        match from.values[value].def {
+            ValueDef::Input(input) => from.inputs[alike.inputs[input.0 as usize]].value,
+            ValueDef::Result(node, result) => {
+                let first = from.order[alike.nodes[positions[node]]];
+                from.nodes[first].results().nth(result as usize).unwrap_or(value)
+            }
+        }
+    }
+
     /// What stands for a value.
-    fn of_value(&self, value: ValueId, positions: &SecondaryMap<NodeId, usize>) -> ValueId {
+    pub fn of_value(&self, value: ValueId, positions: &SecondaryMap<NodeId, usize>) -> ValueId {
         match self.to.values[value].def {
             ValueDef::Input(input) => self.from.inputs[self.places.input(input)].value,
             ValueDef::Result(node, result) => {
