@@ -6,7 +6,8 @@ use std::cell::Cell;
 
 use ir::testing::Random;
 use unisono_loops::{
-    Access, Binary, Builder, Element, Interpreter, Kernel, Memory, Op, Operand, Reduction, Unary, Value, bf16_of,
+    Access, Binary, Builder, Element, Interpreter, Kernel, Memory, Op, Operand, Reduction, Unary, Value,
+    bf16_of,
     math::{self, Math, Scalar},
     phases,
     testing::{Owned, by_point, memory_for, random_kernel},

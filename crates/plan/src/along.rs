@@ -8,9 +8,10 @@ use shard::{Assignment, Space};
 use solve::{Failure, Problem, Solution, Solver};
 
 use crate::{
-    axis::{Along, Carried, Model, Program, Tries},
+    axis::{Along, Carried, Model, Tries},
     divides::offered,
     effort::Effort,
+    folded::Program,
     intents::Origins,
     moments::Charges,
     pins::{Demand, Demands, can_be, demand_on_batch, pinned},

@@ -6,7 +6,7 @@ use shard::{Assignment, Space};
 use solve::{Choices, Options, evaluate};
 
 use crate::{
-    folded::Folded,
+    folded::Program,
     forbidden::Forbidden,
     intents::{Intent, Origins, left},
     moments::Charges,
@@ -30,25 +30,6 @@ pub struct Model {
     pub time: i64,
     /// The bound.
     pub bound: i64,
-}
-
-/// What is searched: a graph, or one with few layers and what it stands for.
-#[derive(Clone, Copy)]
-pub enum Program<'a> {
-    /// All of it.
-    Whole(&'a Graph),
-    /// Few layers.
-    Folded(&'a Folded),
-}
-
-impl<'a> Program<'a> {
-    /// The graph.
-    pub const fn graph(self) -> &'a Graph {
-        match self {
-            Self::Whole(graph) => graph,
-            Self::Folded(folded) => folded.graph(),
-        }
-    }
 }
 
 /// The search along one axis.

@@ -4,7 +4,8 @@ use ir::{AxisKind, MeshAxis};
 use solve::Solver;
 
 use crate::{
-    axis::{Along, Model, Program},
+    axis::{Along, Model},
+    folded::Program,
     intents::Origins,
     moments::Charges,
     on_axes::OnAxis,

@@ -9,6 +9,25 @@ use shard::{Assignment, divided};
 
 use crate::{fewer::Alike, intents::Origins, taken_over::Pair};
 
+/// What is searched: a graph, or one with few layers and what it stands for.
+#[derive(Clone, Copy)]
+pub enum Program<'a> {
+    /// All of it.
+    Whole(&'a Graph),
+    /// Few layers.
+    Folded(&'a Folded),
+}
+
+impl<'a> Program<'a> {
+    /// The graph.
+    pub const fn graph(self) -> &'a Graph {
+        match self {
+            Self::Whole(graph) => graph,
+            Self::Folded(folded) => folded.graph(),
+        }
+    }
+}
+
 /// A program with few layers, and the same with one more.
 #[derive(Clone)]
 pub struct Folded {

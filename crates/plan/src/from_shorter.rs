@@ -9,9 +9,8 @@ use ir::{Graph, Mesh};
 use shard::Assignment;
 
 use crate::{
-    axis::Program,
     effort::Extent,
-    folded::Folded,
+    folded::{Folded, Program},
     intents::Origins,
     jointly,
     prediction::Prediction,

@@ -8,8 +8,8 @@ use ir::{AxisKind, Mesh, MeshAxis};
 
 use crate::{
     along::explored,
-    axis::Program,
     effort::Extent,
+    folded::Program,
     intents::{Intent, Origins, intents},
     run::{Found, Request, Run},
     suits::if_it_suits,

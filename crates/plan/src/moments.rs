@@ -13,7 +13,11 @@ use rustc_hash::FxHashMap;
 use shard::Assignment;
 use smallvec::SmallVec;
 
-use crate::{axis::Program, folded::Folded, roles::of_state, taken_over::Pair};
+use crate::{
+    folded::{Folded, Program},
+    roles::of_state,
+    taken_over::Pair,
+};
 
 /// How much of a value's memory counts.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Debug)]

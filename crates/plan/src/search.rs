@@ -9,8 +9,9 @@ use ir::{Graph, Mesh};
 use shard::canonical;
 
 use crate::{
-    axis::{PICOS_PER_NANO, Program},
+    axis::PICOS_PER_NANO,
     effort::Extent,
+    folded::Program,
     from_shorter::{candidates, expected},
     jointly,
     on_axes::on_axes,
