@@ -109,7 +109,9 @@ fn size(random: &mut Random) -> i64 {
 
 /// Rows that are cut into spans.
 fn few_long_rows(random: &mut Random, domain: &mut [i64]) {
-    domain.iter_mut().for_each(|size| *size = (*size).min(2));
+    for size in domain.iter_mut() {
+        *size = (*size).min(2);
+    }
     if let Some(last) = domain.last_mut() {
         *last = 1000 + random.below(2200) as i64;
         if random.below(8) == 0 {
