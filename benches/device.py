@@ -355,12 +355,12 @@ def rows(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     print("|---|---|---|---|---|---|---|")
     found = {}
     elements = ELEMENTS if device.type == "cuda" else 1 << 18
-    for name in options.only or ROWS:
-        for dtype in (torch.float32, torch.bfloat16):
+    for name, (function, reads) in ROWS.items():
+        for dtype in (torch.float32, torch.bfloat16) if not options.only or name in options.only else ():
             for length in LENGTHS if "LU" not in name else LENGTHS[2:3]:
                 shape = (elements // length, length)
-                inputs = [torch.randn(shape, device=device, dtype=dtype) for _ in range(ROWS[name][1])]
-                row = of_rows(ROWS[name][0], inputs, device)
+                inputs = [torch.randn(shape, device=device, dtype=dtype) for _ in range(reads)]
+                row = of_rows(function, inputs, device)
                 found[f"{name}, {dtype}, {length}"] = row
                 cells = [
                     f"{1e6 * row['eager']:.1f}",
@@ -425,9 +425,11 @@ def main() -> None:
     )
     parser.add_argument("--cluster", type=Path, metavar="FILE", help="predict by this description too")
     parser.add_argument("--only", nargs="+", help="these steps or groups")
+    parser.add_argument("--columns", type=int, default=kernels.COLUMNS, help="the length of rows of groups")
     parser.add_argument("--cases", nargs="+", help="these cases of steps")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)
+    kernels.COLUMNS = arguments.columns
     device = torch.device(arguments.device)
     device = _devices.HOST if device == _devices.HOST else _devices.current()
     print(f"{_devices.model_of(device)}, PyTorch {torch.__version__}\n")

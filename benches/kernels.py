@@ -295,13 +295,16 @@ def child(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    global COLUMNS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--columns", type=int, default=COLUMNS, help="the length of rows")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--patterns", action="store_true")
     arguments = parser.parse_args()
+    COLUMNS = arguments.columns
     if arguments.patterns:
         return patterns()
     if arguments.cuda:

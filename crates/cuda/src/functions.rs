@@ -62,7 +62,7 @@ pub(crate) fn definitions(text: &str) -> String {
 /// The same bits with half of the instructions, but where a result is no normal number: what multiplies by a power of two need not mind the
 /// limits of exponents then, and the reciprocal of a number from 1 to 2^126 is right after one step from the device's estimate.
 fn sigmoid(lines: &mut Lines, name: &str) {
-    lines.line(RECIPROCAL);
+    lines.line(RECIPROCAL.trim_end());
     let far = format!("{name}_far");
     function_of(lines, "__noinline__", &far, &["a"], |maker, [a, _]| math::sigmoid(maker, a));
     define(lines, name, &["a"], |maker, [a, _]| {

@@ -68,9 +68,7 @@ pub fn partition(graph: &Graph) -> Partition {
             _ if group.kernel.by_rows() && nest.rows() < FEW_ROWS && nest.inner > LONG_ROW => {
                 "few rows, which are long"
             }
-            0 if !is_two_in_one(&group.kernel) && !has_slow_rows(graph, group, &nest) => {
-                "PyTorch's own kernel moves as little"
-            }
+            0 if !is_worth_alone(graph, group, &nest) => "PyTorch's own kernel moves as little",
             _ if !has_form(&group.kernel) => "no form in CUDA C",
             _ => return None,
         };
@@ -78,25 +76,21 @@ pub fn partition(graph: &Graph) -> Partition {
     })
 }
 
-/// Whether PyTorch is slow at the rows of a group that a kernel reads once.
-fn has_slow_rows(graph: &Graph, group: &Group, nest: &Nest) -> bool {
+/// Whether a kernel reads once what PyTorch reads twice: it writes points and adds rows up in one pass, or holds rows that PyTorch is slow at.
+fn is_worth_alone(graph: &Graph, group: &Group, nest: &Nest) -> bool {
+    let kernel = &group.kernel;
+    let has = |access| kernel.operands.iter().any(|operand| operand.access == access);
     let is_slow = |node: &NodeId| {
         let formula = aten::row(graph.op_name(*node)).and_then(|row| row.formula);
         formula.is_some_and(|formula| formula.slow_rows)
     };
-    group.nodes.iter().any(is_slow)
-        && nest.rows() >= ROWS
-        && verify(&group.kernel).is_ok()
-        && emit(&group.kernel, "k", Width::Wide).is_ok_and(|emitted| emitted.holds_rows)
-}
-
-/// Whether a kernel writes points and adds rows up in one pass over what it reads.
-fn is_two_in_one(kernel: &Kernel) -> bool {
-    let has = |access| kernel.operands.iter().any(|operand| operand.access == access);
-    has(Access::Write)
-        && has(Access::Add)
+    let two_in_one = has(Access::Write) && has(Access::Add);
+    let slow_rows = nest.rows() >= ROWS && group.nodes.iter().any(is_slow);
+    let is_read_once =
+        |emitted: Emitted| two_in_one && !emitted.reads_again || slow_rows && emitted.holds_rows;
+    (two_in_one || slow_rows)
         && verify(kernel).is_ok()
-        && emit(kernel, "k", Width::Wide).is_ok_and(|emitted| !emitted.reads_again)
+        && emit(kernel, "k", Width::Wide).is_ok_and(is_read_once)
 }
 
 /// Whether a kernel that is valid has a form in CUDA C.

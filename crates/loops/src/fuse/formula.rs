@@ -266,11 +266,16 @@ impl<'a> Reader<'a, '_, '_, '_> {
     /// `sum_of(a)`, `max_of(a)`, `min_of(a)`: of a row.
     fn reduced(&mut self, reduction: Reduction) -> Result<Value, String> {
         let value = self.sum()?;
-        if reduction == Reduction::Sum {
-            let points = self.body.elements_of(true, false);
-            return Ok(self.body.maker.builder.sum_of_row(value, points));
+        Ok(self.of_row(reduction, value))
+    }
+
+    fn of_row(&mut self, reduction: Reduction, value: Value) -> Value {
+        let points = self.body.elements_of(true, false);
+        let builder = &mut self.body.maker.builder;
+        match reduction {
+            Reduction::Sum => builder.sum_of_row(value, points),
+            _ => builder.reduce(reduction, value),
         }
-        Ok(self.body.maker.builder.reduce(reduction, value))
     }
 
     /// `sum_over(a, dims)`, `mean_over(a, dims)`, or without `dims` over all: of rows, of all rows together, or of both.
@@ -279,8 +284,7 @@ impl<'a> Reader<'a, '_, '_, '_> {
         let dims = if self.eat(",") { Some(self.word()) } else { None };
         let (row, rows) = self.body.reduced_dims(dims)?;
         self.of_rows |= rows;
-        let points = self.body.elements_of(true, false);
-        let value = if row { self.body.maker.builder.sum_of_row(value, points) } else { value };
+        let value = if row { self.of_row(Reduction::Sum, value) } else { value };
         if !mean {
             return Ok(value);
         }
