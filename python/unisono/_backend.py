@@ -168,7 +168,7 @@ class _Program:
         if len(devices) > 1:
             raise UnsupportedError("tensors are on several devices", code="U0105")
         encoder = _Encoder(Traced(graph, None, 0), inputs)
-        captured, device = _native.Graph(encoder.bytes()), devices.pop()
+        captured, device = _native.Graph(encoder.bytes()).cleaned_function(), devices.pop()
         if fuse:
             captured = captured.split_dropout()
         slower = _choice.slower(captured, device) if fuse == "auto" else {}

@@ -1,4 +1,5 @@
-//! Drops nodes whose result is their operand: in a graph without writes, another name or a copy of a tensor is that tensor.
+//! Drops nodes whose result is their operand: in a graph without writes, another name or a copy of a tensor is that tensor, and so is one
+//! times it.
 //!
 //! `clone` is kept where it changes the layout, and also where it does not: a user writes it to say so.
 
@@ -38,6 +39,14 @@ fn alias(graph: &Graph, node: &Node) -> Option<(ValueId, ValueId)> {
     else {
         return None;
     };
-    let known = aten::row(&graph.ops[node.op].name).is_some_and(|row| row.identity);
+    let name = &graph.ops[node.op].name;
+    let known = aten::row(name).is_some_and(|row| row.identity) || is_times_one(name, node);
     (known && graph.ty(*operand) == graph.ty(*result)).then_some((*operand, *result))
+}
+
+/// Whether a tensor is multiplied or divided by the number 1, as where a model scales by what a setting says.
+fn is_times_one(name: &str, node: &Node) -> bool {
+    let scales =
+        ["aten::mul.Tensor", "aten::mul.Scalar", "aten::div.Tensor", "aten::div.Scalar"].contains(&name);
+    scales && matches!(node.args.get(1), Some(Arg::Int(1) | Arg::Float(1.0)))
 }

@@ -18,6 +18,7 @@ struct OpFacts {
     kind: Kind,
     /// It matters although nothing uses its results.
     has_effect: bool,
+    writes: bool,
     random: Random,
 }
 
@@ -50,6 +51,7 @@ impl OpFacts {
         Self {
             kind,
             has_effect: schema.returns.is_empty() || schema.writes(),
+            writes: schema.writes(),
             random: aten::random(&op.name, &schema),
         }
     }
@@ -64,6 +66,11 @@ impl Facts {
     /// Whether a node matters although nothing uses its results: it checks something, draws random numbers or writes.
     pub fn has_effect(&self, node: &Node) -> bool {
         self.ops[node.op].has_effect || self.draws(node)
+    }
+
+    /// Whether a node writes into what it is given.
+    pub fn writes(&self, node: &Node) -> bool {
+        self.ops[node.op].writes
     }
 
     /// Whether a node draws from PyTorch's random number generator.

@@ -4,6 +4,7 @@
 //! into canonical form and tells an observer what was done.
 
 mod bucket_collectives;
+mod cleaned_function;
 mod collectives;
 mod common_subexpressions;
 mod cross_entropy;
@@ -33,6 +34,7 @@ mod turn_shards;
 mod without_collectives;
 
 pub use bucket_collectives::BucketCollectives;
+pub use cleaned_function::cleaned_function;
 pub use common_subexpressions::CommonSubexpressions;
 pub use cross_entropy::CrossEntropy;
 pub use dead_code::DeadCode;

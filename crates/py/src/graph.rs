@@ -211,6 +211,11 @@ impl Graph {
         run(py, || passes::run(&[Box::new(passes::SplitDropout)], &self.0, |_| {})).map(Self)
     }
 
+    /// The graph of a function that is called by itself without what nothing needs.
+    fn cleaned_function(&self, py: Python<'_>) -> PyResult<Self> {
+        run(py, || passes::cleaned_function(&self.0)).map(Self)
+    }
+
     /// The graph as it pays where groups of operations are kernels.
     #[pyo3(signature = (*, cuda=false))]
     fn for_kernels(&self, py: Python<'_>, cuda: bool) -> PyResult<Self> {
