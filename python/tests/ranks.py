@@ -112,27 +112,32 @@ def train(
 def run_ranks(
     graphs: list[dict[str, Any]],
     inputs: list[list[torch.Tensor]],
-    layouts: bool = True,
+    layouts: bool | Sequence[bool] = True,
     mesh: dict[str, int] | None = None,
 ) -> list[tuple[list[torch.Tensor], dict[int, torch.Tensor]]]:
-    """Runs one graph per rank and returns ``(returns, updates)`` of each; ``layouts`` where inputs lie in memory as their types say.
+    """Runs one graph per rank and returns ``(returns, updates)`` of each; ``layouts`` where inputs lie in memory as their types say, of all
+    ranks or of each.
 
     Without a ``mesh`` all ranks lie along one axis.
     """
-    ranks = [_rank(graph, tensors, layouts) for graph, tensors in zip(graphs, inputs, strict=True)]
+    checked = [layouts] * len(graphs) if isinstance(layouts, bool) else layouts
+    ranks = [_rank(*one) for one in zip(graphs, inputs, checked, strict=True)]
     events = [next(rank) for rank in ranks]
-    while events[0][0] != "done":
-        names = {(name, arguments[-1]) for name, arguments in events}
-        assert len(names) == 1, f"ranks disagree on the next collective: {names}"
-        ((name, group),) = names
-        results: list[Any] = [None] * len(ranks)
-        for members in _groups(len(ranks), group.removeprefix("axis:"), mesh):
-            made = _collective(name, [events[rank][1] for rank in members])
+    while any(name != "done" for name, _ in events):
+        ready = [members for members in _meeting(events, mesh) if len({events[rank][0] for rank in members}) == 1]
+        assert ready, f"ranks disagree on the next collective: {[(name, made[-1]) for name, made in events]}"
+        for members in ready:
+            made = _collective(events[members[0]][0], [events[rank][1] for rank in members])
             for rank, result in zip(members, made, strict=True):
-                results[rank] = result
-        events = [rank.send(result) for rank, result in zip(ranks, results, strict=True)]
-    assert all(name == "done" for name, _ in events), "ranks have different numbers of collectives"
+                events[rank] = ranks[rank].send(result)
     return [result for _, result in events]
+
+
+def _meeting(events: Sequence[Any], mesh: dict[str, int] | None) -> list[list[int]]:
+    """The groups all of whose ranks have come to a collective of it."""
+    axes = {arguments[-1] for name, arguments in events if name != "done"}
+    groups = [(axis, one) for axis in sorted(axes) for one in _groups(len(events), axis.removeprefix("axis:"), mesh)]
+    return [one for axis, one in groups if all(events[rank][1][-1] == axis for rank in one)]
 
 
 def _groups(count: int, axis: str, mesh: dict[str, int] | None) -> list[list[int]]:

@@ -55,7 +55,7 @@ def test_a_layer_of_experts_gives_by_any_strategies_what_one_rank_gives():
             graph,
             given,
             expected,
-            ranks,
+            {"exam": ranks},
             numbers,
             draw % 2 == 1,
             {"rtol": 1e-4, "atol": 1e-4},

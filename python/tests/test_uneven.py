@@ -18,20 +18,11 @@ import unisono
 from unisono._issue_order import alike, prints_of
 from unisono._message import pack
 
-GRAPHS = 120
-TOGETHER = 20
-
 CASES = [(ranks, f"{model}, {family}") for ranks in (2, 3, 4) for model, family in uneven_ranks.cases(ranks)]
 
 
 def test_where_a_dimension_repeats_those_of_one_element_do_not_turn_results():
-    assert uneven_graphs.ask(2330)
-
-
-@pytest.mark.parametrize("first", range(0, GRAPHS, TOGETHER))
-def test_random_graphs_on_any_number_of_ranks_give_what_one_rank_gives(first):
-    asked = sum(uneven_graphs.ask(seed) for seed in range(first, first + TOGETHER))
-    assert asked > 0.7 * TOGETHER * uneven_graphs.DRAWS
+    assert uneven_graphs.ask(2330, axes=1)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +83,8 @@ def test_ranks_are_alike_where_those_of_each_group_are():
     assert not alike(orders("xxyy", "zzzz"), mesh)
     assert not alike(orders("xxxx", "zvzv"), mesh)
     assert not alike(orders("xyxy", "zzvv", "wwwu"), mesh)
+    # What is small enough to be sent directly at one place of `b` may be too large at another.
+    assert alike(orders("xyxy", "zzvv", "wuwu"), mesh)
     stages = {"stages": 2, "b": 2}
     each = [prints_of({"": one, "axis:b": one}, stages) for one in "wwuu"]
     assert alike(each, stages)

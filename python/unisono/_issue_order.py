@@ -15,14 +15,16 @@ def prints_of(order: Mapping[str, str], mesh: Mapping[str, int]) -> list[str]:
 
 
 def alike(everyone: Sequence[Sequence[str]], mesh: Mapping[str, int]) -> bool:
-    """Whether these fingerprints of all ranks say so: all start the same collectives, and those of a group give them the same sizes.
+    """Whether these fingerprints of all ranks say so: those of a group start the same collectives with the same sizes.
 
-    Ranks of different pipeline stages have programs of their own.
+    Ranks at one place along the innermost axis have the same program, but for pipeline stages, which have programs of their own. At another
+    place, where shards may be of another size, collectives along the axes outside may be others.
     """
     known: dict[tuple[object, ...], str] = {}
+    innermost = next((axis for axis in reversed([*mesh]) if axis != STAGES), STAGES)
     for rank, (whole, *along) in enumerate(everyone):
         place = coordinates(mesh, rank)
-        seen = [known.setdefault(("", place.get(STAGES)), whole) == whole]
+        seen = [known.setdefault(("", place.get(STAGES), place[innermost]), whole) == whole]
         for axis, own in zip(mesh, along, strict=True):
             group = tuple((name, at) for name, at in place.items() if name != axis or axis == STAGES)
             seen.append(known.setdefault((axis, group), own) == own)

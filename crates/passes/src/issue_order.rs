@@ -9,7 +9,7 @@ use crate::{bucket_collectives, direct_collectives, facts::Facts};
 
 /// What is equal for ranks that issue the same collectives in the same order, by group: under the name of a group the fingerprint of its
 /// collectives' operators, types and sizes, which is equal for all that are in it together; under no name that of all collectives with what
-/// they are for, without their sizes, which differ between ranks where one has more of a tensor than another.
+/// they are for, which is equal for those at one place of the innermost axis. Along that ranks may have more and less of a tensor.
 pub fn issue_order(graph: &Graph) -> BTreeMap<String, Fingerprint> {
     let facts = Facts::new(graph);
     let says_size = |reason: &str| {

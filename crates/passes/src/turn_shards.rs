@@ -5,6 +5,7 @@ use aten::{Call, Row, Strides};
 use base::{Id, Result};
 use fixedbitset::FixedBitSet;
 use ir::{Arg, CollectiveKind, Dims, Graph, Node, NodeId, Patch, Return, TensorType, ValueId};
+use rustc_hash::FxHashMap;
 
 use crate::{
     Pass,
@@ -25,16 +26,17 @@ impl Pass for TurnShards {
     fn run<'g>(&self, graph: &'g Graph) -> Result<Patch<'g>> {
         let mut patch = Patch::new(graph);
         let found = Found { graph, facts: Facts::new(graph), users: users(graph), ends: end_values(graph) };
+        let mut transpositions = FxHashMap::default();
         for id in graph.order.iter().filter(|id| !is_uneven(graph, **id)) {
             match graph.collective(*id).map(|collective| collective.kind) {
                 Some(CollectiveKind::AllGather) => {
                     if let Some(gather) = found.gather(*id).filter(|it| found.is_for_products(it.whole)) {
-                        found.turn_gather(&gather, &mut patch);
+                        transpositions.insert(gather.whole, found.turn_gather(&gather, &mut patch));
                     }
                 }
                 Some(CollectiveKind::ReduceScatter) => {
                     if let Some(reduction) = found.reduction(*id) {
-                        found.turn_reduction(&reduction, &mut patch);
+                        found.turn_reduction(&reduction, &transpositions, &mut patch);
                     }
                 }
                 _ => {}
@@ -168,7 +170,8 @@ impl Found<'_> {
         (self.order(id)? == [1, 0]).then(|| result(&self.graph.nodes[id])).flatten()
     }
 
-    fn turn_gather(&self, gather: &Gather, patch: &mut Patch<'_>) {
+    /// Gathers turned shards; the transposition of the whole, which lies in order.
+    fn turn_gather(&self, gather: &Gather, patch: &mut Patch<'_>) -> ValueId {
         let graph = self.graph;
         let (start, wait) = (gather.nodes[0], gather.nodes[1]);
         self.label(start, patch);
@@ -186,9 +189,16 @@ impl Found<'_> {
         }
         patch.replace(gather.whole, turned);
         gather.nodes.iter().for_each(|node| patch.remove(*node));
+        waited
     }
 
-    fn turn_reduction(&self, reduction: &Reduction, patch: &mut Patch<'_>) {
+    /// Makes the transposition of a product and reduces that to turned shards. `transpositions` are those of matrices that lie in order turned.
+    fn turn_reduction(
+        &self,
+        reduction: &Reduction,
+        transpositions: &FxHashMap<ValueId, ValueId>,
+        patch: &mut Patch<'_>,
+    ) {
         let graph = self.graph;
         let (Some(product), Some(start)) = (reduction.nodes.first(), reduction.nodes.last()) else { return };
         let (Some(shard), Some(whole)) =
@@ -202,6 +212,7 @@ impl Found<'_> {
         let turned_factors = factors.iter().rev().map(|factor| {
             let turns = graph.maker(*factor).filter(|maker| self.transposed(*maker).is_some());
             let plain = turns.and_then(|maker| operand(&graph.nodes[maker]));
+            let plain = transpositions.get(factor).copied().or(plain);
             Arg::Value(plain.unwrap_or_else(|| turned(patch, *product, *factor)))
         });
         let turned_factors = turned_factors.collect();

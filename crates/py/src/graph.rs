@@ -347,11 +347,16 @@ impl Graph {
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
-    /// The graphs of all ranks under strategies that numbers draw, and the placements of inputs; for a proof.
-    fn drawn(&self, py: Python<'_>, ranks: u32, numbers: Vec<u64>) -> PyResult<(Vec<String>, Vec<Self>)> {
-        let drawn = run(py, || shard::drawn(&self.0, ranks, &numbers))?;
-        let inputs = drawn.inputs.iter().map(ToString::to_string).collect();
-        Ok((inputs, drawn.graphs.into_iter().map(Self).collect()))
+    /// The graphs of all ranks of a mesh under strategies that numbers draw, and the placements of inputs along each axis; for a proof.
+    fn drawn(
+        &self,
+        py: Python<'_>,
+        mesh: Vec<(String, u32)>,
+        numbers: Vec<u64>,
+    ) -> PyResult<(Vec<Vec<String>>, Vec<Self>)> {
+        let drawn = run(py, || shard::drawn(&self.0, &mesh_of(mesh), &numbers))?;
+        let along_all = |placements: &Vec<Placement>| placements.iter().map(ToString::to_string).collect();
+        Ok((drawn.inputs.iter().map(along_all).collect(), drawn.graphs.into_iter().map(Self).collect()))
     }
 }
 

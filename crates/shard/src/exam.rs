@@ -3,7 +3,7 @@
 
 use aten::{Call, Strategy};
 use base::Result;
-use ir::{Graph, InputClass, MeshAxis, NodeId, Placement, RankGraph, Reshard, ValueId, reshard_steps};
+use ir::{Graph, InputClass, Mesh, MeshAxis, NodeId, Placement, RankGraph, Reshard, ValueId, reshard_steps};
 use rustc_hash::FxHashMap;
 
 use crate::{
@@ -11,9 +11,10 @@ use crate::{
     emit::{Emitter, Origin, Script},
     local::local_type,
     operation::Realised,
-    partition::{Assignment, partition},
+    partition::Assignment,
     reshard::Resharder,
     space::{Offered, Space},
+    unroll::partition_mesh,
 };
 
 /// One operation under one strategy.
@@ -46,36 +47,53 @@ pub fn exam(graph: &Graph, ranks: u32) -> Result<Exam> {
 
 /// A graph under strategies that nobody chose.
 pub struct Drawn {
-    /// The placement of each input.
-    pub inputs: Vec<Placement>,
+    /// The placements of each input along each axis.
+    pub inputs: Vec<Vec<Placement>>,
     /// For each rank its graph.
     pub graphs: Vec<RankGraph>,
 }
 
-/// The graphs of all ranks where `numbers` say which of its strategies each operation has, and where each input is: as many as there are,
-/// begun again where they end.
-pub fn drawn(graph: &Graph, ranks: u32, numbers: &[u64]) -> Result<Drawn> {
+/// The graphs of all ranks of a mesh where `numbers` say which of its strategies each operation has along each axis, and where each input is: as
+/// many numbers as there are, begun again where they end.
+pub fn drawn(graph: &Graph, mesh: &Mesh, numbers: &[u64]) -> Result<Drawn> {
     aten::check(graph)?;
     let canonical = canonical(graph).renumbered();
-    let axis = MeshAxis::ranks("exam", ranks);
-    let space = Space::new(&canonical, &axis, Offered::All);
     let mut numbers = numbers.iter().cycle();
     let mut below =
         |count: usize| numbers.next().map_or(0, |number| (*number % count.max(1) as u64) as usize);
+    let mut assignments = Vec::new();
+    let first = partition_mesh(&canonical, mesh, 0, |graph, axis| {
+        let offered = if mesh.may_be_uneven(&axis.name) { Offered::All } else { Offered::Even };
+        assignments.push(assigned(graph, &Space::new(graph, axis, offered), &mut below));
+        Ok(assignments[assignments.len() - 1].clone())
+    })?;
+    let others = (1..mesh.ranks()).map(|rank| {
+        let mut decided = assignments.iter().cloned();
+        partition_mesh(&canonical, mesh, rank, |_, _| {
+            Ok(decided.next().expect("an assignment for each axis"))
+        })
+    });
+    let graphs = std::iter::once(Ok(first)).chain(others).collect::<Result<_>>()?;
+    let along_all = |id| assignments.iter().map(|assignment| assignment.inputs[&id]).collect();
+    Ok(Drawn { inputs: canonical.inputs.ids().map(along_all).collect(), graphs })
+}
+
+/// Decisions along an axis, each of which `below` draws among so many.
+fn assigned(graph: &Graph, space: &Space, mut below: impl FnMut(usize) -> usize) -> Assignment {
     let mut assignment = Assignment::default();
     let mut held: FxHashMap<ValueId, Placement> = FxHashMap::default();
-    for (id, input) in canonical.inputs.iter() {
+    for (id, input) in graph.inputs.iter() {
         let offers = &space.offers[input.value];
         let placement =
             below(offers.len() + 1).checked_sub(1).map_or(Placement::Replicate, |one| offers[one]);
         assignment.inputs.insert(id, placement);
         held.insert(input.value, placement);
     }
-    for node in &canonical.order {
-        let call = Call::new(&canonical, *node);
+    for node in &graph.order {
+        let call = Call::new(graph, *node);
         let leads = |value: &ValueId, to: Placement| {
             let reshard = Reshard { from: held[value], to };
-            reshard_steps(canonical.ty(*value), reshard, &axis).is_some()
+            reshard_steps(graph.ty(*value), reshard, &space.axis).is_some()
         };
         let possible: Vec<&Strategy> = space
             .strategies(*node)
@@ -86,11 +104,7 @@ pub fn drawn(graph: &Graph, ranks: u32, numbers: &[u64]) -> Result<Drawn> {
         held.extend(call.results.iter().copied().zip(strategy.results.iter().copied()));
         assignment.nodes.insert(*node, strategy);
     }
-    let inputs = canonical.inputs.ids().map(|id| assignment.inputs[&id]).collect();
-    let graphs = (0..ranks)
-        .map(|coordinate| Ok(partition(&canonical, &assignment, &axis, coordinate)?.into_renumbered()))
-        .collect::<Result<_>>()?;
-    Ok(Drawn { inputs, graphs })
+    assignment
 }
 
 fn claims(graph: &Graph, ranks: u32) -> Vec<(String, String, bool)> {
