@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from session_ranks import compare
+from session_ranks import FUSED, OFFLOADED, RECOMPUTED, compare
 
 
 def cases() -> Iterator[tuple[str, str]]:
     """The models and families of plans that each number of ranks runs."""
     for model in ("mixtral", "qwen3_moe", "deepseek_v3"):
         yield from ((model, family) for family in ("free", "experts cut"))
+    yield from (("few_experts", family) for family in ("free", "layer cut"))
+    yield from (("mixtral", f"experts cut{how}") for how in (FUSED, RECOMPUTED, OFFLOADED))
 
 
 def compare_all() -> None:

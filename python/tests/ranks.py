@@ -10,43 +10,84 @@ import msgpack
 import torch
 
 import unisono
-from unisono import _native
+from unisono import _native, _rows
 from unisono._interpret import arguments, bind
 from unisono._issue_order import alike, prints_of
 from unisono._reference import call, operation
 
+#: Operators that make rows of run-time sizes, with the exchanges that do.
+_OF_ROWS = {"own_rows", "deal_columns", "join_columns", "for_each_rank", "shards to groups", "whole to groups"}
+#: Operators that make of such rows what has a known size, where they are told it.
+_OF_ALL = {"among_zeros", "groups to shards", "groups to whole"}
 
-def _rank(graph: dict[str, Any], inputs: list[torch.Tensor], layouts: bool) -> Iterator[Any]:
+
+def _rank(graph: dict[str, Any], inputs: list[torch.Tensor], layouts: bool, in_groups: Sequence[int]) -> Iterator[Any]:
     """Runs one rank; yields ``(operator, arguments)`` at each collective and is sent its result."""
     values = {item["value"]: tensor for item, tensor in zip(graph["inputs"], inputs, strict=True)}
+    varying = {graph["inputs"][position]["value"] for position in in_groups}
     for number in graph["order"]:
         node = graph["nodes"][number]
         name = graph["ops"][node["op"]]["name"]
-        if name.startswith("_c10d_functional::"):
+        if name.startswith("_c10d_functional::") or name == "unisono::exchange_rows":
             given = [next(iter(a.values())) for a in node["args"]]
             given[0] = values[given[0]]
+            if name.startswith("unisono"):
+                given[1] = values[given[1]]
             result = given[0] if "wait" in name else (yield name.partition("::")[2], given)
         else:
-            op = operation(name)
+            # What the executor runs where there may be no rows.
+            op = operation("unisono::product_of_groups" if name == "aten::_grouped_mm" else name)
             result = call(op, arguments(node, values, {}))
         bind(node["returns"], result, values)
-        check_types(graph, node, values, layouts)
+        if _varies(name, node, varying):
+            # What offsets divide the inner elements of has a matrix for each group.
+            varying.update(one for one in made_by(node) if name != "aten::_grouped_mm" or values[one].dim() == 2)
+        check_types(graph, node, values, layouts, varying)
     yield "done", ([values[v] for v in graph["returns"]], {p: values[v] for p, v in graph["updates"]})
 
 
-def check_types(graph: dict[str, Any], node: dict[str, Any], values: dict[int, torch.Tensor], layouts: bool) -> None:
-    """What the graph says of the shape and, if asked, the layout in memory of each result is so."""
+def made_by(node: dict[str, Any]) -> Iterator[int]:
+    """The values that a node makes."""
     for returned in node["returns"]:
-        if returned == "none":
+        if returned != "none":
+            made = next(iter(returned.values()))
+            yield from made if isinstance(made, list) else [made]
+
+
+def _varies(name: str, node: dict[str, Any], varying: set[int]) -> bool:
+    """Whether a node may make something whose size is known at run time only."""
+    kind = name.partition("::")[2]
+    if kind == "exchange_rows":
+        kind = node["args"][2]["str"]
+    if kind in _OF_ALL:
+        return {"int": -1} in node["args"]
+    reads = [arg["value"] for arg in node["args"] if arg != "none" and "value" in arg]
+    reads += [one for arg in node["args"] if arg != "none" for one in arg.get("values", [])]
+    return kind in _OF_ROWS or not varying.isdisjoint(reads)
+
+
+def check_types(
+    graph: dict[str, Any], node: dict[str, Any], values: dict[int, torch.Tensor], layouts: bool, varying: set[int]
+) -> None:
+    """What the graph says of the shape and, if asked, the layout in memory of each result is so.
+
+    One dimension of what is ``varying`` may have another size.
+    """
+    name = graph["ops"][node["op"]]["name"]
+    for value in made_by(node):
+        said, tensor = graph["values"][value]["type"], values[value]
+        others = [dim for dim, size in enumerate(tensor.shape) if size != said["shape"][dim]]
+        assert tensor.dim() == len(said["shape"]), (name, tensor.shape, said)
+        assert len(others) <= (value in varying), (name, tensor.shape, said)
+        if others:
+            # As many as there are, they lie in memory in the order that is said.
+            long = [dim for dim, size in enumerate(tensor.shape) if size > 1 and tensor.numel()]
+            is_order = sorted(long, key=tensor.stride) == sorted(long, key=said["strides"].__getitem__)
+            assert is_order or not layouts, (name, tensor.shape, tensor.stride(), said)
             continue
-        made = next(iter(returned.values()))
-        for value in made if isinstance(made, list) else [made]:
-            said, tensor = graph["values"][value]["type"], values[value]
-            name = graph["ops"][node["op"]]["name"]
-            assert list(tensor.shape) == said["shape"], (name, tensor.shape, said)
-            strides = zip(tensor.stride(), said["strides"], said["shape"], strict=True)
-            alike = tensor.numel() == 0 or all(made == stride for made, stride, size in strides if size > 1)
-            assert alike or not layouts, (name, tensor.stride(), said)
+        strides = zip(tensor.stride(), said["strides"], said["shape"], strict=True)
+        alike = tensor.numel() == 0 or all(made == stride for made, stride, size in strides if size > 1)
+        assert alike or not layouts, (name, tensor.stride(), said)
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
@@ -114,14 +155,15 @@ def run_ranks(
     inputs: list[list[torch.Tensor]],
     layouts: bool | Sequence[bool] = True,
     mesh: dict[str, int] | None = None,
+    in_groups: Sequence[int] = (),
 ) -> list[tuple[list[torch.Tensor], dict[int, torch.Tensor]]]:
     """Runs one graph per rank and returns ``(returns, updates)`` of each; ``layouts`` where inputs lie in memory as their types say, of all
     ranks or of each.
 
-    Without a ``mesh`` all ranks lie along one axis.
+    Without a ``mesh`` all ranks lie along one axis. The inputs ``in_groups`` have as many rows as each rank has.
     """
     checked = [layouts] * len(graphs) if isinstance(layouts, bool) else layouts
-    ranks = [_rank(*one) for one in zip(graphs, inputs, checked, strict=True)]
+    ranks = [_rank(*one, in_groups) for one in zip(graphs, inputs, checked, strict=True)]
     events = [next(rank) for rank in ranks]
     while any(name != "done" for name, _ in events):
         ready = [members for members in _meeting(events, mesh) if len({events[rank][0] for rank in members}) == 1]
@@ -155,6 +197,11 @@ def _collective(name: str, arguments: list[list[Any]]) -> list[torch.Tensor]:
     tensors = [a[0] for a in arguments]
     assert all(t.is_contiguous() for t in tensors), name
     count = len(tensors)
+    if name == "exchange_rows":
+        sizes = [
+            _rows.splits(bounds.tolist(), exchange, size, rank) for _, bounds, exchange, size, rank, _ in arguments
+        ]
+        return _exchanged(tensors, sizes)
     if name.startswith("all_reduce"):
         stacked = torch.stack(tensors)
         result = stacked.sum(0) if arguments[0][1] == "sum" else stacked.amax(0)
@@ -164,10 +211,15 @@ def _collective(name: str, arguments: list[list[Any]]) -> list[torch.Tensor]:
     if name.startswith("reduce_scatter"):
         return list(torch.stack(tensors).sum(0).chunk(count))
     assert name.startswith("all_to_all"), name
-    pieces = [t.split(sent) for t, (_, _, sent, *_) in zip(tensors, arguments, strict=True)]
-    received = [[pieces[source][rank] for source in range(count)] for rank in range(count)]
-    for parts, (_, sizes, *_) in zip(received, arguments, strict=True):
-        assert [len(part) for part in parts] == sizes, name
+    return _exchanged(tensors, [(sent, received) for _, received, sent, *_ in arguments])
+
+
+def _exchanged(tensors: list[torch.Tensor], sizes: list[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
+    """What each rank has when each has sent so many rows to each, and received so many."""
+    pieces = [tensor.split(sent) for tensor, (sent, _) in zip(tensors, sizes, strict=True)]
+    received = [[pieces[source][rank] for source in range(len(tensors))] for rank in range(len(tensors))]
+    for parts, (_, expected) in zip(received, sizes, strict=True):
+        assert [len(part) for part in parts] == expected
     return [torch.cat(parts) for parts in received]
 
 

@@ -29,12 +29,13 @@ FAMILIES: dict[str, dict[str, str]] = {
     "tensors cut": {"batch.*": "replicate"},
     "memory limited": {"batch.*": "shard(0)"},
     "experts cut": {"params.*experts*": "shard(0)", "optimizer.*experts*": "shard(0)"},
+    "layer cut": dict.fromkeys(("params.up", "params.down", "optimizer.*up*", "optimizer.*down*"), "shard(0)"),
     "sequence cut": {"batch.*": "shard(1)", "params.*": "replicate"},
     "frames cut": {"batch.noisy": "shard(2)", "batch.clean": "shard(2)", "params.*": "replicate"},
 }
 
 #: Machines of families that are not planned for one that is eager to cut.
-CLUSTERS = {"memory limited": steps.SLOW_LINKS, "experts cut": steps.SCARCE_LINKS}
+CLUSTERS = {"memory limited": steps.SLOW_LINKS, "experts cut": steps.SCARCE_LINKS, "layer cut": steps.SCARCE_LINKS}
 
 #: Ends the name of a family whose collectives are exchanges.
 DIRECTLY = ", directly"

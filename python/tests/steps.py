@@ -159,6 +159,53 @@ def _with_experts(name: str, **sizes: int) -> Training:
     return Training(model, optimizer, step, [(torch.randint(0, 128, (12, 8)),) for _ in range(5)])
 
 
+def routed(x_TD: torch.Tensor, scores_TE: torch.Tensor, up_EHD: torch.Tensor, down_EDH: torch.Tensor) -> torch.Tensor:
+    """A layer of experts as transformers writes it: rows sorted by expert, two products of groups, rows back in their places."""
+    weights_TK, experts_TK = torch.topk(scores_TE.softmax(-1), 2, dim=-1)
+    experts_S, order_S = torch.sort(experts_TK.reshape(-1))
+    offsets_E = torch.histc(experts_S.float(), scores_TE.shape[-1], 0, scores_TE.shape[-1] - 1).cumsum(
+        0, dtype=torch.int32
+    )
+    gate, wide = torch._grouped_mm(x_TD[order_S // 2], up_EHD.transpose(1, 2), offsets_E).chunk(2, -1)
+    made_SD = torch._grouped_mm(F.silu(gate) * wide, down_EDH.transpose(1, 2), offsets_E)
+    made_SD = made_SD * weights_TK.reshape(-1)[order_S].unsqueeze(-1)
+    back_S = torch.empty_like(order_S)
+    back_S[order_S] = torch.arange(len(order_S))
+    return made_SD[back_S].view(*experts_TK.shape, -1).sum(1)
+
+
+class Experts(nn.Module):
+    """Experts whose products have a width that kernels want left whole."""
+
+    def __init__(self, width: int = 16, inner: int = 24, experts: int = 8, bias: bool = False) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts, bias=bias)
+        self.up = nn.Parameter(torch.randn(experts, 2 * inner, width) * 0.1)
+        self.down = nn.Parameter(torch.randn(experts, width, inner) * 0.1)
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        return x_TD + routed(x_TD, self.router(x_TD), self.up, self.down)
+
+
+def few_experts() -> Training:
+    """Experts of which two get nearly all tokens, so that ranks have nothing to compute; with clipping."""
+    torch.manual_seed(3)
+    model = Experts(bias=True)
+    with torch.no_grad():
+        model.router.bias.copy_(torch.tensor([0.0, 0, 0, 40, 0, 0, 30, 0]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
+
+    def step(x_TD: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x_TD).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step, [(torch.randn(30, 16),) for _ in range(5)])
+
+
 def mixtral() -> Training:
     """A Mixtral of one layer, whose experts have a width that kernels want left whole."""
     return _with_experts(

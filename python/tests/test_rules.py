@@ -142,11 +142,8 @@ def own_groups(offsets, ranks):
 
 
 def in_groups(tensor, dim, start, count):
-    """A tensor with the elements of some groups first, and what nobody may read behind them."""
-    rolled = torch.empty_like(tensor).copy_(tensor.roll(-start, dim))
-    if tensor.is_floating_point():
-        rolled.narrow(dim, count, rolled.shape[dim] - count).fill_(torch.nan)
-    return rolled
+    """The elements of some groups, in memory in the order of the whole."""
+    return torch.empty_like(tensor.narrow(dim, start, count)).copy_(tensor.narrow(dim, start, count))
 
 
 def parts(tensor, placement, ranks, generator, offsets=None):
@@ -166,8 +163,7 @@ def parts(tensor, placement, ranks, generator, offsets=None):
 
 def combined(pieces, placement, offsets=None):
     if placement.startswith("groups"):
-        dim, owned = int(placement[7:-1]), own_groups(offsets, len(pieces))
-        return torch.cat([piece.narrow(dim, 0, own) for piece, (_, own) in zip(pieces, owned, strict=True)], dim)
+        return torch.cat(pieces, int(placement[7:-1]))
     if placement == "partial(sum)":
         return sum(pieces)
     if placement == "partial(norm)":
@@ -217,7 +213,9 @@ def ask(bytes_, tensors, ranks, seen=None, tolerance=None):
         floating = {values[v].dtype for v in operands(node) if values[v].is_floating_point()}
         within = tolerance or (SINGLE if floating == {torch.float32} else TOLERANCE)
         graphs = [msgpack.unpackb(g)["graph"] for g in question["graphs"]]
-        made = run_ranks(graphs, [[pieces[rank] for pieces in cuts] for rank in range(ranks)], layouts=False)
+        varying = [number for number, placement in enumerate(question["operands"]) if placement.startswith("groups")]
+        given = [[pieces[rank] for pieces in cuts] for rank in range(ranks)]
+        made = run_ranks(graphs, given, layouts=False, in_groups=varying)
         for position, (value, placement) in enumerate(zip(results(node), question["results"], strict=True)):
             if "empty" in name:
                 continue
@@ -734,6 +732,11 @@ MORE = {
     "groups of rows": ("_grouped_mm", (whole_numbers(96, 32), whole_numbers(3, 32, 96), _OFFSETS)),
     "groups of columns": ("_grouped_mm", (whole_numbers(3, 96, 32), whole_numbers(32, 96), _OFFSETS)),
     "groups of inner elements": ("_grouped_mm", (whole_numbers(96, 96), whole_numbers(96, 96), _OFFSETS)),
+    "groups of columns and rows": ("_grouped_mm", (whole_numbers(96, 96).t(), whole_numbers(96, 96), _OFFSETS)),
+    "one group has all rows": (
+        "_grouped_mm",
+        (whole_numbers(96, 32).t(), whole_numbers(96, 96)[:, :32], torch.tensor([0, 0, 0, 96], dtype=torch.int32)),
+    ),
     "some groups without rows": (
         "_grouped_mm",
         (whole_numbers(96, 32), whole_numbers(5, 32, 96), torch.tensor([0, 16, 16, 96, 96], dtype=torch.int32)),

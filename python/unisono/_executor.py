@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from unisono import _cuda, _devices, _host, _native, _reference
+from unisono import _rows as _rows  # the operations that exchange rows of experts
 from unisono._message import pack, unpack
 from unisono._program import ProgramBuilder, Slot
 from unisono.errors import HardwareError

@@ -55,6 +55,8 @@ def why_not(
         return "it draws random numbers of PyTorch's generator, whose state a replay may leave behind"
     if copies:
         return "it copies to the host and back by streams of its own"
+    if any(name == "unisono::group_bounds" for name, _ in program.instructions()):
+        return "the host reads how many rows the experts of each rank have, which a replay does not"
     of_host = next((name for name, tensor in state.items() if tensor.device == _devices.HOST), None)
     if of_host is not None:
         return f"`{of_host}` is on the host, where a replay changes nothing"

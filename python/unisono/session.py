@@ -758,7 +758,8 @@ class CapturedStep:
         """The error of a failed step; for a failed collective, it names the collective and the ranks that are gone."""
         if error.code == "U0315":
             return without_memory(error, self.plan, self.device, self._session.memory_limit)
-        if self.ranks.count == 1 or "_c10d_functional" not in error.message:
+        exchanges = any(name in error.message for name in ("_c10d_functional", "unisono::exchange_rows"))
+        if self.ranks.count == 1 or not exchanges:
             return error if self._session.synchronous else _devices.at_or_before(error, self.device)
         stuck = self._session.watch.verdict_on(error.cause)
         if stuck is not None:

@@ -22,7 +22,7 @@ pub use check::check;
 pub use claims::{Claim, claims};
 pub use effects::{memory, random};
 pub use factors::{Factor, FactorKind, Factors};
-pub use groups::{by_groups, of_groups, offsets};
+pub use groups::{RunTimeSizes, by_groups, of_groups, offsets};
 pub use row::{
     Draw, Fill, Formula, Groups, Linear, ListForm, Memory, Parameter, Random, Rewrite, Role, Row, Rule,
     Sizes, Strides, Work,

@@ -463,6 +463,13 @@ pub static ROWS: &[Row] = &[
     op("unisono::to_host(self)", Rule::Each, Jointly, Traffic),
     op("unisono::from_host(self, Device device)", Rule::Each, Jointly, Traffic),
     op("unisono::wait_copy(self)", Rule::Each, Jointly, View).view(Strides::Dense),
+    op("unisono::group_bounds(offsets, int ranks, int size)", Rule::Fixed, No, Traffic),
+    op("unisono::own_rows(self, bounds, int dim, int rank)", Rule::Fixed, No, View).view(Strides::Kept),
+    op("unisono::among_zeros(self, bounds, int dim, int rank, int size)", Rule::Fixed, No, Traffic),
+    op("unisono::deal_columns(self, int dim, int ranks)", Rule::Fixed, No, Traffic).strides(Strides::RowMajor),
+    op("unisono::join_columns(self, int dim, int ranks)", Rule::Fixed, No, Traffic).strides(Strides::RowMajor),
+    op("unisono::for_each_rank(self, int ranks)", Rule::Fixed, No, Traffic).strides(Strides::RowMajor),
+    op("unisono::exchange_rows(self, bounds, str exchange, int size, int rank)", Rule::Fixed, No, Traffic).strides(Strides::RowMajor),
     // Optimizer kernels
     op("aten::_fused_adamw.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 13).walks_memory(),
     op("aten::_fused_adam.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 13).walks_memory(),

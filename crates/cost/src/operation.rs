@@ -2,7 +2,7 @@
 
 use aten::{Call, Row, Strategy, Work};
 use cluster::{Amounts, Bound, Cluster, Device, Fit};
-use ir::{Chunks, Dtype, local_bytes};
+use ir::{Chunks, Dtype, Placement, TensorType, local_bytes};
 
 use crate::machine::{PICOS, traffic};
 
@@ -152,8 +152,13 @@ fn unused(call: &Call<'_>, row: &Row) -> f64 {
 pub fn shares(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> Option<Chunks> {
     let operands = strategy.operands.iter().enumerate().map(|(i, p)| (*p, call.operand(i)));
     let results = strategy.results.iter().enumerate().map(|(i, p)| (*p, call.result(i)));
-    let chunks = operands.chain(results).find_map(|(placement, ty)| placement.chunks(&ty.shape, ranks));
-    chunks.map(|(_, chunks)| chunks)
+    let of = |(placement, ty): (Placement, &TensorType)| match placement {
+        // As many as where all groups are equally large.
+        Placement::Groups { dim } => Chunks::new(ty.shape[usize::from(dim)], 1, 0, ranks),
+        _ => placement.chunks(&ty.shape, ranks).map(|(_, chunks)| chunks),
+    };
+    let mut shared = operands.chain(results);
+    shared.find_map(of)
 }
 
 /// How many times as much an operation is than what the first rank, which has the most, computes of it.

@@ -3,8 +3,8 @@
 use aten::{Call, Strategy, Work};
 use base::Bytes;
 use ir::{
-    AxisKind, Collective, CollectiveKind, MeshAxis, Placement, Reduce, Reshard, TensorType, local_bytes,
-    reshard_steps,
+    AxisKind, Collective, CollectiveKind, GroupChange, MeshAxis, Placement, Reduce, Reshard, TensorType,
+    group_change, local_bytes, reshard_steps,
 };
 
 use crate::{
@@ -27,18 +27,11 @@ pub fn reshard_time(
         return reshard_price(ty, reshard, axis, company);
     }
     let cluster = machine.cluster;
-    // Rows that are put in another order, and those of others set to 0.
-    let in_order = |passes: u64, reshard| {
-        let rest = reshard_time(machine, ty, reshard, axis, company)?;
-        Some(rest + traffic(cluster, 2 * passes * ty.bytes().0))
-    };
-    match (reshard.from, reshard.to) {
-        (from, to) if from == to => return Some(0),
-        (Placement::Groups { .. }, to) => {
-            return in_order(2, Reshard { from: Placement::Partial(Reduce::Sum), to });
-        }
-        (from, Placement::Groups { .. }) => return in_order(1, Reshard { from, to: Placement::Replicate }),
-        _ => {}
+    if reshard.from == reshard.to {
+        return Some(0);
+    }
+    if matches!(reshard.from, Placement::Groups { .. }) || matches!(reshard.to, Placement::Groups { .. }) {
+        return groups_time(machine, ty, reshard, axis, company);
     }
     let steps = reshard_steps(ty, reshard, axis)?;
     let time = |step: &Collective<'_>| least_time(machine, *step, company);
@@ -60,6 +53,40 @@ pub fn reshard_time(
         _ => traffic(cluster, 2 * ty.bytes().0),
     };
     Some(collectives + copies)
+}
+
+/// The time of a change of placement into groups or out of them, where all groups are equally large.
+fn groups_time(
+    machine: Machine<'_>,
+    ty: &TensorType,
+    reshard: Reshard,
+    axis: &MeshAxis,
+    company: Company,
+) -> Option<i64> {
+    let Some(change) = group_change(ty, reshard, axis.size) else {
+        let whole = Placement::Replicate;
+        let before = reshard_time(machine, ty, Reshard { to: whole, ..reshard }, axis, company)?;
+        return Some(before + reshard_time(machine, ty, Reshard { from: whole, ..reshard }, axis, company)?);
+    };
+    let (whole, own) = (ty.bytes().0, |placement| local_bytes(ty, placement, axis.size));
+    let dim = |placement: Placement| match placement {
+        Placement::Groups { dim } => Some(usize::from(dim)),
+        _ => None,
+    };
+    let in_front = dim(reshard.from).or(dim(reshard.to)) == ir::memory_order(&ty.strides).first().copied();
+    let copied = match change {
+        GroupChange::Own if in_front => return Some(0),
+        GroupChange::Own | GroupChange::ToColumns => 2 * own(reshard.to),
+        GroupChange::AmongZeros => whole + 2 * own(reshard.from),
+        GroupChange::Gather => whole + own(reshard.from),
+        GroupChange::FromShards | GroupChange::ToShards => 0,
+        GroupChange::FromColumns => 2 * own(reshard.from),
+    };
+    let turned = if in_front { 0 } else { own(reshard.from) + own(reshard.to) };
+    let steps = reshard_steps(ty, reshard, axis)?;
+    let time = steps.iter().map(|step| least_time(machine, *step, company)).sum::<i64>();
+    let copies = if copied + turned == 0 { 0 } else { traffic(machine.cluster, copied + turned) };
+    Some(time + copies)
 }
 
 /// The bytes that are copied on one rank for a change between unequal shards: to pad what is sent, to put it in order, and to take out what

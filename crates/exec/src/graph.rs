@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{Code, Diagnostic, Result};
-use ir::{Graph, Node, PartKind, Return, TensorType, ValueId};
+use ir::{Graph, Node, NodeId, PRODUCT_OF_GROUPS, PartKind, Return, TensorType, ValueId};
 use torch_sys::{Arg, Device, Dtype, Layout, MemoryFormat, Output, Slot};
 
 use crate::{OpCall, ProgramSpec, Shape, Update};
@@ -17,6 +17,8 @@ pub type Groups = BTreeMap<String, String>;
 pub fn spec_of(graph: &Graph, groups: &Groups, device: &Device) -> Result<ProgramSpec> {
     let (state, inputs): (Vec<_>, Vec<_>) = graph.inputs.values().partition(|input| input.class.is_state());
     let slots = |inputs: Vec<&ir::Input>| inputs.into_iter().map(|input| slot(input.value)).collect();
+    let sizes = aten::RunTimeSizes::of(graph);
+    let mut schemas: Vec<String> = graph.ops.values().map(|op| format!("{}{}", op.name, op.schema)).collect();
     let calls = (0..).zip(&graph.order).map(|(position, id)| {
         let node = &graph.nodes[*id];
         let writes_state = graph.part_kind(*id) == PartKind::Update;
@@ -25,23 +27,38 @@ pub fn spec_of(graph: &Graph, groups: &Groups, device: &Device) -> Result<Progra
             None => diagnostic,
         })
     });
+    let mut calls: Vec<OpCall> = calls.collect::<Result<_>>()?;
+    let mut products = graph.order.iter().zip(&mut calls).filter(|(id, _)| is_of_rows(graph, **id, &sizes));
+    if let Some((_, first)) = products.next() {
+        let op = schemas.len() as u32;
+        schemas.push(PRODUCT_OF_GROUPS.to_owned());
+        std::iter::once(first).chain(products.map(|(_, call)| call)).for_each(|call| call.op = op);
+    }
     let update = |(input, value): &(ir::InputId, ValueId)| Update {
         state: slot(graph.inputs[*input].value),
         value: slot(*value),
     };
     Ok(ProgramSpec {
         slots: graph.values.len() as u32,
-        schemas: graph.ops.values().map(|op| format!("{}{}", op.name, op.schema)).collect(),
+        schemas,
         state: slots(state),
         inputs: slots(inputs),
         buffers: Vec::new(),
         kernels: Vec::new(),
-        calls: calls.collect::<Result<_>>()?,
+        calls,
         updates: graph.updates.iter().map(update).collect(),
         returns: graph.returns.iter().map(|value| slot(*value)).collect(),
         shapes: graph.values.values().map(|value| shape(&value.ty)).collect(),
+        run_time_sized: graph.values.ids().filter(|value| sizes.has(*value)).map(slot).collect(),
         places: graph.places.values().cloned().collect(),
     })
+}
+
+/// Whether an operation is a product of groups of which there may be none.
+fn is_of_rows(graph: &Graph, id: NodeId, sizes: &aten::RunTimeSizes) -> bool {
+    !sizes.is_empty()
+        && aten::row(graph.op_name(id)).is_some_and(|row| row.groups.is_some())
+        && graph.nodes[id].operands().any(|value| sizes.has(value))
 }
 
 const fn slot(value: ValueId) -> Slot {
@@ -139,6 +156,33 @@ place p0 "train.py":12:5
         assert_eq!(spec.updates, [Update { state: Slot(0), value: Slot(2) }]);
         assert_eq!(spec.places[spec.calls[0].place.unwrap() as usize].line, 12);
         assert_eq!(spec.shapes[2].as_ref().unwrap().sizes, [4]);
+    }
+
+    const ROWS: &str = "unisono graph 2\n\
+        op unisono::group_bounds(Tensor offsets, int ranks, int size) -> Tensor\n\
+        op unisono::own_rows(Tensor(a) self, Tensor bounds, int dim, int rank) -> Tensor(a)\n\
+        op aten::_grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor\n\
+        op aten::t(Tensor(a) self) -> Tensor(a)\n\
+        input v0: f32[12, 16] = batch \"batch.0\"\n\
+        input v1: f32[2, 16, 24] = parameter \"params.up\"\n\
+        input v2: i32[2] = batch \"batch.1\"\n\
+        v3: i64[3] = unisono::group_bounds(v2, 2, 12)\n\
+        v4: f32[6, 16] = unisono::own_rows(v0, v3, 0, 0)\n\
+        v5: f32[6, 24] = aten::_grouped_mm(v4, v1, v2, none, none)\n\
+        v6: f32[16, 6]{1, 16} = aten::t(v4)\n\
+        v7: f32[2, 16, 24] = aten::_grouped_mm(v6, v5, v2, none, none)\n\
+        return v7\n";
+
+    #[test]
+    fn what_follows_from_rows_of_groups_has_a_size_of_run_time_and_its_views_are_made_anew() {
+        let graph: Graph = Graph::from_text("test", ROWS).unwrap();
+        let spec = spec_of(&graph, &Groups::new(), &Device::host()).unwrap();
+        assert_eq!(spec.run_time_sized, [4, 5, 6].map(Slot));
+        let name = |call: &OpCall| spec.schemas[call.op as usize].split('(').next().unwrap().to_owned();
+        assert_eq!(name(&spec.calls[2]), "unisono::product_of_groups");
+        let version = torch_sys::Version { major: 2, minor: 14 };
+        let program = crate::lower(&spec, &crate::Abilities::of(version, Device::host())).unwrap();
+        assert_eq!((program.views(), program.body.len()), (0, 5));
     }
 
     #[test]

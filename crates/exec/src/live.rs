@@ -82,6 +82,7 @@ mod tests {
             updates: Vec::new(),
             returns: Vec::new(),
             shapes: vec![None, shape(Dtype::Float64), shape(Dtype::Float32)],
+            run_time_sized: Vec::new(),
             places: Vec::new(),
         };
         let made = with_live_numbers(spec, &schemas);

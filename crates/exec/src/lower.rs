@@ -171,6 +171,10 @@ impl<'a> Lowering<'a> {
             }
             return Ok(());
         }
+        // What a view shows is known once and for all where its size is.
+        let sized =
+            call.outputs.iter().flat_map(Output::slots).all(|slot| !self.spec.is_run_time_sized(slot));
+        let role = if role == Role::View && !sized { Role::Compute } else { role };
         let args = self.arguments(call, schema)?;
         let route = self.abilities.route(schema, &args, &call.outputs);
         let outputs = call.outputs.clone();

@@ -33,6 +33,9 @@ pub struct ProgramSpec {
     /// Element type and sizes by slot, where known; may be shorter than the slots are many.
     #[serde(default)]
     pub shapes: Vec<Option<Shape>>,
+    /// Slots whose tensors have a size that is known at run time only, in order: what their shapes say is what is expected.
+    #[serde(default)]
+    pub run_time_sized: Vec<Slot>,
     /// Places in the user's code that calls refer to.
     #[serde(default)]
     pub places: Vec<Place>,
@@ -93,5 +96,10 @@ impl ProgramSpec {
     /// Element type and sizes of `slot`, where known.
     pub fn shape(&self, slot: Slot) -> Option<&Shape> {
         self.shapes.get(slot.0 as usize)?.as_ref()
+    }
+
+    /// Whether the size of the tensor in `slot` is known at run time only.
+    pub fn is_run_time_sized(&self, slot: Slot) -> bool {
+        self.run_time_sized.binary_search(&slot).is_ok()
     }
 }

@@ -61,16 +61,16 @@ fn same_arguments(plain: &Schema, form: &Schema, more: usize) -> bool {
 }
 
 fn infos(spec: &ProgramSpec) -> Vec<Info> {
-    let mut types: FxHashMap<&Shape, u32> = FxHashMap::default();
+    let mut types: FxHashMap<(&Shape, bool), u32> = FxHashMap::default();
     let slots = (0..spec.slots).map(Slot);
     let infos = slots.map(|slot| {
         let Some(shape) = spec.shape(slot) else { return Info::default() };
-        let next = types.len() as u32;
+        let (next, varies) = (types.len() as u32, spec.is_run_time_sized(slot));
         Info {
             bytes: shape.bytes().0,
             elements: shape.sizes.iter().product::<i64>().max(0) as u64,
-            alike: shape.strides.is_some().then(|| *types.entry(shape).or_insert(next)),
-            dense: is_dense(shape),
+            alike: shape.strides.is_some().then(|| *types.entry((shape, varies)).or_insert(next)),
+            dense: !varies && is_dense(shape),
             on_host: false,
         }
     });

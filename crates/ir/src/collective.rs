@@ -5,7 +5,7 @@ use std::fmt;
 use base::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{Arg, Graph, Node, NodeId, STAGES, ValueId};
+use crate::{Arg, Graph, Node, NodeId, RowOperator, STAGES, ValueId};
 
 /// Symbolic names of process groups are this and the name of the mesh axis along which their ranks lie.
 pub const GROUP_PREFIX: &str = "axis:";
@@ -118,7 +118,7 @@ impl CollectiveKind {
     pub fn of_operator(name: &str) -> Option<Self> {
         // Most operators are none, and every pass asks of every node.
         if !name.starts_with(NAMESPACE) {
-            return None;
+            return (RowOperator::of_operator(name) == Some(RowOperator::Exchange)).then_some(Self::AllToAll);
         }
         Self::ALL.into_iter().find(|kind| kind.operator() == name)
     }
@@ -173,7 +173,8 @@ impl Graph {
         let node = &self.nodes[id];
         let mut kind = CollectiveKind::of_operator(&self.ops[node.op].name)?;
         let is_one = |value: ValueId| self.ty(value).shape.first() == Some(&1);
-        if kind == CollectiveKind::AllToAll && node.operands().next().is_some_and(is_one) {
+        let is_of_rows = self.row_operator(id) == Some(RowOperator::Exchange);
+        if kind == CollectiveKind::AllToAll && !is_of_rows && node.operands().next().is_some_and(is_one) {
             kind = CollectiveKind::Permute;
         }
         let group = self.group_name(id)?;

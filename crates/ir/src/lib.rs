@@ -13,6 +13,7 @@ mod patch;
 mod placement;
 mod renumber;
 mod reshard;
+mod rows;
 mod schema;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -33,10 +34,14 @@ pub use host::{FROM_HOST, HostCopy, TO_HOST, WAIT_COPY};
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
 pub use patch::{Change, Edits, Patch};
 pub use placement::{
-    AxisKind, Chunks, MICRO_BATCHES, Mesh, MeshAxis, Placement, Reduce, STAGES, local_bytes, local_shape,
-    local_shape_at,
+    AxisKind, Chunks, MICRO_BATCHES, Mesh, MeshAxis, Placement, Reduce, STAGES, expected, local_bytes,
+    local_shape, local_shape_at,
 };
-pub use reshard::{Reshard, UNEVEN, reshard_steps};
+pub use reshard::{GroupChange, Reshard, UNEVEN, group_change, reshard_steps};
+pub use rows::{
+    AMONG_ZEROS, ANY_SIZE, DEAL_COLUMNS, EXCHANGE_ROWS, FOR_EACH_RANK, GROUP_BOUNDS, JOIN_COLUMNS, OWN_ROWS,
+    PRODUCT_OF_GROUPS, RowExchange, RowOperator,
+};
 pub use schema::{Parameter, Schema, SchemaType};
 pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};
 pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides, memory_order};

@@ -34,8 +34,8 @@ pub enum Placement {
     },
     /// Every rank holds a tensor of the global shape; the value is their reduction.
     Partial(Reduce),
-    /// Dimension `dim` is divided into groups by offsets that are known at run time only, and each rank has some groups. It holds a tensor of
-    /// the global shape, in which the elements of its own groups come first, in order; what is behind them may be anything.
+    /// Dimension `dim` is divided into groups by offsets that are known at run time only, and each rank holds the elements of some groups. How
+    /// many these are is known at run time only too: shapes say how many there are where all groups are equally large, see [`expected`].
     Groups {
         /// The tensor dimension.
         dim: u8,
@@ -200,10 +200,19 @@ pub fn local_shape(shape: &[i64], placement: Placement, ranks: u32) -> Dims {
 /// The local shape on the rank at `coordinate`.
 pub fn local_shape_at(shape: &[i64], placement: Placement, ranks: u32, coordinate: u32) -> Dims {
     let mut local: Dims = shape.into();
-    if let Some((dim, chunks)) = placement.chunks(shape, ranks) {
+    if let Placement::Groups { dim } = placement {
+        local[usize::from(dim)] = expected(shape[usize::from(dim)], ranks);
+    } else if let Some((dim, chunks)) = placement.chunks(shape, ranks) {
         local[dim] = chunks.blocks * chunks.part(coordinate).1;
     }
     local
+}
+
+/// How many of `size` elements each of `ranks` holds where all groups are equally large. It is never 1, of which more would be known than of
+/// other sizes: such a dimension may lie anywhere in memory, and repeats for others.
+pub fn expected(size: i64, ranks: u32) -> i64 {
+    let ranks = i64::from(ranks.max(1));
+    ((size + ranks - 1) / ranks).max(2)
 }
 
 /// The bytes of the local tensor, on the first of `ranks` ranks along an axis, which holds the most, of a tensor of a global type.

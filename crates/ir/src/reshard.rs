@@ -18,6 +18,46 @@ pub struct Reshard {
     pub to: Placement,
 }
 
+/// A change of placement into groups or out of them that is done at once; others go through `replicate`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupChange {
+    /// Of all elements a rank takes its own.
+    Own,
+    /// A rank puts its own among zeros, and the value is the sum.
+    AmongZeros,
+    /// Every rank gets the elements of all.
+    Gather,
+    /// From equal shards of the same dimension. Both are in the order of that dimension, so that only what groups are unequally large by is sent
+    /// to another rank; it counts as if all were.
+    FromShards,
+    /// Back to them.
+    ToShards,
+    /// From equal shards of another dimension.
+    FromColumns,
+    /// Back to them.
+    ToColumns,
+}
+
+/// How a tensor of global type `ty` is put into groups or out of them over `ranks`, if that is done at once.
+pub fn group_change(ty: &TensorType, reshard: Reshard, ranks: u32) -> Option<GroupChange> {
+    use Placement::{Groups, Partial, Replicate, Shard};
+    let is_even = |placement: Placement| !placement.is_uneven(&ty.shape, ranks);
+    match (reshard.from, reshard.to) {
+        (Replicate, Groups { .. }) => Some(GroupChange::Own),
+        (Groups { .. }, Partial(Reduce::Sum)) => Some(GroupChange::AmongZeros),
+        (Groups { .. }, Replicate) => Some(GroupChange::Gather),
+        (Shard { dim: a, blocks: 1, chunk: 0 }, Groups { dim: b }) if a == b => Some(GroupChange::FromShards),
+        (Groups { dim: a }, Shard { dim: b, blocks: 1, chunk: 0 }) if a == b => Some(GroupChange::ToShards),
+        (from @ Shard { dim: a, blocks: 1, chunk: 0 }, Groups { dim: b }) if a != b && is_even(from) => {
+            Some(GroupChange::FromColumns)
+        }
+        (Groups { dim: a }, to @ Shard { dim: b, blocks: 1, chunk: 0 }) if a != b && is_even(to) => {
+            Some(GroupChange::ToColumns)
+        }
+        _ => None,
+    }
+}
+
 /// The collectives that a change of placement along an axis takes for a tensor of global type `ty`: empty where every rank has what it
 /// needs, `None` where the change is impossible.
 pub fn reshard_steps<'a>(
@@ -37,9 +77,21 @@ pub fn reshard_steps<'a>(
     };
     match (reshard.from, reshard.to) {
         (from, to) if from == to => none(),
-        // What a rank does not have is 0 of a sum, and what it is to have is found among all.
-        (Groups { .. }, to) => reshard_steps(ty, Reshard { from: Partial(Reduce::Sum), to }, axis),
-        (from, Groups { .. }) => reshard_steps(ty, Reshard { from, to: Replicate }, axis),
+        (Groups { .. }, _) | (_, Groups { .. }) => match group_change(ty, reshard, axis.size) {
+            Some(GroupChange::Own | GroupChange::AmongZeros) => none(),
+            Some(GroupChange::Gather) => one(CollectiveKind::AllToAll, global),
+            Some(GroupChange::FromShards | GroupChange::FromColumns) => {
+                one(CollectiveKind::AllToAll, Bytes(local_bytes(ty, reshard.from, axis.size)))
+            }
+            Some(GroupChange::ToShards | GroupChange::ToColumns) => {
+                one(CollectiveKind::AllToAll, Bytes(local_bytes(ty, reshard.to, axis.size)))
+            }
+            None => {
+                let mut steps = reshard_steps(ty, Reshard { to: Replicate, ..reshard }, axis)?;
+                steps.extend(reshard_steps(ty, Reshard { from: Replicate, ..reshard }, axis)?);
+                Some(steps)
+            }
+        },
         (Replicate, Replicate | Shard { .. } | Partial(Reduce::Sum | Reduce::Norm))
         | (Shard { blocks: 1, .. }, Partial(Reduce::Sum | Reduce::Norm)) => none(),
         (from @ Shard { dim: a, .. }, to @ Shard { dim: b, .. }) if a != b => {

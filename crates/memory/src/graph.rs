@@ -1,6 +1,6 @@
 //! A graph as far as memory goes: what its operations' rows say.
 
-use aten::{Call, Memory, Random};
+use aten::{Call, Memory, Random, RunTimeSizes};
 use base::{Id, PrimaryMap};
 use ir::{
     Arg, CollectiveKind, Graph, HostCopy, Node, NodeId, OpId, PartKind, Return, Schema, TensorType, Value,
@@ -31,17 +31,18 @@ pub fn steps_of(graph: &Graph) -> Steps {
 }
 
 fn infos(graph: &Graph, ops: &PrimaryMap<OpId, Operator>) -> Vec<Info> {
-    let mut types: FxHashMap<&TensorType, u32> = FxHashMap::default();
+    let mut types: FxHashMap<(&TensorType, bool), u32> = FxHashMap::default();
+    let sizes = RunTimeSizes::of(graph);
     graph
         .values
-        .values()
-        .map(|value| {
-            let next = types.len() as u32;
+        .iter()
+        .map(|(id, value)| {
+            let (next, varies) = (types.len() as u32, sizes.has(id));
             Info {
                 bytes: storage(graph, value, ops),
                 elements: value.ty.elements(),
-                alike: Some(*types.entry(&value.ty).or_insert(next)),
-                dense: value.ty.is_contiguous(),
+                alike: Some(*types.entry((&value.ty, varies)).or_insert(next)),
+                dense: !varies && value.ty.is_contiguous(),
                 on_host: is_copy_on_host(graph, value),
             }
         })

@@ -28,7 +28,7 @@ pub struct Info {
     pub elements: u64,
     /// Equal for values of equal element type, sizes and strides; none where one of these is unknown.
     pub alike: Option<u32>,
-    /// Whether its elements lie side by side in the order of its dimensions.
+    /// Whether its elements lie side by side in the order of its dimensions, as many as are known of: not where that is said at run time.
     pub dense: bool,
     /// Whether it is a copy in memory of the host, beside that of the device.
     pub on_host: bool,

@@ -24,6 +24,8 @@ pub fn issue_order(graph: &Graph) -> BTreeMap<String, Fingerprint> {
         let group = graph.group_name(*id).unwrap_or_default();
         for (name, has_sizes) in [("", false), (group, true)] {
             let print = prints.entry(name.to_owned()).or_default();
+            // Of rows of groups each rank sends as many as it has.
+            let has_sizes = has_sizes && graph.row_operator(*id).is_none();
             print.part(graph.ops[node.op].name.as_bytes());
             let reasons = node.label.map_or("", |label| &graph.labels[label]).split("; ");
             for reason in reasons.filter(|reason| !says_size(reason)) {

@@ -2,7 +2,7 @@
 //!
 //! Autograd leaves many of them, since each operation's backward undoes what its forward did.
 
-use aten::{Call, Strides};
+use aten::{Call, RunTimeSizes, Strides};
 use base::{Result, SecondaryMap};
 use ir::{Arg, Dims, Graph, NodeId, Patch, Return, TensorType, ValueId, contiguous_strides};
 use rustc_hash::FxHashMap;
@@ -34,8 +34,12 @@ impl Pass for MergeViews {
         patch.label("merge_views");
         let mut seen: SecondaryMap<ValueId, Option<Seen>> = SecondaryMap::with_default(None);
         let mut known: FxHashMap<Seen, ValueId> = FxHashMap::default();
+        let sizes = RunTimeSizes::of(graph);
         for id in &graph.order {
             let Some((operand, form, result)) = view(graph, *id) else { continue };
+            if matches!(form, Form::Reshaped(_)) && sizes.has(result) {
+                continue;
+            }
             let through =
                 seen[operand].as_ref().and_then(|(root, below)| Some((*root, composed(below, &form)?)));
             let is_chain = through.is_some();

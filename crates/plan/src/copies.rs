@@ -43,9 +43,7 @@ pub fn copy_sets(
             .iter()
             .copied()
             .chain([Placement::Replicate])
-            .filter(|to| {
-                !follows(*source, *to) && !matches!(to, Placement::Partial(_) | Placement::Groups { .. })
-            })
+            .filter(|to| !follows(*source, *to) && !matches!(to, Placement::Partial(_)))
             .filter(|to| reshard_steps(ty, Reshard { from: *source, to: *to }, axis).is_some())
             .collect();
         let mut distinct: Vec<Placement> = Vec::new();

@@ -1,7 +1,7 @@
 //! What a proof of the operation table needs: for every operation of a graph and every strategy that it has, the graphs that each rank would
 //! run, operands given in the required placements and results left in the provided ones.
 
-use aten::{Call, Strategy};
+use aten::{Call, RunTimeSizes, Strategy};
 use base::Result;
 use ir::{Graph, InputClass, Mesh, MeshAxis, NodeId, Placement, RankGraph, Reshard, ValueId, reshard_steps};
 use rustc_hash::FxHashMap;
@@ -154,7 +154,8 @@ fn alone(
         })
         .collect();
     let resharder = Resharder { axis, coordinate, group: "axis:exam" };
-    let realised = Realised { call, strategy, operands, resharder: &resharder };
+    let sizes = RunTimeSizes::default();
+    let realised = Realised { call, strategy, operands, resharder: &resharder, sizes: &sizes };
     let origin = Origin::default();
     let results = realised.write(&mut Emitter { graph: &mut graph, origin, script: Some(script) });
     graph.returns = results.to_vec();

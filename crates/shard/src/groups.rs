@@ -5,9 +5,7 @@
 
 use aten::{Call, Slot, Strategy};
 use base::SecondaryMap;
-use ir::{
-    Arg, AxisKind, Chunks, Dims, Dtype, Graph, MeshAxis, NodeId, Placement, TensorType, ValueDef, ValueId,
-};
+use ir::{Arg, AxisKind, Chunks, Graph, MeshAxis, NodeId, Placement, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 
 use crate::{emit::Emitter, users::users};
@@ -19,6 +17,13 @@ pub struct Division {
     pub dim: u8,
     /// Where each group ends.
     pub offsets: ValueId,
+}
+
+impl Division {
+    /// The placement in which each rank has some of the groups.
+    pub const fn placement(self) -> Placement {
+        Placement::Groups { dim: self.dim }
+    }
 }
 
 /// The values of a graph that are divided, and the operations that may run on their groups.
@@ -186,31 +191,6 @@ impl OwnGroups {
     fn bound(&self, out: &mut Emitter<'_>, number: i64) -> ValueId {
         out.slice(self.bounds, 0, self.first + number, self.first + number + 1)
     }
-
-    /// `value` with their elements first along `dim`.
-    pub fn first_in(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize) -> ValueId {
-        let numbers = numbers(out, value, dim);
-        let start = self.bound(out, 0);
-        let moved = out.sum("add", numbers, start);
-        in_memory_order(out, value, dim, |out, value, dim| taken(out, value, dim, moved))
-    }
-
-    /// What [`first_in`](Self::first_in) made, with all elements where they were, and 0 where they are not of these groups.
-    pub fn among_zeros(&self, out: &mut Emitter<'_>, value: ValueId, dim: usize) -> ValueId {
-        let numbers = numbers(out, value, dim);
-        let (start, end) = (self.bound(out, 0), self.bound(out, self.own));
-        let moved = out.sum("sub", numbers, start);
-        let before = compared(out, "lt", numbers, start);
-        let behind = compared(out, "ge", numbers, end);
-        let others = out.binary("bitwise_or.Tensor", before, behind);
-        in_memory_order(out, value, dim, |out, value, dim| {
-            let back = taken(out, value, dim, moved);
-            let mut shape = vec![1; out.ty(back).rank()];
-            shape[dim] = out.ty(back).shape[dim];
-            let others = out.view(others, &shape);
-            out.masked_fill(back, others, Arg::Int(0))
-        })
-    }
 }
 
 /// Where each group ends within `own` elements from element `first` on.
@@ -219,47 +199,4 @@ pub fn offsets_within(out: &mut Emitter<'_>, offsets: ValueId, first: i64, own: 
     let ty = out.ty(moved);
     let schema = "aten::clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor";
     out.op(schema, vec![Arg::Value(moved), Arg::Int(0), Arg::Int(own)], ty)
-}
-
-/// The numbers of the elements of `value` along `dim`.
-fn numbers(out: &mut Emitter<'_>, value: ValueId, dim: usize) -> ValueId {
-    let (device, size) = (out.ty(value).device, out.ty(value).shape[dim]);
-    let schema = "aten::arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
-    let args = vec![Arg::Int(size), Arg::Dtype(Dtype::I64), Arg::None, Arg::Device(device), Arg::None];
-    let ty = TensorType::contiguous(Dtype::I64, Dims::from_slice(&[size]));
-    out.op(schema, args, TensorType { device, ..ty })
-}
-
-/// What `made` makes of `value`, and of its dimension `dim`, with the dimensions in the order in which they lie in memory.
-fn in_memory_order(
-    out: &mut Emitter<'_>,
-    value: ValueId,
-    dim: usize,
-    made: impl FnOnce(&mut Emitter<'_>, ValueId, usize) -> ValueId,
-) -> ValueId {
-    let order = ir::memory_order(&out.ty(value).strides);
-    let mut back = vec![0; order.len()];
-    for (position, own) in order.iter().enumerate() {
-        back[*own] = position;
-    }
-    let turned = out.permute(value, &order);
-    let made = made(out, turned, back[dim]);
-    out.permute(made, &back)
-}
-
-/// The elements of `value` along `dim` that `numbers` say, which wrap around.
-fn taken(out: &mut Emitter<'_>, value: ValueId, dim: usize, numbers: ValueId) -> ValueId {
-    let (ty, index) = (out.ty(value), out.ty(numbers));
-    let args = vec![Arg::Value(numbers), Arg::Int(ty.shape[dim])];
-    let numbers = out.op("aten::remainder.Scalar(Tensor self, Scalar other) -> Tensor", args, index);
-    let args = vec![Arg::Value(value), Arg::Int(dim as i64), Arg::Value(numbers)];
-    let ty = TensorType { strides: ir::contiguous_strides(&ty.shape), ..ty };
-    out.op("aten::index_select(Tensor self, int dim, Tensor index) -> Tensor", args, ty)
-}
-
-/// Which of `numbers` are so compared with the one of `bound`.
-fn compared(out: &mut Emitter<'_>, name: &str, numbers: ValueId, bound: ValueId) -> ValueId {
-    let ty = TensorType { dtype: Dtype::Bool, ..out.ty(numbers) };
-    let schema = format!("aten::{name}.Tensor(Tensor self, Tensor other) -> Tensor");
-    out.op(&schema, vec![Arg::Value(numbers), Arg::Value(bound)], ty)
 }

@@ -18,6 +18,7 @@ mod partition;
 mod realise;
 mod reshard;
 mod ring;
+mod rows;
 mod space;
 pub mod stages;
 mod uneven;

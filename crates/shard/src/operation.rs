@@ -1,7 +1,7 @@
 //! One operation as a rank has it: local operands, arguments and types.
 
-use aten::{Call, Sizes, Strategy};
-use ir::{Arg, Placement, Return, TensorType, ValueDef, ValueId, local_shape_at};
+use aten::{Call, RunTimeSizes, Sizes, Strategy};
+use ir::{ANY_SIZE, Arg, Placement, Return, TensorType, ValueDef, ValueId, local_shape_at};
 use smallvec::SmallVec;
 
 use crate::{
@@ -21,6 +21,8 @@ pub struct Realised<'a> {
     pub operands: SmallVec<[ValueId; 4]>,
     /// The axis.
     pub resharder: &'a Resharder<'a>,
+    /// What has a size of run time along an axis outside this one.
+    pub sizes: &'a RunTimeSizes,
 }
 
 impl Realised<'_> {
@@ -81,7 +83,7 @@ impl Realised<'_> {
         }
         match aten::row(self.call.name()).map_or(Sizes::None, |row| row.sizes) {
             Sizes::None => {}
-            Sizes::Shape(arg) => args[arg] = Arg::Ints(self.result_shape(0).to_vec()),
+            Sizes::Shape(arg) => args[arg] = Arg::Ints(self.told_shape(&args[arg])),
             Sizes::Batch(arg) => {
                 let local = self.local_shape(self.call.operand(0), self.strategy.operands[0]);
                 args[arg] = Arg::Int(local[0]);
@@ -111,6 +113,22 @@ impl Realised<'_> {
             }
         }
         args
+    }
+
+    /// The local shape of the result as the operation is told it: sizes that are known at run time only are left out.
+    fn told_shape(&self, before: &Arg) -> Vec<i64> {
+        let mut shape = self.result_shape(0).to_vec();
+        if let Placement::Groups { dim } = self.strategy.results[0] {
+            shape[usize::from(dim)] = ANY_SIZE;
+        }
+        match before {
+            Arg::Ints(before) if self.sizes.has(self.call.results[0]) => {
+                let left_out = shape.iter_mut().zip(before).filter(|(_, before)| **before == ANY_SIZE);
+                left_out.for_each(|(size, _)| *size = ANY_SIZE);
+            }
+            _ => {}
+        }
+        shape
     }
 
     /// Writes the operation itself.

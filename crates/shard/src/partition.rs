@@ -1,20 +1,21 @@
 //! From a graph and a choice for each of its operations to the graph of one rank.
 
-use aten::{Call, Strategy};
+use aten::{Call, RunTimeSizes, Strategy};
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
-    GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId, Placement, RankGraph, Reduce, Reshard,
-    UNEVEN, ValueDef, ValueId, reshard_steps,
+    ANY_SIZE, GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId, Placement, RankGraph, Reshard,
+    UNEVEN, ValueDef, ValueId, group_change, reshard_steps,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::{
     emit::{Emitter, Origin, Script},
-    groups::{Divided, OwnGroups},
+    groups::Divided,
     local::local_type,
     operation::Realised,
     reshard::Resharder,
+    rows::{RowsOfGroups, bounds},
 };
 
 /// What a plan decides along one axis, on the graph that the axes outside it leave.
@@ -105,6 +106,8 @@ fn written(
         wanted_whole: wanted_whole(graph, assignment),
         names: names(graph),
         divided: if has_groups(assignment) { Divided::new(graph, axis) } else { Divided::default() },
+        sizes: RunTimeSizes::of(graph),
+        bounds: FxHashMap::default(),
         script,
         ends: Vec::with_capacity(graph.order.len() + graph.updates.len() + graph.returns.len()),
     };
@@ -144,8 +147,12 @@ fn wanted_whole(graph: &Graph, assignment: &Assignment) -> FxHashSet<(ValueId, P
 }
 
 fn has_groups(assignment: &Assignment) -> bool {
-    let in_groups = |placement: &Placement| matches!(placement, Placement::Groups { .. });
-    assignment.nodes.values().any(|strategy| strategy.operands.iter().chain(&strategy.results).any(in_groups))
+    let mut strategies = assignment.nodes.values();
+    strategies.any(|strategy| strategy.operands.iter().chain(&strategy.results).copied().any(is_groups))
+}
+
+const fn is_groups(placement: Placement) -> bool {
+    matches!(placement, Placement::Groups { .. })
 }
 
 fn names(graph: &Graph) -> FxHashMap<ValueId, &str> {
@@ -161,6 +168,10 @@ struct Partition<'a> {
     wanted_whole: FxHashSet<(ValueId, PartId)>,
     names: FxHashMap<ValueId, &'a str>,
     divided: Divided,
+    /// What has a size of run time along an axis outside this one.
+    sizes: RunTimeSizes,
+    /// For offsets, and how many elements they divide, where those of each rank begin.
+    bounds: FxHashMap<(ValueId, i64), ValueId>,
     script: Script,
     /// How many operations were written when each one, and each update and return, was.
     ends: Vec<usize>,
@@ -193,7 +204,8 @@ impl Partition<'_> {
         for (value, placement) in call.operands.iter().zip(&strategy.operands) {
             operands.push(self.require(*value, *placement, origin)?);
         }
-        let realised = Realised { call: &call, strategy: &strategy, operands, resharder: self.resharder };
+        let (resharder, sizes) = (self.resharder, &self.sizes);
+        let realised = Realised { call: &call, strategy: &strategy, operands, resharder, sizes };
         let script = Some(&mut self.script);
         let results = realised.write(&mut Emitter { graph: &mut self.out, origin, script });
         for ((value, local), placement) in call.results.iter().zip(results).zip(&strategy.results) {
@@ -208,22 +220,7 @@ impl Partition<'_> {
         if let Some(held) = available.iter().find(|held| held.placement == placement) {
             return Ok(held.local);
         }
-        let source = match placement {
-            Placement::Groups { .. } => self.whole(value, origin)?,
-            _ => self.nearest(value, placement, origin.part)?,
-        };
-        let source = match (source.placement, placement) {
-            (_, Placement::Groups { .. }) => {
-                return Ok(self.change_groups(value, source, placement, origin)?.local);
-            }
-            (Placement::Groups { .. }, _) => {
-                self.change_groups(value, source, Placement::Partial(Reduce::Sum), origin)?
-            }
-            _ => source,
-        };
-        if source.placement == placement {
-            return Ok(source.local);
-        }
+        let source = self.nearest(value, placement, origin.part)?;
         let (ty, axis) = (self.graph.ty(value), self.resharder.axis);
         let reshard = Reshard { from: source.placement, to: placement };
         let Some(steps) = reshard_steps(ty, reshard, axis) else {
@@ -243,6 +240,9 @@ impl Partition<'_> {
         {
             self.require(value, Placement::Replicate, origin)?;
             return self.require(value, placement, origin);
+        }
+        if is_groups(reshard.from) || is_groups(reshard.to) {
+            return self.change_groups(value, source, placement, origin);
         }
         let label = self.label(value, reshard);
         let origin_of_change = Origin { label: Some(label), ..origin };
@@ -264,33 +264,46 @@ impl Partition<'_> {
         nearest.ok_or_else(|| Diagnostic::bug(format!("no copy of {value}")))
     }
 
-    /// The replicated copy of a value.
-    fn whole(&mut self, value: ValueId, origin: Origin) -> Result<Held> {
-        let local = self.require(value, Placement::Replicate, origin)?;
-        Ok(Held { placement: Placement::Replicate, local, part: origin.part })
-    }
-
-    /// A copy of a value that changes into or out of groups without a collective: from replicated into groups, and from groups into a sum.
-    fn change_groups(&mut self, value: ValueId, source: Held, to: Placement, origin: Origin) -> Result<Held> {
+    /// The local value of `value` in groups, or out of them.
+    fn change_groups(
+        &mut self,
+        value: ValueId,
+        source: Held,
+        to: Placement,
+        origin: Origin,
+    ) -> Result<ValueId> {
+        let (ty, axis) = (self.graph.ty(value), self.resharder.axis);
         let reshard = Reshard { from: source.placement, to };
-        let ((Placement::Groups { dim }, _) | (_, Placement::Groups { dim })) = (reshard.from, to) else {
-            return Err(Diagnostic::bug(format!("{value} is to change groups, and has none")));
+        let Some(change) = group_change(ty, reshard, axis.size) else {
+            self.require(value, Placement::Replicate, origin)?;
+            return self.require(value, to, origin);
         };
-        let division = self.divided.of(value).filter(|division| division.dim == dim);
-        let offsets = division.ok_or_else(|| Diagnostic::bug(format!("{value} is not in groups")))?.offsets;
-        let offsets = self.require(offsets, Placement::Replicate, origin)?;
+        let in_groups = if is_groups(to) { to } else { source.placement };
+        let division = self.divided.of(value).filter(|division| division.placement() == in_groups);
+        let division = division.ok_or_else(|| Diagnostic::bug(format!("{value} is not in groups")))?;
+        let dim = usize::from(division.dim);
+        let size = if self.sizes.has(value) { ANY_SIZE } else { ty.shape[dim] };
+        let bounds = self.bounds(division.offsets, size, origin)?;
         let label = Some(self.label(value, reshard));
-        let Resharder { axis, coordinate, .. } = self.resharder;
         let script = Some(&mut self.script);
         let mut out = Emitter { graph: &mut self.out, origin: Origin { label, ..origin }, script };
-        let own = OwnGroups::new(&mut out, offsets, axis.size, *coordinate);
-        let local = match to {
-            Placement::Groups { .. } => own.first_in(&mut out, source.local, usize::from(dim)),
-            _ => own.among_zeros(&mut out, source.local, usize::from(dim)),
-        };
-        let held = Held { placement: to, local, part: origin.part };
-        self.hold(value, held);
-        Ok(held)
+        let rows = RowsOfGroups { resharder: self.resharder, bounds, dim, size };
+        let local = rows.change(&mut out, (source.local, ty), change, (source.placement, to));
+        self.hold(value, Held { placement: to, local, part: origin.part });
+        Ok(local)
+    }
+
+    /// Where the elements of each rank begin, which the host reads once.
+    fn bounds(&mut self, offsets: ValueId, size: i64, origin: Origin) -> Result<ValueId> {
+        if let Some(known) = self.bounds.get(&(offsets, size)) {
+            return Ok(*known);
+        }
+        let local = self.require(offsets, Placement::Replicate, origin)?;
+        let script = Some(&mut self.script);
+        let mut out = Emitter { graph: &mut self.out, origin, script };
+        let bounds = bounds(&mut out, local, self.resharder.axis.size, size);
+        self.bounds.insert((offsets, size), bounds);
+        Ok(bounds)
     }
 
     /// The copies of a value that may be used in a part of the program.

@@ -52,7 +52,8 @@ impl Realised<'_> {
                 operands[0] = out.in_order(operands[0]);
             }
         }
-        if row.is_some_and(|row| row.strides == Strides::Expanded) {
+        let in_groups = matches!(self.strategy.operands.first(), Some(Placement::Groups { .. }));
+        if row.is_some_and(|row| row.strides == Strides::Expanded) && !in_groups {
             operands[0] = out.with_usual_strides(operands[0]);
         }
         if row.is_some_and(|row| row.walks_memory) {

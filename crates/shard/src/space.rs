@@ -1,6 +1,6 @@
 //! The search space: the shardings that values may have, and the strategies that operations may use, along one axis.
 
-use aten::{Call, Linear, Seed, Slot, Strategy};
+use aten::{Call, Linear, RunTimeSizes, Seed, Slot, Strategy};
 use base::{PrimaryMap, SecondaryMap, define_id};
 use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, Op, PartKind, Placement, ValueId};
 use rustc_hash::FxHashMap;
@@ -56,6 +56,8 @@ pub struct Space {
     pub kinds: SecondaryMap<ValueId, KindId>,
     class_of: SecondaryMap<NodeId, ClassId>,
     divided: Divided,
+    /// What has a size of run time along an axis outside this one: it is not sharded along this one.
+    sizes: RunTimeSizes,
     /// The shardings that each value may have.
     pub offers: SecondaryMap<ValueId, SmallVec<[Placement; 4]>>,
     /// Operators without a row, which run replicated, with the number of their nodes; in program order.
@@ -71,6 +73,7 @@ impl Space {
             kinds: SecondaryMap::with_default(KindId(0)),
             class_of: SecondaryMap::with_default(ClassId(0)),
             divided: Divided::new(graph, axis),
+            sizes: RunTimeSizes::of(graph),
             offers: SecondaryMap::default(),
             without_row: Vec::new(),
         };
@@ -102,7 +105,8 @@ impl Space {
         for (value, info) in graph.values.iter() {
             let next = KindId(known.len() as u32);
             let divided = self.divided.of(value).map(|division| division.dim);
-            self.kinds[value] = *known.entry((&info.ty, self.offers[value].clone(), divided)).or_insert(next);
+            let key = (&info.ty, self.offers[value].clone(), divided, self.sizes.has(value));
+            self.kinds[value] = *known.entry(key).or_insert(next);
         }
     }
 
@@ -142,7 +146,18 @@ impl Space {
         strategies.extend(self.divided.strategies(graph, node));
         // Micro-batches are one after another on the same rank: none sends to another.
         strategies.retain(|one| self.axis.kind != AxisKind::Time || !one.realise.permutes());
+        strategies.retain(|one| self.sizes.is_empty() || !self.divides_run_time_sizes(&call, one));
         strategies
+    }
+
+    /// Whether a strategy has something whose size is known at run time only otherwise than whole or in groups: collectives want to know how
+    /// large it is.
+    fn divides_run_time_sizes(&self, call: &Call<'_>, strategy: &Strategy) -> bool {
+        let operands = call.operands.iter().zip(&strategy.operands);
+        let mut placed = operands.chain(call.results.iter().zip(&strategy.results));
+        placed.any(|(value, placement)| {
+            self.sizes.has(*value) && matches!(placement, Placement::Shard { .. } | Placement::Partial(_))
+        })
     }
 
     fn seeds<'a>(&'a self, call: &'a Call<'_>) -> impl Iterator<Item = Seed> + 'a {
@@ -195,6 +210,9 @@ impl Space {
     }
 
     fn add(&mut self, value: ValueId, offer: Placement, most: usize, queue: &mut Vec<(ValueId, Placement)>) {
+        if self.sizes.has(value) {
+            return;
+        }
         let offers = &mut self.offers[value];
         if !offers.contains(&offer) && offers.len() < most {
             offers.push(offer);

@@ -191,3 +191,39 @@ fn cuts_behind_the_forward_part_are_refused() {
         assert!(refused.message.contains("the forward part has 4 operations"), "{}", refused.message);
     }
 }
+
+/// Rows of groups that a rank takes, computes on, and puts back.
+const ROWS: &str = "unisono graph 2
+op unisono::group_bounds(Tensor offsets, int ranks, int size) -> Tensor
+op unisono::own_rows(Tensor(a) self, Tensor bounds, int dim, int rank) -> Tensor(a)
+op unisono::among_zeros(Tensor self, Tensor bounds, int dim, int rank, int size) -> Tensor
+op aten::relu(Tensor self) -> Tensor
+op aten::mm(Tensor self, Tensor mat2) -> Tensor
+input v0: f32[4, 4] = parameter \"params.w\"
+input v1: i32[4] = batch \"batch.offsets\"
+input v2: f32[12, 4] = batch \"batch.x\"
+v3: f32[12, 4] = aten::mm(v2, v0)
+v4: i64[3] = unisono::group_bounds(v1, 2, 12)
+v5: f32[6, 4] = unisono::own_rows(v3, v4, 0, 0)
+v6: f32[6, 4] = aten::relu(v5)
+v7: f32[12, 4] = unisono::among_zeros(v6, v4, 0, 0, 12)
+v8: f32[12, 4] = aten::mm(v7, v0)
+part backward
+v9: f32[12, 4] = aten::relu(v8)
+return v9
+";
+
+#[test]
+fn stages_do_not_send_each_other_what_has_a_size_of_run_time() {
+    let graph = Graph::from_text("step", ROWS).unwrap();
+    let schedule = Name::OneForwardOneBackward.schedule(2, 1, 1);
+    let sent = |cut: usize| {
+        let staged = staged(&graph, &[cut], &schedule.placement).unwrap();
+        let mesh = Mesh { axes: vec![MeshAxis::ranks("stages", 2), MeshAxis::micro_batches(1)] };
+        let whole = partition_mesh(&staged.graph, &mesh, 0, |_, _| Ok(Assignment::default())).unwrap();
+        stage_graphs(&whole, &staged.held, &schedule)
+    };
+    let refused = sent(4).unwrap_err();
+    assert!(refused.message.contains("rows of its experts"), "{}", refused.message);
+    assert_eq!(sent(5).unwrap().len(), 2);
+}

@@ -160,6 +160,13 @@ pub fn own_groups(call: &Call<'_>) -> Option<Strategy> {
         return None;
     }
     let (groups, matrices) = (|dim| Placement::Groups { dim }, Placement::shard(0));
+    // Rows of however many there are keep others in line with what kernels want where they lie one behind the other.
+    let is_outermost =
+        |operand: usize, dim: usize| ir::memory_order(&call.operand(operand).strides).first() == Some(&dim);
+    let lies_well = is_outermost(0, usize::from(ranks[1] == 2)) && (ranks[1] == 3 || is_outermost(1, 0));
+    if !lies_well {
+        return None;
+    }
     let (operands, result) = match ranks {
         [2, 3] => ([groups(0), matrices, Placement::Replicate], groups(0)),
         [2, 2] => ([groups(1), groups(0), Placement::Replicate], matrices),

@@ -1,5 +1,6 @@
 //! Whether operations can run as one: nothing outside stands between two of them.
 
+use aten::RunTimeSizes;
 use ir::{DeviceKind, Graph, NodeId, ValueDef, ValueId};
 
 use super::views::{View, view};
@@ -11,6 +12,8 @@ pub(super) struct Positions<'a> {
     pub(super) of: base::SecondaryMap<NodeId, Option<usize>>,
     /// What each value is a view of, if it is.
     views: base::SecondaryMap<ValueId, Option<View>>,
+    /// What has a size that is known at run time only: no kernel is made for that.
+    pub(super) sizes: RunTimeSizes,
     /// The kind of device that kernels are for: an accelerator's where there is one.
     pub(super) kind: DeviceKind,
 }
@@ -24,7 +27,7 @@ impl<'a> Positions<'a> {
         let kinds = graph.values.values().map(|value| value.ty.device.kind);
         let kind =
             kinds.into_iter().find(|kind| !kind.is_cpu() && *kind != DeviceKind::META).unwrap_or_default();
-        Self { graph, of, views, kind }
+        Self { graph, of, views, sizes: RunTimeSizes::of(graph), kind }
     }
 
     /// What a value is a view of, if it is.

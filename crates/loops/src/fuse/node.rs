@@ -50,6 +50,10 @@ pub(super) fn domain_of(graph: &Graph, id: NodeId, formula: Formula) -> Option<&
 pub(super) fn lowerable(positions: &Positions<'_>, id: NodeId) -> Result<Formula, String> {
     let graph = positions.graph;
     let formula = aten::row(graph.op_name(id)).and_then(|row| row.formula).ok_or("no formula")?;
+    let node = &graph.nodes[id];
+    if node.operands().chain(node.results()).any(|value| positions.sizes.has(value)) {
+        return Err("a size of run time".into());
+    }
     let domain = domain_of(graph, id, formula).ok_or("no result")?;
     let frame = Frame::of(&[domain], &cuts(graph, id, formula)).ok_or("another shape")?;
     KernelMaker::new(positions, frame).node(id, formula).map(|()| formula)

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use aten::Call;
-use base::{Diagnostic, Result, SecondaryMap};
+use aten::{Call, RunTimeSizes};
+use base::{Code, Diagnostic, Result, SecondaryMap};
 use ir::{
-    Dims, Graph, InputId, LabelId, Node, NodeId, PartId, RankGraph, Return, TensorType, Value, ValueDef,
-    ValueId,
+    Dims, Graph, InputId, LabelId, Node, NodeId, PartId, RankGraph, Return, RowOperator, TensorType, Value,
+    ValueDef, ValueId,
 };
 use rustc_hash::FxHashMap;
 use schedule::Schedule;
@@ -45,9 +45,33 @@ pub fn stage_graphs(
     let flow = Flow { graph, stages, has_chunks: schedule.placement.most() > 1, needs, held: on };
     let orders = orders(&flow, schedule)?;
     let messages = Messages::of(&flow, &orders);
+    refuse_run_time_sizes(graph, &messages)?;
     (0..stages)
         .map(|stage| Writer::new(&flow, &messages, stage).written(&orders.of[stage as usize], held))
         .collect()
+}
+
+/// What stages send each other has a size that both know.
+fn refuse_run_time_sizes(graph: &Graph, messages: &Messages) -> Result<()> {
+    let sizes = RunTimeSizes::of(graph);
+    let is_read = |value: ValueId| {
+        graph.maker(value).is_some_and(|maker| graph.row_operator(maker) == Some(RowOperator::Bounds))
+    };
+    let mut sent = messages.all.iter().flat_map(|message| message.values.iter().copied());
+    match sent.find(|value| sizes.has(*value) || is_read(*value)) {
+        None => Ok(()),
+        Some(value) => {
+            let maker = graph.maker(value);
+            let what = maker.map_or("", |maker| graph.op_name(maker));
+            let message = format!("a pipeline stage would send rows of its experts to another ({what})");
+            let hint = "cut the step between its layers, or let experts be sharded another way";
+            let diagnostic = Diagnostic::new(Code::UNSUPPORTED_PLAN, message).hint(hint);
+            Err(match maker.and_then(|maker| graph.place(maker)) {
+                Some(place) => diagnostic.at(place.clone()),
+                None => diagnostic,
+            })
+        }
+    }
 }
 
 struct Writer<'a> {
