@@ -10,7 +10,7 @@ import json
 import subprocess
 from pathlib import Path
 
-LIMITS = ("60GB", "40GB", "35GB", "30GB", "25GB", "20GB", "17GB")
+LIMITS = ("60GB", "40GB", "35GB", "30GB", "25GB", "20GB", "17GB", "15GB", "13GB", "11GB")
 
 
 def planned(command: str, graph: Path, limit: str, offload: str) -> dict[str, float] | None:
@@ -27,19 +27,23 @@ def main() -> None:
     parser.add_argument("--unisono", default="unisono")
     given = parser.parse_args()
     print(
-        "| limit | with offload: ms | peak, GB | copied, GB | waiting, ms | run again, ms | without: ms | run again, ms |"
+        "| limit | with offload: ms | peak, GB | of forward copied, GB | state on the host, GB | waiting, ms | run again, ms "
+        "| without: ms | run again, ms |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for limit in LIMITS:
         both = [planned(given.unisono, given.folder / "llama-8-fused.msg", limit, offload) for offload in ("", "none")]
         cells = [limit]
         for figures, with_host in zip(both, (True, False), strict=True):
             if figures is None:
-                cells += ["none fits", *([""] * (4 if with_host else 1))]
+                cells += ["none fits", *([""] * (5 if with_host else 1))]
                 continue
             cells.append(f"{figures['step_ms']:.1f}")
             if with_host:
-                cells += [f"{figures['peak_bytes'] / 1e9:.1f}", f"{figures['offloaded_bytes'] / 1e9:.1f}"]
+                state = figures["host_state_bytes"]
+                cells += [
+                    f"{one / 1e9:.1f}" for one in (figures["peak_bytes"], figures["offloaded_bytes"] - state, state)
+                ]
                 cells.append(f"{figures['exposed_copies_ms']:.1f}")
             cells.append(f"{figures['recomputed_ms']:.1f}")
         print("| " + " | ".join(cells) + " |", flush=True)

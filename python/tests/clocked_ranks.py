@@ -44,6 +44,9 @@ LINKED = steps.machine(
     memory_bandwidth=1e11, flops=1e11, latency_ns=1000.0, bandwidth=1e10, operation_ns=100.0
 ).replace("[device.", "host_bandwidth = 2e9\nhost_latency_ns = 1000.0\nhost_memory_bytes = 1000000000\n[device.", 1)
 
+#: Ends the name of a family in which state that only the update reads is on the host between steps.
+STATE_ON_HOST = ", state on the host"
+
 #: Ends the name of a family whose batches are on the host.
 FROM_HOST = ", from the host"
 
@@ -239,22 +242,32 @@ def _settings(family: str, ranks: int) -> dict[str, Any]:
         SLICED: {"micro_batches": 2},
         RECOMPUTED: {"recompute": "full"},
         OFFLOADED: {"offload": "full"},
+        STATE_ON_HOST: {"offload": "optimizer"},
     }
     return {"mesh": {"a": ranks}, "pins": pins, **forms[form and f", {form}"]}
 
 
 def hold_less(library: str) -> None:
     """Prints what training takes under a sixth of the memory that one rank takes without a limit, and how it differs."""
+    hold(library, blocks, 1 / 6, ranks=2)
+
+
+def hold_no_state(library: str) -> None:
+    """The same on one rank, under three quarters of it, of which parameters, gradients and moments are nearly all."""
+    hold(library, few, 3 / 4, ranks=1)
+
+
+def hold(library: str, make: Callable[[], steps.Training], share: float, ranks: int) -> None:
     clocked.register(library)
     torch.__future__.set_swap_module_params_on_conversion(True)
-    alone, together = blocks(), blocks()
+    alone, together = make(), make()
     device = torch.device(clocked.NAME, int(os.environ["LOCAL_RANK"]))
     torch.accelerator.set_device_index(device.index)
     graph = unisono.capture(alone.step, model=alone.model, optimizer=alone.optimizer, example=alone.batches[0])
-    limit = graph.plan(LINKED, mesh={"a": 1}).prediction["peak_bytes"] // 6
+    limit = int(graph.plan(LINKED, mesh={"a": 1}).prediction["peak_bytes"] * share)
     together.model.to(device)
     batch = tuple(one.to(device) for one in together.batches[0])
-    settings: Any = {"mesh": {"a": 2}, "memory_limit": limit, "micro_batches": 1, "cluster": LINKED}
+    settings: Any = {"mesh": {"a": ranks}, "memory_limit": limit, "micro_batches": 1, "cluster": LINKED}
     step = unisono.parallelize(
         together.step, model=together.model, optimizer=together.optimizer, example=batch, **settings
     )
@@ -271,14 +284,23 @@ def hold_less(library: str) -> None:
     print("measured:", measured)
     print("offloaded:", prediction.get("offloaded_bytes", 0))
     print("recomputed:", prediction["recomputed_ns"])
+    print("state on the host:", prediction.get("host_state_bytes", 0))
     print("difference:", worst)
 
 
-def blocks() -> steps.Training:
+def blocks(rows: int = 2048, width: int = 32) -> steps.Training:
     """Linear layers whose results take far more than their parameters."""
     torch.manual_seed(0)
-    layers = [part for _ in range(BLOCKS) for part in (nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32), nn.Tanh())]
-    return _training(nn.Sequential(*layers), F.mse_loss, (torch.randn(2048, 32), torch.randn(2048, 32)))
+    wide = 4 * width
+    layers = [
+        part for _ in range(BLOCKS) for part in (nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width), nn.Tanh())
+    ]
+    return _training(nn.Sequential(*layers), F.mse_loss, (torch.randn(rows, width), torch.randn(rows, width)))
+
+
+def few() -> steps.Training:
+    """Linear layers whose parameters take far more than their results."""
+    return blocks(rows=8, width=64)
 
 
 # Faults that are planted, each of which is to be found.

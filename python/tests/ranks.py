@@ -153,17 +153,15 @@ def train(
 def run_ranks(
     graphs: list[dict[str, Any]],
     inputs: list[list[torch.Tensor]],
-    layouts: bool | Sequence[bool] = True,
+    layouts: bool = True,
     mesh: dict[str, int] | None = None,
     in_groups: Sequence[int] = (),
 ) -> list[tuple[list[torch.Tensor], dict[int, torch.Tensor]]]:
-    """Runs one graph per rank and returns ``(returns, updates)`` of each; ``layouts`` where inputs lie in memory as their types say, of all
-    ranks or of each.
+    """Runs one graph per rank and returns ``(returns, updates)`` of each; ``layouts`` where inputs lie in memory as their types say.
 
     Without a ``mesh`` all ranks lie along one axis. The inputs ``in_groups`` have as many rows as each rank has.
     """
-    checked = [layouts] * len(graphs) if isinstance(layouts, bool) else layouts
-    ranks = [_rank(*one, in_groups) for one in zip(graphs, inputs, checked, strict=True)]
+    ranks = [_rank(graph, tensors, layouts, in_groups) for graph, tensors in zip(graphs, inputs, strict=True)]
     events = [next(rank) for rank in ranks]
     while any(name != "done" for name, _ in events):
         ready = [members for members in _meeting(events, mesh) if len({events[rank][0] for rank in members}) == 1]

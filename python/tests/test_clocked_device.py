@@ -9,7 +9,7 @@ import clocked
 import launch
 import processor
 import pytest
-from clocked_ranks import FROM_HOST, STAGES, TRAININGS
+from clocked_ranks import FROM_HOST, STAGES, STATE_ON_HOST, TRAININGS
 
 ANOTHER = "elsewhere"
 
@@ -69,28 +69,32 @@ def assert_as_on_processors(found, kind, ranks, copies=0, is_offloaded=False):
         assert (one["offloaded"] > 0) == is_offloaded
 
 
-ON_ONE = [*((make.__name__, "free") for make in TRAININGS), ("autocast", "free")]
+ON_ONE = [*((make.__name__, "free") for make in TRAININGS), ("autocast", "free"), ("mlp", f"free{STATE_ON_HOST}")]
 #: Batches of two tensors on the host, from which a rank takes its shards.
 OF_HOST = [("mlp", f"batch cut{FROM_HOST}"), ("llama", f"state cut{FROM_HOST}"), ("experts", f"tensors cut{FROM_HOST}")]
 ON_SEVERAL = [
     *((make.__name__, family) for make in TRAININGS for family in ("batch cut", "state cut", "tensors cut")),
     *(("gpt", family) for family in ("batch cut, sliced", "state cut, recomputed", "state cut, offloaded", STAGES)),
     ("llama", "batch cut, offloaded"),
+    ("gpt", f"state cut{STATE_ON_HOST}"),
 ]
+#: Ends the names of families in which something is on the host.
+ON_HOST = ("offloaded", STATE_ON_HOST)
 ON_FOUR = [case for case in ON_SEVERAL if case != ("llama", "batch cut, offloaded")]
 
 
 @pytest.mark.parametrize(("model", "family"), ON_ONE)
 def test_steps_on_a_device_under_another_name_with_fused_optimizers_are_as_on_processors(compared, model, family):
     found = compared(1, ON_ONE, name=ANOTHER, fused=True)
-    assert_as_on_processors([one[f"{model}, {family}"] for one in found], ANOTHER, 1)
+    is_offloaded = family.endswith(ON_HOST)
+    assert_as_on_processors([one[f"{model}, {family}"] for one in found], ANOTHER, 1, is_offloaded=is_offloaded)
 
 
 @pytest.mark.parametrize(("model", "family"), ON_SEVERAL)
 def test_steps_on_two_devices_are_as_on_processors_and_all_is_ordered(compared, model, family):
     found = compared(2, ON_SEVERAL + OF_HOST)
     found = [one[f"{model}, {family}"] for one in found]
-    assert_as_on_processors(found, clocked.NAME, 2, is_offloaded=family.endswith("offloaded"))
+    assert_as_on_processors(found, clocked.NAME, 2, is_offloaded=family.endswith(ON_HOST))
 
 
 @pytest.mark.parametrize(("model", "family"), OF_HOST)
@@ -103,7 +107,7 @@ def test_shards_of_batches_on_the_host_are_all_that_is_copied_from_there_and_nob
 def test_steps_on_four_devices_are_as_on_processors_and_all_is_ordered(compared, model, family):
     found = compared(4, ON_FOUR)
     found = [one[f"{model}, {family}"] for one in found]
-    assert_as_on_processors(found, clocked.NAME, 4, is_offloaded=family.endswith("offloaded"))
+    assert_as_on_processors(found, clocked.NAME, 4, is_offloaded=family.endswith(ON_HOST))
 
 
 # Kernels of CUDA, which the processor runs where the device would.
@@ -143,6 +147,15 @@ def test_a_training_of_six_times_the_limit_of_a_rank_keeps_it_on_two_with_result
         assert int(one["offloaded"]) > 0 and int(one["recomputed"]) > 0
         assert float(one["difference"]) < 5e-5
         assert one["ordered"] == "{} []"
+
+
+def test_a_training_of_more_state_than_a_limit_leaves_keeps_it_with_some_of_that_on_the_host(library, tmp_path):
+    (one,) = printed("hold_no_state", 1, tmp_path, library)
+    # The allocator rounds up the count that each parameter has of its steps.
+    assert int(one["measured"]) <= int(one["predicted"]) * 1.001 and int(one["predicted"]) <= int(one["limit"])
+    assert int(one["state on the host"]) > 0
+    assert float(one["difference"]) < 5e-5
+    assert one["ordered"] == "{} []"
 
 
 # What the device finds.

@@ -701,6 +701,7 @@ DIRECT |= {
     "_scaled_mm": (*_SCALED, *_SCALES, None, None, torch.float32),
     "_grouped_mm": (whole_numbers(6, 96, 32), whole_numbers(6, 32, 96)),
     "unisono::to_host": (torch.randn(12, 96),),
+    "unisono::to_host_over": (torch.randn(12, 96), torch.randn(12, 96)),
     "unisono::from_host": (torch.randn(12, 96), torch.device("cpu")),
     "unisono::wait_copy": (torch.randn(12, 96),),
     "unisono::random_at": (

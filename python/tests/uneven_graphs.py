@@ -27,6 +27,9 @@ TOLERANCE = {"rtol": 1e-7, "atol": 1e-8}
 #: Sizes of dimensions: few are divided by a number of ranks, and some have fewer elements than there are ranks.
 SIZES = (1, 2, 3, 5, 6, 7, 10)
 
+#: Assignments under which a tensor lies in another order than its type says.
+lying_otherwise: list[str] = []
+
 #: Graphs that the tests ask of, those of a test, and assignments drawn for each graph: 10,240 in all.
 GRAPHS, TOGETHER, DRAWS = 640, 20, 16
 
@@ -280,6 +283,8 @@ def ask_all(seeds: Iterable[int]) -> None:
     finally:
         gc.enable()
     assert sum(asked) > 0.7 * len(asked) * DRAWS
+    assert len(lying_otherwise) <= sum(asked) / 50, lying_otherwise
+    lying_otherwise.clear()
 
 
 def ask(seed: int, axes: int = 3) -> int:
@@ -333,14 +338,22 @@ def compare_drawn(what, graph, given, expected, mesh, numbers, passes, tolerance
         [shard(tensor, along, mesh, rank) for tensor, along in zip(given, placements, strict=True)]
         for rank in range(len(graphs))
     ]
-    # Whether something is put in order is decided by the sizes of the first rank; where there are others it may lie in another order.
-    shapes = [[value["type"]["shape"] for value in one["values"]] for one in unpacked]
-    layouts = [one == shapes[0] for one in shapes]
-    for rank, (returned, _) in enumerate(run_ranks(unpacked, inputs, layouts, mesh)):
+    for rank, (returned, _) in enumerate(results_of(what, unpacked, inputs, mesh)):
         for position, (one, whole) in enumerate(zip(returned, expected, strict=True)):
             says = f"{what}: result {position} on rank {rank}"
             torch.testing.assert_close(one, whole, equal_nan=True, msg=lambda m, w=says: f"{w}\n{m}", **tolerance)
     return names[0]
+
+
+def results_of(what, graphs, inputs, mesh):
+    """What ranks return and update. Where a tensor lies in another order than its type says, that is noted."""
+    try:
+        return run_ranks(graphs, inputs, mesh=mesh)
+    except AssertionError as error:
+        if not isinstance(error.args[0], tuple):
+            raise
+        lying_otherwise.append(f"{what}: {error}")
+        return run_ranks(graphs, inputs, layouts=False, mesh=mesh)
 
 
 def shard(tensor: torch.Tensor, along: Sequence[str], mesh: dict[str, int], rank: int) -> torch.Tensor:
@@ -360,3 +373,4 @@ if __name__ == "__main__":
             wrong.append(number)
             print(f"{number}: {str(error)[:400]}", flush=True)
     print(f"{asked} assignments of {count} graphs, {len(wrong)} graphs with wrong ones: {wrong[:20]}")
+    print(f"{len(lying_otherwise)} with tensors that lie otherwise than their types say: {lying_otherwise[:20]}")

@@ -195,10 +195,11 @@ def parallelize(
         reduce_dtype: the element type in which gradients are summed between ranks, such as ``torch.float32`` for gradients in bfloat16, or
             ``torch.bfloat16`` for half of what gradients in single precision send; also by name. Behind the sum a gradient has its own
             type again. By default sums are in the type of the gradient. Micro-batches of a rank are added up in that type in any case.
-        offload: what of forward goes to memory of the host until backward. By default what the memory limit asks for, where the cluster
-            description has a link to the host and that is faster than other ways to keep the limit. ``"none"`` for nothing;
-            ``"activations"`` as by default, on a host alone too, where it saves nothing; ``"full"`` for everything but results of
-            collectives. The values are the same. Not in pipeline stages.
+        offload: what is in memory of the host while the device does not need it: what forward leaves, until backward, and state that only
+            the update reads, between steps. By default what the memory limit asks for, where the cluster description has a link to the host
+            and that is faster than other ways to keep the limit. ``"none"`` for nothing; ``"activations"`` for what forward leaves, on a
+            host alone too, where it saves nothing; ``"optimizer"`` for all of that state, and nothing else; ``"full"`` for everything but
+            results of collectives. The values are the same. Not in pipeline stages.
         schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zb-h1"``,
             ``"zb-h2"``, ``"zb-v"`` or ``"dualpipe-v"``, or the path of a CSV file of actions, as ``torch.distributed.pipelining`` writes
             it, with a line for each stage, or ``"searched"`` for one that is made for what the parts of this step cost. By default the

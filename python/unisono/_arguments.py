@@ -121,8 +121,11 @@ def reduce_dtype_of(dtype: torch.dtype | str | None) -> str | None:
 
 def require_offload(offload: str | None) -> None:
     """Refuses what does not say what is on the host."""
-    if offload not in (None, "none", "activations", "full"):
-        hint = '"none" for nothing, "activations" for what the memory limit asks for of what forward leaves, "full" for all of it'
+    if offload not in (None, "none", "activations", "optimizer", "full"):
+        hint = (
+            '"none" for nothing, "activations" for what the memory limit asks for of what forward leaves, "optimizer" for the state '
+            'that only the update reads, "full" for all of both'
+        )
         raise ConfigurationError(f"`offload` is {offload!r}", code="U0012", hint=hint)
 
 

@@ -32,7 +32,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "fuse": ((bool, str), "true, false or 'auto'"),
     "recompute": ((str,), "'none' or 'full'"),
     "reduce_dtype": ((str,), "an element type such as 'float32'"),
-    "offload": ((str,), "'none', 'activations' or 'full'"),
+    "offload": ((str,), "'none', 'activations', 'optimizer' or 'full'"),
     "schedule": ((str,), "the name of a schedule such as '1f1b', or the path of a CSV file of actions"),
     "chunks": ((int,), "a whole number"),
     "cuts": ((list,), "a list of names of modules or numbers of operations"),

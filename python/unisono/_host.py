@@ -12,6 +12,8 @@ import torch
 
 _LIBRARY = torch.library.Library("unisono", "FRAGMENT")
 _LIBRARY.define("to_host(Tensor self) -> Tensor")
+_LIBRARY.define("to_host_over(Tensor self, Tensor value) -> Tensor")
+_LIBRARY.define("to_host_over_(Tensor(a!) self, Tensor value) -> Tensor(a!)")
 _LIBRARY.define("from_host(Tensor self, Device device) -> Tensor")
 _LIBRARY.define("wait_copy(Tensor self) -> Tensor")
 
@@ -22,6 +24,17 @@ _under_way: dict[int, tuple[torch.Event, torch.Tensor]] = {}
 def forget() -> None:
     """Lets go of copies that nobody will wait for, because the step that started them has failed."""
     _under_way.clear()
+
+
+def like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the host with the values of one, which copies to and from its device may go on beside steps: in pinned memory."""
+    return _empty(tensor, tensor).copy_(tensor)
+
+
+def _empty(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Memory of the host for a value, of the sizes and strides of another tensor."""
+    pinned = value.device.type not in ("cpu", "meta")
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, pin_memory=pinned)
 
 
 @functools.cache
@@ -42,9 +55,22 @@ def _start(source: torch.Tensor, target: torch.Tensor, device: torch.device, dir
 
 @torch.library.impl(_LIBRARY, "to_host", "CompositeExplicitAutograd")
 def _to_host(self: torch.Tensor) -> torch.Tensor:
-    pinned = self.device.type not in ("cpu", "meta")
-    made = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, pin_memory=pinned)
-    return _start(self, made, self.device, "out") if pinned and self.numel() else made.copy_(self)
+    return _out(self, _empty(self, self))
+
+
+@torch.library.impl(_LIBRARY, "to_host_over", "CompositeExplicitAutograd")
+def _to_host_over(self: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return _out(value, _empty(self, value))
+
+
+@torch.library.impl(_LIBRARY, "to_host_over_", "CompositeExplicitAutograd")
+def _to_host_over_in_place(self: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return _out(value, self)
+
+
+def _out(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    is_apart = value.device.type not in ("cpu", "meta") and value.numel()
+    return _start(value, target, value.device, "out") if is_apart else target.copy_(value)
 
 
 @torch.library.impl(_LIBRARY, "from_host", "CompositeExplicitAutograd")
@@ -70,6 +96,18 @@ def _wait_copy(self: torch.Tensor) -> torch.Tensor:
 def _copy_of_meta(self: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     del device
     return torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta")
+
+
+@torch.library.impl(_LIBRARY, "to_host_over", "Meta")
+def _over_meta(self: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    del value
+    return torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta")
+
+
+@torch.library.impl(_LIBRARY, "to_host_over_", "Meta")
+def _over_meta_in_place(self: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    del value
+    return self
 
 
 @torch.library.impl(_LIBRARY, "wait_copy", "Meta")

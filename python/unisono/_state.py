@@ -1,4 +1,7 @@
-"""The state of a session: the tensors that its captured steps share, this rank's shards of them, and where the user has them."""
+"""The state of a session: the tensors that its captured steps share, this rank's shards of them, and where the user has them.
+
+State that only an update reads may be on the host: its shard is in pinned memory there, and the user's tensor has no memory until `sync`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from unisono import _devices, _host
 from unisono._capture.inputs import StepInput
 from unisono._capture.optimizer import state_of
 from unisono._placements import Layout, full_tensor, is_held, local_shape, own_local, to_local
@@ -21,12 +25,13 @@ from unisono._user_tensors import UserTensor, close_doors
 
 @dataclass
 class Held:
-    """One tensor of state: where it is placed, this rank's shard, and the user's own tensor while its values are sharded."""
+    """One tensor of state: where it is placed, this rank's shard, and the user's own tensor while its values are elsewhere."""
 
     item: StepInput
     layout: Layout
     shard: torch.Tensor
     user: UserTensor | None
+    on_host: bool = False
 
     def shape_and_stride(self) -> tuple[torch.Size, tuple[int, ...]]:
         """Those of the whole tensor."""
@@ -56,13 +61,13 @@ class State:
         """Whether a tensor is state already."""
         return _key(item) in self._held
 
-    def place(self, item: StepInput, layout: Layout) -> torch.Tensor:
+    def place(self, item: StepInput, layout: Layout, *, on_host: bool = False) -> torch.Tensor:
         """This rank's shard of a tensor as it is to be placed; a collective where it is placed otherwise."""
         held = self._held.get(_key(item))
         if held is None:
-            held = self._held[_key(item)] = self._taken(item, layout)
-        elif held.layout != layout:
-            self._move(held, layout)
+            held = self._held[_key(item)] = self._taken(item, layout, on_host=on_host)
+        elif held.layout != layout or held.on_host != on_host:
+            self._move(held, layout, on_host=on_host)
         elif held.user is None and held.shard.data_ptr() != held.item.tensor.data_ptr() and not held.item.number:
             held.shard = item.tensor.detach()
             self.version += 1
@@ -71,7 +76,8 @@ class State:
     def shard(self, item: StepInput, layout: Layout) -> torch.Tensor:
         """A shard of a tensor of state for a step that only reads it: the shard that there is, or else a copy."""
         held = self._held[_key(item)]
-        return held.shard if held.layout == layout else to_local(self.value(held), layout, self._mesh, self._ranks.rank)
+        is_so = held.layout == layout and not held.on_host
+        return held.shard if is_so else to_local(self.value(held), layout, self._mesh, self._ranks.rank)
 
     def layouts(self) -> dict[str, Layout]:
         """How each tensor of state is placed, by its name."""
@@ -93,15 +99,25 @@ class State:
         """The whole tensor; a collective where it is sharded."""
         if held.user is None:
             return held.shard
-        shards = self.gathered(held.item.name, held.shard, held.layout, held.shape_and_stride()[0])
+        shard = self.local(held).to(held.item.tensor.device, copy=True) if held.on_host else held.shard
+        if self._ranks.count == 1:
+            return shard
+        shards = self.gathered(held.item.name, shard, held.layout, held.shape_and_stride()[0])
         return held.user.in_order(full_tensor(shards, held.layout, self._mesh))
+
+    def local(self, held: Held) -> torch.Tensor:
+        """This rank's shard, whose values can be read now, wherever it is."""
+        if held.on_host:
+            _devices.synchronise(held.item.tensor.device)
+        return held.shard
 
     def take_written(self) -> None:
         """Takes over what was written into the user's tensors while they had the values."""
         if self.synced:
             for held in self._held.values():
                 if held.user is not None and held.user.was_written:
-                    held.shard.copy_(to_local(held.item.tensor.detach(), held.layout, self._mesh, self._ranks.rank))
+                    written = to_local(held.item.tensor.detach(), held.layout, self._mesh, self._ranks.rank)
+                    self.local(held).copy_(written)
 
     def needs_all(self, held: Held) -> bool:
         """Whether the user's tensor has the whole values now, so that new ones are to be whole."""
@@ -110,14 +126,14 @@ class State:
     def write(self, held: Held, local: torch.Tensor) -> None:
         """Writes new values of this rank's shard."""
         if held.shard.data_ptr() != local.data_ptr():
-            held.shard.copy_(local)
+            self.local(held).copy_(local)
         if self.synced and held.user is None:
             self._give(held)
 
     def write_all(self, held: Held, value: torch.Tensor) -> None:
         """Writes new values of a whole tensor that the user has too."""
         held.item.tensor.detach().copy_(value)
-        held.shard.copy_(to_local(value, held.layout, self._mesh, self._ranks.rank))
+        self.local(held).copy_(to_local(value, held.layout, self._mesh, self._ranks.rank))
 
     def tensors(self) -> list[torch.Tensor]:
         """This rank's shards of all tensors."""
@@ -176,27 +192,32 @@ class State:
     def _users(self) -> list[UserTensor]:
         return [held.user for held in self._held.values() if held.user is not None]
 
-    def _taken(self, item: StepInput, layout: Layout) -> Held:
+    def _taken(self, item: StepInput, layout: Layout, *, on_host: bool) -> Held:
         shard = own_local(item.tensor.detach(), layout, self._mesh, self._ranks.rank)
-        return Held(item, layout, shard, self._user(item, layout))
+        shard = _host.like(shard) if on_host else shard
+        return Held(item, layout, shard, self._user(item, layout, on_host=on_host), on_host)
 
-    def _user(self, item: StepInput, layout: Layout) -> UserTensor | None:
-        made = UserTensor(item.tensor, item.name) if layout and self._ranks.count > 1 else None
+    def _user(self, item: StepInput, layout: Layout, *, on_host: bool) -> UserTensor | None:
+        is_elsewhere = on_host or (layout and self._ranks.count > 1)
+        made = UserTensor(item.tensor, item.name, on_host=on_host) if is_elsewhere else None
         if made is not None and not self.synced and not self._lent:
             made.give_up()
             self._close()
         return made
 
     @torch.no_grad()
-    def _move(self, held: Held, layout: Layout) -> None:
+    def _move(self, held: Held, layout: Layout, *, on_host: bool) -> None:
         value = self.value(held) if not self.synced or held.user is None else held.item.tensor.detach()
         shard = own_local(value, layout, self._mesh, self._ranks.rank)
         if held.user is not None and not self.synced:
             held.user.restore(value)
         own = held.item.tensor.detach()
-        if not layout and own.dtype == shard.dtype:
+        if on_host:
+            shard = _host.like(shard)
+        elif not layout and own.dtype == shard.dtype:
             shard = own
-        held.shard, held.layout, held.user = shard, layout, self._user(held.item, layout)
+        held.shard, held.layout, held.on_host = shard, layout, on_host
+        held.user = self._user(held.item, layout, on_host=on_host)
         self.version += 1
 
     def gathered(
@@ -234,7 +255,11 @@ class State:
                 state[key] = item.tensor.item()
 
     def _close(self) -> None:
-        if not self._doors and self._model is not None and any(held.user for held in self._held.values()):
+        if (
+            not self._doors
+            and self._model is not None
+            and any(held.user and held.layout for held in self._held.values())
+        ):
             self._doors = close_doors(self._model)
 
     def _open(self) -> None:

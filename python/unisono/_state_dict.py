@@ -173,12 +173,13 @@ def _value(session: Session, entry: Entry, for_files: bool) -> Any:
     if held.item.number:
         return session.state.value(held).item()
     if session.ranks.count == 1:
-        return held.shard
+        return session.state.local(held)
     from torch.distributed.tensor import DTensor
 
-    local, layout = held.shard, plain(held.layout)
+    local, layout = session.state.local(held), plain(held.layout)
     shape, stride = held.shape_and_stride()
-    if not is_plain(held.layout):
+    # A tensor of PyTorch's mesh is on its devices; files take what is on the host from there.
+    if not is_plain(held.layout) or (held.on_host and for_files):
         if for_files:
             from unisono._pieces import Pieces  # takes PyTorch's checkpoints with it, which are slow to import
 
@@ -204,7 +205,7 @@ def _device_mesh(session: Session) -> DeviceMesh:
     if session.device_mesh is None:
         from torch.distributed.device_mesh import init_device_mesh
 
-        device = next((held.shard.device.type for held in session.state.held()), "cpu")
+        device = next((held.item.tensor.device.type for held in session.state.held()), "cpu")
         session.device_mesh = init_device_mesh(device, tuple(session.mesh.values()), mesh_dim_names=tuple(session.mesh))
     return session.device_mesh
 

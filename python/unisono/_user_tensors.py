@@ -37,22 +37,32 @@ _ALLOWED = {
 }  # fmt: skip
 
 
+#: Where values are, each with why no other tensor has them.
+_SHARDED, _ON_HOST = "sharded", "on the host"
+_CAUSES = {
+    _SHARDED: "each rank has the memory of its shard only",
+    _ON_HOST: "the step has them in memory of the host, and writes into that while it runs",
+}
+
+
 class _Elsewhere:
-    """A tensor whose values a step keeps sharded."""
+    """A tensor whose values a step keeps elsewhere."""
 
     _unisono_name: str
+    _unisono_where: str
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answers what is known without values, and refuses everything else."""
         if func not in _ALLOWED:
             found = next((arg for arg in pytree.tree_iter((args, kwargs)) if isinstance(arg, _Elsewhere)), None)
-            raise _in_parts(f"`{found._unisono_name if found is not None else 'a tensor'}` is used")
+            name, where = (found._unisono_name, found._unisono_where) if found is not None else ("a tensor", _SHARDED)
+            raise _elsewhere(f"`{name}` is used", where)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
     def __repr__(self, **_unused: Any) -> str:  # type: ignore[override]
-        return f"<{self._unisono_name}: a step keeps its values sharded until `sync()`>"
+        return f"<{self._unisono_name}: a step keeps its values {self._unisono_where} until `sync()`>"
 
 
 class _TensorElsewhere(_Elsewhere, torch.Tensor):
@@ -75,11 +85,12 @@ _CLASSES: dict[type, type] = {
 
 
 class UserTensor:
-    """A parameter, buffer or optimizer state of the user's whose values a step keeps sharded."""
+    """A parameter, buffer or optimizer state of the user's whose values a step keeps sharded, or on the host."""
 
-    def __init__(self, tensor: torch.Tensor, name: str) -> None:
+    def __init__(self, tensor: torch.Tensor, name: str, *, on_host: bool = False) -> None:
         """Takes the tensor as it is; nothing happens to it yet."""
         self.tensor, self._name, self._class = tensor, name, type(tensor)
+        self._where = _ON_HOST if on_host else _SHARDED
         self.size, self.stride, self._offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         self._storage: StorageWeakRef | None = None
         self._lent = False
@@ -103,6 +114,7 @@ class UserTensor:
             self.tensor.data = nothing.expand(self.size)
         if self._class in _CLASSES:
             self.tensor._unisono_name = self._name  # type: ignore[attr-defined]
+            self.tensor._unisono_where = self._where  # type: ignore[attr-defined]
             self.tensor.__class__ = _CLASSES[self._class]
 
     def in_order(self, values: torch.Tensor) -> torch.Tensor:
@@ -139,7 +151,7 @@ def elsewhere(like: torch.Tensor, name: str) -> torch.Tensor:
     """A tensor that stands for one of the same shape and type whose values a step keeps sharded."""
     made = torch.full((), torch.nan if like.is_floating_point() else 0, dtype=like.dtype, device=like.device)
     made = made.expand(like.shape)
-    made._unisono_name = name  # type: ignore[attr-defined]
+    made._unisono_name, made._unisono_where = name, _SHARDED  # type: ignore[attr-defined]
     made.__class__ = _TensorElsewhere
     return made
 
@@ -148,21 +160,21 @@ def close_doors(model: nn.Module) -> list[RemovableHandle]:
     """Refuses calls of a model whose values a step keeps, and what would load others, until the handles are removed."""
 
     def refuse_call(module: nn.Module, arguments: tuple[object, ...]) -> None:
-        raise _in_parts(f"{type(module).__name__} is called")
+        raise _elsewhere(f"{type(module).__name__} is called")
 
     def refuse_load(*_unused: Any) -> None:
-        raise _in_parts("a state is loaded into the model")
+        raise _elsewhere("a state is loaded into the model")
 
     loading = [part._register_load_state_dict_pre_hook(refuse_load) for part in model.modules()]
     return [model.register_forward_pre_hook(refuse_call), *loading]
 
 
-def _in_parts(what: str) -> StepError:
+def _elsewhere(what: str, where: str = _SHARDED) -> StepError:
     return StepError(
-        f"{what} while a step keeps the values sharded",
+        f"{what} while a step keeps the values {where}",
         code="U0124",
         place=user_line(),
-        cause="each rank has the memory of its shard only",
+        cause=_CAUSES[where],
         hint="call `sync()` of the step first, on every rank; `step.save` and `step.state_dict` need none",
     )
 
@@ -175,7 +187,7 @@ def require_values(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> 
     for name, tensor in (*tensors, *kept):
         if isinstance(tensor, _Elsewhere):
             raise StepError(
-                f"the values of {name} are kept sharded by another step",
+                f"the values of {name} are kept {tensor._unisono_where} by another step",
                 code="U0124",
                 cause="`parallelize` was called before with the same model, and its step has run",
                 hint="call `sync()` of that step first, on every rank",

@@ -97,8 +97,8 @@ class StepGraph:
                 memory limit.
             recompute: what of forward is computed again in backward: ``"none"``, ``"full"``, or by default what the memory limit asks for.
             reduce_dtype: the element type in which gradients are summed between ranks, as in :func:`unisono.parallelize`.
-            offload: what of forward is on the host until backward: ``"none"``, ``"activations"``, ``"full"``, or by default what the memory
-                limit asks for where the cluster has a link to the host.
+            offload: what is on the host while the device does not need it: ``"none"``, ``"activations"``, ``"optimizer"``, ``"full"``, as
+                in :func:`unisono.parallelize`, or by default what the memory limit asks for where the cluster has a link to the host.
             schedule: in which order pipeline stages run their micro-batches, as in :func:`unisono.parallelize`.
             chunks: how many chunks of the program each stage has, as there.
             cuts: where the chunks begin, as there.

@@ -482,7 +482,9 @@ class ParallelStep:
         times = [_measure.nanoseconds(lambda: self(*arguments), self._device) for _ in range(repeats)]
         step = self._captured[0]
         tensors = step.tensors(self._caller(arguments, {}))
-        state = _measure.tensor_bytes(step.state_tensors())
+        # What is on the host of it is in none of a device's memory.
+        own = [tensor for tensor in step.state_tensors() if tensor.device.type == step.device.type]
+        state = _measure.tensor_bytes(own)
         buffers = step.executor.program.buffer_bytes()
         growth = _measure.peak_growth(lambda: step.executor(tensors), step.device)
         constants = step.executor.program.constant_bytes()

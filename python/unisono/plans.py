@@ -109,7 +109,8 @@ class Plan:
         which operations of forward run again in backward, by position (``recompute``; absent where none do), in which element type
         gradients are summed between ranks (``reduce_dtype``; absent where it is their own), and which results of forward are on the host
         until backward, by the positions of what makes them, behind which their memory is free, and behind which their copy back starts
-        (``offload``; absent where none are).
+        (``offload``; absent where none are), and how many parameters' state that only the update reads is on the host, piece by piece
+        (``host_state``; absent where none is).
         """
         return self._content["passes"]
 

@@ -423,6 +423,8 @@ class CapturedStep:
         self.replayed: Replayed | None = None
         if self.not_replayed is None:
             self.replayed = Replayed(self.executor, self.device, self.state_tensors)
+        #: The names of the state that is on the host between steps.
+        self._on_host = frozenset(optimised.on_host())
         layouts = self.plan.layouts
         self._placed = [layouts.get(item.name, {}) for item in self._inputs.inputs]
         self._make_deferred()
@@ -502,7 +504,7 @@ class CapturedStep:
         def keep_shard(tensor: torch.Tensor) -> None:
             item, layout = items.get(id(tensor), (None, {}))
             if item is not None and self._shares(item):
-                state.place(item, layout)
+                state.place(item, layout, on_host=item.name in self._on_host)
 
         deferred.make(keep_shard, [item.tensor for item, _ in items.values() if item.tensor.is_meta])
 
@@ -516,7 +518,7 @@ class CapturedStep:
 
     def _shard(self, item: StepInput, layout: Mapping[str, str]) -> torch.Tensor:
         if self._shares(item):
-            return self._session.state.place(item, layout)
+            return self._session.state.place(item, layout, on_host=item.name in self._on_host)
         if item in self._session.state:
             return self._session.state.shard(item, layout)
         shard = own_local(item.tensor.detach(), layout, self._mesh, self.ranks.rank)

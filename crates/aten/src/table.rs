@@ -461,6 +461,7 @@ pub static ROWS: &[Row] = &[
     op("_c10d_functional::wait_tensor(tensor)", Rule::Each, Jointly, View).view(Strides::Dense),
     // Copies between device and host, which are put in after sharding
     op("unisono::to_host(self)", Rule::Each, Jointly, Traffic),
+    op("unisono::to_host_over(self, value)", Rule::Each, Jointly, Traffic).in_place(),
     op("unisono::from_host(self, Device device)", Rule::Each, Jointly, Traffic),
     op("unisono::wait_copy(self)", Rule::Each, Jointly, View).view(Strides::Dense),
     op("unisono::group_bounds(offsets, int ranks, int size)", Rule::Fixed, No, Traffic),

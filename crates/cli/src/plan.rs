@@ -56,7 +56,9 @@ enum Offload {
     None,
     /// What the memory limit asks for of what forward leaves for backward
     Activations,
-    /// All of it that can be
+    /// All state that only the update reads
+    Optimizer,
+    /// All of both that can be
     Full,
 }
 
@@ -65,6 +67,7 @@ impl Offload {
         match self {
             Self::None => Offloading::None,
             Self::Activations => Offloading::Activations,
+            Self::Optimizer => Offloading::Optimizer,
             Self::Full => Offloading::Full,
         }
     }

@@ -31,7 +31,7 @@ pub fn role(schema: &Schema) -> Role {
     }
     match ir::HostCopy::of_operator(name) {
         Some(ir::HostCopy::Wait) => return Role::Wait,
-        Some(ir::HostCopy::Out | ir::HostCopy::Back) => return Role::Copy,
+        Some(ir::HostCopy::Out | ir::HostCopy::Over | ir::HostCopy::Back) => return Role::Copy,
         None => {}
     }
     match aten::row(&schema.full_name()).map(|row| row.memory) {
@@ -103,6 +103,7 @@ mod tests {
         );
         assert_eq!(role_of("_c10d_functional::wait_tensor(Tensor tensor) -> Tensor"), Role::Wait);
         assert_eq!(role_of(ir::TO_HOST), Role::Copy);
+        assert_eq!(role_of(ir::TO_HOST_OVER), Role::Copy);
         assert_eq!(role_of(ir::FROM_HOST), Role::Copy);
         assert_eq!(role_of(ir::WAIT_COPY), Role::Wait);
     }

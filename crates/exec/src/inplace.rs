@@ -1,10 +1,11 @@
 //! Writing in place, as [`memory::in_place`] decides it.
 
 use rustc_hash::FxHashMap;
-use torch_sys::{Output, Schema, Slot};
+use torch_sys::{Arg, Output, Schema, Slot};
 
 use crate::{
-    OpCall, ProgramSpec, Update,
+    OpCall, ProgramSpec, Role, Update,
+    effects::role,
     steps::{Forms, overwrites, steps_of},
 };
 
@@ -18,7 +19,14 @@ pub(crate) fn write_in_place(spec: &ProgramSpec, schemas: &[Schema]) -> ProgramS
     for (call, in_place) in spec.calls.iter().zip(decisions) {
         let schema = &schemas[call.op as usize];
         let now = |slot: Slot| replaced.get(&slot).copied().unwrap_or(slot);
-        let args = call.args.iter().cloned().map(|arg| arg.map_slots(now)).collect();
+        let args: Vec<Arg> = call.args.iter().cloned().map(|arg| arg.map_slots(now)).collect();
+        // What is waited for is where it was started.
+        let waited = args.first() != call.args.first() && role(schema) == Role::Wait;
+        if let (true, Some(Arg::Tensor(from)), Some(Output::Tensor(to))) =
+            (waited, args.first(), call.outputs.first())
+        {
+            replaced.insert(*to, *from);
+        }
         let Some(op) = forms.in_place(schema).filter(|_| in_place) else {
             calls.push(OpCall { args, ..call.clone() });
             continue;

@@ -99,7 +99,7 @@ fn step(call: &OpCall, schema: &Schema, forms: &Forms<'_>) -> Step {
         Role::Wait => Effect::Wait,
     };
     let written = schema.arguments.iter().zip(&call.args).filter(|(argument, _)| argument.written);
-    let in_place = effect == Effect::Compute && forms.in_place(schema).is_some();
+    let in_place = effect.may_overwrite() && forms.in_place(schema).is_some();
     Step {
         reads: call.args.iter().flat_map(Arg::slots).map(|slot| slot.0).collect(),
         makes: call.outputs.iter().flat_map(Output::slots).map(|slot| slot.0).collect(),

@@ -30,7 +30,7 @@ pub use graph::{
     Arg, Graph, Input, InputClass, InputId, KERNEL, LabelId, Module, ModuleId, Node, NodeId, Op, OpId, Part,
     PartId, PartKind, PlaceId, Return, Value, ValueDef, ValueId, is_kernel,
 };
-pub use host::{FROM_HOST, HostCopy, TO_HOST, WAIT_COPY};
+pub use host::{FROM_HOST, HostCopy, TO_HOST, TO_HOST_OVER, WAIT_COPY};
 pub use message::{MAX_MESSAGE_BYTES, MESSAGE_VERSION};
 pub use patch::{Change, Edits, Patch};
 pub use placement::{

@@ -9,8 +9,8 @@ use base::{Diagnostic, Id, Result, SecondaryMap};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
-    Arg, Graph, LabelId, Node, NodeId, Op, OpId, PartId, Return, ReturnType, TensorType, Value, ValueDef,
-    ValueId, build::new_returns,
+    Arg, Device, Graph, InputId, LabelId, Node, NodeId, Op, OpId, PartId, Return, ReturnType, TensorType,
+    Value, ValueDef, ValueId, build::new_returns,
 };
 
 /// Changes to a graph.
@@ -34,6 +34,8 @@ pub struct Edits {
     replaced: FxHashMap<ValueId, ValueId>,
     replaced_in: FxHashMap<NodeId, Vec<(ValueId, ValueId)>>,
     removed: FxHashSet<NodeId>,
+    updates: FxHashMap<InputId, ValueId>,
+    devices: Vec<(ValueId, Device)>,
     order: Option<Vec<(NodeId, PartId)>>,
     changes: Vec<Change>,
 }
@@ -77,8 +79,9 @@ impl<'g> Patch<'g> {
 
     /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
-        let Edits { sources, replaced, replaced_in, removed, order, .. } = &self.edits;
+        let Edits { sources, replaced, replaced_in, removed, updates, devices, order, .. } = &self.edits;
         let edits = sources.is_empty() && replaced.is_empty() && replaced_in.is_empty();
+        let edits = edits && updates.is_empty() && devices.is_empty();
         let same = |order: &Vec<(NodeId, PartId)>| order.iter().map(|(id, _)| id).eq(&self.base.order);
         edits && removed.is_empty() && order.as_ref().is_none_or(same)
     }
@@ -124,7 +127,7 @@ impl<'g> Patch<'g> {
     /// its place and module.
     pub fn copy(&mut self, node: NodeId, source: NodeId, mut map: impl FnMut(ValueId) -> ValueId) -> NodeId {
         let base = self.base;
-        let Node { op, args, returns, place, module, stage, .. } = &base.nodes[node];
+        let Node { args, returns, .. } = &base.nodes[node];
         let mut args = args.clone();
         for arg in &mut args {
             arg.map_values(&mut map);
@@ -135,21 +138,21 @@ impl<'g> Patch<'g> {
             Return::Value(value) => ReturnType::Tensor(of(value)),
             Return::Values(values) => ReturnType::Tensors(values.iter().map(of).collect()),
         });
+        self.copy_with(node, source, args, returns.collect())
+    }
+
+    /// The same with other arguments and results.
+    pub fn copy_with(
+        &mut self,
+        node: NodeId,
+        source: NodeId,
+        args: Vec<Arg>,
+        returns: Vec<ReturnType>,
+    ) -> NodeId {
+        let Node { op, place, module, stage, .. } = self.base.nodes[node];
         let part = self.node(source).part;
-        self.add(
-            source,
-            Node {
-                op: *op,
-                args,
-                returns: Vec::new(),
-                place: *place,
-                module: *module,
-                part,
-                label: None,
-                stage: *stage,
-            },
-            returns.collect(),
-        )
+        let node = Node { op, args, returns: Vec::new(), place, module, part, label: None, stage };
+        self.add(source, node, returns)
     }
 
     /// A node, old or new.
@@ -169,6 +172,18 @@ impl<'g> Patch<'g> {
     pub fn replace_in(&mut self, node: NodeId, old: ValueId, new: ValueId) {
         self.change().replaced += 1;
         self.edits.replaced_in.entry(node).or_default().push((old, new));
+    }
+
+    /// Gives an input that is updated another new value.
+    pub fn update(&mut self, input: InputId, value: ValueId) {
+        self.change().replaced += 1;
+        self.edits.updates.insert(input, value);
+    }
+
+    /// Puts the tensor of an input on another device.
+    pub fn put_input(&mut self, input: InputId, device: Device) {
+        self.change().replaced += 1;
+        self.edits.devices.push((self.base.inputs[input].value, device));
     }
 
     /// Removes a node, whose results nothing uses in the end.
@@ -249,6 +264,12 @@ impl Edits {
         let through = |value: &mut ValueId| *value = *resolved.get(value).unwrap_or(value);
         graph.returns.iter_mut().for_each(through);
         graph.updates.iter_mut().map(|(_, value)| value).for_each(through);
+        for (input, value) in &mut graph.updates {
+            *value = self.updates.get(input).copied().unwrap_or(*value);
+        }
+        for (value, device) in std::mem::take(&mut self.devices) {
+            graph.values[value].ty.device = device;
+        }
         graph.order = in_order(&graph, &positions)?;
         keep_parts_together(&mut graph);
         Ok(graph)

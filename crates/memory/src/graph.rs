@@ -3,8 +3,8 @@
 use aten::{Call, Memory, Random, RunTimeSizes};
 use base::{Id, PrimaryMap};
 use ir::{
-    Arg, CollectiveKind, Graph, HostCopy, Node, NodeId, OpId, PartKind, Return, Schema, TensorType, Value,
-    ValueDef, ValueId,
+    Arg, CollectiveKind, Graph, HostCopy, InputId, Node, NodeId, OpId, PartKind, Return, Schema, TensorType,
+    Value, ValueDef, ValueId,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -31,8 +31,8 @@ pub fn steps_of(graph: &Graph) -> Steps {
 }
 
 fn infos(graph: &Graph, ops: &PrimaryMap<OpId, Operator>) -> Vec<Info> {
+    let (sizes, state) = (RunTimeSizes::of(graph), graph.inputs_on_host());
     let mut types: FxHashMap<(&TensorType, bool), u32> = FxHashMap::default();
-    let sizes = RunTimeSizes::of(graph);
     graph
         .values
         .iter()
@@ -43,15 +43,18 @@ fn infos(graph: &Graph, ops: &PrimaryMap<OpId, Operator>) -> Vec<Info> {
                 elements: value.ty.elements(),
                 alike: Some(*types.entry((&value.ty, varies)).or_insert(next)),
                 dense: !varies && value.ty.is_contiguous(),
-                on_host: is_copy_on_host(graph, value),
+                on_host: is_on_host(graph, value, &state),
             }
         })
         .collect()
 }
 
-/// Whether a value is a copy on the host.
-fn is_copy_on_host(graph: &Graph, value: &Value) -> bool {
-    matches!(value.def, ValueDef::Result(id, _) if graph.host_copy(id) == Some(HostCopy::Out))
+/// Whether a value is in memory of the host: a copy, or one of these inputs.
+fn is_on_host(graph: &Graph, value: &Value, state: &[InputId]) -> bool {
+    match value.def {
+        ValueDef::Input(input) => state.binary_search(&input).is_ok(),
+        ValueDef::Result(id, _) => graph.host_copy(id).is_some_and(HostCopy::is_out),
+    }
 }
 
 /// The bytes of a value's memory where it has its own.

@@ -49,10 +49,16 @@ impl<'a> Decision<'a> {
     }
 
     /// What a chain of operations in place makes of a state's value, the last of them its new one, is written where the state is from the
-    /// first of them on.
+    /// first of them on. What is waited for is where it was started.
     fn follow_state(&mut self) {
         for (index, step) in self.program.steps.iter().enumerate().rev().filter(|(_, step)| step.writes_state)
         {
+            if let (Effect::Wait, [from], [to]) = (step.effect, &step.reads[..], &step.makes[..]) {
+                if let Some(state) = self.state_of.get(to).copied() {
+                    self.state_of.insert(*from, state);
+                }
+                continue;
+            }
             if !self.is_free(index, step) {
                 continue;
             }
@@ -66,7 +72,7 @@ impl<'a> Decision<'a> {
     }
 
     fn is_free(&self, index: usize, step: &Step) -> bool {
-        if step.effect != Effect::Compute || step.overwrites.is_empty() {
+        if !step.effect.may_overwrite() || step.overwrites.is_empty() {
             return false;
         }
         // An operation on lists reads thousands of values: those of one root lie side by side.
@@ -142,7 +148,14 @@ impl Steps {
         let mut now: Vec<u32> = (0..self.values.len() as u32).collect();
         let steps = self.steps.iter().zip(in_place).map(|(step, in_place)| {
             let mut step = step.clone();
+            let waited = step.reads.first().copied();
             step.map(|value| now[value as usize]);
+            // What is waited for is where it was started.
+            if let (Effect::Wait, true, Some(made)) =
+                (step.effect, step.reads.first() != waited.as_ref(), step.makes.first())
+            {
+                now[*made as usize] = step.reads[0];
+            }
             if *in_place {
                 for (from, to) in &step.overwrites {
                     if let Some(to) = to {

@@ -55,8 +55,14 @@ impl Lifetimes {
                 }
             }
             Effect::Collective => {
-                for value in &step.makes {
-                    in_flight.insert(*value, roots.clone());
+                // What it writes over it does not read.
+                let over = |root: &u32| {
+                    let written = step.writes.iter().chain(step.overwrites.iter().map(|(from, _)| from));
+                    written.map(|value| self.root[*value as usize]).any(|written| written == *root)
+                };
+                let read: SmallVec<[u32; 4]> = roots.iter().copied().filter(|root| !over(root)).collect();
+                for value in step.makes.iter().chain(&step.writes) {
+                    in_flight.insert(*value, read.clone());
                 }
             }
             _ => {}

@@ -2,7 +2,7 @@
 
 use std::ops::AddAssign;
 
-use base::Bytes;
+use base::{Bytes, Id};
 use ir::{Graph, PartKind};
 
 use crate::{BUFFERS, Curve, Effect, Steps, curve, steps_of};
@@ -71,7 +71,7 @@ pub struct Peak {
     pub least: ByCategory,
     /// What stays from step to step for small results, at the worst moment as at any other.
     pub buffers: Bytes,
-    /// The most that copies on the host take at once, beside all that.
+    /// The most that is on the host at once, beside all that: copies, and state.
     pub on_host: Bytes,
 }
 
@@ -97,7 +97,9 @@ pub fn peak(graph: &Graph) -> Peak {
     let run = curve(&steps, limit(graph));
     let alive = worst(graph, &steps, &run);
     let least = if run.buffers.0 == 0 { alive } else { worst(graph, &steps, &curve(&steps, Bytes(0))) };
-    Peak { alive, least, buffers: run.buffers, on_host: run.most_on_host() }
+    let state = steps.state.iter().map(|value| steps.values[*value as usize]);
+    let state: u64 = state.filter(|info| info.on_host).map(|info| info.bytes).sum();
+    Peak { alive, least, buffers: run.buffers, on_host: Bytes(run.most_on_host().0 + state) }
 }
 
 /// Memory that is held for a while.
@@ -167,7 +169,10 @@ fn worst(graph: &Graph, steps: &Steps, run: &Curve) -> ByCategory {
 
 /// What is alive at all moments.
 fn standing(steps: &Steps, run: &Curve) -> ByCategory {
-    let bytes = |values: &[u32]| Bytes(values.iter().map(|value| steps.values[*value as usize].bytes).sum());
+    let bytes = |values: &[u32]| {
+        let on_device = values.iter().map(|value| steps.values[*value as usize]).filter(|info| !info.on_host);
+        Bytes(on_device.map(|info| info.bytes).sum())
+    };
     let mut standing = ByCategory::default();
     standing += (Category::State, bytes(&steps.state));
     standing += (Category::Batch, bytes(&steps.inputs));
@@ -185,9 +190,12 @@ fn category(graph: &Graph, steps: &Steps, span: &crate::Span) -> Category {
     let part = |step: usize| graph.order.get(step).map(|node| graph.part_kind(*node));
     let last = part(span.to).unwrap_or(PartKind::Update);
     match part(span.from) {
-        // What comes back from the host was made in forward.
+        // What comes back from the host is state, or was made in forward.
         _ if graph.order.get(span.from).is_some_and(|id| graph.host_copy(*id).is_some()) => {
-            Category::Activation
+            let operand = graph.nodes[graph.order[span.from]].operands().next();
+            let is_state = operand
+                .is_some_and(|value| steps.values[value.index()].on_host && graph.maker(value).is_none());
+            if is_state { Category::State } else { Category::Activation }
         }
         _ if steps.steps[span.from].effect == Effect::Collective => Category::Collective,
         Some(PartKind::Forward) if last == PartKind::Backward => Category::Activation,

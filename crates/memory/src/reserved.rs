@@ -44,7 +44,11 @@ pub fn reserved<const STREAMS: usize>(
 /// The same of a program, by stream; `made_late` is state that is made where it is first read.
 fn held(steps: &Steps, run: &Curve, made_late: &FxHashSet<u32>, streams: &[usize]) -> Vec<Bytes> {
     let mut device = Device::new(1 + streams.iter().max().copied().unwrap_or(0));
-    let bytes = |value: u32| steps.values[value as usize].bytes;
+    // What is on the host of the state is not the device's.
+    let bytes = |value: u32| {
+        let info = steps.values[value as usize];
+        if info.on_host { 0 } else { info.bytes }
+    };
     for value in steps.state.iter().filter(|value| !made_late.contains(value)) {
         device.take(0, bytes(*value));
     }

@@ -30,7 +30,7 @@ pub struct Info {
     pub alike: Option<u32>,
     /// Whether its elements lie side by side in the order of its dimensions, as many as are known of: not where that is said at run time.
     pub dense: bool,
-    /// Whether it is a copy in memory of the host, beside that of the device.
+    /// Whether it is in memory of the host, beside that of the device.
     pub on_host: bool,
 }
 
@@ -80,6 +80,12 @@ pub enum Effect {
 }
 
 impl Effect {
+    /// Whether it may write its results where operands are. A copy that is started may, as far as its row says so: nobody reads what it writes before it
+    /// has been waited for.
+    pub const fn may_overwrite(self) -> bool {
+        matches!(self, Self::Compute | Self::Collective)
+    }
+
     /// Whether results share memory with the first operand.
     pub const fn is_shared(self) -> bool {
         matches!(self, Self::View | Self::Repeating | Self::Alias | Self::Wait)

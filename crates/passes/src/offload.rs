@@ -17,6 +17,9 @@ use crate::{
     recompute::RECOMPUTE,
 };
 
+/// What nodes of it are labelled.
+pub const OFFLOAD: &str = "offload";
+
 /// Copies results of forward to the host and back.
 pub struct Offload {
     /// Which, and when.
@@ -93,12 +96,12 @@ impl<'de> Deserialize<'de> for Stays {
 
 impl Pass for Offload {
     fn name(&self) -> &'static str {
-        "offload"
+        OFFLOAD
     }
 
     fn run<'g>(&self, graph: &'g Graph) -> Result<Patch<'g>> {
         let mut patch = Patch::new(graph);
-        patch.label("offload");
+        patch.label(OFFLOAD);
         if self.stays.is_empty() {
             return Ok(patch);
         }

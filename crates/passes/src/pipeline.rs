@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, CrossEntropy, DeadCode, DirectAxes, DirectCollectives,
-    DrawByCounter, DropAliases, GroupLists, LateCasts, MergeViews, Offload, OrderCollectives, Positions,
-    Recompute, ReduceDtype, SplitDropout, StartCollectives, Stays, TurnShards, WithoutCollectives,
-    driver::Pass,
+    DrawByCounter, DropAliases, GroupLists, HostState, LateCasts, MergeViews, Offload, OrderCollectives,
+    Pieces, Positions, Recompute, ReduceDtype, SplitDropout, StartCollectives, Stays, TurnShards,
+    WithoutCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -27,6 +27,9 @@ pub struct Settings {
     /// Which results of forward are on the host until backward, by positions in the same program.
     #[serde(skip_serializing_if = "Stays::is_empty")]
     pub offload: Stays,
+    /// What of the state that only the update reads is on the host between steps.
+    #[serde(skip_serializing_if = "Pieces::is_empty")]
+    pub host_state: Pieces,
     /// Whether what the step's own code computes again in backward is held from forward on instead.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub without_checkpoints: bool,
@@ -44,6 +47,7 @@ impl Default for Settings {
             direct: DirectAxes::new(),
             recompute: Positions::default(),
             offload: Stays::default(),
+            host_state: Pieces::default(),
             without_checkpoints: false,
             reduce_dtype: None,
         }
@@ -91,6 +95,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
     let mut passes: Vec<Box<dyn Pass>> = vec![
         Box::new(Recompute { again: settings.recompute.clone() }),
         Box::new(Offload { stays: settings.offload.clone() }),
+        Box::new(HostState { pieces: settings.host_state.clone() }),
         Box::new(StartCollectives),
     ];
     if settings.reduce_dtype.is_some() {
@@ -116,7 +121,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 18] = [
+    let all: [Box<dyn Pass>; 19] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
@@ -125,6 +130,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
         Box::new(GroupLists),
         Box::new(Recompute { again: settings.recompute.clone() }),
         Box::new(Offload { stays: settings.offload.clone() }),
+        Box::new(HostState { pieces: settings.host_state.clone() }),
         Box::new(StartCollectives),
         Box::new(ReduceDtype { dtype: settings.reduce_dtype }),
         Box::new(BucketCollectives { limit: settings.bucket_limit }),

@@ -23,6 +23,10 @@ fn passes(case: &str) -> Vec<Box<dyn Pass>> {
             settings.reduce_dtype = Dtype::from_text(value);
             continue;
         }
+        if key == "pieces" {
+            settings.host_state = value.replace(',', " ").parse().unwrap();
+            continue;
+        }
         if key == "stays" {
             settings.offload = value.replace(',', " ").parse().unwrap();
             continue;
@@ -135,6 +139,11 @@ fn start_collectives() {
 #[test]
 fn offload() {
     check("offload");
+}
+
+#[test]
+fn host_state() {
+    check("host_state");
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn along_innermost(mesh: &Mesh) -> String {
     }
 }
 
-/// What runs again in backward, and what is on the host until then.
+/// What runs again in backward, what is on the host until then, and which state is there.
 fn held_less(text: &mut String, p: &Prediction) {
     if p.recomputed_ns > 0 {
         let _ = writeln!(
@@ -90,12 +90,21 @@ fn held_less(text: &mut String, p: &Prediction) {
             Nanos(p.recomputed_ns)
         );
     }
-    if p.offloaded_bytes > 0 {
+    let of_forward = p.offloaded_bytes - p.host_state_bytes;
+    if of_forward > 0 {
         let _ = writeln!(
             text,
             "  offload   {} of what forward leaves are on the host until backward, {} at most at once; {} of waiting for copies",
-            Bytes(p.offloaded_bytes),
-            Bytes(p.host_bytes),
+            Bytes(of_forward),
+            Bytes(p.host_bytes - p.host_state_bytes),
+            Nanos(p.exposed_copies_ns)
+        );
+    }
+    if p.host_state_bytes > 0 {
+        let _ = writeln!(
+            text,
+            "  offload   {} of state are on the host between steps, and come piece by piece for the update; {} of waiting for copies",
+            Bytes(p.host_state_bytes),
             Nanos(p.exposed_copies_ns)
         );
     }

@@ -93,6 +93,13 @@ impl Forward {
         Reader::new(graph, machine, ways).forward()
     }
 
+    /// Leaves so much memory of the host to what forward leaves.
+    pub const fn leave_on_host(&mut self, memory: Option<u64>, taken: u64) {
+        if let (Some(link), Some(memory)) = (self.link.as_mut(), memory) {
+            link.memory = Some(memory.saturating_sub(taken));
+        }
+    }
+
     /// Which operations run again with these: those that backward, or another one of them, reads.
     pub fn needed(&self, again: &FixedBitSet) -> FixedBitSet {
         let mut needed = FixedBitSet::with_capacity(self.operations.len());

@@ -120,7 +120,7 @@ fn local(mesh: &Mesh, folded: &Folded, assignments: &[Assignment]) -> Result<Opt
 pub fn expected(request: &Request<'_>, extent: Extent) -> Vec<Found> {
     let Some(shorter) = request.shorter else { return Vec::new() };
     let again_or_on_host =
-        request.recompute == Some(Recomputation::Full) || request.offload == Some(Offloading::Full);
+        request.recompute == Some(Recomputation::Full) || request.offload.is_some_and(Offloading::of_state);
     if request.mesh.is_trivial() || !request.pins.is_empty() || again_or_on_host {
         return Vec::new();
     }

@@ -25,6 +25,7 @@ mod forbidden;
 mod forward;
 mod from_shorter;
 mod glance;
+mod host_state;
 mod intents;
 mod jointly;
 mod kernels;

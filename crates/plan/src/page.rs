@@ -93,12 +93,14 @@ fn lead(summary: &Summary, measured: Option<Nanos>, rank: u32) -> Vec<String> {
             nanos(summary.recomputed_ms)
         ));
     }
-    if summary.offloaded_bytes > 0 {
-        sentences.push(format!(
-            "{} of what forward leaves are on the host until backward; the rank waits {} for copies.",
-            Bytes(summary.offloaded_bytes),
-            nanos(summary.exposed_copies_ms)
-        ));
+    let of_forward = summary.offloaded_bytes - summary.host_state_bytes;
+    let on_host = [
+        (of_forward, "of what forward leaves are on the host until backward"),
+        (summary.host_state_bytes, "of state are on the host between steps, and come for the update"),
+    ];
+    for (bytes, what) in on_host.into_iter().filter(|(bytes, _)| *bytes > 0) {
+        let waiting = nanos(summary.exposed_copies_ms);
+        sentences.push(format!("{} {what}; the rank waits {waiting} for copies.", Bytes(bytes)));
     }
     sentences.extend(measured.map(|took| {
         let more = percent(took.0 as f64 / NANOS_PER_MILLI - summary.step_ms, summary.step_ms);

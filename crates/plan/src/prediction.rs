@@ -25,7 +25,10 @@ pub struct Prediction {
     /// What is copied to the host in a step, and back, in bytes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub offloaded_bytes: u64,
-    /// The most that is on the host of it at once.
+    /// State that is on the host between steps, in bytes; its new values are among what is copied there.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_state_bytes: u64,
+    /// The most that is on the host at once, that state included.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub host_bytes: u64,
     /// Most memory of one rank, in bytes: the sum of the seven that follow. On a processor what is on the host counts with what forward leaves.
@@ -106,7 +109,7 @@ impl Prediction {
         made.holding(&alive, buffers).beside(memory.on_host, cluster)
     }
 
-    /// Whether parts of forward run again, or are on the host, so that less is held.
+    /// Whether parts of forward run again, or are on the host, or state is there, so that less is held.
     pub const fn holds_less(&self) -> bool {
         self.recomputed_ns > 0 || self.offloaded_bytes > 0
     }
@@ -178,6 +181,7 @@ impl Prediction {
             exposed_ns: time(|one| one.exposed_ns),
             exposed_copies_ns: time(|one| one.exposed_copies_ns),
             offloaded_bytes: bytes(|one| one.offloaded_bytes),
+            host_state_bytes: bytes(|one| one.host_state_bytes),
             host_bytes: bytes(|one| one.host_bytes),
             peak_bytes: bytes(|one| one.peak_bytes),
             state_bytes: bytes(|one| one.state_bytes),

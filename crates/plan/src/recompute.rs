@@ -1,16 +1,23 @@
-//! What of forward is made again in backward, and what is on the host until then: the second stage of the search, on one rank's graph of each of
-//! several first ones.
+//! What of forward is made again in backward, what is on the host until then, and which state is there: the second stage of the search, on one rank's
+//! graph of each of several first ones.
+
+use std::collections::BTreeSet;
 
 use base::Result;
 use ir::{Graph, RankGraph};
+use passes::Pieces;
 
 use crate::{
     choices::Choice,
     forward::Forward,
+    host_state::States,
     plan::Prediction,
     run::{Found, Offloading, Recomputation, Request, Run},
     stays::Ways,
 };
+
+/// How often the state that is on the host is halved.
+const PARTS: u32 = 4;
 
 /// How a choice that is over the limit after the passes is made again for a lower one.
 #[derive(Clone, Copy)]
@@ -42,14 +49,18 @@ impl Run<'_> {
     /// Whether anything may.
     pub fn may_hold_less(&self) -> bool {
         let Ways { again, host } = self.ways();
-        again || host
+        again || host || self.may_have_state_on_host()
     }
 
     /// Whether a candidate could keep the memory limit if forward ran again: what is made in forward is at most what that can save.
     pub fn could_fit(&self, found: &Found) -> bool {
+        self.request.memory_limit.is_none_or(|limit| self.least_bytes(found) <= limit)
+    }
+
+    /// What a candidate holds at its peak beside what is made in forward, and what is made and read at once.
+    pub fn least_bytes(&self, found: &Found) -> u64 {
         let Prediction { peak_bytes, activation_bytes, temporary_bytes, .. } = found.prediction;
-        let least = peak_bytes.saturating_sub(activation_bytes + temporary_bytes);
-        self.request.memory_limit.is_none_or(|limit| least <= limit)
+        peak_bytes.saturating_sub(activation_bytes + temporary_bytes)
     }
 
     /// About what a candidate takes once it keeps the memory limit: to make all that forward leaves again takes about a quarter of a step's
@@ -129,11 +140,12 @@ impl Run<'_> {
     /// limit need that could be faster than the best within it.
     pub fn holding_less(&self, canonical: &Graph, found: &[Found]) -> Result<Vec<Found>> {
         let limit = self.request.memory_limit;
-        let full = self.is_full();
-        if !self.may_hold_less() || limit.is_none() && !full {
+        let (full, is_asked) = (self.is_full(), self.is_full() || self.has_state_on_host());
+        if !self.may_hold_less() || limit.is_none() && !is_asked {
             return Ok(Vec::new());
         }
-        let could_fit = |one: &&Found| full || !one.fits(limit) && self.could_fit(one);
+        let may_fit = |one: &Found| self.could_fit(one) || self.could_fit_without_state(one);
+        let could_fit = |one: &&Found| is_asked || !one.fits(limit) && may_fit(one);
         let mut fastest: Vec<&Found> = found.iter().filter(could_fit).collect();
         fastest.sort_by_key(|one| (self.expected_ns(one), one.prediction.peak_bytes));
         fastest.dedup_by(|one, before| self.extent.is_thrifty && one.is_near(before));
@@ -141,7 +153,7 @@ impl Run<'_> {
         let mut again = Vec::new();
         for one in fastest.into_iter().take(self.extent.recomputed) {
             // Running again only takes time.
-            if !full && least.is_some_and(|least| one.least_ns >= least) {
+            if !is_asked && least.is_some_and(|least| one.least_ns >= least) {
                 continue;
             }
             let local = self.local(canonical, &one.assignments)?;
@@ -163,13 +175,16 @@ impl Run<'_> {
         let ways = self.ways();
         let without = (ways.host && ways.again && !full).then_some(Ways::AGAIN);
         let forwards = [Some(ways), without].into_iter().flatten();
-        let forwards: Vec<Forward> =
+        let mut forwards: Vec<Forward> =
             forwards.map(|ways| Forward::new(&settled, self.machine, ways)).collect();
+        let states = if self.may_have_state_on_host() { States::of(&settled) } else { States::default() };
+        let all = if self.has_state_on_host() { self.all_state(&states) } else { Pieces::default() };
         let mut best: Option<Found> = None;
         let mut least_bytes = u64::MAX;
         let limit = self.request.memory_limit;
         // A candidate over the limit came with the smallest buckets: larger ones may do now.
         for passes in self.ladder() {
+            let passes = passes::Settings { host_state: all.clone(), ..passes };
             let (mut fits, mut bytes) = (false, u64::MAX);
             for forward in &forwards {
                 let Some(made) = self.recomputed_under(&passes, (&settled, forward), found, full)? else {
@@ -181,6 +196,13 @@ impl Run<'_> {
                     best = Some(made);
                 }
             }
+            if all.is_empty() {
+                let known = (found, best.as_ref());
+                let with_state = self.with_less_state(&passes, (&settled, &states), &mut forwards, known)?;
+                fits |= with_state.as_ref().is_some_and(|one| one.fits(limit));
+                bytes = with_state.as_ref().map_or(bytes, |one| bytes.min(one.prediction.peak_bytes));
+                best = best.into_iter().chain(with_state).min_by_key(|one| one.fitness(limit));
+            }
             // Where smaller buckets hold no less, even smaller ones do not either.
             let is_in_vain = !fits && bytes >= least_bytes;
             if found.prediction.collectives == 0 || !self.extent.all_rungs && (fits || is_in_vain) {
@@ -188,7 +210,37 @@ impl Run<'_> {
             }
             least_bytes = bytes;
         }
-        Ok(best)
+        best.map(|best| self.ahead(&settled, &states, best)).transpose()
+    }
+
+    /// The candidate with state on the host, with as much as the memory limit asks for, and with less of it and parts of forward made again, or
+    /// there as well. None where it cannot be, or would take longer than what is known.
+    fn with_less_state(
+        &self,
+        passes: &passes::Settings,
+        (settled, states): (&RankGraph, &States),
+        forwards: &mut [Forward],
+        (found, known): (&Found, Option<&Found>),
+    ) -> Result<Option<Found>> {
+        let limit = self.request.memory_limit;
+        let mut tried = self.with_state_on_host(passes, (settled, states), found, known)?;
+        let (Some(last), Some(forward)) = (tried.last(), forwards.first_mut()) else { return Ok(None) };
+        // With all of forward made again that can be, so much of the state is left to go.
+        let least = known.map_or(0, |known| self.excess(known.prediction.peak_bytes)) / 8 * 9;
+        let most = last.prediction.host_state_bytes;
+        let parts = u32::from(last.fits(limit))..PARTS;
+        let mut amounts: BTreeSet<u64> =
+            parts.map(|part| most >> part).filter(|bytes| *bytes > least).collect();
+        amounts.insert(least.min(most));
+        let memory = self.request.cluster.device.host_memory_bytes;
+        for bytes in amounts.into_iter().filter(|bytes| *bytes > 0) {
+            let (pieces, taken) = states.pieces(bytes, self.room_on_host());
+            let passes = passes::Settings { host_state: pieces, ..passes.clone() };
+            forward.leave_on_host(memory, taken);
+            tried.extend(self.recomputed_under(&passes, (settled, forward), found, false)?);
+        }
+        forward.leave_on_host(memory, 0);
+        Ok(tried.into_iter().min_by_key(|one| one.fitness(limit)))
     }
 
     /// The same under given settings of the passes.
@@ -211,7 +263,11 @@ impl Run<'_> {
             Ok(Some((Prediction { recomputed_ns, model_ns, bound_ns, ..prediction }, passes)))
         };
         let made = if full {
-            forward.full(self.full_ways()).map_or(Ok(None), |choice| made(&choice))
+            let choice = forward.full(self.full_ways());
+            let choice = choice.or_else(|| (!passes.host_state.is_empty()).then(|| forward.nothing()));
+            choice.map_or(Ok(None), |choice| made(&choice))
+        } else if !passes.host_state.is_empty() && known.fits(self.request.memory_limit) {
+            made(&forward.nothing())
         } else {
             corrected(forward, (self.request.memory_limit, Corrections::OF_RANKS), known.peak_bytes, made)
         };

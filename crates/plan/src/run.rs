@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
 };
 
 use base::{Bytes, Diagnostic, Result};
@@ -41,7 +41,9 @@ pub enum Offloading {
     None,
     /// What a memory limit asks for of what forward leaves for backward, on a cluster without a link to the host too.
     Activations,
-    /// All of it that can be.
+    /// All state that only the update reads.
+    Optimizer,
+    /// All of both that can be.
     Full,
 }
 
@@ -49,6 +51,11 @@ impl Offloading {
     /// Whether what forward leaves for backward may be there.
     pub const fn of_activations(self) -> bool {
         matches!(self, Self::Activations | Self::Full)
+    }
+
+    /// Whether state that only the update reads is there.
+    pub const fn of_state(self) -> bool {
+        matches!(self, Self::Optimizer | Self::Full)
     }
 }
 
@@ -130,6 +137,8 @@ pub struct Run<'a> {
     pub met: RefCell<Vec<Met>>,
     /// The least that a candidate so far is expected to take within the memory limit.
     pub least_expected_ns: Cell<i64>,
+    /// The part of all state that only the update reads, where it was asked for.
+    pub host_share: OnceCell<f64>,
 }
 
 /// What a free solution became.
@@ -174,6 +183,7 @@ impl<'a> Run<'a> {
             intents: &[],
             met: RefCell::default(),
             least_expected_ns: Cell::new(i64::MAX),
+            host_share: OnceCell::new(),
         }
     }
 
@@ -297,7 +307,8 @@ impl<'a> Run<'a> {
     pub fn scheduled(&self, settled: &RankGraph, passes: &passes::Settings) -> Result<Prediction> {
         let graph = passes::run_unverified(&passes::scheduled(passes), settled)?;
         let found = sim::predict(&graph, self.machine)?;
-        let made = Prediction { offloaded_bytes: offloaded(&graph), ..Prediction::default() };
+        let (offloaded_bytes, host_state_bytes) = (offloaded(&graph), state_on_host(&graph));
+        let made = Prediction { offloaded_bytes, host_state_bytes, ..Prediction::default() };
         Ok(made.of(&found, self.request.memory_limit.map(Bytes), self.request.cluster))
     }
 
@@ -335,8 +346,14 @@ pub fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
 
 /// What a program copies to the host in a step, in bytes.
 fn offloaded(graph: &Graph) -> u64 {
-    let copies = graph.order.iter().filter(|id| graph.host_copy(**id) == Some(HostCopy::Out));
+    let copies = graph.order.iter().filter(|id| graph.host_copy(**id).is_some_and(HostCopy::is_out));
     copies.flat_map(|id| graph.nodes[*id].results()).map(|value| graph.ty(value).bytes().0).sum()
+}
+
+/// The state of a program that is on the host between steps, in bytes.
+fn state_on_host(graph: &Graph) -> u64 {
+    let state = graph.inputs_on_host().into_iter().map(|input| graph.ty(graph.inputs[input].value));
+    state.map(|ty| ty.bytes().0).sum()
 }
 
 /// Along which axes, and up to which size, collectives are faster from each rank to each.

@@ -84,7 +84,7 @@ fn with_less_held(run: &Run<'_>, canonical: &Graph, found: Vec<Found>) -> Result
     let limit = run.request.memory_limit;
     let mut found = ranked(found, limit);
     let again = run.holding_less(canonical, &found)?;
-    if run.is_full() && !again.is_empty() {
+    if (run.is_full() || run.has_state_on_host()) && !again.is_empty() {
         found = again;
     } else {
         found.extend(again);

@@ -110,7 +110,7 @@ impl PlanSettings {
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
         }
         let stages = mesh.stages();
-        if stages > 1 && self.offload.is_some_and(Offloading::of_activations) {
+        if stages > 1 && self.offload.is_some_and(|offload| offload != Offloading::None) {
             let message = "offload to the host, and a program in pipeline stages";
             let hint = "leave `offload` out, or use `recompute`, which works in stages too";
             return Err(Diagnostic::new(Code::UNSUPPORTED_PLAN, message).hint(hint));

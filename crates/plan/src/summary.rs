@@ -106,6 +106,8 @@ pub struct Summary {
     pub offloaded_bytes: u64,
     /// The most that is on the host of it at once.
     pub host_bytes: u64,
+    /// State that is on the host between steps.
+    pub host_state_bytes: u64,
     /// Waiting for these copies.
     pub exposed_copies_ms: f64,
     /// Collectives alone, hidden or not.
@@ -191,6 +193,7 @@ pub fn summary(
         compute_ms: millis(p.compute_ns),
         recomputed_ms: millis(p.recomputed_ns),
         offloaded_bytes: p.offloaded_bytes,
+        host_state_bytes: p.host_state_bytes,
         host_bytes: p.host_bytes,
         exposed_copies_ms: millis(p.exposed_copies_ns),
         communication_ms: millis(p.communication_ns),

@@ -294,6 +294,11 @@ impl Graph {
         passes::issue_order(&self.0).into_iter().map(|(group, print)| (group, print.to_string())).collect()
     }
 
+    /// The names of the state of a rank's program that is on the host between steps.
+    fn on_host(&self) -> Vec<&str> {
+        self.0.inputs_on_host().into_iter().map(|input| self.0.inputs[input].name.as_str()).collect()
+    }
+
     /// Between which pipeline stages a rank's graph sends or receives: from which to which.
     fn routes(&self) -> Vec<(u32, u32)> {
         let groups = self.0.order.iter().filter_map(|id| self.0.group_name(*id));

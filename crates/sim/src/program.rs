@@ -223,7 +223,7 @@ impl Groups<'_> {
 
     /// The stream of a rank's copies in one direction.
     fn copies(&mut self, copy: HostCopy, rank: usize) -> usize {
-        let name = if copy == HostCopy::Out { "to host" } else { "from host" };
+        let name = if copy.is_out() { "to host" } else { "from host" };
         let shown = if self.who == Who::One { name.to_owned() } else { format!("{name} of rank {rank}") };
         let entry = self.found.entry((name.to_owned(), rank));
         let index = entry.index();

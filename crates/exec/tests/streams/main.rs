@@ -16,14 +16,14 @@ use unisono_exec::{
 };
 
 use crate::{
-    model::{Device, Fault},
+    model::{Device, Fault, direction},
     stays::with_stays,
 };
 
 const SEEDS: u64 = 40;
 
 /// Forms in place, and into given memory, of the operations of random graphs.
-const FORMS: [&str; 8] = [
+const FORMS: [&str; 9] = [
     "aten::neg_(Tensor(a!) self) -> Tensor(a!)",
     "aten::abs_(Tensor(a!) self) -> Tensor(a!)",
     "aten::mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)",
@@ -32,6 +32,7 @@ const FORMS: [&str; 8] = [
     "aten::mm.out(Tensor self, Tensor mat2, *, Tensor(a!) out) -> Tensor(a!)",
     "aten::mul.out(Tensor self, Tensor other, *, Tensor(a!) out) -> Tensor(a!)",
     "aten::add.out(Tensor self, Tensor other, *, Scalar alpha=1, Tensor(a!) out) -> Tensor(a!)",
+    "unisono::to_host_over_(Tensor(a!) self, Tensor value) -> Tensor(a!)",
 ];
 
 /// A graph whose collectives are of two groups, and of which results are on the host until backward, behind all passes.
@@ -96,6 +97,21 @@ fn programs_copy_to_the_host_and_back() {
     assert!(count > 80, "{count}");
 }
 
+#[test]
+fn state_on_the_host_is_written_where_it_is() {
+    let mut over = 0;
+    for seed in 0..SEEDS {
+        let program = program(seed, "npu");
+        let name = |one: &Instruction| program.name(one);
+        assert!(
+            program.body.iter().all(|one| name(one) != "unisono::to_host_over"),
+            "seed {seed}\n{program}"
+        );
+        over += program.body.iter().filter(|one| name(one) == "unisono::to_host_over_").count();
+    }
+    assert!(over > 20, "{over}");
+}
+
 /// The slots that are what a slot is by views, and the slot.
 fn shown_as(program: &Program, slot: Slot) -> Vec<Slot> {
     let mut all = vec![slot];
@@ -127,7 +143,7 @@ fn stream_of(program: &Program, instruction: &Instruction) -> Option<String> {
     let group = |arg: &Given| if let Given::Str(group) = arg { Some(group.clone()) } else { None };
     match &instruction.action {
         Action::Call { args, role: Role::Collective, .. } => args.iter().rev().find_map(group),
-        Action::Call { role: Role::Copy, .. } => Some(program.name(instruction)),
+        Action::Call { role: Role::Copy, .. } => Some(direction(&program.name(instruction)).to_owned()),
         _ => None,
     }
 }

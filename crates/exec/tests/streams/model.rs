@@ -42,6 +42,11 @@ struct Work {
     started: usize,
 }
 
+/// The stream of a copy: there is one for each direction.
+pub fn direction(name: &str) -> &str {
+    if name.starts_with("unisono::to_host") { "to the host" } else { "from the host" }
+}
+
 /// A device that runs one program again and again.
 pub struct Device<'a> {
     program: &'a Program,
@@ -118,10 +123,11 @@ impl<'a> Device<'a> {
                         let name =
                             |arg: &Arg| if let Arg::Str(group) = arg { Some(group.clone()) } else { None };
                         let group = args.iter().rev().find_map(name).expect("a collective names its group");
-                        self.start(at, &group, args, &targets);
+                        self.start(at, &group, (*op, args), &targets);
                     }
-                    // One stream for each direction.
-                    Role::Copy => self.start(at, &self.program.name(instruction), args, &targets),
+                    Role::Copy => {
+                        self.start(at, direction(&self.program.name(instruction)), (*op, args), &targets);
+                    }
                     Role::Compute => self.compute(&name, *op, args, &targets),
                 }
             }
@@ -152,15 +158,21 @@ impl<'a> Device<'a> {
         self.launch(COMPUTES, name, &reads, &writes);
     }
 
-    /// Issues a collective or a copy to its stream, behind what has been issued to the one that computes.
-    fn start(&mut self, at: usize, stream: &str, args: &[Arg], targets: &[Slot]) {
+    /// Issues a collective or a copy to its stream, behind what has been issued to the one that computes. A copy may write into an operand.
+    fn start(&mut self, at: usize, stream: &str, (op, args): (u32, &[Arg]), targets: &[Slot]) {
+        let schema = &self.program.schemas[op as usize];
+        let (over, read): (Vec<_>, Vec<_>) =
+            schema.arguments.iter().zip(args).partition(|(one, _)| one.written);
+        let over: Vec<Slot> = over.into_iter().flat_map(|(_, arg)| arg.slots()).collect();
+        let read: Vec<Slot> = read.into_iter().flat_map(|(_, arg)| arg.slots()).collect();
         let name = &format!("{} at {at}", self.program.name(&self.program.body[at]));
         let next = self.streams.len() + 1;
         let stream = *self.streams.entry(stream.to_owned()).or_insert(next);
         for slot in targets {
             self.allocate(*slot, name);
         }
-        let reads: Vec<usize> = args.iter().flat_map(Arg::slots).map(|slot| self.block(slot)).collect();
+        let targets = if over.is_empty() { targets } else { &over };
+        let reads: Vec<usize> = read.into_iter().map(|slot| self.block(slot)).collect();
         let writes: Vec<usize> = targets.iter().map(|slot| self.block(*slot)).collect();
         self.join(stream, COMPUTES);
         let launch = self.launch(stream, name, &reads, &writes);

@@ -1,5 +1,6 @@
 //! Random rank graphs: parameters in halves that are gathered, products and sums of them, reductions, and an optimizer's arithmetic.
 
+use base::Id;
 use ir::{Arg, Dtype, Graph, InputClass, InputId, PartKind, TensorType, ValueId, testing::Random};
 
 const GATHER: &str =
@@ -40,6 +41,7 @@ pub fn rank_graph(seed: u64, nodes: usize) -> Graph {
     maker.wholes.push(batch);
     let scale = TensorType::contiguous(Dtype::F32, [].as_slice());
     let scale = maker.graph.input(InputClass::Hyper, "hyper.0.lr", scale);
+    let momenta: Vec<InputId> = (0..4).map(|i| maker.momentum(i)).collect();
     maker.graph.begin_part(PartKind::Forward);
     maker.gathered_parameters();
     for _ in 0..nodes / 3 {
@@ -55,7 +57,7 @@ pub fn rank_graph(seed: u64, nodes: usize) -> Graph {
     let gradients: Vec<ValueId> = (0..4).map(|_| maker.scattered()).collect();
     let wholes: Vec<ValueId> = (0..3).map(|_| maker.reduced()).collect();
     maker.graph.begin_part(PartKind::Update);
-    maker.optimizer(&gradients, scale);
+    maker.optimizer(&gradients, scale, &momenta);
     let sums: Vec<ValueId> =
         wholes.iter().map(|value| maker.push(NEG, vec![Arg::Value(*value)], matrix(SIZE))).collect();
     maker.graph.returns = sums.into_iter().chain([maker.wholes[maker.wholes.len() - 1]]).collect();
@@ -179,13 +181,25 @@ impl Maker {
         self.waited(SCATTER, args, matrix(SIZE / 2))
     }
 
+    /// State of the optimizer.
+    fn momentum(&mut self, number: usize) -> InputId {
+        self.graph.input(InputClass::Optimizer, format!("optimizer.{number}.momentum"), matrix(SIZE / 2));
+        InputId::from_index(self.graph.inputs.len() - 1)
+    }
+
     /// The same few operations for every parameter, some of which are left out for some.
-    fn optimizer(&mut self, gradients: &[ValueId], scale: ValueId) {
+    fn optimizer(&mut self, gradients: &[ValueId], scale: ValueId, momenta: &[InputId]) {
         for (i, gradient) in gradients.iter().enumerate() {
             let ty = matrix(SIZE / 2);
             let mut step = self.push(MUL, vec![Arg::Value(*gradient), Arg::Value(scale)], ty.clone());
             if !self.random.once_in(3) {
                 step = self.push(ABS, vec![Arg::Value(step)], ty.clone());
+            }
+            if !self.random.once_in(4) {
+                let momentum = self.graph.inputs[momenta[i]].value;
+                let args = vec![Arg::Value(momentum), Arg::Value(step), Arg::Int(1)];
+                step = self.push(ADD, args, ty.clone());
+                self.graph.updates.push((momenta[i], step));
             }
             let args = vec![Arg::Value(self.halves[i]), Arg::Value(step), Arg::Float(-0.5)];
             let new = self.push(ADD, args, ty.clone());

@@ -107,6 +107,7 @@ fn results(graph: &Graph, node: &Node, operands: &[Vec<Tensor>], rank: usize) ->
         | "unisono::to_host"
         | "unisono::from_host"
         | "unisono::wait_copy" => vec![own[0].clone()],
+        "unisono::to_host_over" => vec![own[1].clone()],
         "aten::t" => vec![permuted(&own[0], &[1, 0])],
         "aten::permute" => vec![permuted(&own[0], ints(&node.args[1]))],
         "aten::view" => vec![viewed(&own[0], ints(&node.args[1]))],

@@ -1,9 +1,10 @@
-//! Random results of forward that are on the host until backward.
+//! Random results of forward that are on the host until backward, and random state that is there between steps.
 
 use ir::{Graph, testing::Random};
 
 use crate::passes::{
-    Offload, Pass, Positions, Recompute, Settings, Stay, Stays, run, run_unverified, settled,
+    HostState, Offload, Pass, Piece, Pieces, Positions, Recompute, Settings, Stay, Stays, run,
+    run_unverified, settled, state_units,
 };
 
 /// How often one is tried.
@@ -29,7 +30,26 @@ pub fn some_stays(graph: &Graph, again: &Positions, seed: u64) -> Stays {
     Stays(stays)
 }
 
-/// The settings with results on the host.
+/// Some of the state of a graph in pieces, some of which come before the update.
+fn some_state(graph: &Graph, seed: u64) -> Pieces {
+    let settled = run(&settled(false), graph, |_| {}).unwrap();
+    let mut random = Random::new(seed);
+    let mut left = state_units(&settled).len();
+    let mut pieces = Vec::new();
+    while left > 0 && !random.once_in(5) {
+        let units = 1 + random.below(left);
+        let from = random.once_in(3).then(|| random.below(settled.order.len()) as u32);
+        let from = from.filter(|from| {
+            HostState { pieces: Pieces(vec![Piece { units: 1, from: Some(*from) }]) }.run(&settled).is_ok()
+        });
+        pieces.push(Piece { units: units as u32, from });
+        left -= units;
+    }
+    Pieces(pieces)
+}
+
+/// The settings with results and state on the host.
 pub fn with_stays(settings: Settings, graph: &Graph, seed: u64) -> Settings {
-    Settings { offload: some_stays(graph, &settings.recompute, seed), ..settings }
+    let offload = some_stays(graph, &settings.recompute, seed);
+    Settings { offload, host_state: some_state(graph, seed), ..settings }
 }

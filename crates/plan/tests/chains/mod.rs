@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 
 use unisono_plan::{Effort, Forbid, Pins, Plan, Request, search};
 
-fn tensor(size: i64) -> TensorType {
+/// A tensor of so many elements.
+pub fn tensor(size: i64) -> TensorType {
     let shape: Dims = [size].into_iter().collect();
     TensorType {
         dtype: Dtype::F32,
