@@ -108,3 +108,32 @@ pub fn reshard_steps<'a>(
         (_, Partial(_)) => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dims, Dtype};
+
+    #[test]
+    fn groups_are_exchanged_for_shards_and_what_is_whole_or_a_sum_needs_no_collective() {
+        let ty = TensorType::contiguous(Dtype::F32, Dims::from_slice(&[16, 8]));
+        let axis = MeshAxis::ranks("a", 4);
+        let groups = Placement::Groups { dim: 0 };
+        let steps = |from, to| -> Vec<(CollectiveKind, u64)> {
+            let steps = reshard_steps(&ty, Reshard { from, to }, &axis).expect("a change that is possible");
+            steps.iter().map(|step| (step.kind, step.bytes.0)).collect()
+        };
+        let (whole, sum) = (Placement::Replicate, Placement::Partial(Reduce::Sum));
+        assert_eq!(steps(whole, groups), []);
+        assert_eq!(steps(groups, sum), []);
+        // A rank's share of the rows, a rank's columns of all rows, and all rows to all.
+        assert_eq!(steps(Placement::shard(0), groups), [(CollectiveKind::AllToAll, 128)]);
+        assert_eq!(steps(groups, Placement::shard(1)), [(CollectiveKind::AllToAll, 128)]);
+        assert_eq!(steps(groups, whole), [(CollectiveKind::AllToAll, 512)]);
+        assert_eq!(steps(sum, groups), [(CollectiveKind::AllReduce, 512)]);
+        // Where shards are unequal, as of 6 columns, it takes the whole.
+        let odd = TensorType::contiguous(Dtype::F32, Dims::from_slice(&[16, 6]));
+        let steps = reshard_steps(&odd, Reshard { from: Placement::shard(1), to: groups }, &axis);
+        assert_eq!(steps.expect("a change that is possible")[0].kind, CollectiveKind::AllGather);
+    }
+}
