@@ -29,6 +29,7 @@ PLACED: dict[str, tuple[dict[str, int], dict[str, dict[str, str]]]] = {
         {"a": 2, "b": 2},
         {"batch.*": {"a": "shard(0)", "b": "replicate"}, "params.*.weight": {"a": "shard(0)", "b": "shard(0)"}},
     ),
+    "state on the host": ({"a": 2}, {name: {"a": "shard(0)"} for name in ("batch.*", "optimizer.*.weight.exp_avg*")}),
     "stages": ({"stages": 2}, {}),
     "stages of 2": ({"stages": 2, "b": 2}, {"batch.*": {"b": "shard(0)"}, "params.*.weight": {"b": "shard(0)"}}),
     "3 ranks": (
@@ -39,6 +40,10 @@ PLACED: dict[str, tuple[dict[str, int], dict[str, dict[str, str]]]] = {
         },
     ),
 }  # fmt: skip
+
+
+#: Further settings of some.
+SETTINGS: dict[str, dict[str, Any]] = {"state on the host": {"offload": "optimizer"}}
 
 
 class Language(steps.GPT):
@@ -81,7 +86,7 @@ class Trained:
             return loss.detach()
 
         training = steps.Training(self.model, self.optimizer, step, [batch(0)])
-        self.step = steps.parallelize(training, *PLACED[placed])
+        self.step = steps.parallelize(training, *PLACED[placed], **SETTINGS.get(placed, {}))
 
     def written(self, found: dict[str, torch.Tensor]) -> list[str]:
         """The names of parameters that are not all one half."""

@@ -5,13 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use base::{Bytes, Id, SecondaryMap};
+use base::{Id, SecondaryMap};
 use ir::{Arg, Graph, InputClass, InputId, NodeId, PartKind, Return, ValueId};
 
 use crate::facts::{Facts, Users, end_values, users};
-
-/// State of fewer bytes stays on the device: counts, and other numbers.
-const LEAST: Bytes = Bytes(32);
 
 /// An entry of an operation on lists, or an operation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -82,7 +79,8 @@ fn candidates(graph: &Graph, facts: &Facts, users: &Users) -> BTreeMap<InputId, 
             of_update(id) && !facts.is_communication(&graph.nodes[*id]) && graph.host_copy(*id).is_none()
         };
         matches!(class, InputClass::Optimizer | InputClass::Parameter)
-            && ty.bytes() >= LEAST
+            // Numbers, such as counts, stay. What shards have does not matter: it is another number of elements on other ranks.
+            && ty.rank() > 0
             && ty.is_dense()
             && !users[value].is_empty()
             && users[value].iter().all(reads)

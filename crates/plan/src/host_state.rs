@@ -224,14 +224,16 @@ struct Before {
 impl Before {
     fn new(graph: &Graph, settled: &Graph, machine: Machine<'_>) -> Self {
         let mut positions: SecondaryMap<NodeId, Option<u32>> = SecondaryMap::with_default(None);
-        (0..).zip(&settled.order).for_each(|(position, id)| positions[*id] = Some(position));
+        // What prepares a collective of the update may have moved before it.
+        let stays = |(_, id): &(u32, &NodeId)| settled.part_kind(**id) != PartKind::Update;
+        (0..).zip(&settled.order).filter(stays).for_each(|(position, id)| positions[*id] = Some(position));
         let alive = alive(graph);
         let mut before = Self { most: 0, alive: Vec::new(), begins: Vec::new(), settled: Vec::new() };
         before.most = alive.iter().copied().max().unwrap_or(0);
         let (mut begin, mut last) = (0, None);
         for (id, alive) in graph.order.iter().zip(alive) {
             let is_update = graph.part_kind(*id) == PartKind::Update;
-            last = positions[*id].filter(|_| !is_update).or(last);
+            last = positions[*id].or(last);
             before.alive.push(alive);
             before.begins.push(begin);
             before.settled.push(last);
