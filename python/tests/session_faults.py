@@ -50,8 +50,8 @@ def run_in_disagreement() -> None:
     alone, together = steps.gpt(count=2, batch=2 * ranks), steps.gpt(count=2, batch=2 * ranks)
 
     def prints(order, mesh):
-        first, *rest = prints_of(order, mesh)
-        return [first[:-1] + os.environ["RANK"], *rest]
+        whole, along = prints_of(order, mesh)
+        return [whole, along[:-1] + os.environ["RANK"]]
 
     other = mock.patch.object(session, "prints_of", prints)
     with other, warnings.catch_warnings(record=True) as caught:

@@ -145,16 +145,21 @@ def test_what_a_function_returns_and_writes_is_as_in_eager_pytorch():
 def test_what_a_function_returns_may_be_written_into():
     def several(x):
         y = x.relu()
-        return x * 1, y, x.relu(), y.t().t(), y / 1
+        return x * 1, y, x.relu(), y.t().t(), y / 1, torch.empty_like(x).copy_(x)
 
-    x = torch.randn(3, 4)
-    before = x.clone()
-    found, expected = compiled(several)(x), several(x)
-    for number, (one, eager) in enumerate(zip(found, expected, strict=True)):
-        one.mul_(number + 2)
-        eager.mul_(number + 2)
-    torch.testing.assert_close(x, before, rtol=0, atol=0)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    def two_views(x):
+        y = x / 1
+        return y, y.view(4, 3)
+
+    for function in (several, two_views):
+        x = torch.randn(3, 4)
+        before = x.clone()
+        found, expected = compiled(function)(x), function(x)
+        for number, (one, eager) in enumerate(zip(found, expected, strict=True)):
+            one.mul_(number + 2)
+            eager.mul_(number + 2)
+        torch.testing.assert_close(x, before, rtol=0, atol=0)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_parts_of_a_function_that_cannot_be_captured_run_between_those_that_can():

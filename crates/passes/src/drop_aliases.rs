@@ -35,12 +35,14 @@ impl Pass for DropAliases {
 
 /// The operand and the result of an alias.
 fn alias(graph: &Graph, node: &Node) -> Option<(ValueId, ValueId)> {
-    let (Some(Arg::Value(operand)), [Return::Value(result)]) = (node.args.first(), node.returns.as_slice())
+    let name = &graph.ops[node.op].name;
+    // What is copied over a tensor of its own type is what there is afterwards.
+    let from = usize::from(name == "aten::copy");
+    let (Some(Arg::Value(operand)), [Return::Value(result)]) = (node.args.get(from), node.returns.as_slice())
     else {
         return None;
     };
-    let name = &graph.ops[node.op].name;
-    let known = aten::row(name).is_some_and(|row| row.identity) || is_times_one(name, node);
+    let known = from == 1 || aten::row(name).is_some_and(|row| row.identity) || is_times_one(name, node);
     (known && graph.ty(*operand) == graph.ty(*result)).then_some((*operand, *result))
 }
 

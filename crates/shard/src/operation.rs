@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     emit::Emitter,
     layout::view_strides,
-    local::{local_type, same_order},
+    local::{dense_strides, local_type, same_order},
     reshard::Resharder,
 };
 
@@ -35,16 +35,37 @@ impl Realised<'_> {
     /// operands back in that order, so that the strides of results are those of their types.
     pub fn lay_out_as_whole(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
         for (slot, operand) in operands.iter_mut().enumerate() {
-            let global = self.call.operand(slot);
-            let wanted = self.local_type(global, self.strategy.operands[slot]);
+            let Some(order) = self.order_of_whole(slot) else { continue };
+            let like = dense_strides(&out.graph.ty(*operand).shape, order);
             let actual = out.graph.ty(*operand);
-            let repeated =
-                global.shape.iter().zip(&global.strides).any(|(size, step)| *size > 1 && *step == 0);
-            let is_turned = !same_order(&actual.shape, &actual.strides, &wanted.strides);
-            if !repeated && out.decide(is_turned) {
-                *operand = out.laid_out(*operand, &ir::memory_order(&global.strides));
+            let is_turned = !repeats(actual) && !same_order(&actual.shape, &actual.strides, &like);
+            if out.decide(is_turned) {
+                *operand = out.laid_out(*operand, &ir::memory_order(order));
             }
         }
+    }
+
+    /// The strides whose order an operand is to have: those of the global tensor. One that repeats there, and no longer does once it has been
+    /// exchanged, is to have that of the result; and so is each where shards are of several sizes, because one of one element has no order,
+    /// so that another operand says how the result lies.
+    fn order_of_whole(&self, slot: usize) -> Option<&[i64]> {
+        let global = self.call.operand(slot);
+        let row = aten::row(self.call.name());
+        let is_each = row.is_some_and(|row| matches!(row.rule, aten::Rule::Each));
+        let result = self.call.results.first().map(|_| self.call.result(0));
+        let result = result.filter(|result| is_each && result.rank() == global.rank() && !repeats(result));
+        match result {
+            Some(result) if repeats(global) || self.is_uneven() => Some(&result.strides),
+            _ if repeats(global) => None,
+            _ => Some(&global.strides),
+        }
+    }
+
+    /// Whether ranks have shards of several sizes.
+    fn is_uneven(&self) -> bool {
+        let operands = self.strategy.operands.iter().enumerate().map(|(i, p)| (p, self.call.operand(i)));
+        let results = self.strategy.results.iter().enumerate().map(|(i, p)| (p, self.call.result(i)));
+        operands.chain(results).any(|(placement, ty)| placement.is_uneven(&ty.shape, self.ranks()))
     }
 
     /// Puts operands in the order in memory of the first, such as gradient and state in that of the parameter.
@@ -197,4 +218,9 @@ impl Realised<'_> {
             None => ty,
         }
     }
+}
+
+/// Whether a tensor shows an element several times.
+fn repeats(ty: &TensorType) -> bool {
+    ty.shape.iter().zip(&ty.strides).any(|(size, step)| *size > 1 && *step == 0)
 }
