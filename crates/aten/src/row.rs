@@ -49,6 +49,10 @@ pub struct Row {
     /// Whether the result is the first operand where both have the same type: each keeps the order of elements whenever it keeps the
     /// sizes, so that equal types mean equal tensors; a permutation does not.
     pub identity: bool,
+    /// Whether the same holds where the second argument is the number 1.
+    pub scales: bool,
+    /// The argument that the result is, where both have the same type, of an operation that copies it over another.
+    pub copied: Option<usize>,
     /// Whether it copies or casts one tensor.
     pub copies: bool,
     /// Whether it copies tensors one behind the other into one.
@@ -360,6 +364,8 @@ impl Row {
             in_place: false,
             out: None,
             identity: false,
+            scales: false,
+            copied: None,
             copies: false,
             joins: false,
             dims_of_result: false,
@@ -502,6 +508,16 @@ impl Row {
 
     pub(crate) const fn identity(mut self) -> Self {
         self.identity = true;
+        self
+    }
+
+    pub(crate) const fn scales(mut self) -> Self {
+        self.scales = true;
+        self
+    }
+
+    pub(crate) const fn copied(mut self, argument: usize) -> Self {
+        self.copied = Some(argument);
         self
     }
 

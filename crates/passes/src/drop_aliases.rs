@@ -35,20 +35,13 @@ impl Pass for DropAliases {
 
 /// The operand and the result of an alias.
 fn alias(graph: &Graph, node: &Node) -> Option<(ValueId, ValueId)> {
-    let name = &graph.ops[node.op].name;
-    // What is copied over a tensor of its own type is what there is afterwards.
-    let from = usize::from(name == "aten::copy");
-    let (Some(Arg::Value(operand)), [Return::Value(result)]) = (node.args.get(from), node.returns.as_slice())
+    let row = aten::row(&graph.ops[node.op].name)?;
+    let (Some(Arg::Value(operand)), [Return::Value(result)]) =
+        (node.args.get(row.copied.unwrap_or(0)), node.returns.as_slice())
     else {
         return None;
     };
-    let known = from == 1 || aten::row(name).is_some_and(|row| row.identity) || is_times_one(name, node);
+    let is_one = || matches!(node.args.get(1), Some(Arg::Int(1) | Arg::Float(1.0)));
+    let known = row.identity || row.copied.is_some() || (row.scales && is_one());
     (known && graph.ty(*operand) == graph.ty(*result)).then_some((*operand, *result))
-}
-
-/// Whether a tensor is multiplied or divided by the number 1, as where a model scales by what a setting says.
-fn is_times_one(name: &str, node: &Node) -> bool {
-    let scales =
-        ["aten::mul.Tensor", "aten::mul.Scalar", "aten::div.Tensor", "aten::div.Scalar"].contains(&name);
-    scales && matches!(node.args.get(1), Some(Arg::Int(1) | Arg::Float(1.0)))
 }

@@ -59,6 +59,10 @@ impl Realised<'_> {
         if row.is_some_and(|row| row.walks_memory) {
             self.lay_out_like_first(out, &mut operands);
         }
+        // What is sent along another axis lies side by side: a slice of it does not.
+        if ir::CollectiveKind::of_operator(self.call.name()).is_some() {
+            operands[0] = out.in_order(operands[0]);
+        }
         if row.is_none_or(passes_layout_on) {
             self.lay_out_as_whole(out, &mut operands);
         }
