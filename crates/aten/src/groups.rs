@@ -58,7 +58,7 @@ fn as_sharded(row: &Row, call: &Call<'_>, (slot, dim): (Slot, usize), ranks: u32
 /// Whether an operation makes results of the size that its operands have, whatever that is: where it is told their shape, the size may be
 /// left out.
 fn has_its_size_from_operands(row: &Row, strategy: &Strategy) -> bool {
-    let in_groups = |placement: &Placement| matches!(placement, Placement::Groups { .. });
+    let in_groups = |placement: &Placement| placement.is_groups();
     let can_be_left_out = match row.sizes {
         Sizes::None | Sizes::Splits(_) | Sizes::Pieces { .. } => true,
         Sizes::Shape(_) => matches!(row.strides, Strides::Reshaped | Strides::Expanded),

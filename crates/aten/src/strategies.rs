@@ -1,6 +1,6 @@
 //! The strategies of an operation, from its row.
 
-use ir::{Graph, Placement, Reduce, ValueDef, ValueId};
+use ir::{Graph, Placement, Reduce, TensorType, ValueDef, ValueId};
 use smallvec::SmallVec;
 
 use crate::{
@@ -66,17 +66,13 @@ pub fn strategies(row: &Row, call: &Call<'_>, seeds: &[Seed], ranks: u32) -> Vec
 pub fn suits(row: &Row, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> bool {
     let (may_be_uneven, fits) = (!strategy.realise.permutes(), strategy.realise.fits(ranks));
     let may_be_empty = row.may_be_empty && strategy.realise.may_be_empty();
-    let suits = |shape: &[i64], placement: &Placement| match placement {
-        Placement::Shard { .. } => placement.chunks(shape, ranks).is_some_and(|(_, chunks)| {
+    let suits = |(placement, ty): (Placement, &TensorType)| match placement {
+        Placement::Shard { .. } => placement.chunks(&ty.shape, ranks).is_some_and(|(_, chunks)| {
             (may_be_empty || !chunks.leaves_empty()) && (may_be_uneven || chunks.is_even())
         }),
         Placement::Replicate | Placement::Partial(_) | Placement::Groups { .. } => true,
     };
-    let operands = strategy.operands.iter().enumerate();
-    let mut operands = operands.map(|(operand, placement)| suits(&call.operand(operand).shape, placement));
-    let results = strategy.results.iter().enumerate();
-    let mut results = results.map(|(result, placement)| suits(&call.result(result).shape, placement));
-    fits && operands.all(|suits| suits) && results.all(|suits| suits)
+    fits && strategy.placed(call).all(suits)
 }
 
 /// The strategies in which a partial value passes through the operation.

@@ -1,7 +1,9 @@
 //! Strategies: the ways in which an operation can run along one mesh axis.
 
-use ir::{Chunks, Placement};
+use ir::{Chunks, Placement, TensorType};
 use smallvec::SmallVec;
+
+use crate::Call;
 
 /// One way to run an operation along one axis: the placement that each operand must have and each result then has.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -12,6 +14,15 @@ pub struct Strategy {
     pub results: SmallVec<[Placement; 2]>,
     /// How the operation runs on each rank.
     pub realise: Realise,
+}
+
+impl Strategy {
+    /// The operands of a call and then its results, each with its placement.
+    pub fn placed<'a>(&'a self, call: &'a Call<'a>) -> impl Iterator<Item = (Placement, &'a TensorType)> {
+        let operands = self.operands.iter().enumerate().map(|(at, placement)| (*placement, call.operand(at)));
+        let results = self.results.iter().enumerate().map(|(at, placement)| (*placement, call.result(at)));
+        operands.chain(results)
+    }
 }
 
 /// How an operation runs on each rank under a strategy.

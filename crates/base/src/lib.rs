@@ -6,6 +6,7 @@ mod codes;
 mod diagnostic;
 mod fingerprint;
 mod id;
+mod serialized;
 mod suggest;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -150,15 +150,12 @@ fn unused(call: &Call<'_>, row: &Row) -> f64 {
 
 /// Who computes what of an operation under a strategy that shards it.
 pub fn shares(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> Option<Chunks> {
-    let operands = strategy.operands.iter().enumerate().map(|(i, p)| (*p, call.operand(i)));
-    let results = strategy.results.iter().enumerate().map(|(i, p)| (*p, call.result(i)));
     let of = |(placement, ty): (Placement, &TensorType)| match placement {
         // As many as where all groups are equally large.
         Placement::Groups { dim } => Chunks::new(ty.shape[usize::from(dim)], 1, 0, ranks),
         _ => placement.chunks(&ty.shape, ranks).map(|(_, chunks)| chunks),
     };
-    let mut shared = operands.chain(results);
-    shared.find_map(of)
+    strategy.placed(call).find_map(of)
 }
 
 /// How many times as much an operation is than what the first rank, which has the most, computes of it.
@@ -174,9 +171,5 @@ pub fn main_dtype(call: &Call<'_>) -> Option<Dtype> {
 
 /// Bytes that an operation reads and writes on one rank.
 pub(crate) fn bytes(call: &Call<'_>, strategy: &Strategy, ranks: u32) -> u64 {
-    let operands = strategy.operands.iter().enumerate();
-    let read = operands.map(|(i, placement)| local_bytes(call.operand(i), *placement, ranks));
-    let results = strategy.results.iter().enumerate();
-    let written = results.map(|(i, placement)| local_bytes(call.result(i), *placement, ranks));
-    read.chain(written).sum()
+    strategy.placed(call).map(|(placement, ty)| local_bytes(ty, placement, ranks)).sum()
 }

@@ -30,7 +30,7 @@ pub fn reshard_time(
     if reshard.from == reshard.to {
         return Some(0);
     }
-    if matches!(reshard.from, Placement::Groups { .. }) || matches!(reshard.to, Placement::Groups { .. }) {
+    if reshard.from.is_groups() || reshard.to.is_groups() {
         return groups_time(machine, ty, reshard, axis, company);
     }
     let steps = reshard_steps(ty, reshard, axis)?;

@@ -44,7 +44,7 @@ pub use rows::{
 };
 pub use schema::{Parameter, Schema, SchemaType};
 pub use text::{MAX_TEXT_BYTES, TEXT_VERSION};
-pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides, memory_order};
+pub use types::{Device, DeviceKind, Dims, Dtype, TensorType, contiguous_strides, inverse, memory_order};
 pub use verify::{MAX_DIMS, verify};
 
 /// A graph with one rank's local shapes and its collectives: what partition returns.

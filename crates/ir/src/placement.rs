@@ -3,7 +3,6 @@
 use std::{fmt, str::FromStr};
 
 use base::{Code, Diagnostic, Result};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{Dims, TensorType};
 
@@ -46,6 +45,11 @@ impl Placement {
     /// Ordinary sharding of `dim`.
     pub const fn shard(dim: usize) -> Self {
         Self::Shard { dim: dim as u8, blocks: 1, chunk: 0 }
+    }
+
+    /// Whether each rank has the elements of some groups.
+    pub const fn is_groups(self) -> bool {
+        matches!(self, Self::Groups { .. })
     }
 
     /// The sharding of a dimension of `size` in `blocks` blocks, of each of which a rank holds `chunk` elements; none where the blocks do
@@ -180,17 +184,7 @@ impl FromStr for Placement {
     }
 }
 
-impl Serialize for Placement {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Placement {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+base::serialized_as_text!(Placement);
 
 /// The local shape, on the first of `ranks` ranks along an axis, which holds the most, of a tensor of global `shape`.
 pub fn local_shape(shape: &[i64], placement: Placement, ranks: u32) -> Dims {

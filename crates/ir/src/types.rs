@@ -251,6 +251,11 @@ impl TensorType {
         }) || self.elements() == 0
     }
 
+    /// Whether it shows an element several times.
+    pub fn repeats(&self) -> bool {
+        self.shape.iter().zip(&self.strides).any(|(size, stride)| *size > 1 && *stride == 0)
+    }
+
     /// Whether its elements lie side by side, in whatever order of its dimensions.
     pub fn is_dense(&self) -> bool {
         let mut expected = 1;
@@ -291,6 +296,15 @@ pub fn memory_order(strides: &[i64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..strides.len()).collect();
     order.sort_by_key(|dim| (-strides[*dim], *dim));
     order
+}
+
+/// The order of dimensions that undoes an order of them.
+pub fn inverse(order: &[usize]) -> Vec<usize> {
+    let mut back = vec![0; order.len()];
+    for (position, dim) in order.iter().enumerate() {
+        back[*dim] = position;
+    }
+    back
 }
 
 /// The strides of a row-major tensor of `shape`, as PyTorch computes them.

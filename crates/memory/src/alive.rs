@@ -129,14 +129,18 @@ impl Curve {
     /// The first step at which the bytes of spans alive on the device, and of workspaces, are most; `None` where there are never any.
     pub fn worst(&self) -> Option<usize> {
         let (mut most, mut worst) = (0, None);
-        let on_device = self.alive(|span| !span.on_host);
-        for (index, (alive, workspace)) in on_device.zip(&self.workspaces).enumerate() {
-            let now = alive + workspace;
+        for (index, now) in self.on_device().enumerate() {
             if now > most {
                 (most, worst) = (now, Some(index));
             }
         }
         worst
+    }
+
+    /// The bytes of spans alive on the device, and of workspaces, at each step.
+    pub(crate) fn on_device(&self) -> impl Iterator<Item = u64> {
+        let alive = self.alive(|span| !span.on_host);
+        alive.zip(&self.workspaces).map(|(alive, workspace)| alive + workspace)
     }
 
     /// The most that copies on the host take at once.

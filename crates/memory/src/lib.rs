@@ -20,6 +20,6 @@ pub use graph::steps_of;
 pub use inplace::in_place;
 pub use lifetimes::Lifetimes;
 pub use once::{Once, once};
-pub use peak::{ByCategory, Category, Held, Peak, at_peak, held, peak};
+pub use peak::{ByCategory, Category, Held, Peak, at_peak, bytes_held, held, peak};
 pub use reserved::reserved;
 pub use steps::{Effect, Info, Step, Steps};

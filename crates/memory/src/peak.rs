@@ -122,6 +122,14 @@ pub fn held(graph: &Graph) -> Vec<Held> {
     held_in(graph, &steps, &run)
 }
 
+/// How many bytes of that are held at each position of the program.
+pub fn bytes_held(graph: &Graph) -> Vec<u64> {
+    let steps = steps_of(graph);
+    let run = curve(&steps, limit(graph));
+    let standing = standing(&steps, &run).total().0;
+    run.on_device().map(|alive| standing + alive).collect()
+}
+
 /// What of that is held at the moment at which it is most, where buffers keep a limit as in [`Peak::within`].
 pub fn at_peak(graph: &Graph, within: Option<Bytes>) -> Vec<Held> {
     let steps = steps_of(graph);

@@ -4,7 +4,7 @@ use base::{Id, Result};
 use ir::{Arg, Graph, InputId, ValueDef, ValueId, verify};
 use memory::{Lifetimes, steps_of};
 
-use crate::{cleaned, facts::Facts, layout::memory_order, run};
+use crate::{cleaned, facts::Facts, run};
 
 const VIEW: &str = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)";
 const CLONE: &str = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor";
@@ -40,7 +40,7 @@ fn keep_returns_apart(before: &Graph, after: &mut Graph) -> bool {
         if is_joined {
             let others = was.0.iter().enumerate().filter(|(other, _)| *other != at);
             let is_shared = others.map(|(_, first)| first).any(|first| *first == was.0[at]);
-            if is_shared || memory_order(&ty).is_none() {
+            if is_shared || !ty.is_dense() {
                 return false;
             }
             after.returns[at] = after.push_value(CLONE, vec![Arg::Value(value), Arg::None], ty);

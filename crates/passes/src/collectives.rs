@@ -67,10 +67,8 @@ impl Member {
             None => layout.view(flat, &result.shape),
             Some(dims) => {
                 let in_order: Vec<i64> = dims.iter().map(|dim| result.shape[*dim]).collect();
-                let mut back = vec![0; dims.len()];
-                dims.iter().enumerate().for_each(|(at, dim)| back[*dim] = at);
                 let viewed = layout.view(flat, &in_order);
-                layout.permute(viewed, &back)
+                layout.permute(viewed, &ir::inverse(&dims))
             }
         };
         patch.replace(self.result, restored);

@@ -193,9 +193,7 @@ impl RandomOperation<'_, '_> {
         ];
         let made = self.push(AT, args, &of(dtype, &shape));
         let made = self.cast(made, ty.dtype);
-        let mut back = vec![0; order.len()];
-        order.iter().enumerate().for_each(|(position, dim)| back[*dim] = position);
-        Layout { patch: self.patch, source: self.id }.permute(made, &back)
+        Layout { patch: self.patch, source: self.id }.permute(made, &ir::inverse(&order))
     }
 
     fn cast(&mut self, value: ValueId, dtype: Dtype) -> ValueId {

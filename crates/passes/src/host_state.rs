@@ -12,7 +12,6 @@ use ir::{
     ValueId, WAIT_COPY,
 };
 use rustc_hash::FxHashMap;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 use crate::{
     Pass,
@@ -82,17 +81,7 @@ impl FromStr for Pieces {
     }
 }
 
-impl Serialize for Pieces {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Pieces {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-    }
-}
+base::serialized_as_text!(Pieces);
 
 impl Pass for HostState {
     fn name(&self) -> &'static str {

@@ -9,7 +9,6 @@ use std::{fmt, str::FromStr};
 use base::{Code, Diagnostic, Result, SecondaryMap};
 use ir::{Arg, Device, FROM_HOST, Graph, NodeId, PartKind, Patch, TO_HOST, ValueId, WAIT_COPY};
 use rustc_hash::FxHashMap;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 use crate::{
     Pass,
@@ -82,17 +81,7 @@ impl FromStr for Stays {
     }
 }
 
-impl Serialize for Stays {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Stays {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-    }
-}
+base::serialized_as_text!(Stays);
 
 impl Pass for Offload {
     fn name(&self) -> &'static str {

@@ -10,7 +10,6 @@ use base::{Code, Diagnostic, Id, Result, SecondaryMap};
 use fixedbitset::FixedBitSet;
 use ir::{Graph, NodeId, PartId, PartKind, Patch, ValueId};
 use rustc_hash::FxHashMap;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 use crate::{Pass, facts::Facts};
 
@@ -74,17 +73,7 @@ impl FromStr for Positions {
 /// No program has so many operations.
 const MOST: u32 = 1 << 24;
 
-impl Serialize for Positions {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Positions {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-    }
-}
+base::serialized_as_text!(Positions);
 
 impl Pass for Recompute {
     fn name(&self) -> &'static str {

@@ -132,8 +132,7 @@ fn splice(patch: &mut Patch<'_>, found: &Match<ValueId, NodeId>, replacement: &R
 /// The same tensor with its elements in the order in which those of a type lie.
 fn laid_out(patch: &mut Patch<'_>, at: NodeId, value: ValueId, ty: &TensorType) -> ValueId {
     let order = memory_order(&ty.strides);
-    let mut back = vec![0; order.len()];
-    order.iter().enumerate().for_each(|(position, dim)| back[*dim] = position);
+    let back = ir::inverse(&order);
     let dims = |order: &[usize]| Arg::Ints(order.iter().map(|dim| *dim as i64).collect());
     let turned = |ty: &TensorType| TensorType {
         shape: order.iter().map(|dim| ty.shape[*dim]).collect(),

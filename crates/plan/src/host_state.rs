@@ -227,7 +227,7 @@ impl Before {
         // What prepares a collective of the update may have moved before it.
         let stays = |(_, id): &(u32, &NodeId)| settled.part_kind(**id) != PartKind::Update;
         (0..).zip(&settled.order).filter(stays).for_each(|(position, id)| positions[*id] = Some(position));
-        let alive = alive(graph);
+        let alive = memory::bytes_held(graph);
         let mut before = Self { most: 0, alive: Vec::new(), begins: Vec::new(), settled: Vec::new() };
         before.most = alive.iter().copied().max().unwrap_or(0);
         let (mut begin, mut last) = (0, None);
@@ -262,21 +262,4 @@ impl Before {
         room.reverse();
         room
     }
-}
-
-/// What is alive at each position of a program, in bytes.
-fn alive(graph: &Graph) -> Vec<u64> {
-    let mut change = vec![0_i64; graph.order.len() + 1];
-    for held in memory::held(graph) {
-        change[held.from.unwrap_or(0)] += held.bytes.0 as i64;
-        if let Some(to) = held.to {
-            change[to + 1] -= held.bytes.0 as i64;
-        }
-    }
-    let mut now = 0;
-    let alive = change.into_iter().take(graph.order.len()).map(|change| {
-        now += change;
-        now.unsigned_abs()
-    });
-    alive.collect()
 }

@@ -3,7 +3,6 @@
 use std::{fmt, str::FromStr};
 
 use base::{Code, Diagnostic, Result};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A schedule that has a name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -110,14 +109,4 @@ impl FromStr for Kind {
     }
 }
 
-impl Serialize for Kind {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Kind {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
-}
+base::serialized_as_text!(Kind);

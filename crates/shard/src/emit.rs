@@ -210,11 +210,7 @@ impl<'a> Emitter<'a> {
     pub fn laid_out(&mut self, value: ValueId, order: &[usize]) -> ValueId {
         let turned = self.permute(value, order);
         let copied = self.in_order(turned);
-        let mut back = vec![0; order.len()];
-        for (position, dim) in order.iter().enumerate() {
-            back[*dim] = position;
-        }
-        self.permute(copied, &back)
+        self.permute(copied, &ir::inverse(order))
     }
 
     /// Elements `start..end` of a dimension.

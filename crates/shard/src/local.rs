@@ -25,9 +25,8 @@ pub fn filled_type(ty: &TensorType) -> TensorType {
 /// operand that says so; a dimension that only repeats keeps its place among the others. PyTorch's `TensorIterator` orders dimensions so.
 pub fn filled_strides(operands: &[&TensorType], shape: &[i64]) -> Dims {
     let first = operands[0];
-    let repeats = (0..first.rank()).any(|dim| first.strides[dim] == 0 && first.shape[dim] > 1);
     let alike = |ty: &&TensorType| ty.shape.as_slice() == shape && ty.strides == first.strides;
-    if operands.iter().all(alike) && is_dense(first) && !repeats {
+    if operands.iter().all(alike) && is_dense(first) && !first.repeats() {
         return first.strides.clone();
     }
     let steps: Vec<Dims> = operands.iter().map(|ty| broadcast_strides(ty, shape)).collect();

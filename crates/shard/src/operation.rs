@@ -38,7 +38,7 @@ impl Realised<'_> {
             let Some(order) = self.order_of_whole(slot) else { continue };
             let like = dense_strides(&out.graph.ty(*operand).shape, order);
             let actual = out.graph.ty(*operand);
-            let is_turned = !repeats(actual) && !same_order(&actual.shape, &actual.strides, &like);
+            let is_turned = !actual.repeats() && !same_order(&actual.shape, &actual.strides, &like);
             if out.decide(is_turned) {
                 *operand = out.laid_out(*operand, &ir::memory_order(order));
             }
@@ -53,19 +53,18 @@ impl Realised<'_> {
         let row = aten::row(self.call.name());
         let is_each = row.is_some_and(|row| matches!(row.rule, aten::Rule::Each));
         let result = self.call.results.first().map(|_| self.call.result(0));
-        let result = result.filter(|result| is_each && result.rank() == global.rank() && !repeats(result));
+        let result = result.filter(|result| is_each && result.rank() == global.rank() && !result.repeats());
         match result {
-            Some(result) if repeats(global) || self.is_uneven() => Some(&result.strides),
-            _ if repeats(global) => None,
+            Some(result) if global.repeats() || self.is_uneven() => Some(&result.strides),
+            _ if global.repeats() => None,
             _ => Some(&global.strides),
         }
     }
 
     /// Whether ranks have shards of several sizes.
     fn is_uneven(&self) -> bool {
-        let operands = self.strategy.operands.iter().enumerate().map(|(i, p)| (p, self.call.operand(i)));
-        let results = self.strategy.results.iter().enumerate().map(|(i, p)| (p, self.call.result(i)));
-        operands.chain(results).any(|(placement, ty)| placement.is_uneven(&ty.shape, self.ranks()))
+        let mut placed = self.strategy.placed(self.call);
+        placed.any(|(placement, ty)| placement.is_uneven(&ty.shape, self.ranks()))
     }
 
     /// Puts operands in the order in memory of the first, such as gradient and state in that of the parameter.
@@ -218,9 +217,4 @@ impl Realised<'_> {
             None => ty,
         }
     }
-}
-
-/// Whether a tensor shows an element several times.
-fn repeats(ty: &TensorType) -> bool {
-    ty.shape.iter().zip(&ty.strides).any(|(size, step)| *size > 1 && *step == 0)
 }

@@ -148,11 +148,9 @@ fn wanted_whole(graph: &Graph, assignment: &Assignment) -> FxHashSet<(ValueId, P
 
 fn has_groups(assignment: &Assignment) -> bool {
     let mut strategies = assignment.nodes.values();
-    strategies.any(|strategy| strategy.operands.iter().chain(&strategy.results).copied().any(is_groups))
-}
-
-const fn is_groups(placement: Placement) -> bool {
-    matches!(placement, Placement::Groups { .. })
+    strategies.any(|strategy| {
+        strategy.operands.iter().chain(&strategy.results).any(|placement| placement.is_groups())
+    })
 }
 
 fn names(graph: &Graph) -> FxHashMap<ValueId, &str> {
@@ -241,7 +239,7 @@ impl Partition<'_> {
             self.require(value, Placement::Replicate, origin)?;
             return self.require(value, placement, origin);
         }
-        if is_groups(reshard.from) || is_groups(reshard.to) {
+        if reshard.from.is_groups() || reshard.to.is_groups() {
             return self.change_groups(value, source, placement, origin);
         }
         let label = self.label(value, reshard);
@@ -278,7 +276,7 @@ impl Partition<'_> {
             self.require(value, Placement::Replicate, origin)?;
             return self.require(value, to, origin);
         };
-        let in_groups = if is_groups(to) { to } else { source.placement };
+        let in_groups = if to.is_groups() { to } else { source.placement };
         let division = self.divided.of(value).filter(|division| division.placement() == in_groups);
         let division = division.ok_or_else(|| Diagnostic::bug(format!("{value} is not in groups")))?;
         let dim = usize::from(division.dim);

@@ -52,7 +52,7 @@ impl Realised<'_> {
                 operands[0] = out.in_order(operands[0]);
             }
         }
-        let in_groups = matches!(self.strategy.operands.first(), Some(Placement::Groups { .. }));
+        let in_groups = self.strategy.operands.first().is_some_and(|placement| placement.is_groups());
         if row.is_some_and(|row| row.strides == Strides::Expanded) && !in_groups {
             operands[0] = out.with_usual_strides(operands[0]);
         }
@@ -90,10 +90,8 @@ impl Realised<'_> {
 
     /// The first of these tensors, operands before results, that is sharded: its dimension, and who holds what of it.
     fn chunks(&self, first: usize) -> (usize, Chunks) {
-        let operands = self.strategy.operands.iter().enumerate().map(|(i, p)| (*p, self.call.operand(i)));
-        let results = self.strategy.results.iter().enumerate().map(|(i, p)| (*p, self.call.result(i)));
-        let mut sharded = operands.chain(results).skip(first);
-        sharded
+        let mut placed = self.strategy.placed(self.call).skip(first);
+        placed
             .find_map(|(placement, ty)| placement.chunks(&ty.shape, self.ranks()))
             .expect("this realisation belongs to a strategy that shards something")
     }

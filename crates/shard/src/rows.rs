@@ -5,7 +5,7 @@ use ir::{
     JOIN_COLUMNS, OWN_ROWS, Placement, RowExchange, TensorType, ValueId, WAIT, expected,
 };
 
-use crate::{emit::Emitter, reshard::Resharder};
+use crate::{emit::Emitter, reshard::Resharder, uneven::outermost};
 
 /// The element type of what the host reads.
 const READ: ir::Dtype = ir::Dtype::I64;
@@ -151,13 +151,7 @@ impl RowsOfGroups<'_> {
         value: ValueId,
         made: impl FnOnce(&mut Emitter<'_>, ValueId) -> ValueId,
     ) -> ValueId {
-        let mut order: Vec<usize> = (0..out.ty(value).rank()).filter(|dim| *dim != self.dim).collect();
-        order.insert(0, self.dim);
-        let mut back = vec![0; order.len()];
-        for (position, dim) in order.iter().enumerate() {
-            back[*dim] = position;
-        }
-        let turned = out.permute(value, &order);
+        let (turned, back) = outermost(out, value, &[self.dim]);
         let turned = out.in_order(turned);
         let made = made(out, turned);
         out.permute(made, &back)

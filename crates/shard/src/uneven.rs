@@ -128,11 +128,9 @@ fn closed(out: &mut Emitter<'_>, value: ValueId, (dim, chunks): (usize, Chunks))
 }
 
 /// The value with these dimensions before all others, and the order that undoes it.
-fn outermost(out: &mut Emitter<'_>, value: ValueId, dims: &[usize]) -> (ValueId, Vec<usize>) {
+pub fn outermost(out: &mut Emitter<'_>, value: ValueId, dims: &[usize]) -> (ValueId, Vec<usize>) {
     let rank = out.graph.ty(value).rank();
     let mut order = dims.to_vec();
     order.extend((0..rank).filter(|dim| !dims.contains(dim)));
-    let mut back = vec![0; rank];
-    order.iter().enumerate().for_each(|(place, dim)| back[*dim] = place);
-    (out.permute(value, &order), back)
+    (out.permute(value, &order), ir::inverse(&order))
 }

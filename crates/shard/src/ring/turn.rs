@@ -30,11 +30,7 @@ impl Turn {
 
     /// A turned value as it was.
     pub fn back(&self, out: &mut Emitter<'_>, value: ValueId) -> ValueId {
-        let mut back = vec![0; self.dims.len()];
-        for (place, dim) in self.dims.iter().enumerate() {
-            back[*dim] = place;
-        }
-        out.permute(value, &back)
+        out.permute(value, &ir::inverse(&self.dims))
     }
 
     /// Values turned and stacked.

@@ -1,7 +1,8 @@
 //! The nodes of a transfer: the sender's broadcast in a group of two, and the receiver's.
 
 use ir::{
-    Arg, CollectiveKind, Dims, TensorType, ValueId, WAIT, contiguous_strides, memory_order, transfer_group,
+    Arg, CollectiveKind, Dims, TensorType, ValueId, WAIT, contiguous_strides, inverse, memory_order,
+    transfer_group,
 };
 
 use crate::emit::{EMPTY, Emitter, VIEW_AS_COMPLEX};
@@ -18,8 +19,7 @@ pub struct Route {
 /// How a tensor is sent: its dimensions in this order, outermost first. It is the order that they have in memory, which results of what reads
 /// it follow, unless elements share memory.
 fn layout(ty: &TensorType) -> Vec<usize> {
-    let shares = ty.shape.iter().zip(&ty.strides).any(|(size, stride)| *size > 1 && *stride == 0);
-    if shares { (0..ty.rank()).collect() } else { memory_order(&ty.strides) }
+    if ty.repeats() { (0..ty.rank()).collect() } else { memory_order(&ty.strides) }
 }
 
 /// Starts sending values, all of one type of elements, to a stage that expects them as of these types; what is to be waited for.
@@ -86,11 +86,7 @@ fn restored(out: &mut Emitter<'_>, mut there: ValueId, ty: &TensorType) -> Value
         let made = TensorType { strides: contiguous_strides(&shape), shape, ..ty.clone() };
         there = out.op(VIEW_AS_COMPLEX, vec![Arg::Value(there)], made);
     }
-    let mut back = vec![0; order.len()];
-    for (position, dim) in order.iter().enumerate() {
-        back[*dim] = position;
-    }
-    out.permute(there, &back)
+    out.permute(there, &inverse(&order))
 }
 
 /// A contiguous value as a vector.
