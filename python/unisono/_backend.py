@@ -191,11 +191,6 @@ class _Made(int):
 class _Encoder(Encoder):
     """Encodes a graph of AOTAutograd's, whose nodes say with a stack where they were made."""
 
-    @staticmethod
-    def _is_identity(node: torch.fx.Node) -> bool:
-        # What is copied is returned in memory of its own.
-        return node.target is torch.ops.aten.detach.default
-
     def _origin(self, node: torch.fx.Node) -> Origin | None:
         frames = _FRAME.findall(node.meta.get("stack_trace") or "")
         file, line = next((frame for frame in reversed(frames) if is_the_users(frame[0])), ("", "0"))

@@ -165,9 +165,8 @@ class Encoder:
         if target is torch.ops.aten.copy_.default and node.args[0] in self._placeholders:
             self._update(node)
             return
-        if self._is_identity(node):
-            source = node.args[1 if target is torch.ops.aten.copy.default else 0]
-            self._env[node] = self._env[source]  # type: ignore[index]
+        if target is torch.ops.aten.detach.default:
+            self._env[node] = self._env[node.args[0]]  # type: ignore[index]
             return
         if torch.Tag.inplace_view in target.tags:
             # Only the shape of the operand changes: from here on it is what the operation returns.
@@ -223,14 +222,6 @@ class Encoder:
             "none",
         ]
         self._append(node, op, arguments, [{"value": self._env[node]}])
-
-    @staticmethod
-    def _is_identity(node: torch.fx.Node) -> bool:
-        """Whether a functional node gives one of its operands as it is."""
-        if node.target is not torch.ops.aten.copy.default:
-            return node.target is torch.ops.aten.detach.default
-        old, new = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
-        return tensor_type(old) == tensor_type(new)
 
     def _update(self, node: torch.fx.Node) -> None:
         position = self._placeholders[node.args[0]]  # type: ignore[index]
