@@ -3,11 +3,13 @@
     python benches/limits.py
     python benches/limits.py steps [FIRST LAST]    one axis, a limit for each GiB: where a step takes longer than under a lower limit
 
-Models of `published.toml` on `meta`, parameters in f32 and products in bf16, 64 sequences of 4,096 tokens, 64 ranks of `h100:8x8`.
+Models of `published.toml` on `meta`, parameters in f32 and products in bf16, 64 sequences of 4,096 tokens, 64 ranks of `h100:8x8`
+and 8 of `h100:8`.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -23,9 +25,11 @@ CASES = (
     ("llama2-7b", {"outer": 8, "inner": 8}, ("40GB", "20GB", "12GB", "8GB", "6GB"), 1),
     ("llama2-7b", {"stages": 4, "ranks": 16}, ("24GB", "20GB", "18GB", "16GB"), 4),
     ("llama3-70b", {"ranks": 64}, ("80GB", "70GB", "50GB", "40GB", "30GB"), None),
+    ("llama3-8b", {"ranks": 8}, ("80GB", "60GB", "50GB", "40GB", "30GB"), 1),
+    ("llama3-8b", {"ranks": 8}, ("80GB", "60GB", "50GB", "40GB", "30GB"), None),
 )
 SEQUENCES, LENGTH = 64, 4096
-CLUSTER = "h100:8x8"
+CLUSTERS = {64: "h100:8x8", 8: "h100:8"}
 
 
 def steps(first: int, last: int) -> None:
@@ -34,7 +38,9 @@ def steps(first: int, last: int) -> None:
     graph = captured(Shape(**models["llama2-7b"]), SEQUENCES, LENGTH)
     best, worst = float("inf"), 0.0
     for limit in range(first, last + 1):
-        step = graph.plan(CLUSTER, mesh={"ranks": 64}, memory_limit=f"{limit}GiB", micro_batches=1).figures()["step_ms"]
+        step = graph.plan(CLUSTERS[64], mesh={"ranks": 64}, memory_limit=f"{limit}GiB", micro_batches=1).figures()[
+            "step_ms"
+        ]
         rise = max(0.0, step / best - 1)
         best, worst = min(best, step), max(worst, rise)
         print(f"{limit} GiB: {step:.1f} ms{f', {rise:.2%} more than under a lower limit' if rise else ''}", flush=True)
@@ -51,11 +57,11 @@ def main() -> None:
     for model, mesh, limits, micro_batches in CASES:
         if model not in graphs:
             graphs[model] = captured(Shape(**models[model]), SEQUENCES, LENGTH)
-        axes = " x ".join(map(str, mesh.values()))
+        axes, cluster = " x ".join(map(str, mesh.values())), CLUSTERS[math.prod(mesh.values())]
         for limit in limits:
             start = time.process_time()
             try:
-                plan = graphs[model].plan(CLUSTER, mesh=mesh, memory_limit=limit, micro_batches=micro_batches)
+                plan = graphs[model].plan(cluster, mesh=mesh, memory_limit=limit, micro_batches=micro_batches)
             except ResourceError as refused:
                 row = f"{refused.cause} | | | | "
             else:

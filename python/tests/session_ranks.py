@@ -46,6 +46,9 @@ FUSED = ", fused"
 #: Ends the name of a family in which each rank computes its batch in two slices.
 SLICED = ", sliced"
 
+#: Ends the name of a family in which each slice gathers the state that it needs, because a memory limit leaves no room to hold it.
+GATHERED = ", gathered in each slice"
+
 #: Ends the name of a family in which backward computes again what it can of forward.
 RECOMPUTED = ", recomputed"
 
@@ -54,6 +57,9 @@ OFFLOADED = ", offloaded"
 
 #: The part of the memory that the best plan takes of which a limited one must make do.
 MEMORY_SHARE = 0.65
+
+#: The same where nothing but gathers in each slice keeps it.
+GATHERED_SHARE = 0.55
 
 
 def cases(ranks: int) -> Iterator[tuple[str, str]]:
@@ -70,6 +76,7 @@ def cases(ranks: int) -> Iterator[tuple[str, str]]:
     if ranks == 2:
         for model in ("gpt_adamw", "mlp", "llama"):
             yield from ((model, f"{family}{SLICED}") for family in ("batch cut", "state cut", "tensors cut"))
+        yield "llama", f"state cut{GATHERED}"
         yield from (("gpt_adamw", f"{family}{RECOMPUTED}") for family in ("state cut", "tensors cut"))
         yield from (("gpt_adamw", f"{family}{OFFLOADED}") for family in ("batch cut", "state cut", "tensors cut"))
         yield "gpt_adamw", "state cut"
@@ -115,6 +122,9 @@ def compare(model: str, family: str, ranks: int) -> dict[str, Any]:
     if family == "memory limited":
         free = unisono.parallelize(together.step, **settings).plan
         limit = int(MEMORY_SHARE * free.prediction["peak_bytes"])
+    if family.endswith(GATHERED):
+        settings |= {"micro_batches": 2, "recompute": "none", "offload": "none"}
+        limit = int(GATHERED_SHARE * unisono.parallelize(together.step, **settings).plan.prediction["peak_bytes"])
     if family.endswith(DIRECTLY):
         settings["plan"] = _made_direct(unisono.parallelize(together.step, **settings).plan, ranks)
     step = unisono.parallelize(together.step, memory_limit=limit, **settings)
@@ -135,6 +145,7 @@ def compare(model: str, family: str, ranks: int) -> dict[str, Any]:
         "optimizer": kept,
         "plan": step.plan.layouts,
         "micro-batches": step.plan.micro_batches,
+        "gathers in each": 'gathers = "each"' in step.plan.text,
         "collectives": step.plan.prediction["collectives"],
         "exchanges": step.rank_graph.text().count("= _c10d_functional::all_to_all_single"),
         "explained": step.plan.explain(),

@@ -47,6 +47,13 @@ def test_operations_are_kernels_where_they_are_fused(compared, ranks, case):
     assert found[case]["kernels"] == 0
 
 
+def test_slices_gather_state_where_a_limit_leaves_no_room_to_hold_it(compared):
+    once, each = (compared(2)[0][f"llama, state cut{how}"] for how in (session_ranks.SLICED, session_ranks.GATHERED))
+    assert (once["gathers in each"], each["gathers in each"]) == (False, True)
+    assert each["collectives"] > once["collectives"]
+    assert each["peak"] < once["peak"]
+
+
 @pytest.mark.parametrize("family", ["batch cut", "state cut", "tensors cut"])
 def test_collectives_are_made_direct_by_a_plan_that_says_so(compared, family):
     usual, direct = (

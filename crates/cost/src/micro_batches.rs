@@ -3,12 +3,16 @@
 //! middle of the step costs more than that could ever save, because all of them hold it.
 
 use aten::{Call, Strategy, Work};
-use ir::{CollectiveKind, MeshAxis, Placement, Reshard, TensorType, local_bytes, reshard_steps};
+use ir::{CollectiveKind, MeshAxis, PartKind, Placement, Reshard, TensorType, local_bytes, reshard_steps};
 
 use crate::collectives::Company;
 
 /// What ends a loop costs as much as so many results of the size of what it combines.
 const END_OF_LOOP: u64 = 16;
+
+/// What a gradient goes through on the way to its shard counts as one part in so many of it where it is done in each iteration: of sums that hold as
+/// much before as behind it, those before it are sent once.
+const ON_THE_WAY: u64 = 64;
 
 /// The price of an operation: in bytes, where others are in picoseconds.
 pub fn operation_price(call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis) -> i64 {
@@ -18,7 +22,10 @@ pub fn operation_price(call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis) ->
     let results = strategy.results.iter().enumerate();
     let held = results.map(|(i, placement)| local_bytes(call.result(i), *placement, axis.size));
     let ends = if strategy.realise.reductions() > 0 { END_OF_LOOP * call.result(0).bytes().0 } else { 0 };
-    (held.sum::<u64>() + ends) as i64
+    let is_of_update = call.graph.part_kind(call.id) == PartKind::Update;
+    let is_in_each = strategy.results.iter().any(|placement| *placement != Placement::Replicate);
+    let on_the_way = if is_of_update && is_in_each { call.operand(0).bytes().0 / ON_THE_WAY } else { 0 };
+    (held.sum::<u64>() + ends + on_the_way) as i64
 }
 
 /// The price of a change of placement, in bytes. Sums that only updates need are added up beside the loop.

@@ -37,6 +37,7 @@ pub struct Edits {
     updates: FxHashMap<InputId, ValueId>,
     devices: Vec<(ValueId, Device)>,
     order: Option<Vec<(NodeId, PartId)>>,
+    is_early: bool,
     changes: Vec<Change>,
 }
 
@@ -197,6 +198,12 @@ impl<'g> Patch<'g> {
         self.edits.order = Some(order);
     }
 
+    /// Brings what makes operands before their readers, where these want to stand before it; without, readers wait for it, and what is ready goes ahead
+    /// of them.
+    pub const fn bring_operands(&mut self) {
+        self.edits.is_early = true;
+    }
+
     /// The changes alone.
     pub fn into_edits(self) -> Edits {
         self.edits
@@ -270,7 +277,7 @@ impl Edits {
         for (value, device) in std::mem::take(&mut self.devices) {
             graph.values[value].ty.device = device;
         }
-        graph.order = in_order(&graph, &positions)?;
+        graph.order = in_order(&graph, &positions, self.is_early)?;
         keep_parts_together(&mut graph);
         Ok(graph)
     }
@@ -349,8 +356,8 @@ fn keep_parts_together(graph: &mut Graph) {
     order.sort_by_key(|id| nodes[*id].part);
 }
 
-/// The nodes in the order of their wanted positions, but each behind those that make its operands.
-fn in_order(graph: &Graph, positions: &[((usize, usize), NodeId)]) -> Result<Vec<NodeId>> {
+/// The nodes in the order of their wanted positions, but each behind those that make its operands: that waits for them, or has them come early.
+fn in_order(graph: &Graph, positions: &[((usize, usize), NodeId)], is_early: bool) -> Result<Vec<NodeId>> {
     let mut included: SecondaryMap<NodeId, Option<usize>> = SecondaryMap::with_default(None);
     positions.iter().enumerate().for_each(|(rank, (_, id))| included[*id] = Some(rank));
     // Which node uses a result of which, by rank.
@@ -369,17 +376,27 @@ fn in_order(graph: &Graph, positions: &[((usize, usize), NodeId)]) -> Result<Vec
     if uses.iter().all(|(made_at, rank)| made_at < rank) {
         return Ok(positions.iter().map(|(_, id)| *id).collect());
     }
-    let mut missing: Vec<usize> = vec![0; positions.len()];
-    let mut users: Vec<Vec<usize>> = vec![Vec::new(); positions.len()];
+    let order = if is_early { brought(positions.len(), &uses) } else { awaited(positions.len(), &uses) };
+    let named = |stuck: usize| {
+        let stuck = positions[stuck].1;
+        Diagnostic::bug(format!("a patch makes {stuck} ({}) depend on itself", graph.op_name(stuck)))
+    };
+    order.map(|order| order.into_iter().map(|rank| positions[rank].1).collect()).map_err(named)
+}
+
+/// So many ranks in their order, but each behind those that it uses, which wait for theirs; one that uses itself is the error.
+fn awaited(count: usize, uses: &[(usize, usize)]) -> Result<Vec<usize>, usize> {
+    let mut missing: Vec<usize> = vec![0; count];
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); count];
     for (made_at, rank) in uses {
-        users[made_at].push(rank);
-        missing[rank] += 1;
+        users[*made_at].push(*rank);
+        missing[*rank] += 1;
     }
     let mut ready: BinaryHeap<Reverse<usize>> =
         missing.iter().enumerate().filter(|(_, n)| **n == 0).map(|(rank, _)| Reverse(rank)).collect();
-    let mut order = Vec::with_capacity(positions.len());
+    let mut order = Vec::with_capacity(count);
     while let Some(Reverse(rank)) = ready.pop() {
-        order.push(positions[rank].1);
+        order.push(rank);
         for user in std::mem::take(&mut users[rank]) {
             missing[user] -= 1;
             if missing[user] == 0 {
@@ -387,9 +404,62 @@ fn in_order(graph: &Graph, positions: &[((usize, usize), NodeId)]) -> Result<Vec
             }
         }
     }
-    if order.len() == positions.len() {
-        return Ok(order);
+    missing.iter().position(|n| *n > 0).map_or(Ok(order), Err)
+}
+
+/// The same where what a rank uses comes right before it, if it has no earlier place.
+fn brought(count: usize, uses: &[(usize, usize)]) -> Result<Vec<usize>, usize> {
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum State {
+        Waiting,
+        Entered,
+        Placed,
     }
-    let stuck = missing.iter().position(|n| *n > 0).map_or(NodeId(0), |rank| positions[rank].1);
-    Err(Diagnostic::bug(format!("a patch makes {stuck} ({}) depend on itself", graph.op_name(stuck))))
+    let mut makers: Vec<Vec<usize>> = vec![Vec::new(); count];
+    for (made_at, rank) in uses {
+        makers[*rank].push(*made_at);
+    }
+    for of in &mut makers {
+        of.sort_unstable_by_key(|made_at| Reverse(*made_at));
+    }
+    let mut states = vec![State::Waiting; count];
+    let mut order = Vec::with_capacity(count);
+    for rank in 0..count {
+        let mut todo = vec![rank];
+        while let Some(next) = todo.last().copied() {
+            let is_placed = |made_at: &&usize| states[**made_at] == State::Placed;
+            match states[next] {
+                State::Waiting => {
+                    todo.extend(makers[next].iter().filter(|made_at| !is_placed(made_at)));
+                    states[next] = State::Entered;
+                }
+                State::Entered if makers[next].iter().all(|made_at| is_placed(&made_at)) => {
+                    states[next] = State::Placed;
+                    order.push(next);
+                    todo.pop();
+                }
+                State::Entered => return Err(next),
+                State::Placed => drop(todo.pop()),
+            }
+        }
+    }
+    Ok(order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_wait_for_what_makes_their_operands_or_have_it_come_early() {
+        // 1 reads what 3 makes, which reads what 0 makes.
+        let uses = [(0, 3), (3, 1)];
+        assert_eq!(awaited(5, &uses), Ok(vec![0, 2, 3, 1, 4]));
+        assert_eq!(brought(5, &uses), Ok(vec![0, 3, 1, 2, 4]));
+        let circle = [(1, 2), (2, 3), (3, 1)];
+        assert_eq!(awaited(4, &circle), Err(1));
+        assert_eq!(brought(4, &circle), Err(1));
+        let twice = [(3, 1), (3, 1), (3, 2), (4, 3)];
+        assert_eq!(brought(5, &twice), Ok(vec![0, 4, 3, 1, 2]));
+    }
 }

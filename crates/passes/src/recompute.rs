@@ -98,6 +98,8 @@ impl Pass for Recompute {
                 again.lead(*id, &mut patch);
             }
         }
+        // What backward gathers itself comes before what runs again of it.
+        patch.bring_operands();
         Ok(patch)
     }
 }

@@ -2,7 +2,7 @@
 
 use base::Result;
 use ir::{AxisKind, Graph, MeshAxis};
-use shard::{Assignment, Space};
+use shard::{Assignment, Gathers, Space};
 use solve::{Choices, Options, evaluate};
 
 use crate::{
@@ -158,6 +158,7 @@ impl Along<'_> {
             strict,
             forbidden: self.forbidden(),
             reduce_dtype: self.run.request.reduce_dtype,
+            gathers: Gathers::Once,
         }
     }
 

@@ -51,7 +51,7 @@ mod tests {
     use cluster::testing::{link, uniform};
     use cost::Machine;
     use ir::Mesh;
-    use shard::{Offered, Space, canonical};
+    use shard::{Gathers, Offered, Space, canonical};
     use solve::Options;
 
     use super::*;
@@ -89,6 +89,7 @@ mod tests {
                 strict: true,
                 forbidden: Forbidden::default(),
                 reduce_dtype: None,
+                gathers: Gathers::Once,
             };
             let space = Space::new(folded.graph(), &mesh.axes[0], Offered::Even);
             let of_few = setting(folded.graph(), &space, Some(&folded));

@@ -80,6 +80,7 @@ mod tests {
                 recompute: None,
                 reduce_dtype: None,
                 offload: None,
+                holds_all: false,
             };
             let glance = extrapolated(&request).unwrap();
             let seen = glance.prediction;

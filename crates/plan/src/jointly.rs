@@ -174,6 +174,7 @@ pub mod tests {
             recompute: None,
             reduce_dtype: None,
             offload: None,
+            holds_all: false,
         })
     }
 

@@ -10,7 +10,7 @@ use cost::{Company, reshard_time};
 use indexmap::IndexSet;
 use ir::{PartId, PartKind, Placement, Reshard, TensorType, ValueId, local_bytes, reshard_steps};
 use rustc_hash::{FxBuildHasher, FxHashMap};
-use shard::KindId;
+use shard::{Gathers, KindId};
 use smallvec::SmallVec;
 use solve::{Cells, ClassId, Cost, Problem, TableId};
 
@@ -189,7 +189,11 @@ struct Maker<'a> {
 
 impl Maker<'_> {
     fn company(&self, part: PartId) -> Company {
-        self.source.company(kind_of(self.setting, part))
+        // Sums beside a loop are held while it runs: where memory is short they cost what they hold.
+        match self.setting.gathers {
+            Gathers::Once => self.source.company(kind_of(self.setting, part)),
+            Gathers::Each => Company::Alone,
+        }
     }
 
     fn class(&self, part: PartId) -> ClassId {

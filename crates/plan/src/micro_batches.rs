@@ -1,6 +1,8 @@
 //! Micro-batches: what of a rank's graph is computed for a slice of the batch at a time.
 
 use base::{Code, Diagnostic, Result};
+use ir::{CollectiveKind, InputClass, Placement};
+use shard::Gathers;
 use solve::Solver;
 
 use crate::{
@@ -8,14 +10,32 @@ use crate::{
     moments::Charges,
     prices::Prices,
     run::Found,
+    setting::Setting,
     tables::Tables,
 };
 
 impl Along<'_> {
-    /// The candidates along an axis of micro-batches: the one solution under prices of memory, which slices all that it can.
+    /// The candidates along an axis of micro-batches: the one solution under prices of memory, which slices all that it can. Where it does not keep the
+    /// memory limit, also the one that gathers in each micro-batch what outer axes shard, and adds sums up where they are sharded.
+    ///
+    /// None where a rank's share of the batch has no such slices.
     pub fn sliced(&self) -> Result<Vec<Found>> {
+        let mut batch = self.graph.inputs.values().filter(|input| input.class == InputClass::Batch);
+        let is_slice = |placement: &Placement| matches!(placement, Placement::Shard { dim: 0, .. });
+        if !batch.any(|input| self.space.offers[input.value].iter().any(is_slice)) {
+            return Ok(Vec::new());
+        }
+        let mut found = self.sliced_with(Gathers::Once)?;
+        let gathers = |id| self.graph.collective(id).is_some_and(|one| one.kind == CollectiveKind::AllGather);
+        if !self.is_kept(&found) && self.graph.order.iter().any(|id| gathers(*id)) {
+            found.extend(self.sliced_with(Gathers::Each)?);
+        }
+        Ok(found)
+    }
+
+    fn sliced_with(&self, gathers: Gathers) -> Result<Vec<Found>> {
         let charges = Charges::default();
-        let setting = self.setting(true, &charges);
+        let setting = Setting { gathers, ..self.setting(true, &charges) };
         let tables = Tables::new(&setting)?;
         let solution = Solver::new(&tables.problem, self.options(true, Prices::PLAIN)).solve();
         let solution = solution.map_err(|failure| {

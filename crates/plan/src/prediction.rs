@@ -114,6 +114,11 @@ impl Prediction {
         self.recomputed_ns > 0 || self.offloaded_bytes > 0
     }
 
+    /// What it takes longer because less is held, as far as nothing else hides it.
+    pub const fn holding_less_ns(&self) -> i64 {
+        self.recomputed_ns + self.exposed_copies_ns
+    }
+
     /// Whether it keeps a memory limit.
     pub fn fits(&self, limit: Option<u64>) -> bool {
         limit.is_none_or(|limit| self.peak_bytes <= limit)

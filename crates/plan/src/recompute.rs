@@ -49,7 +49,7 @@ impl Run<'_> {
     /// Whether anything may.
     pub fn may_hold_less(&self) -> bool {
         let Ways { again, host } = self.ways();
-        again || host || self.may_have_state_on_host()
+        !self.request.holds_all && (again || host || self.may_have_state_on_host())
     }
 
     /// Whether a candidate could keep the memory limit if forward ran again: what is made in forward is at most what that can save.
@@ -152,8 +152,9 @@ impl Run<'_> {
         let mut least = found.iter().filter(|one| one.fits(limit)).map(|one| one.prediction.step_ns).min();
         let mut again = Vec::new();
         for one in fastest.into_iter().take(self.extent.recomputed) {
-            // Running again only takes time.
-            if !is_asked && least.is_some_and(|least| one.least_ns >= least) {
+            // Running again only takes time; in a large search what it is expected to take will do.
+            let takes = if self.extent.is_thrifty { self.expected_ns(one) } else { one.least_ns };
+            if !is_asked && least.is_some_and(|least| takes >= least) {
                 continue;
             }
             let local = self.local(canonical, &one.assignments)?;

@@ -50,7 +50,7 @@ pub fn search<'a>(request: &Request<'a>) -> Result<Searched<'a>> {
         found.extend(in_whole(&run, &canonical)?);
     }
     let mut found = ranked(found, request.memory_limit).into_iter();
-    let best = found.next().ok_or_else(|| Diagnostic::bug("the search made no candidate"))?;
+    let best = found.next().ok_or_else(|| none(request))?;
     if !best.fits(request.memory_limit) {
         return Err(too_small(request.memory_limit.unwrap_or(0), &best.prediction));
     }
@@ -129,6 +129,22 @@ impl Searched<'_> {
             ..Plan::of(&decided, fingerprints, request.mesh)
         })
     }
+}
+
+/// The error of a search without any candidate.
+fn none(request: &Request<'_>) -> Box<Diagnostic> {
+    let count = request.mesh.micro_batches();
+    if count == 1 {
+        return Diagnostic::bug("the search made no candidate");
+    }
+    Diagnostic::new(
+        Code::NO_PLAN,
+        format!("no rank's share of the batch can be sliced into {count} micro-batches"),
+    )
+    .because(
+        "slices are of one size, and no plan was found that leaves each rank a multiple of so many samples",
+    )
+    .hint("use fewer micro-batches, or fewer ranks along the axes that shard the batch")
 }
 
 /// Operators that run replicated because nothing is known of how they shard, with their number.

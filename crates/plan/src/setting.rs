@@ -3,7 +3,7 @@
 use cost::Machine;
 use ir::{AxisKind, Dtype, Graph, PartKind, Placement, Reduce, TensorType};
 use passes::is_summed_in;
-use shard::Space;
+use shard::{Gathers, Space};
 
 use crate::{
     folded::Folded,
@@ -38,6 +38,8 @@ pub struct Setting<'a> {
     pub forbidden: Forbidden,
     /// The element type in which gradients are summed between ranks, where it is not their own.
     pub reduce_dtype: Option<Dtype>,
+    /// Along an axis of micro-batches, when what outer axes shard is gathered, and summed where it is sharded.
+    pub gathers: Gathers,
 }
 
 impl Setting<'_> {

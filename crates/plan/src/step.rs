@@ -178,14 +178,17 @@ pub fn plan_telling(
 }
 
 /// How many micro-batches are tried where the whole batch at once does not keep the memory limit.
-const TRIED: [u32; 4] = [2, 4, 8, 16];
+const TRIED: [u32; 6] = [2, 4, 8, 16, 32, 64];
 
 /// Programs of more nodes are not tried: all slices are written out.
 const MOST_NODES: usize = 1 << 17;
 
-/// For steps of more nodes, times axes, micro-batches are not weighed against running parts of forward twice: that takes several times as
-/// long.
+/// For steps of more nodes, times axes, micro-batches with which parts of forward would run again, or leave for the host, are not weighed against doing
+/// that with the whole batch: to find what of it takes several times as long as all else.
 const MOST_WEIGHED: usize = 2_000;
+
+/// Micro-batches are not weighed against what takes less than one part in so many of a step.
+const WORTH_WEIGHING: i64 = 50;
 
 /// What is asked of the planner.
 struct Asked<'a> {
@@ -199,23 +202,29 @@ struct Asked<'a> {
 impl Asked<'_> {
     /// The plan without stages.
     fn in_one_piece(&self, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
-        match self.planned(self.settings.micro_batches.unwrap_or(1), self.settings.effort, told) {
-            Err(refused) if refused.code == Code::NO_PLAN && self.settings.micro_batches.is_none() => {
-                let first = self.sliced(self.settings.effort).next();
-                first.map_or(Err(refused), |sliced| sliced.map(|(_, plan)| plan))
-            }
-            // Slices may be faster than to run parts of forward twice.
-            Ok(plan)
-                if plan.prediction.holds_less()
-                    && self.settings.recompute.is_none()
-                    && self.settings.micro_batches.is_none()
-                    && self.cleaned.order.len() * self.settings.mesh().sharding_axes().count().max(1)
-                        <= MOST_WEIGHED =>
-            {
-                self.weighed(plan)
+        let PlanSettings { micro_batches, effort, recompute, .. } = self.settings;
+        let found = self.planned((micro_batches.unwrap_or(1), *effort, false), told);
+        if micro_batches.is_some() {
+            return found;
+        }
+        let found = match found {
+            Err(refused) if refused.code == Code::NO_PLAN => {
+                // Without anything run again first, where to find what of it takes long.
+                let holding_all = if self.is_large() { self.holding_all(1)? } else { None };
+                let sliced = || self.sliced((1, *effort), false).next();
+                let fewest = || sliced().map_or(Err(refused), |sliced| sliced.map(|(_, plan)| plan));
+                holding_all.map_or_else(fewest, Ok)
             }
             other => other,
-        }
+        }?;
+        // Slices may be faster than to run parts of forward twice.
+        let takes_time = found.prediction.holding_less_ns() > found.prediction.step_ns / WORTH_WEIGHING;
+        if takes_time && recompute.is_none() { self.weighed(found) } else { Ok(found) }
+    }
+
+    /// Whether a search for what may be held less takes long.
+    fn is_large(&self) -> bool {
+        self.cleaned.order.len() * self.settings.mesh().sharding_axes().count().max(1) > MOST_WEIGHED
     }
 
     /// The error of a limit that no plan keeps, with what would where memory of the host is all that is missing.
@@ -263,14 +272,18 @@ impl Asked<'_> {
         }
     }
 
-    /// The plan with a number of micro-batches.
-    fn planned(&self, micro_batches: u32, effort: Effort, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
+    /// The plan with a number of micro-batches, perhaps one that holds all of what forward leaves.
+    fn planned(
+        &self,
+        (micro_batches, effort, holds_all): (u32, Effort, bool),
+        told: impl FnOnce(&[Candidate]),
+    ) -> Result<Plan> {
         let settings = self.settings;
         let mesh = settings.mesh_of(micro_batches);
         if let Some(axis) = mesh.time_axis() {
             require_slices(&canonical(self.cleaned), axis)?;
         }
-        let request = Request { effort, ..self.request(&mesh) };
+        let request = Request { effort, holds_all, ..self.request(&mesh) };
         match settings.ranks.filter(|_| settings.mesh.is_empty()) {
             Some(ranks) => search_meshes(&request, ranks, told),
             None => search(&request)?.plan(),
@@ -292,6 +305,7 @@ impl Asked<'_> {
             recompute: self.settings.recompute,
             reduce_dtype: self.settings.reduce_dtype,
             offload: self.settings.offload,
+            holds_all: false,
         }
     }
 
@@ -336,26 +350,47 @@ impl Asked<'_> {
         best.map_or_else(|| of(1), Ok)
     }
 
-    /// Plans with more and more micro-batches that keep the memory limit.
-    fn sliced(&self, effort: Effort) -> impl Iterator<Item = Result<(u32, Plan)>> {
+    /// Plans with more and more micro-batches that keep the memory limit, from more than so many on.
+    fn sliced(
+        &self,
+        (from, effort): (u32, Effort),
+        holds_all: bool,
+    ) -> impl Iterator<Item = Result<(u32, Plan)>> {
         let nodes = self.cleaned.order.len();
-        let tried = TRIED.into_iter().filter(move |count| nodes * *count as usize <= MOST_NODES);
+        let tried =
+            TRIED.into_iter().filter(move |count| *count > from && nodes * *count as usize <= MOST_NODES);
         tried.filter_map(move |count| {
-            let planned = if_it_suits(self.planned(count, effort, |_| {})).transpose()?;
+            let planned = if_it_suits(self.planned((count, effort, holds_all), |_| {})).transpose()?;
             Some(planned.map(|plan| (count, plan)))
         })
     }
 
-    /// A plan that runs parts of forward again, or a faster one with micro-batches: those that are faster by a quick search are searched with
-    /// all effort.
+    /// The plan with the fewest micro-batches, from more than so many on, with which a quick search finds one that holds all of what forward leaves.
+    fn holding_all(&self, from: u32) -> Result<Option<Plan>> {
+        let Some((count, quick)) = self.sliced((from, Effort::Quick), true).next().transpose()? else {
+            return Ok(None);
+        };
+        let full = if_it_suits(self.planned((count, self.settings.effort, true), |_| {}))?;
+        let faster = |one: &Plan| one.prediction.step_ns < quick.prediction.step_ns;
+        Ok(Some(full.filter(faster).unwrap_or(quick)))
+    }
+
+    /// A plan that runs parts of forward again, or a faster one with micro-batches: of a large step the first that holds all, of others those that are
+    /// faster by a quick search, searched with all effort.
     fn weighed(&self, plan: Plan) -> Result<Plan> {
+        if self.is_large() {
+            let sliced = self.holding_all(plan.micro_batches)?;
+            let faster = |one: &Plan| one.prediction.step_ns < plan.prediction.step_ns;
+            return Ok(sliced.filter(faster).unwrap_or(plan));
+        }
+        let from = (plan.micro_batches, Effort::Quick);
         let mut best = plan;
-        for sliced in self.sliced(Effort::Quick) {
+        for sliced in self.sliced(from, false) {
             let (count, sliced) = sliced?;
             // More slices than keep the limit by themselves only cost time.
             let is_enough = !sliced.prediction.holds_less();
             if sliced.prediction.step_ns < best.prediction.step_ns {
-                let full = if_it_suits(self.planned(count, self.settings.effort, |_| {}))?;
+                let full = if_it_suits(self.planned((count, self.settings.effort, false), |_| {}))?;
                 let faster = |one: &Plan| one.prediction.step_ns < sliced.prediction.step_ns;
                 best = full.filter(faster).unwrap_or(sliced);
             }

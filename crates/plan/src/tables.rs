@@ -371,6 +371,7 @@ impl<'a> Tables<'a> {
             nodes: self.nodes.iter().map(|(id, of)| (*id, strategy(*of).clone())).collect(),
             inputs: self.inputs.iter().map(|(id, (variable, p))| (id, p[state(*variable)])).collect(),
             kept: kept.collect(),
+            gathers: self.setting.gathers,
         }
     }
 

@@ -117,6 +117,7 @@ impl Pair {
             nodes: to.order.iter().zip(&places.nodes).filter_map(strategy).collect(),
             inputs: to.inputs.ids().filter_map(input).collect(),
             kept: to.values.ids().flat_map(kept_of).collect(),
+            gathers: decided.gathers,
         }
     }
 

@@ -150,6 +150,7 @@ fn the_search_finds_what_trying_everything_finds() {
             recompute: None,
             reduce_dtype: None,
             offload: None,
+            holds_all: false,
         };
         let found = search(&request).unwrap();
         let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &mesh);
@@ -230,6 +231,7 @@ fn the_partition_makes_no_more_than_the_search_counts() {
             recompute: None,
             reduce_dtype: None,
             offload: None,
+            holds_all: false,
         };
         let found = search(&request).unwrap();
         let made = time_of(&found.canonical, &found.best.assignments[0], cluster, &mesh).unwrap();

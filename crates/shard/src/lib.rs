@@ -28,6 +28,6 @@ mod users;
 pub use canonical::canonical;
 pub use exam::{Drawn, Exam, Question, drawn, exam};
 pub use local::local_type;
-pub use partition::{Assignment, partition, partition_counted};
+pub use partition::{Assignment, Gathers, partition, partition_counted};
 pub use space::{ClassId, KindId, Offered, Space};
 pub use unroll::{divided, partition_mesh};

@@ -1,9 +1,9 @@
 //! The loops of a program of micro-batches: what is computed once, what in each iteration, and in which of several loops.
 
 use base::SecondaryMap;
-use ir::{CollectiveKind, Graph, MeshAxis, NodeId, ValueId};
+use ir::{CollectiveKind, Graph, InputClass, MeshAxis, NodeId, ValueId};
 
-use crate::{draws::may_draw, users::users};
+use crate::{draws::may_draw, partition::Gathers, users::users};
 
 /// What becomes of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +26,7 @@ impl Role {
 }
 
 /// What becomes of each node, from the graphs of all iterations.
-pub fn roles(iterations: &[Graph], axis: &MeshAxis) -> SecondaryMap<NodeId, Role> {
+pub fn roles(iterations: &[Graph], axis: &MeshAxis, gathers: Gathers) -> SecondaryMap<NodeId, Role> {
     let first = &iterations[0];
     let mut roles = SecondaryMap::with_default(Role::Once);
     let mut varies: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
@@ -53,7 +53,50 @@ pub fn roles(iterations: &[Graph], axis: &MeshAxis) -> SecondaryMap<NodeId, Role
         }
         roles[*id] = role;
     }
+    if gathers == Gathers::Each {
+        for id in gathered_for_loops(first, &roles) {
+            roles[id] = Role::Each;
+        }
+    }
     roles
+}
+
+/// What is gathered along other axes for nothing but what iterations compute, with what is made of it for them: it can be gathered in each.
+fn gathered_for_loops(graph: &Graph, roles: &SecondaryMap<NodeId, Role>) -> Vec<NodeId> {
+    let users = users(graph);
+    let mut ends: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
+    graph.updates.iter().map(|(_, value)| value).chain(&graph.returns).for_each(|value| ends[*value] = true);
+    // Of what is computed once, what only iterations need.
+    let mut is_for_loops: SecondaryMap<NodeId, bool> = SecondaryMap::with_default(false);
+    for id in graph.order.iter().rev().filter(|id| roles[**id] == Role::Once) {
+        let is_needed = |value: ValueId| {
+            users[value].iter().all(|user| match roles[*user] {
+                Role::Once => is_for_loops[*user],
+                Role::Each => true,
+                Role::Combine(_) | Role::Combined => false,
+            })
+        };
+        is_for_loops[*id] =
+            !may_draw(graph, *id) && graph.nodes[*id].results().all(|value| !ends[value] && is_needed(value));
+    }
+    let mut is_gathered: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
+    // The batch is there whole anyway, and nothing is held for it.
+    let batch = graph.inputs.values().filter(|input| input.class == InputClass::Batch);
+    let mut is_of_batch: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
+    batch.for_each(|input| is_of_batch[input.value] = true);
+    let mut found = Vec::new();
+    for id in &graph.order {
+        let node = &graph.nodes[*id];
+        let of_batch = node.operands().any(|value| is_of_batch[value]);
+        node.results().for_each(|value| is_of_batch[value] = of_batch);
+        let gathers = graph.collective(*id).is_some_and(|one| one.kind == CollectiveKind::AllGather);
+        let is_again = gathers && !of_batch || node.operands().any(|value| is_gathered[value]);
+        if is_for_loops[*id] && is_again {
+            node.results().for_each(|value| is_gathered[value] = true);
+            found.push(*id);
+        }
+    }
+    found
 }
 
 /// In which loop, or before which, each node is computed: loops are numbered from 0, and what is computed once has the number of the loop

@@ -7,6 +7,7 @@ use ir::{
     UNEVEN, ValueDef, ValueId, group_change, reshard_steps,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::{
@@ -27,6 +28,26 @@ pub struct Assignment {
     pub inputs: FxHashMap<InputId, Placement>,
     /// The placement in which a value enters a later part of the program; other copies of it are not used there.
     pub kept: FxHashMap<(ValueId, PartId), Placement>,
+    /// Along an axis of micro-batches, when what ranks along other axes hold shards of is gathered.
+    pub gathers: Gathers,
+}
+
+/// When a program of micro-batches gathers what is the same for all of them, such as parameters that an outer axis shards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gathers {
+    /// Once before the loop; it is held while that runs.
+    #[default]
+    Once,
+    /// In each micro-batch again.
+    Each,
+}
+
+impl Gathers {
+    /// Whether it is once.
+    pub fn is_once(&self) -> bool {
+        *self == Self::Once
+    }
 }
 
 /// A copy of a value.

@@ -1,6 +1,6 @@
 //! The search space: the shardings that values may have, and the strategies that operations may use, along one axis.
 
-use aten::{Call, Linear, RunTimeSizes, Seed, Slot, Strategy};
+use aten::{Call, Linear, Row, RunTimeSizes, Seed, Slot, Strategy, Work};
 use base::{PrimaryMap, SecondaryMap, define_id};
 use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, Op, PartKind, Placement, ValueId};
 use rustc_hash::FxHashMap;
@@ -139,9 +139,15 @@ impl Space {
 
     fn strategies_of(&self, graph: &Graph, node: NodeId) -> Vec<Strategy> {
         let call = Call::new(graph, node);
-        let row = aten::row_of(call.op()).filter(|_| !self.is_after_micro_batches(graph, node));
+        let is_after = self.is_after_micro_batches(graph, node);
+        // What a gradient goes through on the way to its shard may be of each micro-batch, so that shards are added up.
+        let moves = |row: &Row| {
+            let is_simple = matches!(row.work, Work::View | Work::Nothing | Work::Traffic);
+            call.operands.len() == 1 && (is_simple || graph.is_communication(node))
+        };
+        let row = aten::row_of(call.op()).filter(|row| !is_after || moves(row));
         let Some(row) = row else { return vec![aten::replicated(&call)] };
-        let seeds: Vec<Seed> = self.seeds(&call).collect();
+        let seeds: Vec<Seed> = if is_after { Vec::new() } else { self.seeds(&call).collect() };
         let mut strategies = aten::strategies(row, &call, &seeds, self.axis.size);
         strategies.extend(self.divided.strategies(graph, node));
         // Micro-batches are one after another on the same rank: none sends to another.

@@ -7,8 +7,8 @@
 
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
-    Arg, AxisKind, CollectiveKind, Dims, Graph, Mesh, MeshAxis, NodeId, Part, RankGraph, Reduction, Return,
-    TensorType, Value, ValueDef, ValueId, contiguous_strides,
+    Arg, AxisKind, CollectiveKind, Dims, Graph, Mesh, MeshAxis, NodeId, Part, PartKind, RankGraph, Reduction,
+    Return, TensorType, Value, ValueDef, ValueId, contiguous_strides,
 };
 
 use rustc_hash::FxHashSet;
@@ -65,7 +65,7 @@ fn unroll(graph: &Graph, assignment: &Assignment, axis: &MeshAxis) -> Result<Ran
     if iterations.iter().any(|one| one.order != first.order) {
         return Err(Diagnostic::bug("the iterations of a loop have other operations than the first"));
     }
-    let roles = roles(&iterations, axis);
+    let roles = roles(&iterations, axis, assignment.gathers);
     let loops = Loops::of(first, &roles, axis.size);
     let mut writer = Writer::new(&iterations, &roles);
     for number in 0..=loops.last {
@@ -186,7 +186,12 @@ impl<'a> Writer<'a> {
     /// Where what comes of a node stands: in the last part of the program, if that is of its kind and micro-batch, and else in a new one.
     fn origin(&mut self, id: NodeId) -> Origin {
         let first = &self.iterations[0];
-        let wanted = Part { kind: first.part_kind(id), micro_batch: self.micro_batch };
+        let kind = match first.part_kind(id) {
+            // What a gradient goes through on the way to its shard.
+            PartKind::Update if self.micro_batch.is_some() => PartKind::Backward,
+            kind => kind,
+        };
+        let wanted = Part { kind, micro_batch: self.micro_batch };
         let known = self.out.parts.ids().last().filter(|part| self.out.parts[*part] == wanted);
         let part = known.unwrap_or_else(|| self.out.begin_part_of(wanted));
         Origin { part, ..self.origin_in(id) }

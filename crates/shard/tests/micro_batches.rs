@@ -3,8 +3,8 @@
 
 use aten::Strategy;
 use expect_test::expect;
-use ir::{Graph, Mesh, MeshAxis, NodeId, PartKind, Placement, Reduce};
-use unisono_shard::{Assignment, Offered, Space, partition_mesh};
+use ir::{AxisKind, Graph, Mesh, MeshAxis, NodeId, PartKind, Placement, Reduce};
+use unisono_shard::{Assignment, Gathers, Offered, Space, partition_mesh};
 
 /// A layer whose output is centred over the batch, which therefore is needed whole in the middle, with a mask drawn at random.
 const STEP: &str = r#"unisono graph 2
@@ -185,4 +185,127 @@ fn backward_does_not_wait_for_a_gradient_that_must_be_whole() {
         label l4 "reshard v5 of aten::neg in `` on micro_batches: shard(0) -> replicate"
     "#]]
     .assert_eq(&program.join("\n\n"));
+}
+
+/// A layer whose weight, and its gradient, ranks along an outer axis hold shards of.
+const LAYER: &str = r#"unisono graph 2
+op aten::mm(Tensor self, Tensor mat2) -> Tensor
+op aten::sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+op aten::t(Tensor(a) self) -> Tensor(a)
+input v0: f32[4, 4] = parameter "params.w"
+input v1: f32[8, 4] = batch "batch.x"
+part forward
+v2: f32[8, 4] = aten::mm(v1, v0)
+part backward
+v3: f32[4, 8]{1, 4} = aten::t(v1)
+v4: f32[4, 4] = aten::mm(v3, v2)
+part update
+v5: f32[4, 4] = aten::sub.Tensor(v0, v4, 1)
+update "params.w" = v5
+"#;
+
+/// The program of a layer in two slices on two ranks, each of which holds half of its weight.
+fn sharded(gathers: Gathers, is_summed_behind: bool) -> String {
+    let graph = Graph::from_text("step", LAYER).unwrap();
+    let mesh = Mesh { axes: vec![MeshAxis::ranks("ranks", 2), MeshAxis::micro_batches(2)] };
+    let decide = |graph: &Graph, axis: &MeshAxis| {
+        let mut decided = in_slices(graph, axis);
+        let space = Space::new(graph, axis, Offered::Even);
+        let (is_time, is_sum) = (axis.kind == AxisKind::Time, Placement::Partial(Reduce::Sum));
+        for id in &graph.order {
+            let name = graph.op_name(*id);
+            let operand = match graph.part_kind(*id) {
+                _ if name == "aten::t" => Some(Placement::shard(0)),
+                PartKind::Update if is_time => {
+                    Some(is_sum).filter(|_| is_summed_behind && name != "aten::sub.Tensor")
+                }
+                _ if is_time && graph.is_communication(*id) => None,
+                _ => continue,
+            };
+            let mut strategies = space.strategies(*id).iter();
+            match strategies.find(|strategy| operand.is_some_and(|operand| strategy.operands[0] == operand)) {
+                Some(found) => decided.nodes.insert(*id, found.clone()),
+                None => decided.nodes.remove(id),
+            };
+        }
+        if !is_time {
+            decided.inputs = graph.inputs.ids().map(|id| (id, Placement::shard(0))).collect();
+        }
+        decided.gathers = gathers;
+        Ok(decided)
+    };
+    let program = partition_mesh(&graph, &mesh, 0, decide).unwrap();
+    ir::verify(&program).unwrap();
+    let text = program.to_string();
+    let program: Vec<&str> = text.split("\n\n").skip(3).collect();
+    program.join("\n\n").split("\n\nlabel").next().unwrap_or_default().to_owned() + "\n"
+}
+
+#[test]
+fn what_outer_axes_shard_is_gathered_once() {
+    expect![[r#"
+        v2: f32[4, 4] = _c10d_functional::all_gather_into_tensor(v0, 2, "axis:ranks") @l0
+        v3: f32[4, 4] = _c10d_functional::wait_tensor(v2) @l0
+        part forward 0
+        v4: f32[2, 4] = aten::slice.Tensor(v1, 0, 0, 2, 1) @l1
+        v5: f32[2, 4] = aten::mm(v4, v3)
+        part backward 0
+        v6: f32[4, 2]{1, 4} = aten::t(v4)
+        v7: f32[4, 4] = aten::mm(v6, v5)
+        part forward 1
+        v8: f32[2, 4] = aten::slice.Tensor(v1, 0, 2, 4, 1) @l1
+        v9: f32[2, 4] = aten::mm(v8, v3)
+        part backward 1
+        v10: f32[4, 2]{1, 4} = aten::t(v8)
+        v11: f32[4, 4] = aten::mm(v10, v9)
+        v12: f32[4, 4] = aten::add.Tensor(v7, v11, 1) @l2
+        part update
+        v13: f32[1, 2, 2, 4] = aten::view(v12, [1, 2, 2, 4]) @l3
+        v14: f32[2, 1, 2, 4]{8, 16, 4, 1} = aten::permute(v13, [1, 0, 2, 3]) @l3
+        v15: f32[4, 4] = aten::view(v14, [4, 4]) @l3
+        v16: f32[2, 4] = _c10d_functional::reduce_scatter_tensor(v15, "sum", 2, "axis:ranks") @l3
+        v17: f32[2, 4] = _c10d_functional::wait_tensor(v16) @l3
+        v18: f32[2, 4] = aten::sub.Tensor(v0, v17, 1)
+
+        update "params.w" = v18
+    "#]]
+    .assert_eq(&sharded(Gathers::Once, false));
+}
+
+#[test]
+fn what_outer_axes_shard_is_gathered_in_each_slice_where_that_is_decided() {
+    expect![[r#"
+        part forward 0
+        v2: f32[4, 4] = _c10d_functional::all_gather_into_tensor(v0, 2, "axis:ranks") @l0
+        v3: f32[4, 4] = _c10d_functional::wait_tensor(v2) @l0
+        v4: f32[2, 4] = aten::slice.Tensor(v1, 0, 0, 2, 1) @l1
+        v5: f32[2, 4] = aten::mm(v4, v3)
+        part backward 0
+        v6: f32[4, 2]{1, 4} = aten::t(v4)
+        v7: f32[4, 4] = aten::mm(v6, v5)
+        v8: f32[1, 2, 2, 4] = aten::view(v7, [1, 2, 2, 4]) @l2
+        v9: f32[2, 1, 2, 4]{8, 16, 4, 1} = aten::permute(v8, [1, 0, 2, 3]) @l2
+        v10: f32[4, 4] = aten::view(v9, [4, 4]) @l2
+        v11: f32[2, 4] = _c10d_functional::reduce_scatter_tensor(v10, "sum", 2, "axis:ranks") @l2
+        v12: f32[2, 4] = _c10d_functional::wait_tensor(v11) @l2
+        part forward 1
+        v13: f32[4, 4] = _c10d_functional::all_gather_into_tensor(v0, 2, "axis:ranks") @l0
+        v14: f32[4, 4] = _c10d_functional::wait_tensor(v13) @l0
+        v15: f32[2, 4] = aten::slice.Tensor(v1, 0, 2, 4, 1) @l1
+        v16: f32[2, 4] = aten::mm(v15, v14)
+        part backward 1
+        v17: f32[4, 2]{1, 4} = aten::t(v15)
+        v18: f32[4, 4] = aten::mm(v17, v16)
+        v19: f32[1, 2, 2, 4] = aten::view(v18, [1, 2, 2, 4]) @l2
+        v20: f32[2, 1, 2, 4]{8, 16, 4, 1} = aten::permute(v19, [1, 0, 2, 3]) @l2
+        v21: f32[4, 4] = aten::view(v20, [4, 4]) @l2
+        v22: f32[2, 4] = _c10d_functional::reduce_scatter_tensor(v21, "sum", 2, "axis:ranks") @l2
+        v23: f32[2, 4] = _c10d_functional::wait_tensor(v22) @l2
+        v24: f32[2, 4] = aten::add.Tensor(v12, v23, 1) @l3
+        part update
+        v25: f32[2, 4] = aten::sub.Tensor(v0, v24, 1)
+
+        update "params.w" = v25
+    "#]]
+    .assert_eq(&sharded(Gathers::Each, true));
 }

@@ -50,6 +50,7 @@ pub fn decoded(
         );
     }
     assignment.inputs = inputs;
+    assignment.gathers = decisions.gathers;
     Ok(assignment)
 }
 

@@ -5,7 +5,7 @@ use indexmap::IndexMap;
 use ir::{Graph, InputId, PartId, Placement, ValueId};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use shard::{Assignment, Space};
+use shard::{Assignment, Gathers, Space};
 
 use super::{
     follow::Follower,
@@ -24,6 +24,9 @@ pub struct Decisions {
     /// A number of all that is decided, written or not; a plan that was edited goes without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<Fingerprint>,
+    /// Along micro-batches, when what outer axes shard is gathered.
+    #[serde(default, skip_serializing_if = "Gathers::is_once")]
+    pub gathers: Gathers,
     /// How operations run, by the part of the program that they stand in: `"path operator" = "operands -> results"`.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub operations: IndexMap<String, Lines<String>>,
@@ -58,6 +61,7 @@ pub fn encoded(graph: &Graph, space: &Space, assignment: &Assignment) -> Decisio
     }
     Decisions {
         check: Some(check(graph, space, assignment)),
+        gathers: assignment.gathers,
         operations: operation_lines(&told, &names, &part_names, &texts),
         entering: entering_lines(&entered, &names, &part_names),
     }

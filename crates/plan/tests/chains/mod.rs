@@ -94,6 +94,7 @@ pub fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, free:
         recompute: None,
         reduce_dtype: None,
         offload: None,
+        holds_all: false,
     }
 }
 
