@@ -13,6 +13,7 @@ import torch
 from machines import machine
 from test_stages import CUTS, SCHEDULES, captured
 
+import unisono
 from unisono import _native
 from unisono.errors import ConfigurationError, ResourceError
 
@@ -118,3 +119,59 @@ def test_a_plan_with_something_on_the_host_of_too_few_stages_is_refused():
     assert len(lines) == 1, text
     with pytest.raises(ConfigurationError, match="`host_state` of 1 stages in a plan of 2"):
         _native.Plan(text.replace(lines[0], 'host_state = ["1"]'))
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """Layers of the widths of a LLaMA of 7 billion parameters, on no device."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.RMSNorm(4096)
+            self.gate, self.up = (torch.nn.Linear(4096, 11008, bias=False) for _ in range(2))
+            self.down = torch.nn.Linear(11008, 4096, bias=False)
+
+        def forward(self, x_TD):
+            y_TD = self.norm(x_TD)
+            return x_TD + self.down(torch.nn.functional.silu(self.gate(y_TD)) * self.up(y_TD))
+
+    with torch.device("meta"):
+        model = torch.nn.Sequential(*(Layer() for _ in range(4)))
+        batch = torch.empty(16384, 4096)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x_TD, y_TD):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x_TD), y_TD)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return unisono.capture(step, model=model, optimizer=optimizer, example=(batch, batch), device="h100")
+
+
+def test_a_limit_that_no_stages_keep_alone_is_kept_with_a_host_and_said_stage_by_stage(wide, tmp_path):
+    settings = {"mesh": {"stages": 2}, "micro_batches": 4, "schedule": "1f1b", "chunks": 1}
+    free = wide.plan("h100:2", **settings)
+    assert "on the host" not in free.explain()
+    limit = free.prediction["peak_bytes"] // 2
+    with pytest.raises(ResourceError, match="no plan fits into"):
+        wide.plan("h100:2", memory_limit=limit, offload="none", **settings)
+    limited = wide.plan("h100:2", memory_limit=limit, **settings)
+    stages_of = limited.figures()["pipeline"]["stages"]
+    assert all(stage["peak_bytes"] <= limit for stage in stages_of)
+    assert limited.prediction["host_bytes"] == max(stage["host_bytes"] for stage in stages_of) > 0
+    assert "; on the host " in limited.explain()
+    read = unisono.plans.Plan(limited.text, wide.native)
+    assert read.text == limited.text
+    assert read.stages["host_state"] == limited.stages["host_state"]
+    # Edited by hand: the second stage has nothing on its host.
+    first, second = limited.stages["host_state"]
+    edited = limited.text.replace(f'"{first}", "{second}"', f'"{first}", ""')
+    assert unisono.plans.Plan(edited, wide.native).stages["host_state"] == [first, ""]
+    described = tmp_path / "cluster.toml"
+    described.write_text('preset = "h100:2"\n[device]\nhost_memory_bytes = 1000\n')
+    with pytest.raises(ResourceError, match="no plan fits into") as refused:
+        wide.plan(described, memory_limit=limit, **settings)
+    assert "bytes of memory of the host needs" in refused.value.cause and "but 1000 are given" in refused.value.cause

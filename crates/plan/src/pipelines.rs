@@ -299,22 +299,32 @@ impl Pipelines<'_> {
         for known in last.into_iter().take(self.extent.lightened) {
             let hosted = self.trial().hosted(&cuts[known.cut], known.kind, known.schedule)?;
             lighter.extend(hosted.into_iter().map(|tried| Simulated { tried, ..*known }));
-            let again = if self.may_run_again() { self.lighter(&cuts[known.cut], known)? } else { None };
-            let Some((cut, tried)) = again else { continue };
-            if !tried.1.fits(self.request.memory_limit) {
-                let hosted = self.trial().hosted(&cut, known.kind, known.schedule)?;
-                let of_both = |tried| Simulated { cut: cuts.len(), tried, ..*known };
-                lighter.extend(hosted.into_iter().map(of_both));
+            for limit in self.run_again_to(known.tried.1.peak_bytes) {
+                let Some((cut, tried)) = self.lighter(&cuts[known.cut], known, limit)? else { continue };
+                let of_cut = |tried| Simulated { cut: cuts.len(), tried, ..*known };
+                if !tried.1.fits(self.request.memory_limit) {
+                    let hosted = self.trial().hosted(&cut, known.kind, known.schedule)?;
+                    lighter.extend(hosted.into_iter().map(of_cut));
+                }
+                lighter.push(of_cut(tried));
+                cuts.push(cut);
             }
-            lighter.push(Simulated { cut: cuts.len(), tried, ..*known });
-            cuts.push(cut);
         }
         Ok(lighter)
     }
 
-    /// A schedule of a program of which so much runs again that it keeps the memory limit, or as much as can.
-    fn lighter(&self, cut: &Cut, known: &Simulated<'_>) -> Result<Option<(Cut, Tried)>> {
-        let limit = self.request.memory_limit;
+    /// The limits under which parts of forward run again, of a program that holds so much: that of a rank, and, where the rest may be on the host,
+    /// halfway there.
+    fn run_again_to(&self, peak: u64) -> Vec<Option<u64>> {
+        let Some(limit) = self.request.memory_limit.filter(|_| self.may_run_again()) else {
+            return Vec::new();
+        };
+        let halfway = limit + peak.saturating_sub(limit) / 2;
+        std::iter::once(limit).chain(self.trial().may_host().then_some(halfway)).map(Some).collect()
+    }
+
+    /// A schedule of a program of which so much runs again that it keeps a limit, or as much as can.
+    fn lighter(&self, cut: &Cut, known: &Simulated<'_>, limit: Option<u64>) -> Result<Option<(Cut, Tried)>> {
         let forward = Forward::new(cut.settled()?, self.machine, Ways::AGAIN);
         let until = (limit, Corrections::OF_STAGES);
         let best = corrected(&forward, until, known.tried.1.peak_bytes, |choice| {
