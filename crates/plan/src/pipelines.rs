@@ -297,13 +297,13 @@ impl Pipelines<'_> {
         }
         let mut lighter = Vec::new();
         for known in last.into_iter().take(self.extent.lightened) {
-            let hosted = self.trial().hosted(&cuts[known.cut], known.kind, known.schedule)?;
+            let hosted = self.hosted(&cuts[known.cut], known, &known.tried)?;
             lighter.extend(hosted.into_iter().map(|tried| Simulated { tried, ..*known }));
-            for limit in self.run_again_to(known.tried.1.peak_bytes) {
+            for limit in self.run_again_to(&known.tried.1) {
                 let Some((cut, tried)) = self.lighter(&cuts[known.cut], known, limit)? else { continue };
                 let of_cut = |tried| Simulated { cut: cuts.len(), tried, ..*known };
                 if !tried.1.fits(self.request.memory_limit) {
-                    let hosted = self.trial().hosted(&cut, known.kind, known.schedule)?;
+                    let hosted = self.hosted(&cut, known, &tried)?;
                     lighter.extend(hosted.into_iter().map(of_cut));
                 }
                 lighter.push(of_cut(tried));
@@ -313,14 +313,28 @@ impl Pipelines<'_> {
         Ok(lighter)
     }
 
-    /// The limits under which parts of forward run again, of a program that holds so much: that of a rank, and, where the rest may be on the host,
+    /// A schedule of a cut program with what the memory limit asks for on the host, where that may still be faster than what is known: copies only
+    /// take time.
+    fn hosted(&self, cut: &Cut, known: &Simulated<'_>, tried: &Tried) -> Result<Vec<Tried>> {
+        if !self.may_be_faster(&tried.1) {
+            return Ok(Vec::new());
+        }
+        self.trial().hosted(cut, known.kind, known.schedule)
+    }
+
+    fn may_be_faster(&self, prediction: &Prediction) -> bool {
+        self.wanted.faster_than_ns.is_none_or(|known| prediction.step_ns < known)
+    }
+
+    /// The limits under which parts of forward run again, of a program that takes so much: that of a rank, and, where the rest may be on the host,
     /// halfway there.
-    fn run_again_to(&self, peak: u64) -> Vec<Option<u64>> {
+    fn run_again_to(&self, without: &Prediction) -> Vec<Option<u64>> {
         let Some(limit) = self.request.memory_limit.filter(|_| self.may_run_again()) else {
             return Vec::new();
         };
-        let halfway = limit + peak.saturating_sub(limit) / 2;
-        std::iter::once(limit).chain(self.trial().may_host().then_some(halfway)).map(Some).collect()
+        let halfway = limit + without.peak_bytes.saturating_sub(limit) / 2;
+        let may_host = self.trial().may_host() && self.may_be_faster(without);
+        std::iter::once(limit).chain(may_host.then_some(halfway)).map(Some).collect()
     }
 
     /// A schedule of a program of which so much runs again that it keeps a limit, or as much as can.
@@ -363,7 +377,8 @@ impl Pipelines<'_> {
         match schedule::searched(&costs, known.micro_batches) {
             Some(schedule) => {
                 let mut tried = self.tried(cut, Kind::Searched, &schedule)?;
-                if !tried.iter().any(|one| one.1.fits(self.request.memory_limit)) {
+                let fits = tried.iter().any(|one| one.1.fits(self.request.memory_limit));
+                if !fits && tried.iter().any(|one| self.may_be_faster(&one.1)) {
                     tried.extend(self.trial().hosted(cut, Kind::Searched, &schedule)?);
                 }
                 Ok(tried)
