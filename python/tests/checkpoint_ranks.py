@@ -31,6 +31,7 @@ PLACED: dict[str, tuple[dict[str, int], dict[str, dict[str, str]]]] = {
     ),
     "state on the host": ({"a": 2}, {name: {"a": "shard(0)"} for name in ("batch.*", "optimizer.*.weight.exp_avg*")}),
     "stages": ({"stages": 2}, {}),
+    "stages with hosts": ({"stages": 2}, {}),
     "stages of 2": ({"stages": 2, "b": 2}, {"batch.*": {"b": "shard(0)"}, "params.*.weight": {"b": "shard(0)"}}),
     "3 ranks": (
         {"a": 3},
@@ -43,7 +44,10 @@ PLACED: dict[str, tuple[dict[str, int], dict[str, dict[str, str]]]] = {
 
 
 #: Further settings of some.
-SETTINGS: dict[str, dict[str, Any]] = {"state on the host": {"offload": "optimizer"}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "state on the host": {"offload": "optimizer"},
+    "stages with hosts": {"offload": "full"},
+}
 
 
 class Language(steps.GPT):

@@ -12,7 +12,7 @@ from machines import machine
 from ranks import check_types
 
 import unisono
-from unisono import _native
+from unisono import _host, _native  # noqa: F401 (the operations of copies)
 from unisono._interpret import arguments, bind
 from unisono._placements import holders
 from unisono._reference import call, operation

@@ -14,7 +14,7 @@ from test_recompute import blocks, skips
 from torch import nn
 
 import unisono
-from unisono.errors import ResourceError, StepError, UnsupportedError
+from unisono.errors import ResourceError, StepError
 
 
 def nadam():
@@ -172,8 +172,3 @@ def test_a_limit_that_only_the_host_could_keep_says_so_where_none_is_described(g
     with pytest.raises(ResourceError, match="no plan fits into") as refused:
         plan(graph, described, memory_limit=limit)
     assert "bytes of memory of the host needs" in refused.value.cause and "but 1000 are given" in refused.value.cause
-
-
-def test_state_on_the_host_in_pipeline_stages_is_refused(graph):
-    with pytest.raises(UnsupportedError, match="offload to the host, and a program in pipeline stages"):
-        graph.plan("h100:2", mesh={"stages": 2}, micro_batches=2, offload="optimizer")

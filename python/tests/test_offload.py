@@ -8,7 +8,7 @@ from eager import Training, compare
 from test_recompute import SLICED, blocks, skips
 
 import unisono
-from unisono.errors import ConfigurationError, ResourceError, UnsupportedError
+from unisono.errors import ConfigurationError, ResourceError
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,6 @@ def test_a_plan_says_what_is_on_the_host_and_is_read_back(graph):
 def test_what_is_no_setting_is_refused(graph):
     with pytest.raises(ConfigurationError, match="`offload` is 'half'"):
         plan(graph, offload="half")
-
-
-def test_offload_in_pipeline_stages_is_refused(graph):
-    with pytest.raises(UnsupportedError, match="offload to the host, and a program in pipeline stages") as refused:
-        graph.plan("h100:2", mesh={"stages": 2}, micro_batches=2, offload="full")
-    assert refused.value.code == "U0209"
-    assert refused.value.hint == "leave `offload` out, or use `recompute`, which works in stages too"
 
 
 def test_a_limit_that_only_the_host_could_keep_says_so_where_none_is_described(graph, tmp_path):

@@ -199,7 +199,8 @@ def parallelize(
             the update reads, between steps. By default what the memory limit asks for, where the cluster description has a link to the host
             and that is faster than other ways to keep the limit. ``"none"`` for nothing; ``"activations"`` for what forward leaves, on a
             host alone too, where it saves nothing; ``"optimizer"`` for all of that state, and nothing else; ``"full"`` for everything but
-            results of collectives. The values are the same. Not in pipeline stages.
+            results of collectives. The values are the same. In pipeline stages each has on its host what it needs there
+            by itself.
         schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zb-h1"``,
             ``"zb-h2"``, ``"zb-v"`` or ``"dualpipe-v"``, or the path of a CSV file of actions, as ``torch.distributed.pipelining`` writes
             it, with a line for each stage, or ``"searched"`` for one that is made for what the parts of this step cost. By default the

@@ -91,7 +91,8 @@ class Plan:
     def stages(self) -> dict[str, Any] | None:
         """The pipeline: its ``schedule``, how many ``chunks`` each stage has (absent where one), the ``actions`` of each (absent where the
         schedule has a name), the positions in forward at which chunks begin (``cuts``), the stages that hold each ``state`` of
-        which not all do, and what each stage is ``predicted`` to take; ``None`` without stages.
+        which not all do, what each stage has on its host of what forward leaves (``offload``) and of state (``host_state``), as in
+        `passes`, and what each stage is ``predicted`` to take; ``None`` without stages.
         """
         return self._content.get("stages")
 

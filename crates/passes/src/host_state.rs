@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     Pass,
     offload::OFFLOAD,
-    recompute::RECOMPUTE,
+    recompute::runs_again,
     state_units::{Entry, Unit, entries, state_units},
 };
 
@@ -140,7 +140,7 @@ impl<'g> Splitting<'g> {
     fn new(graph: &'g Graph, pieces: &[(&[Unit], Piece)], patch: Patch<'g>) -> Result<Self> {
         let counts = |id: &&NodeId| {
             let label = graph.nodes[**id].label.map(|label| graph.labels[label].as_str());
-            label.is_none_or(|label| label != RECOMPUTE && label != OFFLOAD)
+            !runs_again(graph, **id) && label != Some(OFFLOAD)
         };
         let order: Vec<NodeId> = graph.order.iter().filter(counts).copied().collect();
         let positions = graph.positions();
@@ -163,11 +163,12 @@ impl<'g> Splitting<'g> {
         let nodes = in_order(piece_of.keys().copied().collect());
         let new_of = graph.updates.iter().map(|(input, new)| (graph.inputs[*input].value, (*input, *new)));
         let new_of = new_of.collect();
-        let (Some(first), Some(last), Some(end)) = (nodes.first(), nodes.last(), graph.order.last()) else {
+        let (Some(last), Some(end)) = (nodes.last(), graph.order.last()) else {
             return Err(foreign());
         };
+        // All that works on state moves behind the last of it, which may follow other parts than the first does.
         let at = |from: u32| {
-            let node = order.get(from as usize).filter(|id| positions[**id] < positions[*first]);
+            let node = order.get(from as usize).filter(|id| positions[**id] < positions[*last]);
             node.copied().ok_or_else(foreign)
         };
         let from = pieces.iter().map(|(_, piece)| piece.from.map(at).transpose()).collect::<Result<_>>()?;

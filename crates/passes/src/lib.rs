@@ -54,7 +54,7 @@ pub use merge_views::MergeViews;
 pub use offload::{Offload, Stay, Stays};
 pub use order_collectives::OrderCollectives;
 pub use pipeline::{Settings, by_name, cleaned, pipeline, scheduled, settled};
-pub use recompute::{Positions, RECOMPUTE, Recompute, Repeatable};
+pub use recompute::{Positions, RECOMPUTE, Recompute, Repeatable, runs_again};
 pub use reduce_dtype::{ReduceDtype, is_summed_in};
 pub use replaced::{Replacement, replaced};
 pub use split_dropout::SplitDropout;

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     Pass,
     facts::{Facts, Users, users},
-    recompute::RECOMPUTE,
+    recompute::runs_again,
 };
 
 /// What nodes of it are labelled.
@@ -44,6 +44,20 @@ impl Stays {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// The same, of positions in the whole order of a program, in which what runs again does count.
+    #[must_use]
+    pub fn counted_without_again(self, graph: &Graph) -> Self {
+        let mut count = 0_u32;
+        let counted = graph.order.iter().map(|id| {
+            count += u32::from(!runs_again(graph, *id));
+            count.saturating_sub(1)
+        });
+        let counted: Vec<u32> = counted.collect();
+        let of = |position: u32| counted[position as usize];
+        let stay = |Stay { made, gone, back }| Stay { made: of(made), gone: of(gone), back: of(back) };
+        Self(self.0.into_iter().map(stay).collect())
     }
 }
 
@@ -94,9 +108,7 @@ impl Pass for Offload {
         if self.stays.is_empty() {
             return Ok(patch);
         }
-        let runs_again =
-            |id: &&NodeId| graph.nodes[**id].label.is_some_and(|label| graph.labels[label] == RECOMPUTE);
-        let order: Vec<NodeId> = graph.order.iter().filter(|id| !runs_again(id)).copied().collect();
+        let order: Vec<NodeId> = graph.order.iter().filter(|id| !runs_again(graph, **id)).copied().collect();
         let mut offloading = Offloading {
             graph,
             order,

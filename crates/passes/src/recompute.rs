@@ -16,6 +16,11 @@ use crate::{Pass, facts::Facts};
 /// What nodes that run again are labelled.
 pub const RECOMPUTE: &str = "recompute";
 
+/// Whether a node is what runs again.
+pub fn runs_again(graph: &Graph, id: NodeId) -> bool {
+    graph.nodes[id].label.is_some_and(|label| graph.labels[label] == RECOMPUTE)
+}
+
 /// Runs operations of forward again in backward.
 pub struct Recompute {
     /// Which, by their positions in program order.

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use base::{Id, SecondaryMap};
+use fixedbitset::FixedBitSet;
 use ir::{Arg, Graph, InputClass, InputId, NodeId, PartKind, Return, ValueId};
 
 use crate::facts::{Facts, Users, end_values, users};
@@ -89,9 +90,24 @@ fn candidates(graph: &Graph, facts: &Facts, users: &Users) -> BTreeMap<InputId, 
             && !graph.returns.contains(&value)
             && !graph.returns.contains(&new)
     };
-    let ends = end_values(graph);
-    let goes_out = |input: InputId| ends.contains(graph.inputs[input].value.index());
+    let (ends, sent) = (end_values(graph), sent(graph, facts));
+    let goes_out = |input: InputId| {
+        let value = graph.inputs[input].value.index();
+        ends.contains(value) || sent.contains(value)
+    };
     graph.updates.iter().copied().filter(|(input, new)| is_one(*input, *new) && !goes_out(*input)).collect()
+}
+
+/// What something is made of that is sent to another pipeline stage: that would be sent later than the other stage expects it.
+fn sent(graph: &Graph, facts: &Facts) -> FixedBitSet {
+    let mut sent = FixedBitSet::with_capacity(graph.values.len());
+    for id in graph.order.iter().rev() {
+        let node = &graph.nodes[*id];
+        if facts.starts_transfer(node) || node.results().any(|result| sent.contains(result.index())) {
+            node.operands().for_each(|operand| sent.insert(operand.index()));
+        }
+    }
+    sent
 }
 
 struct Units<'g> {

@@ -14,6 +14,7 @@ use crate::{
     account::Account,
     axis::PICOS_PER_NANO,
     plan::{Plan, Prediction},
+    stages::StagePrediction,
     step::program,
     summary::accounted,
 };
@@ -81,8 +82,9 @@ fn along_innermost(mesh: &Mesh) -> String {
     }
 }
 
-/// What runs again in backward, what is on the host until then, and which state is there.
-fn held_less(text: &mut String, p: &Prediction) {
+/// What runs again in backward, what is on the host until then, and which state is there; with stages, of the one that has most there.
+fn held_less(text: &mut String, p: &Prediction, in_stages: bool) {
+    let whose = if in_stages { ", of the stage that has most there" } else { "" };
     if p.recomputed_ns > 0 {
         let _ = writeln!(
             text,
@@ -94,7 +96,7 @@ fn held_less(text: &mut String, p: &Prediction) {
     if of_forward > 0 {
         let _ = writeln!(
             text,
-            "  offload   {} of what forward leaves are on the host until backward, {} at most at once; {} of waiting for copies",
+            "  offload   {} of what forward leaves are on the host until backward, {} at most at once{whose}; {} of waiting for copies",
             Bytes(of_forward),
             Bytes(p.host_bytes - p.host_state_bytes),
             Nanos(p.exposed_copies_ns)
@@ -103,10 +105,26 @@ fn held_less(text: &mut String, p: &Prediction) {
     if p.host_state_bytes > 0 {
         let _ = writeln!(
             text,
-            "  offload   {} of state are on the host between steps, and come piece by piece for the update; {} of waiting for copies",
+            "  offload   {} of state are on the host between steps, and come piece by piece for the update{whose}; {} of waiting for copies",
             Bytes(p.host_state_bytes),
             Nanos(p.exposed_copies_ns)
         );
+    }
+}
+
+/// What of a stage is on the host, behind what it holds.
+fn on_host(stage: &StagePrediction) -> String {
+    let of_forward = stage.host_bytes.saturating_sub(stage.host_state_bytes);
+    let parts = [(stage.host_state_bytes, "of state"), (of_forward, "of what forward leaves")];
+    let parts = parts.into_iter().filter(|(bytes, _)| *bytes > 0);
+    let said: Vec<String> = parts.map(|(bytes, what)| format!("{} {what}", Bytes(bytes))).collect();
+    match &said[..] {
+        [] => String::new(),
+        said => format!(
+            "; on the host {}, {} of waiting for copies",
+            said.join(" and "),
+            Nanos(stage.exposed_copies_ns)
+        ),
     }
 }
 
@@ -135,7 +153,7 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
         Nanos(p.communication_ns)
     );
     let _ = writeln!(text, "  memory    {} at the peak of a rank: {}", Bytes(p.peak_bytes), p.at_peak());
-    held_less(&mut text, p);
+    held_less(&mut text, p, plan.stages.is_some());
     let _ = writeln!(text, "  limited by {}", plan.limit);
     if let Some(stages) = &plan.stages {
         let _ = writeln!(
@@ -155,10 +173,11 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
             let begins = stages.begins(number as u32);
             let _ = writeln!(
                 text,
-                "  stage {number:<3} from operation {begins} of forward on: {} of operations, {} of waiting, {} at the peak",
+                "  stage {number:<3} from operation {begins} of forward on: {} of operations, {} of waiting, {} at the peak{}",
                 Nanos(stage.busy_ns),
                 Nanos(stage.waiting_ns),
-                Bytes(stage.peak_bytes)
+                Bytes(stage.peak_bytes),
+                on_host(stage)
             );
         }
     }

@@ -4,12 +4,16 @@ use aten::Call;
 use base::{Id, SecondaryMap};
 use cost::Machine;
 use fixedbitset::FixedBitSet;
-use ir::{Graph, NodeId, PartId, PartKind, ValueId};
+use ir::{Graph, Node, NodeId, PartId, ValueId};
 use memory::{Lifetimes, Steps, in_place, steps_of};
 use passes::Repeatable;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::stays::{Copies, Leaving, Link, Ways};
+use crate::{
+    readings::{Reading, awaited, in_order, in_stage},
+    stays::{Copies, Leaving, Link, Ways},
+};
 
 /// An operation of forward whose results may be held until backward.
 #[derive(Clone, Debug)]
@@ -47,7 +51,9 @@ pub struct Operation {
 pub struct Pass {
     /// Its operations, by number.
     pub operations: std::ops::Range<usize>,
-    /// The positions of its backward parts.
+    /// The chunk of a stage's program that it is of, where the stage has several.
+    pub chunk: Option<u32>,
+    /// The positions of its backward parts; of several that do not follow each other, those of the first.
     pub backward: std::ops::Range<usize>,
     /// For each of these positions the operations whose results are read there, by number.
     pub reads: Vec<SmallVec<[usize; 2]>>,
@@ -90,7 +96,16 @@ pub struct Most {
 impl Forward {
     /// Of a rank's graph in which no work is done twice.
     pub fn new(graph: &Graph, machine: Machine<'_>, ways: Ways) -> Self {
-        Reader::new(graph, machine, ways).forward()
+        let memory = machine.cluster.device.host_memory_bytes;
+        // One rank of all stages has the hosts of all.
+        let memory = memory.map(|memory| memory.saturating_mul(u64::from(machine.mesh.stages())));
+        Reader::new(graph, machine, ways, false).forward(memory)
+    }
+
+    /// Of the program of a pipeline stage, of which nothing runs again: several micro-batches are under way in it.
+    pub fn of_stage(graph: &Graph, machine: Machine<'_>) -> Self {
+        let memory = machine.cluster.device.host_memory_bytes;
+        Reader::new(graph, machine, Ways::HOST, true).forward(memory)
     }
 
     /// Leaves so much memory of the host to what forward leaves.
@@ -131,10 +146,10 @@ impl Forward {
     fn copies(&self, (host, awaited): (&FixedBitSet, &FixedBitSet), spans: &[Option<Span>]) -> Copies {
         let Some(link) = self.link.as_ref().filter(|_| !host.is_clear()) else { return Copies::default() };
         let leaving = host.ones().filter_map(|number| {
-            let Operation { position, last_read, bytes, pass, copy, .. } = self.operations[number];
+            let Operation { position, last_read, bytes, copy, .. } = self.operations[number];
             let (time, (first, _)) = (copy?, spans[number]?);
             let awaited = awaited.contains(number);
-            Some(Leaving { number, made: position, last_read, first, bytes, pass, time, awaited })
+            Some(Leaving { number, made: position, last_read, first, bytes, time, awaited })
         });
         link.copies(&leaving.collect::<Vec<_>>())
     }
@@ -256,16 +271,17 @@ fn both(one: Option<(usize, usize)>, other: Option<(usize, usize)>) -> Option<(u
     }
 }
 
-/// For each operation that of the last pass which does the same, if one does. Passes differ by what is done once for all micro-batches, and by
-/// sums that the first one begins.
+/// For each operation that of the last pass of its chunk which does the same, if one does. Passes differ by what is done once for all
+/// micro-batches, and by sums that the first one begins.
 fn follows(operations: &[Operation], passes: &[Pass]) -> Vec<Option<usize>> {
     let mut follows = vec![None; operations.len()];
-    let Some((last, earlier)) = passes.split_last() else { return follows };
     let what = |number: usize| {
         let Operation { bytes, time, is_repeatable, chunk, .. } = operations[number];
         (bytes, time, is_repeatable, chunk)
     };
-    for pass in earlier {
+    for (number, pass) in passes.iter().enumerate() {
+        let later = passes[number + 1..].iter().rev();
+        let Some(last) = later.into_iter().find(|one| one.chunk == pass.chunk) else { continue };
         let (mut own, mut leaders) = (pass.operations.clone(), last.operations.clone());
         while let (Some(number), Some(leader)) = (own.clone().next_back(), leaders.clone().next_back()) {
             let is_same = what(number) == what(leader);
@@ -285,21 +301,14 @@ fn follows(operations: &[Operation], passes: &[Pass]) -> Vec<Option<usize>> {
     follows
 }
 
-/// Where a reader stands.
-#[derive(Clone, Copy)]
-enum Reading {
-    /// In the forward part of a pass.
-    Forward(usize),
-    /// In a backward part of it.
-    Backward(usize, PartId),
-    /// In no pass.
-    Elsewhere,
-}
-
 struct Reader<'g> {
     graph: &'g Graph,
     machine: Machine<'g>,
     ways: Ways,
+    /// Whether it is the program of a pipeline stage.
+    is_stage: bool,
+    /// Where what a collective gives is waited for.
+    awaited: FxHashMap<ValueId, usize>,
     steps: Steps,
     lifetimes: Lifetimes,
     repeatable: Repeatable,
@@ -308,53 +317,49 @@ struct Reader<'g> {
 }
 
 impl<'g> Reader<'g> {
-    fn new(graph: &'g Graph, machine: Machine<'g>, ways: Ways) -> Self {
+    fn new(graph: &'g Graph, machine: Machine<'g>, ways: Ways, is_stage: bool) -> Self {
         let steps = steps_of(graph);
         let lifetimes = Lifetimes::of(&steps);
         let maker = SecondaryMap::with_default(None);
-        Self { graph, machine, ways, lifetimes, repeatable: Repeatable::new(graph), maker, steps }
+        let awaited = if is_stage { awaited(graph) } else { FxHashMap::default() };
+        let repeatable = Repeatable::new(graph);
+        Self { graph, machine, ways, is_stage, awaited, steps, lifetimes, repeatable, maker }
     }
 
-    fn forward(mut self) -> Forward {
+    fn forward(mut self, memory: Option<u64>) -> Forward {
         let graph = self.graph;
         let mut operations: Vec<Operation> = Vec::new();
-        let mut passes: Vec<Pass> = Vec::new();
-        let mut last = None;
+        let (readings, chunks) = if self.is_stage { in_stage(graph) } else { in_order(graph) };
+        let pass = |chunk| Pass { operations: 0..0, chunk, backward: 0..0, reads: Vec::new() };
+        let mut passes: Vec<Pass> = chunks.into_iter().map(pass).collect();
         for (position, id) in graph.order.iter().enumerate() {
             let part = graph.nodes[*id].part;
-            let kind = graph.parts[part].kind;
-            match kind {
-                PartKind::Forward => {
-                    if last != Some(PartKind::Forward) {
-                        let operations = operations.len()..operations.len();
-                        passes.push(Pass { operations, backward: 0..0, reads: Vec::new() });
-                    }
-                    let pass = passes.len() - 1;
-                    self.read(&mut operations, position, *id, Reading::Forward(pass));
-                    self.make(&mut operations, pass, position, *id);
-                    passes[pass].operations.end = operations.len();
+            let reading = readings[part];
+            self.read(&mut operations, position, *id, reading);
+            match reading {
+                Reading::Forward(number) => {
+                    let before = operations.len();
+                    self.make(&mut operations, number, position, *id);
+                    let of_pass = &mut passes[number].operations;
+                    let start = if of_pass.start == of_pass.end { before } else { of_pass.start };
+                    *of_pass = start..operations.len();
                 }
-                PartKind::Backward if !passes.is_empty() && last != Some(PartKind::Update) => {
-                    let number = passes.len() - 1;
-                    self.read(&mut operations, position, *id, Reading::Backward(number, part));
+                Reading::Backward(number, _) => {
                     let pass = &mut passes[number];
                     if pass.reads.is_empty() {
-                        pass.backward.start = position;
+                        pass.backward = position..position;
                     }
-                    pass.backward.end = position + 1;
-                    pass.reads.push(self.made_by(*id, part).collect());
+                    if pass.backward.end == position {
+                        pass.backward.end = position + 1;
+                        pass.reads.push(self.made_by(*id, part).collect());
+                    }
                 }
-                PartKind::Backward | PartKind::Update => {
-                    self.read(&mut operations, position, *id, Reading::Elsewhere);
-                }
+                Reading::Elsewhere => {}
             }
-            last =
-                if kind == PartKind::Backward && last == Some(PartKind::Update) { last } else { Some(kind) };
         }
         self.pin_ends(&mut operations);
         let others = self.others(&operations);
         let follows = follows(&operations, &passes);
-        let memory = self.machine.cluster.device.host_memory_bytes;
         let link = self.ways.host.then(|| Link { begins: self.begins(), memory });
         Forward { operations, passes, follows, link, others }
     }
@@ -404,7 +409,10 @@ impl<'g> Reader<'g> {
                 operations[number].taken.push(position);
             }
         }
-        let chunk = self.graph.nodes[id].stage;
+        let Node { stage: chunk, part, .. } = self.graph.nodes[id];
+        // What is sent to another stage is held until it is waited for, which may be much later.
+        let waits = self.graph.nodes[id].results().filter_map(|result| self.awaited.get(&result)).copied();
+        let sent = waits.max().filter(|wait| self.graph.nodes[self.graph.order[*wait]].part != part);
         for number in read {
             let operation = &mut operations[number];
             let is_sent = operation.chunk.zip(chunk).is_some_and(|(from, to)| from != to);
@@ -413,17 +421,23 @@ impl<'g> Reader<'g> {
                     operation.is_pinned = true;
                     operation.last_read = position;
                 }
-                Reading::Forward(pass) if pass == operation.pass => operation.last_read = position,
+                _ if sent.is_some() => {
+                    operation.is_pinned = true;
+                    operation.last_read = operation.last_read.max(sent.unwrap_or(position));
+                }
+                Reading::Forward(pass) if pass == operation.pass => {
+                    operation.last_read = operation.last_read.max(position);
+                }
                 Reading::Backward(pass, part)
                     if pass == operation.pass
-                        && operation.backward_part.is_none_or(|known| known == part) =>
+                        && (self.is_stage || operation.backward_part.is_none_or(|known| known == part)) =>
                 {
                     operation.backward_part = Some(part);
                     operation.backward = both(operation.backward, Some((position, position)));
                 }
                 _ => {
                     operation.is_pinned = true;
-                    operation.last_read = position;
+                    operation.last_read = operation.last_read.max(position);
                 }
             }
         }

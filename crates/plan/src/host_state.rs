@@ -8,7 +8,7 @@ use aten::Call;
 use base::{Result, SecondaryMap};
 use cost::Machine;
 use ir::{Graph, NodeId, PartKind, RankGraph};
-use passes::{Piece, Pieces, Unit, state_units};
+use passes::{Piece, Pieces, Unit, runs_again, state_units};
 
 use crate::{
     plan::Prediction,
@@ -67,17 +67,48 @@ impl States {
             .iter()
             .map(move |piece| units.by_ref().take(piece.units as usize).map(|unit| unit.bytes).sum())
     }
+
+    /// The same pieces where they come before the update, for a program that holds so much at its peak and may hold so much: as late as they can be
+    /// there in time, and not before there is memory for them and all before them.
+    pub fn ahead(
+        &self,
+        (graph, settled): (&Graph, &Graph),
+        pieces: &Pieces,
+        (peak, most): (u64, u64),
+        machine: Machine<'_>,
+    ) -> Pieces {
+        let before = Before::new(graph, settled, machine);
+        // Beside what is alive the prediction counts what stays for small results.
+        let room = before.room(most.saturating_sub(peak.saturating_sub(before.most)));
+        let mut pieces = pieces.clone();
+        let sizes: Vec<u64> = self.sizes(&pieces).collect();
+        let (mut fetched, mut starts) = (0, Vec::new());
+        for size in &sizes {
+            fetched += size;
+            match room.partition_point(|room| *room < fetched) {
+                first if first < room.len() => starts.push(first),
+                _ => break,
+            }
+        }
+        // The last of them is there when the update begins, each before it when the next one starts.
+        let mut next = before.begins.last().copied().unwrap_or(0);
+        for (number, first) in starts.into_iter().enumerate().rev() {
+            next -= cost::host_copy_time(machine.cluster, sizes[number]);
+            let begun = before.begins.partition_point(|begin| *begin <= next).saturating_sub(1);
+            pieces.0[number].from = before.settled[begun.max(first)];
+        }
+        pieces
+    }
 }
 
 impl Run<'_> {
     /// Whether state may be on the host between steps.
     pub fn may_have_state_on_host(&self) -> bool {
         let device = &self.request.cluster.device;
-        let is_wanted = self.request.offload.map_or(device.host_bandwidth.is_some(), Offloading::of_state);
-        is_wanted && self.request.mesh.stages() == 1
+        self.request.offload.map_or(device.host_bandwidth.is_some(), Offloading::of_state)
     }
 
-    /// Whether all state has to be that can be.
+    /// Whether all state has to be that can be. Of a pipeline it is put there when the program is cut into stages.
     pub fn has_state_on_host(&self) -> bool {
         self.request.offload.is_some_and(Offloading::of_state) && self.request.mesh.stages() == 1
     }
@@ -97,9 +128,15 @@ impl Run<'_> {
         states.pieces(u64::MAX, self.room_on_host()).0
     }
 
+    /// The memory of the host, where it is known; of all stages together, which one rank stands for here.
+    pub fn memory_of_host(&self) -> Option<u64> {
+        let memory = self.request.cluster.device.host_memory_bytes;
+        memory.map(|memory| memory.saturating_mul(u64::from(self.request.mesh.stages())))
+    }
+
     /// The bytes of the host that state may take.
     pub fn room_on_host(&self) -> u64 {
-        self.request.cluster.device.host_memory_bytes.unwrap_or(u64::MAX)
+        self.memory_of_host().unwrap_or(u64::MAX)
     }
 
     /// The candidate with as much state on the host as the memory limit asks for; none where it cannot, or where it takes longer than what is known.
@@ -165,39 +202,14 @@ impl Run<'_> {
             return Ok(found);
         }
         let graph = passes::run_unverified(&passes::scheduled(&found.passes), settled)?;
-        let pieces = self.starts((&graph, settled), states, &found);
+        // Where all of it is there because that was asked for, no more is held for its time.
+        let peak = found.prediction.peak_bytes;
+        let most = limit.filter(|_| !self.has_state_on_host()).unwrap_or(peak);
+        let pieces = states.ahead((&graph, settled), &found.passes.host_state, (peak, most), self.machine);
         let one = self.with_pieces(&found.passes, settled, &found, pieces)?;
         let recomputed_ns = found.prediction.recomputed_ns;
         let one = Found { prediction: Prediction { recomputed_ns, ..one.prediction }, ..one };
         Ok(if one.fitness(limit) < found.fitness(limit) { one } else { found })
-    }
-
-    /// When pieces come: as late as they can be there in time, and not before there is memory for them and all before them.
-    fn starts(&self, (graph, settled): (&Graph, &Graph), states: &States, found: &Found) -> Pieces {
-        let before = Before::new(graph, settled, self.machine);
-        // Where all of it is there because that was asked for, no more is held for its time.
-        let peak = found.prediction.peak_bytes;
-        let limit = self.request.memory_limit.filter(|_| !self.has_state_on_host()).unwrap_or(peak);
-        // Beside what is alive the prediction counts what stays for small results.
-        let room = before.room(limit.saturating_sub(peak.saturating_sub(before.most)));
-        let mut pieces = found.passes.host_state.clone();
-        let sizes: Vec<u64> = states.sizes(&pieces).collect();
-        let (mut fetched, mut starts) = (0, Vec::new());
-        for size in &sizes {
-            fetched += size;
-            match room.partition_point(|room| *room < fetched) {
-                first if first < room.len() => starts.push(first),
-                _ => break,
-            }
-        }
-        // The last of them is there when the update begins, each before it when the next one starts.
-        let mut next = before.begins.last().copied().unwrap_or(0);
-        for (number, first) in starts.into_iter().enumerate().rev() {
-            next -= cost::host_copy_time(self.request.cluster, sizes[number]);
-            let begun = before.begins.partition_point(|begin| *begin <= next).saturating_sub(1);
-            pieces.0[number].from = before.settled[begun.max(first)];
-        }
-        pieces
     }
 }
 
@@ -226,7 +238,8 @@ impl Before {
         let mut positions: SecondaryMap<NodeId, Option<u32>> = SecondaryMap::with_default(None);
         // What prepares a collective of the update may have moved before it.
         let stays = |(_, id): &(u32, &NodeId)| settled.part_kind(**id) != PartKind::Update;
-        (0..).zip(&settled.order).filter(stays).for_each(|(position, id)| positions[*id] = Some(position));
+        let counted = settled.order.iter().filter(|id| !runs_again(settled, **id));
+        (0..).zip(counted).filter(stays).for_each(|(position, id)| positions[*id] = Some(position));
         let alive = memory::bytes_held(graph);
         let mut before = Self { most: 0, alive: Vec::new(), begins: Vec::new(), settled: Vec::new() };
         before.most = alive.iter().copied().max().unwrap_or(0);

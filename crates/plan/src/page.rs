@@ -100,7 +100,8 @@ fn lead(summary: &Summary, measured: Option<Nanos>, rank: u32) -> Vec<String> {
     ];
     for (bytes, what) in on_host.into_iter().filter(|(bytes, _)| *bytes > 0) {
         let waiting = nanos(summary.exposed_copies_ms);
-        sentences.push(format!("{} {what}; the rank waits {waiting} for copies.", Bytes(bytes)));
+        let rank = if summary.pipeline.is_some() { "the stage with most on its host" } else { "the rank" };
+        sentences.push(format!("{} {what}; {rank} waits {waiting} for copies.", Bytes(bytes)));
     }
     sentences.extend(measured.map(|took| {
         let more = percent(took.0 as f64 / NANOS_PER_MILLI - summary.step_ms, summary.step_ms);

@@ -10,16 +10,11 @@ use std::{cell::OnceCell, collections::BTreeSet};
 use base::{Code, Diagnostic, Result};
 use cost::Machine;
 use ir::{AxisKind, Graph, Mesh, MeshAxis, RankGraph};
-use passes::Positions;
 use schedule::{Costs, Kind, Placement, Schedule};
-use shard::{
-    Assignment, partition, partition_mesh,
-    stages::{Staged, forward_end, stage_graphs},
-};
+use shard::{Assignment, partition, partition_mesh, stages::forward_end};
 
 use crate::{
     axis::PICOS_PER_NANO,
-    choices::Choice,
     cuts::Profile,
     effort::Extent,
     forward::Forward,
@@ -32,7 +27,7 @@ use crate::{
     stage_costs::costs,
     stages::Stages,
     stays::Ways,
-    taken_apart::{predicted, with_again},
+    tried::{Cut, Trial, Tried},
     wish::Wanted,
 };
 
@@ -110,7 +105,7 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
             continue;
         }
         // To run forward again may take longer than to hold less along the other axes: that is tried once.
-        let is_enough = prediction.recomputed_ns == 0 || extent.is_thrifty || all.is_none() || kept.is_some();
+        let is_enough = !prediction.holds_less() || extent.is_thrifty || all.is_none() || kept.is_some();
         let known = kept.as_ref().map(|kept| kept.prediction().step_ns);
         if known.is_none_or(|known| prediction.step_ns < known) {
             kept = Some(if wanted.faster_than_ns.is_some_and(|known| prediction.step_ns >= known) {
@@ -136,41 +131,6 @@ fn of_one(refused: Box<Diagnostic>, request: &Request<'_>) -> Box<Diagnostic> {
         .hint("use more ranks, more micro-batches, a smaller batch, or a higher memory limit")
 }
 
-/// A program cut into chunks that are on stages.
-struct Cut {
-    /// What the plan says of it, under no schedule yet.
-    stages: Stages,
-    /// The graph with the chunks of its operations.
-    staged: Staged,
-    /// The program of all stages, ready to be taken apart; none until it is known to be needed.
-    settled: Option<RankGraph>,
-    /// Until then, what the chunks of the first micro-batch cost by itself.
-    costs: Costs,
-    /// What parts of forward that run again take on a stage, on average, in nanoseconds.
-    recomputed_ns: i64,
-}
-
-impl Cut {
-    /// The same where what a choice says runs again in backward.
-    fn again(&self, forward: &Forward, choice: &Choice, machine: Machine<'_>) -> Result<Self> {
-        let again = forward.positions(choice);
-        let settled = with_again(self.settled()?.clone(), &again)?;
-        let placement = &self.costs.placement;
-        Ok(Self {
-            stages: Stages { recompute: again, ..self.stages.clone() },
-            staged: self.staged.clone(),
-            recomputed_ns: choice.time / i64::from(placement.stages) / PICOS_PER_NANO,
-            costs: costs(&settled, placement, machine),
-            settled: Some(settled),
-        })
-    }
-
-    /// The program of all stages.
-    fn settled(&self) -> Result<&RankGraph> {
-        self.settled.as_ref().ok_or_else(|| Diagnostic::bug("a cut program was not written out"))
-    }
-}
-
 /// A schedule of a cut program, by its number, and what it takes at the costs of the chunks.
 struct Candidate<'a> {
     cut: usize,
@@ -179,9 +139,6 @@ struct Candidate<'a> {
     step: i64,
     peak: i64,
 }
-
-/// What was simulated: stages with what they take, all together, and what the passes did.
-type Tried = (Stages, Prediction, passes::Settings);
 
 /// A schedule of a cut program that was simulated.
 struct Simulated<'a> {
@@ -301,8 +258,12 @@ impl Pipelines<'_> {
         })
     }
 
-    /// Whether parts of forward may run again so that the memory limit is kept.
-    const fn may_lighten(&self) -> bool {
+    /// Whether parts of forward may run again, or something may be on the host, so that the memory limit is kept.
+    fn may_lighten(&self) -> bool {
+        self.may_run_again() || self.trial().may_host()
+    }
+
+    const fn may_run_again(&self) -> bool {
         self.request.recompute.is_none() && self.request.memory_limit.is_some()
     }
 
@@ -321,7 +282,7 @@ impl Pipelines<'_> {
     }
 
     /// The first schedules, of those that are over the memory limit while none keeps it, with what of forward has to run again for them to keep
-    /// it.
+    /// it, or what has to be on the host, or both where neither is enough.
     fn lightened<'a>(&self, cuts: &mut Vec<Cut>, found: &[Simulated<'a>]) -> Result<Vec<Simulated<'a>>> {
         if !self.may_lighten() || self.is_kept(found) {
             return Ok(Vec::new());
@@ -336,17 +297,48 @@ impl Pipelines<'_> {
         }
         let mut lighter = Vec::new();
         for known in last.into_iter().take(self.extent.lightened) {
-            if let Some((cut, tried)) = self.lighter(&cuts[known.cut], known)? {
-                lighter.push(Simulated { cut: cuts.len(), tried, ..*known });
+            let hosted = self.hosted(&cuts[known.cut], known, &known.tried)?;
+            lighter.extend(hosted.into_iter().map(|tried| Simulated { tried, ..*known }));
+            for limit in self.run_again_to(&known.tried.1) {
+                let Some((cut, tried)) = self.lighter(&cuts[known.cut], known, limit)? else { continue };
+                let of_cut = |tried| Simulated { cut: cuts.len(), tried, ..*known };
+                if !tried.1.fits(self.request.memory_limit) {
+                    let hosted = self.hosted(&cut, known, &tried)?;
+                    lighter.extend(hosted.into_iter().map(of_cut));
+                }
+                lighter.push(of_cut(tried));
                 cuts.push(cut);
             }
         }
         Ok(lighter)
     }
 
-    /// A schedule of a program of which so much runs again that it keeps the memory limit, or as much as can.
-    fn lighter(&self, cut: &Cut, known: &Simulated<'_>) -> Result<Option<(Cut, Tried)>> {
-        let limit = self.request.memory_limit;
+    /// A schedule of a cut program with what the memory limit asks for on the host, where that may still be faster than what is known: copies only
+    /// take time.
+    fn hosted(&self, cut: &Cut, known: &Simulated<'_>, tried: &Tried) -> Result<Vec<Tried>> {
+        if !self.may_be_faster(&tried.1) {
+            return Ok(Vec::new());
+        }
+        self.trial().hosted(cut, known.kind, known.schedule)
+    }
+
+    fn may_be_faster(&self, prediction: &Prediction) -> bool {
+        self.wanted.faster_than_ns.is_none_or(|known| prediction.step_ns < known)
+    }
+
+    /// The limits under which parts of forward run again, of a program that takes so much: that of a rank, and, where the rest may be on the host,
+    /// halfway there.
+    fn run_again_to(&self, without: &Prediction) -> Vec<Option<u64>> {
+        let Some(limit) = self.request.memory_limit.filter(|_| self.may_run_again()) else {
+            return Vec::new();
+        };
+        let halfway = limit + without.peak_bytes.saturating_sub(limit) / 2;
+        let may_host = self.trial().may_host() && self.may_be_faster(without);
+        std::iter::once(limit).chain(may_host.then_some(halfway)).map(Some).collect()
+    }
+
+    /// A schedule of a program of which so much runs again that it keeps a limit, or as much as can.
+    fn lighter(&self, cut: &Cut, known: &Simulated<'_>, limit: Option<u64>) -> Result<Option<(Cut, Tried)>> {
         let forward = Forward::new(cut.settled()?, self.machine, Ways::AGAIN);
         let until = (limit, Corrections::OF_STAGES);
         let best = corrected(&forward, until, known.tried.1.peak_bytes, |choice| {
@@ -383,7 +375,14 @@ impl Pipelines<'_> {
         }
         let costs = Costs { room, ..cut.costs.clone() };
         match schedule::searched(&costs, known.micro_batches) {
-            Some(schedule) => self.tried(cut, Kind::Searched, &schedule),
+            Some(schedule) => {
+                let mut tried = self.tried(cut, Kind::Searched, &schedule)?;
+                let fits = tried.iter().any(|one| one.1.fits(self.request.memory_limit));
+                if !fits && tried.iter().any(|one| self.may_be_faster(&one.1)) {
+                    tried.extend(self.trial().hosted(cut, Kind::Searched, &schedule)?);
+                }
+                Ok(tried)
+            }
             None => Ok(Vec::new()),
         }
     }
@@ -515,23 +514,11 @@ impl Pipelines<'_> {
 
     /// What stages take with smaller and smaller buckets, until they keep the limit.
     fn tried(&self, cut: &Cut, kind: Kind, schedule: &Schedule) -> Result<Vec<Tried>> {
-        let graphs = stage_graphs(cut.settled()?, &cut.staged.held, schedule)?;
-        let stages = cut.stages.with(kind, schedule);
-        let limit = self.request.memory_limit;
-        let mut found = Vec::new();
-        let mut rungs = rungs(&self.searched.best.passes);
-        let mut next = rungs.next();
-        while let Some(rung) = next {
-            let (prediction, of_each) = predicted(&graphs, self.machine, &rung, limit)?;
-            let prediction = Prediction { recomputed_ns: cut.recomputed_ns, ..prediction };
-            found.push((Stages { predicted: of_each, ..stages.clone() }, prediction, rung));
-            if prediction.fits(limit) {
-                break;
-            }
-            let is_over = prediction.is_over_without_collectives(limit);
-            next = if is_over { rungs.by_ref().last() } else { rungs.next() };
-        }
-        Ok(found)
+        self.trial().tried(cut, kind, schedule)
+    }
+
+    fn trial(&self) -> Trial<'_> {
+        Trial { request: self.request, machine: self.machine, passes: &self.searched.best.passes }
     }
 
     /// The plan with the best of what was tried, which comes first.
@@ -602,20 +589,6 @@ fn candidates<'a>(cuts: &[Cut], schedules: &'a [(Kind, Schedule)], most: usize) 
     let most = most.min(found.len());
     found[most..].sort_by_key(|one| (one.peak, one.step));
     found
-}
-
-/// Settings of the passes, from those that a search has found on to smaller buckets.
-fn rungs(found: &passes::Settings) -> impl Iterator<Item = passes::Settings> {
-    let smaller = passes::Settings::ladder().filter(|rung| rung.bucket_limit < found.bucket_limit);
-    let rung = |rung: passes::Settings| passes::Settings {
-        direct: found.direct.clone(),
-        without_checkpoints: found.without_checkpoints,
-        reduce_dtype: found.reduce_dtype,
-        ..rung
-    };
-    // What a search for all stages together runs again is not what they do.
-    let first = passes::Settings { recompute: Positions::default(), ..found.clone() };
-    std::iter::once(first).chain(smaller.map(rung).collect::<Vec<_>>())
 }
 
 fn too_many(graph: &Graph, chunks: u32) -> Box<Diagnostic> {

@@ -1,6 +1,6 @@
 //! Plans: what was decided, as a small text file that can be read, kept and run again.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use base::{Code, Diagnostic, Fingerprint, Result};
 use indexmap::IndexMap;
@@ -197,6 +197,9 @@ impl Plan {
             }
         }
         plan.mesh().check()?;
+        if let Some(stages) = &plan.stages {
+            stages.check_on_host().map_err(|wrong| wrong.at_line(file, 0, 0))?;
+        }
         Ok(plan)
     }
 
@@ -211,7 +214,7 @@ impl Plan {
             print.number(u64::from(self.micro_batches));
         }
         print.part(toml::to_string(&self.passes).expect("settings have no keys that TOML lacks").as_bytes());
-        if let Some(Stages { schedule, chunks, actions, cuts, recompute, .. }) = &self.stages {
+        if let Some(stages @ Stages { schedule, chunks, actions, cuts, recompute, .. }) = &self.stages {
             print.part(schedule.to_string().as_bytes());
             if *chunks != 1 {
                 print.number(u64::from(*chunks));
@@ -224,6 +227,12 @@ impl Plan {
             }
             if !recompute.is_empty() {
                 print.part(recompute.to_string().as_bytes());
+            }
+            for stays in &stages.offload {
+                print.part(b"offload").part(stays.to_string().as_bytes());
+            }
+            for pieces in &stages.host_state {
+                print.part(b"state").part(pieces.to_string().as_bytes());
             }
         }
         for (name, layout) in &self.inputs {
@@ -238,6 +247,20 @@ impl Plan {
                 .part(toml::to_string(decisions).expect("decisions have no keys that TOML lacks").as_bytes());
         }
         print.finish()
+    }
+
+    /// The settings of the passes for the program of a rank: stages have different things on the host.
+    pub fn passes_of(&self, rank: u32) -> Cow<'_, passes::Settings> {
+        let mesh = self.mesh();
+        let on_host = self
+            .stages
+            .as_ref()
+            .zip(mesh.stage_axis())
+            .map(|(stages, (number, _))| stages.on_host(mesh.coordinate(rank, number) as usize));
+        match on_host.filter(|on_host| !on_host.is_nothing()) {
+            Some(on_host) => Cow::Owned(on_host.settings(&self.passes)),
+            None => Cow::Borrowed(&self.passes),
+        }
     }
 
     /// The mesh.

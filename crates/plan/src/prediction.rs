@@ -19,7 +19,7 @@ pub struct Prediction {
     pub communication_ns: i64,
     /// Waiting for collectives: communication that no operation hides.
     pub exposed_ns: i64,
-    /// Waiting for copies between device and host.
+    /// Waiting for copies between device and host. This and the next three are of the pipeline stage that has most on its host.
     #[serde(default, skip_serializing_if = "is_zero_ns")]
     pub exposed_copies_ns: i64,
     /// What is copied to the host in a step, and back, in bytes.
@@ -58,13 +58,15 @@ pub struct Prediction {
     pub bound_ns: i64,
 }
 
+/// Whether there are none.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
-const fn is_zero(bytes: &u64) -> bool {
+pub const fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
+/// Whether it takes no time.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
-const fn is_zero_ns(nanos: &i64) -> bool {
+pub const fn is_zero_ns(nanos: &i64) -> bool {
     *nanos == 0
 }
 

@@ -29,7 +29,8 @@ pub struct Corrections {
 }
 
 impl Corrections {
-    const OF_RANKS: Self = Self { most: 4, growth: 1 };
+    /// What is counted is what one rank holds.
+    pub const OF_RANKS: Self = Self { most: 4, growth: 1 };
     /// What is held less in a pipeline is less of what its fullest stage holds, by a part that is not known.
     pub const OF_STAGES: Self = Self { most: 6, growth: 2 };
 }
@@ -37,12 +38,8 @@ impl Corrections {
 impl Run<'_> {
     /// What may be done with what forward leaves so that a memory limit is kept.
     pub fn ways(&self) -> Ways {
-        let Request { recompute, offload, cluster, mesh, .. } = self.request;
-        let host = match offload {
-            // Of a pipeline nothing is.
-            None => cluster.device.host_bandwidth.is_some() && mesh.stages() == 1,
-            Some(wish) => wish.of_activations(),
-        };
+        let Request { recompute, offload, cluster, .. } = self.request;
+        let host = offload.map_or(cluster.device.host_bandwidth.is_some(), Offloading::of_activations);
         Ways { again: *recompute != Some(Recomputation::None), host }
     }
 
@@ -233,7 +230,7 @@ impl Run<'_> {
         let mut amounts: BTreeSet<u64> =
             parts.map(|part| most >> part).filter(|bytes| *bytes > least).collect();
         amounts.insert(least.min(most));
-        let memory = self.request.cluster.device.host_memory_bytes;
+        let memory = self.memory_of_host();
         for bytes in amounts.into_iter().filter(|bytes| *bytes > 0) {
             let (pieces, taken) = states.pieces(bytes, self.room_on_host());
             let passes = passes::Settings { host_state: pieces, ..passes.clone() };

@@ -347,13 +347,13 @@ pub fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
 }
 
 /// What a program copies to the host in a step, in bytes.
-fn offloaded(graph: &Graph) -> u64 {
+pub fn offloaded(graph: &Graph) -> u64 {
     let copies = graph.order.iter().filter(|id| graph.host_copy(**id).is_some_and(HostCopy::is_out));
     copies.flat_map(|id| graph.nodes[*id].results()).map(|value| graph.ty(value).bytes().0).sum()
 }
 
 /// The state of a program that is on the host between steps, in bytes.
-fn state_on_host(graph: &Graph) -> u64 {
+pub fn state_on_host(graph: &Graph) -> u64 {
     let state = graph.inputs_on_host().into_iter().map(|input| graph.ty(graph.inputs[input].value));
     state.map(|ty| ty.bytes().0).sum()
 }

@@ -19,7 +19,7 @@ use crate::{
     meshes::meshes,
     pipelines::{InStages, search_stages},
     plan::Plan,
-    run::{Found, Request},
+    run::{Found, Offloading, Request},
     shorter::Shorter,
     suits::if_it_suits,
     wish::Wanted,
@@ -81,6 +81,9 @@ pub fn faster_in_stages(
     micro_batches: Option<u32>,
     known: Option<&Plan>,
 ) -> Result<Option<Plan>> {
+    // Where the limit is kept without stages, nothing of them goes to the host unless that is asked for: it takes long to find.
+    let offload = request.offload.or(known.map(|_| Offloading::None));
+    let request = &Request { offload, ..*request };
     let whole = if request.shorter.is_none() { canonical(request.graph) } else { Graph::default() };
     let canonical = request.shorter.map_or(&whole, Shorter::graph);
     let mut least = known.map(|plan| plan.prediction.step_ns);

@@ -7,10 +7,12 @@ use std::{
 
 use base::{Code, Diagnostic, Result};
 use ir::{Graph, InputId, NodeId};
-use passes::Positions;
+use passes::{Pieces, Positions, Stays};
 use schedule::{Kind, Placement, Schedule};
 use serde::{Deserialize, Serialize};
 use shard::stages::{Staged, forward_end, staged};
+
+use crate::prediction::{is_zero, is_zero_ns};
 
 /// How a step is taken apart into pipeline stages.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -29,6 +31,12 @@ pub struct Stages {
     /// What of forward runs again in backward, by position in the program of all stages before it is taken apart.
     #[serde(default, skip_serializing_if = "Positions::is_empty")]
     pub recompute: Positions,
+    /// Which results of forward are on the host until backward, for each stage, by positions in its settled program; none where nothing is on any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offload: Vec<Stays>,
+    /// What of the state that only the update reads is on the host between steps, for each stage; none where nothing is on any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_state: Vec<Pieces>,
     /// State that only some stages hold, with those; the first one's values count.
     #[serde(default)]
     pub state: BTreeMap<String, Vec<u32>>,
@@ -58,6 +66,8 @@ impl Stages {
             actions: Vec::new(),
             cuts: cuts.to_vec(),
             recompute: Positions::default(),
+            offload: Vec::new(),
+            host_state: Vec::new(),
             state: state.collect(),
             predicted: Vec::new(),
         };
@@ -72,6 +82,40 @@ impl Stages {
             Kind::Searched | Kind::Given => (1, schedule.lines()),
         };
         Self { schedule: kind, chunks, actions, ..self.clone() }
+    }
+
+    /// The same with this on the host, of each stage.
+    #[must_use]
+    pub fn hosting(self, on_host: Vec<OnHost>) -> Self {
+        let (stays, pieces): (Vec<Stays>, Vec<Pieces>) =
+            on_host.into_iter().map(|OnHost { stays, pieces }| (stays, pieces)).unzip();
+        let offload = if stays.iter().all(Stays::is_empty) { Vec::new() } else { stays };
+        let host_state = if pieces.iter().all(Pieces::is_empty) { Vec::new() } else { pieces };
+        Self { offload, host_state, ..self }
+    }
+
+    /// Refuses what is on the host of other stages than there are.
+    pub fn check_on_host(&self) -> Result<()> {
+        let of_key = [("offload", self.offload.len()), ("host_state", self.host_state.len())];
+        let stages = self.count() as usize;
+        match of_key.into_iter().find(|(_, lines)| *lines != 0 && *lines != stages) {
+            None => Ok(()),
+            Some((key, lines)) => {
+                let message = format!("`{key}` of {lines} stages in a plan of {stages}");
+                let hint = format!(
+                    "give `{key}` a text for each stage, empty where nothing is on its host, or leave it out"
+                );
+                Err(Diagnostic::new(Code::BAD_TEXT, message).hint(hint))
+            }
+        }
+    }
+
+    /// What of a stage is on the host.
+    pub fn on_host(&self, stage: usize) -> OnHost {
+        OnHost {
+            stays: self.offload.get(stage).cloned().unwrap_or_default(),
+            pieces: self.host_state.get(stage).cloned().unwrap_or_default(),
+        }
     }
 
     /// The schedule for so many micro-batches.
@@ -140,6 +184,28 @@ impl Stages {
     }
 }
 
+/// What of a stage's program is on the host while the device does not need it.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct OnHost {
+    /// What forward leaves, until backward.
+    pub stays: Stays,
+    /// State, between steps.
+    pub pieces: Pieces,
+}
+
+impl OnHost {
+    /// Whether nothing is.
+    pub fn is_nothing(&self) -> bool {
+        self.stays.is_empty() && self.pieces.is_empty()
+    }
+
+    /// The settings of the passes with that.
+    pub fn settings(&self, passes: &passes::Settings) -> passes::Settings {
+        let Self { stays, pieces } = self.clone();
+        passes::Settings { offload: stays, host_state: pieces, ..passes.clone() }
+    }
+}
+
 /// What one stage is predicted to take.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StagePrediction {
@@ -151,6 +217,18 @@ pub struct StagePrediction {
     pub peak_bytes: u64,
     /// What of it stays for small results.
     pub buffer_bytes: u64,
+    /// Waiting for copies between device and host, in nanoseconds.
+    #[serde(default, skip_serializing_if = "is_zero_ns")]
+    pub exposed_copies_ns: i64,
+    /// What it copies to the host in a step, and back, in bytes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub offloaded_bytes: u64,
+    /// State of it that is on the host between steps, in bytes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_state_bytes: u64,
+    /// The most that is on the host at once, that state included.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_bytes: u64,
 }
 
 /// Where a stage begins.

@@ -4,7 +4,10 @@
 //! the memory is free as soon as the link has made it; a copy back starts as late as it can be there before its first reader. Times are those of
 //! operations alone: how long a program really waits the simulator says. Where memory is short, copies are waited for at once instead.
 
-use std::collections::BTreeMap;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+};
 
 use fixedbitset::FixedBitSet;
 use passes::{Stay, Stays};
@@ -24,6 +27,8 @@ pub struct Ways {
 impl Ways {
     /// They are made again, and nothing else.
     pub const AGAIN: Self = Self { again: true, host: false };
+    /// They are on the host, and nothing else.
+    pub const HOST: Self = Self { again: false, host: true };
 }
 
 /// Results that are to go to the host.
@@ -39,8 +44,6 @@ pub struct Leaving {
     pub first: usize,
     /// Their memory.
     pub bytes: u64,
-    /// Which forward part of the program they are of: what is of one is on the host at once.
-    pub pass: usize,
     /// What a copy takes, in picoseconds.
     pub time: i64,
     /// Whether copies are waited for at once.
@@ -115,17 +118,22 @@ impl Link {
     fn copied_out(&self, leaving: &[Leaving]) -> BTreeMap<usize, Copied> {
         let mut of = BTreeMap::new();
         let mut free = 0;
-        let mut held: BTreeMap<usize, u64> = BTreeMap::new();
+        // What is on the host, by when it has come back.
+        let mut there: BinaryHeap<Reverse<(usize, u64)>> = BinaryHeap::new();
+        let mut held = 0;
         for one in leaving {
             let Leaving { made, first, time, awaited, bytes, .. } = *one;
             let end = self.begins[made + 1].max(free) + time;
             let ready = self.begins.partition_point(|begin| *begin < end).saturating_sub(1);
             let read = one.last_read.max(made);
             let gone = if awaited { read } else { ready.max(read) };
-            let held = held.entry(one.pass).or_default();
-            let is_room = self.memory.is_none_or(|memory| *held + bytes <= memory);
+            while there.peek().is_some_and(|Reverse((back, _))| *back <= made) {
+                held -= there.pop().map_or(0, |Reverse((_, bytes))| bytes);
+            }
+            let is_room = self.memory.is_none_or(|memory| held + bytes <= memory);
             if is_room && gone + 1 < first {
-                *held += bytes;
+                held += bytes;
+                there.push(Reverse((first, bytes)));
                 free = if awaited { self.begins[gone + 1] } else { end };
                 of.insert(one.number, Copied { made, gone, back: first - 1, first, time, awaited });
             }
@@ -136,7 +144,7 @@ impl Link {
     /// Starts each copy back as late as it can be there in time.
     fn copy_back(&self, of: &mut BTreeMap<usize, Copied>) {
         let mut by_first: Vec<&mut Copied> = of.values_mut().filter(|copied| !copied.awaited).collect();
-        by_first.sort_by_key(|copied| std::cmp::Reverse(copied.first));
+        by_first.sort_by_key(|copied| Reverse(copied.first));
         let mut next = i64::MAX;
         for copied in by_first {
             next = next.min(self.begins[copied.first]) - copied.time;

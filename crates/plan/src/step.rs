@@ -110,11 +110,6 @@ impl PlanSettings {
             return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
         }
         let stages = mesh.stages();
-        if stages > 1 && self.offload.is_some_and(|offload| offload != Offloading::None) {
-            let message = "offload to the host, and a program in pipeline stages";
-            let hint = "leave `offload` out, or use `recompute`, which works in stages too";
-            return Err(Diagnostic::new(Code::UNSUPPORTED_PLAN, message).hint(hint));
-        }
         if stages == 1 && (self.schedule.is_some() || self.chunks.is_some() || self.cuts.is_some()) {
             let message = "a schedule, chunks or cuts of pipeline stages, and one stage";
             let hint = format!("give the mesh an axis `{STAGES}`, or leave them out");
@@ -162,7 +157,7 @@ pub fn plan_telling(
     let shorter = if is_single { None } else { Shorter::of(&canonical(cleaned)) };
     let asked = Asked { graph, cleaned, shorter: shorter.as_ref(), cluster, settings };
     if settings.mesh().stages() > 1 {
-        return asked.in_stages();
+        return asked.in_stages().map_err(|refused| asked.said_with_host(refused));
     }
     let mut found = asked.in_one_piece(told);
     if settings.mesh.is_empty() && settings.effort == Effort::Full {
@@ -242,7 +237,9 @@ impl Asked<'_> {
         larger.device.host_memory_bytes = None;
         let settings = PlanSettings { effort: Effort::Quick, ..self.settings.clone() };
         let asked = Asked { cluster: &larger, settings: &settings, ..*self };
-        let Ok(plan) = asked.in_one_piece(|_| {}) else { return refused };
+        let in_stages = self.settings.mesh().stages() > 1;
+        let found = if in_stages { asked.in_stages() } else { asked.in_one_piece(|_| {}) };
+        let Ok(plan) = found else { return refused };
         let Prediction { peak_bytes, host_bytes, .. } = plan.prediction;
         let given =
             device.host_memory_bytes.map_or("none is given".to_owned(), |given| format!("{given} are given"));
@@ -437,5 +434,5 @@ fn stage_graph(
 
 /// The program that `rank` runs under a plan for `graph`: its graph after the passes; `observe` hears of each.
 pub fn program(graph: &Graph, plan: &Plan, rank: u32, observe: impl FnMut(&Outcome)) -> Result<RankGraph> {
-    passes::run(&pipeline(&plan.passes), &rank_graph(graph, plan, rank)?, observe)
+    passes::run(&pipeline(&plan.passes_of(rank)), &rank_graph(graph, plan, rank)?, observe)
 }

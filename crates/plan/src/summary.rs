@@ -66,6 +66,14 @@ pub struct StageSummary {
     pub waiting_ms: f64,
     /// Most memory of one of its ranks.
     pub peak_bytes: u64,
+    /// What it copies to the host in a step, and back.
+    pub offloaded_bytes: u64,
+    /// The most that is on the host at once, state included.
+    pub host_bytes: u64,
+    /// State of it that is on the host between steps.
+    pub host_state_bytes: u64,
+    /// Waiting for these copies.
+    pub exposed_copies_ms: f64,
 }
 
 /// A pipeline.
@@ -102,7 +110,7 @@ pub struct Summary {
     pub compute_ms: f64,
     /// Operations of forward that run again in backward.
     pub recomputed_ms: f64,
-    /// What is copied to the host in a step, and back.
+    /// What is copied to the host in a step, and back; with stages, by the one that has most there.
     pub offloaded_bytes: u64,
     /// The most that is on the host of it at once.
     pub host_bytes: u64,
@@ -185,6 +193,10 @@ pub fn summary(
                     busy_ms: millis(stage.busy_ns),
                     waiting_ms: millis(stage.waiting_ns),
                     peak_bytes: stage.peak_bytes,
+                    offloaded_bytes: stage.offloaded_bytes,
+                    host_bytes: stage.host_bytes,
+                    host_state_bytes: stage.host_state_bytes,
+                    exposed_copies_ms: millis(stage.exposed_copies_ns),
                 })
                 .collect(),
         }),

@@ -9,7 +9,11 @@ use passes::{Positions, Recompute};
 use schedule::Schedule;
 use shard::stages::{StageSet, stage_graphs};
 
-use crate::{plan::Prediction, stages::StagePrediction};
+use crate::{
+    plan::Prediction,
+    run::{offloaded, state_on_host},
+    stages::{OnHost, StagePrediction},
+};
 
 /// The graphs of all stages, of the program of a rank that has them all, of which `again` runs again in backward.
 pub fn taken_apart(
@@ -31,28 +35,44 @@ pub fn with_again(settled: RankGraph, again: &Positions) -> Result<RankGraph> {
     passes::run(&[Box::new(Recompute { again: again.clone() })], &settled, |_| {})
 }
 
-/// What a step in stages is predicted to take: the time until the last stage is done, and the memory of the stage that needs most.
+/// The programs of stages after the passes that no setting changes but this one.
+pub fn settled(graphs: &[RankGraph], without_checkpoints: bool) -> Result<Vec<RankGraph>> {
+    let passes = passes::settled(without_checkpoints);
+    graphs.iter().map(|graph| Ok(passes::run_unverified(&passes, graph)?.into_renumbered())).collect()
+}
+
+/// What a step in stages is predicted to take, of their settled programs: the time until the last stage is done, and the memory of the stage that
+/// needs most.
 pub fn predicted(
-    graphs: &[RankGraph],
+    settled: &[RankGraph],
     machine: Machine<'_>,
-    passes: &passes::Settings,
+    (passes, on_host): (&passes::Settings, &[OnHost]),
     limit: Option<u64>,
 ) -> Result<(Prediction, Vec<StagePrediction>)> {
-    let run = |graph: &RankGraph| passes::run_unverified(&passes::pipeline(passes), graph);
-    let programs = graphs.iter().map(run).collect::<Result<Vec<_>>>()?;
+    let run = |(number, graph): (usize, &RankGraph)| {
+        let passes = on_host.get(number).map_or_else(|| passes.clone(), |one| one.settings(passes));
+        passes::run_unverified(&passes::scheduled(&passes), graph)
+    };
+    let programs = settled.iter().enumerate().map(run).collect::<Result<Vec<_>>>()?;
     let of_each = sim::predict_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
     let mut worst = Prediction::default();
-    let mut stages = Vec::new();
-    for sim::Prediction { time, memory } in of_each {
+    let mut stages: Vec<StagePrediction> = Vec::new();
+    for (sim::Prediction { time, memory }, program) in of_each.into_iter().zip(&programs) {
         let (alive, buffers) = memory.within(limit.map(Bytes));
-        stages.push(StagePrediction {
+        let held = Prediction::default().holding(&alive, buffers).beside(memory.on_host, machine.cluster);
+        let of_stage = StagePrediction {
             busy_ns: time.compute.0,
             waiting_ns: time.exposed.0,
-            peak_bytes: alive.total().0,
+            peak_bytes: held.peak_bytes,
             buffer_bytes: buffers.0,
-        });
-        if alive.total().0 > worst.peak_bytes {
-            worst = worst.holding(&alive, buffers);
+            exposed_copies_ns: time.exposed_copies.0,
+            offloaded_bytes: offloaded(program),
+            host_state_bytes: state_on_host(program),
+            host_bytes: held.host_bytes,
+        };
+        stages.push(of_stage);
+        if held.peak_bytes > worst.peak_bytes {
+            worst = worst.holding(&alive, buffers).beside(memory.on_host, machine.cluster);
         }
         if time.step.0 > worst.step_ns {
             worst.step_ns = time.step.0;
@@ -65,5 +85,8 @@ pub fn predicted(
             worst.collectives = time.collectives;
         }
     }
-    Ok((worst, stages))
+    // Of the stage that has most on the host.
+    let most = stages.iter().rev().max_by_key(|stage| stage.host_bytes).copied().unwrap_or_default();
+    let StagePrediction { offloaded_bytes, host_state_bytes, host_bytes, exposed_copies_ns, .. } = most;
+    Ok((Prediction { exposed_copies_ns, offloaded_bytes, host_state_bytes, host_bytes, ..worst }, stages))
 }
