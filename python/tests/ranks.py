@@ -3,91 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
 import torch
+from rank_programs import RankProgram
 
 import unisono
 from unisono import _native, _rows
-from unisono._interpret import arguments, bind
 from unisono._issue_order import alike, prints_of
-from unisono._reference import call, operation
-
-#: Operators that make rows of run-time sizes, with the exchanges that do.
-_OF_ROWS = {"own_rows", "deal_columns", "join_columns", "for_each_rank", "shards to groups", "whole to groups"}
-#: Operators that make of such rows what has a known size, where they are told it.
-_OF_ALL = {"among_zeros", "groups to shards", "groups to whole"}
-
-
-def _rank(graph: dict[str, Any], inputs: list[torch.Tensor], layouts: bool, in_groups: Sequence[int]) -> Iterator[Any]:
-    """Runs one rank; yields ``(operator, arguments)`` at each collective and is sent its result."""
-    values = {item["value"]: tensor for item, tensor in zip(graph["inputs"], inputs, strict=True)}
-    varying = {graph["inputs"][position]["value"] for position in in_groups}
-    for number in graph["order"]:
-        node = graph["nodes"][number]
-        name = graph["ops"][node["op"]]["name"]
-        if name.startswith("_c10d_functional::") or name == "unisono::exchange_rows":
-            given = [next(iter(a.values())) for a in node["args"]]
-            given[0] = values[given[0]]
-            if name.startswith("unisono"):
-                given[1] = values[given[1]]
-            result = given[0] if "wait" in name else (yield name.partition("::")[2], given)
-        else:
-            # What the executor runs where there may be no rows.
-            op = operation("unisono::product_of_groups" if name == "aten::_grouped_mm" else name)
-            result = call(op, arguments(node, values, {}))
-        bind(node["returns"], result, values)
-        if _varies(name, node, varying):
-            # What offsets divide the inner elements of has a matrix for each group.
-            varying.update(one for one in made_by(node) if name != "aten::_grouped_mm" or values[one].dim() == 2)
-        check_types(graph, node, values, layouts, varying)
-    yield "done", ([values[v] for v in graph["returns"]], {p: values[v] for p, v in graph["updates"]})
-
-
-def made_by(node: dict[str, Any]) -> Iterator[int]:
-    """The values that a node makes."""
-    for returned in node["returns"]:
-        if returned != "none":
-            made = next(iter(returned.values()))
-            yield from made if isinstance(made, list) else [made]
-
-
-def _varies(name: str, node: dict[str, Any], varying: set[int]) -> bool:
-    """Whether a node may make something whose size is known at run time only."""
-    kind = name.partition("::")[2]
-    if kind == "exchange_rows":
-        kind = node["args"][2]["str"]
-    if kind in _OF_ALL:
-        return {"int": -1} in node["args"]
-    reads = [arg["value"] for arg in node["args"] if arg != "none" and "value" in arg]
-    reads += [one for arg in node["args"] if arg != "none" for one in arg.get("values", [])]
-    return kind in _OF_ROWS or not varying.isdisjoint(reads)
-
-
-def check_types(
-    graph: dict[str, Any], node: dict[str, Any], values: dict[int, torch.Tensor], layouts: bool, varying: set[int]
-) -> None:
-    """What the graph says of the shape and, if asked, the layout in memory of each result is so.
-
-    One dimension of what is ``varying`` may have another size.
-    """
-    name = graph["ops"][node["op"]]["name"]
-    for value in made_by(node):
-        said, tensor = graph["values"][value]["type"], values[value]
-        others = [dim for dim, size in enumerate(tensor.shape) if size != said["shape"][dim]]
-        assert tensor.dim() == len(said["shape"]), (name, tensor.shape, said)
-        assert len(others) <= (value in varying), (name, tensor.shape, said)
-        if others:
-            # As many as there are, they lie in memory in the order that is said.
-            long = [dim for dim, size in enumerate(tensor.shape) if size > 1 and tensor.numel()]
-            is_order = sorted(long, key=tensor.stride) == sorted(long, key=said["strides"].__getitem__)
-            assert is_order or not layouts, (name, tensor.shape, tensor.stride(), said)
-            continue
-        strides = zip(tensor.stride(), said["strides"], said["shape"], strict=True)
-        alike = tensor.numel() == 0 or all(made == stride for made, stride, size in strides if size > 1)
-        assert alike or not layouts, (name, tensor.stride(), said)
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
@@ -120,7 +45,7 @@ def train(
     assert alike([prints_of(one.issue_order(), mesh) for one in passed], mesh), (
         "ranks would wait for each other for ever"
     )
-    graphs = [msgpack.unpackb(one.message())["graph"] for one in (passed if passes else before)]
+    programs = [RankProgram(msgpack.unpackb(one.message())["graph"]) for one in (passed if passes else before)]
     items, placements = graph.capture.inputs.inputs, content["inputs"]
     placed = [placements.get(item.name, {}) for item in items]
 
@@ -136,7 +61,7 @@ def train(
             assert position is not None
             for rank, state in enumerate(held):
                 state[position] = part(position, tensor, rank)
-        results = run_ranks(graphs, held, mesh=mesh)
+        results = run_programs(programs, held, mesh=mesh)
         assert all(torch.equal(mine[0], results[0][0][0]) for mine, _ in results)
         returned.append(results[0][0][0])
         for state, (_, updates) in zip(held, results, strict=True):
@@ -149,7 +74,6 @@ def train(
     }
 
 
-@torch.no_grad()
 def run_ranks(
     graphs: list[dict[str, Any]],
     inputs: list[list[torch.Tensor]],
@@ -161,7 +85,19 @@ def run_ranks(
 
     Without a ``mesh`` all ranks lie along one axis. The inputs ``in_groups`` have as many rows as each rank has.
     """
-    ranks = [_rank(graph, tensors, layouts, in_groups) for graph, tensors in zip(graphs, inputs, strict=True)]
+    return run_programs([RankProgram(graph) for graph in graphs], inputs, layouts, mesh, in_groups)
+
+
+@torch.no_grad()
+def run_programs(
+    programs: list[RankProgram],
+    inputs: list[list[torch.Tensor]],
+    layouts: bool = True,
+    mesh: dict[str, int] | None = None,
+    in_groups: Sequence[int] = (),
+) -> list[tuple[list[torch.Tensor], dict[int, torch.Tensor]]]:
+    """The same of graphs that have been prepared."""
+    ranks = [program.run(tensors, layouts, in_groups) for program, tensors in zip(programs, inputs, strict=True)]
     events = [next(rank) for rank in ranks]
     while any(name != "done" for name, _ in events):
         ready = [members for members in _meeting(events, mesh) if len({events[rank][0] for rank in members}) == 1]

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import torch
 from machines import machine
-from ranks import check_types
+from rank_programs import check_types
 
 import unisono
 from unisono import _host, _native  # noqa: F401 (the operations of copies)

@@ -55,7 +55,7 @@ def arguments(node: Any, values: dict[int, torch.Tensor], groups: dict[str, str]
 def _decode(arg: Any, values: dict[int, torch.Tensor], groups: dict[str, str]) -> Any:
     if arg == "none":
         return None
-    (kind, content), *_ = arg.items()
+    ((kind, content),) = arg.items()
     match kind:
         case "value":
             return values[content]
@@ -63,6 +63,13 @@ def _decode(arg: Any, values: dict[int, torch.Tensor], groups: dict[str, str]) -
             return [None if value is None else values[value] for value in content]
         case "str":
             return groups.get(content, content)
+        case _:
+            return constant(kind, content)
+
+
+def constant(kind: str, content: Any) -> Any:
+    """An argument of a node that is no tensor."""
+    match kind:
         case "dtype":
             return TORCH_DTYPES[content]
         case "layout":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,17 +40,21 @@ def decode(arg: Any, tensor: Any, objects: Mapping[str, Any] | None = None) -> A
 
 def call(op: Any, args: Sequence[Any]) -> Any:
     """Calls ``op`` with arguments in the order of its schema."""
-    positional, named = _parameters(op)
-    assert len(args) == positional + len(named), op
-    return op(*args[:positional], **dict(zip(named, args[positional:], strict=True)))
+    return by_position(op)(args)
 
 
 @functools.cache
-def _parameters(op: Any) -> tuple[int, tuple[str, ...]]:
-    """How many arguments of an operation have a position, and the names of those behind them, which are given by name."""
+def by_position(op: Any) -> Callable[[Sequence[Any]], Any]:
+    """A function that calls ``op`` with arguments in the order of its schema, some of which are given by name."""
     arguments = op._schema.arguments
-    named = tuple(one.name for one in arguments if one.kwarg_only)
-    return len(arguments) - len(named), named
+    names = [one.name for one in arguments if one.kwarg_only]
+    positional = len(arguments) - len(names)
+
+    def called(args: Sequence[Any]) -> Any:
+        assert len(args) == len(arguments), op
+        return op(*args[:positional], **dict(zip(names, args[positional:], strict=True))) if names else op(*args)
+
+    return called
 
 
 def run(spec: Spec, state: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

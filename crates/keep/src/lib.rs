@@ -33,6 +33,11 @@ pub struct Measured {
     pub identity: String,
 }
 
+/// What identifies a program, by its file; `None` if that cannot be read. It takes as long as to read tens of megabytes.
+pub fn program(file: &Path) -> Option<Fingerprint> {
+    fs::read(file).ok().map(|content| Fingerprint::of(&content))
+}
+
 /// The folder that an installation keeps things in.
 pub struct Kept {
     /// The folder; it is created when something is kept.
@@ -40,16 +45,15 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The plan for a captured graph, kept or new. `planner` is the file of the program that plans: another one makes other plans.
+    /// The plan for a captured graph, kept or new. `planner` is the [`program`] that plans: another one makes other plans.
     pub fn plan(
         &self,
-        planner: &Path,
+        planner: Fingerprint,
         graph: &Graph,
         cluster: &Cluster,
         settings: &PlanSettings,
     ) -> Result<Plan> {
-        let Ok(planner) = fs::read(planner) else { return plan_graph(graph, cluster, settings) };
-        let file = self.plan_file(&planner, graph, cluster, settings);
+        let file = self.plan_file(planner, graph, cluster, settings);
         if let Some(plan) = read_plan(&file) {
             return Ok(plan);
         }
@@ -60,15 +64,15 @@ impl Kept {
 
     fn plan_file(
         &self,
-        planner: &[u8],
+        planner: Fingerprint,
         graph: &Graph,
         cluster: &Cluster,
         settings: &PlanSettings,
     ) -> PathBuf {
         let settings = toml::to_string(settings).expect("settings have no keys that TOML lacks");
         let mut key = Fingerprinter::new();
-        key.part(planner).part(settings.as_bytes());
-        for fingerprint in [graph.fingerprint(), cluster.fingerprint()] {
+        key.part(settings.as_bytes());
+        for fingerprint in [planner, graph.fingerprint(), cluster.fingerprint()] {
             key.part(&fingerprint.0.to_le_bytes());
         }
         self.folder.join("plans").join(format!("{}.toml", key.finish()))
@@ -194,12 +198,12 @@ mod tests {
         Kept { folder }
     }
 
-    /// The plan of [`GRAPH`] on `ranks`, by a planner whose program is the file `planner`.
-    fn planned(kept: &Kept, planner: &Path, ranks: u32) -> Plan {
+    /// The plan of [`GRAPH`] on `ranks`, by a planner whose program is `planner`.
+    fn planned(kept: &Kept, planner: &str, ranks: u32) -> Plan {
         let settings =
             PlanSettings { mesh: [("a".to_owned(), ranks)].into_iter().collect(), ..PlanSettings::default() };
         let graph = Graph::from_text("step", GRAPH).unwrap();
-        kept.plan(planner, &graph, &machine(), &settings).unwrap()
+        kept.plan(Fingerprint::of(planner.as_bytes()), &graph, &machine(), &settings).unwrap()
     }
 
     fn plans(kept: &Kept) -> Vec<PathBuf> {
@@ -209,31 +213,41 @@ mod tests {
     #[test]
     fn a_plan_is_kept_for_each_planner_and_setting() {
         let kept = kept("plans");
-        let planner = kept.folder.join("planner");
-        fs::create_dir_all(&kept.folder).unwrap();
-        fs::write(&planner, "one").unwrap();
-        let first = planned(&kept, &planner, 2);
-        assert_eq!((planned(&kept, &planner, 2), plans(&kept).len()), (first, 1));
-        planned(&kept, &planner, 4);
+        let first = planned(&kept, "one", 2);
+        assert_eq!((planned(&kept, "one", 2), plans(&kept).len()), (first, 1));
+        planned(&kept, "one", 4);
         assert_eq!(plans(&kept).len(), 2);
-        fs::write(&planner, "two").unwrap();
-        planned(&kept, &planner, 2);
+        planned(&kept, "two", 2);
         assert_eq!(plans(&kept).len(), 3);
+        fs::remove_dir_all(&kept.folder).unwrap();
+    }
+
+    #[test]
+    fn a_program_is_known_by_what_is_in_its_file() {
+        let kept = kept("program");
+        let file = kept.folder.join("program");
+        assert_eq!(program(&file), None);
+        fs::create_dir_all(&kept.folder).unwrap();
+        let of = |content: &str| {
+            fs::write(&file, content).unwrap();
+            program(&file).unwrap()
+        };
+        assert_eq!(of("one"), of("one"));
+        assert_ne!(of("one"), of("two"));
         fs::remove_dir_all(&kept.folder).unwrap();
     }
 
     #[test]
     fn a_kept_plan_is_read_only_as_it_was_written() {
         let kept = kept("damage");
-        let planner = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-        let first = planned(&kept, &planner, 2);
+        let first = planned(&kept, "one", 2);
         let file = plans(&kept).pop().unwrap();
         let text = fs::read_to_string(&file).unwrap();
         let other = text.replace("step_ns = ", "step_ns = 1");
         assert_ne!(text, other);
         fs::write(&file, other).unwrap();
         assert!(read_plan(&file).is_none());
-        assert_eq!(planned(&kept, &planner, 2), first);
+        assert_eq!(planned(&kept, "one", 2), first);
         assert_eq!(fs::read_to_string(&file).unwrap(), text, "it is written anew");
         fs::remove_dir_all(&kept.folder).unwrap();
     }
@@ -241,12 +255,11 @@ mod tests {
     #[test]
     fn a_kept_plan_is_what_is_read() {
         let kept = kept("read");
-        let planner = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-        let mut plan = planned(&kept, &planner, 2);
+        let mut plan = planned(&kept, "one", 2);
         plan.label = "kept".to_owned();
         let (file, text) = (plans(&kept).pop().unwrap(), plan.text());
         keep(&file, &with_fingerprint(text.as_bytes()));
-        assert_eq!(planned(&kept, &planner, 2).label, "kept");
+        assert_eq!(planned(&kept, "one", 2).label, "kept");
         fs::remove_dir_all(&kept.folder).unwrap();
     }
 
@@ -325,7 +338,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         let kept = Kept { folder: file.clone() };
         kept.keep_machine(&measured(), &machine().text());
-        assert_eq!((kept.machine(&measured()), planned(&kept, &file, 2).mesh["a"]), (None, 2));
+        assert_eq!((kept.machine(&measured()), planned(&kept, "one", 2).mesh["a"]), (None, 2));
         fs::remove_file(&file).unwrap();
     }
 }

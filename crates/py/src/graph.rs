@@ -6,14 +6,14 @@ use std::{
 };
 
 use aten::{Call, Random};
-use base::{Code, Diagnostic, Result};
+use base::{Code, Diagnostic, Fingerprint, Result};
 use cluster::Cluster;
 use cost::Operation;
 use ir::Placement;
 use keep::{Kept, Measured};
 use passes::{Outcome, Settings, pipeline};
 use plan::PlanSettings;
-use pyo3::{prelude::*, types::PyBytes};
+use pyo3::{prelude::*, sync::PyOnceLock, types::PyBytes};
 use serde::de::DeserializeOwned;
 
 use crate::error::to_python;
@@ -127,12 +127,12 @@ impl Graph {
         settings: &[u8],
         folder: Option<PathBuf>,
     ) -> PyResult<Plan> {
-        let planner: PathBuf = py.import("unisono._native")?.filename()?.extract()?;
+        let planner = planner(py)?;
         run(py, || {
             let cluster = Cluster::parse(cluster, "the cluster description")?;
             let settings = settings_of(settings)?;
-            match folder {
-                Some(folder) => Kept { folder }.plan(&planner, &self.0, &cluster, &settings),
+            match folder.zip(planner) {
+                Some((folder, planner)) => Kept { folder }.plan(planner, &self.0, &cluster, &settings),
                 None => plan::plan_graph(&self.0, &cluster, &settings),
             }
         })
@@ -495,6 +495,16 @@ fn keep_machine(py: Python<'_>, folder: PathBuf, measured: (u32, u32, String), d
 
 fn of((ranks, threads, identity): (u32, u32, String)) -> Measured {
     Measured { ranks, threads, identity }
+}
+
+/// What identifies the program that plans, which is this module; its file is read once.
+fn planner(py: Python<'_>) -> PyResult<Option<Fingerprint>> {
+    static KNOWN: PyOnceLock<Option<Fingerprint>> = PyOnceLock::new();
+    let read = || -> PyResult<_> {
+        let file: PathBuf = py.import("unisono._native")?.filename()?.extract()?;
+        Ok(py.detach(|| keep::program(&file)))
+    };
+    KNOWN.get_or_try_init(py, read).copied()
 }
 
 /// Settings from MessagePack.

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -102,33 +102,66 @@ def is_among(given: Any) -> bool:
 def standing_in(scalars: Scalars, functions: Iterable[Any]) -> Iterator[None]:
     """Lets PyTorch's functions take stand-ins for numbers, also where the user's functions among these name them."""
     with contextlib.ExitStack() as stack:
+        taking = stack.enter_context(_Taking.by(scalars))
         instead: dict[int, tuple[Any, Any]] = {}
         for holder in (torch.Tensor, torch):
             own = dict(vars(holder))
             for name in (*_NAMES, *_EACH):
                 real = getattr(holder, name, None)
                 if real is not None:
-                    taking = _taking(scalars, name, real)
-                    instead[id(real)] = real, taking
+                    function = taking.of(holder, name, real)
+                    instead[id(real)] = real, function
                     put_back = functools.partial(setattr, holder, name, own[name]) if name in own else None
                     stack.callback(put_back or functools.partial(delattr, holder, name))
-                    setattr(holder, name, taking)
+                    setattr(holder, name, function)
         stack.enter_context(standing(functions, instead))
         yield
 
 
+class _Taking:
+    """Functions that take stand-ins for numbers in the place of PyTorch's. They are made once, and used by one trace after the other."""
+
+    #: Those that no trace uses.
+    _idle: ClassVar[list[_Taking]] = []
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self._scalars: Scalars | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def by(cls, scalars: Scalars) -> Iterator[_Taking]:
+        """Functions that ask ``scalars``."""
+        taking = cls._idle.pop() if cls._idle else cls()
+        taking._scalars = scalars
+        try:
+            yield taking
+        finally:
+            taking._scalars = None
+            cls._idle.append(taking)
+
+    def of(self, holder: Any, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """What is to be in the place of a function."""
+        before, function = self._made.get((id(holder), name), (None, None))
+        if before is not real:
+            function = self._taking(name, real)
+            self._made[id(holder), name] = real, function
+        assert function is not None
+        return function
+
+    def _taking(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real, updated=())
+        def taking(*args: Any, **kwargs: Any) -> Any:
+            if is_among(args) or (kwargs and is_among((*kwargs.values(),))):
+                assert self._scalars is not None
+                return beside(self._scalars, name, real, args, kwargs)
+            return real(*args, **kwargs)
+
+        return taking
+
+
 class _Settled(Exception):  # noqa: N818
     """What stands for a number cannot be a tensor here."""
-
-
-def _taking(scalars: Scalars, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real, updated=())
-    def taking(*args: Any, **kwargs: Any) -> Any:
-        if is_among(args) or (kwargs and is_among((*kwargs.values(),))):
-            return beside(scalars, name, real, args, kwargs)
-        return real(*args, **kwargs)
-
-    return taking
 
 
 def _tensor(scalars: Scalars, number: Number) -> torch.Tensor:
