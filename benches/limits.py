@@ -35,7 +35,7 @@ CLUSTERS = {64: "h100:8x8", 8: "h100:8"}
 def steps(first: int, last: int) -> None:
     """What a step takes under each limit, and by how much that is more than under a lower one."""
     models = tomllib.loads(Path(__file__).with_name("published.toml").read_text())["models"]
-    graph = captured(Shape(**models["llama2-7b"]), SEQUENCES, LENGTH)
+    graph = captured(Shape(**models["llama2-7b"]), SEQUENCES, LENGTH, "cuda")
     best, worst = float("inf"), 0.0
     for limit in range(first, last + 1):
         step = graph.plan(CLUSTERS[64], mesh={"ranks": 64}, memory_limit=f"{limit}GiB", micro_batches=1).figures()[
@@ -56,7 +56,7 @@ def main() -> None:
     graphs: dict[str, StepGraph] = {}
     for model, mesh, limits, micro_batches in CASES:
         if model not in graphs:
-            graphs[model] = captured(Shape(**models[model]), SEQUENCES, LENGTH)
+            graphs[model] = captured(Shape(**models[model]), SEQUENCES, LENGTH, "cuda")
         axes, cluster = " x ".join(map(str, mesh.values())), CLUSTERS[math.prod(mesh.values())]
         for limit in limits:
             start = time.process_time()

@@ -158,6 +158,10 @@ def compare_all(
 
 def compare(make: Callable[[], steps.Training], family: str, driver: Any = None) -> dict[str, Any]:
     alone, together = make(), make()
+    if family.endswith(SLICED):
+        for training in (alone, together):
+            # Enough for two slices on each of four ranks.
+            training.batches = [tuple(torch.cat((one, one)) for one in batch) for batch in training.batches]
     device = torch.device(_devices.accelerator() or "cpu", int(os.environ["LOCAL_RANK"]))
     torch.accelerator.set_device_index(device.index)
     # Modules change their parameters in place, as they do for devices that PyTorch knows, so that the optimizer has them.
