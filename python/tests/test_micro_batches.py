@@ -99,6 +99,16 @@ def test_a_number_of_slices_that_does_not_divide_is_refused_with_those_that_do()
             parallel(wrong)
 
 
+def test_more_slices_than_ranks_that_shard_the_batch_have_samples_are_no_way_to_keep_a_limit():
+    training = steps.llama(1, batch=16)
+    graph = unisono.capture(
+        training.step, model=training.model, optimizer=training.optimizer, example=training.batches[0]
+    )
+    with pytest.raises(unisono.errors.ResourceError, match="2 ranks cannot shard the batch in 16 slices") as refused:
+        graph.plan(steps.EAGER_TO_CUT, mesh={"a": 2}, micro_batches=16, memory_limit=100_000, recompute="none")
+    assert "hint: use 8 micro-batches, with which they can" in str(refused.value)
+
+
 @pytest.mark.filterwarnings("ignore::unisono.errors.CaptureNotice")
 def test_a_smaller_last_batch_is_sliced_as_far_as_it_can_be():
     def make():

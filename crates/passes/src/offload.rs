@@ -144,7 +144,7 @@ struct Uses {
     /// The position of the first.
     first: usize,
     /// The operation behind which the copy back starts.
-    back: Option<NodeId>,
+    back: NodeId,
 }
 
 struct Offloading<'g> {
@@ -169,7 +169,7 @@ impl Offloading<'_> {
             && !self.facts.is_communication(node);
         let mut values = Vec::new();
         for value in node.results().filter(|_| is_made) {
-            let mut uses = self.uses(value);
+            let uses = self.uses(value, back);
             if uses.readers.is_empty() {
                 continue;
             }
@@ -177,15 +177,12 @@ impl Offloading<'_> {
             if !is_between || self.positions[gone] >= uses.first {
                 return Err(foreign(stay));
             }
-            // A gather that reads it may have come early for what runs again.
-            let last = uses.first - 1;
-            uses.back = Some(if self.positions[back] > last { self.graph.order[last] } else { back });
             values.push((stay, value, uses));
         }
         if values.is_empty() { Err(foreign(stay)) } else { Ok(values) }
     }
 
-    fn uses(&self, value: ValueId) -> Uses {
+    fn uses(&self, value: ValueId, back: NodeId) -> Uses {
         let mut readers = Vec::new();
         let mut todo = vec![value];
         while let Some(value) = todo.pop() {
@@ -202,7 +199,10 @@ impl Offloading<'_> {
         readers.sort_unstable_by_key(|(user, value)| (self.positions[*user], *value));
         readers.dedup();
         let first = readers.first().map_or(usize::MAX, |(user, _)| self.positions[*user]);
-        Uses { readers, first, back: None }
+        // A gather that reads it may have come early for what runs again.
+        let is_late = self.positions[back] >= first;
+        let back = if is_late { self.graph.order[first.saturating_sub(1)] } else { back };
+        Uses { readers, first, back }
     }
 
     fn offload(&mut self, stay: Stay, value: ValueId, uses: &Uses, patch: &mut Patch<'_>) {
@@ -212,7 +212,7 @@ impl Offloading<'_> {
         let out = patch.push_value(at(stay.made), TO_HOST, vec![Arg::Value(value)], on_host.clone());
         let there = patch.push_value(at(stay.gone), WAIT_COPY, vec![Arg::Value(out)], on_host);
         let args = vec![Arg::Value(there), Arg::Device(ty.device)];
-        let back = patch.push_value(uses.back.unwrap_or(at(stay.back)), FROM_HOST, args, ty.clone());
+        let back = patch.push_value(uses.back, FROM_HOST, args, ty.clone());
         let Some((first, _)) = uses.readers.first() else { return };
         let here = patch.push_value(*first, WAIT_COPY, vec![Arg::Value(back)], ty);
         let mut now = FxHashMap::from_iter([(value, here)]);

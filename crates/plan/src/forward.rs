@@ -108,10 +108,10 @@ impl Forward {
         Reader::new(graph, machine, Ways::HOST, true).forward(memory)
     }
 
-    /// Leaves so much memory of the host to what forward leaves.
-    pub const fn leave_on_host(&mut self, memory: Option<u64>, taken: u64) {
-        if let (Some(link), Some(memory)) = (self.link.as_mut(), memory) {
-            link.memory = Some(memory.saturating_sub(taken));
+    /// Says how much of the host's memory other things take.
+    pub const fn take_on_host(&mut self, taken: u64) {
+        if let Some(link) = self.link.as_mut() {
+            link.taken = taken;
         }
     }
 
@@ -360,7 +360,7 @@ impl<'g> Reader<'g> {
         self.pin_ends(&mut operations);
         let others = self.others(&operations);
         let follows = follows(&operations, &passes);
-        let link = self.ways.host.then(|| Link { begins: self.begins(), memory });
+        let link = self.ways.host.then(|| Link { begins: self.begins(), memory, taken: 0 });
         Forward { operations, passes, follows, link, others }
     }
 

@@ -128,15 +128,10 @@ impl Run<'_> {
         states.pieces(u64::MAX, self.room_on_host()).0
     }
 
-    /// The memory of the host, where it is known; of all stages together, which one rank stands for here.
-    pub fn memory_of_host(&self) -> Option<u64> {
-        let memory = self.request.cluster.device.host_memory_bytes;
-        memory.map(|memory| memory.saturating_mul(u64::from(self.request.mesh.stages())))
-    }
-
-    /// The bytes of the host that state may take.
+    /// The bytes of the host that state may take; of all stages together, which one rank stands for here.
     pub fn room_on_host(&self) -> u64 {
-        self.memory_of_host().unwrap_or(u64::MAX)
+        let memory = self.request.cluster.device.host_memory_bytes.unwrap_or(u64::MAX);
+        memory.saturating_mul(u64::from(self.request.mesh.stages()))
     }
 
     /// The candidate with as much state on the host as the memory limit asks for; none where it cannot, or where it takes longer than what is known.

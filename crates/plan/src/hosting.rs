@@ -117,7 +117,7 @@ impl<'a> Hosting<'a> {
     /// What forward leaves of a stage whose state takes so much of the host.
     fn forward(&self, graph: &Graph, taken: u64) -> Forward {
         let mut forward = Forward::of_stage(graph, self.machine);
-        forward.leave_on_host(self.machine.cluster.device.host_memory_bytes, taken);
+        forward.take_on_host(taken);
         forward
     }
 }

@@ -90,6 +90,6 @@ fn chunk_of(graph: &Graph, nodes: &[NodeId]) -> Option<u32> {
 
 /// Where each collective is waited for.
 pub fn awaited(graph: &Graph) -> FxHashMap<ValueId, usize> {
-    let waits = graph.order.iter().enumerate().filter(|(_, id)| ir::is_wait(graph.op_name(**id)));
+    let waits = graph.order.iter().enumerate().filter(|(_, id)| graph.is_wait(**id));
     waits.flat_map(|(position, id)| graph.nodes[*id].operands().map(move |value| (value, position))).collect()
 }

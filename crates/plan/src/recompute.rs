@@ -230,14 +230,13 @@ impl Run<'_> {
         let mut amounts: BTreeSet<u64> =
             parts.map(|part| most >> part).filter(|bytes| *bytes > least).collect();
         amounts.insert(least.min(most));
-        let memory = self.memory_of_host();
         for bytes in amounts.into_iter().filter(|bytes| *bytes > 0) {
             let (pieces, taken) = states.pieces(bytes, self.room_on_host());
             let passes = passes::Settings { host_state: pieces, ..passes.clone() };
-            forward.leave_on_host(memory, taken);
+            forward.take_on_host(taken);
             tried.extend(self.recomputed_under(&passes, (settled, forward), found, false)?);
         }
-        forward.leave_on_host(memory, 0);
+        forward.take_on_host(0);
         Ok(tried.into_iter().min_by_key(|one| one.fitness(limit)))
     }
 

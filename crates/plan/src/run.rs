@@ -301,8 +301,7 @@ impl<'a> Run<'a> {
 
     /// A rank's graph after the passes that no setting of the [ladder](Self::ladder) changes.
     pub fn settled(&self, graph: &RankGraph) -> Result<RankGraph> {
-        let settled = passes::run_unverified(&passes::settled(self.request.recompute.is_some()), graph)?;
-        Ok(settled.into_renumbered())
+        settled(graph, self.request.recompute.is_some())
     }
 
     /// What a rank's graph takes that has been through the passes which no setting changes.
@@ -344,6 +343,11 @@ pub fn ranked(mut found: Vec<Found>, limit: Option<u64>) -> Vec<Found> {
     let figures = |one: &Found| (one.prediction.step_ns, one.prediction.peak_bytes);
     found.dedup_by_key(|one| figures(one));
     found
+}
+
+/// A rank's graph after the passes that no setting changes but this one.
+pub fn settled(graph: &RankGraph, without_checkpoints: bool) -> Result<RankGraph> {
+    Ok(passes::run_unverified(&passes::settled(without_checkpoints), graph)?.into_renumbered())
 }
 
 /// What a program copies to the host in a step, in bytes.

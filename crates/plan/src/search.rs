@@ -138,7 +138,7 @@ fn none(request: &Request<'_>) -> Box<Diagnostic> {
         return Diagnostic::bug("the search made no candidate");
     }
     Diagnostic::new(
-        Code::NO_PLAN,
+        Code::BAD_MESH,
         format!("no rank's share of the batch can be sliced into {count} micro-batches"),
     )
     .because(

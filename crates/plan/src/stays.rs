@@ -57,6 +57,8 @@ pub struct Link {
     pub begins: Vec<i64>,
     /// The memory of the host, where it is known.
     pub memory: Option<u64>,
+    /// What of it is taken by other things.
+    pub taken: u64,
 }
 
 /// The copies of an operation's results: right behind which positions their memory is free, and the copy back starts.
@@ -120,7 +122,7 @@ impl Link {
         let mut free = 0;
         // What is on the host, by when it has come back.
         let mut there: BinaryHeap<Reverse<(usize, u64)>> = BinaryHeap::new();
-        let mut held = 0;
+        let mut held = self.taken;
         for one in leaving {
             let Leaving { made, first, time, awaited, bytes, .. } = *one;
             let end = self.begins[made + 1].max(free) + time;

@@ -3,7 +3,7 @@
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use indexmap::IndexMap;
-use ir::{Dtype, Graph, Mesh, RankGraph, STAGES};
+use ir::{Dtype, Graph, Mesh, MeshAxis, RankGraph, STAGES};
 use passes::{Outcome, pipeline};
 use serde::{Deserialize, Serialize};
 use shard::canonical;
@@ -199,8 +199,8 @@ impl Asked<'_> {
     fn in_one_piece(&self, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
         let PlanSettings { micro_batches, effort, recompute, .. } = self.settings;
         let found = self.planned((micro_batches.unwrap_or(1), *effort, false), told);
-        if micro_batches.is_some() {
-            return found;
+        if let Some(count) = micro_batches {
+            return found.map_err(|refused| self.said_with_slices(refused, *count));
         }
         let found = match found {
             Err(refused) if refused.code == Code::NO_PLAN => {
@@ -215,6 +215,21 @@ impl Asked<'_> {
         // Slices may be faster than to run parts of forward twice.
         let takes_time = found.prediction.holding_less_ns() > found.prediction.step_ns / WORTH_WEIGHING;
         if takes_time && recompute.is_none() { self.weighed(found) } else { Ok(found) }
+    }
+
+    /// The error of a limit that no plan keeps, with the number of micro-batches with which all ranks can shard the batch, where this one is too large for that.
+    fn said_with_slices(&self, refused: Box<Diagnostic>, micro_batches: u32) -> Box<Diagnostic> {
+        let (graph, ranks) = (canonical(self.cleaned), self.settings.mesh().ranks());
+        let divide = |count: u32| require_slices(&graph, &MeshAxis::micro_batches(count * ranks)).is_ok();
+        if refused.code != Code::NO_PLAN || micro_batches == 1 || divide(micro_batches) {
+            return refused;
+        }
+        let Some(fewer) = (1..micro_batches).rev().find(|count| divide(*count)) else { return refused };
+        let cause = refused.cause.clone().unwrap_or_default();
+        let slices = format!("{ranks} ranks cannot shard the batch in {micro_batches} slices");
+        refused.because(format!("{cause}; {slices}")).hint(format!(
+            "use {fewer} micro-batches, with which they can; or more ranks, a smaller batch, or a higher memory limit"
+        ))
     }
 
     /// Whether a search for what may be held less takes long.
@@ -368,8 +383,7 @@ impl Asked<'_> {
             return Ok(None);
         };
         let full = if_it_suits(self.planned((count, self.settings.effort, true), |_| {}))?;
-        let faster = |one: &Plan| one.prediction.step_ns < quick.prediction.step_ns;
-        Ok(Some(full.filter(faster).unwrap_or(quick)))
+        Ok(Some(faster(quick, full)))
     }
 
     /// A plan that runs parts of forward again, or a faster one with micro-batches: of a large step the first that holds all, of others those that are
@@ -377,8 +391,7 @@ impl Asked<'_> {
     fn weighed(&self, plan: Plan) -> Result<Plan> {
         if self.is_large() {
             let sliced = self.holding_all(plan.micro_batches)?;
-            let faster = |one: &Plan| one.prediction.step_ns < plan.prediction.step_ns;
-            return Ok(sliced.filter(faster).unwrap_or(plan));
+            return Ok(faster(plan, sliced));
         }
         let from = (plan.micro_batches, Effort::Quick);
         let mut best = plan;
@@ -388,8 +401,7 @@ impl Asked<'_> {
             let is_enough = !sliced.prediction.holds_less();
             if sliced.prediction.step_ns < best.prediction.step_ns {
                 let full = if_it_suits(self.planned((count, self.settings.effort, false), |_| {}))?;
-                let faster = |one: &Plan| one.prediction.step_ns < sliced.prediction.step_ns;
-                best = full.filter(faster).unwrap_or(sliced);
+                best = faster(sliced, full);
             }
             if is_enough {
                 break;
@@ -397,6 +409,11 @@ impl Asked<'_> {
         }
         Ok(best)
     }
+}
+
+/// The faster of two plans, if there is another.
+fn faster(plan: Plan, other: Option<Plan>) -> Plan {
+    other.filter(|other| other.prediction.step_ns < plan.prediction.step_ns).unwrap_or(plan)
 }
 
 /// The graph that `rank` runs under a plan for `graph`. On one rank it is the captured graph itself.

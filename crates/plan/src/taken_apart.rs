@@ -35,12 +35,6 @@ pub fn with_again(settled: RankGraph, again: &Positions) -> Result<RankGraph> {
     passes::run(&[Box::new(Recompute { again: again.clone() })], &settled, |_| {})
 }
 
-/// The programs of stages after the passes that no setting changes but this one.
-pub fn settled(graphs: &[RankGraph], without_checkpoints: bool) -> Result<Vec<RankGraph>> {
-    let passes = passes::settled(without_checkpoints);
-    graphs.iter().map(|graph| Ok(passes::run_unverified(&passes, graph)?.into_renumbered())).collect()
-}
-
 /// What a step in stages is predicted to take, of their settled programs: the time until the last stage is done, and the memory of the stage that
 /// needs most.
 pub fn predicted(

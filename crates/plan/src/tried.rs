@@ -13,10 +13,10 @@ use crate::{
     forward::Forward,
     hosting::Hosting,
     plan::Prediction,
-    run::Request,
+    run::{Request, settled},
     stage_costs::costs,
     stages::{OnHost, Stages},
-    taken_apart::{predicted, settled, with_again},
+    taken_apart::{predicted, with_again},
 };
 
 /// A program cut into chunks that are on stages.
@@ -100,7 +100,7 @@ impl Trial<'_> {
     /// The settled programs of the stages.
     fn settled(&self, cut: &Cut, schedule: &Schedule) -> Result<Vec<RankGraph>> {
         let graphs = stage_graphs(cut.settled()?, &cut.staged.held, schedule)?;
-        settled(&graphs, self.passes.without_checkpoints)
+        graphs.iter().map(|graph| settled(graph, self.passes.without_checkpoints)).collect()
     }
 
     /// What stages take with each of several things on the host, with smaller and smaller buckets, until one keeps the limit.
