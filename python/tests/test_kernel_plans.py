@@ -56,3 +56,19 @@ def test_the_expected_timeline_has_kernels_where_the_program_does(fused):
     kernels = sum(name.startswith("kernel") for name, _ in step._captured[0].executor.program.instructions())
     assert kernels > 5
     assert step._captured[0].simulated_json().count('"unisono::kernel') == kernels
+
+
+def test_stages_are_predicted_with_their_kernels_too():
+    training = steps.llama(count=1, batch=16)
+    graph = unisono.capture(
+        training.step, model=training.model, optimizer=training.optimizer, example=training.batches[0]
+    )
+    settings = {"mesh": {"stages": 2}, "micro_batches": 4, "schedule": "1f1b"}
+    plain, fused = (graph.plan(steps.EAGER_TO_CUT, fuse=fuse, **settings) for fuse in (False, True))
+    assert fused.stages["cuts"] == plain.stages["cuts"]
+    assert fused.prediction["step_ns"] < 0.95 * plain.prediction["step_ns"]
+    for of_plain, of_fused in zip(plain.stages["predicted"], fused.stages["predicted"], strict=True):
+        assert of_fused["busy_ns"] < of_plain["busy_ns"]
+        assert of_fused["peak_bytes"] < of_plain["peak_bytes"]
+    # Predicted and drawn are one simulation.
+    assert fused.figures()["step_ms"] == pytest.approx(fused.prediction["step_ns"] / 1e6)

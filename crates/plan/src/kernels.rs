@@ -4,9 +4,14 @@
 use base::{Bytes, Result};
 use cluster::Cluster;
 use cost::Machine;
-use ir::RankGraph;
+use ir::{Graph, RankGraph};
 
-use crate::plan::Plan;
+use crate::{
+    plan::{Plan, Prediction},
+    simulate::stage_programs,
+    step::program,
+    taken_apart::predicted_of,
+};
 
 /// A rank's graph after the passes as the simulator sees it under a plan.
 pub fn seen(graph: RankGraph, plan: &Plan) -> Result<RankGraph> {
@@ -17,17 +22,22 @@ pub fn seen(graph: RankGraph, plan: &Plan) -> Result<RankGraph> {
     Ok(loops::fused(&graph, &loops::partition(&graph)))
 }
 
-/// The plan with what it is predicted to take where groups of operations run as kernels; `program` is what a rank runs under it, which stands for all.
-pub fn with_kernels(
-    mut plan: Plan,
-    program: RankGraph,
-    cluster: &Cluster,
-    limit: Option<u64>,
-) -> Result<Plan> {
+/// The plan for `graph` with what it is predicted to take where groups of operations run as kernels.
+pub fn with_kernels(graph: &Graph, mut plan: Plan, cluster: &Cluster, limit: Option<u64>) -> Result<Plan> {
     let mesh = plan.mesh();
+    let machine = Machine { cluster, mesh: &mesh };
     plan.kernels = true;
-    let program = seen(program, &plan)?;
-    let found = sim::predict(&program, Machine { cluster, mesh: &mesh })?;
-    plan.prediction = plan.prediction.of(&found, limit.map(Bytes), cluster);
+    if let Some(programs) = stage_programs(graph, &plan)? {
+        let (with_kernels, of_each) = predicted_of(&programs, machine, limit)?;
+        let Prediction { recomputed_ns, model_ns, bound_ns, .. } = plan.prediction;
+        plan.prediction = Prediction { recomputed_ns, model_ns, bound_ns, ..with_kernels };
+        if let Some(stages) = &mut plan.stages {
+            stages.predicted = of_each;
+        }
+    } else {
+        // What one rank runs stands for all.
+        let program = seen(program(graph, &plan, 0, |_| {})?, &plan)?;
+        plan.prediction = plan.prediction.of(&sim::predict(&program, machine)?, limit.map(Bytes), cluster);
+    }
     Ok(plan)
 }

@@ -30,14 +30,19 @@ pub struct Pipeline {
     pub timeline: Timeline,
 }
 
-/// A step of the first rank of each stage under a plan with stages; none for a plan without.
-pub fn pipeline(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<Option<Pipeline>> {
+/// What the first rank of each stage runs under a plan with stages, as the simulator sees it; none for a plan without.
+pub fn stage_programs(graph: &Graph, plan: &Plan) -> Result<Option<Vec<RankGraph>>> {
     let mesh = plan.mesh();
     let Some((_, axis)) = mesh.stage_axis().filter(|(_, axis)| axis.size > 1) else { return Ok(None) };
     let apart = mesh.stride_of(&axis.name);
-    let programs = (0..axis.size).map(|stage| program(graph, plan, stage * apart, |_| {}));
-    let programs = programs.collect::<Result<Vec<RankGraph>>>()?;
-    let programs = programs.into_iter().map(|program| seen(program, plan)).collect::<Result<Vec<_>>>()?;
+    let programs = (0..axis.size).map(|stage| seen(program(graph, plan, stage * apart, |_| {})?, plan));
+    programs.collect::<Result<_>>().map(Some)
+}
+
+/// A step of the first rank of each stage under a plan with stages; none for a plan without.
+pub fn pipeline(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<Option<Pipeline>> {
+    let Some(programs) = stage_programs(graph, plan)? else { return Ok(None) };
+    let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     let timeline = sim::simulate_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
     Ok(Some(Pipeline { programs, timeline }))

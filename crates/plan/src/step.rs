@@ -156,20 +156,18 @@ pub fn plan_telling(
     let is_single = settings.mesh.len() == 1 && settings.micro_batches.unwrap_or(1) == 1;
     let shorter = if is_single { None } else { Shorter::of(&canonical(cleaned)) };
     let asked = Asked { graph, cleaned, shorter: shorter.as_ref(), cluster, settings };
-    if settings.mesh().stages() > 1 {
-        return asked.in_stages().map_err(|refused| asked.said_with_host(refused));
-    }
-    let mut found = asked.in_one_piece(told);
-    if settings.mesh.is_empty() && settings.effort == Effort::Full {
-        found = asked.or_in_stages(found);
-    }
+    let found = if settings.mesh().stages() > 1 {
+        asked.in_stages()
+    } else {
+        let found = asked.in_one_piece(told);
+        if settings.mesh.is_empty() && settings.effort == Effort::Full {
+            asked.or_in_stages(found)
+        } else {
+            found
+        }
+    };
     let plan = found.map_err(|refused| asked.said_with_host(refused))?;
-    // With stages, which may have been found faster, figures stay those without kernels.
-    if !settings.fuse || plan.stages.is_some() {
-        return Ok(plan);
-    }
-    let program = program(graph, &plan, 0, |_| {})?;
-    with_kernels(plan, program, cluster, settings.memory_limit(cluster))
+    if settings.fuse { with_kernels(graph, plan, cluster, settings.memory_limit(cluster)) } else { Ok(plan) }
 }
 
 /// How many micro-batches are tried where the whole batch at once does not keep the memory limit.

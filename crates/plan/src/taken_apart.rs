@@ -48,10 +48,19 @@ pub fn predicted(
         passes::run_unverified(&passes::scheduled(&passes), graph)
     };
     let programs = settled.iter().enumerate().map(run).collect::<Result<Vec<_>>>()?;
+    predicted_of(&programs, machine, limit)
+}
+
+/// The same of the programs that stages run.
+pub fn predicted_of(
+    programs: &[RankGraph],
+    machine: Machine<'_>,
+    limit: Option<u64>,
+) -> Result<(Prediction, Vec<StagePrediction>)> {
     let of_each = sim::predict_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
     let mut worst = Prediction::default();
     let mut stages: Vec<StagePrediction> = Vec::new();
-    for (sim::Prediction { time, memory }, program) in of_each.into_iter().zip(&programs) {
+    for (sim::Prediction { time, memory }, program) in of_each.into_iter().zip(programs) {
         let (alive, buffers) = memory.within(limit.map(Bytes));
         let held = Prediction::default().holding(&alive, buffers).beside(memory.on_host, machine.cluster);
         let of_stage = StagePrediction {
