@@ -109,6 +109,36 @@ def test_more_slices_than_ranks_that_shard_the_batch_have_samples_are_no_way_to_
     assert "hint: use 8 micro-batches, with which they can" in str(refused.value)
 
 
+class Narrow(nn.Linear):
+    """A product with a weight that is rounded to 8 bits."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(torch.bfloat16).to(torch.float8_e4m3fn).to(torch.bfloat16))
+
+
+def test_weights_that_are_cast_are_gathered_once_whatever_the_number_of_slices():
+    with torch.device("meta"):
+        model = nn.Sequential(Narrow(256, 1024, bias=False), nn.GELU(), Narrow(1024, 256, bias=False))
+        x = torch.zeros(64, 256, dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x,), device="h100")
+
+    def gathered(count):
+        plan = graph.plan("h100:1x4", mesh={"data": 4}, micro_batches=count, pins={"params.*": {"data": "shard(0)"}})
+        found = [one for one in plan.figures()["collectives"] if one["kind"] == "all_gather"]
+        return sum(one["count"] for one in found), sum(one["bytes"] for one in found)
+
+    assert gathered(2) == gathered(8) == (2, 2 * sum(weight.numel() for weight in model.parameters()))
+
+
 @pytest.mark.filterwarnings("ignore::unisono.errors.CaptureNotice")
 def test_a_smaller_last_batch_is_sliced_as_far_as_it_can_be():
     def make():

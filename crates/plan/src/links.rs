@@ -8,7 +8,7 @@ use std::{cell::RefCell, rc::Rc};
 use base::define_id;
 use cost::{Company, reshard_time};
 use indexmap::IndexSet;
-use ir::{PartId, PartKind, Placement, Reshard, TensorType, ValueId, local_bytes, reshard_steps};
+use ir::{AxisKind, PartId, PartKind, Placement, Reshard, TensorType, ValueId, local_bytes, reshard_steps};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use shard::{Gathers, KindId};
 use smallvec::SmallVec;
@@ -173,6 +173,24 @@ fn kind_of(setting: &Setting<'_>, part: PartId) -> PartKind {
     setting.graph.parts.get(part).map_or(PartKind::Forward, |part| part.kind)
 }
 
+/// Whether collectives on a value go in buckets where it is used in a part.
+fn company(setting: &Setting<'_>, source: Source, part: PartId) -> Company {
+    let kind = kind_of(setting, part);
+    match setting.gathers {
+        // Sums beside a loop are held while it runs: where memory is short they cost what they hold.
+        Gathers::Each => Company::Alone,
+        // What iterations read is no sum beside their loop, but ends one before it.
+        Gathers::Once
+            if setting.space.axis.kind == AxisKind::Time
+                && source.role.is_of_state()
+                && kind != PartKind::Update =>
+        {
+            Company::Alone
+        }
+        Gathers::Once => source.company(kind),
+    }
+}
+
 /// Makes one link.
 struct Maker<'a> {
     setting: &'a Setting<'a>,
@@ -189,11 +207,7 @@ struct Maker<'a> {
 
 impl Maker<'_> {
     fn company(&self, part: PartId) -> Company {
-        // Sums beside a loop are held while it runs: where memory is short they cost what they hold.
-        match self.setting.gathers {
-            Gathers::Once => self.source.company(kind_of(self.setting, part)),
-            Gathers::Each => Company::Alone,
-        }
+        company(self.setting, self.source, part)
     }
 
     fn class(&self, part: PartId) -> ClassId {
@@ -386,7 +400,7 @@ fn inevitable(
     let mut changes = Vec::new();
     let batch = setting.batch;
     for (required, part) in uses {
-        let company = source.company(kind_of(setting, *part));
+        let company = company(setting, source, *part);
         for from in provided {
             let against = |to: &Placement| against_demand(batch, *from, *to, company);
             if required.iter().all(|placements| placements.iter().any(against)) {
