@@ -51,9 +51,9 @@ impl Pass for BucketCollectives {
 impl BucketCollectives {
     /// Fills buckets in program order. No bucket depends on itself: directly, or by way of others that it would depend on.
     fn buckets(&self, graph: &Graph) -> Vec<Bucket> {
-        let context = Context::new(graph);
+        let members = self.members(graph);
         let mut buckets: Vec<Bucket> = Vec::new();
-        let mut open: FxHashMap<String, usize> = FxHashMap::default();
+        let mut open: FxHashMap<&str, usize> = FxHashMap::default();
         // The buckets that each node depends on.
         let mut above: SecondaryMap<NodeId, FixedBitSet> = SecondaryMap::default();
         for (position, id) in graph.order.iter().enumerate() {
@@ -62,28 +62,66 @@ impl BucketCollectives {
             for maker in node.operands().filter_map(|operand| graph.maker(operand)) {
                 union(&mut needs, &above[maker]);
             }
-            if let Some(member) = context.member(*id) {
-                let key = context.key(&member);
-                let fits = |bucket: &usize| {
-                    let is_free =
-                        member.urgency == Urgency::Hoistable || position < buckets[*bucket].first_use;
-                    is_free
-                        && buckets[*bucket].size + member.size <= self.limit
-                        && !depends(&buckets, &needs, *bucket)
-                };
-                let bucket = open.get(&key).copied().filter(fits).unwrap_or(buckets.len());
-                if bucket == buckets.len() {
-                    buckets.push(Bucket::new());
-                    open.insert(key, bucket);
+            match members.get(id) {
+                Some(Candidate { member, key, may_join: true }) => {
+                    let fits = |bucket: &usize| {
+                        let Bucket { size, first_use, .. } = buckets[*bucket];
+                        self.fits(member, position, (size, first_use)) && !depends(&buckets, &needs, *bucket)
+                    };
+                    let bucket = open.get(key.as_str()).copied().filter(fits).unwrap_or(buckets.len());
+                    if bucket == buckets.len() {
+                        buckets.push(Bucket::new());
+                        open.insert(key, bucket);
+                    }
+                    add(&mut buckets, bucket, *member, &needs);
+                    needs.grow(bucket + 1);
+                    needs.insert(bucket);
                 }
-                add(&mut buckets, bucket, member, &needs);
-                needs.grow(bucket + 1);
-                needs.insert(bucket);
+                Some(Candidate { key, .. }) => {
+                    open.remove(key.as_str());
+                }
+                None => {}
             }
             above[*id] = needs;
         }
         buckets
     }
+
+    /// Whether a member may join a bucket of such a size, and used first there, as far as what it depends on allows.
+    fn fits(&self, member: &Member, position: usize, (size, first_use): (Bytes, usize)) -> bool {
+        let is_free = member.urgency == Urgency::Hoistable || position < first_use;
+        is_free && size + member.size <= self.limit
+    }
+
+    /// What may be joined, and whether it could be with the one of its kind right before or behind it. Most collectives of activations could not,
+    /// which leaves few buckets to know the dependencies of.
+    fn members(&self, graph: &Graph) -> FxHashMap<NodeId, Candidate> {
+        let context = Context::new(graph);
+        let mut members: FxHashMap<NodeId, Candidate> = FxHashMap::default();
+        let mut last: FxHashMap<String, NodeId> = FxHashMap::default();
+        for (position, id) in graph.order.iter().enumerate() {
+            let Some(member) = context.member(*id) else { continue };
+            let key = context.key(&member);
+            let before = last.insert(key.clone(), *id).and_then(|before| members.get_mut(&before));
+            let before = before
+                .filter(|before| self.fits(&member, position, (before.member.size, before.member.first_use)));
+            let may_join = before.is_some();
+            if let Some(before) = before {
+                before.may_join = true;
+            }
+            members.insert(*id, Candidate { member, key, may_join });
+        }
+        members
+    }
+}
+
+/// A collective that may be joined with others.
+struct Candidate {
+    member: Member,
+    /// Of which kind it is: only what is equal in this is joined.
+    key: String,
+    /// Whether it could be joined with one of the two of its kind that are next to it.
+    may_join: bool,
 }
 
 impl Bucket {
