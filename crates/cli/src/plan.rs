@@ -201,10 +201,10 @@ impl Plan {
         let why_not = self.why_not.iter().map(answer).collect::<Result<Vec<_>>>()?;
         let mut others = Vec::new();
         if self.json || self.html.is_some() || self.sensitivity {
-            let local = plan::program(&graph, &plan, 0, |_| {})?;
             let limit = settings.memory_limit(&cluster);
-            let summary = plan::summary(&graph, &local, &plan, &cluster, limit)?;
+            let summary = plan::summary(&graph, None, &plan, &cluster, limit)?;
             if let Some(path) = &self.html {
+                let local = plan::program(&graph, &plan, 0, |_| {})?;
                 let timeline = plan::simulate_rank(&local, &plan, &cluster, 0)?;
                 let pipeline = plan::pipeline(&graph, &plan, &cluster)?;
                 files::write(path, &plan::page(&summary, &local, &timeline, None, pipeline.as_ref())?)?;

@@ -30,7 +30,8 @@ pub fn explain_plan(
     memory_limit: Option<u64>,
 ) -> Result<String> {
     let local = program(graph, plan, 0, |_| {})?;
-    let account = cluster.map(|cluster| accounted(graph, &local, plan, cluster, memory_limit)).transpose()?;
+    let account =
+        cluster.map(|cluster| accounted(graph, Some(&local), plan, cluster, memory_limit)).transpose()?;
     let mut text = explain(plan, &local, account.as_ref());
     if let Some(cluster) = cluster {
         text.push_str(&limiting_kinds(&local, plan, cluster));

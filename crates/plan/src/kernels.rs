@@ -8,7 +8,7 @@ use ir::{Graph, RankGraph};
 
 use crate::{
     plan::{Plan, Prediction},
-    simulate::stage_programs,
+    simulate::stages_seen,
     step::program,
     taken_apart::predicted_of,
 };
@@ -27,7 +27,7 @@ pub fn with_kernels(graph: &Graph, mut plan: Plan, cluster: &Cluster, limit: Opt
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     plan.kernels = true;
-    if let Some(programs) = stage_programs(graph, &plan)? {
+    if let Some(programs) = stages_seen(graph, &plan)? {
         let (with_kernels, of_each) = predicted_of(&programs, machine, limit)?;
         let Prediction { recomputed_ns, model_ns, bound_ns, .. } = plan.prediction;
         plan.prediction = Prediction { recomputed_ns, model_ns, bound_ns, ..with_kernels };

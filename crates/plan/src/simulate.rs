@@ -6,7 +6,11 @@ use ir::{Graph, RankGraph};
 use sim::Machine;
 use timeline::{Timeline, step::Figures};
 
-use crate::{kernels::seen, plan::Plan, step::program};
+use crate::{
+    kernels::seen,
+    plan::Plan,
+    step::{program, stage_programs},
+};
 
 /// The timeline of a step of the program that `rank` runs under `plan`, its graph after the passes, where the rank stands for all.
 pub fn simulate_rank(graph: &RankGraph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {
@@ -31,17 +35,14 @@ pub struct Pipeline {
 }
 
 /// What the first rank of each stage runs under a plan with stages, as the simulator sees it; none for a plan without.
-pub fn stage_programs(graph: &Graph, plan: &Plan) -> Result<Option<Vec<RankGraph>>> {
-    let mesh = plan.mesh();
-    let Some((_, axis)) = mesh.stage_axis().filter(|(_, axis)| axis.size > 1) else { return Ok(None) };
-    let apart = mesh.stride_of(&axis.name);
-    let programs = (0..axis.size).map(|stage| seen(program(graph, plan, stage * apart, |_| {})?, plan));
-    programs.collect::<Result<_>>().map(Some)
+pub fn stages_seen(graph: &Graph, plan: &Plan) -> Result<Option<Vec<RankGraph>>> {
+    let Some(programs) = stage_programs(graph, plan)? else { return Ok(None) };
+    programs.into_iter().map(|program| seen(program, plan)).collect::<Result<_>>().map(Some)
 }
 
 /// A step of the first rank of each stage under a plan with stages; none for a plan without.
 pub fn pipeline(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<Option<Pipeline>> {
-    let Some(programs) = stage_programs(graph, plan)? else { return Ok(None) };
+    let Some(programs) = stages_seen(graph, plan)? else { return Ok(None) };
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     let timeline = sim::simulate_stages(&programs.iter().collect::<Vec<_>>(), machine)?;

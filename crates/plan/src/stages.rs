@@ -1,9 +1,6 @@
 //! Pipeline stages of a plan: where the program is cut, in which order each stage runs its micro-batches, and what that is predicted to take.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    str::FromStr,
-};
+use std::{collections::BTreeSet, str::FromStr};
 
 use base::{Code, Diagnostic, Result};
 use ir::{Graph, InputId, NodeId};
@@ -12,7 +9,10 @@ use schedule::{Kind, Placement, Schedule};
 use serde::{Deserialize, Serialize};
 use shard::stages::{Staged, forward_end, staged};
 
-use crate::prediction::{is_zero, is_zero_ns};
+use crate::{
+    prediction::{is_zero, is_zero_ns},
+    text::holders::Holders,
+};
 
 /// How a step is taken apart into pipeline stages.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -38,8 +38,8 @@ pub struct Stages {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_state: Vec<Pieces>,
     /// State that only some stages hold, with those; the first one's values count.
-    #[serde(default)]
-    pub state: BTreeMap<String, Vec<u32>>,
+    #[serde(default, with = "crate::text::holders")]
+    pub state: Holders,
     /// What each stage is predicted to take.
     #[serde(default)]
     pub predicted: Vec<StagePrediction>,

@@ -417,37 +417,44 @@ fn faster(plan: Plan, other: Option<Plan>) -> Plan {
 /// The graph that `rank` runs under a plan for `graph`. On one rank it is the captured graph itself.
 pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
     aten::check(graph)?;
-    let canonical = canonical(&cleaned(graph, plan.passes.without_checkpoints)?);
-    if let Some(stages) = &plan.stages {
-        return stage_graph(graph, &canonical, plan, stages, rank);
+    let mesh = plan.mesh();
+    if let Some(mut graphs) = stage_graphs(graph, plan, rank)? {
+        let number = mesh.stage_axis().map_or(0, |(number, _)| mesh.coordinate(rank, number));
+        return Ok(graphs.swap_remove(number as usize));
     }
+    let canonical = canonical(&cleaned(graph, plan.passes.without_checkpoints)?);
     let local = plan.partition(&canonical, graph.fingerprint(), rank)?;
-    Ok(if plan.mesh().is_trivial() { graph.clone() } else { local })
+    Ok(if mesh.is_trivial() { graph.clone() } else { local })
 }
 
-/// The graph of the stage that a rank is on.
-fn stage_graph(
-    graph: &Graph,
-    canonical: &Graph,
-    plan: &Plan,
-    stages: &Stages,
-    rank: u32,
-) -> Result<RankGraph> {
-    let mesh = plan.mesh();
+/// The graphs of `rank` and of those that have its coordinates on all other stages, in the order of the stages; none for a plan without.
+fn stage_graphs(graph: &Graph, plan: &Plan, rank: u32) -> Result<Option<Vec<RankGraph>>> {
+    let Some(stages) = &plan.stages else { return Ok(None) };
+    let canonical = canonical(&cleaned(graph, plan.passes.without_checkpoints)?);
     let schedule = stages.schedule(plan.micro_batches)?;
-    let (made, staged) = Stages::of(canonical, &stages.cuts, stages.schedule, &schedule)?;
+    let (made, staged) = Stages::of(&canonical, &stages.cuts, stages.schedule, &schedule)?;
     let whole = plan.partition(&staged.graph, graph.fingerprint(), rank)?;
-    if mesh.stages() != stages.count() || made.state != stages.state {
+    if plan.mesh().stages() != stages.count() || made.state != stages.state {
         return Err(Diagnostic::new(Code::FOREIGN_PLAN, "the plan is for another training step")
             .because("its stages hold other state than its cuts make of this step")
             .hint("plan again, or take the stages' `state` from a plan with these cuts"));
     }
-    let number = mesh.stage_axis().map_or(0, |(number, _)| mesh.coordinate(rank, number));
-    let mut graphs = taken_apart(&whole, &stages.recompute, &staged.held, &schedule, &plan.passes)?;
-    Ok(graphs.swap_remove(number as usize))
+    taken_apart(&whole, &stages.recompute, &staged.held, &schedule, &plan.passes).map(Some)
 }
 
 /// The program that `rank` runs under a plan for `graph`: its graph after the passes; `observe` hears of each.
 pub fn program(graph: &Graph, plan: &Plan, rank: u32, observe: impl FnMut(&Outcome)) -> Result<RankGraph> {
     passes::run(&pipeline(&plan.passes_of(rank)), &rank_graph(graph, plan, rank)?, observe)
+}
+
+/// The programs that the first ranks of all stages run; none under a plan without stages.
+pub fn stage_programs(graph: &Graph, plan: &Plan) -> Result<Option<Vec<RankGraph>>> {
+    aten::check(graph)?;
+    let Some(graphs) = stage_graphs(graph, plan, 0)? else { return Ok(None) };
+    let mesh = plan.mesh();
+    let apart = mesh.stage_axis().map_or(0, |(_, axis)| mesh.stride_of(&axis.name));
+    let program = |(stage, graph): (u32, RankGraph)| {
+        passes::run(&pipeline(&plan.passes_of(stage * apart)), &graph, |_| {})
+    };
+    (0..).zip(graphs).map(program).collect::<Result<_>>().map(Some)
 }

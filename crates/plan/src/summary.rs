@@ -16,7 +16,8 @@ use crate::{
     account::{Account, account},
     kernels::seen,
     plan::Plan,
-    simulate::pipeline,
+    simulate::stages_seen,
+    step::program,
     text::patterns::folded,
 };
 
@@ -157,10 +158,10 @@ pub struct Summary {
     pub without_row_ns: BTreeMap<String, i64>,
 }
 
-/// The figures of a plan for a graph on a cluster; `local` is what a rank runs: its graph after the passes.
+/// The figures of a plan for a graph on a cluster; `known` is what a rank runs, its graph after the passes, where that was made already.
 pub fn summary(
     graph: &Graph,
-    local: &RankGraph,
+    known: Option<&RankGraph>,
     plan: &Plan,
     cluster: &Cluster,
     memory_limit: Option<u64>,
@@ -221,7 +222,7 @@ pub fn summary(
         memory_limit,
         limited_by: plan.limit.clone(),
         state: state(graph, plan),
-        account: accounted(graph, local, plan, cluster, memory_limit)?,
+        account: accounted(graph, known, plan, cluster, memory_limit)?,
         runners_up: others.collect(),
         undivided: plan.undivided.clone(),
         without_row: plan.without_row.clone(),
@@ -229,18 +230,22 @@ pub fn summary(
     })
 }
 
-/// Where time and memory go: in the program of one rank that stands for all, or in those of the pipeline's stages.
+/// Where time and memory go: in the programs of the pipeline's stages, or in the one of a rank that stands for all, which may be known.
 pub fn accounted(
     graph: &Graph,
-    local: &RankGraph,
+    known: Option<&RankGraph>,
     plan: &Plan,
     cluster: &Cluster,
     memory_limit: Option<u64>,
 ) -> Result<Account> {
     let mesh = plan.mesh();
-    let stages = pipeline(graph, plan, cluster)?;
-    let local = &seen(local.clone(), plan)?;
-    let programs = stages.as_ref().map_or_else(|| vec![local], |stages| stages.programs.iter().collect());
+    let programs = if let Some(programs) = stages_seen(graph, plan)? {
+        programs
+    } else {
+        let known = known.cloned().map_or_else(|| program(graph, plan, 0, |_| {}), Ok);
+        vec![seen(known?, plan)?]
+    };
+    let programs: Vec<&RankGraph> = programs.iter().collect();
     account(&programs, Machine { cluster, mesh: &mesh }, memory_limit.map(Bytes))
 }
 

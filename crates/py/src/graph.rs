@@ -165,8 +165,7 @@ impl Graph {
     ) -> PyResult<String> {
         run(py, || {
             let cluster = Cluster::parse(cluster, "the cluster description")?;
-            let local = plan::program(&self.0, &plan.0, 0, |_| {})?;
-            let summary = plan::summary(&self.0, &local, &plan.0, &cluster, limit(memory_limit, &cluster))?;
+            let summary = plan::summary(&self.0, None, &plan.0, &cluster, limit(memory_limit, &cluster))?;
             serde_json::to_string(&summary).map_err(|error| Diagnostic::bug(error.to_string()))
         })
     }

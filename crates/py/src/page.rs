@@ -27,7 +27,7 @@ fn plan_page(
     run(py, || {
         let cluster = Cluster::parse(cluster, "the cluster description")?;
         let limit = limit(memory_limit, &cluster);
-        let summary = plan::summary(&step.0, &rank_graph.0, &plan.0, &cluster, limit)?;
+        let summary = plan::summary(&step.0, Some(&rank_graph.0), &plan.0, &cluster, limit)?;
         let predicted = plan::simulate_rank(&rank_graph.0, &plan.0, &cluster, SHOWN)?;
         let mesh = plan.0.mesh();
         let timeline = |(program, records): (Py<Program>, _)| {

@@ -1,7 +1,8 @@
 //! The loops of a program of micro-batches: what is computed once, what in each iteration, and in which of several loops.
 
-use base::SecondaryMap;
-use ir::{CollectiveKind, Graph, InputClass, MeshAxis, NodeId, ValueId};
+use base::{Diagnostic, Result, SecondaryMap};
+use ir::{Arg, CollectiveKind, Graph, InputClass, MeshAxis, NodeId, ValueId};
+use rustc_hash::FxHashMap;
 
 use crate::{draws::may_draw, partition::Gathers, users::users};
 
@@ -25,9 +26,33 @@ impl Role {
     }
 }
 
-/// What becomes of each node, from the graphs of all iterations.
-pub fn roles(iterations: &[Graph], axis: &MeshAxis, gathers: Gathers) -> SecondaryMap<NodeId, Role> {
-    let first = &iterations[0];
+/// The numbers of an iteration: the arguments of the nodes that have others than in the first one.
+pub struct Numbers(FxHashMap<NodeId, Vec<Arg>>);
+
+impl Numbers {
+    /// Those of an iteration beside the first one.
+    pub fn of(iteration: &Graph, first: &Graph) -> Result<Self> {
+        if iteration.order != first.order {
+            return Err(Diagnostic::bug("the iterations of a loop have other operations than the first"));
+        }
+        let args =
+            |id: &NodeId| Some(&iteration.nodes[*id].args).filter(|args| **args != first.nodes[*id].args);
+        Ok(Self(first.order.iter().filter_map(|id| Some((*id, args(id)?.clone()))).collect()))
+    }
+
+    /// The arguments of a node, if they are others than in the first iteration.
+    pub fn of_node(&self, id: NodeId) -> Option<&Vec<Arg>> {
+        self.0.get(&id)
+    }
+}
+
+/// What becomes of each node, from the graph of the first iteration and the numbers of the others.
+pub fn roles(
+    first: &Graph,
+    others: &[Numbers],
+    axis: &MeshAxis,
+    gathers: Gathers,
+) -> SecondaryMap<NodeId, Role> {
     let mut roles = SecondaryMap::with_default(Role::Once);
     let mut varies: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
     let mut combined: SecondaryMap<ValueId, bool> = SecondaryMap::with_default(false);
@@ -39,7 +64,7 @@ pub fn roles(iterations: &[Graph], axis: &MeshAxis, gathers: Gathers) -> Seconda
             Some(collective) => Role::Combine(collective.kind),
             None if first.is_wait(*id) && operand.is_some_and(|value| combined[value]) => Role::Combined,
             None if node.operands().any(|value| varies[value])
-                || iterations.iter().any(|other| other.nodes[*id].args != node.args) =>
+                || others.iter().any(|other| other.of_node(*id).is_some()) =>
             {
                 Role::Each
             }
@@ -108,8 +133,8 @@ pub struct Loops {
     pub last: u32,
 }
 
-/// Numbers by node.
-type Numbers = SecondaryMap<NodeId, u32>;
+/// The number of a loop by node.
+type LoopOf = SecondaryMap<NodeId, u32>;
 
 impl Loops {
     /// Each loop has what it must, and of what may also come later either all or nothing: what leaves less to hold for all iterations until
@@ -121,7 +146,7 @@ impl Loops {
         let late = latest(graph, roles, last);
         let users = users(graph);
         // Bytes of what is made up to a loop and used behind it: of what is another value in each iteration, for all iterations.
-        let held = |of: &Numbers, boundary: u32| -> u64 {
+        let held = |of: &LoopOf, boundary: u32| -> u64 {
             let made = graph.order.iter().filter(|id| of[**id] <= boundary);
             let values = made.flat_map(|id| graph.nodes[*id].results().map(move |value| (*id, value)));
             let held = values.filter(|(_, value)| users[*value].iter().any(|user| of[*user] > boundary));
@@ -148,12 +173,12 @@ fn ends_loop(role: Role) -> u32 {
 }
 
 /// As early as what each node needs allows; random operations in their order.
-fn earliest(graph: &Graph, roles: &SecondaryMap<NodeId, Role>) -> Numbers {
+fn earliest(graph: &Graph, roles: &SecondaryMap<NodeId, Role>) -> LoopOf {
     in_order(graph, roles, &SecondaryMap::with_default(0))
 }
 
 /// No earlier than `wanted`, and than what each node needs allows; random operations in their order.
-fn in_order(graph: &Graph, roles: &SecondaryMap<NodeId, Role>, wanted: &Numbers) -> Numbers {
+fn in_order(graph: &Graph, roles: &SecondaryMap<NodeId, Role>, wanted: &LoopOf) -> LoopOf {
     let mut ready: SecondaryMap<ValueId, u32> = SecondaryMap::with_default(0);
     let mut of = SecondaryMap::with_default(0);
     let mut random = 0;
@@ -171,7 +196,7 @@ fn in_order(graph: &Graph, roles: &SecondaryMap<NodeId, Role>, wanted: &Numbers)
 }
 
 /// As late as what uses each node allows; random operations in their order.
-fn latest(graph: &Graph, roles: &SecondaryMap<NodeId, Role>, last: u32) -> Numbers {
+fn latest(graph: &Graph, roles: &SecondaryMap<NodeId, Role>, last: u32) -> LoopOf {
     let users = users(graph);
     let mut of = SecondaryMap::with_default(last);
     let mut next_random = last;

@@ -15,7 +15,7 @@ use rustc_hash::FxHashSet;
 
 use crate::{
     emit::{Emitter, Origin},
-    loops::{Loops, Role, roles},
+    loops::{Loops, Numbers, Role, roles},
     partition::{Assignment, partition},
 };
 
@@ -59,15 +59,12 @@ pub fn divided(
 
 /// The program of all iterations along an axis of micro-batches.
 fn unroll(graph: &Graph, assignment: &Assignment, axis: &MeshAxis) -> Result<RankGraph> {
-    let iterations =
-        (0..axis.size).map(|t| partition(graph, assignment, axis, t)).collect::<Result<Vec<_>>>()?;
-    let first = &iterations[0];
-    if iterations.iter().any(|one| one.order != first.order) {
-        return Err(Diagnostic::bug("the iterations of a loop have other operations than the first"));
-    }
-    let roles = roles(&iterations, axis, assignment.gathers);
-    let loops = Loops::of(first, &roles, axis.size);
-    let mut writer = Writer::new(&iterations, &roles);
+    let first = partition(graph, assignment, axis, 0)?;
+    let others = (1..axis.size).map(|t| Numbers::of(&partition(graph, assignment, axis, t)?, &first));
+    let others = others.collect::<Result<Vec<_>>>()?;
+    let roles = roles(&first, &others, axis, assignment.gathers);
+    let loops = Loops::of(&first, &roles, axis.size);
+    let mut writer = Writer::new(&first, &others, &roles);
     for number in 0..=loops.last {
         writer.one(&loops, number);
     }
@@ -84,7 +81,10 @@ struct Collected {
 }
 
 struct Writer<'a> {
-    iterations: &'a [Graph],
+    /// The first iteration.
+    first: &'a Graph,
+    /// The others.
+    others: &'a [Numbers],
     roles: &'a SecondaryMap<NodeId, Role>,
     out: Graph,
     /// Each value in each iteration; of one that is the same in all, one.
@@ -95,8 +95,7 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    fn new(iterations: &'a [Graph], roles: &'a SecondaryMap<NodeId, Role>) -> Self {
-        let first = &iterations[0];
+    fn new(first: &'a Graph, others: &'a [Numbers], roles: &'a SecondaryMap<NodeId, Role>) -> Self {
         let mut out = Graph {
             ops: first.ops.clone(),
             places: first.places.clone(),
@@ -109,12 +108,12 @@ impl<'a> Writer<'a> {
             let ty = first.ty(input.value).clone();
             made[input.value] = vec![out.input(input.class, input.name.clone(), ty)];
         }
-        Self { iterations, roles, out, made, collected: SecondaryMap::default(), micro_batch: None }
+        Self { first, others, roles, out, made, collected: SecondaryMap::default(), micro_batch: None }
     }
 
     /// A loop, behind what is computed once before it.
     fn one(&mut self, loops: &Loops, number: u32) {
-        let first = &self.iterations[0];
+        let first = self.first;
         let here: Vec<NodeId> = first.order.iter().copied().filter(|id| loops.of[*id] == number).collect();
         let roles = self.roles;
         let of_role = |wanted: fn(Role) -> bool| -> Vec<NodeId> {
@@ -130,7 +129,7 @@ impl<'a> Writer<'a> {
         for id in once {
             self.copy(id, 0);
         }
-        for iteration in 0..self.iterations.len() {
+        for iteration in 0..=self.others.len() {
             self.micro_batch = Some(iteration as u32);
             for id in &each {
                 match self.roles[*id] {
@@ -168,7 +167,7 @@ impl<'a> Writer<'a> {
 
     /// What makes the value that a node combines.
     fn summed(&self, id: NodeId) -> Option<NodeId> {
-        let first = &self.iterations[0];
+        let first = self.first;
         first.maker(first.nodes[id].operands().next()?)
     }
 
@@ -180,12 +179,12 @@ impl<'a> Writer<'a> {
 
     /// Where a node comes from, but for the part that it stands in.
     fn origin_in(&self, id: NodeId) -> Origin {
-        Origin::of(&self.iterations[0].nodes[id])
+        Origin::of(&self.first.nodes[id])
     }
 
     /// Where what comes of a node stands: in the last part of the program, if that is of its kind and micro-batch, and else in a new one.
     fn origin(&mut self, id: NodeId) -> Origin {
-        let first = &self.iterations[0];
+        let first = self.first;
         let kind = match first.part_kind(id) {
             // What a gradient goes through on the way to its shard.
             PartKind::Update if self.micro_batch.is_some() => PartKind::Backward,
@@ -200,8 +199,11 @@ impl<'a> Writer<'a> {
     /// The node of an iteration.
     fn copy(&mut self, id: NodeId, iteration: usize) {
         let origin = self.origin(id);
-        let graph = &self.iterations[iteration];
+        let graph = self.first;
         let mut node = graph.nodes[id].clone();
+        if let Some(args) = iteration.checked_sub(1).and_then(|other| self.others[other].of_node(id)) {
+            node.args.clone_from(args);
+        }
         for arg in &mut node.args {
             arg.map_values(|value| self.value(value, iteration));
         }
@@ -229,7 +231,7 @@ impl<'a> Writer<'a> {
 
     /// Adds what an iteration has to what a loop combines.
     fn collect(&mut self, id: NodeId, kind: CollectiveKind, iteration: usize) {
-        let first = &self.iterations[0];
+        let first = self.first;
         let Some(operand) = first.nodes[id].operands().next() else { return };
         let mine = self.value(operand, iteration);
         let before = self.collected[id].reduced;
@@ -258,7 +260,7 @@ impl<'a> Writer<'a> {
 
     /// What a loop has combined.
     fn combine(&mut self, id: NodeId) {
-        let (first, count) = (&self.iterations[0], self.iterations.len() as i64);
+        let (first, count) = (self.first, self.others.len() as i64 + 1);
         let Role::Combine(kind) = self.roles[id] else { return };
         let Collected { reduced, parts } = std::mem::take(&mut self.collected[id]);
         let origin = self.origin(id);
@@ -284,7 +286,7 @@ impl<'a> Writer<'a> {
 
     /// A wait for what a loop has combined is nothing: its value is what was combined.
     fn wait(&mut self, id: NodeId) {
-        let node = &self.iterations[0].nodes[id];
+        let node = &self.first.nodes[id];
         for (value, combined) in node.results().zip(node.operands()) {
             let made = self.made[combined].clone();
             self.made[value] = made;
@@ -292,7 +294,7 @@ impl<'a> Writer<'a> {
     }
 
     fn finish(mut self) -> Result<RankGraph> {
-        let first = &self.iterations[0];
+        let first = self.first;
         let ends = first.updates.iter().map(|(_, value)| value).chain(&first.returns);
         if ends.clone().any(|value| self.made[*value].len() != 1) {
             return Err(Diagnostic::bug("what a loop ends with is another value in each iteration"));

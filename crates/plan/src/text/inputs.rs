@@ -12,7 +12,7 @@ use super::patterns::{components, expanded, fold, pattern};
 pub type Layouts = BTreeMap<String, IndexMap<String, Placement>>;
 
 /// Maximum number of names that one line may stand for.
-const MOST_NAMES: usize = 1 << 20;
+pub const MOST_NAMES: usize = 1 << 20;
 
 /// Writes `pattern = placement` by axis.
 pub fn serialize<S: Serializer>(layouts: &Layouts, serializer: S) -> Result<S::Ok, S::Error> {

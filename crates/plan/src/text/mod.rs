@@ -4,6 +4,7 @@
 mod decode;
 mod encode;
 mod follow;
+pub mod holders;
 pub mod inputs;
 mod names;
 pub mod patterns;
