@@ -136,7 +136,70 @@ def test_weights_that_are_cast_are_gathered_once_whatever_the_number_of_slices()
         found = [one for one in plan.figures()["collectives"] if one["kind"] == "all_gather"]
         return sum(one["count"] for one in found), sum(one["bytes"] for one in found)
 
-    assert gathered(2) == gathered(8) == (2, 2 * sum(weight.numel() for weight in model.parameters()))
+    assert gathered(2) == gathered(8) == (2, sum(weight.numel() for weight in model.parameters()))
+
+
+class Perceptrons(nn.Module):
+    """Residual perceptrons on sequences in bf16, whose head may be the embedding."""
+
+    def __init__(self, width, tied):
+        super().__init__()
+        self.embedding = nn.Embedding(512, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(4)
+        )
+        self.head = nn.Linear(width, 512, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, x_BT):
+        x_BTD = self.embedding(x_BT).to(torch.bfloat16)
+        for norm, up, gelu, down in self.blocks:
+            y_BTD = norm(x_BTD.float()).to(torch.bfloat16)
+            y_BTH = gelu(F.linear(y_BTD, up.weight.to(torch.bfloat16)))
+            x_BTD = x_BTD + F.linear(y_BTH, down.weight.to(torch.bfloat16))
+        return F.linear(x_BTD, self.head.weight.to(torch.bfloat16)).float()
+
+
+def planned_perceptrons(micro_batches, mesh, pins, *, width, tied, batch, length):
+    """The figures of a plan for a step of these on meta."""
+    with torch.device("meta"):
+        model, x_BT = Perceptrons(width, tied), torch.zeros(batch, length, dtype=torch.int64)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step(x_BT, y_BT):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x_BT, x_BT), device="h100")
+    return graph.plan("h100:1x4", mesh=mesh, micro_batches=micro_batches, pins=pins).figures()
+
+
+def test_gradients_of_a_tied_weight_are_added_up_and_sent_once():
+    pins = {"batch.*": {"data": "shard(0)"}, "params.*": {"data": "shard(0)"}}
+    size = {"width": 1024, "tied": True, "batch": 16, "length": 8}
+    whole, sliced = (planned_perceptrons(count, {"data": 4}, pins, **size)["collectives"] for count in (1, 4))
+
+    def scattered(collectives):
+        found = [one for one in collectives if one["kind"] == "reduce_scatter"]
+        assert {one["of"] for one in found} == {"gradients"}
+        return sum(one["bytes"] for one in found)
+
+    assert scattered(sliced) == scattered(whole)
+
+
+def test_a_tensor_axis_leaves_the_samples_to_the_slices():
+    pins = {"batch.*": {"tensor": "replicate"}, "outputs.blocks.*": {"tensor": "shard(1)"}}
+    for dim, names in enumerate((("1", "head", "embedding"), ("3",))):
+        pins |= {f"params.*{name}.weight": {"tensor": f"shard({dim})"} for name in names}
+    size = {"width": 256, "tied": False, "batch": 4, "length": 512}
+    # There are as many samples as ranks: each could have one, which cannot be sliced.
+    whole, sliced = (planned_perceptrons(count, {"tensor": 4}, pins, **size) for count in (1, 4))
+    assert sliced["peak_bytes"] <= 0.5 * whole["peak_bytes"]
 
 
 @pytest.mark.filterwarnings("ignore::unisono.errors.CaptureNotice")

@@ -10,8 +10,8 @@ use crate::collectives::Company;
 /// What ends a loop costs as much as so many results of the size of what it combines.
 const END_OF_LOOP: u64 = 16;
 
-/// What a gradient goes through on the way to its shard counts as one part in so many of it where it is done in each iteration: of sums that hold as
-/// much before as behind it, those before it are sent once.
+/// What a gradient goes through on the way to its shard, and what is sent, counts as one part in so many of it where it is done in each iteration: of
+/// sums that hold as much before as behind it, those before it are sent once.
 const ON_THE_WAY: u64 = 64;
 
 /// The price of an operation: in bytes, where others are in picoseconds.
@@ -24,7 +24,8 @@ pub fn operation_price(call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis) ->
     let ends = if strategy.realise.reductions() > 0 { END_OF_LOOP * call.result(0).bytes().0 } else { 0 };
     let is_of_update = call.graph.part_kind(call.id) == PartKind::Update;
     let is_in_each = strategy.results.iter().any(|placement| *placement != Placement::Replicate);
-    let on_the_way = if is_of_update && is_in_each { call.operand(0).bytes().0 / ON_THE_WAY } else { 0 };
+    let may_wait = is_of_update || call.graph.is_communication(call.id);
+    let on_the_way = if may_wait && is_in_each { call.operand(0).bytes().0 / ON_THE_WAY } else { 0 };
     (held.sum::<u64>() + ends + on_the_way) as i64
 }
 
@@ -33,7 +34,7 @@ pub fn reshard_price(ty: &TensorType, reshard: Reshard, axis: &MeshAxis, company
     let steps = reshard_steps(ty, reshard, axis)?;
     let ends = |kind| !(kind == CollectiveKind::AllReduce && company == Company::Bucketed);
     let ends = steps.iter().filter(|step| ends(step.kind)).count() as u64;
-    // Each iteration has a whole tensor of its share of the sum and zeros.
+    // Each iteration would have a whole tensor of its share of the sum and zeros, beside the sum, which saves nothing.
     let is_padded = matches!(reshard.to, Placement::Partial(_)) && reshard.from != reshard.to;
-    Some(((ends * END_OF_LOOP + u64::from(is_padded)) * ty.bytes().0) as i64)
+    Some(((ends + u64::from(is_padded)) * END_OF_LOOP * ty.bytes().0) as i64)
 }

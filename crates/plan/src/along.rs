@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use base::{Code, Diagnostic, Result};
 use ir::{AxisKind, InputClass, Placement};
-use shard::{Assignment, Space};
+use shard::Assignment;
 use solve::{Failure, Problem, Solution, Solver};
 
 use crate::{
     axis::{Along, Carried, Model, Tries},
-    divides::offered,
+    divides::space,
     effort::Effort,
     folded::Program,
     intents::Origins,
@@ -51,7 +51,7 @@ pub fn explored(run: &Run<'_>, program: Program<'_>, origins: &Origins, number: 
     if axis.kind == AxisKind::Stage {
         return explored(run, program, origins, number + 1);
     }
-    let space = Space::new(graph, axis, offered(request.mesh, axis));
+    let space = space(graph, request.mesh, axis);
     let demands = match axis.kind {
         AxisKind::Ranks => pinned(graph, &space, request.pins, request.mesh)?,
         AxisKind::Time | AxisKind::Stage => Demands::default(),

@@ -33,6 +33,12 @@ pub fn offered(mesh: &Mesh, axis: &MeshAxis) -> Offered {
     if mesh.may_be_uneven(&axis.name) { Offered::Useful } else { Offered::Even }
 }
 
+/// The search space of a graph along an axis of a mesh.
+pub fn space(graph: &Graph, mesh: &Mesh, axis: &MeshAxis) -> Space {
+    let slices = if axis.kind == AxisKind::Ranks { mesh.micro_batches() } else { 1 };
+    Space::in_slices(graph, axis, offered(mesh, axis), slices)
+}
+
 /// Whether what is mostly computation can be sharded along an axis by a dimension of the batch.
 pub fn divides(graph: &Graph, axis: &MeshAxis, offered: Offered) -> bool {
     let space = Space::new(graph, axis, offered);

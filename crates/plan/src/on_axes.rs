@@ -6,7 +6,7 @@ use base::Result;
 use ir::{Graph, Mesh, MeshAxis};
 use shard::{Assignment, Space, divided};
 
-use crate::divides::offered;
+use crate::divides::space;
 
 /// An axis with what is decided along it, and on what.
 pub struct OnAxis<'a> {
@@ -32,7 +32,7 @@ pub fn on_axes<'a>(
     let mut found = Vec::with_capacity(axes.len());
     for (number, axis) in axes.iter().enumerate() {
         let decided = decisions.next().map_or_else(|| Cow::Owned(Assignment::default()), Cow::Borrowed);
-        let space = Space::new(&graph, axis, offered(mesh, axis));
+        let space = space(&graph, mesh, axis);
         // What the last one leaves, all micro-batches written out perhaps, is no graph that anything is decided on.
         let left = match axis.size {
             2.. if number + 1 < axes.len() => Cow::Owned(divided(&graph, &decided, axis, 0)?),

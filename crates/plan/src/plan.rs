@@ -7,10 +7,10 @@ use indexmap::IndexMap;
 use ir::{AxisKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use shard::{Assignment, Space, partition_mesh};
+use shard::{Assignment, partition_mesh};
 
 use crate::{
-    divides::offered,
+    divides::space,
     on_axes::{OnAxis, on_axes},
     pins::Pins,
     stages::Stages,
@@ -285,7 +285,7 @@ impl Plan {
 
     /// The decisions along an axis, on the graph that the axes outside it leave.
     fn assignment(&self, graph: &Graph, axis: &MeshAxis) -> Result<Assignment> {
-        let space = Space::new(graph, axis, offered(&self.mesh(), axis));
+        let space = space(graph, &self.mesh(), axis);
         let mut inputs = FxHashMap::default();
         for (id, input) in graph.inputs.iter() {
             let placement = self.inputs.get(&input.name).and_then(|layout| layout.get(&axis.name));

@@ -1,6 +1,6 @@
 //! What a value is in a step: of state, or a gradient, in whatever form it is.
 
-use aten::Work;
+use aten::{Linear, Row, Work};
 use base::SecondaryMap;
 use ir::{Graph, NodeId, PartKind, ValueId};
 
@@ -77,6 +77,52 @@ pub fn gradients(graph: &Graph) -> SecondaryMap<ValueId, bool> {
 
 /// Whether a node gives its tensor on in another form: viewed, copied, cast, put together, added up or waited for.
 fn gives_on(graph: &Graph, id: NodeId) -> bool {
+    let shape = |value| &graph.ty(value).shape;
+    let node = &graph.nodes[id];
+    // Of a parameter that is used several times.
+    let adds = |row: &Row| {
+        matches!(row.linear, Linear::Jointly | Linear::Together(_))
+            && node.operands().count() > 1
+            && node.results().all(|sum| node.operands().all(|part| shape(part) == shape(sum)))
+    };
     let row = aten::row(graph.op_name(id));
-    row.is_some_and(|row| row.copies || matches!(row.work, Work::View)) || graph.is_communication(id)
+    row.is_some_and(|row| row.copies || matches!(row.work, Work::View) || adds(row))
+        || graph.is_communication(id)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    /// A weight that is used twice, and its update.
+    const TIED: &str = r#"unisono graph 2
+op aten::mm(Tensor self, Tensor mat2) -> Tensor
+op aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+op aten::sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+input v0: f32[8, 8] = parameter "params.tied"
+input v1: f32[8, 8] = batch "batch.x"
+part forward
+v2: f32[8, 8] = aten::mm(v1, v0)
+v3: f32[8, 8] = aten::mm(v2, v0)
+part backward
+v4: f32[8, 8] = aten::mm(v2, v3)
+v5: f32[8, 8] = aten::mm(v3, v0)
+v6: f32[8, 8] = aten::add.Tensor(v5, v3, 1)
+v7: f32[8, 8] = aten::mm(v1, v6)
+v8: f32[8, 8] = aten::add.Tensor(v4, v7, 1)
+part update
+v9: f32[8, 8] = aten::sub.Tensor(v0, v8, 1)
+return v3
+update "params.tied" = v9
+"#;
+
+    #[test]
+    fn gradients_that_are_added_up_for_an_update_are_gradients() {
+        let graph = Graph::from_text("step", TIED).unwrap();
+        let gradients = gradients(&graph);
+        let found: Vec<ValueId> = graph.values.ids().filter(|value| gradients[*value]).collect();
+        // Not the sum of v5 and v3, which a product reads.
+        assert_eq!(found, [4, 7, 8].map(ValueId));
+    }
 }

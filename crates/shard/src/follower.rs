@@ -46,6 +46,17 @@ impl<'g> Follower<'g> {
         if blocks == 1 && !regroups(row) && !offer.is_uneven(&graph.ty(value).shape, self.ranks) {
             return SmallVec::new();
         }
+        self.implied(node, (value, offer))
+    }
+
+    /// The same, those of one block that all dimensions have included.
+    pub fn implied(
+        &mut self,
+        node: NodeId,
+        (value, offer): (ValueId, Placement),
+    ) -> SmallVec<[(ValueId, Placement); 4]> {
+        let graph = self.graph;
+        let Some(row) = aten::row_of(&graph.ops[graph.nodes[node].op]) else { return SmallVec::new() };
         let number = self.number(node);
         let values = || graph.nodes[node].operands().chain(graph.nodes[node].results());
         let values: SmallVec<[ValueId; 8]> = values().collect();

@@ -19,6 +19,7 @@ mod realise;
 mod reshard;
 mod ring;
 mod rows;
+mod samples;
 mod space;
 pub mod stages;
 mod uneven;

@@ -6,7 +6,7 @@ use ir::{AxisKind, Chunks, Graph, MeshAxis, NodeId, Op, PartKind, Placement, Val
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::{follower::Follower, groups::Divided, users::users};
+use crate::{follower::Follower, groups::Divided, samples::Samples, users::users};
 
 define_id!(
     /// A type with the shardings offered for it; values with the same kind are interchangeable for the search.
@@ -58,6 +58,8 @@ pub struct Space {
     divided: Divided,
     /// What has a size of run time along an axis outside this one: it is not sharded along this one.
     sizes: RunTimeSizes,
+    /// The samples that are to be sliced along the axis of micro-batches, if there is one.
+    samples: Option<Samples>,
     /// The shardings that each value may have.
     pub offers: SecondaryMap<ValueId, SmallVec<[Placement; 4]>>,
     /// Operators without a row, which run replicated, with the number of their nodes; in program order.
@@ -67,6 +69,11 @@ pub struct Space {
 impl Space {
     /// The space of `graph` along an axis.
     pub fn new(graph: &Graph, axis: &MeshAxis, offered: Offered) -> Self {
+        Self::in_slices(graph, axis, offered, 1)
+    }
+
+    /// The same where so many micro-batches are to slice what the axis leaves of the batch: what has its samples is not sharded so that they could not.
+    pub fn in_slices(graph: &Graph, axis: &MeshAxis, offered: Offered, slices: u32) -> Self {
         let mut space = Self {
             axis: axis.clone(),
             classes: PrimaryMap::new(),
@@ -74,6 +81,7 @@ impl Space {
             class_of: SecondaryMap::with_default(ClassId(0)),
             divided: Divided::new(graph, axis),
             sizes: RunTimeSizes::of(graph),
+            samples: Samples::of(graph, slices),
             offers: SecondaryMap::default(),
             without_row: Vec::new(),
         };
@@ -216,7 +224,8 @@ impl Space {
     }
 
     fn add(&mut self, value: ValueId, offer: Placement, most: usize, queue: &mut Vec<(ValueId, Placement)>) {
-        if self.sizes.has(value) {
+        let leaves_slices = |samples: &Samples| samples.leave_slices(value, offer, self.axis.size);
+        if self.sizes.has(value) || !self.samples.as_ref().is_none_or(leaves_slices) {
             return;
         }
         let offers = &mut self.offers[value];

@@ -1,0 +1,75 @@
+//! Which dimension of each value has the samples of the batch.
+//!
+//! An axis of micro-batches slices the samples that the axes outside it leave to a rank. Shards of them along such an axis are as good as others as
+//! long as nothing is sliced, so that it could leave a rank one sample, and the micro-batches nothing to slice.
+
+use base::SecondaryMap;
+use ir::{Graph, InputClass, NodeId, Placement, ValueId};
+
+use crate::follower::Follower;
+
+/// A dimension with samples.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Along {
+    /// Which.
+    dim: u8,
+    /// How many there are, one behind the other, whatever else the dimension has within each.
+    count: i64,
+}
+
+/// The samples of the values of a graph, and in how many micro-batches they are to be sliced.
+pub struct Samples {
+    of: SecondaryMap<ValueId, Option<Along>>,
+    slices: i64,
+}
+
+impl Samples {
+    /// Those of a graph whose batch is sliced so; none where nothing is.
+    pub fn of(graph: &Graph, slices: u32) -> Option<Self> {
+        if slices == 1 {
+            return None;
+        }
+        let mut samples = Self { of: SecondaryMap::default(), slices: i64::from(slices) };
+        for input in graph.inputs.values().filter(|input| input.class == InputClass::Batch) {
+            let count = graph.ty(input.value).shape.first().copied().unwrap_or(0);
+            let is_sliced = count > 0 && count % samples.slices == 0;
+            samples.of[input.value] = is_sliced.then_some(Along { dim: 0, count });
+        }
+        let mut follower = Follower::new(graph, slices);
+        for id in &graph.order {
+            for value in graph.nodes[*id].operands() {
+                samples.follow(graph, &mut follower, (*id, value));
+            }
+        }
+        // What is given is held as a plan says; that it has no slices then is an error of its own.
+        graph.inputs.values().for_each(|input| samples.of[input.value] = None);
+        Some(samples)
+    }
+
+    /// Follows the samples of an operand to the results.
+    fn follow(&mut self, graph: &Graph, follower: &mut Follower<'_>, (id, value): (NodeId, ValueId)) {
+        let Some(Along { dim, count }) = self.of[value] else { return };
+        for (other, placement) in follower.implied(id, (value, Placement::shard(usize::from(dim)))) {
+            if let Placement::Shard { dim, blocks: 1, chunk: 0 } = placement
+                && graph.maker(other) == Some(id)
+                && self.of[other].is_none()
+            {
+                self.of[other] = Some(Along { dim, count });
+            }
+        }
+    }
+
+    /// Whether a value that ranks hold so has slices still: each rank the same number of whole samples, and a multiple of the number of slices.
+    pub fn leave_slices(&self, value: ValueId, placement: Placement, ranks: u32) -> bool {
+        let (Some(along), Placement::Shard { dim, blocks, .. }) = (self.of[value], placement) else {
+            return true;
+        };
+        if dim != along.dim {
+            return true;
+        }
+        let (blocks, ranks) = (i64::from(blocks), i64::from(ranks));
+        // Shards are within samples, or of whole ones.
+        blocks % self.slices == 0
+            || along.count % (blocks * ranks) == 0 && along.count / ranks % self.slices == 0
+    }
+}
