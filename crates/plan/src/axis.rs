@@ -2,7 +2,7 @@
 
 use base::Result;
 use ir::{AxisKind, Graph, MeshAxis};
-use shard::{Assignment, Gathers, Space};
+use shard::{Assignment, Gathers, Space, first_iterations};
 use solve::{Choices, Options, evaluate};
 
 use crate::{
@@ -21,6 +21,8 @@ use crate::{
 const PROPOSED_TABLE_LIMIT: u64 = 1 << 18;
 /// A peak is far over a memory limit where it is so many parts of the limit over it.
 const FAR: u64 = 4;
+/// Programs of so many micro-batches, and of one more, say what those of many take.
+const FEW_SLICES: u32 = 2;
 pub const PICOS_PER_NANO: i64 = 1_000;
 
 /// What the tables say of a solution, in picoseconds: its time, and the least that they allow.
@@ -121,10 +123,13 @@ impl Along<'_> {
                 None => Vec::new(),
             },
             Program::Whole(_) if self.axis.size == 1 => (self.within)(self.program, self.origins)?,
-            Program::Whole(graph) => {
-                let (local, origins) = left(graph, self.origins, assignment, self.axis)?;
-                (self.within)(Program::Whole(&local), &origins)?
+            Program::Whole(graph) if self.has_stages_of_many_slices() => {
+                match self.sliced_few(graph, assignment)? {
+                    Some(found) => vec![found],
+                    None => self.left_whole(graph, assignment)?,
+                }
             }
+            Program::Whole(graph) => self.left_whole(graph, assignment)?,
         };
         for one in &mut found {
             one.assignments.insert(0, assignment.clone());
@@ -132,6 +137,31 @@ impl Along<'_> {
                 one.prediction.model_ns = model.time / PICOS_PER_NANO;
                 one.prediction.bound_ns = model.bound / PICOS_PER_NANO;
             }
+        }
+        Ok(found)
+    }
+
+    /// What becomes of the graph that the axis leaves.
+    fn left_whole(&self, graph: &Graph, assignment: &Assignment) -> Result<Vec<Found>> {
+        let (local, origins) = left(graph, self.origins, assignment, self.axis)?;
+        (self.within)(Program::Whole(&local), &origins)
+    }
+
+    /// Whether it is of many micro-batches of a large program in stages: that is taken apart and simulated behind the search, which compares plans alone.
+    fn has_stages_of_many_slices(&self) -> bool {
+        let Run { request, extent, .. } = self.run;
+        let is_compared = request.mesh.stages() > 1 && extent.is_thrifty;
+        is_compared && self.axis.kind == AxisKind::Time && self.axis.size > FEW_SLICES + 1
+    }
+
+    /// What the program of all micro-batches takes by those of few; none where that does not say it.
+    fn sliced_few(&self, graph: &Graph, assignment: &Assignment) -> Result<Option<Found>> {
+        let of = |count| first_iterations(graph, assignment, self.axis, count);
+        let (Some(few), Some(more)) = (of(FEW_SLICES)?, of(FEW_SLICES + 1)?) else { return Ok(None) };
+        let left_out = i64::from(self.axis.size - FEW_SLICES - 1);
+        let found = self.run.predicted_beyond((&few, &more), left_out)?;
+        if let Some(found) = &found {
+            self.run.note_expected(found);
         }
         Ok(found)
     }

@@ -30,12 +30,18 @@ const SLOWER: i64 = 1;
 impl Run<'_> {
     /// What decisions for few layers take for all of them; none where a layer would take less than nothing.
     pub fn predicted_folded(&self, local: &Folded) -> Result<Option<Found>> {
-        let (few, more) = (self.settled(&local.pair.from)?, self.settled(&local.pair.to)?);
+        self.predicted_beyond((&local.pair.from, &local.pair.to), local.left_out)
+    }
+
+    /// What a program takes that has `left_out` layers, or micro-batches, more than the second of two, which has one more than the first; none where
+    /// one would take less than nothing.
+    pub fn predicted_beyond(&self, (few, more): (&Graph, &Graph), left_out: i64) -> Result<Option<Found>> {
+        let (few, more) = (self.settled(few)?, self.settled(more)?);
         let mut grows = true;
         let found = self.fitting(|passes| {
             let (few, more) = (self.scheduled(&few, passes)?, self.scheduled(&more, passes)?);
             grows &= more.step_ns >= few.step_ns;
-            Ok(more.beyond(&few, local.left_out))
+            Ok(more.beyond(&few, left_out))
         })?;
         Ok(grows.then_some(found))
     }

@@ -62,7 +62,11 @@ pub fn search<'a>(request: &Request<'a>) -> Result<Searched<'a>> {
 fn in_whole(run: &Run<'_>, canonical: &Graph) -> Result<Vec<Found>> {
     let mut found = jointly::candidates(run, Program::Whole(canonical))?;
     found.extend(run.replicated(canonical)?);
-    let found = run.tuned(canonical, ranked(found, run.request.memory_limit))?;
+    let mut found = ranked(found, run.request.memory_limit);
+    // Of a large program in stages settings are for the stages to find, as with fewer layers.
+    if !run.extent.is_thrifty || run.request.mesh.stages() == 1 {
+        found = run.tuned(canonical, found)?;
+    }
     with_less_held(run, canonical, found)
 }
 

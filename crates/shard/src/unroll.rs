@@ -51,16 +51,32 @@ pub fn divided(
 ) -> Result<RankGraph> {
     let divided = match axis.kind {
         AxisKind::Ranks => partition(graph, assignment, axis, coordinate)?,
-        AxisKind::Time => unroll(graph, assignment, axis)?,
+        AxisKind::Time => unroll(graph, assignment, axis, axis.size)?,
         AxisKind::Stage => return Err(Diagnostic::bug("nothing is sharded along stages")),
     };
     Ok(divided.into_renumbered())
 }
 
-/// The program of all iterations along an axis of micro-batches.
-fn unroll(graph: &Graph, assignment: &Assignment, axis: &MeshAxis) -> Result<RankGraph> {
+/// What an axis of micro-batches leaves, with the first `count` iterations alone: a program of the same operations that takes what the whole one does
+/// without the others. None where something else than sums of all iterations is combined, whose shape is that of all.
+pub fn first_iterations(
+    graph: &Graph,
+    assignment: &Assignment,
+    axis: &MeshAxis,
+    count: u32,
+) -> Result<Option<RankGraph>> {
     let first = partition(graph, assignment, axis, 0)?;
-    let others = (1..axis.size).map(|t| Numbers::of(&partition(graph, assignment, axis, t)?, &first));
+    let combines = |id| first.collective(id).filter(|collective| collective.axis == axis.name);
+    if first.order.iter().filter_map(|id| combines(*id)).any(|one| one.kind != CollectiveKind::AllReduce) {
+        return Ok(None);
+    }
+    Ok(Some(unroll(graph, assignment, axis, count)?.into_renumbered()))
+}
+
+/// The program of the first `count` iterations along an axis of micro-batches.
+fn unroll(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, count: u32) -> Result<RankGraph> {
+    let first = partition(graph, assignment, axis, 0)?;
+    let others = (1..count).map(|t| Numbers::of(&partition(graph, assignment, axis, t)?, &first));
     let others = others.collect::<Result<Vec<_>>>()?;
     let roles = roles(&first, &others, axis, assignment.gathers);
     let loops = Loops::of(&first, &roles, axis.size);
