@@ -90,6 +90,8 @@ class Run:
     def __getattr__(self, name: str) -> Any:
         defaults = {
             "tensor": 1,
+            "stages": 1,
+            "chunks": 1,
             "accumulate": 1,
             "attention": "flash",
             "compiled": True,
@@ -104,7 +106,7 @@ class Run:
 
     @property
     def ranks(self) -> int:
-        return self.data * self.tensor
+        return self.data * self.tensor * self.stages
 
     @property
     def sequences(self) -> int:
@@ -119,10 +121,25 @@ class Run:
         # Where no device is named, PyTorch takes flash attention.
         kind = self.device["preset"] if self.attention == "cudnn" else "cuda"
         graph = captured(self.shape, self.sequences, self.sequence, kind)
-        mesh = {"data": self.data, **({"tensor": self.tensor} if self.tensor > 1 else {})}
+        sizes = {"stages": self.stages, "data": self.data, "tensor": self.tensor}
+        mesh = {name: size for name, size in sizes.items() if size > 1 or name == "data"}
         machine = cluster(self.device, self.ranks, share, compiled=self.compiled)
         reduce_dtype = torch.float32 if self.reduces_wide else None
         return graph.plan(machine, mesh=mesh, fuse=fuse, reduce_dtype=reduce_dtype, **settings)
+
+    def pipeline(self) -> dict[str, Any]:
+        """In which order the run's stages run their micro-batches, and the blocks that chunks begin with: all have as many, or the
+        first and the last have one less, in whose place are the embedding and the head."""
+        if self.stages == 1:
+            return {}
+        parts, layers = self.stages * self.chunks, self.shape.layers
+        each, apart = divmod(layers if layers % parts == 0 else layers + 2, parts)
+        if apart:
+            raise ValueError(f"{self.id}: {layers} layers in {parts} chunks")
+        first = 0 if layers % parts == 0 else 1
+        cuts = [f"blocks.{each * part - first}" for part in range(1, parts)]
+        schedule = "1f1b" if self.chunks == 1 else "interleaved"
+        return {"schedule": schedule, "chunks": self.chunks, "cuts": cuts, "memory_limit": "4TiB"}
 
     def pins(self) -> dict[str, dict[str, str]]:
         """The run's plan."""
@@ -150,7 +167,8 @@ class Run:
 
     def figures(self, share: float, *, fuse: bool) -> dict[str, Any]:
         """The figures of the run's plan."""
-        pinned = functools.partial(self.plan, share, fuse=fuse, micro_batches=self.accumulate, pins=self.pins())
+        settings = {"micro_batches": self.accumulate, "pins": self.pins(), **self.pipeline()}
+        pinned = functools.partial(self.plan, share, fuse=fuse, **settings)
         try:
             return pinned().figures()
         except ResourceError:  # by what is predicted, the run would not fit
@@ -177,8 +195,13 @@ class Run:
             waited *= 1 - HIDDEN
         exposed = sum(one["exposed_ms"] for one in along + behind) / 1e3
         more = self.whole_heads_s(along) if self.whole_heads else 0.0
-        more += loss_s(planned.plain) - loss_s(figures)
+        more += loss_s(planned.plain) - loss_s(figures) - (self.sums_s() if self.state == "optimizer" else 0.0)
         return figures["step_ms"] / 1e3 - exposed + waited + more
+
+    def sums_s(self) -> float:
+        """What it takes to add up gradients of blocks behind the products that make them, in 16 bits: Megatron's products add to them."""
+        elements = self.shape.layers * self.shape.block / (self.tensor * self.stages)
+        return (self.accumulate - 1) * self.walked(3 * 2 * elements)
 
     def reserved(self, planned: Figures) -> float:
         """Bytes that PyTorch's allocator holds: FSDP sums gradients on a stream of its own, where they stay until the update; it gathers
@@ -295,7 +318,7 @@ def main() -> None:
     errors, of_memory, of_others = [], [], {}
     for device, runs in groups.items():
         start = time.process_time()
-        share, fits = fitted([run for run in runs if run.tensor == 1] or runs)
+        share, fits = fitted([run for run in runs if run.tensor == run.stages == 1] or runs)
         of_others |= checked(fits)
         title = f"{content['devices'][device]['title']}, {share:.3f} of the preset's rates"
         print(f"| **{title}** | | | | | | | | {time.process_time() - start:.0f} |", flush=True)
