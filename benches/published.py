@@ -167,7 +167,15 @@ class Run:
 
     def figures(self, share: float, *, fuse: bool) -> dict[str, Any]:
         """The figures of the run's plan."""
-        settings = {"micro_batches": self.accumulate, "pins": self.pins(), **self.pipeline()}
+        # What the run's blocks do is captured; nothing else runs again so that a prediction keeps the limit.
+        recompute = "none" if self.shape.recompute == "none" else None
+        settings = {
+            "micro_batches": self.accumulate,
+            "pins": self.pins(),
+            "recompute": recompute,
+            "offload": "none",
+            **self.pipeline(),
+        }
         pinned = functools.partial(self.plan, share, fuse=fuse, **settings)
         try:
             return pinned().figures()
