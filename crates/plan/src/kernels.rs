@@ -4,12 +4,10 @@
 use base::{Bytes, Result};
 use cluster::Cluster;
 use cost::Machine;
-use ir::{Graph, RankGraph};
+use ir::RankGraph;
 
 use crate::{
     plan::{Plan, Prediction},
-    simulate::stages_seen,
-    step::program,
     taken_apart::predicted_of,
 };
 
@@ -22,22 +20,25 @@ pub fn seen(graph: RankGraph, plan: &Plan) -> Result<RankGraph> {
     Ok(loops::fused(&graph, &loops::partition(&graph)))
 }
 
-/// The plan for `graph` with what it is predicted to take where groups of operations run as kernels.
-pub fn with_kernels(graph: &Graph, mut plan: Plan, cluster: &Cluster, limit: Option<u64>) -> Result<Plan> {
+/// The plan with what it is predicted to take where groups of operations run as kernels; `programs` are what the first ranks of its stages run, or what
+/// one rank does that stands for all.
+pub fn with_kernels(
+    mut plan: Plan,
+    programs: Vec<RankGraph>,
+    cluster: &Cluster,
+    limit: Option<u64>,
+) -> Result<Plan> {
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     plan.kernels = true;
-    if let Some(programs) = stages_seen(graph, &plan)? {
+    let programs = programs.into_iter().map(|program| seen(program, &plan)).collect::<Result<Vec<_>>>()?;
+    if let Some(stages) = &mut plan.stages {
         let (with_kernels, of_each) = predicted_of(&programs, machine, limit)?;
         let Prediction { recomputed_ns, model_ns, bound_ns, .. } = plan.prediction;
         plan.prediction = Prediction { recomputed_ns, model_ns, bound_ns, ..with_kernels };
-        if let Some(stages) = &mut plan.stages {
-            stages.predicted = of_each;
-        }
-    } else {
-        // What one rank runs stands for all.
-        let program = seen(program(graph, &plan, 0, |_| {})?, &plan)?;
-        plan.prediction = plan.prediction.of(&sim::predict(&program, machine)?, limit.map(Bytes), cluster);
+        stages.predicted = of_each;
+    } else if let [program] = &programs[..] {
+        plan.prediction = plan.prediction.of(&sim::predict(program, machine)?, limit.map(Bytes), cluster);
     }
     Ok(plan)
 }

@@ -167,7 +167,12 @@ pub fn plan_telling(
         }
     };
     let plan = found.map_err(|refused| asked.said_with_host(refused))?;
-    if settings.fuse { with_kernels(graph, plan, cluster, settings.memory_limit(cluster)) } else { Ok(plan) }
+    if !settings.fuse {
+        return Ok(plan);
+    }
+    let of_one = || -> Result<Vec<RankGraph>> { Ok(vec![program(graph, &plan, 0, |_| {})?]) };
+    let programs = stage_programs(graph, &plan)?.map_or_else(of_one, Ok)?;
+    with_kernels(plan, programs, cluster, settings.memory_limit(cluster))
 }
 
 /// How many micro-batches are tried where the whole batch at once does not keep the memory limit.
