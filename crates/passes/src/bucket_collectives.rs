@@ -53,7 +53,7 @@ impl BucketCollectives {
     fn buckets(&self, graph: &Graph) -> Vec<Bucket> {
         let members = self.members(graph);
         let mut buckets: Vec<Bucket> = Vec::new();
-        let mut open: FxHashMap<&str, usize> = FxHashMap::default();
+        let mut open: FxHashMap<usize, usize> = FxHashMap::default();
         // The buckets that each node depends on.
         let mut above: SecondaryMap<NodeId, FixedBitSet> = SecondaryMap::default();
         for (position, id) in graph.order.iter().enumerate() {
@@ -63,22 +63,22 @@ impl BucketCollectives {
                 union(&mut needs, &above[maker]);
             }
             match members.get(id) {
-                Some(Candidate { member, key, may_join: true }) => {
+                Some(Candidate { member, kind, may_join: true }) => {
                     let fits = |bucket: &usize| {
                         let Bucket { size, first_use, .. } = buckets[*bucket];
                         self.fits(member, position, (size, first_use)) && !depends(&buckets, &needs, *bucket)
                     };
-                    let bucket = open.get(key.as_str()).copied().filter(fits).unwrap_or(buckets.len());
+                    let bucket = open.get(kind).copied().filter(fits).unwrap_or(buckets.len());
                     if bucket == buckets.len() {
                         buckets.push(Bucket::new());
-                        open.insert(key, bucket);
+                        open.insert(*kind, bucket);
                     }
                     add(&mut buckets, bucket, *member, &needs);
                     needs.grow(bucket + 1);
                     needs.insert(bucket);
                 }
-                Some(Candidate { key, .. }) => {
-                    open.remove(key.as_str());
+                Some(Candidate { kind, .. }) => {
+                    open.remove(kind);
                 }
                 None => {}
             }
@@ -98,18 +98,20 @@ impl BucketCollectives {
     fn members(&self, graph: &Graph) -> FxHashMap<NodeId, Candidate> {
         let context = Context::new(graph);
         let mut members: FxHashMap<NodeId, Candidate> = FxHashMap::default();
-        let mut last: FxHashMap<String, NodeId> = FxHashMap::default();
+        let mut kinds: FxHashMap<String, usize> = FxHashMap::default();
+        let mut last: FxHashMap<usize, NodeId> = FxHashMap::default();
         for (position, id) in graph.order.iter().enumerate() {
             let Some(member) = context.member(*id) else { continue };
-            let key = context.key(&member);
-            let before = last.insert(key.clone(), *id).and_then(|before| members.get_mut(&before));
+            let next = kinds.len();
+            let kind = *kinds.entry(context.key(&member)).or_insert(next);
+            let before = last.insert(kind, *id).and_then(|before| members.get_mut(&before));
             let before = before
                 .filter(|before| self.fits(&member, position, (before.member.size, before.member.first_use)));
             let may_join = before.is_some();
             if let Some(before) = before {
                 before.may_join = true;
             }
-            members.insert(*id, Candidate { member, key, may_join });
+            members.insert(*id, Candidate { member, kind, may_join });
         }
         members
     }
@@ -118,8 +120,8 @@ impl BucketCollectives {
 /// A collective that may be joined with others.
 struct Candidate {
     member: Member,
-    /// Of which kind it is: only what is equal in this is joined.
-    key: String,
+    /// The number of its kind: only what is equal in this is joined.
+    kind: usize,
     /// Whether it could be joined with one of the two of its kind that are next to it.
     may_join: bool,
 }

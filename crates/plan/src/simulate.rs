@@ -34,15 +34,10 @@ pub struct Pipeline {
     pub timeline: Timeline,
 }
 
-/// What the first rank of each stage runs under a plan with stages, as the simulator sees it; none for a plan without.
-pub fn stages_seen(graph: &Graph, plan: &Plan) -> Result<Option<Vec<RankGraph>>> {
-    let Some(programs) = stage_programs(graph, plan)? else { return Ok(None) };
-    programs.into_iter().map(|program| seen(program, plan)).collect::<Result<_>>().map(Some)
-}
-
 /// A step of the first rank of each stage under a plan with stages; none for a plan without.
 pub fn pipeline(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<Option<Pipeline>> {
-    let Some(programs) = stages_seen(graph, plan)? else { return Ok(None) };
+    let Some(programs) = stage_programs(graph, plan)? else { return Ok(None) };
+    let programs = programs.into_iter().map(|program| seen(program, plan)).collect::<Result<Vec<_>>>()?;
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     let timeline = sim::simulate_stages(&programs.iter().collect::<Vec<_>>(), machine)?;

@@ -170,8 +170,7 @@ pub fn plan_telling(
     if !settings.fuse {
         return Ok(plan);
     }
-    let of_one = || -> Result<Vec<RankGraph>> { Ok(vec![program(graph, &plan, 0, |_| {})?]) };
-    let programs = stage_programs(graph, &plan)?.map_or_else(of_one, Ok)?;
+    let programs = programs(graph, &plan, None)?;
     with_kernels(plan, programs, cluster, settings.memory_limit(cluster))
 }
 
@@ -421,12 +420,12 @@ fn faster(plan: Plan, other: Option<Plan>) -> Plan {
 
 /// The graph that `rank` runs under a plan for `graph`. On one rank it is the captured graph itself.
 pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
-    aten::check(graph)?;
     let mesh = plan.mesh();
     if let Some(mut graphs) = stage_graphs(graph, plan, rank)? {
         let number = mesh.stage_axis().map_or(0, |(number, _)| mesh.coordinate(rank, number));
         return Ok(graphs.swap_remove(number as usize));
     }
+    aten::check(graph)?;
     let canonical = canonical(&cleaned(graph, plan.passes.without_checkpoints)?);
     let local = plan.partition(&canonical, graph.fingerprint(), rank)?;
     Ok(if mesh.is_trivial() { graph.clone() } else { local })
@@ -435,6 +434,7 @@ pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
 /// The graphs of `rank` and of those that have its coordinates on all other stages, in the order of the stages; none for a plan without.
 fn stage_graphs(graph: &Graph, plan: &Plan, rank: u32) -> Result<Option<Vec<RankGraph>>> {
     let Some(stages) = &plan.stages else { return Ok(None) };
+    aten::check(graph)?;
     let canonical = canonical(&cleaned(graph, plan.passes.without_checkpoints)?);
     let schedule = stages.schedule(plan.micro_batches)?;
     let (made, staged) = Stages::of(&canonical, &stages.cuts, stages.schedule, &schedule)?;
@@ -454,7 +454,6 @@ pub fn program(graph: &Graph, plan: &Plan, rank: u32, observe: impl FnMut(&Outco
 
 /// The programs that the first ranks of all stages run; none under a plan without stages.
 pub fn stage_programs(graph: &Graph, plan: &Plan) -> Result<Option<Vec<RankGraph>>> {
-    aten::check(graph)?;
     let Some(graphs) = stage_graphs(graph, plan, 0)? else { return Ok(None) };
     let mesh = plan.mesh();
     let apart = mesh.stage_axis().map_or(0, |(_, axis)| mesh.stride_of(&axis.name));
@@ -462,4 +461,13 @@ pub fn stage_programs(graph: &Graph, plan: &Plan) -> Result<Option<Vec<RankGraph
         passes::run(&pipeline(&plan.passes_of(stage * apart)), &graph, |_| {})
     };
     (0..).zip(graphs).map(program).collect::<Result<_>>().map(Some)
+}
+
+/// What stands for all ranks: the programs of the first ranks of all stages, or that of one rank, which may be known.
+pub fn programs(graph: &Graph, plan: &Plan, known: Option<&RankGraph>) -> Result<Vec<RankGraph>> {
+    if let Some(programs) = stage_programs(graph, plan)? {
+        return Ok(programs);
+    }
+    let one = known.cloned().map_or_else(|| program(graph, plan, 0, |_| {}), Ok);
+    Ok(vec![one?])
 }

@@ -16,8 +16,7 @@ use crate::{
     account::{Account, account},
     kernels::seen,
     plan::Plan,
-    simulate::stages_seen,
-    step::program,
+    step::programs,
     text::patterns::folded,
 };
 
@@ -239,12 +238,8 @@ pub fn accounted(
     memory_limit: Option<u64>,
 ) -> Result<Account> {
     let mesh = plan.mesh();
-    let programs = if let Some(programs) = stages_seen(graph, plan)? {
-        programs
-    } else {
-        let known = known.cloned().map_or_else(|| program(graph, plan, 0, |_| {}), Ok);
-        vec![seen(known?, plan)?]
-    };
+    let programs = programs(graph, plan, known)?.into_iter().map(|program| seen(program, plan));
+    let programs = programs.collect::<Result<Vec<_>>>()?;
     let programs: Vec<&RankGraph> = programs.iter().collect();
     account(&programs, Machine { cluster, mesh: &mesh }, memory_limit.map(Bytes))
 }

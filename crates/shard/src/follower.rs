@@ -46,17 +46,26 @@ impl<'g> Follower<'g> {
         if blocks == 1 && !regroups(row) && !offer.is_uneven(&graph.ty(value).shape, self.ranks) {
             return SmallVec::new();
         }
-        self.implied(node, (value, offer))
+        self.implied_by(row, node, (value, offer))
     }
 
     /// The same, those of one block that all dimensions have included.
     pub fn implied(
         &mut self,
         node: NodeId,
+        value: (ValueId, Placement),
+    ) -> SmallVec<[(ValueId, Placement); 4]> {
+        let row = aten::row_of(&self.graph.ops[self.graph.nodes[node].op]);
+        row.map_or_else(SmallVec::new, |row| self.implied_by(row, node, value))
+    }
+
+    fn implied_by(
+        &mut self,
+        row: &Row,
+        node: NodeId,
         (value, offer): (ValueId, Placement),
     ) -> SmallVec<[(ValueId, Placement); 4]> {
         let graph = self.graph;
-        let Some(row) = aten::row_of(&graph.ops[graph.nodes[node].op]) else { return SmallVec::new() };
         let number = self.number(node);
         let values = || graph.nodes[node].operands().chain(graph.nodes[node].results());
         let values: SmallVec<[ValueId; 8]> = values().collect();

@@ -51,7 +51,9 @@ pub fn divided(
 ) -> Result<RankGraph> {
     let divided = match axis.kind {
         AxisKind::Ranks => partition(graph, assignment, axis, coordinate)?,
-        AxisKind::Time => unroll(graph, assignment, axis, axis.size)?,
+        AxisKind::Time => {
+            unroll(graph, (&partition(graph, assignment, axis, 0)?, axis.size), assignment, axis)?
+        }
         AxisKind::Stage => return Err(Diagnostic::bug("nothing is sharded along stages")),
     };
     Ok(divided.into_renumbered())
@@ -70,17 +72,21 @@ pub fn first_iterations(
     if first.order.iter().filter_map(|id| combines(*id)).any(|one| one.kind != CollectiveKind::AllReduce) {
         return Ok(None);
     }
-    Ok(Some(unroll(graph, assignment, axis, count)?.into_renumbered()))
+    Ok(Some(unroll(graph, (&first, count), assignment, axis)?.into_renumbered()))
 }
 
-/// The program of the first `count` iterations along an axis of micro-batches.
-fn unroll(graph: &Graph, assignment: &Assignment, axis: &MeshAxis, count: u32) -> Result<RankGraph> {
-    let first = partition(graph, assignment, axis, 0)?;
-    let others = (1..count).map(|t| Numbers::of(&partition(graph, assignment, axis, t)?, &first));
+/// The program of the first `count` iterations along an axis of micro-batches, of which the first one is known.
+fn unroll(
+    graph: &Graph,
+    (first, count): (&Graph, u32),
+    assignment: &Assignment,
+    axis: &MeshAxis,
+) -> Result<RankGraph> {
+    let others = (1..count).map(|t| Numbers::of(&partition(graph, assignment, axis, t)?, first));
     let others = others.collect::<Result<Vec<_>>>()?;
-    let roles = roles(&first, &others, axis, assignment.gathers);
-    let loops = Loops::of(&first, &roles, axis.size);
-    let mut writer = Writer::new(&first, &others, &roles);
+    let roles = roles(first, &others, axis, assignment.gathers);
+    let loops = Loops::of(first, &roles, axis.size);
+    let mut writer = Writer::new(first, &others, &roles);
     for number in 0..=loops.last {
         writer.one(&loops, number);
     }
