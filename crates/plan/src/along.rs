@@ -186,7 +186,7 @@ impl Along<'_> {
             enough |= is_thrifty && tries.found.iter().any(|found| self.run.could_fit(found));
         }
         for (prices, free) in over {
-            if enough {
+            if enough || self.run.is_slower(&free.found) {
                 tries.found.extend(free.found);
                 continue;
             }

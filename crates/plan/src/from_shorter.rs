@@ -146,12 +146,13 @@ pub fn for_whole<'m>(request: &Request<'m>, canonical: &Graph, found: &Found) ->
 }
 
 /// The best candidates of the whole step, in canonical form, with the settings of the passes that suit them; none where the whole step is searched
-/// in no more time: along a single axis its layers share what is found for one of them, and the bound is found with it.
+/// in no more time: along a single axis its layers share what is found for one of them, and the bound is found with it, unless all micro-batches are
+/// written out for each candidate.
 pub fn candidates(run: &Run<'_>, canonical: &Graph) -> Option<Vec<Found>> {
     let request = run.request;
     let axes = request.mesh.sharding_axes().filter(|axis| axis.size > 1).count();
     let is_taken_apart = request.mesh.stages() > 1;
-    if axes < 2 && !is_taken_apart {
+    if axes < 2 && !is_taken_apart && request.mesh.micro_batches() == 1 {
         return None;
     }
     let now = if request.expected.is_none() { expected(request, run.extent) } else { Vec::new() };

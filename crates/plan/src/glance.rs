@@ -8,6 +8,7 @@ use crate::{
     prediction::Prediction,
     run::{Found, Request, Run},
     search::{Searched, search},
+    suits::if_it_suits,
 };
 
 /// What a quick search predicts, and what it found.
@@ -30,14 +31,45 @@ pub fn glance<'a>(request: &Request<'a>) -> Result<Glance<'a>> {
     Ok(Glance { prediction, searched: Some(Box::new(searched)), expected: Vec::new() })
 }
 
-/// The same for the whole step from fewer layers; none where nothing of what is found for them promises to keep the memory limit.
-fn extrapolated<'a>(request: &Request<'a>) -> Option<Glance<'a>> {
-    let nodes = request.shorter?.graph().order.len();
-    let extent = Extent::of(Effort::Quick, nodes, request.mesh);
-    let expected = expected(request, extent);
-    let run = Run::new(request, extent);
+/// What a quick search says of plans of one kind.
+pub struct Outlook<'a> {
+    /// The least that any of them takes, whether it keeps the memory limit or not, in nanoseconds.
+    pub least_ns: i64,
+    /// The best within the memory limit.
+    pub glance: Option<Glance<'a>>,
+}
+
+/// What a quick search says of plans, also where none of few layers keeps the memory limit: then the whole step is not searched.
+pub fn outlook<'a>(request: &Request<'a>) -> Result<Outlook<'a>> {
+    let of_few = of_few_layers(request);
+    if let Some(least_ns) = of_few.iter().map(|one| one.least_ns).min() {
+        return Ok(Outlook { least_ns, glance: promised(request, of_few) });
+    }
+    let glance = if_it_suits(glance(request))?;
+    Ok(Outlook { least_ns: glance.as_ref().map_or(0, |glance| glance.prediction.step_ns), glance })
+}
+
+/// What a quick search of few layers finds, the best first.
+fn of_few_layers(request: &Request<'_>) -> Vec<Found> {
+    expected(request, extent(request))
+}
+
+/// The best of what is found for few layers; none where nothing promises to keep the memory limit.
+fn promised<'a>(request: &Request<'a>, expected: Vec<Found>) -> Option<Glance<'a>> {
+    let run = Run::new(request, extent(request));
     let prediction = run.promised(run.promising(&expected).first()?.1)?;
     Some(Glance { prediction, searched: None, expected })
+}
+
+/// The same for the whole step from fewer layers.
+fn extrapolated<'a>(request: &Request<'a>) -> Option<Glance<'a>> {
+    promised(request, of_few_layers(request))
+}
+
+/// How much a quick search of few layers tries.
+fn extent(request: &Request<'_>) -> Extent {
+    let nodes = request.shorter.map_or(0, |shorter| shorter.graph().order.len());
+    Extent::of(Effort::Quick, nodes, request.mesh)
 }
 
 #[cfg(test)]
@@ -81,6 +113,7 @@ mod tests {
                 reduce_dtype: None,
                 offload: None,
                 holds_all: false,
+                known_ns: None,
             };
             let glance = extrapolated(&request).unwrap();
             let seen = glance.prediction;

@@ -175,6 +175,7 @@ pub mod tests {
             reduce_dtype: None,
             offload: None,
             holds_all: false,
+            known_ns: None,
         })
     }
 

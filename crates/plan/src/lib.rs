@@ -9,6 +9,7 @@ pub use schedule::{Kind, Name};
 
 mod account;
 mod along;
+mod asked;
 mod axis;
 mod certified;
 mod choice_tables;
@@ -56,6 +57,7 @@ mod search;
 mod segments;
 mod sensitivity;
 mod setting;
+mod settings;
 mod shorter;
 mod simulate;
 mod stage_costs;
@@ -87,9 +89,10 @@ pub use prices::Prices;
 pub use run::{Offloading, Recomputation, Request, direct};
 pub use search::{Searched, search};
 pub use sensitivity::{Sensitivity, sensitivities};
+pub use settings::PlanSettings;
 pub use simulate::{Pipeline, Ranks, pipeline, simulate_one, simulate_plan, simulate_rank, simulated_step};
 pub use stages::{Cut, StagePrediction, Stages};
-pub use step::{PlanSettings, plan_graph, plan_telling, program, rank_graph};
+pub use step::{plan_graph, plan_telling, program, rank_graph};
 pub use summary::{OtherPlan, StatePattern, Summary, summary};
 pub use text::Decisions;
 pub use why_not::{

@@ -9,10 +9,11 @@ use ir::{Mesh, MeshAxis};
 use crate::{
     effort::{Effort, Extent},
     from_shorter::expected,
-    glance::{Glance, glance},
+    glance::{Glance, Outlook, glance, outlook},
     plan::{Plan, Prediction},
     run::{Found, Request, Run},
     search::search,
+    suits::if_it_suits,
 };
 
 /// How many meshes are searched with all effort.
@@ -36,21 +37,19 @@ pub struct Candidate {
     pub prediction: Option<Prediction>,
 }
 
-/// The meshes of one and of two axes that a number of ranks makes.
-pub fn meshes(ranks: u32) -> Vec<Mesh> {
+/// The meshes of one and of two axes that a number of ranks makes, each with the same slices.
+pub fn meshes(ranks: u32, slices: Option<&MeshAxis>) -> Vec<Mesh> {
     let axis = |name: &str, size| MeshAxis::ranks(name, size);
     let pairs = (2..ranks).filter(|&outer| ranks.is_multiple_of(outer));
-    std::iter::once(Mesh::along("ranks", ranks))
-        .chain(pairs.map(|outer| Mesh { axes: vec![axis("outer", outer), axis("inner", ranks / outer)] }))
-        .collect()
+    let axes = std::iter::once(vec![axis("ranks", ranks)])
+        .chain(pairs.map(|outer| vec![axis("outer", outer), axis("inner", ranks / outer)]));
+    axes.map(|axes| Mesh { axes: axes.into_iter().chain(slices.cloned()).collect() }).collect()
 }
 
 /// The best plan on any mesh of so many ranks, with the micro-batches of the request's; `told` hears what the quick searches predict, from
 /// the best mesh on.
 pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
-    let slices = request.mesh.time_axis();
-    let sliced = |mesh: Mesh| Mesh { axes: mesh.axes.into_iter().chain(slices.cloned()).collect() };
-    let meshes: Vec<Mesh> = meshes(ranks).into_iter().map(sliced).collect();
+    let meshes = meshes(ranks, request.mesh.time_axis());
     if let [only] = &meshes[..] {
         return search(&Request { mesh: only, ..*request })?.plan();
     }
@@ -65,19 +64,56 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
     if request.effort == Effort::Quick {
         return quickly(request, quick);
     }
-    let found = quick.iter().filter(|(_, glance)| glance.is_ok()).count();
+    let seen: Vec<(&Mesh, &Glance<'_>)> =
+        quick.iter().filter_map(|(mesh, glance)| Some((*mesh, glance.as_ref().ok()?))).collect();
     // Where a quick search keeps the limit on no mesh, another one may.
-    let finalists = if found == 0 { quick.len() } else { found.min(FINALISTS) };
-    let best = quick.first().and_then(|(_, glance)| glance.as_ref().ok().map(|glance| glance.prediction));
-    let is_far = |glance: &Result<Glance<'_>>| match (glance, best) {
-        (Ok(Glance { prediction, expected, .. }), Some(best)) => {
-            !expected.is_empty() && prediction.step_ns / (100 + FAR) * 100 > best.step_ns
-        }
-        _ => false,
+    closer(request, &if seen.is_empty() { meshes } else { finalists(&seen) })
+}
+
+/// Those meshes that are searched with all effort, of some with what quick searches predict, the best first.
+fn finalists<'m>(seen: &[(&'m Mesh, &Glance<'_>)]) -> Vec<&'m Mesh> {
+    let best = seen.first().map_or(0, |(_, glance)| glance.prediction.step_ns);
+    let is_far = |glance: &Glance<'_>| {
+        !glance.expected.is_empty() && glance.prediction.step_ns / (100 + FAR) * 100 > best
     };
-    let near = quick.into_iter().take(finalists).filter(|(_, glance)| !is_far(glance));
-    let finalists: Vec<&Mesh> = near.map(|(mesh, _)| mesh).collect();
-    closer(request, &finalists)
+    seen.iter().take(FINALISTS).filter(|(_, glance)| !is_far(glance)).map(|(mesh, _)| *mesh).collect()
+}
+
+/// What a search for a plan that holds all of what forward leaves comes to.
+pub enum HoldingAll {
+    /// The plan.
+    Plan(Box<Plan>),
+    /// None is faster than what is known, within the memory limit or beyond it. Neither is any with more micro-batches.
+    Slower,
+    /// Some may be faster, and none of those that are keeps the memory limit.
+    TooLarge,
+}
+
+/// The best plan on one of some meshes that holds all of what forward leaves, if it may be faster than what is known.
+pub fn search_holding_all(request: &Request<'_>, meshes: &[Mesh]) -> Result<HoldingAll> {
+    let known_ns = request.known_ns.unwrap_or(i64::MAX);
+    let seen = at_once(&meshes.iter().collect::<Vec<_>>(), |mesh| outlook(&Request { mesh, ..*request }))?;
+    let suiting: Vec<(&Mesh, Outlook<'_>)> =
+        seen.into_iter().filter_map(|(mesh, seen)| Some((mesh, seen.ok()?))).collect();
+    if !suiting.is_empty() && suiting.iter().all(|(_, seen)| seen.least_ns >= known_ns) {
+        return Ok(HoldingAll::Slower);
+    }
+    let step = |glance: &Glance<'_>| glance.prediction.step_ns;
+    let mut kept: Vec<(&Mesh, Glance<'_>)> =
+        suiting.into_iter().filter_map(|(mesh, seen)| Some((mesh, seen.glance?))).collect();
+    kept.retain(|(_, glance)| step(glance) < known_ns);
+    kept.sort_by_key(|(_, glance)| step(glance));
+    if kept.is_empty() {
+        return Ok(HoldingAll::TooLarge);
+    }
+    let finalists = finalists(&kept.iter().map(|(mesh, glance)| (*mesh, glance)).collect::<Vec<_>>());
+    let full = if request.effort == Effort::Quick { None } else { if_it_suits(closer(request, &finalists))? };
+    let quick = || kept.into_iter().find_map(|(_, glance)| glance.searched);
+    let plan = match full {
+        Some(plan) => Some(plan),
+        None => quick().map(|searched| searched.plan()).transpose()?,
+    };
+    Ok(plan.map_or(HoldingAll::TooLarge, |plan| HoldingAll::Plan(Box::new(plan))))
 }
 
 /// The best plan that all effort finds on some meshes. Of a step with fewer layers it is held against each other first what it finds for them.
@@ -144,11 +180,21 @@ fn first(mut plans: impl Iterator<Item = Result<Plan>>) -> Result<Plan> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use super::meshes;
+    use cluster::testing::{link, uniform};
+    use shard::canonical;
+
+    use super::*;
+    use crate::{
+        jointly::tests::asked,
+        layers::tests::{Tower, tower},
+        shorter::Shorter,
+    };
 
     fn shapes(ranks: u32) -> Vec<Vec<u32>> {
-        meshes(ranks).iter().map(|mesh| mesh.axes.iter().map(|axis| axis.size).collect()).collect()
+        let of = |mesh: &Mesh| mesh.axes.iter().map(|axis| axis.size).collect();
+        meshes(ranks, None).iter().map(of).collect()
     }
 
     #[test]
@@ -157,5 +203,35 @@ mod tests {
         assert_eq!(shapes(7), [[7]]);
         assert_eq!(shapes(12), [vec![12], vec![2, 6], vec![3, 4], vec![4, 3], vec![6, 2]]);
         assert_eq!(shapes(1000).len(), 15);
+    }
+
+    #[test]
+    fn slices_that_hold_all_are_searched_where_they_may_be_faster_and_keep_the_limit() {
+        let cluster = uniform(1e14, 1e12, link(10_000.0, 1e11));
+        let graph = tower(Tower { layers: 160, rows: 4096, width: 4096, reach: 1, odd: None });
+        let shorter = Shorter::of(&canonical(&graph));
+        for ranks in [Mesh::along("ranks", 4), Mesh::along("outer", 2)] {
+            let sliced = |count: u32| Mesh {
+                axes: ranks.axes.iter().cloned().chain([MeshAxis::micro_batches(count)]).collect(),
+            };
+            let found = |count: u32, memory_limit: Option<u64>, known_ns: Option<i64>| {
+                asked(&graph, &cluster, &sliced(count), shorter.as_ref(), |request| {
+                    let request = Request { memory_limit, known_ns, holds_all: true, ..*request };
+                    search_holding_all(&request, &[sliced(count)]).unwrap()
+                })
+            };
+            let plan = |found| match found {
+                HoldingAll::Plan(plan) => plan.prediction,
+                HoldingAll::Slower => panic!("slower"),
+                HoldingAll::TooLarge => panic!("too large"),
+            };
+            let (two, four) = (plan(found(2, None, None)), plan(found(4, None, None)));
+            assert!(four.peak_bytes < two.peak_bytes && four.step_ns > two.step_ns, "{two:?}, {four:?}");
+            let between = Some(four.peak_bytes.midpoint(two.peak_bytes));
+            assert!(matches!(found(4, Some(1), None), HoldingAll::TooLarge));
+            let kept = plan(found(4, between, Some(four.step_ns * 2)));
+            assert!(kept.fits(between) && kept.step_ns <= four.step_ns * 2, "{kept:?}");
+            assert!(matches!(found(4, between, Some(two.step_ns / 2)), HoldingAll::Slower));
+        }
     }
 }

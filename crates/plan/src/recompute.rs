@@ -111,6 +111,11 @@ impl Run<'_> {
         self.extent.is_thrifty && least.is_some_and(|least| least >= self.least_expected_ns.get())
     }
 
+    /// Whether all of these take longer than what is known, and more so the less they hold.
+    pub fn is_slower(&self, found: &[Found]) -> bool {
+        self.request.known_ns.is_some_and(|known| found.iter().all(|one| one.least_ns >= known))
+    }
+
     /// The least that a candidate is expected to take whose peak is `part` of `parts` of the way from one's to another's, and that takes no longer
     /// than the faster of them.
     pub fn expected_between(&self, (from, to): (&Found, &Found), part: u64, parts: u64) -> i64 {

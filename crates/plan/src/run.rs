@@ -90,6 +90,8 @@ pub struct Request<'a> {
     pub offload: Option<Offloading>,
     /// Whether nothing is done so that less is held: what is over the memory limit is no plan.
     pub holds_all: bool,
+    /// What a plan that is known takes, in nanoseconds: slower ones are of no use.
+    pub known_ns: Option<i64>,
 }
 
 /// A candidate with what it is predicted to take.
@@ -137,7 +139,7 @@ pub struct Run<'a> {
     pub intents: &'a [Option<Intent>],
     /// The free solutions over the memory limit that were met along inner axes.
     pub met: RefCell<Vec<Met>>,
-    /// The least that a candidate so far is expected to take within the memory limit.
+    /// The least that a candidate so far, or what is known, is expected to take within the memory limit.
     pub least_expected_ns: Cell<i64>,
     /// The part of all state that only the update reads, where it was asked for.
     pub host_share: OnceCell<f64>,
@@ -184,7 +186,7 @@ impl<'a> Run<'a> {
             extent,
             intents: &[],
             met: RefCell::default(),
-            least_expected_ns: Cell::new(i64::MAX),
+            least_expected_ns: Cell::new(request.known_ns.unwrap_or(i64::MAX)),
             host_share: OnceCell::new(),
         }
     }

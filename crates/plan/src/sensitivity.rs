@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use crate::{
     plan::Plan,
-    step::{PlanSettings, plan_graph},
+    settings::PlanSettings,
+    step::plan_graph,
     summary::{NANOS_PER_MILLI, nanos},
 };
 

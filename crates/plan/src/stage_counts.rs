@@ -102,7 +102,7 @@ pub fn faster_in_stages(
     promises.sort_by_key(|promise| promise.step_ns);
     let most_promising = promises.first().filter(|promise| may_be_faster(promise.step_ns, least));
     if let Some(stages) = most_promising.map(|promise| promise.mesh.stages()) {
-        let pairs = meshes(ranks / stages).into_iter().filter(|mesh| mesh.axes.len() > 1);
+        let pairs = meshes(ranks / stages, None).into_iter().filter(|mesh| mesh.axes.len() > 1);
         for mesh in pairs {
             promises.extend(promised(request, &step, stages, &mesh, micro_batches)?);
         }

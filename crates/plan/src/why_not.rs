@@ -10,12 +10,7 @@ use indexmap::IndexMap;
 use ir::Graph;
 use serde::Serialize;
 
-use crate::{
-    pins::Pins,
-    plan::Plan,
-    step::{PlanSettings, plan_graph},
-    summary::NANOS_PER_MILLI,
-};
+use crate::{pins::Pins, plan::Plan, settings::PlanSettings, step::plan_graph, summary::NANOS_PER_MILLI};
 
 pub use alternatives::Alternative;
 pub use differences::{Difference, FirstDifference, PlacedOtherwise};

@@ -10,7 +10,7 @@ use crate::{
     pins::Pins,
     plan::{Plan, RunnerUp},
     runners_up::CLASSES,
-    step::PlanSettings,
+    settings::PlanSettings,
 };
 
 /// Another plan than the one that was chosen.

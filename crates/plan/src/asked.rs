@@ -1,0 +1,291 @@
+//! What is asked of the planner for a captured step: the plan without stages, in stages, and with the micro-batches that a memory limit asks for.
+
+use std::cell::OnceCell;
+
+use base::{Code, Diagnostic, Result};
+use cluster::Cluster;
+use ir::{Graph, Mesh, MeshAxis};
+use shard::canonical;
+
+use crate::{
+    divides::require_slices,
+    effort::Effort,
+    meshes::{Candidate, HoldingAll, meshes, search_holding_all, search_meshes},
+    pipelines::{InStages, search_stages},
+    plan::{Plan, Prediction},
+    run::Request,
+    search::search,
+    settings::PlanSettings,
+    shorter::Shorter,
+    stage_counts::faster_in_stages,
+    suits::if_it_suits,
+    wish::Wanted,
+};
+
+/// How many micro-batches are tried where the whole batch at once does not keep the memory limit.
+const TRIED: [u32; 6] = [2, 4, 8, 16, 32, 64];
+
+/// Programs of more nodes are not tried: all slices are written out.
+const MOST_NODES: usize = 1 << 17;
+
+/// For steps of more nodes, times axes, micro-batches with which parts of forward would run again, or leave for the host, are not weighed against doing
+/// that with the whole batch: to find what of it takes several times as long as all else.
+const MOST_WEIGHED: usize = 2_000;
+
+/// Micro-batches are not weighed against what takes less than one part in so many of a step.
+const WORTH_WEIGHING: i64 = 50;
+
+/// What is asked of the planner.
+pub struct Asked<'a> {
+    /// The step as it was captured.
+    pub graph: &'a Graph,
+    /// The same without what nothing needs.
+    pub cleaned: &'a Graph,
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// The settings.
+    pub settings: &'a PlanSettings,
+    /// The step with fewer of its layers, once that is asked for.
+    pub shorter: &'a OnceCell<Option<Shorter>>,
+}
+
+impl Asked<'_> {
+    /// The plan without stages.
+    pub fn in_one_piece(&self, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
+        let PlanSettings { micro_batches, effort, recompute, .. } = self.settings;
+        let found = self.planned((micro_batches.unwrap_or(1), *effort), told);
+        if let Some(count) = micro_batches {
+            return found.map_err(|refused| self.said_with_slices(refused, *count));
+        }
+        let found = match found {
+            Err(refused) if refused.code == Code::NO_PLAN => {
+                // Without anything run again first, where to find what of it takes long.
+                let holding_all = if self.is_large() { self.holding_all(None)? } else { None };
+                let sliced = || self.sliced((1, *effort)).next();
+                let fewest = || sliced().map_or(Err(refused), |sliced| sliced.map(|(_, plan)| plan));
+                holding_all.map_or_else(fewest, Ok)
+            }
+            other => other,
+        }?;
+        // Slices may be faster than to run parts of forward twice.
+        let takes_time = found.prediction.holding_less_ns() > found.prediction.step_ns / WORTH_WEIGHING;
+        if takes_time && recompute.is_none() { self.weighed(found) } else { Ok(found) }
+    }
+
+    /// The error of a limit that no plan keeps, with the number of micro-batches with which all ranks can shard the batch, where this one is too large for that.
+    fn said_with_slices(&self, refused: Box<Diagnostic>, micro_batches: u32) -> Box<Diagnostic> {
+        let (graph, ranks) = (canonical(self.cleaned), self.settings.mesh().ranks());
+        let divide = |count: u32| require_slices(&graph, &MeshAxis::micro_batches(count * ranks)).is_ok();
+        if refused.code != Code::NO_PLAN || micro_batches == 1 || divide(micro_batches) {
+            return refused;
+        }
+        let Some(fewer) = (1..micro_batches).rev().find(|count| divide(*count)) else { return refused };
+        let cause = refused.cause.clone().unwrap_or_default();
+        let slices = format!("{ranks} ranks cannot shard the batch in {micro_batches} slices");
+        refused.because(format!("{cause}; {slices}")).hint(format!(
+            "use {fewer} micro-batches, with which they can; or more ranks, a smaller batch, or a higher memory limit"
+        ))
+    }
+
+    /// Whether a search for what may be held less takes long.
+    fn is_large(&self) -> bool {
+        self.cleaned.order.len() * self.settings.mesh().sharding_axes().count().max(1) > MOST_WEIGHED
+    }
+
+    /// The error of a limit that no plan keeps, with what would where memory of the host is all that is missing.
+    pub fn said_with_host(&self, refused: Box<Diagnostic>) -> Box<Diagnostic> {
+        let device = &self.cluster.device;
+        let on_device =
+            self.graph.inputs.values().any(|input| !self.graph.ty(input.value).device.kind.is_cpu());
+        let is_apart = on_device || self.cluster.ranks().is_some();
+        let may_help = device.host_bandwidth.is_none() || device.host_memory_bytes.is_some();
+        if refused.code != Code::NO_PLAN || self.settings.offload.is_some() || !is_apart || !may_help {
+            return refused;
+        }
+        let mut larger = self.cluster.clone();
+        larger.device.host_bandwidth.get_or_insert(device.memory_bandwidth);
+        larger.device.host_memory_bytes = None;
+        let settings = PlanSettings { effort: Effort::Quick, ..self.settings.clone() };
+        let asked = Asked { cluster: &larger, settings: &settings, ..*self };
+        let in_stages = self.settings.mesh().stages() > 1;
+        let found = if in_stages { asked.in_stages() } else { asked.in_one_piece(|_| {}) };
+        let Ok(plan) = found else { return refused };
+        let Prediction { peak_bytes, host_bytes, .. } = plan.prediction;
+        let given =
+            device.host_memory_bytes.map_or("none is given".to_owned(), |given| format!("{given} are given"));
+        let cause = refused.cause.clone().unwrap_or_default();
+        refused
+            .because(format!(
+                "{cause}; a plan with {host_bytes} bytes of memory of the host needs {peak_bytes} per rank, but {given}"
+            ))
+            .hint(
+                "say what the host has in the cluster description: `host_bandwidth`, `host_latency_ns` and `host_memory_bytes` of the device; \
+                 or use more ranks, a smaller batch, or a higher memory limit",
+            )
+    }
+
+    /// The plan on a mesh that is searched for, or one in pipeline stages that is faster, or that keeps the limit where none does without.
+    pub fn or_in_stages(&self, found: Result<Plan>) -> Result<Plan> {
+        let settings = self.settings;
+        let open = found.as_ref().map_or_else(|refused| refused.code == Code::NO_PLAN, |_| true);
+        let (true, Some(ranks)) = (open && self.cluster.kinds.is_empty(), settings.ranks) else {
+            return found;
+        };
+        let mesh = settings.mesh_of(1);
+        let known = found.as_ref().ok();
+        match faster_in_stages(&self.request(&mesh), ranks, settings.micro_batches, known)? {
+            Some(faster) => Ok(faster),
+            None => found,
+        }
+    }
+
+    /// The plan with a number of micro-batches.
+    fn planned(
+        &self,
+        (micro_batches, effort): (u32, Effort),
+        told: impl FnOnce(&[Candidate]),
+    ) -> Result<Plan> {
+        let mesh = self.mesh_of(micro_batches)?;
+        let request = Request { effort, ..self.request(&mesh) };
+        match self.searched_ranks() {
+            Some(ranks) => search_meshes(&request, ranks, told),
+            None => search(&request)?.plan(),
+        }
+    }
+
+    /// The mesh with so many micro-batches; of one axis where it is searched for.
+    fn mesh_of(&self, micro_batches: u32) -> Result<Mesh> {
+        let mesh = self.settings.mesh_of(micro_batches);
+        if let Some(axis) = mesh.time_axis() {
+            require_slices(&canonical(self.cleaned), axis)?;
+        }
+        Ok(mesh)
+    }
+
+    /// How many ranks there are, where the mesh is searched for.
+    fn searched_ranks(&self) -> Option<u32> {
+        self.settings.ranks.filter(|_| self.settings.mesh.is_empty())
+    }
+
+    fn request<'a>(&'a self, mesh: &'a Mesh) -> Request<'a> {
+        // A search along a single axis is of the whole step.
+        let is_single = self.searched_ranks().is_none() && mesh.axes.len() == 1;
+        let shorter = || self.shorter.get_or_init(|| Shorter::of(&canonical(self.cleaned))).as_ref();
+        Request {
+            graph: self.cleaned,
+            captured: self.graph,
+            shorter: if is_single { None } else { shorter() },
+            expected: None,
+            cluster: self.cluster,
+            mesh,
+            memory_limit: self.settings.memory_limit(self.cluster),
+            pins: &self.settings.pins,
+            forbid: &self.settings.forbid,
+            effort: self.settings.effort,
+            recompute: self.settings.recompute,
+            reduce_dtype: self.settings.reduce_dtype,
+            offload: self.settings.offload,
+            holds_all: false,
+            known_ns: None,
+        }
+    }
+
+    /// The plan with pipeline stages: with the micro-batches that are asked for, or the best of once, twice and four times as many as stages,
+    /// as far as the batch can be sliced so.
+    pub fn in_stages(&self) -> Result<Plan> {
+        let PlanSettings { schedule, chunks, cuts, micro_batches, .. } = self.settings;
+        let wanted = Wanted {
+            schedule: schedule.as_ref(),
+            chunks: *chunks,
+            cuts: cuts.as_deref(),
+            faster_than_ns: None,
+        };
+        let micro_batches = match micro_batches {
+            Some(count) => Some(*count),
+            None => wanted.micro_batches()?,
+        };
+        let of = |count: u32| {
+            let mesh = self.mesh_of(count)?;
+            match search_stages(&self.request(&mesh), wanted)? {
+                InStages::Plan(plan) => Ok(*plan),
+                InStages::Slower(_) => Err(Diagnostic::bug("a plan in stages is slower than none")),
+            }
+        };
+        if let Some(count) = micro_batches {
+            return of(count);
+        }
+        let stages = self.settings.mesh().stages();
+        let nodes = self.cleaned.order.len();
+        let tried = [1, 2, 4].map(|times| times * stages);
+        let tried = tried.into_iter().filter(|count| nodes * *count as usize <= MOST_NODES);
+        let mut best: Option<Plan> = None;
+        for count in tried {
+            let Some(plan) = if_it_suits(of(count))? else { continue };
+            if best.as_ref().is_none_or(|best| plan.prediction.step_ns < best.prediction.step_ns) {
+                best = Some(plan);
+            }
+        }
+        best.map_or_else(|| of(1), Ok)
+    }
+
+    /// The numbers of micro-batches that are tried, from more than so many on.
+    fn counts(&self, from: u32) -> impl Iterator<Item = u32> {
+        let nodes = self.cleaned.order.len();
+        TRIED.into_iter().filter(move |count| *count > from && nodes * *count as usize <= MOST_NODES)
+    }
+
+    /// Plans with more and more micro-batches that keep the memory limit, from more than so many on.
+    fn sliced(&self, (from, effort): (u32, Effort)) -> impl Iterator<Item = Result<(u32, Plan)>> {
+        self.counts(from).filter_map(move |count| {
+            let planned = if_it_suits(self.planned((count, effort), |_| {})).transpose()?;
+            Some(planned.map(|plan| (count, plan)))
+        })
+    }
+
+    /// The plan with the fewest micro-batches that holds all of what forward leaves and may be faster than a plan that is known.
+    fn holding_all(&self, known: Option<&Plan>) -> Result<Option<Plan>> {
+        for count in self.counts(known.map_or(1, |plan| plan.micro_batches)) {
+            let Some(mesh) = if_it_suits(self.mesh_of(count))? else { continue };
+            let known_ns = known.map(|plan| plan.prediction.step_ns);
+            let request = Request { holds_all: true, known_ns, ..self.request(&mesh) };
+            let on = self
+                .searched_ranks()
+                .map_or_else(|| vec![mesh.clone()], |ranks| meshes(ranks, mesh.time_axis()));
+            match search_holding_all(&request, &on)? {
+                HoldingAll::Plan(plan) => return Ok(Some(*plan)),
+                HoldingAll::Slower => return Ok(None),
+                HoldingAll::TooLarge => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// A plan that runs parts of forward again, or a faster one with micro-batches: of a large step the first that holds all, of others those that are
+    /// faster by a quick search, searched with all effort.
+    fn weighed(&self, plan: Plan) -> Result<Plan> {
+        if self.is_large() {
+            let sliced = self.holding_all(Some(&plan))?;
+            return Ok(faster(plan, sliced));
+        }
+        let from = (plan.micro_batches, Effort::Quick);
+        let mut best = plan;
+        for sliced in self.sliced(from) {
+            let (count, sliced) = sliced?;
+            // More slices than keep the limit by themselves only cost time.
+            let is_enough = !sliced.prediction.holds_less();
+            if sliced.prediction.step_ns < best.prediction.step_ns {
+                let full = if_it_suits(self.planned((count, self.settings.effort), |_| {}))?;
+                best = faster(sliced, full);
+            }
+            if is_enough {
+                break;
+            }
+        }
+        Ok(best)
+    }
+}
+
+/// The faster of two plans, if there is another.
+fn faster(plan: Plan, other: Option<Plan>) -> Plan {
+    other.filter(|other| other.prediction.step_ns < plan.prediction.step_ns).unwrap_or(plan)
+}
