@@ -10,7 +10,7 @@ use shard::canonical;
 use crate::{
     divides::require_slices,
     effort::Effort,
-    meshes::{Candidate, HoldingAll, meshes, search_holding_all, search_meshes},
+    meshes::{Candidate, Prospect, meshes, prospect, search_meshes},
     pipelines::{InStages, search_stages},
     plan::{Plan, Prediction},
     run::Request,
@@ -28,9 +28,12 @@ const TRIED: [u32; 6] = [2, 4, 8, 16, 32, 64];
 /// Programs of more nodes are not tried: all slices are written out.
 const MOST_NODES: usize = 1 << 17;
 
-/// For steps of more nodes, times axes, micro-batches with which parts of forward would run again, or leave for the host, are not weighed against doing
-/// that with the whole batch: to find what of it takes several times as long as all else.
+/// For steps of more nodes, times axes, only those numbers of micro-batches are searched that promise most: to find what of forward to run again, or to
+/// have on the host, takes several times as long as all else.
 const MOST_WEIGHED: usize = 2_000;
+
+/// So many of them.
+const MOST_KEPT: usize = 2;
 
 /// Micro-batches are not weighed against what takes less than one part in so many of a step.
 const WORTH_WEIGHING: i64 = 50;
@@ -59,11 +62,10 @@ impl Asked<'_> {
         }
         let found = match found {
             Err(refused) if refused.code == Code::NO_PLAN => {
-                // Without anything run again first, where to find what of it takes long.
-                let holding_all = if self.is_large() { self.holding_all(None)? } else { None };
+                let promising = if self.is_large() { self.in_slices(None)? } else { None };
                 let sliced = || self.sliced((1, *effort)).next();
                 let fewest = || sliced().map_or(Err(refused), |sliced| sliced.map(|(_, plan)| plan));
-                holding_all.map_or_else(fewest, Ok)
+                promising.map_or_else(fewest, Ok)
             }
             other => other,
         }?;
@@ -185,7 +187,6 @@ impl Asked<'_> {
             recompute: self.settings.recompute,
             reduce_dtype: self.settings.reduce_dtype,
             offload: self.settings.offload,
-            holds_all: false,
             known_ns: None,
         }
     }
@@ -242,29 +243,54 @@ impl Asked<'_> {
         })
     }
 
-    /// The plan with the fewest micro-batches that holds all of what forward leaves and may be faster than a plan that is known.
-    fn holding_all(&self, known: Option<&Plan>) -> Result<Option<Plan>> {
+    /// The plan with as many micro-batches as quick searches promise most of, if that is faster than what is known. No more are tried than those with which
+    /// all of what forward leaves can be held.
+    fn in_slices(&self, known: Option<&Plan>) -> Result<Option<Plan>> {
+        let known_ns = known.map(|plan| plan.prediction.step_ns);
+        let mut sliced = Vec::new();
         for count in self.counts(known.map_or(1, |plan| plan.micro_batches)) {
             let Some(mesh) = if_it_suits(self.mesh_of(count))? else { continue };
-            let known_ns = known.map(|plan| plan.prediction.step_ns);
-            let request = Request { holds_all: true, known_ns, ..self.request(&mesh) };
-            let on = self
-                .searched_ranks()
-                .map_or_else(|| vec![mesh.clone()], |ranks| meshes(ranks, mesh.time_axis()));
-            match search_holding_all(&request, &on)? {
-                HoldingAll::Plan(plan) => return Ok(Some(*plan)),
-                HoldingAll::Slower => return Ok(None),
-                HoldingAll::TooLarge => {}
+            sliced.push(match self.searched_ranks() {
+                Some(ranks) => meshes(ranks, mesh.time_axis()),
+                None => vec![mesh],
+            });
+        }
+        let mut promises = Vec::new();
+        for on in &sliced {
+            let request = Request { known_ns, ..self.request(&on[0]) };
+            match prospect(&request, on)? {
+                Prospect::Promise(promise) => {
+                    let is_last = promise.holds_all;
+                    promises.push((request, promise));
+                    if is_last {
+                        break;
+                    }
+                }
+                Prospect::Slower => break,
+                Prospect::TooLarge => {}
             }
         }
-        Ok(None)
+        promises.sort_by_key(|(_, promise)| promise.step_ns);
+        let mut best: Option<Plan> = None;
+        for (request, promise) in promises.into_iter().take(MOST_KEPT) {
+            let known_ns = best.as_ref().map_or(known_ns, |best| Some(best.prediction.step_ns));
+            if known_ns.is_some_and(|known| known <= promise.step_ns) {
+                break;
+            }
+            let plan = promise.kept(&Request { known_ns, ..request })?;
+            best = match best {
+                Some(best) => Some(faster(best, plan)),
+                None => plan,
+            };
+        }
+        Ok(best)
     }
 
-    /// A plan that runs parts of forward again, or a faster one with micro-batches: of a large step the first that holds all, of others those that are
+    /// A plan that runs parts of forward again, or a faster one with micro-batches: of a large step those that promise most, of others those that are
     /// faster by a quick search, searched with all effort.
     fn weighed(&self, plan: Plan) -> Result<Plan> {
         if self.is_large() {
-            let sliced = self.holding_all(Some(&plan))?;
+            let sliced = self.in_slices(Some(&plan))?;
             return Ok(faster(plan, sliced));
         }
         let from = (plan.micro_batches, Effort::Quick);

@@ -35,6 +35,8 @@ pub fn glance<'a>(request: &Request<'a>) -> Result<Glance<'a>> {
 pub struct Outlook<'a> {
     /// The least that any of them takes, whether it keeps the memory limit or not, in nanoseconds.
     pub least_ns: i64,
+    /// Whether one within the limit holds all of what forward leaves.
+    pub holds_all: bool,
     /// The best within the memory limit.
     pub glance: Option<Glance<'a>>,
 }
@@ -42,11 +44,16 @@ pub struct Outlook<'a> {
 /// What a quick search says of plans, also where none of few layers keeps the memory limit: then the whole step is not searched.
 pub fn outlook<'a>(request: &Request<'a>) -> Result<Outlook<'a>> {
     let of_few = of_few_layers(request);
+    let holds_all = |one: &Prediction| one.fits(request.memory_limit) && !one.holds_less();
     if let Some(least_ns) = of_few.iter().map(|one| one.least_ns).min() {
-        return Ok(Outlook { least_ns, glance: promised(request, of_few) });
+        let holds_all = of_few.iter().any(|one| holds_all(&one.prediction));
+        return Ok(Outlook { least_ns, holds_all, glance: promised(request, of_few) });
     }
-    let glance = if_it_suits(glance(request))?;
-    Ok(Outlook { least_ns: glance.as_ref().map_or(0, |glance| glance.prediction.step_ns), glance })
+    let Some(glance) = if_it_suits(glance(request))? else {
+        return Ok(Outlook { least_ns: 0, holds_all: false, glance: None });
+    };
+    let Prediction { step_ns, .. } = glance.prediction;
+    Ok(Outlook { least_ns: step_ns, holds_all: holds_all(&glance.prediction), glance: Some(glance) })
 }
 
 /// What a quick search of few layers finds, the best first.
@@ -112,7 +119,6 @@ mod tests {
                 recompute: None,
                 reduce_dtype: None,
                 offload: None,
-                holds_all: false,
                 known_ns: None,
             };
             let glance = extrapolated(&request).unwrap();

@@ -174,7 +174,6 @@ pub mod tests {
             recompute: None,
             reduce_dtype: None,
             offload: None,
-            holds_all: false,
             known_ns: None,
         })
     }

@@ -12,7 +12,7 @@ use crate::{
     glance::{Glance, Outlook, glance, outlook},
     plan::{Plan, Prediction},
     run::{Found, Request, Run},
-    search::search,
+    search::{Searched, search},
     suits::if_it_suits,
 };
 
@@ -79,41 +79,61 @@ fn finalists<'m>(seen: &[(&'m Mesh, &Glance<'_>)]) -> Vec<&'m Mesh> {
     seen.iter().take(FINALISTS).filter(|(_, glance)| !is_far(glance)).map(|(mesh, _)| *mesh).collect()
 }
 
-/// What a search for a plan that holds all of what forward leaves comes to.
-pub enum HoldingAll {
-    /// The plan.
-    Plan(Box<Plan>),
-    /// None is faster than what is known, within the memory limit or beyond it. Neither is any with more micro-batches.
+/// What quick searches on some meshes say of plans that are faster than what is known.
+pub enum Prospect<'m> {
+    /// What the best promises to take within the memory limit.
+    Promise(Promise<'m>),
+    /// None is faster, within the limit or beyond it.
     Slower,
-    /// Some may be faster, and none of those that are keeps the memory limit.
+    /// Some are faster, and none of those promises to keep the limit.
     TooLarge,
 }
 
-/// The best plan on one of some meshes that holds all of what forward leaves, if it may be faster than what is known.
-pub fn search_holding_all(request: &Request<'_>, meshes: &[Mesh]) -> Result<HoldingAll> {
+/// What a plan promises to take within the memory limit.
+pub struct Promise<'m> {
+    /// The time of a step, in nanoseconds.
+    pub step_ns: i64,
+    /// Whether a plan holds all of what forward leaves.
+    pub holds_all: bool,
+    /// The meshes that are worth a search with all effort.
+    finalists: Vec<&'m Mesh>,
+    /// The plan of a quick search of the whole step, where it has no layers.
+    quick: Option<Box<Searched<'m>>>,
+}
+
+/// What quick searches on some meshes say of plans that are faster than what is known.
+pub fn prospect<'m>(request: &Request<'m>, meshes: &'m [Mesh]) -> Result<Prospect<'m>> {
     let known_ns = request.known_ns.unwrap_or(i64::MAX);
     let seen = at_once(&meshes.iter().collect::<Vec<_>>(), |mesh| outlook(&Request { mesh, ..*request }))?;
     let suiting: Vec<(&Mesh, Outlook<'_>)> =
         seen.into_iter().filter_map(|(mesh, seen)| Some((mesh, seen.ok()?))).collect();
     if !suiting.is_empty() && suiting.iter().all(|(_, seen)| seen.least_ns >= known_ns) {
-        return Ok(HoldingAll::Slower);
+        return Ok(Prospect::Slower);
     }
+    let holds_all = suiting.iter().any(|(_, seen)| seen.holds_all);
     let step = |glance: &Glance<'_>| glance.prediction.step_ns;
     let mut kept: Vec<(&Mesh, Glance<'_>)> =
         suiting.into_iter().filter_map(|(mesh, seen)| Some((mesh, seen.glance?))).collect();
     kept.retain(|(_, glance)| step(glance) < known_ns);
     kept.sort_by_key(|(_, glance)| step(glance));
-    if kept.is_empty() {
-        return Ok(HoldingAll::TooLarge);
+    let Some((_, best)) = kept.first() else { return Ok(Prospect::TooLarge) };
+    Ok(Prospect::Promise(Promise {
+        step_ns: step(best),
+        holds_all,
+        finalists: finalists(&kept.iter().map(|(mesh, glance)| (*mesh, glance)).collect::<Vec<_>>()),
+        quick: kept.into_iter().find_map(|(_, glance)| glance.searched),
+    }))
+}
+
+impl Promise<'_> {
+    /// The best plan that is found with the effort that is asked for; none where a promise is not kept.
+    pub fn kept(self, request: &Request<'_>) -> Result<Option<Plan>> {
+        let full = match request.effort {
+            Effort::Full => if_it_suits(closer(request, &self.finalists))?,
+            Effort::Quick => None,
+        };
+        full.map_or_else(|| self.quick.map(|quick| quick.plan()).transpose(), |plan| Ok(Some(plan)))
     }
-    let finalists = finalists(&kept.iter().map(|(mesh, glance)| (*mesh, glance)).collect::<Vec<_>>());
-    let full = if request.effort == Effort::Quick { None } else { if_it_suits(closer(request, &finalists))? };
-    let quick = || kept.into_iter().find_map(|(_, glance)| glance.searched);
-    let plan = match full {
-        Some(plan) => Some(plan),
-        None => quick().map(|searched| searched.plan()).transpose()?,
-    };
-    Ok(plan.map_or(HoldingAll::TooLarge, |plan| HoldingAll::Plan(Box::new(plan))))
 }
 
 /// The best plan that all effort finds on some meshes. Of a step with fewer layers it is held against each other first what it finds for them.
@@ -206,32 +226,34 @@ mod tests {
     }
 
     #[test]
-    fn slices_that_hold_all_are_searched_where_they_may_be_faster_and_keep_the_limit() {
+    fn slices_are_worth_a_search_where_they_may_be_faster_and_keep_the_limit() {
         let cluster = uniform(1e14, 1e12, link(10_000.0, 1e11));
         let graph = tower(Tower { layers: 160, rows: 4096, width: 4096, reach: 1, odd: None });
         let shorter = Shorter::of(&canonical(&graph));
         for ranks in [Mesh::along("ranks", 4), Mesh::along("outer", 2)] {
-            let sliced = |count: u32| Mesh {
+            let sliced = [2, 4].map(|count| Mesh {
                 axes: ranks.axes.iter().cloned().chain([MeshAxis::micro_batches(count)]).collect(),
-            };
-            let found = |count: u32, memory_limit: Option<u64>, known_ns: Option<i64>| {
-                asked(&graph, &cluster, &sliced(count), shorter.as_ref(), |request| {
-                    let request = Request { memory_limit, known_ns, holds_all: true, ..*request };
-                    search_holding_all(&request, &[sliced(count)]).unwrap()
-                })
-            };
-            let plan = |found| match found {
-                HoldingAll::Plan(plan) => plan.prediction,
-                HoldingAll::Slower => panic!("slower"),
-                HoldingAll::TooLarge => panic!("too large"),
-            };
-            let (two, four) = (plan(found(2, None, None)), plan(found(4, None, None)));
-            assert!(four.peak_bytes < two.peak_bytes && four.step_ns > two.step_ns, "{two:?}, {four:?}");
-            let between = Some(four.peak_bytes.midpoint(two.peak_bytes));
-            assert!(matches!(found(4, Some(1), None), HoldingAll::TooLarge));
-            let kept = plan(found(4, between, Some(four.step_ns * 2)));
-            assert!(kept.fits(between) && kept.step_ns <= four.step_ns * 2, "{kept:?}");
-            assert!(matches!(found(4, between, Some(two.step_ns / 2)), HoldingAll::Slower));
+            });
+            asked(&graph, &cluster, &sliced[0], shorter.as_ref(), |request| {
+                let under = |memory_limit, known_ns| Request { memory_limit, known_ns, ..*request };
+                let plan = |mesh: usize, request: &Request<'_>| match prospect(request, &sliced[mesh..=mesh])
+                    .unwrap()
+                {
+                    Prospect::Promise(promise) => {
+                        (promise.step_ns, promise.kept(request).unwrap().unwrap().prediction)
+                    }
+                    Prospect::Slower => panic!("slower"),
+                    Prospect::TooLarge => panic!("too large"),
+                };
+                let ((_, two), (_, four)) = (plan(0, &under(None, None)), plan(1, &under(None, None)));
+                assert!(four.peak_bytes < two.peak_bytes && four.step_ns > two.step_ns, "{two:?}, {four:?}");
+                let between = Some(four.peak_bytes.midpoint(two.peak_bytes));
+                let (promised, kept) = plan(1, &under(between, Some(four.step_ns * 2)));
+                assert!(kept.fits(between) && kept.step_ns <= promised / 20 * 21, "{promised} ns, {kept:?}");
+                let refused = |request| prospect(&request, &sliced[1..]).unwrap();
+                assert!(matches!(refused(under(Some(1), None)), Prospect::TooLarge));
+                assert!(matches!(refused(under(between, Some(two.step_ns / 2))), Prospect::Slower));
+            });
         }
     }
 }

@@ -46,7 +46,7 @@ impl Run<'_> {
     /// Whether anything may.
     pub fn may_hold_less(&self) -> bool {
         let Ways { again, host } = self.ways();
-        !self.request.holds_all && (again || host || self.may_have_state_on_host())
+        again || host || self.may_have_state_on_host()
     }
 
     /// Whether a candidate could keep the memory limit if forward ran again: what is made in forward is at most what that can save.
@@ -151,7 +151,8 @@ impl Run<'_> {
         let mut fastest: Vec<&Found> = found.iter().filter(could_fit).collect();
         fastest.sort_by_key(|one| (self.expected_ns(one), one.prediction.peak_bytes));
         fastest.dedup_by(|one, before| self.extent.is_thrifty && one.is_near(before));
-        let mut least = found.iter().filter(|one| one.fits(limit)).map(|one| one.prediction.step_ns).min();
+        let within = found.iter().filter(|one| one.fits(limit)).map(|one| one.prediction.step_ns);
+        let mut least = within.chain(self.request.known_ns).min();
         let mut again = Vec::new();
         for one in fastest.into_iter().take(self.extent.recomputed) {
             // Running again only takes time; in a large search what it is expected to take will do.

@@ -88,8 +88,6 @@ pub struct Request<'a> {
     pub reduce_dtype: Option<Dtype>,
     /// What is on the host; what a memory limit needs, where the cluster has a link to it, unless it is said.
     pub offload: Option<Offloading>,
-    /// Whether nothing is done so that less is held: what is over the memory limit is no plan.
-    pub holds_all: bool,
     /// What a plan that is known takes, in nanoseconds: slower ones are of no use.
     pub known_ns: Option<i64>,
 }

@@ -42,7 +42,14 @@ pub fn search<'a>(request: &Request<'a>) -> Result<Searched<'a>> {
     let run = Run::new(request, extent);
     let from_shorter = candidates(&run, &canonical).map(|found| with_less_held(&run, &canonical, found));
     let is_kept = |found: &Vec<Found>| found.first().is_some_and(|best| best.fits(request.memory_limit));
-    let from_shorter = from_shorter.transpose()?.filter(is_kept);
+    let from_shorter = from_shorter.transpose()?;
+    if let (Some(best), Some(_)) = (from_shorter.iter().flatten().next(), request.known_ns)
+        && !best.fits(request.memory_limit)
+    {
+        // What is only to be faster than a known plan is not worth a search of the whole step.
+        return Err(too_small(request.memory_limit.unwrap_or(0), &best.prediction));
+    }
+    let from_shorter = from_shorter.filter(is_kept);
     let is_expected = from_shorter.is_some() && request.mesh.stages() > 1;
     let is_enough = from_shorter.as_ref().is_some_and(|found| !leaves_memory(&run, &found[0]));
     let mut found = from_shorter.unwrap_or_default();

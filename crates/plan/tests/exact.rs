@@ -150,7 +150,6 @@ fn the_search_finds_what_trying_everything_finds() {
             recompute: None,
             reduce_dtype: None,
             offload: None,
-            holds_all: false,
             known_ns: None,
         };
         let found = search(&request).unwrap();
@@ -232,7 +231,6 @@ fn the_partition_makes_no_more_than_the_search_counts() {
             recompute: None,
             reduce_dtype: None,
             offload: None,
-            holds_all: false,
             known_ns: None,
         };
         let found = search(&request).unwrap();

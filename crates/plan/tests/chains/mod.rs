@@ -94,7 +94,6 @@ pub fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, free:
         recompute: None,
         reduce_dtype: None,
         offload: None,
-        holds_all: false,
         known_ns: None,
     }
 }
