@@ -1,4 +1,6 @@
-"""Operations that PyTorch's dispatcher and proxy misread are called by the C functions that it has for them on a device."""
+"""Operations that PyTorch's dispatcher and proxy misread, and products that are written into buffers, are called by the C functions that it
+has for them on a device.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ import attention_kernels
 import pytest
 import torch
 
+import unisono
 from unisono import _native, errors
-from unisono._executor import Executor, load, lower
+from unisono._executor import Executor, load, lower, lower_graph
 from unisono._program import ProgramBuilder, Slot
 from unisono._reference import operation
 
@@ -134,3 +137,23 @@ def test_where_there_is_no_such_function_python_calls_the_operation():
     q = torch.randn(2, 4, 6, 8)
     spec = attention(FLASH, [q, q, q], 0.0, True, False, scale=None)
     assert lower(spec, torch.device("meta")).counts() == (0, 0, 0, 0, 1, 0)
+
+
+def products(x, y, bias):
+    made = torch.addmm(bias, x, y, beta=2, alpha=3)
+    both = torch.bmm(torch.stack([made, x]), torch.stack([y, torch.mm(made, y)]))
+    return torch.baddbmm(both, both, both, beta=3, alpha=2).sum(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+def test_products_in_buffers_are_called_by_functions_of_their_own_and_give_the_same_bits(dtype):
+    tensors = [torch.randint(-9, 9, size).to(dtype) for size in ((6, 6), (6, 6), (6,))]
+    run = Executor(lower_graph(unisono.capture(products, example=tuple(tensors)).native))
+    run.bind([])
+    text = str(run.program)
+    assert "aten::mm.out" in text
+    # Their functions take numbers with a point alone.
+    expected = {"addmm", "bmm", "mm"} if dtype.is_floating_point else {"bmm", "mm"}
+    assert {name for name in ("addmm", "bmm", "mm") if re.search(rf"aten::{name}\.out\(.*\) by shim", text)} == expected
+    for _ in range(2):
+        assert torch.equal(run(tensors)[0], products(*tensors))

@@ -34,7 +34,7 @@ pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
             let reads_again = !abilities.device.is_host() && loops::phases::sums(kernel).next().is_some();
             let taken =
                 if reads_again { vec![None; kernel.operands.len()] } else { ends.taken(index, kernel) };
-            lowering.kernel(call, &taken)?;
+            lowering.kernel(call, &taken, once[index])?;
         } else {
             lowering.call(call, once[index])?;
         }
@@ -176,6 +176,7 @@ impl<'a> Lowering<'a> {
             call.outputs.iter().flat_map(Output::slots).all(|slot| !self.spec.is_run_time_sized(slot));
         let role = if role == Role::View && !sized { Role::Compute } else { role };
         let args = self.arguments(call, schema)?;
+        let args = if self.abilities.is_direct(schema) { self.with_floats(args, schema) } else { args };
         let route = self.abilities.route(schema, &args, &call.outputs);
         let outputs = call.outputs.clone();
         let action = Action::Call { op: call.op, route, role, args, outputs };
@@ -191,7 +192,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// A call of a kernel, whose results may take the memory of what it reads.
-    fn kernel(&mut self, call: &OpCall, taken: &[Option<usize>]) -> Result<()> {
+    fn kernel(&mut self, call: &OpCall, taken: &[Option<usize>], once: Once) -> Result<()> {
         let ([Arg::Tensors(reads), Arg::Int(kernel)], [Output::Tensors(writes)]) =
             (call.args.as_slice(), call.outputs.as_slice())
         else {
@@ -203,11 +204,29 @@ impl<'a> Lowering<'a> {
                 strided(*slot).cloned().ok_or_else(|| Diagnostic::bug("a kernel's result has no strides"))?;
             Ok(Write { slot: *slot, shape, over: *over })
         });
-        let writes = writes.collect::<Result<_>>()?;
+        let writes: Vec<Write> = writes.collect::<Result<_>>()?;
         let reads = reads.iter().map(|slot| self.same[slot.0 as usize]).collect();
+        for write in writes.iter().filter(|_| once == Once::Constant) {
+            self.pin(write.slot, true);
+        }
         let action = Action::Kernel { kernel: *kernel as u32, reads, writes };
-        self.body.push(Instruction { action, release: Vec::new(), place: call.place, node: call.node });
+        let instruction = Instruction { action, release: Vec::new(), place: call.place, node: call.node };
+        if once == Once::Constant { &mut self.prologue } else { &mut self.body }.push(instruction);
         Ok(())
+    }
+
+    /// Arguments with numbers as functions of one operation take them, which makes no difference beside floating-point tensors.
+    fn with_floats(&self, args: Vec<Arg>, schema: &Schema) -> Vec<Arg> {
+        let is_float = |slot: Slot| self.spec.shape(slot).is_some_and(|shape| shape.dtype.is_float());
+        if !args.iter().flat_map(Arg::slots).all(is_float) {
+            return args;
+        }
+        let whole = schema.arguments.iter().map(|argument| argument.ty == Type::Scalar);
+        let float = |(arg, whole): (Arg, bool)| match arg {
+            Arg::Int(value) if whole && (value as f64) as i64 == value => Arg::Float(value as f64),
+            arg => arg,
+        };
+        args.into_iter().zip(whole).map(float).collect()
     }
 
     /// Arguments with aliases replaced and numbers made tensors.

@@ -19,7 +19,8 @@ pub struct Abilities {
     pub device: Device,
     /// Whether a device that is not the host draws random numbers at positions itself.
     pub draws: bool,
-    /// The operations for which PyTorch has a C function of their own on the device, by their full names, of those that are asked about.
+    /// The operations for which PyTorch has a C function of their own on the device, by their full names, of those that no other route of C
+    /// takes, and on the host of those that write into tensors that they are given.
     pub shims: BTreeSet<String>,
 }
 
@@ -39,17 +40,29 @@ impl Abilities {
     pub fn find_shims(&mut self, library: &Library, schemas: &[String]) -> Result<()> {
         for text in schemas {
             let schema = Schema::parse(text)?;
-            if dispatcher::misread(&schema).is_some() && library.has_function(&schema, &self.device.kind) {
+            let is_faster = self.device.is_host() && shim::writes_into_given(&schema);
+            if (is_faster || dispatcher::misread(&schema).is_some())
+                && library.has_function(&schema, &self.device.kind)
+            {
                 self.shims.insert(schema.full_name());
             }
         }
         Ok(())
     }
 
+    /// Whether an operation's own function takes less time to be called than by the dispatcher, which looks the operation up at each call.
+    pub fn is_direct(&self, schema: &Schema) -> bool {
+        shim::writes_into_given(schema) && self.shims.contains(&schema.full_name())
+    }
+
     /// The fastest route that can take the call.
     pub fn route(&self, schema: &Schema, args: &[Arg], outputs: &[Output]) -> Route {
         if is_random_at(schema) && (self.device.is_host() || self.draws) {
             return Route::Own;
+        }
+        let is_taken = outputs.iter().any(|output| output.slots().next().is_some());
+        if self.is_direct(schema) && !is_taken && shim::refusal(schema, args).is_none() {
+            return Route::Shim;
         }
         let strings = dispatcher::has_string(args) && !self.strings_by_dispatcher;
         let dispatcher = !strings && dispatcher::refusal(schema, args).is_none();

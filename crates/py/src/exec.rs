@@ -9,7 +9,12 @@ use std::{
 
 use base::{Bytes, Code, Diagnostic, Nanos, Result};
 use exec::{Abilities, ProgramSpec, Route};
-use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, types::PyBytes};
+use pyo3::{
+    exceptions::PyRuntimeError,
+    ffi,
+    prelude::*,
+    types::{PyBytes, PyList},
+};
 use timeline::{Timeline, chrome};
 use torch_sys::{Device, Failure, Library, Schema, Tensor};
 
@@ -158,14 +163,12 @@ impl Program {
                 Diagnostic::new(Code::BAD_MESSAGE, "cannot decode a program").because(error.to_string());
             to_python(py, &diagnostic)
         })?;
-        abilities.find_shims(library(py)?, &spec.schemas).map_err(|d| to_python(py, &d))?;
-        match schema_of {
-            Some(schema_of) => Self::rewritten(py, spec, &abilities, schema_of, exec::BUFFERS),
-            None => py
-                .detach(|| exec::lower(&spec, &abilities))
-                .map(|program| Self(program, None))
-                .map_err(|d| to_python(py, &d)),
-        }
+        let Some(schema_of) = schema_of else {
+            abilities.find_shims(library(py)?, &spec.schemas).map_err(|d| to_python(py, &d))?;
+            let program = py.detach(|| exec::lower(&spec, &abilities));
+            return program.map(|program| Self(program, None)).map_err(|d| to_python(py, &d));
+        };
+        Self::rewritten(py, spec, abilities, schema_of, exec::BUFFERS)
     }
 
     /// Lowers a graph. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
@@ -210,13 +213,12 @@ impl Program {
                 to_python(py, &Diagnostic::new(Code::UNKNOWN_OPERATION, message).hint(hint))
             })?;
         }
-        abilities.find_shims(library(py)?, &spec.schemas).map_err(|d| to_python(py, &d))?;
         if live {
             let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>();
             spec = exec::with_live_numbers(spec, &schemas.map_err(|d| to_python(py, &d))?);
         }
         let buffers = exec::BUFFERS.min(buffer_bytes.map_or(exec::BUFFERS, Bytes));
-        let program = Self::rewritten(py, spec, &abilities, schema_of, buffers)?;
+        let program = Self::rewritten(py, spec, abilities, schema_of, buffers)?;
         Ok(Self(program.0, kernels))
     }
 
@@ -313,7 +315,7 @@ impl Program {
     fn rewritten(
         py: Python<'_>,
         mut spec: ProgramSpec,
-        abilities: &Abilities,
+        mut abilities: Abilities,
         schema_of: &Bound<'_, PyAny>,
         buffers: Bytes,
     ) -> PyResult<Self> {
@@ -321,7 +323,8 @@ impl Program {
             // Not every operation has a form with tensors or in place.
             spec.schemas.extend(schema_of.call1((name,))?.extract::<Option<String>>()?);
         }
-        let program = py.detach(|| exec::lower(&exec::rewrite(&spec, abilities, buffers)?, abilities));
+        abilities.find_shims(library(py)?, &spec.schemas).map_err(|d| to_python(py, &d))?;
+        let program = py.detach(|| exec::lower(&exec::rewrite(&spec, &abilities, buffers)?, &abilities));
         program.map(|program| Self(program, None)).map_err(|d| to_python(py, &d))
     }
 }
@@ -364,12 +367,8 @@ impl Executor {
     }
 
     /// Runs one step; inputs and returns are capsules whose handles are handed over. The interpreter lock is released.
-    fn run<'py>(
-        &self,
-        py: Python<'py>,
-        capsules: Vec<Bound<'py, PyAny>>,
-    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let inputs = tensors(&capsules)?;
+    fn run<'py>(&self, py: Python<'py>, capsules: &Bound<'py, PyList>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let inputs = capsules.iter().map(|capsule| tensor(&capsule)).collect::<PyResult<_>>()?;
         let returns = self.with(py, |executor| executor.run(inputs))?;
         returns.into_iter().map(|tensor| capsule(py, tensor)).collect()
     }
@@ -457,14 +456,14 @@ impl Executor {
 }
 
 fn tensors(capsules: &[Bound<'_, PyAny>]) -> PyResult<Vec<Tensor>> {
-    let tensor = |capsule: &Bound<'_, PyAny>| {
-        // SAFETY: the object is alive; the call fails for what is no unnamed capsule. torch's unnamed capsules hold owned
-        // tensor handles, which are taken over once.
-        let tensor =
-            unsafe { Tensor::from_raw(ffi::PyCapsule_GetPointer(capsule.as_ptr(), std::ptr::null())) };
-        tensor.ok_or_else(|| PyErr::fetch(capsule.py()))
-    };
     capsules.iter().map(tensor).collect()
+}
+
+fn tensor(capsule: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    // SAFETY: the object is alive; the call fails for what is no unnamed capsule. torch's unnamed capsules hold owned
+    // tensor handles, which are taken over once.
+    let tensor = unsafe { Tensor::from_raw(ffi::PyCapsule_GetPointer(capsule.as_ptr(), std::ptr::null())) };
+    tensor.ok_or_else(|| PyErr::fetch(capsule.py()))
 }
 
 fn capsule(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, PyAny>> {

@@ -2,8 +2,8 @@
 //!
 //! They stand in the library of the device (`libtorch_cuda`), and take a returned number for what it is, where the other routes of C do not.
 //! PyTorch writes them by a rule from the operation's schema (`torchgen/gen_aoti_c_shim.py`): each argument and each return is a few words, in the
-//! order of the schema, returns by address. A function's words never change: where the schema has got more arguments, there is another with
-//! `_v2` behind its name, and the last one has them all.
+//! order of the schema, returns by address; tensors that an operation writes its results into come first, and nothing is returned. A function's
+//! words never change: where the schema has got more arguments, there is another with `_v2` behind its name, and the last one has them all.
 
 use std::ffi::c_void;
 
@@ -64,7 +64,7 @@ pub fn refusal(schema: &Schema, args: &[Arg]) -> Option<String> {
     if schema.arguments.len() != args.len() {
         return Some(format!("{} arguments where the schema has {}", args.len(), schema.arguments.len()));
     }
-    if schema.mutates() {
+    if schema.mutates() && !writes_into_given(schema) {
         return Some(WRITES.to_owned());
     }
     let operands: Vec<_> =
@@ -74,23 +74,40 @@ pub fn refusal(schema: &Schema, args: &[Arg]) -> Option<String> {
         return Some(format!("argument `{name}` is not passed to a function of one operation"));
     }
     let floats = operands.iter().flatten().filter(|operand| matches!(operand, Operand::Float(_))).count();
-    let words = operands.len() - floats + schema.returns.len();
+    let returns = if schema.mutates() { &[] } else { &schema.returns[..] };
+    let words = operands.len() - floats + returns.len();
     let known = |ty: &Type| matches!(ty, Type::Tensor | Type::Int | Type::Float | Type::Bool);
-    if let Some(returned) = schema.returns.iter().find(|returned| !known(&returned.ty)) {
+    if let Some(returned) = returns.iter().find(|returned| !known(&returned.ty)) {
         return Some(format!("a return of type {:?}", returned.ty));
     }
-    (words > WORDS || floats > FLOATS || schema.returns.len() > RETURNS)
+    (words > WORDS || floats > FLOATS || returns.len() > RETURNS)
         .then(|| "more arguments or returns than a call passes".to_owned())
 }
 
-/// The rule is another one where an operation writes: what it has written is not returned.
+/// The rule is another one where an operation changes what it reads.
 const WRITES: &str = "it writes into its arguments";
+
+/// Whether an operation writes its results into tensors that it is given for that, behind all that it reads, as `aten::mm.out` does.
+pub fn writes_into_given(schema: &Schema) -> bool {
+    let read = schema.arguments.iter().take_while(|argument| !argument.written).count();
+    let (read, given) = schema.arguments.split_at(read);
+    !read.is_empty()
+        && !given.is_empty()
+        && given.iter().all(|argument| argument.written && argument.ty == Type::Tensor)
+}
+
+/// The positions of arguments in the order in which functions take them.
+fn passed(schema: &Schema) -> impl Iterator<Item = usize> {
+    let read = schema.arguments.iter().take_while(|argument| !argument.written).count();
+    let (read, count) = if writes_into_given(schema) { (read, schema.arguments.len()) } else { (0, read) };
+    (read..count).chain(0..read)
+}
 
 fn operand(ty: &Type, arg: &Arg) -> Option<Operand> {
     Some(match (ty, arg) {
         (Type::Tensor, Arg::Tensor(slot)) => Operand::Tensor(*slot),
         (Type::Int, Arg::Int(value)) => Operand::Word(*value as Word),
-        (Type::Float, Arg::Float(value)) => Operand::Float(*value),
+        (Type::Float | Type::Scalar, Arg::Float(value)) => Operand::Float(*value),
         (Type::Float, Arg::Int(value)) => Operand::Float(*value as f64),
         (Type::Bool, Arg::Bool(value)) => Operand::Word(Word::from(*value)),
         (Type::Optional(inner), arg) => match (inner.as_ref(), arg) {
@@ -108,24 +125,25 @@ fn operand(ty: &Type, arg: &Arg) -> Option<Operand> {
 
 /// The C types of a function's arguments and returns by the rule, for comparison with PyTorch's headers; none where these calls know no such type.
 pub fn signature(schema: &Schema) -> Option<Vec<String>> {
-    if schema.mutates() {
+    if schema.mutates() && !writes_into_given(schema) {
         return None;
     }
     let plain = |ty: &Type| {
         Some(match ty {
             Type::Tensor => "AtenTensorHandle",
             Type::Int => "int64_t",
-            Type::Float => "double",
+            Type::Float | Type::Scalar => "double",
             Type::Bool => "int32_t",
             _ => return None,
         })
     };
-    let passed = schema.arguments.iter().map(|argument| match &argument.ty {
+    let taken = passed(schema).map(|position| match &schema.arguments[position].ty {
         Type::Optional(inner) => plain(inner).map(|name| format!("{name}*")),
         ty => plain(ty).map(str::to_owned),
     });
-    let returned = schema.returns.iter().map(|returned| plain(&returned.ty).map(|name| format!("{name}*")));
-    passed.chain(returned).collect()
+    let returns = if schema.mutates() { &[] } else { &schema.returns[..] };
+    let returned = returns.iter().map(|returned| plain(&returned.ty).map(|name| format!("{name}*")));
+    taken.chain(returned).collect()
 }
 
 impl Library {
@@ -177,14 +195,17 @@ impl ShimCall {
         if let Some(why) = refusal(schema, args) {
             return Err(Failure(why));
         }
+        if schema.mutates() && outputs.iter().any(|output| output.slots().next().is_some()) {
+            return Err(Failure("what is written is not returned".to_owned()));
+        }
         if outputs.len() != schema.returns.len() {
             return Err(Failure("outputs that are not as many as the schema's".to_owned()));
         }
         let function = library
             .function(schema, kind)
             .ok_or_else(|| Failure(format!("this PyTorch has no function of it for {kind}")))?;
-        let arguments = schema.arguments.iter().zip(args);
-        let operands = arguments.filter_map(|(argument, arg)| operand(&argument.ty, arg)).collect();
+        let operands = passed(schema).filter_map(|at| operand(&schema.arguments[at].ty, &args[at])).collect();
+        let outputs = if schema.mutates() { &[] } else { outputs };
         let returns = schema.returns.iter().zip(outputs).map(|(returned, output)| match returned.ty {
             Type::Tensor => Return::Tensor(output.slots().next()),
             _ => Return::Number,
