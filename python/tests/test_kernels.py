@@ -230,6 +230,25 @@ def test_an_input_is_not_written_over_and_what_ends_is():
     assert torch.equal(x, before)
 
 
+def test_kernels_of_constants_run_once_and_are_not_written_over():
+    def step(x):
+        weights = torch.linspace(0, 1, 256).exp() * 2
+        return (x * weights).tanh(), weights + 1
+
+    x = torch.randn(4, 256)
+    found, run = executed(step, (x,))
+    prologue, body = str(run.program).split("body:")
+    assert "kernel" in prologue
+    assert "kernel" in body
+    assert run.program.constant_bytes() >= 4 * 256
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(run([x]), found, strict=True))
+        found[1].zero_()
+        found = run([x])
+        for one, expected in zip(found, step(x), strict=True):
+            torch.testing.assert_close(one, expected)
+
+
 def test_what_stays_as_it_is_has_a_reason():
     graph = unisono.capture(
         lambda x, y: (x.cos() * 2, (x @ y).exp() + 1, y.long() + 1), example=(torch.ones(4, 4),) * 2

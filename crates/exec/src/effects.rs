@@ -3,6 +3,8 @@
 use aten::{Memory, Random};
 use torch_sys::{Schema, Type};
 
+use crate::kernels::is_kernel;
+
 /// How the executor treats an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
@@ -60,7 +62,7 @@ pub(crate) fn shows_once(schema: &Schema) -> bool {
 
 /// Whether an operation gives the same for the same arguments, and does nothing else: then it may be run once for all steps.
 pub fn is_pure(schema: &Schema) -> bool {
-    let plain = schema.name.starts_with("aten::") || schema.name.starts_with("prims::");
+    let plain = schema.name.starts_with("aten::") || schema.name.starts_with("prims::") || is_kernel(schema);
     plain && !schema.mutates() && !may_draw(schema)
 }
 

@@ -163,6 +163,9 @@ impl Program {
                 let shapes = outputs.iter().flat_map(Output::slots).filter_map(|slot| self.shape(slot));
                 shapes.map(Shape::bytes).fold(Bytes(0), |sum, bytes| sum + bytes)
             }
+            Action::Kernel { writes, .. } => {
+                writes.iter().map(|write| write.shape.bytes()).fold(Bytes(0), |sum, bytes| sum + bytes)
+            }
             _ => Bytes(0),
         };
         self.prologue.iter().map(bytes).fold(Bytes(0), |sum, bytes| sum + bytes)

@@ -123,6 +123,30 @@ return v6
 }
 
 #[test]
+fn what_is_the_same_at_every_step_is_not_written_over() {
+    check(
+        r#"input v0: f32[4] = batch "batch.0"
+v1: f32[4] = aten::arange(4, f32, none, device(cpu), false)
+v2: f32[4] = aten::mul.Tensor(v1, v1)
+v3: f32[4] = aten::mul.Tensor(v2, v0)
+v4: f32[4] = aten::mul.Tensor(v3, v3)
+return v4
+"#,
+        &expect![[r#"
+            state 
+            inputs %0
+            prologue:
+              %1 = aten::arange(4, float32, None, cpu, false) by proxy
+              %2 = aten::mul.Tensor(%1, %1) by dispatcher
+            body:
+              %3 = aten::mul.Tensor(%2, %0) by dispatcher; release %0
+              %4 = aten::mul.Tensor(%3, %3) by dispatcher; release %3
+            return %4
+        "#]],
+    );
+}
+
+#[test]
 fn what_would_be_overwritten_before_it_is_read_is_cloned() {
     check(
         r#"input v0: f32[4] = buffer "buffers.a"

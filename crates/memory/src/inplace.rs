@@ -5,7 +5,10 @@ use fixedbitset::FixedBitSet;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::{Effect, Lifetimes, Step, Steps};
+use crate::{Effect, Lifetimes, Once, Step, Steps, once::once};
+
+/// The largest constant that is not written over, in elements: beyond, its memory is worth more than the call that makes it again.
+const LARGEST_CONSTANT: u64 = 1 << 14;
 
 /// For each step whether it runs in place, where nobody can tell. State is written by steps of the end of the run only, so that a run
 /// that fails before leaves it as it was.
@@ -22,6 +25,8 @@ struct Decision<'a> {
     given: FixedBitSet,
     /// Values whose elements lie apart from each other: results of computations, and views that show no element twice.
     distinct: FixedBitSet,
+    /// Small values that are the same at every run: written over, they would have to be computed each time.
+    constant: FixedBitSet,
     /// The part of its root that a value is: which step has split the root, and which of its results it comes from.
     parts: Vec<Option<(usize, usize)>>,
     returned: FixedBitSet,
@@ -40,6 +45,7 @@ impl<'a> Decision<'a> {
         Self {
             lifetimes: Lifetimes::of(program),
             distinct: distinct(program, given.clone()),
+            constant: constant(program),
             parts: parts(program),
             given,
             returned: bits(&mut program.returns.iter().copied()),
@@ -107,12 +113,25 @@ impl<'a> Decision<'a> {
         let unread = self.lifetimes.last_read(root).is_none_or(|last| last <= index);
         let info = |value: u32| self.program.values[value as usize].alike;
         let alike = to.is_none_or(|to| info(from).is_some() && info(from) == info(to));
-        let temporary = !self.given.contains(root as usize) && self.distinct.contains(from as usize);
+        let kept = self.given.contains(root as usize) || self.constant.contains(root as usize);
+        let temporary = !kept && self.distinct.contains(from as usize);
         let state = to.is_some_and(|to| {
             self.state_of.get(&to) == Some(&from) && step.writes_state && !self.returned.contains(to as usize)
         });
         unread && alike && (temporary || state)
     }
+}
+
+/// Small values that are computed once for all runs.
+fn constant(program: &Steps) -> FixedBitSet {
+    let mut constant = FixedBitSet::with_capacity(program.values.len());
+    let is_small = |value: &usize| program.values[*value].elements <= LARGEST_CONSTANT;
+    for (step, once) in program.steps.iter().zip(once(program, &[])) {
+        if once == Once::Constant {
+            constant.extend(step.makes.iter().map(|value| *value as usize).filter(is_small));
+        }
+    }
+    constant
 }
 
 /// Values that show no element of memory twice.
