@@ -119,14 +119,16 @@ class _Compiled:
         self._programs: collections.OrderedDict[tuple[Any, ...], _Program] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._eager = False
+        #: The program where no size changes.
+        self._only: _Program | None = None
         values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
         self._sizes = [at for at, value in enumerate(values) if not isinstance(value, torch.Tensor)]
         if not self._sizes:
-            self._program(())
+            self._only = self._program(())
 
     def __call__(self, arguments: list[Any]) -> Any:
         with self._lock:
-            program = None if self._eager else self._program(arguments)
+            program = self._only or (None if self._eager else self._program(arguments))
             if program is not None:
                 return program(arguments)
         given = tuple(arguments)
@@ -158,7 +160,7 @@ class _Program:
     """A graph without sizes that change, lowered."""
 
     def __init__(self, graph: torch.fx.GraphModule, sizes: Sequence[int], fuse: Fuse) -> None:
-        graph, self._outputs = _tensors_only(graph)
+        graph, self._given, self._fixed, self._order = _tensors_only(graph)
         inputs = StepInputs()
         for node in graph.graph.nodes:
             if node.op == "placeholder":
@@ -180,12 +182,9 @@ class _Program:
     def __call__(self, arguments: list[Any]) -> list[Any]:
         for at in reversed(self._sizes):
             del arguments[at]
-        made = self._executor.consume(arguments)
-        return [made[one] if isinstance(one, _Made) else one for one in self._outputs]
-
-
-class _Made(int):
-    """The position of an output among those that are tensors."""
+        given = [arguments[at] for at in self._given]
+        found = [*self._executor.consume(arguments), *given, *self._fixed]
+        return [found[at] for at in self._order]
 
 
 class _Encoder(Encoder):
@@ -197,17 +196,30 @@ class _Encoder(Encoder):
         return Origin(file, int(line), "", "")
 
 
-def _tensors_only(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """The same graph with each tensor among its outputs once; and for each output its position among those, or what it is otherwise."""
+def _tensors_only(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[int], list[Any], list[int]]:
+    """The same graph with each tensor that it makes among its outputs once; then the positions of inputs that it gives back, what else it
+    gives, and for each output its position among all three, one behind the other.
+    """
     graph = torch.fx.Graph()
     outputs: Any = graph.graph_copy(module.graph, {})
-    positions: dict[torch.fx.Node, _Made] = {}
-    found: list[Any] = []
+    inputs = {node: at for at, node in enumerate(node for node in graph.nodes if node.op == "placeholder")}
+    made: dict[torch.fx.Node, int] = {}
+    given: dict[torch.fx.Node, int] = {}
+    fixed: list[Any] = []
+    places: list[tuple[int, int]] = []
     for one in outputs if isinstance(outputs, list | tuple) else [outputs]:
         value = one.meta["val"] if isinstance(one, torch.fx.Node) else one
-        found.append(positions.setdefault(one, _Made(len(positions))) if isinstance(value, torch.Tensor) else value)
-    graph.output(list(positions))
-    return torch.fx.GraphModule(module, graph), found
+        if not isinstance(value, torch.Tensor):
+            places.append((2, len(fixed)))
+            fixed.append(value)
+        elif one in inputs:
+            places.append((1, given.setdefault(one, len(given))))
+        else:
+            places.append((0, made.setdefault(one, len(made))))
+    graph.output(list(made))
+    starts = (0, len(made), len(made) + len(given))
+    order = [starts[kind] + at for kind, at in places]
+    return torch.fx.GraphModule(module, graph), [inputs[one] for one in given], fixed, order
 
 
 def _with_sizes(module: torch.fx.GraphModule, arguments: Sequence[Any], sizes: Sequence[int]) -> torch.fx.GraphModule:

@@ -23,6 +23,9 @@ _serial = itertools.count()
 _aoti: Any = getattr(torch._C, "_aoti")  # noqa: B009 - not in torch's type stubs
 _to_capsules = _aoti.unsafe_alloc_void_ptrs_from_tensors
 _from_capsules = _aoti.alloc_tensors_by_stealing_from_void_ptrs
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_has_autocast = torch._C._is_any_autocast_enabled
+_count_of_modes = torch._C._len_torch_dispatch_stack
 
 
 class Executor:
@@ -51,6 +54,8 @@ class Executor:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
         #: The device whose current stream kernels run on.
         self._kernel_device = self._native.kernel_device
+        #: Whether PyTorch's operations are called, and not kernels alone.
+        self._has_calls = any(program.counts())
 
     def bind(self, state: Sequence[torch.Tensor]) -> None:
         """Binds the tensors of state, in the program's order; each step writes into them."""
@@ -63,17 +68,19 @@ class Executor:
 
     def consume(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The same, and empties ``inputs``: each is let go of where the program needs it no more."""
-        if _is_disturbed():
+        if _has_autocast() or _count_of_modes() > 0:
             with _neutral():
                 return self.consume(inputs)
         handles = self._ready(inputs)
         inputs.clear()
-        with torch._C._AutoDispatchBelowAutograd():
-            try:
-                return _from_capsules(self._native.run(handles))
-            except BaseException:
-                _host.forget()
-                raise
+        try:
+            if self._has_calls:
+                with _below_autograd():
+                    return _from_capsules(self._native.run(handles))
+            return _from_capsules(self._native.run(handles))
+        except BaseException:
+            _host.forget()
+            raise
 
     def at(self) -> int | None:
         """The position of the instruction that runs now, in whatever thread; ``None`` between steps."""
@@ -85,7 +92,7 @@ class Executor:
         """Runs one step and also returns, for each instruction, its index, start and duration in nanoseconds by a device's clock."""
         if device != _devices.HOST:
             return self._recorded_on(device, inputs)
-        with _neutral(), torch._C._AutoDispatchBelowAutograd():
+        with _neutral(), _below_autograd():
             returns, records = self._native.run_recorded(self._ready(inputs))
         return _from_capsules(returns), records
 
@@ -100,14 +107,14 @@ class Executor:
 
     def watch(self, inputs: Sequence[torch.Tensor], after: Callable[[int], object]) -> list[torch.Tensor]:
         """Runs one step and calls ``after`` with the index of each issued instruction; what it raises is that instruction's error."""
-        with _neutral(), torch._C._AutoDispatchBelowAutograd():
+        with _neutral(), _below_autograd():
             return _from_capsules(self._native.run_watched(self._ready(inputs), after))
 
     def _ready(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The inputs of a step as handles; kernels are told the stream that is current now."""
         if self._kernel_device is not None:
             self._native.set_stream(_cuda.stream_of(*self._kernel_device))
-        return _to_capsules(list(inputs))
+        return _to_capsules(inputs)
 
     def state(self) -> list[torch.Tensor]:
         """The tensors of state as they are bound."""
@@ -195,11 +202,6 @@ def draws_numbers(graph: _native.Graph) -> bool:
     """Whether a graph has an operation that draws random numbers."""
     tag = torch.Tag.nondeterministic_seeded
     return graph.draws({name for name in graph.operators() if tag in _reference.operation(name).tags})
-
-
-def _is_disturbed() -> bool:
-    """Whether a mode of this thread would change what operations do."""
-    return torch._C._is_any_autocast_enabled() or torch._C._len_torch_dispatch_stack() > 0
 
 
 class _neutral:  # noqa: N801 - a context, used like torch.no_grad

@@ -134,16 +134,27 @@ impl Operands {
     #[inline]
     pub(crate) fn allocate(&self, slots: &mut Slots, expected: bool) -> Done {
         for write in &self.writes {
-            let tensor = if let Some(read) = write.over.filter(|_| expected) {
-                slots.share(self.reads[read].0)?
-            } else {
-                let Shape { dtype, sizes, strides } = &write.shape;
-                let strides = strides.as_deref().unwrap_or_default();
-                Tensor::empty(slots.library(), *dtype, sizes, strides, self.device)?
+            let tensor = match write.over.filter(|_| expected) {
+                Some(read) => slots.share(self.reads[read].0)?,
+                None => self.own(slots, write)?,
             };
             slots.put(write.slot, tensor);
         }
         Ok(())
+    }
+
+    /// Allocates what was to be written over something that is read.
+    fn allocate_apart(&self, slots: &mut Slots) -> Done {
+        for write in self.writes.iter().filter(|write| write.over.is_some()) {
+            let tensor = self.own(slots, write)?;
+            slots.put(write.slot, tensor);
+        }
+        Ok(())
+    }
+
+    fn own(&self, slots: &Slots, write: &Write) -> std::result::Result<Tensor, Failure> {
+        let Shape { dtype, sizes, strides } = &write.shape;
+        Tensor::empty(slots.library(), *dtype, sizes, strides.as_deref().unwrap_or_default(), self.device)
     }
 
     /// All of them, in the order in which kernels take them.
@@ -178,6 +189,18 @@ impl<M> Moved<M> {
     }
 }
 
+/// The memory of a kernel's operands, in their order.
+type Operand<'a> = SmallVec<[loops::Memory<'a>; 12]>;
+
+const fn cells(cells: Cells<'_>) -> loops::Memory<'_> {
+    match cells {
+        Cells::Float32(cells) => loops::Memory::F32(cells),
+        Cells::Bfloat16(cells) => loops::Memory::Bf16(cells),
+        Cells::Bool(cells) => loops::Memory::Bool(cells),
+        Cells::Int64(cells) => loops::Memory::I64(cells),
+    }
+}
+
 /// A kernel, ready to run.
 pub(crate) struct KernelCall {
     module: Arc<Module>,
@@ -193,41 +216,34 @@ impl KernelCall {
 
     /// Allocates the results and runs the kernel.
     pub(crate) fn run(&self, slots: &mut Slots) -> Done {
-        let expected = self.lies_as_expected(slots)?;
-        self.operands.allocate(slots, expected)?;
-        let memory = self.memory(slots)?;
+        self.operands.allocate(slots, true)?;
+        let (memory, expected) = self.memory(slots)?;
         if expected {
             return self.module.run(self.kernel, &memory).map_err(failed);
         }
+        drop(memory);
+        self.operands.allocate_apart(slots)?;
+        let (memory, _) = self.memory(slots)?;
         let strides = self.strides(slots)?;
         let run = |module: &Module| module.run(0, &memory).map_err(failed);
         self.moved.run(&strides, || self.module_for(&strides), run)
     }
 
-    fn lies_as_expected(&self, slots: &Slots) -> std::result::Result<bool, Failure> {
+    /// The memory of all operands, and whether what is read lies as the graph says.
+    fn memory<'a>(&self, slots: &'a Slots) -> std::result::Result<(Operand<'a>, bool), Failure> {
+        let (mut memory, mut expected) = (SmallVec::new(), true);
         for (slot, shape) in &self.operands.reads {
             let elements = slots.elements(*slot)?;
             if elements.sizes != shape.sizes {
                 return Err(Failure(format!("{slot} has sizes {:?}, not {:?}", elements.sizes, shape.sizes)));
             }
-            if Some(elements.strides) != shape.strides.as_deref() {
-                return Ok(false);
-            }
+            expected &= Some(elements.strides) == shape.strides.as_deref();
+            memory.push(cells(elements.cells));
         }
-        Ok(true)
-    }
-
-    fn memory<'a>(
-        &self,
-        slots: &'a Slots,
-    ) -> std::result::Result<SmallVec<[loops::Memory<'a>; 12]>, Failure> {
-        let memory = |slot: Slot| match slots.elements(slot)?.cells {
-            Cells::Float32(cells) => Ok(loops::Memory::F32(cells)),
-            Cells::Bfloat16(cells) => Ok(loops::Memory::Bf16(cells)),
-            Cells::Bool(cells) => Ok(loops::Memory::Bool(cells)),
-            Cells::Int64(cells) => Ok(loops::Memory::I64(cells)),
-        };
-        self.operands.slots().map(memory).collect()
+        for write in &self.operands.writes {
+            memory.push(cells(slots.elements(write.slot)?.cells));
+        }
+        Ok((memory, expected))
     }
 
     /// The strides of all that is read.

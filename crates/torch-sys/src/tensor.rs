@@ -106,6 +106,32 @@ impl Tensor {
         unsafe { layout(library, self.0.as_ptr()) }
     }
 
+    /// Whether its element type, sizes and strides are those of `known`.
+    pub fn lies_as(&self, library: &'static Library, known: &Layout) -> Result<bool, Failure> {
+        let s = &library.symbols;
+        let (raw, mut dim, mut dtype, mut kind) = (self.0.as_ptr(), 0, 0, 0);
+        let (mut sizes, mut strides) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let Some(expected) = known.dtype else { return Ok(false) };
+        // SAFETY: the handle is alive and each call writes one value; the arrays have `dim` elements and live as long as the
+        // tensor's metadata, which nobody changes meanwhile.
+        unsafe {
+            library.check((s.layout)(raw, &raw mut kind))?;
+            library.check((s.dtype)(raw, &raw mut dtype))?;
+            library.check((s.dim)(raw, &raw mut dim))?;
+            let strided = kind == library.codes.layout(crate::value::Layout::Strided);
+            if !strided || !known.strided || dtype != library.codes.dtype(expected) {
+                return Ok(false);
+            }
+            if dim as usize != known.sizes.len() || dim == 0 {
+                return Ok(dim as usize == known.sizes.len());
+            }
+            library.check((s.sizes)(raw, &raw mut sizes))?;
+            library.check((s.strides)(raw, &raw mut strides))?;
+            let there = |from: *mut i64| std::slice::from_raw_parts(from, dim as usize);
+            Ok(there(sizes) == known.sizes && there(strides) == known.strides)
+        }
+    }
+
     /// Its device: PyTorch's number of the type, and the index.
     pub fn device(&self, library: &'static Library) -> Result<(i32, i32), Failure> {
         let (mut kind, mut index) = (0, 0);
