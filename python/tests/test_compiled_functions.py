@@ -86,4 +86,4 @@ def test_what_random_functions_return_shares_memory_as_in_eager_pytorch(first):
         with warnings.catch_warnings():
             warnings.simplefilter("error", CompileNotice)
             found = seen(torch.compile(function, backend="unisono"), seed)
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, msg=lambda text, s=seed: f"seed {s}: {text}")
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda text, s=seed: f"seed {s}: {text}")

@@ -290,7 +290,36 @@ return v3, v7, v9, v10
 }
 
 #[test]
-fn rows_that_are_short_and_elements_that_lie_apart_do_not_pay() {
+fn rows_that_are_short_and_many_elements_that_lie_apart_do_not_pay() {
+    check(
+        r#"
+input v0: f32[4096, 8] = batch "x"
+input v1: f32[8] = batch "y"
+input v2: f32[4096, 8]{1, 4096} = batch "z"
+
+v3: f32[4096, 8] = aten::silu(v0)
+v4: f32[4096, 8] = aten::mul.Tensor(v3, v1)
+v5: f32[4096, 8] = aten::exp(v4)
+v6: f32[4096, 8] = aten::exp(v0)
+v7: f32[4096, 8] = aten::mul.Tensor(v6, v2)
+
+return v5, v7
+"#,
+        &expect![[r#"
+            aten::silu
+            aten::mul.Tensor
+            aten::exp
+            aten::exp
+            aten::mul.Tensor
+            left 2 of aten::exp: no kernel with it would pay
+            left 2 of aten::mul.Tensor: no kernel with it would pay
+            left 1 of aten::silu: no kernel with it would pay
+        "#]],
+    );
+}
+
+#[test]
+fn few_elements_that_lie_apart_take_less_than_the_calls_that_are_saved() {
     check(
         r#"
 input v0: f32[4, 8] = batch "x"
@@ -306,14 +335,24 @@ v7: f32[4, 8] = aten::mul.Tensor(v6, v2)
 return v5, v7
 "#,
         &expect![[r#"
-            aten::silu
-            aten::mul.Tensor
-            aten::exp
-            aten::exp
-            aten::mul.Tensor
-            left 2 of aten::exp: no kernel with it would pay
-            left 2 of aten::mul.Tensor: no kernel with it would pay
-            left 1 of aten::silu: no kernel with it would pay
+            group [v0, v1, v2] -> [v5, v7] saves 896
+              kernel [4, 8]
+              read a0: f32 {8, 1}
+              read a1: f32 {0, 1}
+              read a2: f32 {1, 4}
+              write a3: f32 {8, 1}
+              write a4: f32 {8, 1}
+              %0 = load a0
+              %1 = sigmoid %0
+              %2 = mul %0 %1
+              %3 = load a1
+              %4 = mul %2 %3
+              %5 = exp %4
+              %6 = exp %0
+              %7 = load a2
+              %8 = mul %6 %7
+              store a3 %5
+              store a4 %8
         "#]],
     );
 }

@@ -21,6 +21,11 @@ const FEW_POINTS: u64 = 1 << 14;
 /// The fewest points of a row, where there are several: the code for a row takes as long as a vector or two of it.
 const SHORTEST: usize = 8;
 
+/// About what a processor takes for a call of an operation of PyTorch's on few elements, in nanoseconds.
+const CALL: u64 = 1000;
+/// What it takes for an element that lies apart from the next one, which is interpreted.
+const ELEMENT: u64 = 4;
+
 /// The fewest points of a row whose logarithm is worth a kernel that saves nothing else.
 const SHORTEST_LOGARITHM: usize = 256;
 
@@ -95,7 +100,7 @@ pub fn partition_unless(graph: &Graph, why_not: &WhyNot<'_>) -> Partition {
     // A result whose elements share memory cannot be written by a loop.
     let valid = worth
         .filter_map(|members| Some((members, group(&groups, members)?)))
-        .filter(|(_, group)| pays(group));
+        .filter(|(_, group)| pays(group, positions.kind.is_cpu()));
     let (mut kept, mut made, mut reasons) = (Vec::new(), Vec::new(), BTreeMap::new());
     for (members, group) in valid {
         if let Some(reason) = why_not(&group) {
@@ -153,10 +158,13 @@ fn is_worth(groups: &Groups<'_>, members: &[usize]) -> bool {
 }
 
 /// Whether a group saves more than it loses: rows that are short cost a call each, elements that lie apart are read one by one, and PyTorch's
-/// error function is faster than that of kernels.
-fn pays(group: &Group) -> bool {
+/// error function is faster than that of kernels. On a processor few such elements take less than the calls that a group saves.
+fn pays(group: &Group, on_processor: bool) -> bool {
     let nest = Nest::of(&group.kernel);
-    if nest.rows() > 1 && nest.inner < SHORTEST || nest.inner_strides.iter().any(|stride| *stride > 1) {
+    let is_short = nest.rows() > 1 && nest.inner < SHORTEST;
+    let is_apart = nest.inner_strides.iter().any(|stride| *stride > 1);
+    let calls = if on_processor { (group.nodes.len() as u64 - 1) * CALL } else { 0 };
+    if is_short || is_apart && group.kernel.points() * ELEMENT > calls {
         return false;
     }
     // PyTorch's kernel takes the logarithms of several rows at once.
