@@ -80,7 +80,8 @@ def measured(name: str, made: tuple[torch.nn.Module, dict[str, Any]], backends: 
         notices += sum(issubclass(one.category, unisono.errors.CompileNotice) for one in noticed)
         torch.manual_seed(4)
         left[way] = calls[way](), [one.grad.clone() for one in model.parameters() if one.grad is not None]
-    count = max(1, int(0.2 / seconds(calls["plain"], 2)))
+    # Short rounds: between others at work some are undisturbed.
+    count = max(1, int(0.05 / seconds(calls["plain"], 2)))
     steady = {way: min(seconds(call, count) for _ in range(2)) for way, call in calls.items()}
     for _ in range(rounds):
         steady = {way: min(steady[way], seconds(call, count)) for way, call in calls.items()}
@@ -99,7 +100,7 @@ def main() -> None:
     parser.add_argument("--models", default="", help="only models whose name has this in it")
     parser.add_argument("--without-inductor", action="store_true", help="leave the slow compilation out")
     parser.add_argument("--partitions", action="store_true", help="also keep all that backward reads")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=20)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch._inductor.config.force_disable_caches = True  # a first call is one without anything kept from earlier runs
