@@ -288,7 +288,7 @@ def child(arguments: argparse.Namespace) -> None:
     dtype = getattr(torch, arguments.dtype)
     with torch.no_grad():
         found = {
-            name: {size: measure(name, count, dtype, arguments.inductor) for size, count in SIZES.items()}
+            name: {size: measure(name, SIZES[size], dtype, arguments.inductor) for size in arguments.sizes}
             for name in GROUPS
         }
     print(json.dumps(found))
@@ -299,6 +299,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="SIZE", help="of a tensor")
     parser.add_argument("--columns", type=int, default=COLUMNS, help="the length of rows")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cuda", action="store_true")
@@ -323,7 +324,7 @@ def main() -> None:
     )
     print("|---" * (3 + len(columns)) + "|")
     for name in GROUPS:
-        for size in SIZES:
+        for size in arguments.sizes:
             for memory in found:
                 row = found[memory][name][size]
                 cells = [f"{row[column]:.2f}" if column in row else "" for column in columns]
