@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_ranks
+from machines import DEAR_COMPUTING
+from ranks import run_ranks, train
 from torch import nn
 
 import unisono
@@ -41,6 +44,19 @@ ARGUMENTS = {
     torch.logsumexp: (1,),
     torch.sort: (1,),
 }
+#: The same of volumes.
+OF_VOLUMES = [
+    nn.Conv3d(4, 4, 3, padding=1),
+    nn.GroupNorm(2, 4),
+    nn.ReflectionPad3d(1),
+    nn.ReplicationPad3d(1),
+    nn.ZeroPad3d(1),
+    nn.Upsample(scale_factor=2),
+    nn.Upsample(scale_factor=2, mode="trilinear"),
+    nn.AvgPool3d(2),
+    nn.MaxPool3d(2),
+    nn.AdaptiveAvgPool3d(2),
+]
 LOSSES = [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div, F.binary_cross_entropy_with_logits]
 
 
@@ -87,20 +103,74 @@ class Model(nn.Module):
         return total + F.binary_cross_entropy(x.sigmoid(), self.ordered(wanted.sigmoid()))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3, 1), (3, 2, 1, 0)], ids=str)
-def test_results_lie_in_memory_as_the_graph_says(order):
-    torch.manual_seed(0)
-    model = Model(order).train()
+class Volumes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x = nn.Parameter(torch.randn(2, 4, 4, 4, 4))
+        self.layers = nn.ModuleList(copy.deepcopy(OF_VOLUMES))
+
+    def forward(self, wanted):
+        x = (self.x + wanted).contiguous(memory_format=torch.channels_last_3d)
+        made = (layer(x * 0.5).contiguous(memory_format=torch.channels_last_3d) for layer in self.layers)
+        return sum((one * 0.5).square().mean() for one in made)
+
+
+class Mixed(nn.Module):
+    """Rows between convolutions, as attention between them has them, and their sum with what was before."""
+
+    def __init__(self, rows_first):
+        super().__init__()
+        self.rows_first = rows_first
+        self.first, self.rows = nn.Conv2d(4, 4, 1), nn.Linear(4, 4)
+        self.norms = nn.ModuleList(nn.GroupNorm(2, 4) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        rows = self.rows(x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
+        x = rows + x if self.rows_first else x + rows
+        for norm in self.norms:
+            x = norm(x).sin()
+        return x.pow(3).mean()
+
+
+def make_step(model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(wanted):
+    def step(x):
         optimizer.zero_grad()
-        loss = model(wanted)
+        loss = model(x)
         loss.backward()
         optimizer.step()
         return loss
 
-    wanted = torch.randn(2, 4, 6, 6)
+    return step, optimizer
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("rows_first", [False, True])
+def test_group_norms_of_sums_of_rows_and_images_are_those_of_eager_pytorch(rows_first, samples):
+    torch.manual_seed(0)
+    model, x = Mixed(rows_first), torch.randn(samples, 4, 6, 6)
+    reference, on_ranks = copy.deepcopy(model), copy.deepcopy(model)
+    expected, (step, optimizer) = make_step(reference)[0], make_step(model)
+    parallel = unisono.parallelize(step, model=model, optimizer=optimizer, example=(x,), cluster=DEAR_COMPUTING)
+    found, wanted = zip(*[(parallel(x).item(), expected(x).item()) for _ in range(3)], strict=True)
+    assert found == pytest.approx(wanted, rel=1e-5)
+    if samples == 2:
+        step, optimizer = make_step(on_ranks)
+        graph = unisono.capture(step, model=on_ranks, optimizer=optimizer, example=(x,))
+        for mesh in ({"a": 2}, {"a": 2, "b": 2}):
+            plan = graph.native.plan(DEAR_COMPUTING, msgpack.packb({"mesh": mesh, "pins": {}, "memory_limit": None}))
+            (loss,), _ = train(graph, plan, mesh, [(x,)], passes=True)
+            assert loss.item() == pytest.approx(wanted[0], rel=1e-5), mesh
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3, 1), (3, 2, 1, 0), "volumes"], ids=str)
+def test_results_lie_in_memory_as_the_graph_says(order):
+    torch.manual_seed(0)
+    model = (Volumes() if order == "volumes" else Model(order)).train()
+    step, optimizer = make_step(model)
+    wanted = torch.randn(model.x.shape)
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=(wanted,))
     held = [item.tensor.detach().clone() for item in graph.capture.inputs.inputs]
     plain = msgpack.unpackb(graph.native.message())["graph"]

@@ -28,7 +28,8 @@ _FUSED = {
 }
 
 #: Operations whose results are row-major in PyTorch's kernels and in the operands' order in its shape functions. On row-major operands both
-#: agree, so that tensors lie in memory as the graph says.
+#: agree, so that tensors lie in memory as the graph says. And group norms, whose kernels tell the order of memory by all strides of an
+#: operand, also by those of dimensions of size 1, which ranks and operations in place have otherwise than the graph says.
 _ROW_MAJOR = {
     "_log_softmax_backward_data",
     "binary_cross_entropy",
@@ -45,9 +46,15 @@ _ROW_MAJOR = {
     "mse_loss_backward",
     "native_batch_norm",
     "native_batch_norm_backward",
+    "native_group_norm",
+    "native_group_norm_backward",
     "native_layer_norm_backward",
     "reflection_pad2d_backward",
+    "reflection_pad3d",
+    "reflection_pad3d_backward",
     "replication_pad2d_backward",
+    "replication_pad3d",
+    "replication_pad3d_backward",
     "rrelu_with_noise",
     "smooth_l1_loss_backward",
     "softplus_backward",
