@@ -131,6 +131,31 @@ def test_no_in_place_operation_is_left_and_no_value_is_read_back():
         assert "_local_scalar_dense" not in op["name"]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_writing_into_parts_of_a_tensor_is_made_of_operations_that_can_be_sharded(order):
+    linear = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+
+    def train_step(x):
+        optimizer.zero_grad()
+        made = linear(x).permute(order).contiguous().permute([order.index(dim) for dim in range(3)])
+        made = made * 2.0
+        made[..., 4:] = made[..., 4:] * x[..., 4:]
+        loss = made.square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(4, 6, 8)
+    graph = unisono.capture(train_step, model=linear, optimizer=optimizer, example=(x,))
+    assert "aten::new_empty(" in graph.text()
+    assert "runs replicated" not in graph.plan("h100:1x2").explain()
+    (returned,), state = run_graph(graph, [(x,)])
+    torch.testing.assert_close(returned, train_step(x).detach())
+    for name, value in linear.named_parameters():
+        torch.testing.assert_close(state[f"params.{name}"], value.detach())
+
+
 def test_every_node_keeps_the_users_line_and_module_and_its_part_of_the_step():
     graph = captured().decoded()
     ops = [op["name"] for op in graph["ops"]]

@@ -61,7 +61,7 @@ _ROW_MAJOR = {
 }
 
 
-_OTHERS = {"_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"}
+_OTHERS = {"_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "new_empty_strided"}
 
 
 class Rewrites(TorchDispatchMode):
@@ -98,11 +98,25 @@ class Rewrites(TorchDispatchMode):
             return scaling.update_scale(*args)
         if name.startswith("_foreach_"):
             return _one_at_a_time(func, name.removeprefix("_foreach_"), args, kwargs)
+        if name == "new_empty_strided":
+            return _new_empty(func, *args, **kwargs)
         if name in _ROW_MAJOR:
             args = pytree.tree_map(_row_major, args)
         if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
             return torch.ops.aten._native_batch_norm_legit.default(*args)
         return func(*args, **kwargs)
+
+
+def _new_empty(func: Any, like: torch.Tensor, size: Any, stride: Any, **kwargs: Any) -> torch.Tensor:
+    """A tensor without values yet, by operations that can be sharded where it has no gaps; backward of writing into slices makes it."""
+    order = sorted(range(len(size)), key=lambda dim: -stride[dim])
+    shape = [size[dim] for dim in order]
+    if [stride[dim] for dim in order] != list(make_contiguous_strides_for(shape)):
+        return func(like, size, stride, **kwargs)
+    made = torch.ops.aten.new_empty.default(like, shape, **kwargs)
+    if order == list(range(len(size))):
+        return made
+    return torch.ops.aten.permute.default(made, [order.index(dim) for dim in range(len(size))])
 
 
 def _row_major(leaf: Any) -> Any:

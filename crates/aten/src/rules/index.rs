@@ -142,6 +142,22 @@ pub fn index_add(call: &Call<'_>) -> Option<Factors> {
     others(call, call.dim(1, call.operand(0).rank())?, &[0, 2])
 }
 
+/// `index_fill(x, dim, index, value)`: the other dimensions.
+pub fn index_fill(call: &Call<'_>) -> Option<Factors> {
+    others(call, call.dim(1, call.operand(0).rank())?, &[0])
+}
+
+/// `select_scatter(x, source, dim, index)`: the other dimensions, which `source` has alone.
+pub fn select_scatter(call: &Call<'_>) -> Option<Factors> {
+    let along = call.dim(2, call.operand(0).rank())?;
+    let mut space = others(call, along, &[0])?;
+    for dim in (0..call.operand(0).rank()).filter(|dim| *dim != along) {
+        let factor = space.operands[0][dim]?;
+        space.operand(1, dim - usize::from(dim > along), factor)?;
+    }
+    Some(space)
+}
+
 /// The dimensions but `along` of these operands and of the result.
 fn others(call: &Call<'_>, along: usize, members: &[usize]) -> Option<Factors> {
     let mut space = Factors::none(call);

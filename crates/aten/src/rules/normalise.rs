@@ -86,6 +86,16 @@ pub fn group_norm_backward(call: &Call<'_>) -> Option<Factors> {
     gradients(call, 1, &[0, 1, 2, 3])
 }
 
+/// `_weight_norm_interface(v, g, dim)`: the dimension whose norms it takes.
+pub fn weight_norm(call: &Call<'_>) -> Option<Factors> {
+    Some(Factors::shared(call, call.dim(2, call.operand(0).rank())))
+}
+
+/// `_weight_norm_interface_backward(grad, v, g, norms, dim)`: the same.
+pub fn weight_norm_backward(call: &Call<'_>) -> Option<Factors> {
+    Some(Factors::shared(call, call.dim(4, call.operand(0).rank())))
+}
+
 /// The first `count` dimensions of the first operand and of every result are factors.
 fn leading(call: &Call<'_>, count: usize) -> Option<Factors> {
     let mut space = Factors::none(call);

@@ -69,6 +69,20 @@ pub fn argmax(call: &Call<'_>) -> Option<Factors> {
     over(call, 1, 2, |_, _| None)
 }
 
+/// `histc(x, bins, min, max)`: counts of a part are a part of the counts, unless the range is that of the values.
+pub fn histogram(call: &Call<'_>) -> Option<Factors> {
+    let (min, max) = (call.number(2)?, call.number(3)?);
+    if min >= max {
+        return None;
+    }
+    let mut space = Factors::none(call);
+    for (dim, size) in call.operand(0).shape.iter().enumerate() {
+        let factor = space.add(*size, FactorKind::Reduce(Reduce::Sum));
+        space.operand(0, dim, factor)?;
+    }
+    Some(space)
+}
+
 /// `linalg_vector_norm(x, 2, dims, keepdim)`: the norm of a part is a part of the norm. Other orders: the other dimensions only.
 pub fn vector_norm(call: &Call<'_>) -> Option<Factors> {
     let two = call.number(1).is_some_and(|order| (order - 2.0).abs() < f64::EPSILON);

@@ -26,3 +26,8 @@ pub fn volumes(call: &Call<'_>) -> Option<Factors> {
 pub fn sampled(call: &Call<'_>) -> Option<Factors> {
     Some(Factors::shared(call, 0..1))
 }
+
+/// `pixel_shuffle(x, factor)` and back, which move channels into images: the dimensions before the channels.
+pub fn shuffled(call: &Call<'_>) -> Option<Factors> {
+    planes(call, 3)
+}
