@@ -81,7 +81,16 @@ def of_pytorch(x):
     torch._assert(x.isfinite().all(), "not finite")  # raised
 
 
-CHECKS = [asserted, raised, by_number, by_numpy, both, either, one_for_each, behind_a_choice, of_pytorch]
+def of_all(x):
+    torch._check_tensor_all(x.isfinite(), lambda: "not finite")  # raised
+
+
+def of_a_number(x):
+    torch._check(x.isnan().sum().item() == 0, lambda: "not finite")  # raised
+
+
+CHECKS = [asserted, raised, by_number, by_numpy, both, either, one_for_each, behind_a_choice]
+CHECKS += [of_pytorch, of_all, of_a_number]
 
 
 class Trainer:

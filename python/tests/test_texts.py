@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 from counted import X, allowed, refused_for_its_count
+from machines import DEAR_COMPUTING
 from torch import nn
 
 import unisono
@@ -200,6 +201,50 @@ def test_a_text_of_a_value_that_is_shown_and_steers_the_step_too_is_refused(use)
         unisono.capture(step, model=model, example=(X,))
     file, _, line = str(caught.value.place).rpartition(":")
     assert caught.value.code == "U0101" and "text" in linecache.getline(file, int(line))
+
+
+def checked(condition, message):
+    if torch.compiler.is_compiling():
+        torch._check_tensor_all(condition)
+        return
+    if not callable(message):
+
+        def said():
+            return message
+    else:
+        said = message
+    torch._check_tensor_all_with(ValueError, condition, said)
+
+
+def checked_by_length(condition, message):
+    torch._check_tensor_all(condition if len(message) > 3 else ~condition)
+
+
+def test_a_message_of_values_that_is_only_given_to_a_check_is_no_use_of_them():
+    model = nn.Linear(4, 4)
+
+    def step(x):
+        count = (x > 10).sum()
+        checked(count == 0, f"{count} are large")
+        checked(condition=x.isfinite(), message=f"{x.isnan().sum()} of {x.numel()} are none")
+        return model(x).sum()
+
+    parallel = unisono.parallelize(step, model=model, example=(X,), cluster=DEAR_COMPUTING)
+    torch.testing.assert_close(parallel(X), step(X))
+    with pytest.raises(RuntimeError):
+        parallel(X + 100)
+
+
+def test_a_message_that_is_computed_with_is_refused():
+    model = nn.Linear(4, 4)
+
+    def step(x):
+        checked_by_length(x.isfinite(), f"{x.isnan().sum()} are none")
+        return model(x).sum()
+
+    with pytest.raises(StepError) as caught:
+        unisono.capture(step, model=model, example=(X,))
+    assert caught.value.code == "U0101"
 
 
 def test_what_is_returned_under_a_key_that_is_known_later_is_refused():

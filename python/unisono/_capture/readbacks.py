@@ -37,7 +37,7 @@ from unisono._capture.named import standing
 from unisono._capture.number import LaterText, Number
 from unisono._capture.places import is_the_users, read_back, user_frame, user_line, user_lines
 from unisono._capture.telling import is_within, told_once
-from unisono._capture.texts import may_steer
+from unisono._capture.texts import ends_there, may_steer
 from unisono._tree import flatten, unflatten
 from unisono.errors import StepError
 
@@ -197,9 +197,10 @@ class Readbacks(TorchFunctionMode):
         place, frame = user_line(), user_frame(sys._getframe(1))
         if frame is not None and may_steer(frame):
             raise self._refused(expression, place)
-        return LaterText(
-            self._token(expression, conversion, style), functools.partial(self._refused, expression, place)
-        )
+        made = self._token(expression, conversion, style)
+        if frame is not None and ends_there(frame):
+            self._used.add(len(self._texts) - 1)
+        return LaterText(made, functools.partial(self._refused, expression, place))
 
     def _token(self, expression: Expression, conversion: str, style: str) -> str:
         self._texts.append((expression, conversion, style, user_line()))

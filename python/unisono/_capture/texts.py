@@ -29,6 +29,26 @@ def may_steer(frame: types.FrameType) -> bool:
     return _any_steers(frame, _is_text)
 
 
+def ends_there(frame: types.FrameType) -> bool:
+    """Whether a text that is put together at a frame's line goes no further than to a function that has it for a message, and that is
+    called for nothing that it returns, such as a check.
+    """
+    code = _parsed(frame.f_code)
+    texts = [] if code is None else [code.whole(node) for node in code.at(frame.f_lineno) if _is_text(node)]
+    return bool(texts) and all(_is_message(text, code, frame) for text in texts if code is not None)
+
+
+def _is_message(text: ast.AST, code: _Code, frame: types.FrameType) -> bool:
+    parent = code.parents.get(text)
+    call = code.parents.get(parent) if isinstance(parent, ast.keyword) else parent
+    if not (isinstance(call, ast.Call) and isinstance(code.parents.get(call), ast.Expr)):
+        return False
+    function = _function(call.func, frame)
+    called = _parsed(function.__code__) if isinstance(function, types.FunctionType) else None
+    name = None if called is None else _parameter(text, call, function)
+    return called is not None and name is not None and all(map(called.passes_on, called.reading(name)))
+
+
 def _any_steers(frame: types.FrameType, *wanted: Callable[[ast.AST], bool]) -> bool:
     """Whether any of the expressions at a frame's line that are wanted steers; those of the first kind that there is one of."""
     code = _parsed(frame.f_code)
@@ -71,12 +91,17 @@ def _steers_callee(text: ast.AST, call: ast.Call, frame: types.FrameType) -> boo
     code = _parsed(function.__code__) if isinstance(function, types.FunctionType) else None
     if code is None or not is_the_users(function.__code__.co_filename):
         return False
+    return any(code.chooses_by(use) for use in code.reading(_parameter(text, call, function)))
+
+
+def _parameter(text: ast.AST, call: ast.Call, function: types.FunctionType) -> str | None:
+    """The name that an argument of a call has in the function that is called."""
     names = function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
     if isinstance(call.func, ast.Attribute) and names and names[0] in ("self", "cls"):
         names = names[1:]
     given = dict(zip(map(id, call.args), names, strict=False))
     given |= {id(one.value): one.arg for one in call.keywords if one.arg is not None}
-    return any(code.chooses_by(use) for use in code.reading(given.get(id(text))))
+    return given.get(id(text))
 
 
 def _function(expression: ast.expr, frame: types.FrameType) -> Any:
@@ -137,6 +162,13 @@ class _Code:
             return parent.attr in _STEERING
         is_key = isinstance(parent, ast.Subscript) and parent.slice is node and isinstance(parent.ctx, ast.Load)
         return is_key or isinstance(parent, ast.Compare | ast.Match)
+
+    def passes_on(self, node: ast.AST) -> bool:
+        """Whether a text is only given another name, put into another text or returned, or its kind is asked for."""
+        parent = self.parents.get(node)
+        if isinstance(parent, ast.Call):
+            return isinstance(parent.func, ast.Name) and parent.func.id in ("callable", "isinstance")
+        return isinstance(parent, ast.Assign | ast.Return | ast.FormattedValue)
 
 
 @functools.lru_cache(maxsize=256)

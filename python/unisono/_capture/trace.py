@@ -20,6 +20,7 @@ import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import expect_true
 from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
@@ -94,8 +95,12 @@ def trace(
         raise
     except Exception:
         undo()
-        with contextlib.suppress(Exception):
+        try:
             return under(is_compiling=False)
+        except (UnisonoError, EndedError):
+            raise
+        except Exception:
+            pass  # the first error is what the step says by itself
         raise
 
 
@@ -129,6 +134,7 @@ def _trace(
     with (
         _without_libraries(),
         quiet,
+        mock.patch("torch.fx.experimental.symbolic_shapes.expect_true", _expected),  # what `torch._check` asks
         torch.compiler.set_stance("force_eager"),  # what the user compiles is captured as it was written
         kernels.chosen(inputs.target),
         run.explaining_errors(),
@@ -148,6 +154,11 @@ def _trace(
     run.traced.graph = _functionalise(first, fakes)
     run.traced.known = kept.known(run.recorder.asked.values())
     return run.traced
+
+
+def _expected(condition: Any, skip: int = 0) -> bool:
+    """What a check of PyTorch's own goes on with; whether a number that stands for a value is true, is a question as in ``assert``."""
+    return bool(condition) if type(condition) is Number else expect_true(condition, skip + 1)
 
 
 @contextlib.contextmanager
