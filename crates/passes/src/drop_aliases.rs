@@ -1,12 +1,12 @@
 //! Drops nodes whose result is their operand: in a graph without writes, another name or a copy of a tensor is that tensor, and so is one
-//! times it. What it is joined with tensors without elements to, as caches begin, is a copy of it, which kernels can have.
+//! times it.
 //!
 //! `clone` is kept where it changes the layout, and also where it does not: a user writes it to say so.
 
 use base::Result;
 use ir::{Arg, Graph, Node, Patch, Return, ValueId};
 
-use crate::{Pass, facts::is_uneven, layout::Layout};
+use crate::{Pass, facts::is_uneven};
 
 /// Gives the operand of an alias to its users.
 pub struct DropAliases;
@@ -27,10 +27,6 @@ impl Pass for DropAliases {
             if let Some((operand, result)) = alias(graph, node) {
                 patch.replace(result, operand);
                 patch.remove(*id);
-            } else if let Some((operand, result)) = only_part(graph, node) {
-                let copy = Layout { patch: &mut patch, source: *id }.copied(operand);
-                patch.replace(result, copy);
-                patch.remove(*id);
             }
         }
         Ok(patch)
@@ -48,15 +44,4 @@ fn alias(graph: &Graph, node: &Node) -> Option<(ValueId, ValueId)> {
     let is_one = || matches!(node.args.get(1), Some(Arg::Int(1) | Arg::Float(1.0)));
     let known = row.identity || row.copied.is_some() || (row.scales && is_one());
     (known && graph.ty(*operand) == graph.ty(*result)).then_some((*operand, *result))
-}
-
-/// The only tensor with elements that an operation joins, and the result, which has them in row-major order.
-fn only_part(graph: &Graph, node: &Node) -> Option<(ValueId, ValueId)> {
-    let row = aten::row(&graph.ops[node.op].name)?;
-    let [Return::Value(result)] = node.returns.as_slice() else { return None };
-    let mut parts = node.operands().filter(|value| graph.ty(*value).elements() > 0);
-    let (Some(part), None, true) = (parts.next(), parts.next(), row.joins) else { return None };
-    let (from, to) = (graph.ty(part), graph.ty(*result));
-    let is_it = from.shape == to.shape && from.dtype == to.dtype && from.device == to.device;
-    (is_it && to.is_contiguous()).then_some((part, *result))
 }
