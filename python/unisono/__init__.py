@@ -186,8 +186,8 @@ def parallelize(
         micro_batches: how many slices of its batch each rank computes one after the other, adding up their gradients: what forward keeps
             for backward takes that much less memory, and the step gives what it gives at once. Where something needs the whole batch in
             the middle, as batch norm does in training, all slices come that far first. Of a later batch that has no so many equal
-            slices, fewer are made. By default the whole batch is computed at once, unless only slices keep the memory limit: then as
-            few of 2, 4, 8 or 16 as do.
+            slices, fewer are made. By default the whole batch is computed at once, unless only slices keep the memory limit, or are
+            faster under it.
         recompute: what of forward is computed again in backward instead of being held until then. By default what the step's own code
             checkpoints, and what the memory limit asks for besides, where that is faster than other ways to keep it. ``"none"`` computes
             nothing again, whatever the code says; ``"full"`` everything but numbers of PyTorch's generator, collectives, and what goes from

@@ -94,7 +94,7 @@ class StepGraph:
             mesh: the axes with their sizes, the outer one first; ``"auto"`` has the planner choose one or two, and pipeline
                 stages where these are faster. By default one axis of all ranks that the cluster has.
             micro_batches: how many slices of its batch each rank computes one after the other; by default one, unless only more keep the
-                memory limit.
+                memory limit, or are faster under it.
             recompute: what of forward is computed again in backward: ``"none"``, ``"full"``, or by default what the memory limit asks for.
             reduce_dtype: the element type in which gradients are summed between ranks, as in :func:`unisono.parallelize`.
             offload: what is on the host while the device does not need it: ``"none"``, ``"activations"``, ``"optimizer"``, ``"full"``, as

@@ -106,7 +106,7 @@ pub struct Plan {
     #[arg(long, value_name = "[AXIS=]KINDS")]
     forbid: Vec<String>,
     /// Have each rank compute its batch in so many slices, one after the other: gradients are added up, activations take that much less
-    /// memory. Unless given, the whole batch at once, or as few slices as the memory limit asks for
+    /// memory. Unless given, the whole batch at once, or as many slices as keep the memory limit or are faster under it
     #[arg(long)]
     micro_batches: Option<u32>,
     /// Predict the plan with groups of operations as kernels, as `fuse=True` runs them

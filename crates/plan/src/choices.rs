@@ -64,7 +64,8 @@ impl Forward {
         };
         for count in SEGMENTS.into_iter().filter(|count| *count <= left.max(2)) {
             let segments = Segments::new(self, count);
-            for choice in self.choices(&segments, limit) {
+            let known = best.as_ref().filter(|best| best.most.bytes <= limit).map(|best| best.time);
+            for choice in self.choices(&segments, limit, known) {
                 if best.as_ref().is_none_or(|best| rank(&choice) < rank(best)) {
                     best = Some(choice);
                 }
@@ -175,8 +176,9 @@ impl Forward {
         self.choice(&Chosen::of(self.operations.len()))
     }
 
-    /// Choices with these segments: those that hold least, and, where one of them holds at most `limit`, what budgets on the worst moments give.
-    fn choices(&self, segments: &Segments, limit: u64) -> Vec<Choice> {
+    /// Choices with these segments: those that hold least, and, where one of them holds at most `limit`, what budgets on the worst moments give that may
+    /// take less time than what is `known` to.
+    fn choices(&self, segments: &Segments, limit: u64, known: Option<i64>) -> Vec<Choice> {
         let again = Chosen { again: segments.all_again(self), ..Chosen::of(self.operations.len()) };
         let mut found = vec![self.choice(&again)];
         if self.link.is_some() {
@@ -192,13 +194,20 @@ impl Forward {
         }
         let host = if self.link.is_none() { &HOST[..1] } else { &HOST[..] };
         for on_host in host {
-            found.extend(self.at_moments(segments, *on_host, limit));
+            let within = found.iter().filter(|choice| choice.most.bytes <= limit).map(|choice| choice.time);
+            let known = within.chain(known).min();
+            found.extend(self.at_moments(segments, *on_host, (limit, known)));
         }
         found
     }
 
     /// What budgets on the worst moments give.
-    fn at_moments(&self, segments: &Segments, on_host: (State, i64), limit: u64) -> Vec<Choice> {
+    fn at_moments(
+        &self,
+        segments: &Segments,
+        on_host: (State, i64),
+        (limit, known): (u64, Option<i64>),
+    ) -> Vec<Choice> {
         let mut found = Vec::new();
         let mut worst = self.nothing().most;
         let mut moments: Vec<usize> = Vec::new();
@@ -208,7 +217,7 @@ impl Forward {
                 _ => break,
             }
             let tables = ChoiceTables::new(self, segments, &moments, on_host);
-            let budgeted = self.budgeted(&tables, moments.len(), worst.bytes, limit);
+            let budgeted = self.budgeted(&tables, moments.len(), worst.bytes, (limit, known));
             let fits = budgeted.iter().any(|choice| choice.most.bytes <= limit);
             let last = budgeted.last().map(|choice| choice.most);
             found.extend(budgeted);
@@ -220,8 +229,15 @@ impl Forward {
         found
     }
 
-    /// The choices of least time under budgets that fall, by what is over the limit, until one keeps it, and rise again as far as one does.
-    fn budgeted(&self, tables: &ChoiceTables, moments: usize, held: u64, limit: u64) -> Vec<Choice> {
+    /// The choices of least time under budgets that fall, by what is over the limit, until one keeps it, and rise again as far as one does. Under lower
+    /// budgets they only take more.
+    fn budgeted(
+        &self,
+        tables: &ChoiceTables,
+        moments: usize,
+        held: u64,
+        (limit, known): (u64, Option<i64>),
+    ) -> Vec<Choice> {
         let options = Options { dual: false, blame: false, ..Options::default() };
         let mut solver = Solver::new(&tables.problem, options);
         // Weights count each moment in each pass that decides for itself.
@@ -239,6 +255,9 @@ impl Forward {
                 let choice = self.choice(&tables.chosen(&budgeted.solution.choices));
                 if choice.most.bytes <= limit {
                     light = budget;
+                } else if known.is_some_and(|known| choice.time >= known) {
+                    found.push(choice);
+                    break;
                 } else {
                     heavy = budgeted.weight.min(heavy);
                     next = below(heavy, choice.most.bytes);
