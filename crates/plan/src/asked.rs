@@ -22,7 +22,7 @@ use crate::{
     wish::Wanted,
 };
 
-/// How many micro-batches are tried where the whole batch at once does not keep the memory limit.
+/// How many micro-batches are tried where the whole batch at once does not keep the memory limit, or only in more time.
 const TRIED: [u32; 6] = [2, 4, 8, 16, 32, 64];
 
 /// Programs of more nodes are not tried: all slices are written out.
@@ -216,23 +216,24 @@ impl Asked<'_> {
             return of(count);
         }
         let stages = self.settings.mesh().stages();
-        let nodes = self.cleaned.order.len();
-        let tried = [1, 2, 4].map(|times| times * stages);
-        let tried = tried.into_iter().filter(|count| nodes * *count as usize <= MOST_NODES);
         let mut best: Option<Plan> = None;
-        for count in tried {
-            let Some(plan) = if_it_suits(of(count))? else { continue };
-            if best.as_ref().is_none_or(|best| plan.prediction.step_ns < best.prediction.step_ns) {
-                best = Some(plan);
-            }
+        for count in
+            [1, 2, 4].map(|times| times * stages).into_iter().filter(|count| self.is_written_out(*count))
+        {
+            let plan = if_it_suits(of(count))?;
+            best = [best, plan].into_iter().flatten().min_by_key(|plan| plan.prediction.step_ns);
         }
         best.map_or_else(|| of(1), Ok)
     }
 
     /// The numbers of micro-batches that are tried, from more than so many on.
     fn counts(&self, from: u32) -> impl Iterator<Item = u32> {
-        let nodes = self.cleaned.order.len();
-        TRIED.into_iter().filter(move |count| *count > from && nodes * *count as usize <= MOST_NODES)
+        TRIED.into_iter().filter(move |count| *count > from && self.is_written_out(*count))
+    }
+
+    /// Whether a program of so many micro-batches is small enough to be tried.
+    fn is_written_out(&self, micro_batches: u32) -> bool {
+        self.cleaned.order.len() * micro_batches as usize <= MOST_NODES
     }
 
     /// Plans with more and more micro-batches that keep the memory limit, from more than so many on.
@@ -278,10 +279,7 @@ impl Asked<'_> {
                 break;
             }
             let plan = promise.kept(&Request { known_ns, ..request })?;
-            best = match best {
-                Some(best) => Some(faster(best, plan)),
-                None => plan,
-            };
+            best = [best, plan].into_iter().flatten().min_by_key(|plan| plan.prediction.step_ns);
         }
         Ok(best)
     }

@@ -43,7 +43,8 @@ pub fn search<'a>(request: &Request<'a>) -> Result<Searched<'a>> {
     let from_shorter = candidates(&run, &canonical).map(|found| with_less_held(&run, &canonical, found));
     let is_kept = |found: &Vec<Found>| found.first().is_some_and(|best| best.fits(request.memory_limit));
     let from_shorter = from_shorter.transpose()?;
-    if let (Some(best), Some(_)) = (from_shorter.iter().flatten().next(), request.known_ns)
+    if request.known_ns.is_some()
+        && let Some(best) = from_shorter.iter().flatten().next()
         && !best.fits(request.memory_limit)
     {
         // What is only to be faster than a known plan is not worth a search of the whole step.

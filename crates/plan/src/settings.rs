@@ -26,8 +26,8 @@ pub struct PlanSettings {
     /// How many ranks there are, where the mesh is searched for.
     #[serde(default)]
     pub ranks: Option<u32>,
-    /// How many micro-batches each rank computes one after the other. Unless it is said, the whole batch at once, or the fewest with which a
-    /// plan keeps the memory limit.
+    /// How many micro-batches each rank computes one after the other. Unless it is said, the whole batch at once, or as many as keep the
+    /// memory limit or are faster under it.
     #[serde(default)]
     pub micro_batches: Option<u32>,
     /// Most bytes of one rank.
