@@ -13,9 +13,10 @@ use crate::{
     effort::Effort,
     folded::Program,
     intents::Origins,
-    moments::Charges,
+    moments::{Alive, Charges},
     pins::{Demand, Demands, can_be, demand_on_batch, pinned},
     plan::Prediction,
+    priced_copies::Copies,
     prices::Prices,
     run::{Found, Met, Run},
     tables::Tables,
@@ -144,11 +145,13 @@ impl Along<'_> {
     }
 
     fn solutions(&self, strict: bool) -> Result<Vec<Found>> {
-        let charges = Charges::default();
+        let weighs_copies = self.weighs_copies();
+        let charges = if weighs_copies { Alive::of(self.program).copies() } else { Charges::default() };
         let setting = self.setting(strict, &charges);
         let tables = Tables::new(&setting)?;
         let mut tries = Tries::new(self, &tables);
-        let mut over = Vec::new();
+        let mut over: Vec<(Prices, Carried)> = Vec::new();
+        let mut was_met = false;
         for prices in self.prices() {
             let is_plain = *prices == Prices::PLAIN;
             let scaled;
@@ -158,32 +161,44 @@ impl Along<'_> {
                 scaled = tables.problem.scaled(|class| prices.percent(class));
                 &scaled
             };
-            let solution = match self.solved(problem, strict, *prices) {
-                Ok(solution) => solution,
-                // What other prices would have proposed can be done without.
-                Err(Failure::TooLarge { .. }) if !is_plain => continue,
-                Err(failure) => return Err(self.explained(&tables, &failure)),
+            let mut copies = weighs_copies.then(|| Copies::new(self, (problem, strict)));
+            let choices = match copies.as_mut().and_then(Copies::at_known_price) {
+                Some(choices) => choices,
+                None => match self.solved(problem, strict, *prices) {
+                    Ok(free) => {
+                        if is_plain {
+                            tries.bound = free.bound.primary();
+                        }
+                        free.choices
+                    }
+                    // What other prices would have proposed can be done without.
+                    Err(Failure::TooLarge { .. }) if !is_plain => continue,
+                    Err(failure) => return Err(self.explained(&tables, &failure)),
+                },
             };
-            if is_plain {
-                tries.bound = solution.bound.primary();
-            }
-            let Some(free) = tries.carry(&solution.choices)? else { continue };
-            if self.run.request.memory_limit.is_some() && !self.is_kept(&free.found) {
-                over.push((*prices, free));
+            let Some(first) = tries.carry(&choices)? else { continue };
+            if self.run.request.memory_limit.is_none() || self.is_kept(&first.found) {
+                tries.found.extend(first.found);
             } else {
-                tries.found.extend(free.found);
+                was_met |= over.is_empty() && self.was_met(strict, &first);
+                if let Some(copies) =
+                    copies.as_mut().filter(|_| !was_met && !self.run.is_beaten(&first.found))
+                {
+                    copies.reprice(&first, &mut tries)?;
+                }
+                over.push((*prices, first));
             }
             if self.is_beaten_under_any(&tries.found) {
                 break;
             }
         }
         let is_thrifty = self.run.extent.is_thrifty;
-        let mut enough = is_thrifty && !self.is_last() && !tries.found.is_empty();
-        if self.was_met(strict, &over) {
-            enough = true;
-        } else if self.run.may_hold_less() && !over.is_empty() {
+        let mut enough = was_met || is_thrifty && !self.is_last() && !tries.found.is_empty();
+        if weighs_copies {
+            let found = || tries.found.iter().chain(over.iter().flat_map(|(_, first)| &first.found));
+            enough |= found().any(|found| self.run.could_fit(found));
+        } else if !was_met && self.run.may_hold_less() && !over.is_empty() {
             self.without_copies(strict, over.iter().map(|(prices, free)| (*prices, free)), &mut tries)?;
-            enough |= is_thrifty && tries.found.iter().any(|found| self.run.could_fit(found));
         }
         for (prices, free) in over {
             if enough || self.run.is_slower(&free.found) {
@@ -199,6 +214,12 @@ impl Along<'_> {
         Ok(tries.found)
     }
 
+    /// Whether copies of state cost in the tables what it takes to run forward again for what they hold: in a large search under a memory limit.
+    fn weighs_copies(&self) -> bool {
+        let run = self.run;
+        run.extent.is_thrifty && run.request.memory_limit.is_some() && run.may_hold_less()
+    }
+
     /// Whether, of few layers, what is found under one price takes so much longer than what axes outside lead to that are decided otherwise, that no
     /// other price makes up for it.
     fn is_beaten_under_any(&self, found: &[Found]) -> bool {
@@ -207,7 +228,8 @@ impl Along<'_> {
         self.number > 0 && self.is_folded() && own.is_some_and(|own| own / (100 + BEATEN) * 100 > least)
     }
 
-    const fn is_folded(&self) -> bool {
+    /// Whether it is of few layers that stand for all.
+    pub const fn is_folded(&self) -> bool {
         matches!(self.program, Program::Folded(_))
     }
 
@@ -240,11 +262,11 @@ impl Along<'_> {
         }
     }
 
-    /// Whether, in a large search, the axes outside were decided otherwise before, and that came to the same along this one: so would budgets.
-    fn was_met(&self, strict: bool, over: &[(Prices, Carried)]) -> bool {
-        let free = over.first().and_then(|(_, free)| free.found.first());
-        free.filter(|_| self.number > 0 && self.run.extent.is_thrifty).is_some_and(|free| {
-            let Prediction { step_ns, peak_bytes, .. } = free.prediction;
+    /// Whether, in a large search, the axes outside were decided otherwise before, and that came to the same along this one: so would all else.
+    fn was_met(&self, strict: bool, first: &Carried) -> bool {
+        let first = first.found.first().filter(|_| self.number > 0 && self.run.extent.is_thrifty);
+        first.is_some_and(|first| {
+            let Prediction { step_ns, peak_bytes, .. } = first.prediction;
             self.run.was_met(Met { search: (self.number, strict), step_ns, peak_bytes })
         })
     }

@@ -46,6 +46,7 @@ mod pins;
 mod pipelines;
 mod plan;
 mod prediction;
+mod priced_copies;
 mod prices;
 mod readings;
 mod recompute;

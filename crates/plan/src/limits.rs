@@ -9,7 +9,6 @@ use crate::{
     axis::{Along, Carried, Tries},
     moments::Alive,
     prices::Prices,
-    run::Found,
     tables::Tables,
 };
 
@@ -54,13 +53,9 @@ impl Along<'_> {
         let setting = self.setting(strict, &charges);
         let tables = Tables::new(&setting)?;
         for (number, (prices, free)) in over.enumerate() {
-            if self.run.is_beaten(&free.found) {
-                continue;
-            }
             tries.make_room();
             let problem = tables.problem.scaled(|class| prices.percent(class));
             let mut solver = Solver::new(&problem, self.proposing(strict));
-            let met = tries.found.len();
             let mut round = Round { along: self, solver: &mut solver, tables: &tables, tries };
             let least = match round.tried(0)? {
                 Tried::Nothing { least } if least > 0 => {
@@ -73,27 +68,12 @@ impl Along<'_> {
             if number > 0 {
                 continue;
             }
-            let parts = self.parts_between(&round.tries.found[met..], &free.found);
             let most = weigh(&tables.problem, &free.choices);
-            for part in parts {
+            for part in 1..PARTS {
                 round.tried(least + most.saturating_sub(least) / PARTS * part)?;
             }
         }
         Ok(())
-    }
-
-    /// Which parts of the way from the lightest candidate to the free one are tried: in a large search those that would be better than both ends
-    /// if they took as little time as the faster one.
-    fn parts_between(&self, light: &[Found], free: &[Found]) -> Vec<u64> {
-        let best = |found: &[Found]| (0..found.len()).min_by_key(|one| self.run.expected_ns(&found[*one]));
-        let (true, Some(light_at), Some(free_at)) = (self.run.extent.is_thrifty, best(light), best(free))
-        else {
-            return (1..PARTS).collect();
-        };
-        let (light, free) = (&light[light_at], &free[free_at]);
-        let least = self.run.expected_ns(light).min(self.run.expected_ns(free));
-        let expected = |part: &u64| self.run.expected_between((light, free), *part, PARTS);
-        (1..PARTS).filter(|part| expected(part) < least).collect()
     }
 
     /// Adds candidates of less memory than `free`, which is over the limit. Returns whether one of them keeps it.

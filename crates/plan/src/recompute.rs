@@ -97,7 +97,20 @@ impl Run<'_> {
 
     /// Takes a candidate into account.
     pub fn note_expected(&self, found: &Found) {
-        self.least_expected_ns.set(self.least_expected_ns.get().min(self.expected_ns(found)));
+        let expected = self.expected_ns(found);
+        self.least_expected_ns.set(self.least_expected_ns.get().min(expected));
+        if self.byte_price.get().is_none_or(|(known, _)| expected < known) {
+            self.byte_price.set(Some((expected, self.byte_price_of(found))));
+        }
+    }
+
+    /// What one byte less would save a candidate that runs forward again to keep the memory limit, in picoseconds: by how much
+    /// [what it is expected to take](Self::expected_ns) grows with its peak; where all that forward leaves is not enough, as if it just were.
+    pub fn byte_price_of(&self, found: &Found) -> f64 {
+        let Prediction { peak_bytes, activation_bytes, compute_ns, .. } = found.prediction;
+        let excess = self.excess(peak_bytes) as f64;
+        let activations = excess.max(activation_bytes as f64).max(1.0);
+        compute_ns as f64 * 1e3 / 2.0 * (excess / activations) / activations
     }
 
     /// Whether, in a large search, another candidate is expected to take less than any of these would if collectives held nothing: no budget on
@@ -116,13 +129,13 @@ impl Run<'_> {
         self.request.known_ns.is_some_and(|known| found.iter().all(|one| one.least_ns >= known))
     }
 
-    /// The least that a candidate is expected to take whose peak is `part` of `parts` of the way from one's to another's, and that takes no longer
-    /// than the faster of them.
-    pub fn expected_between(&self, (from, to): (&Found, &Found), part: u64, parts: u64) -> i64 {
-        let (start, end) = (from.prediction.peak_bytes, to.prediction.peak_bytes);
-        let peak =
-            start.saturating_add_signed(((end as f64 - start as f64) * part as f64 / parts as f64) as i64);
-        self.expected(from, from.least_ns.min(to.least_ns), peak)
+    /// About what a candidate takes once it keeps the memory limit that stands between two others: `saved` of the way from one to the other in time,
+    /// and `held` in memory.
+    pub fn expected_between(&self, (from, to): (&Found, &Found), saved: f64, held: f64) -> i64 {
+        let between = |start: f64, end: f64, way: f64| (end - start).mul_add(way, start);
+        let least_ns = between(from.least_ns as f64, to.least_ns as f64, saved);
+        let peak_bytes = between(from.prediction.peak_bytes as f64, to.prediction.peak_bytes as f64, held);
+        self.expected(from, least_ns as i64, peak_bytes as u64)
     }
 
     /// Whether a candidate will most likely keep the memory limit once parts of forward run again: most of what forward leaves would do.

@@ -139,6 +139,8 @@ pub struct Run<'a> {
     pub met: RefCell<Vec<Met>>,
     /// The least that a candidate so far, or what is known, is expected to take within the memory limit.
     pub least_expected_ns: Cell<i64>,
+    /// What the candidate that is expected to take least is expected to take, and what one byte less would save it, in picoseconds.
+    pub byte_price: Cell<Option<(i64, f64)>>,
     /// The part of all state that only the update reads, where it was asked for.
     pub host_share: OnceCell<f64>,
 }
@@ -185,6 +187,7 @@ impl<'a> Run<'a> {
             intents: &[],
             met: RefCell::default(),
             least_expected_ns: Cell::new(request.known_ns.unwrap_or(i64::MAX)),
+            byte_price: Cell::new(None),
             host_share: OnceCell::new(),
         }
     }

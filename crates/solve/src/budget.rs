@@ -78,11 +78,26 @@ impl Solver<'_> {
         }
         let mut hull = Hull { limit, heavy, light, bound, price: Price::FREE, points };
         self.find_price(&mut hull, &mut statistics)?;
-        let (best, exchanges) = self.exchange(&hull);
+        let (best, exchanges) = self.exchange((&hull.light, &hull.heavy), limit);
         let Hull { bound, price, mut points, .. } = hull;
         points.sort_by_key(|point| (point.weight, point.cost));
         points.dedup();
         Ok(finish(best, bound, price, points, exchanges, statistics))
+    }
+
+    /// The choices of least cost where each unit of weight costs as much as the price says, as far as the solver gets.
+    pub fn solve_priced(&mut self, price: Price) -> Result<Choices, Failure> {
+        let mut statistics = self.statistics();
+        Ok(self.minimise(Objective::Priced(price), &[], &mut statistics)?.choices)
+    }
+
+    /// From light choices that weigh at most `limit`, those that differ by the independent exchanges towards heavy ones which gain most within it.
+    pub fn between(&self, (light, heavy): (&Choices, &Choices), limit: u64) -> Choices {
+        let plan = |choices: &Choices| {
+            let (cost, weight) = (evaluate(self.problem, choices), weigh(self.problem, choices));
+            Plan { choices: choices.clone(), cost, weight }
+        };
+        self.exchange((&plan(light), &plan(heavy)), limit).0.choices
     }
 
     fn plan(&mut self, objective: Objective, statistics: &mut Statistics) -> Result<(Plan, i128), Failure> {
@@ -122,20 +137,22 @@ impl Solver<'_> {
     }
 
     /// From the light plan, makes the exchanges towards the heavy one that gain most within the limit.
-    fn exchange(&self, hull: &Hull) -> (Plan, u32) {
-        let components = components(self.problem, &hull.light.choices, &hull.heavy.choices);
+    fn exchange(&self, (light, heavy): (&Plan, &Plan), limit: u64) -> (Plan, u32) {
+        let components = components(self.problem, &light.choices, &heavy.choices);
         let exchanges: Vec<_> = components.iter().map(|component| component.exchange).collect();
-        let made = knapsack::choose(&exchanges, i128::from(hull.limit) - i128::from(hull.light.weight));
-        let mut choices: Vec<u32> = hull.light.choices.values().copied().collect();
+        let made = knapsack::choose(&exchanges, i128::from(limit) - i128::from(light.weight));
+        let mut choices: Vec<u32> = light.choices.values().copied().collect();
         for (component, _) in components.iter().zip(made).filter(|&(_, made)| made) {
             for &variable in &component.variables {
-                choices[variable.0 as usize] = hull.heavy.choices[variable];
+                choices[variable.0 as usize] = heavy.choices[variable];
             }
         }
         let choices = Choices::from_iter(choices);
         let (cost, weight) = (evaluate(self.problem, &choices), weigh(self.problem, &choices));
-        assert!(weight <= hull.limit && cost <= hull.light.cost, "exchanges add up");
-        (Plan { choices, cost, weight }, exchanges.len() as u32)
+        assert!(weight <= limit, "exchanges add up");
+        // Which exchanges are made is not exact to the last.
+        let made = if cost <= light.cost { Plan { choices, cost, weight } } else { light.clone() };
+        (made, exchanges.len() as u32)
     }
 }
 

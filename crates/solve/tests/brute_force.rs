@@ -4,7 +4,9 @@
 mod random;
 
 use random::{all_choices, least, problem};
-use unisono_solve::{Cost, Failure, Options, Problem, Solver, VariableId, evaluate, solve, weigh};
+use unisono_solve::{
+    Choices, Cost, Failure, Options, Price, Problem, Solver, VariableId, evaluate, solve, weigh,
+};
 
 #[test]
 fn the_solver_finds_the_least_cost() {
@@ -77,6 +79,37 @@ fn choices_within_a_budget_keep_it_and_the_bound_holds() {
         Ok(())
     });
     assert!(all > 50 && tight * 10 > all * 8, "{tight} of {all} are optimal");
+}
+
+#[test]
+fn what_weight_costs_is_paid_and_between_two_plans_the_budget_is_kept() {
+    let mut between = 0;
+    base::testing::cases(2000, |u| {
+        let problem = problem(u)?;
+        let (cost, parts) = (i128::from(u.int_in_range(0..=400)?), i128::from(u.int_in_range(1..=4)?));
+        let price = Price { numerator: cost, denominator: parts };
+        let mut solver = Solver::new(&problem, Options::default());
+        let (Ok(light), Ok(heavy)) = (solver.solve_priced(price), solver.solve_priced(Price::FREE)) else {
+            assert_eq!(least(&problem), Cost::INFINITE);
+            return Ok(());
+        };
+        let cost_of = |choices: &Choices| i128::from(evaluate(&problem, choices).0);
+        let weight_of = |choices: &Choices| i128::from(weigh(&problem, choices));
+        assert_eq!(cost_of(&heavy), i128::from(least(&problem).0));
+        // Each table is rounded down.
+        let value = |choices: &Choices| cost_of(choices) * parts + weight_of(choices) * cost;
+        let allowed = all_choices(&problem).into_iter().filter(|one| evaluate(&problem, one).is_finite());
+        let least = allowed.map(|choices| value(&choices)).min().unwrap();
+        assert!(value(&light) - least <= parts * problem.factors().len() as i128);
+        if weight_of(&light) < weight_of(&heavy) {
+            let limit = weight_of(&light).midpoint(weight_of(&heavy)) as u64;
+            let some = solver.between((&light, &heavy), limit);
+            assert!(weigh(&problem, &some) <= limit && cost_of(&some) <= cost_of(&light));
+            between += u32::from(some != light);
+        }
+        Ok(())
+    });
+    assert!(between > 5, "{between}");
 }
 
 /// The problem of some variables and the factors among them.
