@@ -228,11 +228,6 @@ impl Along<'_> {
         self.number > 0 && self.is_folded() && own.is_some_and(|own| own / (100 + BEATEN) * 100 > least)
     }
 
-    /// Whether it is of few layers that stand for all.
-    pub const fn is_folded(&self) -> bool {
-        matches!(self.program, Program::Folded(_))
-    }
-
     /// The prices that are tried. A single look at few layers that stand for many is under those that plans are best under most often.
     fn prices(&self) -> &'static [Prices] {
         let count = self.run.extent.prices;

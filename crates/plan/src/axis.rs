@@ -88,6 +88,11 @@ impl Along<'_> {
         found.iter().all(is_far)
     }
 
+    /// Whether it is of few layers that stand for all.
+    pub const fn is_folded(&self) -> bool {
+        matches!(self.program, Program::Folded(_))
+    }
+
     /// Whether no axis is within this one.
     pub fn is_last(&self) -> bool {
         self.number + 1 == self.run.request.mesh.axes.len()

@@ -196,4 +196,30 @@ pub mod tests {
             }
         });
     }
+
+    #[test]
+    fn copies_are_held_in_some_layers_where_that_is_faster_than_in_all_or_none() {
+        let graph = canonical(&tower(Tower { layers: 24, rows: 4096, width: 4096, reach: 1, odd: None }));
+        let cluster = uniform(1e14, 1e12, link(10_000.0, 1e11));
+        let mesh = Mesh::along("ranks", 4);
+        asked(&graph, &cluster, &mesh, None, |request| {
+            let extent = Extent::of(Effort::Full, usize::MAX / 1024, &mesh);
+            let of = |memory_limit| {
+                let limited = Request { memory_limit, ..*request };
+                let run = Run::new(&limited, extent);
+                let found = candidates(&run, Program::Whole(&graph)).unwrap();
+                let figures = |one: &Found| (run.expected_ns(one), one.prediction.collective_bytes);
+                (found.iter().map(figures).collect::<Vec<_>>(), found[0].prediction.peak_bytes)
+            };
+            let (_, free) = of(None);
+            let (found, _) = of(Some(free / 10 * 7));
+            let (best, held) = found.iter().min().unwrap();
+            let best_of = |holds: &dyn Fn(u64) -> bool| {
+                found.iter().filter(|(_, held)| holds(*held)).map(|(expected, _)| *expected).min()
+            };
+            let (more, less) = (best_of(&|other| other > *held), best_of(&|other| other < *held));
+            let is_slower = |other: Option<i64>| other.is_some_and(|other| other > best / 100 * 102);
+            assert!(is_slower(more) && is_slower(less), "{found:?}");
+        });
+    }
 }
