@@ -508,11 +508,20 @@ def test_a_choice_between_results_of_other_shapes_or_types_is_refused():
         assert caught.value.code == "U0101" and "test_capture.py" in str(caught.value.place)
 
 
+def test_an_argument_that_is_changed_in_place_is_refused_by_the_line_that_does():
+    for change in (lambda y: y.masked_fill_(y == 3, 0), lambda y: y.__setitem__(y == 3, 0), lambda y: y[:1].zero_()):
+        with pytest.raises(StepError, match=r"`batch\.y` in place") as caught:
+            unisono.capture(
+                lambda y, change=change: (change(y), y.sum())[1], example=(torch.ones(2, dtype=torch.long),)
+            )
+        assert caught.value.code == "U0107" and "test_capture.py" in str(caught.value.place)
+
+
 @pytest.mark.parametrize(
     ("call", "instead"),
     [
         (lambda y: torch.bincount(y, minlength=4), "one_hot"),
-        (lambda y: F.ctc_loss(torch.randn(4, 2, 4).log_softmax(-1), y.view(2, 1), y + 3, y), "lists of numbers"),
+        (lambda y: F.ctc_loss(torch.randn(4, 2, 4).log_softmax(-1), y, y + 3, y), "padded targets"),
         (lambda y: nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 1), y, enforce_sorted=False).data, "padding"),
         (lambda y: y.unique(), "which values there are"),
         (lambda y: y.repeat_interleave(y), "output_size"),

@@ -398,6 +398,10 @@ BACKWARD = {
         lambda x: F.elu(x) + F.softplus(x) + F.hardtanh(x) + F.hardswish(x) + F.hardsigmoid(x) + F.mish(x),
         [rand(12, 6)],
     ),
+    "ctc loss of padded targets": (
+        lambda x, y, n, m: F.ctc_loss(x.log_softmax(-1), y, n, m, reduction="none", zero_infinity=True),
+        [rand(10, 12, 7), integers(6, 12, 3) + 1, torch.full((12,), 10), torch.full((12,), 3)],
+    ),
     "gated linear units": (lambda x: F.glu(x, 1), [rand(12, 8)]),
     "turning by complex factors": (
         lambda x, a: torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(a)),

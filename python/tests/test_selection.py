@@ -45,6 +45,8 @@ def keep(selected: Any) -> torch.Tensor:
         lambda x, m: x[m].nonzero(),
         lambda x, m: x[m].norm(),
         lambda x, m: x[m].numel() * x.sum(),
+        lambda x, m: x.masked_scatter(~m.unsqueeze(1), x[m]),
+        lambda x, m: x[:, :1].masked_scatter(m.unsqueeze(1), x[m]),
     ],
 )
 def test_what_needs_the_number_of_selected_rows_is_refused_by_its_line(use):
@@ -66,6 +68,7 @@ def test_what_needs_the_number_of_selected_rows_is_refused_by_its_line(use):
         ("prod", "x, 1).prod("),
         ("numel", "mask.sum()"),
         ("dropout", "F.dropout(x)[mask]"),
+        ("ctc_loss", "mask.sum(-1)"),
     ],
 )
 def test_the_hint_says_what_to_write_instead(name, instead):
@@ -110,5 +113,69 @@ def test_rows_at_which_a_function_is_singular_have_no_part_in_gradients(function
             return loss.detach()
 
         return Training(model, optimizer, step, [(torch.randn(5, 4),) for _ in range(2)])
+
+    compare(make)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_ctc_loss_of_selected_targets_is_that_of_each_row(reduction):
+    def make() -> Training:
+        model = nn.Linear(6, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, labels: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            frames = model(x).log_softmax(-1).transpose(0, 1)
+            mask = (labels >= 0) & (labels != 7)
+            loss = nn.functional.ctc_loss(
+                frames, labels.masked_select(mask), lengths, mask.sum(-1), 7, reduction, zero_infinity=True
+            )
+            loss.sum().backward()
+            optimizer.step()
+            return loss.detach()
+
+        labels = torch.tensor([[1, 2, -100], [3, 7, 3], [-100, -100, -100], [0, 1, 2]])
+        return Training(model, optimizer, step, [(torch.randn(4, 9, 6), labels, torch.tensor([9, 8, 9, 2]))] * 2)
+
+    compare(make)
+
+
+def test_one_row_takes_the_place_of_those_that_a_mask_selects():
+    def make() -> Training:
+        first, row = nn.Linear(6, 6), nn.Linear(6, 1)
+        model = nn.ModuleList([first, row])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            hidden = first(x)
+            hidden[mask] = row.weight[0]
+            hidden[~mask & (x[..., 0] > 0)] = row.weight
+            hidden[hidden > 1] = row.bias[0]
+            loss = hidden.square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Training(model, optimizer, step, [(torch.randn(2, 5, 6), torch.randn(2, 5) > 0) for _ in range(2)])
+
+    compare(make)
+
+
+def test_what_is_made_of_selected_rows_is_scattered_back():
+    def make() -> Training:
+        model = nn.Linear(6, 6)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            hidden = model(x)
+            first = hidden.masked_scatter(mask.unsqueeze(-1), model(hidden[mask]).to(hidden.dtype))
+            loss = first.masked_scatter(~mask[..., None].expand_as(first), first[~mask].sin()).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Training(model, optimizer, step, [(torch.randn(2, 5, 6), torch.randn(2, 5) > 0) for _ in range(2)])
 
     compare(make)

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import (
     autograd_would_have_decomposed,
 )
 
+from unisono._capture.alignments import SHAPES
 from unisono._capture.results import result
 from unisono._capture.target import Target
 from unisono._capture.types import type_of
@@ -201,14 +202,15 @@ class Recorder(TorchDispatchMode):
 
     def _made(self, func: Any, args: Any, kwargs: Any, facts: _Facts) -> Any:
         """What an operation gives on the target."""
+        shapes: Callable[..., Any] = SHAPES.get(func) or func
         if not self._target.elsewhere:
-            return result(self._mode, func, args, kwargs)
+            return result(self._mode, func, args, kwargs, functools.partial(shapes, *args, **kwargs))
         args, kwargs = self._here(args, kwargs)
 
         def ask() -> Any:
-            made = func(*args, **kwargs)
+            made = shapes(*args, **kwargs)
             is_other = facts.several and self._target.kind != "cpu"
-            return self._in_types_of_target(func, args, kwargs, made) if is_other else made
+            return self._in_types_of_target(shapes, args, kwargs, made) if is_other else made
 
         return result(self._mode, func, args, kwargs, ask, self._target)
 

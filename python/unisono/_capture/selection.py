@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from unisono._capture.alignments import to_the_left
 from unisono._capture.places import INSTEAD_OF_SELECTING, user_line
 from unisono._capture.record import Recorder
 from unisono.errors import StepError
@@ -44,12 +46,14 @@ class Selection:
     Attributes:
         rows: all rows, ``[all, ...]``.
         mask: which of them are selected, ``[all]``; ``mask_now`` is what it was then.
+        given: the mask as the step has it, over the first dimensions of a tensor.
         place: the line that selects.
     """
 
-    def __init__(self, rows: torch.Tensor, mask: torch.Tensor, place: str | None) -> None:
+    def __init__(self, rows: torch.Tensor, given: torch.Tensor, place: str | None) -> None:
         """Selects."""
-        self.mask, self.place = mask, place
+        mask = given.flatten()
+        self.mask, self.given, self.place = mask, given, place
         self.mask_now = mask.clone()
         self._identity = _identity(mask)
         self._set(rows)
@@ -61,7 +65,7 @@ class Selection:
     @classmethod
     def of(cls, tensor: torch.Tensor, mask: torch.Tensor) -> Selection:
         """What a mask over the first dimensions of a tensor selects."""
-        return cls(tensor.flatten(0, mask.dim() - 1), mask.flatten(), user_line())
+        return cls(tensor.flatten(0, mask.dim() - 1), mask, user_line())
 
     def _over(self, rows: torch.Tensor) -> torch.Tensor:
         """The mask, in as many dimensions as some rows have."""
@@ -122,6 +126,10 @@ class Selection:
         """What a function, given by its name, gives."""
         if name in _CLASSES or name in _LOSSES:
             return self._loss(name, inspect.signature(getattr(F, name)).bind(*args, **kwargs))
+        if name == "ctc_loss":
+            return self._aligned(inspect.signature(F.ctc_loss).bind(*args, **kwargs))
+        if name.rstrip("_") == "masked_scatter":
+            return self._scattered(*args, **kwargs)
         if name in ("sum", "mean") and args[0] is self:
             return self._reduced(name, *args[1:], **kwargs)
         if (
@@ -209,6 +217,26 @@ class Selection:
         rows = self._made(getattr(F, name)(*bound.args, **bound.kwargs))
         return rows if reduction == "none" else rows._reduced(reduction)
 
+    def _aligned(self, bound: inspect.BoundArguments) -> torch.Tensor:
+        """CTC loss against what is selected of each row, as targets that are padded."""
+        given = bound.arguments
+        rows = given["targets"] is self and self.given.dim() == 2 and self.dim() == 1
+        counted = [self.given.sum(dim) for dim in (-1, 1)] if rows else []
+        if not any(_are_alike(given["target_lengths"], count) for count in counted):
+            raise self.refused("ctc_loss")
+        shape = self.given.shape
+        given["targets"] = to_the_left(self.rows.reshape(shape), self.mask_now.reshape(shape))
+        return F.ctc_loss(*bound.args, **bound.kwargs)
+
+    def _scattered(self, tensor: torch.Tensor, mask: torch.Tensor, source: Any) -> torch.Tensor:
+        """A tensor with these rows in the place of its own that the same mask selects."""
+        fits = source is self and tensor.shape == (*self.given.shape, *self.rows.shape[1:])
+        if not fits or not _compared(mask, self.given, _is_of_rows):
+            raise self.refused("masked_scatter")
+        return torch.where(
+            _over(self.mask_now.reshape(self.given.shape), tensor), self.rows.reshape(tensor.shape), tensor
+        )
+
     def refused(self, name: str) -> StepError:
         """The error for a step that does with it what needs to know how much is selected."""
         return _refused(name, user_line() or self.place)
@@ -238,17 +266,40 @@ def _instead_of(name: str) -> str:
         return "count by the mask: `mask.sum()` is a tensor; choose by `torch.where`"
     if name == "dropout":
         return "drop out before selecting, `F.dropout(x)[mask]`, or keep the shape with `torch.where`"
+    if name == "ctc_loss":
+        return "give padded targets, or the lengths as `mask.sum(-1)` of the mask over rows that selects the targets"
     return INSTEAD_OF_SELECTING
 
 
-def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _are_alike(one: Any, other: Any) -> bool:
     """Whether two masks were computed in the same way from the same, which nothing has changed since the first of them began."""
+    return _compared(one, other, _is_same)
+
+
+def _compared(one: Any, other: Any, is_same: Callable[[Any, Any, set[torch.fx.Node]], bool]) -> bool:
     recorder = Recorder.current
     nodes = [recorder.node_of(mask) if recorder is not None else None for mask in (one, other)]
     if nodes[0] is None or nodes[1] is None:
         return False
     sources: set[torch.fx.Node] = set()
-    return _is_same(nodes[0], nodes[1], sources) and not _is_changed(sources)
+    return is_same(nodes[0], nodes[1], sources) and not _is_changed(sources)
+
+
+def _is_of_rows(one: torch.fx.Node, other: torch.fx.Node, sources: set[torch.fx.Node]) -> bool:
+    """Whether a mask is another one with further dimensions behind its own."""
+    while one.target in (torch.ops.aten.unsqueeze.default, torch.ops.aten.expand.default):
+        inner = cast("torch.fx.Node", one.args[0])
+        if one.target is torch.ops.aten.unsqueeze.default and one.args[1] not in (-1, len(inner.meta["val"].shape)):
+            break
+        sources.add(one)
+        one = inner
+    if one.target is other.target and one.target in (
+        torch.ops.aten.bitwise_not.default,
+        torch.ops.aten.logical_not.default,
+    ):
+        sources |= {one, other}
+        return _is_of_rows(cast("torch.fx.Node", one.args[0]), cast("torch.fx.Node", other.args[0]), sources)
+    return _is_same(one, other, sources)
 
 
 def _is_same(one: Any, other: Any, sources: set[torch.fx.Node]) -> bool:
@@ -313,9 +364,12 @@ class Selections(TorchFunctionMode):
             return Selection.of(*torch.broadcast_tensors(*args))
         if func is torch.Tensor.__setitem__ and isinstance(args[2], Selection):
             return self._put(*args)
-        is_plain = func is torch.Tensor.__setitem__ and type(args[2]) in (int, float)
-        if is_plain and args[0].is_floating_point() and _is_mask(args[1], args[0]):
-            return args[0].masked_fill_(_over(args[1], args[0]), args[2])
+        if func is torch.Tensor.__setitem__ and _is_mask(args[1], args[0]):
+            tensor, mask, value = args
+            if type(value) in (int, float) and tensor.is_floating_point():
+                return tensor.masked_fill_(_over(mask, tensor), value)
+            if isinstance(value, torch.Tensor) and _is_one_row(value, tensor, mask):
+                return tensor.copy_(torch.where(_over(mask, tensor), value, tensor))
         return func(*args, **kwargs)
 
     @staticmethod
@@ -331,6 +385,13 @@ class Selections(TorchFunctionMode):
 
 def _over(mask: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return mask.reshape(*mask.shape, *(1,) * (tensor.dim() - mask.dim()))
+
+
+def _is_one_row(value: torch.Tensor, tensor: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether a value is the same for all rows of a tensor that a mask selects."""
+    dims = tensor.dim() - mask.dim()
+    fits = value.dim() <= dims or (value.dim() == dims + 1 and value.shape[0] == 1 and mask.dim() > 0)
+    return fits and value.dtype == tensor.dtype and value.device == tensor.device
 
 
 def _is_mask(index: Any, tensor: Any) -> bool:

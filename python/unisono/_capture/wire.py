@@ -232,7 +232,7 @@ class Encoder:
             raise StepError(
                 f"the step changes its argument `{item.name}` in place",
                 code="U0107",
-                place=place_of(node),
+                place=place_of(node) or place_of(node.args[1]),  # type: ignore[arg-type]
                 hint="work on a copy: `x = x.clone()`",
             )
         self.updates[position] = self._env[node.args[1]]  # type: ignore[index]
