@@ -179,3 +179,33 @@ def test_what_is_made_of_selected_rows_is_scattered_back():
         return Training(model, optimizer, step, [(torch.randn(2, 5, 6), torch.randn(2, 5) > 0) for _ in range(2)])
 
     compare(make)
+
+
+@pytest.mark.parametrize("expand", [True, False])
+def test_rows_that_a_mask_selects_take_rows_of_a_source(expand):
+    def make() -> Training:
+        words, seen = nn.Embedding(9, 6), nn.Linear(5, 6)
+        model = nn.ModuleList([words, seen])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(tokens: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            hidden = words(tokens)
+            mask = (tokens == 8).unsqueeze(-1)
+            if expand:
+                hidden = hidden.masked_scatter(mask.expand_as(hidden), seen(images)) * hidden
+            else:
+                hidden.masked_scatter_(mask, seen(images))
+            loss = hidden.square().sum(-1).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        tokens = torch.tensor([[1, 8, 8, 2], [8, 3, 4, 5], [0, 1, 2, 3]])
+        return Training(model, optimizer, step, [(tokens, torch.randn(2, 2, 5))] * 2)
+
+    compare(make)
+    captured = unisono.capture(
+        (made := make()).step, model=made.model, optimizer=made.optimizer, example=made.batches[0]
+    )
+    assert "masked_scatter" not in captured.text()

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from unisono._capture.alignments import to_the_left
 from unisono._capture.places import INSTEAD_OF_SELECTING, user_line
 from unisono._capture.record import Recorder
+from unisono._capture.scattered import SCATTERS, scattered
 from unisono.errors import StepError
 
 _FILL = 0.5
@@ -362,6 +363,10 @@ class Selections(TorchFunctionMode):
             return Selection.of(args[0], args[1])
         if func in (torch.masked_select, torch.Tensor.masked_select) and len(args) == 2 and not kwargs:
             return Selection.of(*torch.broadcast_tensors(*args))
+        if func in SCATTERS and len(args) == 3 and all(isinstance(one, torch.Tensor) for one in args):
+            made = scattered(*args)
+            if made is not None:
+                return args[0].copy_(made) if SCATTERS[func] else made
         if func is torch.Tensor.__setitem__ and isinstance(args[2], Selection):
             return self._put(*args)
         if func is torch.Tensor.__setitem__ and _is_mask(args[1], args[0]):
