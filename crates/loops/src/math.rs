@@ -86,12 +86,34 @@ fn polynomial<M: Math>(m: &mut M, x: M::V, coefficients: &[f32]) -> M::V {
     sum
 }
 
-/// The exponential: `2^n * exp(f)` with `f` between -ln(2)/2 and ln(2)/2.
+/// The exponential: `2^n * exp(f)` with `f` between -ln(2)/2 and ln(2)/2. What gives 0 is not computed: masks in softmax make much of it, and some
+/// processors take a hundred times as long for a product that is too small.
 #[inline(always)]
 pub fn exp<M: Math>(m: &mut M, x: M::V) -> M::V {
-    // Beyond, the result is 0 or infinite. A NaN passes, being the second operand.
-    let (low, high) = (m.number(-104.0), m.number(89.0));
+    let (low, zero) = (m.number(LOWEST_EXPONENT), m.number(0.0));
+    let is_zero = m.less(x, low);
+    let x = m.select(is_zero, zero, x);
+    let power = exp_above(m, x);
+    m.select(is_zero, zero, power)
+}
+
+/// Below, the exponential is 0.
+const LOWEST_EXPONENT: f32 = -104.0;
+
+/// The same where little is so far below 0.
+#[inline(always)]
+fn exp_within<M: Math>(m: &mut M, x: M::V) -> M::V {
+    // A NaN passes, being the second operand.
+    let low = m.number(LOWEST_EXPONENT);
     let x = m.max(low, x);
+    exp_above(m, x)
+}
+
+/// The exponential of a number that is no less than the lowest, or NaN.
+#[inline(always)]
+fn exp_above<M: Math>(m: &mut M, x: M::V) -> M::V {
+    // Beyond, the result is infinite. A NaN passes, being the second operand.
+    let high = m.number(89.0);
     let x = m.min(high, x);
     let Power { of_rest, n, shifted } = power(m, x);
     m.scale(of_rest, n, shifted)
@@ -125,7 +147,7 @@ pub fn power<M: Math>(m: &mut M, x: M::V) -> Power<M::V> {
 #[inline(always)]
 pub fn sigmoid<M: Math>(m: &mut M, x: M::V) -> M::V {
     let x = neg(m, x);
-    let power = exp(m, x);
+    let power = exp_within(m, x);
     let one = m.number(1.0);
     let sum = m.add(one, power);
     m.div(one, sum)
@@ -136,7 +158,7 @@ pub fn sigmoid<M: Math>(m: &mut M, x: M::V) -> M::V {
 pub fn tanh<M: Math>(m: &mut M, x: M::V) -> M::V {
     let magnitude = abs(m, x);
     let doubled = m.add(magnitude, magnitude);
-    let power = exp(m, doubled);
+    let power = exp_within(m, doubled);
     let (one, two) = (m.number(1.0), m.number(2.0));
     let sum = m.add(power, one);
     let quotient = m.div(two, sum);
@@ -161,7 +183,7 @@ pub fn erf<M: Math>(m: &mut M, x: M::V) -> M::V {
     let sum = polynomial(m, magnitude, &outer);
     let negative = neg(m, magnitude);
     let exponent = m.fma(sum, magnitude, negative);
-    let power = exp(m, exponent);
+    let power = exp_within(m, exponent);
     let one = m.number(1.0);
     let far = m.sub(one, power);
     let far = with_sign(m, far, x);

@@ -26,8 +26,11 @@ const CALL: u64 = 1000;
 /// What it takes for an element that lies apart from the next one, which is interpreted.
 const ELEMENT: u64 = 4;
 
-/// The fewest points of a row whose logarithm is worth a kernel that saves nothing else.
+/// The fewest points of a row whose logarithm is worth a kernel that saves nothing else, where rows are many.
 const SHORTEST_LOGARITHM: usize = 256;
+
+/// Up to so many points PyTorch's logarithms of rows take longer to be called than a kernel to run.
+const FEW_OF_ROWS: u64 = 1 << 12;
 
 /// Operations that run as one kernel.
 #[derive(Clone, Debug)]
@@ -169,7 +172,13 @@ fn pays(group: &Group, on_processor: bool) -> bool {
     }
     // PyTorch's kernel takes the logarithms of several rows at once.
     let logarithms = group.kernel.body.iter().any(|op| matches!(op, Op::Unary(Unary::Log, _)));
-    if group.saved.0 == 0 && group.kernel.by_rows() && logarithms && nest.inner < SHORTEST_LOGARITHM {
+    let is_many = !on_processor || group.kernel.points() > FEW_OF_ROWS;
+    if group.saved.0 == 0
+        && group.kernel.by_rows()
+        && logarithms
+        && is_many
+        && nest.inner < SHORTEST_LOGARITHM
+    {
         return false;
     }
     let errors = group.kernel.body.iter().filter(|op| matches!(op, Op::Unary(Unary::Erf, _))).count();
