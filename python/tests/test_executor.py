@@ -234,6 +234,50 @@ def test_views_and_aliases_cost_no_dispatch_and_constants_run_once():
     assert (views, dispatcher, proxy, function, python, once) == (0, 1, 1, 0, 0, 2), str(run.program)
 
 
+ROWS = torch.tensor([[2, 0, 1], [2, 2, 3]])
+#: Operations that only move elements. All results go out.
+MOVED = {
+    "copy in order": lambda x, i: aten.clone(x.t(), memory_format=torch.contiguous_format),
+    "copy as it lies": lambda x, i: aten.clone(x.t()),
+    "copy of repeated rows": lambda x, i: aten.clone(x[:1].expand(3, 6), memory_format=torch.contiguous_format),
+    "side by side": lambda x, i: aten.cat([x, x[:, :2], x[:, :0]], 1),
+    "one above the other": lambda x, i: aten.cat([x[:0, 0], x[1:3], x], 0),
+    "zeros": lambda x, i: aten.cat([aten.new_zeros(x, [2, 3]), aten.zeros_like(x[:2, :3])]),
+    "padded": lambda x, i: aten.constant_pad_nd(x[:, 1:4], [2, 1, 0, 3], 0.25),
+    "whole numbers padded": lambda x, i: aten.constant_pad_nd(i, [0, 1], -100),
+    "whole numbers padded by a number of floating point": lambda x, i: aten.constant_pad_nd(i, [1, 0], -100.0),
+    "back from a slice": lambda x, i: aten.slice_backward(x, [4, 12], 1, 1, 12, 2),
+    "back from the end": lambda x, i: aten.slice_backward(x[:2], [5, 6], 0, -3, -1, 1),
+    "rows": lambda x, i: aten.embedding(x, i),
+    "rows that lie apart": lambda x, i: aten.embedding(x[:, ::2], i.t()),
+    "rows added up": lambda x, i: aten.embedding_dense_backward(x, i.view(6)[:4], 5, -1, False),
+    "rows added up but one": lambda x, i: aten.embedding_dense_backward(x.t().view(2, 3, 4), i, 4, 2, False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MOVED)
+def test_few_elements_are_moved_without_pytorch(name, dtype):
+    run = check(MOVED[name], [X.to(dtype), ROWS])
+    _, dispatcher, proxy, function, python, _ = run.program.counts()
+    left = dtype == torch.bfloat16 and name in ("padded", "rows added up", "rows added up but one")
+    assert dispatcher + proxy + function + python == left, str(run.program)
+
+
+def test_many_elements_are_moved_by_pytorch():
+    run, _, _ = executor(lambda x: aten.clone(x), [torch.ones(1 << 17)])
+    assert run.program.counts()[1] == 1
+
+
+def test_a_row_beyond_the_table_is_told():
+    run, _, _ = executor(lambda x, i: aten.embedding(x, i), [X, ROWS])
+    for beyond in (4, -1):
+        with pytest.raises(errors.StepError, match="embedding") as caught:
+            run([X, ROWS.new_tensor([[0, 1, 2], [0, beyond, 1]])])
+        assert "index out of range" in (caught.value.cause or "")
+    assert torch.equal(run([X, ROWS])[0], X[ROWS])
+
+
 def test_inputs_in_another_order_of_memory_are_brought_into_the_first_one():
     run, spec, _ = executor(lambda x: x[1:3].sum(0) + x.t()[:, 0], [X])
     run([X])

@@ -15,6 +15,7 @@ mod kernels;
 mod link;
 mod live;
 mod lower;
+mod moves;
 mod numbers;
 mod program;
 mod random;

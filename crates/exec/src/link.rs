@@ -17,7 +17,8 @@ use crate::{
     device_kernels::DeviceKernelCall,
     device_random::DeviceRandomCall,
     kernels::{KernelCall, Operands},
-    random::RandomCall,
+    moves::MoveCall,
+    random::{RandomCall, is_random_at},
 };
 
 /// What runs.
@@ -36,6 +37,11 @@ pub(crate) enum Step {
     /// Random numbers at positions; none where nothing uses them.
     Random(Option<RandomCall>),
     DeviceRandom(Option<DeviceRandomCall>),
+    /// Elements of the host that are moved; none where nothing uses them.
+    Move {
+        call: Option<MoveCall>,
+        device: (i32, i32),
+    },
     View(View),
     Views(Box<[View]>),
     Number {
@@ -183,7 +189,14 @@ impl<'a> Linker<'a> {
                             ShimCall::new(self.library, kind, schema, args, outputs).map_err(failed)?;
                         (Step::Shim(call), instruction.release.clone())
                     }
-                    (Route::Own, _) => (self.random(args, outputs)?, instruction.release.clone()),
+                    (Route::Own, _) if is_random_at(schema) => {
+                        (self.random(args, outputs)?, instruction.release.clone())
+                    }
+                    (Route::Own, _) => {
+                        let shape = |slot: Slot| self.program.shapes.get(slot.0 as usize)?.as_ref();
+                        let call = MoveCall::of(schema, args, outputs, shape);
+                        (Step::Move { call, device: self.host()? }, instruction.release.clone())
+                    }
                     (Route::Python, _) => self.python(args, outputs, instruction)?,
                 }
             }

@@ -14,6 +14,7 @@ use crate::{
     Abilities, Action, Instruction, OpCall, Program, ProgramSpec, Role, Route, Shape, Update, Write,
     effects::role,
     kernels::{Ends, is_kernel},
+    moves::MoveCall,
     steps::{Forms, steps_of},
 };
 
@@ -177,7 +178,10 @@ impl<'a> Lowering<'a> {
         let role = if role == Role::View && !sized { Role::Compute } else { role };
         let args = self.arguments(call, schema)?;
         let args = if self.abilities.is_direct(schema) { self.with_floats(args, schema) } else { args };
-        let route = self.abilities.route(schema, &args, &call.outputs);
+        let shape = |slot: Slot| self.spec.shape(slot).filter(|_| !self.spec.is_run_time_sized(slot));
+        let is_moved =
+            self.abilities.device.is_host() && MoveCall::of(schema, &args, &call.outputs, shape).is_some();
+        let route = if is_moved { Route::Own } else { self.abilities.route(schema, &args, &call.outputs) };
         let outputs = call.outputs.clone();
         let action = Action::Call { op: call.op, route, role, args, outputs };
         let instruction = Instruction { action, release: Vec::new(), place: call.place, node: call.node };

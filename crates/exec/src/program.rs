@@ -17,7 +17,7 @@ pub enum Route {
     Proxy,
     /// PyTorch's C function for this operation on the program's kind of device.
     Shim,
-    /// A function of ours: random numbers at positions.
+    /// A function of ours: random numbers at positions, and few elements that are moved on the host.
     Own,
     /// A Python function, for what none of the others passes.
     Python,
