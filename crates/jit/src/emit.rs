@@ -10,7 +10,7 @@ mod vectors;
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 use loops::{
     Access, Element, Kernel, Nest, OperandId,
-    phases::{Phases, span, spans},
+    phases::{Phases, lanes, span, spans},
 };
 
 use self::{frame::Frame, memory::kept_row};
@@ -18,7 +18,7 @@ use crate::{
     blocks::{Block, Blocks},
     isa::Isa,
     registers::{Action, Actions, Constants, Place},
-    steps::{Output, Steps},
+    steps::{self, Output},
 };
 
 /// Registers that hold the addresses of operands.
@@ -48,6 +48,9 @@ const LANE: Register = Register::RBP;
 
 /// The most elements of a row, and between rows: instructions hold so many bytes.
 const MOST_ELEMENTS: usize = i32::MAX as usize / 8;
+
+/// The fewest registers of a loop beside those of lanes.
+const FEWEST: usize = 6;
 
 /// The most numbers that loops keep for later ones: they are to stay in a cache.
 const MOST_KEPT: usize = 1 << 16;
@@ -83,15 +86,18 @@ pub(crate) fn emit(kernel: &Kernel, nest: &Nest, isa: &'static Isa) -> Option<Em
     let blocks = Blocks::of(kernel, &phases, isa.wide, keeps);
     let kept = blocks.kept * kept_row(nest);
     let mut constants = Constants::default();
-    let mut allocated = |steps: &Steps| Actions::of(steps, isa.registers, &mut constants);
-    let parts: Vec<(Actions, Actions)> =
-        blocks.phases.iter().map(|block| (allocated(&block.row), allocated(&block.points))).collect();
-    let end = allocated(&blocks.end);
+    let mut parts: Vec<(Actions, Loop)> = Vec::new();
+    for block in &blocks.phases {
+        let row = Actions::of(&block.row, isa.registers, &mut constants);
+        parts.push((row, loop_of(block, nest.inner, isa, &mut constants)));
+    }
+    let end = Actions::of(&blocks.end, isa.registers, &mut constants);
     let starts = blocks.phases.iter().flat_map(|block| &block.reductions);
     starts.for_each(|(reduction, _)| {
         constants.place(reduction.start().to_bits());
     });
-    let spilled = parts.iter().flat_map(|(row, points)| [row.slots, points.slots]).chain([end.slots]).max();
+    let spilled =
+        parts.iter().flat_map(|(row, points)| [row.slots, points.actions.slots]).chain([end.slots]).max();
     let frame = Frame::new(isa, spilled.unwrap_or(0), &blocks, nest.inner)?;
     let data = data(&constants, nest, isa);
     let (rest, entry) = (nest.inner % isa.lanes, data.len());
@@ -104,11 +110,36 @@ pub(crate) fn emit(kernel: &Kernel, nest: &Nest, isa: &'static Isa) -> Option<Em
         encoder: Encoder::new(64),
         length: entry as u64,
         tail: None,
+        ahead: 0,
+        held: None,
     };
     emitter.function(&blocks, &parts, &end, rest).ok()?;
     let mut code = data;
     code.extend(emitter.encoder.take_buffer());
     Some(Emitted { code, entry, kept })
+}
+
+/// The most actions of the code of a loop that is written several times.
+const MOST_ACTIONS: usize = 400;
+
+/// The loop of a block. Lanes of reductions are in registers where there are so many, and the code for each turn of them is not long.
+fn loop_of(block: &Block, points: usize, isa: &Isa, constants: &mut Constants) -> Loop {
+    let each = lanes(points).div_ceil(isa.lanes);
+    // One register more is for what joins lanes.
+    let free = usize::from(isa.registers - 1).checked_sub(block.reductions.len() * each);
+    let counts = block.points.steps.iter().any(|step| step.code == steps::Code::Column);
+    if let Some(free) = free.filter(|free| *free >= FEWEST)
+        && !block.reductions.is_empty()
+        && spans(points) == 1
+        && !counts
+    {
+        let actions = Actions::of(&block.points, free as u8, constants);
+        if actions.slots == 0 && actions.list.len() * each <= MOST_ACTIONS {
+            let held = Held { first: free as u8, each: each as u8, now: 0 };
+            return Loop { actions, held: Some(held) };
+        }
+    }
+    Loop { actions: Actions::of(&block.points, isa.registers, constants), held: None }
 }
 
 /// Constants, each as many times as a vector has numbers, then a mask of the points that do not fill a vector, and the positions in one.
@@ -131,6 +162,31 @@ struct Emitter<'a> {
     length: u64,
     /// How many points there are, where they do not fill a vector.
     tail: Option<usize>,
+    /// So many vectors of points behind that of the point.
+    ahead: usize,
+    /// Where lanes are in registers.
+    held: Option<Held>,
+}
+
+/// The registers of lanes: some for each reduction, from the first one on, in turn.
+#[derive(Clone, Copy)]
+struct Held {
+    first: u8,
+    each: u8,
+    now: u8,
+}
+
+impl Held {
+    /// The register of a reduction's lanes of a turn.
+    const fn register(self, position: usize, turn: u8) -> u8 {
+        self.first + position as u8 * self.each + turn
+    }
+}
+
+/// The code of a loop over points.
+struct Loop {
+    actions: Actions,
+    held: Option<Held>,
 }
 
 /// A value's register, or its memory.
@@ -152,13 +208,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    fn function(
-        &mut self,
-        blocks: &Blocks,
-        parts: &[(Actions, Actions)],
-        end: &Actions,
-        rest: usize,
-    ) -> Done {
+    fn function(&mut self, blocks: &Blocks, parts: &[(Actions, Loop)], end: &Actions, rest: usize) -> Done {
         for register in KEPT {
             self.put(Instruction::with1(Code::Push_r64, register))?;
         }
@@ -173,8 +223,10 @@ impl Emitter<'_> {
         let start = self.length;
         for (block, (row, points)) in blocks.phases.iter().zip(parts) {
             self.actions(row)?;
-            if block.loops {
-                self.points(block, points, rest)?;
+            match points.held {
+                Some(held) if block.loops => self.points_in_turn(block, &points.actions, rest, held)?,
+                None if block.loops => self.points(block, &points.actions, rest)?,
+                _ => {}
             }
         }
         self.actions(end)?;
@@ -234,6 +286,48 @@ impl Emitter<'_> {
             .try_for_each(|(position, (reduction, number))| self.join_lanes(*reduction, position, *number))
     }
 
+    /// The same with lanes in registers: the code is there for each turn of them.
+    fn points_in_turn(&mut self, block: &Block, points: &Actions, rest: usize, held: Held) -> Done {
+        let turns = usize::from(held.each);
+        let vectors = self.nest.inner / self.isa.lanes;
+        let whole = vectors / turns * turns;
+        for (position, (reduction, _)) in block.reductions.iter().enumerate() {
+            let start = self.constants.place(reduction.start().to_bits());
+            for turn in 0..held.each {
+                self.load(self.vector(held.register(position, turn)), start)?;
+            }
+        }
+        self.put(Instruction::with2(Code::Xor_r32_rm32, Register::EDI, Register::EDI))?;
+        if whole > 0 {
+            let start = self.length;
+            (0..turns).try_for_each(|turn| self.turn(points, held, turn))?;
+            self.put(Instruction::with2(Code::Add_rm64_imm32, POINT, (turns * self.isa.lanes) as i32))?;
+            if whole > turns {
+                let end = (whole * self.isa.lanes) as i32;
+                self.put(Instruction::with2(Code::Cmp_rm64_imm32, POINT, end))?;
+                self.put(Instruction::with_branch(Code::Jb_rel32_64, start))?;
+            }
+        }
+        let last = vectors - whole;
+        (0..last).try_for_each(|turn| self.turn(points, held, turn))?;
+        if rest > 0 {
+            self.tail = Some(rest);
+            self.turn(points, held, last)?;
+            self.tail = None;
+        }
+        (self.ahead, self.held) = (0, None);
+        block.reductions.iter().enumerate().try_for_each(|(position, (reduction, number))| {
+            self.join_held(*reduction, held, position)?;
+            self.spread(*reduction, *number)
+        })
+    }
+
+    fn turn(&mut self, points: &Actions, held: Held, turn: usize) -> Done {
+        self.ahead = turn;
+        self.held = Some(Held { now: turn as u8, ..held });
+        self.actions(points)
+    }
+
     /// The loops over those spans of a row that have all points of one; gives how many points these are.
     fn whole_spans(&mut self, block: &Block, points: &Actions) -> Result<usize, IcedError> {
         let span = span(self.nest.inner);
@@ -285,6 +379,13 @@ impl Emitter<'_> {
                 self.put(Instruction::with2(self.isa.store, self.kept(position), from))
             }
             Output::Lanes(position) => {
+                if let Some(held) = self.held {
+                    let lanes = self.vector(held.register(position as usize, held.now));
+                    return match self.tail {
+                        Some(_) => self.some_into(lanes, from),
+                        None => self.load(lanes, from),
+                    };
+                }
                 let lanes = self.frame.lanes(position as usize);
                 let from = match self.tail {
                     Some(_) => self.some_of(from, lanes)?,

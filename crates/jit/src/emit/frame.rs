@@ -3,8 +3,8 @@
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 use loops::{Reduction, phases};
 
-use super::{Done, Emitter, LANE, at};
-use crate::{blocks::Blocks, isa::Isa};
+use super::{Done, Emitter, Held, LANE, at};
+use crate::{blocks::Blocks, isa::Isa, registers::Place};
 
 /// The most bytes on the stack.
 const MOST: usize = 4096;
@@ -129,8 +129,7 @@ impl Emitter<'_> {
 
     /// Joins the lanes of a reduction by halves, and spreads the result.
     pub(super) fn join_lanes(&mut self, reduction: Reduction, position: usize, number: u32) -> Done {
-        let mut count = (self.frame.lane_bytes / self.frame.vector).max(1);
-        let (low, high) = (self.isa.first, self.isa.first + 1);
+        let count = (self.frame.lane_bytes / self.frame.vector).max(1);
         let at = |this: &Self, index: usize| this.frame.joined_at(position, index * this.frame.vector);
         let (first, second) = (count.div_ceil(2), count / 2);
         for index in 0..first {
@@ -142,13 +141,37 @@ impl Emitter<'_> {
             self.put(Instruction::with2(self.isa.load, scratch, at(self, first + index)))?;
             self.join(reduction, self.isa.first + index as u32, scratch)?;
         }
-        count = first;
+        self.join_halves(reduction, first)?;
+        self.spread(reduction, number)
+    }
+
+    /// Joins the lanes of a reduction, which are in registers, to one vector.
+    pub(super) fn join_held(&mut self, reduction: Reduction, held: Held, position: usize) -> Done {
+        let (first, second) = (held.each.div_ceil(2), held.each / 2);
+        for index in 0..first {
+            self.load(self.vector(index), Place::Register(held.register(position, index)))?;
+        }
+        for index in 0..second {
+            let other = self.vector(held.register(position, first + index));
+            self.join(reduction, self.vector(index), other)?;
+        }
+        self.join_halves(reduction, usize::from(first))
+    }
+
+    /// Joins so many registers, from the first one on, to one.
+    fn join_halves(&mut self, reduction: Reduction, mut count: usize) -> Done {
         while count > 1 {
             count /= 2;
             for index in 0..count {
                 self.join(reduction, self.isa.first + index as u32, self.isa.first + (index + count) as u32)?;
             }
         }
+        Ok(())
+    }
+
+    /// Joins the numbers of the first register by halves, and makes the result a number of the row.
+    pub(super) fn spread(&mut self, reduction: Reduction, number: u32) -> Done {
+        let (low, high) = (self.isa.first, self.isa.first + 1);
         if self.isa.wide {
             let half = Register::YMM0 + 1;
             self.put(Instruction::with3(Code::EVEX_Vextractf64x4_ymmm256_k1z_zmm_imm8, half, low, 1))?;
@@ -169,10 +192,7 @@ impl Emitter<'_> {
 
     /// Joins the numbers of two vectors into the first one.
     fn join(&mut self, reduction: Reduction, low: Register, high: Register) -> Done {
-        use crate::{
-            registers::Place,
-            steps::{Code as Step, Compare},
-        };
+        use crate::steps::{Code as Step, Compare};
         let step = match reduction {
             Reduction::Sum => Step::Add,
             Reduction::Max => Step::Max,

@@ -18,7 +18,8 @@ impl Emitter<'_> {
     /// What a loop keeps at these points for later ones: a row for each position, with room for a vector at the end.
     pub(super) fn kept(&self, position: u32) -> MemoryOperand {
         let base = ADDRESSES[self.kernel.operands.len()];
-        let displacement = (position as usize * kept_row(self.nest) * 4) as i64;
+        let numbers = position as usize * kept_row(self.nest) + self.ahead * self.isa.lanes;
+        let displacement = (numbers * 4) as i64;
         MemoryOperand::with_base_index_scale_displ_size(base, POINT, 4, displacement, 1)
     }
 
@@ -59,7 +60,8 @@ impl Emitter<'_> {
         let memory = if same {
             at(base, offset as usize * element.bytes())
         } else {
-            let (scale, displacement) = (element.bytes() as u32, offset as usize * element.bytes());
+            let behind = offset as usize + self.ahead * self.isa.lanes;
+            let (scale, displacement) = (element.bytes() as u32, behind * element.bytes());
             MemoryOperand::with_base_index_scale_displ_size(base, POINT, scale, displacement as i64, 1)
         };
         (memory, element, same)
@@ -151,18 +153,22 @@ impl Emitter<'_> {
 
     /// The points of a value that there are, and what lies in memory for others: a store of all is read back sooner than one under a mask.
     pub(super) fn some_of(&mut self, from: Place, memory: MemoryOperand) -> Result<Register, IcedError> {
-        let (scratch, mask) = (self.scratch(), self.narrow_mask());
+        let scratch = self.scratch();
         self.put(Instruction::with2(self.isa.load, scratch, memory))?;
+        self.some_into(scratch, from).map(|()| scratch)
+    }
+
+    /// The points of a value that there are into a register, which keeps what it has for others.
+    pub(super) fn some_into(&mut self, to: Register, from: Place) -> Done {
+        let mask = self.narrow_mask();
         let made = match (self.isa.wide, self.source(from)) {
-            (true, Source::Register(from)) => Instruction::with2(self.isa.load, scratch, from),
-            (true, Source::Memory(from)) => Instruction::with2(self.isa.load, scratch, from),
-            (false, Source::Register(from)) => {
-                Instruction::with4(self.isa.blend, scratch, scratch, from, mask)
-            }
-            (false, Source::Memory(from)) => Instruction::with4(self.isa.blend, scratch, scratch, from, mask),
+            (true, Source::Register(from)) => Instruction::with2(self.isa.load, to, from),
+            (true, Source::Memory(from)) => Instruction::with2(self.isa.load, to, from),
+            (false, Source::Register(from)) => Instruction::with4(self.isa.blend, to, to, from, mask),
+            (false, Source::Memory(from)) => Instruction::with4(self.isa.blend, to, to, from, mask),
         };
         let made = if self.isa.wide { self.masked(made, false) } else { made };
-        self.put(made).map(|()| scratch)
+        self.put(made)
     }
 
     /// Writes a vector, or the points of it that there are.

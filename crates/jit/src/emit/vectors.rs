@@ -25,7 +25,10 @@ impl Emitter<'_> {
             Place::Constant(index) => Source::Memory(self.constant(index as usize)),
             Place::Stack(slot) => Source::Memory(self.frame.slot(slot)),
             Place::Row(number) => Source::Memory(self.frame.number(number)),
-            Place::Lanes(position) => Source::Memory(self.frame.lanes(position as usize)),
+            Place::Lanes(position) => match self.held {
+                Some(held) => Source::Register(self.vector(held.register(position as usize, held.now))),
+                None => Source::Memory(self.frame.lanes(position as usize)),
+            },
             Place::Kept(position) => Source::Memory(self.kept(position)),
         }
     }
