@@ -23,6 +23,10 @@ enum Move {
     Copy(Slot),
     /// Tensors side by side along a dimension.
     Joined(Vec<Slot>, usize),
+    /// Tensors one behind the other along a dimension of their own.
+    Stacked(Vec<Slot>, usize),
+    /// A tensor several times along each dimension.
+    Repeated(Slot, Vec<i64>),
     /// A tensor that begins so far behind the start of each dimension, and a number around it.
     Padded(Slot, Vec<usize>, Number),
     /// A tensor as each so-manyth element of a dimension from a position on, and 0 elsewhere.
@@ -85,6 +89,12 @@ impl MoveCall {
             ("aten::cat", [Arg::Tensors(from), Arg::Int(dim), ..]) if from.iter().all(alike) => {
                 Move::Joined(from.clone(), position(*dim, result.sizes.len())?)
             }
+            ("aten::stack", [Arg::Tensors(from), Arg::Int(dim), ..]) if from.iter().all(alike) => {
+                Move::Stacked(from.clone(), position(*dim, result.sizes.len())?)
+            }
+            ("aten::repeat", [Arg::Tensor(from), Arg::Ints(times)]) if alike(from) => {
+                Move::Repeated(*from, times.clone())
+            }
             ("aten::constant_pad_nd", [Arg::Tensor(from), Arg::Ints(pad), value]) if alike(from) => {
                 Move::Padded(*from, before(pad, result.sizes.len())?, number(value, result.dtype)?)
             }
@@ -146,6 +156,14 @@ impl MoveCall {
                 }
                 Ok(())
             }
+            Move::Stacked(from, dim) => {
+                let mut strides: SmallVec<[i64; 6]> = to.strides.into();
+                let along = strides.remove(*dim) as usize;
+                from.iter()
+                    .enumerate()
+                    .try_for_each(|(at, one)| copy_into(&slots.elements(*one)?, &to, at * along, &strides))
+            }
+            Move::Repeated(from, times) => repeat(&slots.elements(*from)?, times, &to),
             Move::Padded(from, before, value) => {
                 fill(to.cells, *value)?;
                 let starts = before.iter().zip(to.strides);
@@ -255,12 +273,31 @@ fn copy_into(from: &Elements<'_>, to: &Elements<'_>, start: usize, strides: &[i6
     if from.sizes.contains(&0) {
         return Ok(());
     }
-    let dims = dims(from.sizes, from.strides, strides);
-    match (from.cells, to.cells) {
-        (Cells::Float32(from), Cells::Float32(to)) => copy(from, &to[start..], &dims),
-        (Cells::Bfloat16(from), Cells::Bfloat16(to)) => copy(from, &to[start..], &dims),
-        (Cells::Int64(from), Cells::Int64(to)) => copy(from, &to[start..], &dims),
-        (Cells::Bool(from), Cells::Bool(to)) => copy(from, &to[start..], &dims),
+    copy_by(from.cells, to.cells, start, &dims(from.sizes, from.strides, strides))
+}
+
+/// Copies a tensor so many times along each dimension of another, which may have more than it has.
+fn repeat(from: &Elements<'_>, times: &[i64], to: &Elements<'_>) -> Done {
+    if to.sizes.contains(&0) {
+        return Ok(());
+    }
+    let more = times.len() - from.sizes.len();
+    let (mut sizes, mut starts, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+    for (dim, (times, stride)) in times.iter().zip(to.strides).enumerate() {
+        let (size, along) = dim.checked_sub(more).map_or((1, 0), |own| (from.sizes[own], from.strides[own]));
+        sizes.extend([*times, size]);
+        starts.extend([0, along]);
+        ends.extend([size * stride, *stride]);
+    }
+    copy_by(from.cells, to.cells, 0, &dims(&sizes, &starts, &ends))
+}
+
+fn copy_by(from: Cells<'_>, to: Cells<'_>, start: usize, dims: &[Dim]) -> Done {
+    match (from, to) {
+        (Cells::Float32(from), Cells::Float32(to)) => copy(from, &to[start..], dims),
+        (Cells::Bfloat16(from), Cells::Bfloat16(to)) => copy(from, &to[start..], dims),
+        (Cells::Int64(from), Cells::Int64(to)) => copy(from, &to[start..], dims),
+        (Cells::Bool(from), Cells::Bool(to)) => copy(from, &to[start..], dims),
         _ => return Err(other_types()),
     }
     Ok(())
