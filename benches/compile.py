@@ -1,6 +1,6 @@
 """`torch.compile(backend="unisono")` beside eager PyTorch and Inductor, forward and backward of unmodified models, on one thread.
 
-    python benches/compile.py [--models PART] [--without-inductor] [--rounds N]
+    python benches/compile.py [--models PART] [--without-inductor] [--steady] [--rounds N]
 
 CPU time of this process, the least of some rounds, which take turns. *First*: both first calls, capture included; a capture alone is what
 the backend `eager` takes. *Loss* and *gradients*: the greatest distance from eager PyTorch's, of gradients in parts of the greatest of
@@ -99,17 +99,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="", help="only models whose name has this in it")
     parser.add_argument("--without-inductor", action="store_true", help="leave the slow compilation out")
+    parser.add_argument(
+        "--steady", action="store_true", help="no captures alone; Inductor may read what it compiled before"
+    )
     parser.add_argument("--partitions", action="store_true", help="also keep all that backward reads")
     parser.add_argument("--rounds", type=int, default=20)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    torch._inductor.config.force_disable_caches = True  # a first call is one without anything kept from earlier runs
-    backends = ["eager", "unisono"] + ["unisono, all kept"] * chosen.partitions
+    # A first call is one without anything kept from earlier runs.
+    torch._inductor.config.force_disable_caches = not chosen.steady
+    backends = ["eager"] * (not chosen.steady) + ["unisono"] + ["unisono, all kept"] * chosen.partitions
     backends += ["inductor"] * (not chosen.without_inductor)
+    compiled = [way for way in backends if way != "eager"]
     titles = [
         "model",
         "eager, ms",
-        *(f"{way} / eager" for way in backends[1:]),
+        *(f"{way} / eager" for way in compiled),
         *(f"first: {way}, s" for way in backends),
     ]
     titles += ["loss", "gradients", "graphs not lowered"]
@@ -119,7 +124,7 @@ def main() -> None:
         rows.append(measured(name, small_models.build(name), backends, chosen.rounds))
         if name in WIDE:
             rows.append(measured(f"{name}, wide", wide(name), backends, chosen.rounds))
-    for way, ratios in zip(backends[1:], zip(*rows, strict=True), strict=True):
+    for way, ratios in zip(compiled, zip(*rows, strict=True), strict=True):
         best = sum(one <= 1 for one in ratios)
         print(
             f"\n{way}: geometric mean {statistics.geometric_mean(ratios):.2f} of eager, no slower on {best} of {len(rows)}"
