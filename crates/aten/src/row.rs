@@ -57,6 +57,8 @@ pub struct Row {
     pub copies: bool,
     /// Whether it copies tensors one behind the other into one.
     pub joins: bool,
+    /// How it moves elements, where that is all that it does.
+    pub moves: Option<Moves>,
     /// Whether its dimensions are counted in the result, which has more than the operand.
     pub dims_of_result: bool,
     /// Whether the dispatcher takes its sizes as symbols below autograd, as kernels that are not structured do.
@@ -75,6 +77,27 @@ pub struct Row {
     pub groups: Option<Groups>,
     /// Whether its kernel computes on an empty shard what it should: an empty part of the result, or 0 of a sum.
     pub may_be_empty: bool,
+}
+
+/// How an operation moves elements that stay what they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moves {
+    /// All of a tensor: `(tensor, memory format)`.
+    Copy,
+    /// Tensors side by side along a dimension: `(tensors, dim)`.
+    Join,
+    /// Tensors one behind the other along a dimension of their own: `(tensors, dim)`.
+    Stack,
+    /// A tensor several times along each dimension: `(tensor, times)`.
+    Repeat,
+    /// A tensor with a number around it: `(tensor, pad, number)`, the widths from the last dimension on.
+    Pad,
+    /// A tensor as each so-manyth element of a dimension, and 0 elsewhere: `(tensor, sizes, dim, start, end, step)`.
+    Spread,
+    /// The rows of a table at some positions: `(table, positions, ...)`.
+    LookUp,
+    /// Rows that are added up at their positions in a table, but for those at one: `(rows, positions, count, position without, whether scaled)`.
+    AddUp,
 }
 
 /// How an operation divides a dimension into groups.
@@ -368,6 +391,7 @@ impl Row {
             copied: None,
             copies: false,
             joins: false,
+            moves: None,
             dims_of_result: false,
             symbols: false,
             list_of: &[],
@@ -523,6 +547,11 @@ impl Row {
 
     pub(crate) const fn copies(mut self) -> Self {
         self.copies = true;
+        self
+    }
+
+    pub(crate) const fn moves(mut self, moves: Moves) -> Self {
+        self.moves = Some(moves);
         self
     }
 

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, cell::Cell};
 
+use aten::{Fill, Moves};
 use smallvec::SmallVec;
 use torch_sys::{Arg, Cells, Dtype, Elements, Failure, Output, Schema, Slot, Slots, Tensor};
 
@@ -80,26 +81,26 @@ impl MoveCall {
         let whole = |slot: &Slot| shape_of(*slot).is_some_and(|shape| shape.dtype == Dtype::Int64);
         // Arguments that are truth values ask for memory that devices reach.
         let is_plain = !args.contains(&Arg::Bool(true));
-        let what = match (schema.name.as_str(), args) {
-            ("aten::empty_like" | "aten::new_empty", _) if is_plain && made.is_some() => Move::Nothing,
-            ("aten::zeros_like" | "aten::new_zeros", _) if is_plain && made.is_some() => {
-                Move::Number(Number::Float(0.0))
-            }
-            ("aten::clone", [Arg::Tensor(from), _]) if alike(from) => Move::Copy(*from),
-            ("aten::cat", [Arg::Tensors(from), Arg::Int(dim), ..]) if from.iter().all(alike) => {
+        let row = aten::row(&schema.name)?;
+        let what = match (row.fills, row.moves, args) {
+            (Some(Fill::Nothing), ..) if is_plain && made.is_some() => Move::Nothing,
+            (Some(Fill::Number(0)), ..) if is_plain && made.is_some() => Move::Number(Number::Float(0.0)),
+            (_, Some(Moves::Copy), [Arg::Tensor(from), _]) if alike(from) => Move::Copy(*from),
+            (_, Some(Moves::Join), [Arg::Tensors(from), Arg::Int(dim), ..]) if from.iter().all(alike) => {
                 Move::Joined(from.clone(), position(*dim, result.sizes.len())?)
             }
-            ("aten::stack", [Arg::Tensors(from), Arg::Int(dim), ..]) if from.iter().all(alike) => {
+            (_, Some(Moves::Stack), [Arg::Tensors(from), Arg::Int(dim), ..]) if from.iter().all(alike) => {
                 Move::Stacked(from.clone(), position(*dim, result.sizes.len())?)
             }
-            ("aten::repeat", [Arg::Tensor(from), Arg::Ints(times)]) if alike(from) => {
+            (_, Some(Moves::Repeat), [Arg::Tensor(from), Arg::Ints(times)]) if alike(from) => {
                 Move::Repeated(*from, times.clone())
             }
-            ("aten::constant_pad_nd", [Arg::Tensor(from), Arg::Ints(pad), value]) if alike(from) => {
+            (_, Some(Moves::Pad), [Arg::Tensor(from), Arg::Ints(pad), value]) if alike(from) => {
                 Move::Padded(*from, before(pad, result.sizes.len())?, number(value, result.dtype)?)
             }
             (
-                "aten::slice_backward",
+                _,
+                Some(Moves::Spread),
                 [Arg::Tensor(from), _, Arg::Int(dim), Arg::Int(start), Arg::Int(_), Arg::Int(step)],
             ) if alike(from) => {
                 let dim = position(*dim, result.sizes.len())?;
@@ -107,7 +108,7 @@ impl MoveCall {
                 let start = start.clamp(0, result.sizes[dim]) as usize;
                 Move::Spread { from: *from, dim, start, step: usize::try_from(*step).ok()? }
             }
-            ("aten::embedding", [Arg::Tensor(table), Arg::Tensor(at), ..])
+            (_, Some(Moves::LookUp), [Arg::Tensor(table), Arg::Tensor(at), ..])
                 if alike(table)
                     && whole(at)
                     && in_order
@@ -117,7 +118,8 @@ impl MoveCall {
                 Move::Rows { table: *table, at: *at }
             }
             (
-                "aten::embedding_dense_backward",
+                _,
+                Some(Moves::AddUp),
                 [Arg::Tensor(rows), Arg::Tensor(at), _, Arg::Int(without), Arg::Bool(false)],
             ) if alike(rows)
                 && whole(at)
