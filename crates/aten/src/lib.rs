@@ -11,6 +11,7 @@ mod effects;
 mod einsum;
 mod factors;
 mod groups;
+mod moves;
 mod row;
 mod rules;
 mod strategies;
@@ -23,9 +24,10 @@ pub use claims::{Claim, claims};
 pub use effects::{memory, random};
 pub use factors::{Factor, FactorKind, Factors};
 pub use groups::{RunTimeSizes, by_groups, of_groups, offsets};
+pub use moves::Moves;
 pub use row::{
-    Draw, Fill, Formula, Groups, Linear, ListForm, Memory, Moves, Parameter, Random, Rewrite, Role, Row,
-    Rule, Sizes, Strides, Work,
+    Draw, Fill, Formula, Groups, Linear, ListForm, Memory, Parameter, Random, Rewrite, Role, Row, Rule,
+    Sizes, Strides, Work,
 };
 pub use strategies::{is_norm, replicated, seeded, strategies};
 pub use strategy::{Realise, Seed, Slot, Strategy};

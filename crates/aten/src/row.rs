@@ -3,7 +3,7 @@
 use base::{Bytes, Flops};
 use ir::Arg;
 
-use crate::{Call, Factors, Seed, Strategy, call::argument};
+use crate::{Call, Factors, Moves, Seed, Strategy, call::argument};
 
 /// Everything that is known of one operation.
 #[derive(Clone, Copy)]
@@ -55,8 +55,6 @@ pub struct Row {
     pub copied: Option<usize>,
     /// Whether it copies or casts one tensor.
     pub copies: bool,
-    /// Whether it copies tensors one behind the other into one.
-    pub joins: bool,
     /// How it moves elements, where that is all that it does.
     pub moves: Option<Moves>,
     /// Whether its dimensions are counted in the result, which has more than the operand.
@@ -77,27 +75,6 @@ pub struct Row {
     pub groups: Option<Groups>,
     /// Whether its kernel computes on an empty shard what it should: an empty part of the result, or 0 of a sum.
     pub may_be_empty: bool,
-}
-
-/// How an operation moves elements that stay what they are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Moves {
-    /// All of a tensor: `(tensor, memory format)`.
-    Copy,
-    /// Tensors side by side along a dimension: `(tensors, dim)`.
-    Join,
-    /// Tensors one behind the other along a dimension of their own: `(tensors, dim)`.
-    Stack,
-    /// A tensor several times along each dimension: `(tensor, times)`.
-    Repeat,
-    /// A tensor with a number around it: `(tensor, pad, number)`, the widths from the last dimension on.
-    Pad,
-    /// A tensor as each so-manyth element of a dimension, and 0 elsewhere: `(tensor, sizes, dim, start, end, step)`.
-    Spread,
-    /// The rows of a table at some positions: `(table, positions, ...)`.
-    LookUp,
-    /// Rows that are added up at their positions in a table, but for those at one: `(rows, positions, count, position without, whether scaled)`.
-    AddUp,
 }
 
 /// How an operation divides a dimension into groups.
@@ -390,7 +367,6 @@ impl Row {
             scales: false,
             copied: None,
             copies: false,
-            joins: false,
             moves: None,
             dims_of_result: false,
             symbols: false,
@@ -421,9 +397,14 @@ impl Row {
         matches!(self.work, Work::Flops(_)) && argument(self.signature, "is_causal").is_some()
     }
 
+    /// Whether it copies tensors one behind the other into one.
+    pub fn joins(&self) -> bool {
+        self.moves == Some(Moves::Join)
+    }
+
     /// Whether each element of its result is made of, or copied from, elements at the same place in its operands, or in one of them.
     pub fn is_elementwise(&self) -> bool {
-        matches!(self.rule, Rule::Each) || self.copies || self.joins
+        matches!(self.rule, Rule::Each) || self.copies || self.joins()
     }
 
     /// The operator that does the same in place, if there is one: `aten::_fused_adamw.tensor_lr` has `aten::_fused_adamw_.tensor_lr`.
@@ -480,11 +461,6 @@ impl Row {
 
     pub(crate) const fn rewrite(mut self, rewrite: Rewrite) -> Self {
         self.rewrite = Some(rewrite);
-        self
-    }
-
-    pub(crate) const fn joins(mut self) -> Self {
-        self.joins = true;
         self
     }
 

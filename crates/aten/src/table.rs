@@ -273,7 +273,7 @@ pub static ROWS: &[Row] = &[
     op("aten::split.Tensor(self, int split_size, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(Strides::Kept).sizes(Sizes::Pieces { sizes: 1, dim: 2 }),
     op("aten::split_with_sizes(self, int[] split_sizes, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(Strides::Kept).sizes(Sizes::Pieces { sizes: 1, dim: 2 }),
     // Joining, padding, and the backward of slicing
-    op("aten::cat(Tensor[] tensors, int dim)", Seeded(join::cat), Stacked, Traffic).out("aten::cat.out").dims_of_result().joins().computes("joined(tensors, dim)").moves(Moves::Join),
+    op("aten::cat(Tensor[] tensors, int dim)", Seeded(join::cat), Stacked, Traffic).out("aten::cat.out").dims_of_result().computes("joined(tensors, dim)").moves(Moves::Join),
     op("aten::stack(Tensor[] tensors, int dim)", Factors(join::stack), Stacked, Traffic).out("aten::stack.out").dims_of_result().moves(Moves::Stack),
     sized("aten::slice_backward(grad_output, int[] input_sizes, int dim, int start, int end, int step)", Factors(views::along_arg_2), Jointly, Traffic, 1).computes("filled(grad_output, dim, start, end)").moves(Moves::Spread),
     sized("aten::select_backward(grad_output, int[] input_sizes, int dim, int index)", Factors(views::select_backward), Jointly, Traffic, 1).dims_of_result(),

@@ -45,7 +45,7 @@ impl OpFacts {
             name if HostCopy::of_operator(name).is_some() => Kind::Other,
             name if aten::memory(name, &schema).is_shared() => Kind::View,
             name if aten::row(name).is_some_and(|row| row.copies) => Kind::Copy,
-            name if aten::row(name).is_some_and(|row| row.joins) => Kind::Join,
+            name if aten::row(name).is_some_and(aten::Row::joins) => Kind::Join,
             _ => Kind::Other,
         };
         Self {

@@ -102,8 +102,7 @@ impl Along<'_> {
     /// candidate, and few layers for many, only propose.
     pub fn options(&self, strict: bool, prices: Prices) -> Options {
         let options = self.proposing(strict);
-        let is_whole = matches!(self.program, Program::Whole(_));
-        if prices == Prices::PLAIN && self.number == 0 && is_whole {
+        if prices == Prices::PLAIN && self.number == 0 && !self.is_folded() {
             return Options { blame: options.blame, ..Options::default() };
         }
         options

@@ -73,15 +73,13 @@ impl<'a, 'p> Copies<'a, 'p> {
     fn tried(&mut self, price: f64, tries: &mut Tries<'_>, light: &mut Option<Light>) -> Result<f64> {
         let Ok(choices) = self.at(price) else { return Ok(0.0) };
         let Some(Carried { found, .. }) = tries.carry(&choices)? else { return Ok(0.0) };
-        let mut next = 0.0;
-        if let Some(best) = self.best(&found) {
-            next = self.along.run.byte_price_of(&found[best]);
-            let run = self.along.run;
-            let is_better =
-                |known: &Light| run.expected_ns(&found[best]) < run.expected_ns(&tries.found[known.at]);
-            if light.as_ref().is_none_or(is_better) {
-                *light = Some(Light { choices, at: tries.found.len() + best });
-            }
+        let Some(best) = self.best(&found) else { return Ok(0.0) };
+        let run = self.along.run;
+        let next = run.byte_price_of(&found[best]);
+        let is_better =
+            |known: &Light| run.expected_ns(&found[best]) < run.expected_ns(&tries.found[known.at]);
+        if light.as_ref().is_none_or(is_better) {
+            *light = Some(Light { choices, at: tries.found.len() + best });
         }
         tries.found.extend(found);
         Ok(next)
@@ -91,18 +89,19 @@ impl<'a, 'p> Copies<'a, 'p> {
     fn between(&self, light: &Light, first: &Carried, tries: &mut Tries<'_>) -> Result<()> {
         let Some(best) = self.best(&first.found) else { return Ok(()) };
         let ends = (&tries.found[light.at], &first.found[best]);
-        let cost = |choices: &Choices| evaluate(self.problem, choices).primary();
-        let weight = |choices: &Choices| weigh(self.problem, choices);
-        let (from, to) = (weight(&light.choices), weight(&first.choices));
-        let saved = |choices: &Choices| (cost(&light.choices) - cost(choices)) as f64;
-        let all = saved(&first.choices);
-        let expected = |choices: &Choices| {
-            let held = (weight(choices) - from) as f64 / (to - from) as f64;
-            self.along.run.expected_between(ends, saved(choices) / all, held)
+        let (from, to) = (weigh(self.problem, &light.choices), weigh(self.problem, &first.choices));
+        let saved = |choices: &Choices| {
+            let cost = |of: &Choices| evaluate(self.problem, of).primary();
+            (cost(&light.choices) - cost(choices)) as f64
         };
+        let all = saved(&first.choices);
         if to <= from || all <= 0.0 {
             return Ok(());
         }
+        let expected = |choices: &Choices| {
+            let held = (weigh(self.problem, choices) as f64 - from as f64) / (to - from) as f64;
+            self.along.run.expected_between(ends, saved(choices) / all, held)
+        };
         let some = |part: &u64| {
             let limit = from + (to - from) / PARTS * part;
             let choices = self.solver.between((&light.choices, &first.choices), limit);

@@ -113,15 +113,15 @@ impl Run<'_> {
         compute_ns as f64 * 1e3 / 2.0 * (excess / activations) / activations
     }
 
-    /// Whether, in a large search, another candidate is expected to take less than any of these would if collectives held nothing: no budget on
-    /// copies of state makes one of them better.
+    /// Whether another candidate is expected to take less than any of these would if collectives held nothing: whatever copies of state cost, none of
+    /// them gets better.
     pub fn is_beaten(&self, found: &[Found]) -> bool {
         let without_copies = |one: &Found| {
             let Prediction { peak_bytes, collective_bytes, .. } = one.prediction;
             self.expected(one, one.least_ns, peak_bytes - collective_bytes)
         };
         let least = found.iter().map(without_copies).min();
-        self.extent.is_thrifty && least.is_some_and(|least| least >= self.least_expected_ns.get())
+        least.is_some_and(|least| least >= self.least_expected_ns.get())
     }
 
     /// Whether all of these take longer than what is known, and more so the less they hold.

@@ -71,7 +71,7 @@ impl Rewriter<'_> {
             Some(Rewrite::Dropout(arg)) if is(arg, &yes) => self.dropout(id),
             _ if row.strides == Strides::Reversed && self.turned_back(id) => {}
             _ if row.fills.is_some_and(|fill| self.constant(id, fill)) => {}
-            _ if row.joins => self.join(id),
+            _ if row.joins() => self.join(id),
             _ => self.copy(id),
         }
     }

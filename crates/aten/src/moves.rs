@@ -1,0 +1,22 @@
+//! Operations that move elements, and do nothing else.
+
+/// How an operation moves elements that stay what they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moves {
+    /// All of a tensor: `(tensor, memory format)`.
+    Copy,
+    /// Tensors side by side along a dimension: `(tensors, dim)`.
+    Join,
+    /// Tensors one behind the other along a dimension of their own: `(tensors, dim)`.
+    Stack,
+    /// A tensor several times along each dimension: `(tensor, times)`.
+    Repeat,
+    /// A tensor with a number around it: `(tensor, pad, number)`, the widths from the last dimension on.
+    Pad,
+    /// A tensor as each so-manyth element of a dimension, and 0 elsewhere: `(tensor, sizes, dim, start, end, step)`.
+    Spread,
+    /// The rows of a table at some positions: `(table, positions, ...)`.
+    LookUp,
+    /// Rows that are added up at their positions in a table, but for those at one: `(rows, positions, count, position without, whether scaled)`.
+    AddUp,
+}
