@@ -81,6 +81,8 @@ def main():
         accelerator.print(f"epoch {epoch}  right {100 * right / 64:.1f} %")
 
     accelerator.print(f"sum of parameters {sum(p.double().abs().sum().item() for p in model.parameters()):.4f}")
+    if arguments.plain:  # PyTorch's DDP must not outlive the process group: it may then wait for gloo's thread for good
+        [model] = accelerator.free_memory(model)
     accelerator.end_training()
 
 
