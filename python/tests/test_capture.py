@@ -1,5 +1,6 @@
 import copy
 import itertools
+import linecache
 import math
 import random
 import re
@@ -549,20 +550,53 @@ def test_a_complex_setting_of_an_operation_is_refused_with_what_to_write_instead
     assert "* 1j" in str(caught.value.hint)
 
 
-def test_code_that_fails_under_a_compiler_is_captured_as_it_runs_without_one():
+def takes_another_way(x):
+    """Asks as libraries do: for a compiler, and for tensors without data."""
+    rows = torch.arange(x.shape[1])
+    factor = 3 if torch.compiler.is_compiling() else 2
+    if isinstance(rows, torch._subclasses.FakeTensor) or rows[-1] > 100:
+        factor += 2
+    return x * factor
+
+
+def reads_without_a_compiler(x):
+    if torch.compiler.is_compiling():
+        return x * 2
+    return x[: int(x.detach().exp().sum())] * 2
+
+
+def trained(asking):
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x):
-        mask = None if torch.compiler.is_compiling() else torch.ones(x.shape[0])
         optimizer.zero_grad()
-        loss = (model(x) * mask.unsqueeze(1)).sum()  # an error of the user's own where there is no mask
+        loss = asking(model(x)).sum()
         loss.backward()
         optimizer.step()
         return loss
 
+    return model, optimizer, step
+
+
+def test_code_that_asks_for_a_compiler_goes_the_way_of_eager_pytorch():
+    model, optimizer, step = trained(takes_another_way)
     x = torch.randn(4, 3)
-    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x,))
+    found, _ = interpret(graph.decoded(), [item.tensor for item in graph.capture.inputs.inputs])
+    torch.testing.assert_close(found[0], step(x).detach())
+
+
+def test_code_that_is_only_captured_as_compiled_is_told_so_with_a_warning():
+    model, optimizer, step = trained(reads_without_a_compiler)
+    x = torch.ones(4, 3)
+    with pytest.warns(RuntimeWarning, match="asks whether a compiler runs it") as caught:
+        graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x,))
+    line = str(caught[0].message).split(" ")[0]
+    file, _, number = line.rpartition(":")
+    assert "is_compiling" in linecache.getline(file, int(number))
     found, _ = interpret(graph.decoded(), [item.tensor for item in graph.capture.inputs.inputs])
     torch.testing.assert_close(found[0], step(x).detach())
 
@@ -576,7 +610,7 @@ def test_an_error_that_has_nothing_to_do_with_a_compiler_is_the_users_own():
         calls.append(torch.compiler.is_compiling())
         raise KeyError(f"mine {calls}")
 
-    with pytest.raises(KeyError, match=r"mine \[True\]"):
+    with pytest.raises(KeyError, match=r"mine \[False\]"):
         unisono.capture(step, model=model, optimizer=optimizer, example=(torch.randn(4, 3),))
     assert calls == []
 

@@ -231,7 +231,7 @@ def test_a_message_of_values_that_is_only_given_to_a_check_is_no_use_of_them():
 
     parallel = unisono.parallelize(step, model=model, example=(X,), cluster=DEAR_COMPUTING)
     torch.testing.assert_close(parallel(X), step(X))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="8 are large"):
         parallel(X + 100)
 
 

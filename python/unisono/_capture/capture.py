@@ -20,6 +20,7 @@ from unisono._capture import doubts, scaling
 from unisono._capture.again import Again, is_the_same
 from unisono._capture.beside import Snapshot
 from unisono._capture.calls import call_of
+from unisono._capture.compiling import Compiling
 from unisono._capture.custom import proved_rules
 from unisono._capture.effects import told_at_first
 from unisono._capture.expressions import Expression
@@ -157,6 +158,7 @@ def capture_step(
             happened = happened.once(again.counted, again.changing, left)
             happened.drawn.extend([A_CLOCK] if reads_once else [])
     warn_of(happened)
+    found.kept.compiling.warn()
     traced, encoder, inputs, kept, ways = found.traced, found.encoder, found.inputs, found.kept, found.ways
     kept.require_unread(item.tensor for item in inputs.inputs if item.cls == "constant")
     for item in inputs.inputs:
@@ -324,24 +326,57 @@ def _traced(
 ) -> _Found:
     """Traces the step until all that it keeps is known; what it counts at places and in lists is left ``anew`` behind each step.
 
-    Takes into ``changed`` what is another one behind any of the ways through the step, by paths to it, in words.
+    Takes into ``changed`` what is another one behind any of the ways through the step, by paths to it, in words. Code that asks whether a
+    compiler runs it is told no, as in eager PyTorch, and yes where it cannot be captured so.
     """
+    asked = train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first, anew
+    compiling, seen = Compiling(), None if changed is None else dict[Path, str]()
+    found = None
+    try:
+        found = _traced_as_told(*asked, compiling, seen)
+    except Exception:
+        if not compiling.retells():
+            raise
+        seen = None if changed is None else {}
+        with contextlib.suppress(Exception):
+            found = _traced_as_told(*asked, compiling, seen)
+        if found is None:
+            raise  # the first error is what the step says by itself
+    if changed is not None:
+        changed |= seen or {}
+    return found
+
+
+def _traced_as_told(
+    train_step: Callable[..., Any],
+    model: nn.Module | None,
+    optimizers: tuple[Optimizer, ...],
+    call: Call,
+    keep_gradients: bool,
+    live: Sequence[str],
+    device: str | None,
+    accumulates: bool,
+    varying: frozenset[int],
+    looks_first: bool,
+    anew: _Anew | None,
+    compiling: Compiling,
+    changed: dict[Path, str] | None,
+) -> _Found:
     premises = Premises(looks_first)
     if anew is not None:
         premises.scalars, premises.most = [*anew.scalars], anew.most
-    kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients, premises=premises)
+    kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients, premises=premises, compiling=compiling)
     if anew is not None:
         kept.counts, kept.lists, kept.reads_clocks = [*anew.counts], [*anew.lists], anew.clocks
     start, may_be_there = Snapshot(kept.walk).with_entries(), True
-    with kept.put_back():
+    with _numbers_put_back(start), kept.put_back():
         for _ in range(_MOST_TRACES):
             start.put_numbers_back()
             state = [*kept.replaced, *kept.written]
             there = premises.inputs(), kept.counts
             inputs = collect(train_step, model, optimizers, call, state, live, kept.read(), *there)
             inputs.target, inputs.varying = target_of(device, _placed(inputs)), varying
-            undo = functools.partial(_undo, kept, start)
-            asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept, undo=undo)
+            asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept)
             there = functools.partial(asked, gradients_may_be_there=may_be_there)
             traced = _past_guards(kept, start, there)
             kept.mark()
@@ -367,6 +402,16 @@ def _traced(
         cause=f"it was traced {_MOST_TRACES} times, and each time it replaced a tensor that it had not replaced before",
         hint="keep tensors that live from step to step as buffers of the model (`register_buffer`)",
     )
+
+
+@contextlib.contextmanager
+def _numbers_put_back(start: Snapshot) -> Iterator[None]:
+    """Leaves numbers as they were where traces end with an exception."""
+    try:
+        yield
+    except BaseException:
+        start.put_numbers_back()
+        raise
 
 
 def _past_guards(

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture.averages import decays
 from unisono._capture.beside import refill
+from unisono._capture.compiling import Compiling
 from unisono._capture.counting import CannotCount, Counting, Counts, is_known_later, numbers_in
 from unisono._capture.guards import Guards
 from unisono._capture.known import follows_from_constants
@@ -54,6 +55,7 @@ class Kept:
         lists: paths to lists and deques that the step fills with that, or with tensors.
         reads_clocks: whether clocks are read anew at each step.
         premises: what the step chooses by that is there before it.
+        compiling: what code is told that asks whether a compiler runs it.
     """
 
     train_step: Callable[..., Any]
@@ -73,6 +75,7 @@ class Kept:
     lists: list[Path] = field(default_factory=list)
     reads_clocks: bool = False
     premises: Premises = field(default_factory=Premises)
+    compiling: Compiling = field(default_factory=Compiling)
 
     def __post_init__(self) -> None:
         """Notes how everything is before the step is traced."""

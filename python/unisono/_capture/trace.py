@@ -77,42 +77,11 @@ def trace(
     kept: Kept | None = None,
     gradients_may_be_there: bool,
     answers: tuple[bool, ...] = (),
-    undo: Callable[[], None] = lambda: None,
 ) -> Traced | None:
     """Traces one step, or finds more that the step keeps, and notes that.
 
-    The user's model and optimizer are as before when it returns or raises. Code that asks whether a compiler runs it is told so, because it
-    reads fewer values then; what fails that way is traced as it runs without one, behind ``undo``, which leaves all else as it was.
+    The user's model and optimizer are as before when it returns or raises.
     """
-
-    def under(is_compiling: bool) -> Traced | None:
-        with mock.patch("torch.compiler.is_compiling", return_value=is_compiling):
-            return _trace(train_step, model, optimizers, inputs, kept, gradients_may_be_there, answers)
-
-    try:
-        return under(is_compiling=True)
-    except (UnisonoError, EndedError):
-        raise
-    except Exception:
-        undo()
-        try:
-            return under(is_compiling=False)
-        except (UnisonoError, EndedError):
-            raise
-        except Exception:
-            pass  # the first error is what the step says by itself
-        raise
-
-
-def _trace(
-    train_step: Callable[..., Any],
-    model: nn.Module | None,
-    optimizers: tuple[Optimizer, ...],
-    inputs: StepInputs,
-    kept: Kept | None,
-    gradients_may_be_there: bool,
-    answers: tuple[bool, ...],
-) -> Traced | None:
     kernels.register()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _fakes(fake_mode, inputs)
@@ -134,6 +103,7 @@ def _trace(
     with (
         _without_libraries(),
         quiet,
+        kept.compiling.told(),
         mock.patch("torch.fx.experimental.symbolic_shapes.expect_true", _expected),  # what `torch._check` asks
         torch.compiler.set_stance("force_eager"),  # what the user compiles is captured as it was written
         kernels.chosen(inputs.target),
