@@ -27,12 +27,14 @@ class Call:
         leaves: what is in them, in order.
         structure: how they are put together.
         kinds: of each leaf its shape, type and device in the step if it is a tensor, else its type and value.
+        values: what is in them with its values; ``None`` where no rank has all of them.
     """
 
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     leaves: list[Any]
     structure: Structure
     kinds: list[Any]
+    values: list[Any] | None = None
 
     def is_like(self, other: Call, varying: Collection[int] = ()) -> bool:
         """Whether one captured step can serve both calls, whatever the numbers at ``varying`` positions are."""
@@ -75,7 +77,7 @@ class Call:
             else leaf
             for leaf in self.leaves
         ]
-        return self._with(leaves)
+        return self._with(leaves, None)
 
     def on(self, device: torch.device) -> Call:
         """The call with what goes from the host to a device there already; such tensors hold no values."""
@@ -85,11 +87,11 @@ class Call:
             else leaf
             for leaf in self.leaves
         ]
-        return self._with(leaves)
+        return self._with(leaves, self.values)
 
-    def _with(self, leaves: list[Any]) -> Call:
+    def _with(self, leaves: list[Any], values: list[Any] | None) -> Call:
         arguments = unflatten(self.structure, iter(leaves), self.arguments)
-        return Call(arguments, leaves, self.structure, [_kind(leaf, _devices.HOST) for leaf in leaves])
+        return Call(arguments, leaves, self.structure, [_kind(leaf, _devices.HOST) for leaf in leaves], values)
 
 
 class Caller:
@@ -114,7 +116,7 @@ class Caller:
             arguments = tuple([given[index] for index in order[0]])
             named = {name: given[index] for name, index in order[1].items()}
         leaves, structure = flatten((arguments, named))
-        return Call((arguments, named), leaves, structure, [_kind(leaf, self._home) for leaf in leaves])
+        return Call((arguments, named), leaves, structure, [_kind(leaf, self._home) for leaf in leaves], leaves)
 
     def _ordered(self, count: int, names: tuple[str, ...]) -> tuple[list[int], dict[str, int]]:
         bound = self._signature.bind(*range(count), **{name: count + at for at, name in enumerate(names)})

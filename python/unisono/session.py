@@ -250,7 +250,7 @@ class CapturedStep:
         scalars = [(one.expression, type(one.tensor.item())) for one in inputs.inputs if one.expression is not None]
         premises = [(expression, value) for expression, value in message["premises"]]
         self._counted = paths_of(message["counted"])
-        self._premises = Looked(premises, scalars, self._counted, inputs.paths)
+        self._premises = Looked(premises, scalars, self._counted, inputs.paths, message["given"])
         self._arguments: Sequence[Any] = call.leaves
         self._returns, self._leaves = from_plain(message["returns"], classes), message["leaves"]
         self._ways = [Way.from_plain(way, classes) for way in message["ways"]]

@@ -26,6 +26,7 @@ from unisono._capture.effects import told_at_first
 from unisono._capture.expressions import Expression
 from unisono._capture.followed import plain
 from unisono._capture.forks import MOST_QUESTIONS, Way, merged
+from unisono._capture.given import Given
 from unisono._capture.guards import Choices, EndedError
 from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
@@ -327,24 +328,35 @@ def _traced(
     """Traces the step until all that it keeps is known; what it counts at places and in lists is left ``anew`` behind each step.
 
     Takes into ``changed`` what is another one behind any of the ways through the step, by paths to it, in words. Code that asks whether a
-    compiler runs it is told no, as in eager PyTorch, and yes where it cannot be captured so.
+    compiler runs it is told no, as in eager PyTorch, and yes where it cannot be captured so. Values that follow from the tensors of the
+    call are known where it cannot be captured otherwise.
     """
     asked = train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first, anew
-    compiling, seen = Compiling(), None if changed is None else dict[Path, str]()
-    found = None
-    try:
-        found = _traced_as_told(*asked, compiling, seen)
-    except Exception:
-        if not compiling.retells():
-            raise
-        seen = None if changed is None else {}
-        with contextlib.suppress(Exception):
-            found = _traced_as_told(*asked, compiling, seen)
-        if found is None:
-            raise  # the first error is what the step says by itself
-    if changed is not None:
-        changed |= seen or {}
-    return found
+    compiling, given = Compiling(), Given(call.values if looks_first else None)
+    first: Exception | None = None
+    while True:
+        seen = None if changed is None else dict[Path, str]()
+        try:
+            found = _traced_as_told(*asked, compiling, given, seen)
+        except Exception as error:
+            by_values = isinstance(error, StepError) and error.code == "U0101"
+            # What is said of values that are known is said of those that cannot be.
+            first = error if first is None or (given.is_known and not compiling.is_told and by_values) else first
+            if by_values and given.may_be_known():
+                given.is_known = True
+            elif not compiling.retells():
+                raise _with_hint(first, call, looks_first) from None
+            continue
+        if changed is not None:
+            changed |= seen or {}
+        return found
+
+
+def _with_hint(error: Exception, call: Call, looks_first: bool) -> Exception:
+    """An error; where no rank has all of the batch, it says that its values would be known if one had."""
+    if isinstance(error, StepError) and error.code == "U0101" and looks_first and call.values is None:
+        error.hint = f'{error.hint}; what follows from the batch alone is known where each rank is given all of it (`batch="global"`)'
+    return error
 
 
 def _traced_as_told(
@@ -360,9 +372,10 @@ def _traced_as_told(
     looks_first: bool,
     anew: _Anew | None,
     compiling: Compiling,
+    given: Given,
     changed: dict[Path, str] | None,
 ) -> _Found:
-    premises = Premises(looks_first)
+    premises = Premises(looks_first, given=given)
     if anew is not None:
         premises.scalars, premises.most = [*anew.scalars], anew.most
     kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients, premises=premises, compiling=compiling)

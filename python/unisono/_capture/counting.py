@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from unisono._capture.expressions import Expression, Read, evaluate, places_in
 from unisono._capture.followed import FollowedText, Uses, class_of, recorded
 from unisono._capture.followed import plain as plain_of
+from unisono._capture.given import Given
 from unisono._capture.number import Asked, Number
 from unisono._capture.paths import Missing, Path, Step, Walk, follow, paths_of, put, shown
 from unisono._capture.places import read_back
@@ -259,6 +260,11 @@ class Counting:
         """Whether what an expression gives is known before each step, and can be taken for granted."""
         return self._premises.are_looked_at and is_known_before(expression, self.firm)
 
+    @property
+    def given(self) -> Given:
+        """What follows from the tensors of the call."""
+        return self._premises.given
+
     def granted(self, expression: Expression, *, as_truth: bool = False) -> Any:
         """What an expression gives, or whether it is true, which the step takes for granted."""
         value = self._value(expression)
@@ -279,7 +285,8 @@ class Counting:
         return any(repr(one) not in self._scalars for one in self._premises.inputs())
 
     def _value(self, expression: Expression) -> Any:
-        return evaluate(expression, Read(places=self._were, arguments=self._arguments))
+        given = self._premises.given
+        return evaluate(expression, Read(places=self._were, arguments=self._arguments, given=given.values.read))
 
     def _is_input_later(self, expression: Expression) -> bool:
         return repr(expression) not in self._scalars and expression in self._premises.scalars

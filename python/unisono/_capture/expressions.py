@@ -16,12 +16,13 @@ from unisono._tree import flatten, from_plain, unflatten
 
 #: ``["value", n]`` for the number in the n-th tensor that is read, ``["tensor", n]`` for that tensor, ``["place", n]`` for what is at the
 #: n-th place that the step counts at when it begins, ``["argument", n]`` for the n-th leaf of its arguments, ``["leaf", expression, n]``
-#: for the n-th leaf of a tuple or another tree, ``["clock", "perf_counter", at]`` for what a clock says when the step begins (0) or is
-#: over (1), ``["setting", n, key]`` for what is in the n-th group of the optimizers when schedulers have been called,
-#: ``["rate", path, n, called]`` for the n-th rate of a scheduler when it has been, or before it is, ``["text", [part, ..]]`` where a part
-#: is a text or ``[expression, conversion, format]``, ``["constant", value]``, ``["call", "math.exp", argument, ..]``,
-#: ``["json", structure, [leaf, ..], settings]`` and ``[operator, argument, ..]``. While a step is traced once more,
-#: ``["followed", value]`` is a number that may be another one then.
+#: for the n-th leaf of a tuple or another tree, ``["given", what, n]`` for what the n-th block of operations gives for the tensors among
+#: them: the ``number``, its ``shape``, or its ``values`` (:mod:`given`), ``["clock", "perf_counter", at]`` for what a clock says when the
+#: step begins (0) or is over (1), ``["setting", n, key]`` for what is in the n-th group of the optimizers when schedulers have been
+#: called, ``["rate", path, n, called]`` for the n-th rate of a scheduler when it has been, or before it is, ``["text", [part, ..]]`` where
+#: a part is a text or ``[expression, conversion, format]``, ``["constant", value]``, ``["call", "math.exp", argument, ..]``, ``["json",
+#: structure, [leaf, ..], settings]`` and ``[operator, argument, ..]``. While a step is traced once more, ``["followed", value]`` is a
+#: number that may be another one then.
 Expression = list[Any]
 
 
@@ -35,6 +36,7 @@ class Read:
         clocks: what clocks said when it began and what they say now, by their names.
         settings: what gives ``["setting", ..]`` and ``["rate", ..]``.
         arguments: the leaves of its arguments.
+        given: gives ``["given", ..]``.
     """
 
     tensors: Sequence[torch.Tensor] = ()
@@ -42,6 +44,7 @@ class Read:
     clocks: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     settings: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     arguments: Sequence[Any] = ()
+    given: Callable[[str, int], Any] | None = None
 
 
 def evaluate(expression: Expression, read: Read) -> Any:
@@ -58,6 +61,9 @@ def evaluate(expression: Expression, read: Read) -> Any:
             return read.places[rest[0]]
         case "argument":
             return read.arguments[rest[0]]
+        case "given":
+            assert read.given is not None
+            return read.given(*rest)
         case "clock":
             return read.clocks[rest[0]][rest[1]]
         case "setting" | "rate":

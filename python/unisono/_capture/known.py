@@ -38,7 +38,7 @@ def value_of(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if any(isinstance(leaf, FakeTensor) for leaf in given) or sources is None or _changed_elsewhere(sources):
         return None
-    read = (node for node in sources if node.op == "get_attr" and not _is_lifted(node))
+    read = (node for node in sources if node.op == "get_attr" and not is_lifted(node))
     given += [getattr(recorder.root, str(node.target)) for node in read]
     if any(tensor.is_meta for tensor in given):
         return None
@@ -116,13 +116,13 @@ def _sources(wanted: list[torch.fx.Node], *, outside: bool = False) -> set[torch
 
 def _is_constant(node: torch.fx.Node) -> bool:
     if node.op == "get_attr":
-        return _is_lifted(node)
+        return is_lifted(node)
     if node.op != "call_function":
         return False
     return torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ())
 
 
-def _is_lifted(node: torch.fx.Node) -> bool:
+def is_lifted(node: torch.fx.Node) -> bool:
     """Whether the code writes a tensor down, such as `torch.tensor([1, 2])`; one from outside is not lifted into the trace."""
     return bool(node.users) and all(user.target in _LIFTS for user in node.users)
 

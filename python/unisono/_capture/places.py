@@ -176,8 +176,9 @@ class OriginTracker:
     Backward operations get the origin of the forward operation whose autograd node runs them.
     """
 
-    def __init__(self, model: nn.Module | None) -> None:
-        """Takes the model whose modules' names are to be noted."""
+    def __init__(self, model: nn.Module | None, by_values: Callable[..., list[Any] | None] = lambda *_: None) -> None:
+        """Takes the model whose modules' names are to be noted, and what gives results that depend on values, where these are known."""
+        self._by_values = by_values
         self._names = {id(module): name for name, module in model.named_modules()} if model is not None else {}
         self._modules: list[str] = []
         self._by_sequence: dict[int, Origin] = {}
@@ -205,6 +206,9 @@ class OriginTracker:
             made = record(func, args, kwargs, {"origin": origin})
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             known = value_of(func, args, kwargs)
+            by_values = self._by_values(func, args, kwargs, {"origin": origin}) if known is None else None
+            if by_values is not None:
+                return by_values[0]
             if known is None:
                 raise data_dependence(func, origin, error) from None
             return pytree.tree_map_only(torch.Tensor, lambda one: record(_LIFT, (one,), {}, {"origin": origin}), known)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from unisono._capture.expressions import Expression, Read, evaluate, places_in
+from unisono._capture.given import Block, Given, Values, leaves_of
 from unisono._capture.paths import Missing, Path, follow, shown
 from unisono._capture.places import user_line
 
@@ -46,12 +47,14 @@ class Premises:
         scalars: expressions that the step computes tensors with, whatever they give.
         most: how many of the places that the step counts at, the first ones, may have numbers that are inputs of it; all if ``None``. If it
             is less than 0, arguments are no inputs either.
+        given: what follows from the tensors of the call.
     """
 
     are_looked_at: bool = False
     found: dict[str, Premise] = field(default_factory=dict)
     scalars: list[Expression] = field(default_factory=list)
     most: int | None = None
+    given: Given = field(default_factory=Given)
 
     def inputs(self) -> list[Expression]:
         """The expressions that are inputs of the step."""
@@ -74,12 +77,14 @@ class Looked:
         scalars: expressions that are inputs of it, and the class of what they give.
         paths: where it counts.
         names: the names of the leaves of its arguments.
+        blocks: what computes values of the tensors among them.
     """
 
     premises: Sequence[tuple[Expression, Any]]
     scalars: Sequence[tuple[Expression, type]]
     paths: Sequence[Path]
     names: Sequence[str]
+    blocks: Sequence[Block] = ()
 
     def hold(self, root: Any, arguments: Sequence[Any]) -> bool:
         """Whether all is as the step takes it for granted."""
@@ -88,12 +93,12 @@ class Looked:
     def otherwise(self, root: Any, arguments: Sequence[Any]) -> tuple[str, Any, Any] | None:
         """In words, what is not as the step takes it for granted, what it was, and what it is for these arguments."""
         found = next(self._otherwise(root, arguments), None)
-        return None if found is None else (_in_words(found[0], self.paths, self.names), *found[1:])
+        return None if found is None else (self._in_words(found[0]), *found[1:])
 
     def _otherwise(self, root: Any, arguments: Sequence[Any]) -> Iterator[tuple[Expression, Any, Any]]:
         if not (self.premises or self.scalars):
             return
-        read = before(root, self.paths, arguments)
+        read = before(root, self.paths, arguments, self.blocks)
         for expression, value in self.premises:
             now = _given(expression, read)
             if not _is(now, value):
@@ -102,6 +107,29 @@ class Looked:
             now = _given(expression, read)
             if type(now) is not kind:
                 yield expression, kind, now
+
+    def _in_words(self, expression: Expression) -> str:
+        kind, *rest = expression
+        match kind:
+            case "constant":
+                return repr(rest[0])
+            case "place":
+                return shown(self.paths[rest[0]])
+            case "argument":
+                return str(self.names[rest[0]])
+            case "leaf":
+                return f"{self._in_words(rest[0])}[{rest[1]}]"
+            case "given":
+                leaves = dict.fromkeys(self.names[at] for at in leaves_of(self.blocks[int(rest[1])]))
+                return f"what follows from {' and '.join(leaves)}"
+        parts = [self._in_words(one) for one in _parts(expression)]
+        if kind in _OPERATORS:
+            within = _OPERATORS if kind not in _COMPARISONS else _COMPARISONS
+            nested = [f"({part})" if one[0] in within else part for part, one in zip(parts, rest, strict=True)]
+            return f" {_OPERATORS[kind]} ".join(nested)
+        if kind in _SIGNS:
+            return _SIGNS[kind].format(*parts)
+        return f"{rest[0] if kind == 'call' else kind}({', '.join(parts)})"
 
 
 class _Places(Sequence[Any]):
@@ -117,15 +145,15 @@ class _Places(Sequence[Any]):
         return len(self._paths)
 
 
-def before(root: Any, paths: Sequence[Path], arguments: Sequence[Any]) -> Read:
+def before(root: Any, paths: Sequence[Path], arguments: Sequence[Any], blocks: Sequence[Block] = ()) -> Read:
     """What is known before a step that counts at some places."""
-    return Read(places=_Places(root, paths), arguments=arguments)
+    return Read(places=_Places(root, paths), arguments=arguments, given=Values(blocks, arguments).read)
 
 
 def is_known_before(expression: Expression, firm: Collection[int]) -> bool:
     """Whether an expression is computed of arguments, and of what is at ``firm`` places, alone."""
     kind, *rest = expression
-    if kind in ("argument", "constant"):
+    if kind in ("argument", "constant", "given"):
         return True
     if kind == "place":
         return rest[0] in firm
@@ -176,24 +204,3 @@ def _parts(expression: Expression) -> Iterator[Expression]:
         yield from rest[1:]
     elif kind in _COMPUTED:
         yield from rest
-
-
-def _in_words(expression: Expression, paths: Sequence[Path], names: Sequence[str]) -> str:
-    kind, *rest = expression
-    match kind:
-        case "constant":
-            return repr(rest[0])
-        case "place":
-            return shown(paths[rest[0]])
-        case "argument":
-            return str(names[rest[0]])
-        case "leaf":
-            return f"{_in_words(rest[0], paths, names)}[{rest[1]}]"
-    parts = [_in_words(one, paths, names) for one in _parts(expression)]
-    if kind in _OPERATORS:
-        within = _OPERATORS if kind not in _COMPARISONS else _COMPARISONS
-        nested = [f"({part})" if one[0] in within else part for part, one in zip(parts, rest, strict=True)]
-        return f" {_OPERATORS[kind]} ".join(nested)
-    if kind in _SIGNS:
-        return _SIGNS[kind].format(*parts)
-    return f"{rest[0] if kind == 'call' else kind}({', '.join(parts)})"

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from unisono._capture import scalars
+from unisono._capture.compared import MOST_ENTRIES
 from unisono._capture.computed import extremes, standing_in
 from unisono._capture.counting import TOKEN, Counting, require_known_keys
 from unisono._capture.effects import Effect, Later
@@ -36,6 +37,7 @@ from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.named import standing
 from unisono._capture.number import LaterText, Number
 from unisono._capture.places import is_the_users, read_back, user_frame, user_line, user_lines
+from unisono._capture.record import Recorder
 from unisono._capture.telling import is_within, told_once
 from unisono._capture.texts import ends_there, may_steer
 from unisono._tree import flatten, unflatten
@@ -94,6 +96,9 @@ class Readbacks(TorchFunctionMode):
     def decide(self, value: torch.Tensor) -> bool:
         """The answer to a question about a value, in the way through the step that is traced."""
         known = certain(value)
+        block = self._block_of(value) if known is None else None
+        if block is not None:
+            return self.counting.granted(["given", "number", block], as_truth=True)
         return self._questions.decide(value, user_line()) if known is None else known
 
     def tensor_of(self, expression: Expression) -> torch.Tensor:
@@ -132,15 +137,39 @@ class Readbacks(TorchFunctionMode):
 
     def settled(self, expression: Expression, place: str | None) -> Any:
         """What an expression gives, where that is known before the step and can be taken for granted; ``place`` is what needs it."""
+        expression = self._before(expression)
         if self.counting.knows(expression):
             return self.counting.granted(expression)
         raise self._refused(expression, place)
+
+    def array(self, tensor: torch.Tensor) -> Any:
+        """The values of a tensor as an array, where these follow from the tensors of the call, and are taken for granted."""
+        block = self._block_of(tensor) if tensor.numel() <= MOST_ENTRIES else None
+        if block is None:
+            raise read_back(user_line())
+        self.counting.granted(["given", "values", block])
+        return self.counting.given.values.array(block)
+
+    def _block_of(self, tensor: torch.Tensor) -> int | None:
+        recorder = Recorder.current
+        return None if recorder is None else self.counting.given.block_of(recorder.node_of(tensor))
+
+    def _before(self, expression: Expression) -> Expression:
+        """The same with what follows from the tensors of the call in the place of what is read, as far as it does."""
+        kind, *rest = expression
+        if kind == "constant" or not self.counting.given.is_known:
+            return expression
+        if kind == "value":
+            block = self._block_of(self.tensors[rest[0]])
+            return expression if block is None else ["given", "number", block]
+        return [kind, *(self._before(one) if isinstance(one, list) else one for one in rest)]
 
     def _refused(self, expression: Expression, place: str | None) -> StepError:
         return self.counting.refused(expression, user_line()) if places_in(expression) else read_back(place)
 
     def decide_by(self, expression: Expression) -> bool:
         """The answer to a question about what an expression gives."""
+        expression = self._before(expression)
         if self.counting.knows(expression):
             return self.counting.granted(expression, as_truth=True)
         return self.decide(self.tensor_of(expression))
@@ -373,7 +402,7 @@ def _format(reads: Readbacks, tensor: torch.Tensor, style: str = "") -> str:
 
 
 def _numpy(reads: Readbacks, tensor: torch.Tensor, *_unused: Any, **_named: Any) -> Any:
-    raise read_back(user_line())
+    return reads.array(tensor)
 
 
 def _repr(reads: Readbacks, tensor: torch.Tensor, **_unused: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import (
 )
 
 from unisono._capture.alignments import SHAPES
-from unisono._capture.results import result
+from unisono._capture.results import new, result
 from unisono._capture.target import Target
 from unisono._capture.types import type_of
 
@@ -88,17 +88,26 @@ class Recorder(TorchDispatchMode):
         self.asked: dict[int, tuple[torch.Tensor, str | None]] = {}
         self._watch: Watch | None = None
         self._within = False
+        #: The inputs that the call gives, by their nodes, and the leaves of the arguments that they are.
+        self.given: dict[torch.fx.Node, int] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # all of a recording does, at once
 
     def record(
-        self, function: Callable[..., Sequence[Any]], fakes: Sequence[torch.Tensor], mode: FakeTensorMode
+        self,
+        function: Callable[..., Sequence[Any]],
+        fakes: Sequence[torch.Tensor],
+        mode: FakeTensorMode,
+        leaves: Mapping[int, int],
     ) -> torch.fx.GraphModule:
-        """The graph of what a function does with tensors that become its inputs."""
+        """The graph of what a function does with tensors that become its inputs, some of them ``leaves`` of the arguments."""
         for number, fake in enumerate(fakes):
-            self._track(fake, self.graph.placeholder(f"input_{number}"))
+            node = self.graph.placeholder(f"input_{number}")
+            self._track(fake, node)
+            if number in leaves:
+                self.given[node] = leaves[number]
         recording = mock.patch.object(Recorder, "current", self)
         tracing = mock.patch("torch.fx._symbolic_trace._is_fx_tracing_flag", new=True)
         self._mode = mode
@@ -169,6 +178,23 @@ class Recorder(TorchDispatchMode):
         )
         if meta is not None:
             node.meta["custom"] = meta
+        self._track(made, node)
+        return made
+
+    def note(self, func: Any, args: Any, kwargs: Any, meta: dict[str, Any]) -> torch.fx.Node:
+        """A node for an operation that has not run."""
+        given = {key: self._argument(one) for key, one in kwargs.items()}
+        node = called(self.graph, func, tuple(map(self._argument, args)), given)
+        node.meta["custom"] = meta
+        return node
+
+    def stand_for(self, values: Any, node: torch.fx.Node) -> Any:
+        """Tensors without data that stand for what a node gives, of the types of values."""
+
+        def like(one: torch.Tensor) -> torch.Tensor:
+            return new(self._mode, one.shape, one.stride(), one.dtype, one.device)
+
+        made = pytree.tree_map_only(torch.Tensor, like, values)
         self._track(made, node)
         return made
 

@@ -20,6 +20,7 @@ from unisono._capture.alignments import to_the_left
 from unisono._capture.places import INSTEAD_OF_SELECTING, user_line
 from unisono._capture.record import Recorder
 from unisono._capture.scattered import SCATTERS, scattered
+from unisono._capture.sized import Sized, positions
 from unisono.errors import StepError
 
 _FILL = 0.5
@@ -353,15 +354,29 @@ def _operators() -> None:
 _operators()
 
 
+_BY_INDEX = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+_BY_MASK = (torch.masked_select, torch.Tensor.masked_select)
+
+
 class Selections(TorchFunctionMode):
-    """Lets what masks select be :class:`Selection`."""
+    """Lets what masks select be :class:`Selection`, where it is not known how much that is."""
+
+    def __init__(self, sized: Sized) -> None:
+        """Takes who knows how much masks select."""
+        super().__init__()
+        self._sized = sized
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function."""
         kwargs = kwargs or {}
+        if func in _BY_INDEX and self._sized.selects(args[1]):
+            return func(args[0], positions(args[1]), *args[2:])
+        if func in _BY_MASK and len(args) == 2 and not kwargs and self._sized.selects(args[1]):
+            tensor, mask = torch.broadcast_tensors(*args)
+            return tensor[positions(mask)]
         if func is torch.Tensor.__getitem__ and _is_mask(args[1], args[0]):
             return Selection.of(args[0], args[1])
-        if func in (torch.masked_select, torch.Tensor.masked_select) and len(args) == 2 and not kwargs:
+        if func in _BY_MASK and len(args) == 2 and not kwargs:
             return Selection.of(*torch.broadcast_tensors(*args))
         if func in SCATTERS and len(args) == 3 and all(isinstance(one, torch.Tensor) for one in args):
             made = scattered(*args)

@@ -59,6 +59,7 @@ from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono._capture.schedules import Schedules
 from unisono._capture.selection import Selection, Selections
 from unisono._capture.settings import Comparisons, groups_of
+from unisono._capture.sized import Sized
 from unisono._capture.sparse import DenseGradients
 from unisono._capture.target import Target
 from unisono._capture.traced import Traced
@@ -109,7 +110,8 @@ def trace(
         kernels.chosen(inputs.target),
         run.explaining_errors(),
     ):
-        first = run.recorder.record(run, fakes, fake_mode)
+        leaves = {position: leaf for leaf, position in enumerate(inputs.leaves) if position is not None}
+        first = run.recorder.record(run, fakes, fake_mode, leaves)
     assert run.traced is not None
     written = [*run.writes.found.values(), *_written(first)]
     kept.note_written(written)
@@ -216,7 +218,8 @@ class _Run:
     ) -> None:
         self.train_step, self.model, self.optimizers, self.inputs = train_step, model, optimizers, inputs
         self.kept, self.found_more, self.writes = kept, False, Writes()
-        self.origins, self.recorder = OriginTracker(model), Recorder(inputs.target, user_line)
+        self.sized = Sized(kept.premises)
+        self.origins, self.recorder = OriginTracker(model, self.sized.result), Recorder(inputs.target, user_line)
         modules = dict(model.named_modules()) if model is not None else {}
         self._registered = {
             item.name: modules[item.name.removeprefix("params.").rpartition(".")[0]]
@@ -355,7 +358,7 @@ class _Run:
         dense = DenseGradients(self.optimizers, self.kept.told)
         live = LiveScalars(self.comparisons)
         self.own = Twins(twins, self.kept.marks, {id(gradient) for gradient in self._stale_gradients})
-        modes = functools.partial(_modes, Selections(), GroupedProducts(), Masks(), dense, live, self.own)
+        modes = functools.partial(_modes, Selections(self.sized), GroupedProducts(), Masks(), dense, live, self.own)
         parameters = [
             (item.name, item.tensor, fake) for item, fake in items if item.cls == "parameter" and fake.requires_grad
         ]
