@@ -145,6 +145,14 @@ def converts(run, loss):
     return float(loss) * loss + int(100 * loss) * torch.arange(4).sum() + round(loss.item() * 10) * loss
 
 
+def lists_tensors_without_dimensions(run, loss):
+    now = loss.detach()
+    made = torch.tensor([now, 2, now * 0.5])
+    counts = torch.tensor([(run.x > 0).sum(), 3], device=run.x.device)
+    assert made.dtype == torch.float32 and counts.dtype == torch.int64
+    return loss / (1 + made.abs().sum()) + loss / (1 + counts.sum())
+
+
 def clips_by_itself(run, loss):
     def clip():
         norm = sum(one.grad.norm().item() ** 2 for one in run.model.parameters()) ** 0.5
@@ -226,6 +234,7 @@ def of_half_precision_by_its_maximum(run, loss):
         scales_by_its_maximum,
         weighs_by_its_loss,
         converts,
+        lists_tensors_without_dimensions,
         clips_by_itself,
         counts_entries,
         fills_with_its_loss,

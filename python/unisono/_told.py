@@ -98,7 +98,7 @@ def told(captured: Capture) -> dict[str, Any]:
         "left": captured.kept.left,
         "gradients": captured.kept.gradients,
         "premises": [[one.expression, one.value] for one in captured.kept.premises.found.values()],
-        "given": captured.kept.premises.given.blocks,
+        "given": captured.kept.premises.given.rows,
         "counted": captured.kept.counts,
         "scalars": captured.kept.premises.inputs(),
         "varying": sorted(captured.inputs.varying),

@@ -16,7 +16,7 @@ from unisono._tree import flatten, from_plain, unflatten
 
 #: ``["value", n]`` for the number in the n-th tensor that is read, ``["tensor", n]`` for that tensor, ``["place", n]`` for what is at the
 #: n-th place that the step counts at when it begins, ``["argument", n]`` for the n-th leaf of its arguments, ``["leaf", expression, n]``
-#: for the n-th leaf of a tuple or another tree, ``["given", what, n]`` for what the n-th block of operations gives for the tensors among
+#: for the n-th leaf of a tuple or another tree, ``["given", what, n]`` for what the n-th row of operations gives for the tensors among
 #: them: the ``number``, its ``shape``, or its ``values`` (:mod:`given`), ``["clock", "perf_counter", at]`` for what a clock says when the
 #: step begins (0) or is over (1), ``["setting", n, key]`` for what is in the n-th group of the optimizers when schedulers have been
 #: called, ``["rate", path, n, called]`` for the n-th rate of a scheduler when it has been, or before it is, ``["text", [part, ..]]`` where

@@ -7,6 +7,7 @@ recorded. These operations, as plain data, compute it before each later call.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,11 +20,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from unisono._capture.known import is_lifted
 from unisono._capture.record import Recorder
 
-#: One operation or one source: ``["leaf", n]`` for the n-th leaf of the arguments, ``["tensor", type, shape, values]``, ``["item", operand,
-#: n]`` and ``["aten.add.Tensor", arguments, named arguments]``. An operand is ``["@", n]`` for what the n-th row gives.
+#: One operation or one source: ``["leaf", n, copied]`` for the n-th leaf of the arguments, ``["tensor", type, shape, values]``, ``["item",
+#: operand, n]``, ``["aten.add.Tensor", arguments, named arguments]``, and ``["block", rows]`` for the last of rows of its own, some of
+#: which write into others. An operand is ``["@", n]`` for what the n-th row gives.
 Row = list[Any]
-#: Rows for what one value follows from; the last row gives it.
-Block = list[Row]
 #: Maximum entries of a tensor of the step's own that a row holds.
 _MOST_ENTRIES = 1 << 12
 _NAMED = (torch.layout, torch.memory_format)
@@ -34,99 +34,142 @@ class Given:
 
     Attributes:
         is_known: whether values of theirs are known.
-        values: what blocks give for the call that is captured.
-        blocks: rows of operations, each block with those that a value follows from; the last row gives it.
+        values: what rows give for the call that is captured.
+        rows: what values follow from, each once.
     """
 
     def __init__(self, leaves: Sequence[Any] | None = None) -> None:
         """Takes the leaves of the arguments, if they have values."""
         self.is_known = False
-        self.blocks: list[Block] = []
+        self.rows: list[Row] = []
         self._has_values, self._numbers = leaves is not None, dict[str, int]()
-        self.values = Values(self.blocks, leaves or [])
+        self.values = Values(self.rows, leaves or [])
 
     def may_be_known(self) -> bool:
         """Whether they can become known: they have values."""
         return self._has_values and not self.is_known
 
-    def block_of(self, node: torch.fx.Node | None) -> int | None:
-        """The number of the block that computes what a recorded node gives; ``None`` if that follows from more than the arguments."""
+    def row_of(self, node: torch.fx.Node | None) -> int | None:
+        """The number of the row that gives what a recorded node does; ``None`` if that follows from more than the arguments."""
         recorder = Recorder.current
         if not self.is_known or node is None or recorder is None:
             return None
-        found = _Block(recorder).of(node)
-        if found is None:
+        found = _Block(recorder)
+        rows = found.of(node)
+        if rows is None:
             return None
-        key = repr(found)
+        if found.writes:
+            return self._number(["block", rows])
+        numbers: list[int] = []
+        for row in rows:
+            numbers.append(self._number(_renumbered(row, numbers)))
+        return numbers[-1]
+
+    def _number(self, row: Row) -> int:
+        key = repr(row)
         if key not in self._numbers:
-            self._numbers[key] = len(self.blocks)
-            self.blocks.append(found)
+            self._numbers[key] = len(self.rows)
+            self.rows.append(row)
         return self._numbers[key]
 
 
-class Values(dict[int, Any]):
-    """What blocks give for the leaves of a call, each computed once."""
+def _renumbered(one: Any, numbers: Sequence[int]) -> Any:
+    """The same with other numbers of operands."""
+    if isinstance(one, dict):
+        return {key: _renumbered(part, numbers) for key, part in one.items()}
+    if not isinstance(one, list):
+        return one
+    return ["@", numbers[one[1]]] if one[:1] == ["@"] else [_renumbered(part, numbers) for part in one]
 
-    def __init__(self, blocks: Sequence[Block], leaves: Sequence[Any]) -> None:
+
+class Values(dict[int, Any]):
+    """What rows give for the leaves of a call, each computed once."""
+
+    def __init__(self, rows: Sequence[Row], leaves: Sequence[Any]) -> None:
         """Computes nothing yet."""
         super().__init__()
-        self._blocks, self._leaves = blocks, leaves
+        self._rows, self._leaves = rows, leaves
 
     def __missing__(self, number: int) -> Any:
-        with _plainly():
-            made = self[number] = _computed(self._blocks[number], self._leaves)
+        made = self[number] = _computed(self._rows[number], self, self._leaves)
         return made
 
-    def read(self, what: str, number: int) -> Any:
-        """The one number that a block gives, its shape, or all its entries."""
-        made = self[number]
+    def made(self, number: int) -> Any:
+        """What a row gives."""
         with _plainly():
+            return self[number]
+
+    def read(self, what: str, number: int) -> Any:
+        """The one number that a row gives, its shape, or all its entries."""
+        with _plainly():
+            made = self[number]
             if not isinstance(made, torch.Tensor):
                 return made
             return made.item() if what == "number" else [*made.shape] if what == "shape" else made.tolist()
 
     def array(self, number: int) -> Any:
-        """What a block gives as an array of its own."""
-        made = self[number]
+        """What a row gives as an array of its own."""
         with _plainly():
-            return made.clone().numpy()
+            return self[number].clone().numpy()
 
 
 @contextlib.contextmanager
 def _plainly() -> Iterator[None]:
     """Lets PyTorch compute as if nothing was traced."""
+    if Recorder.current is None:
+        with torch.no_grad():
+            yield
+        return
     with _disable_current_modes(), unset_fake_temporarily(), torch._C.DisableTorchFunction(), torch.no_grad():
         yield
 
 
-def leaves_of(block: Block) -> list[int]:
-    """The leaves of the arguments that a value follows from."""
-    return [row[1] for row in block if row[0] == "leaf"]
+def leaves_of(rows: Sequence[Row], number: int) -> list[int]:
+    """The leaves of the arguments that a row follows from."""
+    return [*dict.fromkeys(_leaves_in(rows[number], rows))]
 
 
-def _computed(block: Block, leaves: Sequence[Any]) -> Any:
-    made: list[Any] = []
-    for kind, *rest in block:
-        match kind:
-            case "leaf":
-                made.append(leaves[rest[0]].detach().to("cpu", copy=rest[1]))
-            case "tensor":
-                made.append(torch.tensor(rest[2], dtype=getattr(torch, rest[0])).reshape(rest[1]))
-            case "item":
-                made.append(_operand(rest[0], made)[rest[1]])
-            case _:
-                args, kwargs = rest
-                named = {key: _operand(one, made) for key, one in kwargs.items()}
-                made.append(_operation(kind)(*(_operand(one, made) for one in args), **named))
-    return made[-1]
+def _leaves_in(one: Any, rows: Sequence[Row]) -> Iterator[int]:
+    if isinstance(one, dict):
+        one = [*one.values()]
+    if not isinstance(one, list):
+        return
+    if one[:1] == ["leaf"]:
+        yield one[1]
+    elif one[:1] == ["@"]:
+        yield from _leaves_in(rows[one[1]], rows)
+    else:
+        within = one[1] if one[:1] == ["block"] else rows
+        for part in one:
+            yield from _leaves_in(part, within)
 
 
+def _computed(row: Row, made: Mapping[int, Any], leaves: Sequence[Any]) -> Any:
+    kind, *rest = row
+    match kind:
+        case "leaf":
+            return leaves[rest[0]].detach().to("cpu", copy=rest[1])
+        case "tensor":
+            return torch.tensor(rest[2], dtype=getattr(torch, rest[0])).reshape(rest[1])
+        case "item":
+            return _operand(rest[0], made)[rest[1]]
+        case "block":
+            within: dict[int, Any] = {}
+            for number, one in enumerate(rest[0]):
+                within[number] = _computed(one, within, leaves)
+            return within[len(rest[0]) - 1]
+    args, kwargs = rest
+    named = {key: _operand(one, made) for key, one in kwargs.items()}
+    return _operation(kind)(*[_operand(one, made) for one in args], **named)
+
+
+@functools.cache
 def _operation(name: str) -> Callable[..., Any]:
     namespace, packet, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
 
-def _operand(one: Any, made: Sequence[Any]) -> Any:
+def _operand(one: Any, made: Mapping[int, Any]) -> Any:
     if not isinstance(one, list | tuple):
         return one
     kind, *rest = one
@@ -150,17 +193,19 @@ class _Block:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._rows: dict[torch.fx.Node, int] = {}
+        #: Whether rows write into others.
+        self.writes = False
         self._outside: list[torch.Tensor] = []
 
-    def of(self, node: torch.fx.Node) -> Block | None:
+    def of(self, node: torch.fx.Node) -> list[Row] | None:
         """All rows, that of a node last; ``None`` where something is unknown."""
         try:
             wanted = _sources(node, self._recorder.given)
-            ordered = [one for one in node.graph.nodes if one in wanted]
-            writes = any(_is_mutable(one) for one in ordered)
-            rows: Block = []
+            ordered = sorted(wanted)
+            self.writes = any(map(_is_mutable, ordered))
+            rows: list[Row] = []
             for one in ordered:
-                rows.append(self._row(one, writes))
+                rows.append(self._row(one))
                 self._rows[one] = len(rows) - 1
         except _Unknown:
             return None
@@ -169,9 +214,9 @@ class _Block:
         at = self._rows[node]
         return rows if at == len(rows) - 1 else [*rows, ["aten.alias.default", [["@", at]], {}]]
 
-    def _row(self, node: torch.fx.Node, writes: bool) -> Row:
+    def _row(self, node: torch.fx.Node) -> Row:
         if node.op == "placeholder":
-            return ["leaf", self._recorder.given[node], writes]
+            return ["leaf", self._recorder.given[node], self.writes]
         if node.op == "get_attr":
             return self._constant(node, getattr(self._recorder.root, str(node.target)))
         if node.target is operator.getitem:

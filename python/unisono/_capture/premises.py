@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from unisono._capture.expressions import Expression, Read, evaluate, places_in
-from unisono._capture.given import Block, Given, Values, leaves_of
+from unisono._capture.given import Given, Row, Values, leaves_of
 from unisono._capture.paths import Missing, Path, follow, shown
 from unisono._capture.places import user_line
 
@@ -77,14 +77,14 @@ class Looked:
         scalars: expressions that are inputs of it, and the class of what they give.
         paths: where it counts.
         names: the names of the leaves of its arguments.
-        blocks: what computes values of the tensors among them.
+        rows: what computes values of the tensors among them.
     """
 
     premises: Sequence[tuple[Expression, Any]]
     scalars: Sequence[tuple[Expression, type]]
     paths: Sequence[Path]
     names: Sequence[str]
-    blocks: Sequence[Block] = ()
+    rows: Sequence[Row] = ()
 
     def hold(self, root: Any, arguments: Sequence[Any]) -> bool:
         """Whether all is as the step takes it for granted."""
@@ -98,7 +98,7 @@ class Looked:
     def _otherwise(self, root: Any, arguments: Sequence[Any]) -> Iterator[tuple[Expression, Any, Any]]:
         if not (self.premises or self.scalars):
             return
-        read = before(root, self.paths, arguments, self.blocks)
+        read = before(root, self.paths, arguments, self.rows)
         for expression, value in self.premises:
             now = _given(expression, read)
             if not _is(now, value):
@@ -120,7 +120,7 @@ class Looked:
             case "leaf":
                 return f"{self._in_words(rest[0])}[{rest[1]}]"
             case "given":
-                leaves = dict.fromkeys(self.names[at] for at in leaves_of(self.blocks[int(rest[1])]))
+                leaves = dict.fromkeys(self.names[at] for at in leaves_of(self.rows, rest[1]))
                 return f"what follows from {' and '.join(leaves)}"
         parts = [self._in_words(one) for one in _parts(expression)]
         if kind in _OPERATORS:
@@ -145,9 +145,9 @@ class _Places(Sequence[Any]):
         return len(self._paths)
 
 
-def before(root: Any, paths: Sequence[Path], arguments: Sequence[Any], blocks: Sequence[Block] = ()) -> Read:
+def before(root: Any, paths: Sequence[Path], arguments: Sequence[Any], rows: Sequence[Row] = ()) -> Read:
     """What is known before a step that counts at some places."""
-    return Read(places=_Places(root, paths), arguments=arguments, given=Values(blocks, arguments).read)
+    return Read(places=_Places(root, paths), arguments=arguments, given=Values(rows, arguments).read)
 
 
 def is_known_before(expression: Expression, firm: Collection[int]) -> bool:

@@ -96,9 +96,9 @@ class Readbacks(TorchFunctionMode):
     def decide(self, value: torch.Tensor) -> bool:
         """The answer to a question about a value, in the way through the step that is traced."""
         known = certain(value)
-        block = self._block_of(value) if known is None else None
-        if block is not None:
-            return self.counting.granted(["given", "number", block], as_truth=True)
+        row = self._row_of(value) if known is None else None
+        if row is not None:
+            return self.counting.granted(["given", "number", row], as_truth=True)
         return self._questions.decide(value, user_line()) if known is None else known
 
     def tensor_of(self, expression: Expression) -> torch.Tensor:
@@ -144,15 +144,15 @@ class Readbacks(TorchFunctionMode):
 
     def array(self, tensor: torch.Tensor) -> Any:
         """The values of a tensor as an array, where these follow from the tensors of the call, and are taken for granted."""
-        block = self._block_of(tensor) if tensor.numel() <= MOST_ENTRIES else None
-        if block is None:
+        row = self._row_of(tensor) if tensor.numel() <= MOST_ENTRIES else None
+        if row is None:
             raise read_back(user_line())
-        self.counting.granted(["given", "values", block])
-        return self.counting.given.values.array(block)
+        self.counting.granted(["given", "values", row])
+        return self.counting.given.values.array(row)
 
-    def _block_of(self, tensor: torch.Tensor) -> int | None:
+    def _row_of(self, tensor: torch.Tensor) -> int | None:
         recorder = Recorder.current
-        return None if recorder is None else self.counting.given.block_of(recorder.node_of(tensor))
+        return None if recorder is None else self.counting.given.row_of(recorder.node_of(tensor))
 
     def _before(self, expression: Expression) -> Expression:
         """The same with what follows from the tensors of the call in the place of what is read, as far as it does."""
@@ -160,8 +160,8 @@ class Readbacks(TorchFunctionMode):
         if kind == "constant" or not self.counting.given.is_known:
             return expression
         if kind == "value":
-            block = self._block_of(self.tensors[rest[0]])
-            return expression if block is None else ["given", "number", block]
+            row = self._row_of(self.tensors[rest[0]])
+            return expression if row is None else ["given", "number", row]
         return [kind, *(self._before(one) if isinstance(one, list) else one for one in rest)]
 
     def _refused(self, expression: Expression, place: str | None) -> StepError:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from unisono._capture.expressions import Expression
 from unisono._capture.named import standing
@@ -152,7 +153,8 @@ class _Taking:
     def _taking(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real, updated=())
         def taking(*args: Any, **kwargs: Any) -> Any:
-            if is_among(args) or (kwargs and is_among((*kwargs.values(),))):
+            stands = is_among(args) or (kwargs and is_among((*kwargs.values(),)))
+            if stands or (name == "tensor" and _is_of_tensors((*args, *kwargs.values()))):
                 assert self._scalars is not None
                 return beside(self._scalars, name, real, args, kwargs)
             return real(*args, **kwargs)
@@ -215,14 +217,29 @@ def _filled(scalars: Scalars, name: str, real: Callable[..., Any], args: list[An
 
 
 def _listed(scalars: Scalars, given: Sequence[Any], more: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    """A tensor with numbers in it one after the other."""
-    if more or kwargs.keys() - {"dtype", "device"} or not all(type(one) in (Number, int, float) for one in given):
+    """A tensor with numbers, and with values of tensors without dimensions, in it one after the other."""
+    if more or kwargs.keys() - {"dtype", "device"} or not all(map(_is_entry, given)):
         raise _Settled
-    kinds = {one.kind if type(one) is Number else type(one) for one in given}
-    common = kwargs.get("dtype") or (torch.get_default_dtype() if float in kinds else torch.int64)
+    common = kwargs.get("dtype") or functools.reduce(torch.promote_types, map(_type_of, given))
     device = kwargs.get("device") or torch.get_default_device()
-    made = [_tensor(scalars, one) if type(one) is Number else torch.tensor(one) for one in given]
-    return torch.stack([one.to(device, common) for one in made])
+    made = [_tensor(scalars, one) if type(one) is Number else torch.as_tensor(one) for one in given]
+    return torch.stack([one.detach().to(device, common) for one in made])
+
+
+def _is_entry(one: Any) -> bool:
+    return type(one) in (Number, int, float) or (type(one) is FakeTensor and not one.dim())
+
+
+def _is_of_tensors(given: Sequence[Any]) -> bool:
+    """Whether the first argument is a list with tensors without data."""
+    return bool(given) and type(given[0]) in (list, tuple) and any(type(one) is FakeTensor for one in given[0])
+
+
+def _type_of(one: Any) -> torch.dtype:
+    """The element type of a tensor of one entry."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype
+    return torch.get_default_dtype() if (one.kind if type(one) is Number else type(one)) is float else torch.int64
 
 
 def _of_each(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -29,13 +29,13 @@ class Sized:
         if recorder is None or not given.is_known:
             return None
         node = recorder.note(func, args, kwargs, meta)
-        block = given.block_of(node)
-        if block is None or torch.Tag.data_dependent_output in func.tags:
+        row = given.row_of(node)
+        if row is None or torch.Tag.data_dependent_output in func.tags:
             recorder.graph.erase_node(node)
-            return None if block is None else [self._taken(["given", "number", block])]
-        made = recorder.stand_for(given.values[block], node)
+            return None if row is None else [self._taken(["given", "number", row])]
+        made = recorder.stand_for(given.values.made(row), node)
         for one in pytree.tree_leaves(made):
-            within = given.block_of(recorder.node_of(one)) if isinstance(one, torch.Tensor) else None
+            within = given.row_of(recorder.node_of(one)) if isinstance(one, torch.Tensor) else None
             if within is not None:
                 self._taken(["given", "shape", within])
         return [made]
@@ -53,7 +53,7 @@ class Sized:
 
     def _is_known(self, mask: torch.Tensor) -> bool:
         recorder = Recorder.current
-        return recorder is not None and self._premises.given.block_of(recorder.node_of(mask)) is not None
+        return recorder is not None and self._premises.given.row_of(recorder.node_of(mask)) is not None
 
 
 def positions(index: Any) -> tuple[Any, ...]:
