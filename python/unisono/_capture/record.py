@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -100,7 +101,7 @@ class Recorder(TorchDispatchMode):
         function: Callable[..., Sequence[Any]],
         fakes: Sequence[torch.Tensor],
         mode: FakeTensorMode,
-        leaves: Mapping[int, int],
+        leaves: Mapping[int, int] = MappingProxyType({}),
     ) -> torch.fx.GraphModule:
         """The graph of what a function does with tensors that become its inputs, some of them ``leaves`` of the arguments."""
         for number, fake in enumerate(fakes):
