@@ -20,6 +20,8 @@ use crate::{
 
 /// Numbers of segments that are tried.
 const SEGMENTS: [usize; 15] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192];
+/// Of so many operations not all of these numbers are tried.
+const MANY: usize = 1 << 10;
 /// How many budgets are tried for each.
 const BUDGETS: usize = 6;
 /// For how many moments at once budgets are tried.
@@ -56,25 +58,34 @@ impl Choice {
 impl Forward {
     /// The choice of least time that holds at most `limit`; where none does, the one that holds least.
     pub fn within(&self, limit: u64) -> Option<Choice> {
+        let in_segments = self.in_segments(limit, self.operations.len() <= MANY);
+        let all = self.every_choice().into_iter().flatten();
+        let best = in_segments.into_iter().chain(all).min_by_key(|choice| rank(choice, limit));
+        best.map(|best| self.improved(best, limit))
+    }
+
+    /// The best choice that budgets give for every number of segments; or for each third of them, and those beside the best.
+    fn in_segments(&self, limit: u64, is_every: bool) -> Option<Choice> {
         let left = self.operations.iter().filter(|operation| operation.backward.is_some()).count();
-        let mut best: Option<Choice> = None;
-        let rank = |choice: &Choice| match choice.most.bytes {
-            most if most <= limit => (false, choice.time, most),
-            most => (true, i64::try_from(most).unwrap_or(i64::MAX), choice.time.unsigned_abs()),
-        };
-        for count in SEGMENTS.into_iter().filter(|count| *count <= left.max(2)) {
-            let segments = Segments::new(self, count);
-            let known = best.as_ref().filter(|best| best.most.bytes <= limit).map(|best| best.time);
-            for choice in self.choices(&segments, limit, known) {
-                if best.as_ref().is_none_or(|best| rank(&choice) < rank(best)) {
-                    best = Some(choice);
+        let counts: Vec<usize> = SEGMENTS.into_iter().take_while(|count| *count <= left.max(2)).collect();
+        let mut best: Option<(usize, Choice)> = None;
+        let consider = |at: usize, best: &mut Option<(usize, Choice)>| {
+            let known = best.as_ref().filter(|(_, best)| best.most.bytes <= limit).map(|(_, best)| best.time);
+            for choice in self.choices(&Segments::new(self, counts[at]), limit, known) {
+                if best.as_ref().is_none_or(|(_, best)| rank(&choice, limit) < rank(best, limit)) {
+                    *best = Some((at, choice));
                 }
             }
+        };
+        if is_every {
+            (0..counts.len()).for_each(|at| consider(at, &mut best));
+        } else {
+            (1..counts.len()).step_by(3).for_each(|at| consider(at, &mut best));
+            let found = best.as_ref().map_or(0, |(at, _)| *at);
+            let beside = [found.checked_sub(1), Some(found + 1)].into_iter().flatten();
+            beside.filter(|at| *at < counts.len()).for_each(|at| consider(at, &mut best));
         }
-        if let Some(all) = self.every_choice() {
-            best = best.into_iter().chain(all).min_by_key(rank);
-        }
-        best.map(|best| self.improved(best, rank))
+        best.map(|(_, choice)| choice)
     }
 
     /// All choices, where there are few.
@@ -276,14 +287,14 @@ impl Forward {
     }
 
     /// The choice with single operations changed while that makes it better, those first that take most.
-    fn improved(&self, choice: Choice, rank: impl Fn(&Choice) -> (bool, i64, u64)) -> Choice {
+    fn improved(&self, choice: Choice, limit: u64) -> Choice {
         let mut best = choice;
         let mut dear: Vec<usize> = self.free().collect();
         let copy = |number: usize| self.operations[number].copy.unwrap_or(0);
         dear.sort_by_key(|number| (-self.operations[*number].time.max(copy(*number)), *number));
         let mut left = COUNTED / self.operations.len().max(1);
         loop {
-            let before = rank(&best);
+            let before = rank(&best, limit);
             for number in &dear {
                 if left == 0 {
                     return best;
@@ -294,13 +305,55 @@ impl Forward {
                     let mut chosen = best.chosen.clone();
                     chosen.set(*number, state);
                     let other = self.choice(&chosen);
-                    if rank(&other) < rank(&best) {
+                    if rank(&other, limit) < rank(&best, limit) {
                         best = other;
                     }
                 }
             }
-            if rank(&best) == before {
+            if rank(&best, limit) == before {
                 return best;
+            }
+        }
+    }
+}
+
+/// Less is better: less time within the limit, less memory beyond it.
+fn rank(choice: &Choice, limit: u64) -> (bool, i64, u64) {
+    match choice.most.bytes {
+        most if most <= limit => (false, choice.time, most),
+        most => (true, i64::try_from(most).unwrap_or(i64::MAX), choice.time.unsigned_abs()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use cluster::testing::{link, uniform};
+    use cost::Machine;
+    use ir::Mesh;
+    use shard::canonical;
+
+    use super::*;
+    use crate::{
+        layers::tests::{Tower, tower},
+        run::settled,
+    };
+
+    #[test]
+    fn of_many_operations_some_numbers_of_segments_give_what_all_of_them_do() {
+        let (cluster, mesh) = (uniform(1e14, 1e12, link(10_000.0, 1e11)), Mesh::along("ranks", 1));
+        let machine = Machine { cluster: &cluster, mesh: &mesh };
+        for layers in [300, 400] {
+            let graph = canonical(&tower(Tower { layers, rows: 4096, width: 1024, reach: 1, odd: None }));
+            let forward = Forward::new(&settled(&graph, false).unwrap(), machine, Ways::AGAIN);
+            assert!(forward.operations.len() > MANY);
+            let most = forward.nothing().most.bytes;
+            for tenths in [2, 4, 6, 9] {
+                let limit = most / 10 * tenths;
+                let of = |is_every| forward.in_segments(limit, is_every).unwrap();
+                let (some, all) = (of(false), of(true));
+                assert_eq!(some.most.bytes <= limit, all.most.bytes <= limit);
+                assert!(some.time <= all.time / 100 * 101, "{tenths}: {} for {}", some.time, all.time);
             }
         }
     }

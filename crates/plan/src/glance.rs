@@ -23,9 +23,11 @@ pub struct Glance<'a> {
 
 /// What a quick search predicts.
 pub fn glance<'a>(request: &Request<'a>) -> Result<Glance<'a>> {
-    if let Some(seen) = extrapolated(request) {
-        return Ok(seen);
-    }
+    extrapolated(request).map_or_else(|| glance_at_whole(request), Ok)
+}
+
+/// What a quick search of the whole step predicts.
+pub fn glance_at_whole<'a>(request: &Request<'a>) -> Result<Glance<'a>> {
     let searched = search(&Request { effort: Effort::Quick, ..*request })?;
     let prediction = searched.best.prediction;
     Ok(Glance { prediction, searched: Some(Box::new(searched)), expected: Vec::new() })
@@ -68,8 +70,8 @@ fn promised<'a>(request: &Request<'a>, expected: Vec<Found>) -> Option<Glance<'a
     Some(Glance { prediction, searched: None, expected })
 }
 
-/// The same for the whole step from fewer layers.
-fn extrapolated<'a>(request: &Request<'a>) -> Option<Glance<'a>> {
+/// The same for the whole step from fewer layers; none where there are none, or none of what is found promises to keep the memory limit.
+pub fn extrapolated<'a>(request: &Request<'a>) -> Option<Glance<'a>> {
     promised(request, of_few_layers(request))
 }
 

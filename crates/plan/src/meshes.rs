@@ -1,15 +1,15 @@
 //! Which factors of the ranks make the axes of the mesh, where none is given: every choice is searched with little effort, and the best few
 //! with all.
 
-use std::thread;
+use std::{cell::OnceCell, thread};
 
-use base::{Audience, Diagnostic, Result};
+use base::{Audience, Code, Diagnostic, Result};
 use ir::{Mesh, MeshAxis};
 
 use crate::{
     effort::{Effort, Extent},
     from_shorter::expected,
-    glance::{Glance, Outlook, glance, outlook},
+    glance::{Glance, Outlook, extrapolated, glance_at_whole, outlook},
     plan::{Plan, Prediction},
     run::{Found, Request, Run},
     search::{Searched, search},
@@ -22,10 +22,11 @@ const FINALISTS: usize = 2;
 /// How much longer than the best a mesh may take at a glance at fewer layers, in percent, to be searched with all effort.
 const FAR: i64 = 10;
 
-/// How much longer what is found for fewer layers may take than the best of it, in percent, for the whole step to be searched.
-const APART: i64 = 3;
+/// By how much what few layers promise may be more than what is found for all, in percent: meshes are searched one after the other, the most promising
+/// first, and those are left out whose promise is by more than that more than what is known.
+const TOO_MUCH: i64 = 5;
 
-/// How many are searched at once, each in memory of its own.
+/// How many are looked at at once, each in memory of its own.
 const AT_ONCE: usize = 2;
 
 /// A mesh with what a quick search predicts for it.
@@ -54,7 +55,7 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
         return search(&Request { mesh: only, ..*request })?.plan();
     }
     let meshes: Vec<&Mesh> = meshes.iter().collect();
-    let mut quick = at_once(&meshes, |mesh| glance(&Request { mesh, ..*request }))?;
+    let mut quick = glances(request, &meshes)?;
     quick.sort_by_key(|(_, glance)| time(glance.as_ref().ok().map(|glance| &glance.prediction)));
     let candidate = |(mesh, glance): &(&Mesh, Result<Glance<'_>>)| Candidate {
         mesh: (*mesh).clone(),
@@ -67,16 +68,39 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
     let seen: Vec<(&Mesh, &Glance<'_>)> =
         quick.iter().filter_map(|(mesh, glance)| Some((*mesh, glance.as_ref().ok()?))).collect();
     // Where a quick search keeps the limit on no mesh, another one may.
-    closer(request, &if seen.is_empty() { meshes } else { finalists(&seen) })
+    if seen.is_empty() { side_by_side(request, &meshes) } else { closer(request, &finalists(&seen)) }
+}
+
+/// What quick searches predict on each mesh: of few layers, where what is found for them on any mesh promises to keep the memory limit.
+fn glances<'m>(request: &Request<'m>, meshes: &[&'m Mesh]) -> Result<Vec<(&'m Mesh, Result<Glance<'m>>)>> {
+    let few = at_once(meshes, |mesh| extrapolated(&Request { mesh, ..*request }).ok_or_else(unpromising))?;
+    if few.iter().any(|(_, seen)| seen.is_ok()) {
+        return Ok(few);
+    }
+    at_once(meshes, |mesh| glance_at_whole(&Request { mesh, ..*request }))
+}
+
+fn unpromising() -> Box<Diagnostic> {
+    Diagnostic::new(Code::NO_PLAN, "few layers promise no plan within the memory limit")
+}
+
+/// A mesh that is searched with all effort.
+#[derive(Clone, Copy)]
+struct Finalist<'m> {
+    mesh: &'m Mesh,
+    /// What few layers promise that the step takes, in nanoseconds; none where the whole step was looked at.
+    promised_ns: Option<i64>,
 }
 
 /// Those meshes that are searched with all effort, of some with what quick searches predict, the best first.
-fn finalists<'m>(seen: &[(&'m Mesh, &Glance<'_>)]) -> Vec<&'m Mesh> {
+fn finalists<'m>(seen: &[(&'m Mesh, &Glance<'_>)]) -> Vec<Finalist<'m>> {
     let best = seen.first().map_or(0, |(_, glance)| glance.prediction.step_ns);
-    let is_far = |glance: &Glance<'_>| {
-        !glance.expected.is_empty() && glance.prediction.step_ns / (100 + FAR) * 100 > best
+    let finalist = |(mesh, glance): &(&'m Mesh, &Glance<'_>)| {
+        let promised_ns = (!glance.expected.is_empty()).then_some(glance.prediction.step_ns);
+        Finalist { mesh, promised_ns }
     };
-    seen.iter().take(FINALISTS).filter(|(_, glance)| !is_far(glance)).map(|(mesh, _)| *mesh).collect()
+    let is_far = |one: &Finalist<'_>| one.promised_ns.is_some_and(|step| step / (100 + FAR) * 100 > best);
+    seen.iter().take(FINALISTS).map(finalist).filter(|one| !is_far(one)).collect()
 }
 
 /// What quick searches on some meshes say of plans that are faster than what is known.
@@ -96,7 +120,7 @@ pub struct Promise<'m> {
     /// Whether a plan holds all of what forward leaves.
     pub holds_all: bool,
     /// The meshes that are worth a search with all effort.
-    finalists: Vec<&'m Mesh>,
+    finalists: Vec<Finalist<'m>>,
     /// The plan of a quick search of the whole step, where it has no layers.
     quick: Option<Box<Searched<'m>>>,
 }
@@ -136,27 +160,52 @@ impl Promise<'_> {
     }
 }
 
-/// The best plan that all effort finds on some meshes. Of a step with fewer layers it is held against each other first what it finds for them.
-fn closer(request: &Request<'_>, finalists: &[&Mesh]) -> Result<Plan> {
-    let extent = |mesh: &Mesh| Extent::of(request.effort, request.graph.order.len(), mesh);
-    let of = |mesh: &Mesh| Ok(expected(&Request { mesh, ..*request }, extent(mesh)));
-    let known = at_once(finalists, of)?;
-    let step = |(mesh, found): &(&Mesh, Result<Vec<Found>>)| {
-        let asked = Request { mesh, ..*request };
-        let run = Run::new(&asked, extent(mesh));
-        run.promising(found.as_ref().ok()?).first().map(|(step, _)| *step)
-    };
-    let least = known.iter().filter_map(step).min();
-    let is_near = |one: &(&Mesh, Result<Vec<Found>>)| match (step(one), least) {
-        (Some(step), Some(least)) => step / (100 + APART) * 100 <= least,
-        _ => true,
-    };
-    let near: Vec<(&Mesh, Result<Vec<Found>>)> = known.into_iter().filter(is_near).collect();
-    let meshes: Vec<&Mesh> = near.iter().map(|(mesh, _)| *mesh).collect();
-    let expected = |mesh: &Mesh| {
-        near.iter().find(|(known, _)| *known == mesh).and_then(|(_, found)| found.as_deref().ok())
-    };
-    let mut found = at_once(&meshes, |mesh| search(&Request { mesh, expected: expected(mesh), ..*request }))?;
+/// The best plan that all effort finds on some meshes, the most promising first.
+fn closer(request: &Request<'_>, finalists: &[Finalist<'_>]) -> Result<Plan> {
+    if finalists.iter().any(|one| one.promised_ns.is_none()) {
+        return side_by_side(request, &finalists.iter().map(|one| one.mesh).collect::<Vec<_>>());
+    }
+    let few: Vec<OnceCell<Vec<Found>>> = finalists.iter().map(|_| OnceCell::new()).collect();
+    let mut best: Option<Searched<'_>> = None;
+    let mut refused = None;
+    for (Finalist { mesh, promised_ns }, few) in finalists.iter().zip(&few) {
+        let request = Request { mesh, ..*request };
+        if let Some(known) = best.as_ref().map(|best| best.best.prediction.step_ns) {
+            let is_slower = |promised: i64| promised / (100 + TOO_MUCH) * 100 >= known;
+            if promised_ns.is_some_and(is_slower) {
+                continue;
+            }
+            let extent = Extent::of(request.effort, request.graph.order.len(), mesh);
+            let few = few.get_or_init(|| expected(&request, extent));
+            let promising = Run::new(&request, extent).promising(few).first().map(|(step, _)| *step);
+            if promising.is_some_and(is_slower) {
+                continue;
+            }
+        }
+        match search(&Request { expected: few.get().map(Vec::as_slice), ..request }) {
+            Ok(found)
+                if best
+                    .as_ref()
+                    .is_none_or(|best| found.best.prediction.step_ns < best.best.prediction.step_ns) =>
+            {
+                best = Some(found);
+            }
+            Ok(_) => {}
+            Err(refusal) if refusal.audience() == Audience::Bug => return Err(refusal),
+            Err(refusal) => {
+                refused.get_or_insert(refusal);
+            }
+        }
+    }
+    best.map_or_else(
+        || Err(refused.unwrap_or_else(|| Diagnostic::bug("no mesh was tried"))),
+        |best| best.plan(),
+    )
+}
+
+/// The best plan that all effort finds on some meshes of a step without layers.
+fn side_by_side(request: &Request<'_>, meshes: &[&Mesh]) -> Result<Plan> {
+    let mut found = at_once(meshes, |mesh| search(&Request { mesh, ..*request }))?;
     found.sort_by_key(|(_, found)| time(found.as_ref().ok().map(|found| &found.best.prediction)));
     first(found.into_iter().map(|(_, found)| found?.plan()))
 }

@@ -27,7 +27,9 @@ impl Along<'_> {
         }
         let mut found = self.sliced_with(Gathers::Once)?;
         let gathers = |id| self.graph.collective(id).is_some_and(|one| one.kind == CollectiveKind::AllGather);
-        if !self.is_kept(&found) && self.graph.order.iter().any(|id| gathers(*id)) {
+        // To gather in each of them is no faster.
+        let may_be_better = !self.is_kept(&found) && !self.run.is_slower(&found);
+        if may_be_better && self.graph.order.iter().any(|id| gathers(*id)) {
             found.extend(self.sliced_with(Gathers::Each)?);
         }
         Ok(found)

@@ -209,8 +209,13 @@ impl Run<'_> {
                 };
                 fits |= made.fits(limit);
                 bytes = bytes.min(made.prediction.peak_bytes);
+                // Where nothing waits for the host, to do without it takes no less.
+                let is_enough = self.extent.is_thrifty && fits && made.prediction.exposed_copies_ns == 0;
                 if best.as_ref().is_none_or(|best| made.fitness(limit) < best.fitness(limit)) {
                     best = Some(made);
+                }
+                if is_enough {
+                    break;
                 }
             }
             if all.is_empty() {
