@@ -76,6 +76,7 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
     let mut kept: Option<InStages> = None;
     let mut lightest: Option<Prediction> = None;
     let mut tried = None;
+    let mut taken_apart: Vec<Vec<Assignment>> = Vec::new();
     for share in SHARES {
         let all = request
             .memory_limit
@@ -93,12 +94,23 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
             Err(refused) if refused.code == Code::NO_PLAN => break,
             Err(refused) => return Err(refused),
         };
+        tried = Some(searched.best.prediction);
+        // Less memory may only ask that more runs again, which each stage decides for itself.
+        if taken_apart.contains(&searched.best.assignments) {
+            continue;
+        }
+        taken_apart.push(searched.best.assignments.clone());
         let extent = Extent::of(request.effort, searched.canonical.order.len(), request.mesh);
         let pipelines =
             Pipelines { request, wanted, machine, searched: &searched, extent, whole: OnceCell::new() };
-        tried = Some(searched.best.prediction);
         let found = pipelines.tried_best(&schedules)?;
         let prediction = found[0].1;
+        // Whatever holds less takes no less.
+        let fastest = found.iter().map(|(_, one, _)| *one).min_by_key(|one| one.step_ns);
+        let slower = fastest.filter(|one| kept.is_none() && !wanted.is_faster(one));
+        if let Some(slower) = slower {
+            return Ok(InStages::Slower(slower));
+        }
         if !prediction.fits(request.memory_limit) {
             let least = lightest.filter(|least| least.peak_bytes <= prediction.peak_bytes);
             lightest = least.or(Some(prediction));
@@ -108,10 +120,10 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
         let is_enough = !prediction.holds_less() || extent.is_thrifty || all.is_none() || kept.is_some();
         let known = kept.as_ref().map(|kept| kept.prediction().step_ns);
         if known.is_none_or(|known| prediction.step_ns < known) {
-            kept = Some(if wanted.faster_than_ns.is_some_and(|known| prediction.step_ns >= known) {
-                InStages::Slower(prediction)
-            } else {
+            kept = Some(if wanted.is_faster(&prediction) {
                 InStages::Plan(Box::new(pipelines.plan(found)?))
+            } else {
+                InStages::Slower(prediction)
             });
         }
         if is_enough {
@@ -284,7 +296,8 @@ impl Pipelines<'_> {
     /// The first schedules, of those that are over the memory limit while none keeps it, with what of forward has to run again for them to keep
     /// it, or what has to be on the host, or both where neither is enough.
     fn lightened<'a>(&self, cuts: &mut Vec<Cut>, found: &[Simulated<'a>]) -> Result<Vec<Simulated<'a>>> {
-        if !self.may_lighten() || self.is_kept(found) {
+        let may_be_faster = found.iter().any(|one| self.wanted.is_faster(&one.tried.1));
+        if !self.may_lighten() || self.is_kept(found) || !may_be_faster {
             return Ok(Vec::new());
         }
         // Of each schedule, what it takes with the smallest buckets comes last.
@@ -316,14 +329,10 @@ impl Pipelines<'_> {
     /// A schedule of a cut program with what the memory limit asks for on the host, where that may still be faster than what is known: copies only
     /// take time.
     fn hosted(&self, cut: &Cut, known: &Simulated<'_>, tried: &Tried) -> Result<Vec<Tried>> {
-        if !self.may_be_faster(&tried.1) {
+        if !self.wanted.is_faster(&tried.1) {
             return Ok(Vec::new());
         }
         self.trial().hosted(cut, known.kind, known.schedule)
-    }
-
-    fn may_be_faster(&self, prediction: &Prediction) -> bool {
-        self.wanted.faster_than_ns.is_none_or(|known| prediction.step_ns < known)
     }
 
     /// The limits under which parts of forward run again, of a program that takes so much: that of a rank, and, where the rest may be on the host,
@@ -333,7 +342,7 @@ impl Pipelines<'_> {
             return Vec::new();
         };
         let halfway = limit + without.peak_bytes.saturating_sub(limit) / 2;
-        let may_host = self.trial().may_host() && self.may_be_faster(without);
+        let may_host = self.trial().may_host() && self.wanted.is_faster(without);
         std::iter::once(limit).chain(may_host.then_some(halfway)).map(Some).collect()
     }
 
@@ -378,7 +387,7 @@ impl Pipelines<'_> {
             Some(schedule) => {
                 let mut tried = self.tried(cut, Kind::Searched, &schedule)?;
                 let fits = tried.iter().any(|one| one.1.fits(self.request.memory_limit));
-                if !fits && tried.iter().any(|one| self.may_be_faster(&one.1)) {
+                if !fits && tried.iter().any(|one| self.wanted.is_faster(&one.1)) {
                     tried.extend(self.trial().hosted(cut, Kind::Searched, &schedule)?);
                 }
                 Ok(tried)

@@ -6,7 +6,7 @@ use base::{Code, Diagnostic, Result};
 use schedule::{Kind, Name, Placement, Schedule};
 use serde::{Deserialize, Serialize};
 
-use crate::stages::Cut;
+use crate::{plan::Prediction, stages::Cut};
 
 /// In which order stages are to run their micro-batches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -41,11 +41,16 @@ pub struct Wanted<'a> {
     pub chunks: Option<u32>,
     /// Where the chunks begin; where the slowest takes least if it is not said.
     pub cuts: Option<&'a [Cut]>,
-    /// What is known already takes so long, in nanoseconds: a pipeline that is far slower is not simulated.
+    /// What is known already takes so long, in nanoseconds: slower pipelines are of no use.
     pub faster_than_ns: Option<i64>,
 }
 
 impl Wanted<'_> {
+    /// Whether what is predicted is faster than what is known.
+    pub fn is_faster(&self, prediction: &Prediction) -> bool {
+        self.faster_than_ns.is_none_or(|known| prediction.step_ns < known)
+    }
+
     /// How many micro-batches the schedule is for, if it says so.
     pub fn micro_batches(&self) -> Result<Option<u32>> {
         let Some(ScheduleWish::File { file, text }) = self.schedule else { return Ok(None) };
