@@ -62,10 +62,13 @@ impl Asked<'_> {
         }
         let found = match found {
             Err(refused) if refused.code == Code::NO_PLAN => {
-                let promising = if self.is_large() { self.in_slices(None)? } else { None };
-                let sliced = || self.sliced((1, *effort)).next();
-                let fewest = || sliced().map_or(Err(refused), |sliced| sliced.map(|(_, plan)| plan));
-                promising.map_or_else(fewest, Ok)
+                if self.is_large()
+                    && let Some(promising) = self.in_slices(None)?
+                {
+                    return Ok(promising);
+                }
+                let fewest = self.sliced((1, *effort)).next();
+                fewest.map_or(Err(refused), |sliced| sliced.map(|(_, plan)| plan))
             }
             other => other,
         }?;
