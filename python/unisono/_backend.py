@@ -18,7 +18,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from unisono import _choice, _devices, _native
+from unisono import _choice, _devices, _joint, _native
 from unisono._arguments import Fuse, require_fuse
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.places import Origin, is_the_users
@@ -103,10 +103,12 @@ def backend(
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
-    return aot_autograd(
-        fw_compiler=compiler,
-        partition_fn=min_cut_rematerialization_partition if again else default_partition,
-    )(module, examples)
+    def partition(joint: torch.fx.GraphModule, *given: Any, **settings: Any) -> tuple[torch.fx.GraphModule, ...]:
+        if chosen.fuse:
+            _joint.rewrite(joint)
+        return min_cut_rematerialization_partition(joint, *given, **settings)
+
+    return aot_autograd(fw_compiler=compiler, partition_fn=partition if again else default_partition)(module, examples)
 
 
 class _Compiled:
