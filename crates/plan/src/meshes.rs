@@ -166,11 +166,11 @@ fn closer(request: &Request<'_>, finalists: &[Finalist<'_>]) -> Result<Plan> {
         return side_by_side(request, &finalists.iter().map(|one| one.mesh).collect::<Vec<_>>());
     }
     let few: Vec<OnceCell<Vec<Found>>> = finalists.iter().map(|_| OnceCell::new()).collect();
-    let mut best: Option<Searched<'_>> = None;
-    let mut refused = None;
+    let step = |one: &Searched<'_>| one.best.prediction.step_ns;
+    let (mut found, mut refused): (Vec<Searched<'_>>, _) = (Vec::new(), None);
     for (Finalist { mesh, promised_ns }, few) in finalists.iter().zip(&few) {
         let request = Request { mesh, ..*request };
-        if let Some(known) = best.as_ref().map(|best| best.best.prediction.step_ns) {
+        if let Some(known) = found.iter().map(step).min() {
             let is_slower = |promised: i64| promised / (100 + TOO_MUCH) * 100 >= known;
             if promised_ns.is_some_and(is_slower) {
                 continue;
@@ -183,24 +183,15 @@ fn closer(request: &Request<'_>, finalists: &[Finalist<'_>]) -> Result<Plan> {
             }
         }
         match search(&Request { expected: few.get().map(Vec::as_slice), ..request }) {
-            Ok(found)
-                if best
-                    .as_ref()
-                    .is_none_or(|best| found.best.prediction.step_ns < best.best.prediction.step_ns) =>
-            {
-                best = Some(found);
-            }
-            Ok(_) => {}
-            Err(refusal) if refusal.audience() == Audience::Bug => return Err(refusal),
-            Err(refusal) => {
-                refused.get_or_insert(refusal);
-            }
+            Ok(one) => found.push(one),
+            Err(bug) if bug.audience() == Audience::Bug => return Err(bug),
+            Err(refusal) => refused = refused.or(Some(refusal)),
         }
     }
-    best.map_or_else(
-        || Err(refused.unwrap_or_else(|| Diagnostic::bug("no mesh was tried"))),
-        |best| best.plan(),
-    )
+    match found.iter().min_by_key(|one| step(one)) {
+        Some(best) => best.plan(),
+        None => Err(refused.unwrap_or_else(|| Diagnostic::bug("no mesh was tried"))),
+    }
 }
 
 /// The best plan that all effort finds on some meshes of a step without layers.
