@@ -108,16 +108,16 @@ def test_what_else_a_description_says_stays():
     assert _links.with_links(again, made_up(Layout(4)).lines()) == again
 
 
-def measure_links(known: str) -> None:
+def measure_links() -> None:
     """What one rank of `torchrun ... -m unisono profile --links` does, for fewer sizes."""
     _links._SIZES, _timing.ROUNDS = (256, 16384, 1 << 18), 3
-    Path("known.toml").write_text(known)
     status = main(["profile", "--links", "--nodes", "2", "--known", "known.toml", "-o", "cluster.toml"])
     assert status == 0
 
 
 def test_a_run_measures_its_links_by_levels_and_sizes(tmp_path):
-    for one in launch.run("test_links:measure_links", 4, tmp_path, 240, known=KNOWN):
+    (tmp_path / "known.toml").write_text(KNOWN)
+    for one in launch.run("test_links:measure_links", 4, tmp_path, 240):
         assert (one.status, one.out) == (0, ""), one.err[-3000:]
     progress = (tmp_path / "0.err").read_text()
     told = [line for line in progress.splitlines() if line.startswith(("measuring with", "  links"))]
