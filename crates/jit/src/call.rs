@@ -62,7 +62,11 @@ impl Compiled {
         let count = rows_of_a_sum(rows, self.nest.inner);
         for first in (0..rows).step_by(count) {
             // One after the other, so that each is one call that fills memory.
-            parts.iter().for_each(|part| part.iter().for_each(|cell| cell.set(0.0)));
+            for part in &parts {
+                for cell in part {
+                    cell.set(0.0);
+                }
+            }
             self.rows(memory, &parts, first..rows.min(first + count));
             totals.iter_mut().zip(&parts).for_each(|(total, part)| add(total, part));
         }
