@@ -11,6 +11,7 @@ mod account;
 mod along;
 mod asked;
 mod axis;
+mod candidates;
 mod certified;
 mod choice_tables;
 mod choices;

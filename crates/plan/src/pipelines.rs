@@ -15,6 +15,7 @@ use shard::{Assignment, partition, partition_mesh, stages::forward_end};
 
 use crate::{
     axis::PICOS_PER_NANO,
+    candidates::{Candidate, candidates, first_of_each_placement},
     cuts::Profile,
     effort::Extent,
     forward::Forward,
@@ -141,15 +142,6 @@ fn of_one(refused: Box<Diagnostic>, request: &Request<'_>) -> Box<Diagnostic> {
     Diagnostic::new(Code::NO_PLAN, message)
         .because(format!("one rank of each of the {} stages together: {cause}", request.mesh.stages()))
         .hint("use more ranks, more micro-batches, a smaller batch, or a higher memory limit")
-}
-
-/// A schedule of a cut program, by its number, and what it takes at the costs of the chunks.
-struct Candidate<'a> {
-    cut: usize,
-    kind: Kind,
-    schedule: &'a Schedule,
-    step: i64,
-    peak: i64,
 }
 
 /// A schedule of a cut program that was simulated.
@@ -568,36 +560,6 @@ fn in_chunks(numbered: &RankGraph, staged: &Graph) -> RankGraph {
         node.stage = node.stage.and_then(|at| staged.nodes[staged.order[at as usize]].stage);
     }
     graph
-}
-
-/// The first of each way to put chunks on stages.
-fn first_of_each_placement<T>(all: &[T], schedule: impl Fn(&T) -> &Schedule) -> Vec<&T> {
-    let mut first: Vec<&T> = Vec::new();
-    for one in all {
-        if first.iter().all(|known| schedule(known).placement != schedule(one).placement) {
-            first.push(one);
-        }
-    }
-    first
-}
-
-/// What there is to simulate: what takes least at the costs of its chunks first, as many as are simulated in any case, and behind them what
-/// holds least.
-fn candidates<'a>(cuts: &[Cut], schedules: &'a [(Kind, Schedule)], most: usize) -> Vec<Candidate<'a>> {
-    let of_cut = |(number, cut): (usize, &Cut)| {
-        let suits = |(_, schedule): &&(Kind, Schedule)| schedule.placement == cut.costs.placement;
-        let candidate = |(kind, schedule): &'a (Kind, Schedule)| {
-            let run = cut.costs.run(schedule).ok()?;
-            let peak = run.peaks.into_iter().max().unwrap_or(0);
-            Some(Candidate { cut: number, kind: *kind, schedule, step: run.step, peak })
-        };
-        schedules.iter().filter(suits).filter_map(candidate).collect::<Vec<_>>()
-    };
-    let mut found: Vec<Candidate<'_>> = cuts.iter().enumerate().flat_map(of_cut).collect();
-    found.sort_by_key(|one| (one.step, one.peak));
-    let most = most.min(found.len());
-    found[most..].sort_by_key(|one| (one.peak, one.step));
-    found
 }
 
 fn too_many(graph: &Graph, chunks: u32) -> Box<Diagnostic> {

@@ -8,7 +8,7 @@ import gc
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -106,12 +106,12 @@ def capture_step(
     walk = Walk(train_step, model, optimizers)
     scaling.prepare(walk)
     effects = SideEffects(walk)
-    asked = (train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first)
+    asked = _Asked(train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first)
     if varying:
         _require_the_same_of_stand_ins(asked)
     with _without_collection(), effects.undone_if_refused():
         changed: dict[Path, str] = {}
-        found = _traced(*asked, changed=changed)
+        found = _traced(asked, changed=changed)
         walked, settled = functools.partial(Walk, train_step, model, optimizers), set[Path]()
         now = walked()
         happened, in_doubt = effects.so_far(now), doubts.reached(now)
@@ -126,7 +126,7 @@ def capture_step(
 
             def once_more() -> Encoder:
                 nonlocal last
-                last = _traced(*asked, anew=anew.how)
+                last = _traced(asked, anew=anew.how)
                 return last.encoder
 
             def again_behind(found: _Found) -> Again:
@@ -180,16 +180,14 @@ def capture_step(
     )
 
 
-def _require_the_same_of_stand_ins(asked: tuple[Any, ...]) -> None:
+def _require_the_same_of_stand_ins(asked: _Asked) -> None:
     """Refuses a step that does with what stands for its arguments what it does not do with numbers."""
     train_step, model, optimizers, *_ = asked
-    *others, _, looks_first = asked
-    of_numbers: tuple[Any, ...] = (*others, frozenset[int](), looks_first)
     found, plainly = [], _Anew([], [], clocks=False, most=-1)
     with _without_collection():
-        for one in (asked, of_numbers):
+        for one in (asked, asked._replace(varying=frozenset[int]())):
             with SideEffects(Walk(train_step, model, optimizers)).undone():
-                found.append(_traced(*one, anew=plainly).encoder)
+                found.append(_traced(one, anew=plainly).encoder)
     if not is_the_same(*found):
         raise read_back(None)
 
@@ -204,6 +202,21 @@ def _note_what_is_told_at_first(first: _Found, last: _Found, found: _Found) -> N
             at_first = told_at_first(firsts[way.choices], plainly)
             if at_first is not None:
                 way.effects, way.at_first = plainly, at_first
+
+
+class _Asked(NamedTuple):
+    """What :func:`_traced` is asked; the arguments of :func:`capture` are explained there."""
+
+    train_step: Callable[..., Any]
+    model: nn.Module | None
+    optimizers: tuple[Optimizer, ...]
+    call: Call
+    keep_gradients: bool
+    live: Sequence[str]
+    device: str | None
+    accumulates: bool
+    varying: frozenset[int]
+    looks_first: bool
 
 
 @dataclass(frozen=True)
@@ -237,7 +250,7 @@ class _Leaving:
     """Traces a step so that what changes at each call is computed anew behind each step.
 
     Attributes:
-        asked: the arguments of :func:`_traced`.
+        asked: what :func:`_traced` is asked.
         before: what the step can reach, as it was before its first trace.
         found: the first trace; behind :meth:`find`, the one that was found.
         elsewhere: what changes on other ways through the step than the last that was traced.
@@ -245,7 +258,7 @@ class _Leaving:
         how: how what was found is traced.
     """
 
-    asked: tuple[Any, ...]
+    asked: _Asked
     before: Snapshot
     found: _Found
     elsewhere: Mapping[Path, str]
@@ -294,7 +307,7 @@ class _Leaving:
         """A trace with stand-ins; ``None`` where the user's code makes something of these that it does not make of what they stand for."""
         with after.undone(), contextlib.suppress(Exception):
             self.before.put_back_at(after.root, {*paths}, made)
-            return _traced(*self.asked, anew=anew)
+            return _traced(self.asked, anew=anew)
         return None
 
 
@@ -310,34 +323,19 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _traced(
-    train_step: Callable[..., Any],
-    model: nn.Module | None,
-    optimizers: tuple[Optimizer, ...],
-    call: Call,
-    keep_gradients: bool,
-    live: Sequence[str],
-    device: str | None,
-    accumulates: bool,
-    varying: frozenset[int],
-    looks_first: bool,
-    *,
-    anew: _Anew | None = None,
-    changed: dict[Path, str] | None = None,
-) -> _Found:
+def _traced(asked: _Asked, *, anew: _Anew | None = None, changed: dict[Path, str] | None = None) -> _Found:
     """Traces the step until all that it keeps is known; what it counts at places and in lists is left ``anew`` behind each step.
 
     Takes into ``changed`` what is another one behind any of the ways through the step, by paths to it, in words. Code that asks whether a
     compiler runs it is told no, as in eager PyTorch, and yes where it cannot be captured so. Values that follow from the tensors of the
     call are known where it cannot be captured otherwise.
     """
-    asked = train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first, anew
-    compiling, given = Compiling(), Given(call.values if looks_first else None)
+    compiling, given = Compiling(), Given(asked.call.values if asked.looks_first else None)
     first: Exception | None = None
     while True:
         seen = None if changed is None else dict[Path, str]()
         try:
-            found = _traced_as_told(*asked, compiling, given, seen)
+            found = _traced_as_told(asked, anew, compiling, given, seen)
         except Exception as error:
             by_values = isinstance(error, StepError) and error.code == "U0101"
             # What is said of values that are known is said of those that cannot be.
@@ -345,36 +343,28 @@ def _traced(
             if by_values and given.may_be_known():
                 given.is_known = True
             elif not compiling.retells():
-                raise _with_hint(first, call, looks_first) from None
+                raise _with_hint(first, asked) from None
             continue
         if changed is not None:
             changed |= seen or {}
         return found
 
 
-def _with_hint(error: Exception, call: Call, looks_first: bool) -> Exception:
+def _with_hint(error: Exception, asked: _Asked) -> Exception:
     """An error; where no rank has all of the batch, it says that its values would be known if one had."""
-    if isinstance(error, StepError) and error.code == "U0101" and looks_first and call.values is None:
+    if isinstance(error, StepError) and error.code == "U0101" and asked.looks_first and asked.call.values is None:
         error.hint = f'{error.hint}; what follows from the batch alone is known where each rank is given all of it (`batch="global"`)'
     return error
 
 
 def _traced_as_told(
-    train_step: Callable[..., Any],
-    model: nn.Module | None,
-    optimizers: tuple[Optimizer, ...],
-    call: Call,
-    keep_gradients: bool,
-    live: Sequence[str],
-    device: str | None,
-    accumulates: bool,
-    varying: frozenset[int],
-    looks_first: bool,
+    asked: _Asked,
     anew: _Anew | None,
     compiling: Compiling,
     given: Given,
     changed: dict[Path, str] | None,
 ) -> _Found:
+    train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first = asked
     premises = Premises(looks_first, given=given)
     if anew is not None:
         premises.scalars, premises.most = [*anew.scalars], anew.most
@@ -389,8 +379,8 @@ def _traced_as_told(
             there = premises.inputs(), kept.counts
             inputs = collect(train_step, model, optimizers, call, state, live, kept.read(), *there)
             inputs.target, inputs.varying = target_of(device, _placed(inputs)), varying
-            asked = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept)
-            there = functools.partial(asked, gradients_may_be_there=may_be_there)
+            tracing = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept)
+            there = functools.partial(tracing, gradients_may_be_there=may_be_there)
             traced = _past_guards(kept, start, there)
             kept.mark()
             if traced is None:
@@ -402,7 +392,7 @@ def _traced_as_told(
             encoder = Encoder(traced, inputs)
             if not encoder.reads_stale_gradients and not (accumulates and may_be_there and traced.held):
                 if may_be_there and traced.asked is not None and len(ways) == 1:
-                    without = functools.partial(asked, gradients_may_be_there=False)
+                    without = functools.partial(tracing, gradients_may_be_there=False)
                     _require_alike_without_gradients(traced, _another_way(kept, start, without))
                 return _Found(traced, encoder, inputs, kept, ways)
             parameters = [item.tensor for item in inputs.inputs if item.cls == "parameter"]
