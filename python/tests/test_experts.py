@@ -16,7 +16,7 @@ from test_rules import message, with_gradients
 from uneven_graphs import compare_drawn
 
 import unisono
-from unisono import _native, _operations
+from unisono import _measured_programs, _native
 from unisono._executor import Executor, lower_graph
 
 CASES = [(ranks, f"{model}, {family}") for ranks in (2, 3, 4) for model, family in experts_ranks.cases()]
@@ -176,7 +176,7 @@ def test_what_a_rank_computes_can_be_measured_without_others():
     plan = graph.native.plan(SCARCE_LINKS, msgpack.packb({"mesh": {"a": 2}, "memory_limit": None, "pins": pins}))
     alone = graph.native.program(plan, 0)[0].without_collectives()
     executor = Executor(lower_graph(alone, device=torch.device("cpu")))
-    state, inputs = _operations._filled(alone, torch.device("cpu"))
+    state, inputs = _measured_programs.filled(alone, torch.device("cpu"))
     executor.bind(state)
     for _ in range(2):
         executor(inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 import sys
@@ -13,6 +14,9 @@ import torch
 
 import unisono
 from unisono import _devices, _native, _operations, _profile
+from unisono._in_steps import InSteps
+from unisono._links import Layout
+from unisono._measured_programs import Running
 from unisono._message import pack
 from unisono._operations import Measured
 from unisono._ranks import Ranks
@@ -123,9 +127,10 @@ def test_every_call_of_a_step_is_known_afterwards(graph, home, monkeypatch):
     known = Measured.of(tomllib.loads(text)["device"])
     programs = list(_operations.programs(graph, RATES, {"ranks": 2}))
     for program in programs:
-        assert Measured(RATES_OF_DEVICE).lacks(program)
-        assert not known.lacks(program)
-    assert not _operations.measure(known, programs, Ranks(), _devices.HOST, 10), "nothing is measured twice"
+        assert Measured(RATES_OF_DEVICE).lacks(program.alone)
+        assert not known.lacks(program.alone)
+    place = _operations.Place(Ranks(), _devices.HOST, {"ranks": 2}, RATES)
+    assert not _operations.measure(known, InSteps(Layout(1)), programs, place, 10), "nothing is measured twice"
     assert {operator for operator, _ in known.calls} >= {"aten::addmm", "aten::mm"}
     assert text.startswith(RATES.partition("spread")[0])
 
@@ -180,8 +185,8 @@ def test_random_numbers_of_the_user_are_as_they_were(graph, home):
 
 
 def test_a_busy_machine_is_said_and_measured_again_at_the_next_start(graph, home, monkeypatch):
-    recorded = _operations._Running.recorded
-    monkeypatch.setattr(_operations._Running, "recorded", lambda self: (recorded(self)[0], 0.9))
+    recorded = Running.recorded
+    monkeypatch.setattr(Running, "recorded", lambda self: dataclasses.replace(recorded(self), spread=0.9))
     measured = []
     monkeypatch.setattr(_profile, "describe", lambda *_: measured.append(1) or RATES)
     with pytest.warns(RuntimeWarning, match="busy"):

@@ -16,8 +16,8 @@ import torch
 
 from unisono import _devices, _native
 from unisono._executor import Executor, lower_graph
+from unisono._measured_programs import filled
 from unisono._message import pack, unpack
-from unisono._operations import _filled
 from unisono._profile import cache_folder, identity
 from unisono._ranks import Ranks
 from unisono.errors import UnisonoError
@@ -67,7 +67,7 @@ def _tried(group: _native.Graph) -> Times | None:
     """What a group takes as a kernel and as it is, the least of some runs; nothing where that cannot be tried."""
     states = _devices.generator_states(_devices.HOST)
     try:
-        _, inputs = _filled(group, _devices.HOST)
+        _, inputs = filled(group, _devices.HOST)
         runs = [Executor(lower_graph(group, fuse=fuse)) for fuse in (True, False)]
         for run in runs:
             run.bind([])

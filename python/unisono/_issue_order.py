@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from unisono._placements import STAGES, coordinates
+from unisono._ranks import Ranks
 
 _NONE = "0" * 32
 
@@ -31,3 +34,14 @@ def alike(everyone: Sequence[Sequence[str]], mesh: Mapping[str, int]) -> bool:
         if not all(seen):
             return False
     return True
+
+
+def same_order(ranks: Ranks, order: Mapping[str, str], mesh: Mapping[str, int]) -> bool:
+    """Whether all ranks of this rank's pipeline stage start the same collectives in the same order, as do those of every other.
+
+    A collective: every rank passes the ``issue_order()`` of its graph.
+    """
+    if ranks.count == 1:
+        return True
+    mine = torch.tensor([list(one.encode()) for one in prints_of(order, mesh)], dtype=torch.uint8)
+    return alike([[bytes(row).decode() for row in one.tolist()] for one in ranks.gathered(mine)], mesh)

@@ -91,15 +91,22 @@ class Layout:
         """All shapes, each on a mesh of its own."""
         return {shape: (self.mesh(shape), "group") for shape in self.shapes()}
 
-    def axes(self, mesh: Mapping[str, int]) -> dict[Shape, Place]:
-        """The shapes of the axes of a mesh of all ranks, the inner axis counting fastest."""
-        places: dict[Shape, Place] = {}
+    def along(self, mesh: Mapping[str, int]) -> dict[str, Shape]:
+        """The shape of the groups along each axis of a mesh of all ranks, the innermost first; without axes whose nodes are not alike."""
+        shapes: dict[str, Shape] = {}
         stride = 1
         for axis, size in reversed(list(mesh.items())):
             shape = self.shape_of(size, stride)
             if size > 1 and shape is not None:
-                places.setdefault(shape, (mesh, axis))
+                shapes[axis] = shape
             stride *= size
+        return shapes
+
+    def axes(self, mesh: Mapping[str, int]) -> dict[Shape, Place]:
+        """The shapes of the axes of a mesh of all ranks, each on its innermost axis."""
+        places: dict[Shape, Place] = {}
+        for axis, shape in self.along(mesh).items():
+            places.setdefault(shape, (mesh, axis))
         return places
 
     def mesh(self, shape: Shape) -> dict[str, int]:
@@ -317,22 +324,27 @@ def _error(found: Found, lines: Sequence[str]) -> float:
     return statistics.median(wrong)
 
 
-#: The head of a table of a description, and of those that say what lies between ranks.
+#: The head of a table of a description.
 _TABLE = re.compile(r'^\[\[?[A-Za-z"]', re.MULTILINE)
-_OF_LINKS = re.compile(r"\[\[?(links|network|groups)\b")
 #: Where operations begin.
 _OPERATIONS = "\n[device.operations"
 
 
 def with_links(text: str, lines: Sequence[str]) -> str:
     """A description with what was measured between ranks, in place of what it says of that."""
+    return inserted(without(text, "links|network|groups|in_steps"), lines)
+
+
+def without(text: str, names: str) -> str:
+    """A description without tables of some names, of which ``names`` is a regular expression."""
     starts = [match.start() for match in _TABLE.finditer(text)]
     head = text[: starts[0]] if starts else text
     tables = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-    return _inserted(head + "".join(table for table in tables if not _OF_LINKS.match(table)), lines)
+    named = re.compile(rf"\[\[?({names})\b")
+    return head + "".join(table for table in tables if not named.match(table))
 
 
-def _inserted(text: str, lines: Sequence[str]) -> str:
+def inserted(text: str, lines: Sequence[str]) -> str:
     """A description with further lines before its operations."""
     head, operations, rest = text.partition(_OPERATIONS)
     return f"{head.rstrip()}\n\n" + "\n".join(lines).strip() + "\n" + operations + rest
@@ -346,17 +358,17 @@ def completed(text: str, mesh: Mapping[str, int], ranks: Ranks, device: torch.de
     if ranks.count == 1:
         return text
     said = tomllib.loads(text)
-    layout = _layout_in(said, ranks.count)
+    layout = layout_in(said, ranks.count)
     places = layout.axes(mesh) if mesh else layout.places()
     known = {tuple(group["shape"]) for group in said.get("groups", [])}
     wanted = {shape: place for shape, place in places.items() if shape not in known}
     # One axis of all ranks is what the links say.
     if not wanted or (not known and list(wanted) == [(ranks.count,)]):
         return text
-    return _inserted(text, measure(ranks, device, layout, wanted, QUICK_SIZES).group_lines())
+    return inserted(text, measure(ranks, device, layout, wanted, QUICK_SIZES).group_lines())
 
 
-def _layout_in(said: Mapping[str, Any], ranks: int) -> Layout:
+def layout_in(said: Mapping[str, Any], ranks: int) -> Layout:
     """How a description has ranks on nodes."""
     levels = said.get("network", {}).get("levels", [])
     return Layout(ranks, ranks // levels[0]["ranks"] if levels else 1)

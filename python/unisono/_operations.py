@@ -1,4 +1,4 @@
-"""What single operations take, measured where they run: in the programs of a step under a few plans, without their collectives.
+"""What single operations take, and collectives between them, measured where they run: in the programs of a step under a few plans.
 
 Each program runs a few times with every instruction timed. What one call takes is put down beside what it does (floating-point operations,
 bytes, tensors), and each operator gets coefficients for calls that were not measured.
@@ -6,36 +6,23 @@ bytes, tensors), and each operator gets coefficients for calls that were not mea
 
 from __future__ import annotations
 
-import statistics
 import time
-import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import torch.distributed as dist
 
 from unisono import _devices, _native
-from unisono._capture.wire import TORCH_DTYPES
-from unisono._executor import Executor, lower_graph
-from unisono._message import pack, unpack
+from unisono._in_steps import InSteps
+from unisono._issue_order import same_order
+from unisono._measured_programs import Amounts, Kind, Running, bytes_of
+from unisono._message import pack
 from unisono._ranks import Ranks
 from unisono.errors import UnisonoError
 
-#: How often a program runs before it is timed, and how often then.
-_WARM, _ROUNDS = 2, 5
-#: Which numbers tensors of state and of the batch are filled with: no further from 0 than this, so that nothing grows in a few steps.
-_SMALL = 0.02
 #: The part of the free memory that a program's measurement may take.
 _SHARE = 0.5
-
-#: An operator with overload, and the main element type of a call.
-Kind = tuple[str, str]
-#: Floating-point operations, bytes, and tensors of a call.
-Amounts = tuple[float, int, int]
 
 
 @dataclass(frozen=True)
@@ -77,6 +64,12 @@ class Measured:
         wanted = (call for call in graph.amounts() if call is not None)
         return any((flops, *rest) not in self.calls.get((op, dtype), {}) for op, dtype, flops, *rest in wanted)
 
+    def add(self, calls: Mapping[Kind, Mapping[Amounts, float]]) -> None:
+        """Adds what calls took. Each program was measured at a moment of its own, so what is known already counts as much."""
+        for kind, rows in calls.items():
+            known = self.calls.setdefault(kind, {})
+            known.update({amounts: (known.get(amounts, nanos) + nanos) / 2 for amounts, nanos in rows.items()})
+
     def lines(self) -> Iterator[str]:
         """The tables of a cluster description."""
         for (operator, dtype), rows in sorted(self.calls.items()):
@@ -96,8 +89,20 @@ def fitted(rows: Mapping[Amounts, float], dtype: str, rates: Rates) -> dict[str,
     return {**found, "cached_bytes": int(found["cached_bytes"])}
 
 
-def programs(graph: _native.Graph, cluster: str, mesh: Mapping[str, int]) -> Iterator[_native.Graph]:
-    """What rank 0 runs of a step under plans of different families, without collectives: the calls that a search may meet."""
+class Programs(NamedTuple):
+    """What ranks run of a step under one plan.
+
+    Attributes:
+        alone: the program of rank 0 without collectives.
+        whole: this rank's program.
+    """
+
+    alone: _native.Graph
+    whole: _native.Graph
+
+
+def programs(graph: _native.Graph, cluster: str, mesh: Mapping[str, int], rank: int = 0) -> Iterator[Programs]:
+    """What runs of a step under plans of different families: the calls that a search may meet."""
     whole, cut = dict.fromkeys(mesh, "replicate"), dict.fromkeys(mesh, "shard(0)")
     families = [{}, {"batch.*": cut}, {"batch.*": whole, "params.*": cut}, {"batch.*": cut, "params.*": cut}]
     for pins in families if max(mesh.values(), default=1) > 1 else families[:1]:
@@ -106,34 +111,74 @@ def programs(graph: _native.Graph, cluster: str, mesh: Mapping[str, int]) -> Ite
             plan = graph.plan(cluster, pack(settings))
         except UnisonoError:  # nothing to cut
             continue
-        yield graph.program(plan, 0)[0].without_collectives()
+        alone = graph.program(plan, 0)[0].without_collectives()
+        yield Programs(alone, graph.program(plan, rank)[0])
 
 
-def measure(
-    known: Measured, graphs: Iterable[_native.Graph], ranks: Ranks, device: torch.device, seconds: float
-) -> bool:
-    """Adds what calls of graphs take that nothing is known of, all ranks running theirs at once. All ranks must pass as many graphs.
+@dataclass(frozen=True)
+class Place:
+    """Where programs are measured.
 
-    Stops before a graph when `seconds` are over and something is known, and leaves out graphs that need too much memory.
+    Attributes:
+        ranks: the ranks, all of which take part.
+        device: the device.
+        mesh: the axes of the ranks.
+        text: the cluster description, which says what collectives take alone.
+    """
+
+    ranks: Ranks
+    device: torch.device
+    mesh: Mapping[str, int]
+    text: str
+
+    def together(self, program: _native.Graph) -> _native.Graph | None:
+        """A rank's program as it runs with its collectives, one after the other; ``None`` where it cannot be measured so."""
+        # On an accelerator nothing that ranks share is in the way, and what collectives take there is measured alone.
+        if self.ranks.count == 1 or self.device != _devices.HOST:
+            return None
+        # What the router of experts gives to whom does not follow from made-up numbers.
+        has_sizes = program.collectives() is not None
+        return (
+            program.waiting_at_once()
+            if same_order(self.ranks, program.issue_order(), self.mesh) and has_sizes
+            else None
+        )
+
+    def groups(self) -> dict[str, str]:
+        """The names of process groups by the symbolic ones of programs."""
+        return {f"axis:{axis}": name for axis, name in self.ranks.groups(self.mesh, self.device.type).items()}
+
+
+def measure(known: Measured, in_steps: InSteps, found: Iterable[Programs], place: Place, seconds: float) -> bool:
+    """Adds what calls of programs take that nothing is known of, all ranks running theirs at once. All ranks must pass as many programs.
+
+    Stops before a program when `seconds` are over and something is known, and leaves out programs that need too much memory.
 
     Returns:
         Whether anything was added.
     """
+    ranks, device = place.ranks, place.device
     end, added = time.monotonic() + seconds, False
     states = _devices.generator_states(device)
     try:
-        for graph in graphs:
-            fits = _bytes_of(graph) * ranks.count <= _SHARE * _free(device)
-            wanted = known.lacks(graph) and fits and (time.monotonic() < end or not known.calls)
+        for alone, whole in found:
+            together = place.together(whole)
+            fits = bytes_of(alone) * ranks.count <= _SHARE * _free(device)
+            lacks = known.lacks(alone) or (together is not None and in_steps.lacks(together, place.mesh))
+            wanted = lacks and fits and (time.monotonic() < end or not known.calls)
             if not ranks.tell(wanted):
                 continue
-            running = _Running(graph, ranks, device)
+            # Without collectives first: what fails on made-up numbers is to leave no rank waiting for another.
+            running = Running(alone, ranks, device)
             if not running.warmed():
                 continue
-            calls, spread = running.recorded()
-            for kind, rows in calls.items():
-                known.calls.setdefault(kind, {}).update(rows)
-            known.spread = max(known.spread, spread)
+            if together is not None:
+                running = Running(together, ranks, device, place.groups())
+                running.warmed()
+            taken = running.recorded()
+            known.add(taken.calls)
+            in_steps.add(taken, place.text, place.mesh)
+            known.spread = max(known.spread, taken.spread)
             added = True
     finally:
         _devices.set_generator_states(device, states)
@@ -147,122 +192,3 @@ def _free(device: torch.device) -> int:
             fields = dict(line.split(":") for line in file)
         return int(fields["MemAvailable"].split()[0]) * 1024
     return _devices.memory_of(device)
-
-
-def _bytes_of(graph: _native.Graph) -> int:
-    """About what a program takes: its inputs twice, since it may write them anew, and the largest of what it makes."""
-    message = unpack(graph.message())["graph"]
-    sizes = [_size(value["type"]) for value in message["values"]]
-    return 2 * sum(sizes[item["value"]] for item in message["inputs"]) + 4 * max(sizes, default=0)
-
-
-def _size(kind: Mapping[str, Any]) -> int:
-    return int(np.prod(kind["shape"])) * TORCH_DTYPES[kind["dtype"]].itemsize
-
-
-class _Running:
-    """A program on tensors of its own."""
-
-    def __init__(self, graph: _native.Graph, ranks: Ranks, device: torch.device) -> None:
-        self.graph, self.ranks, self.device = graph, ranks, device
-
-    def warmed(self) -> bool:
-        """Runs the program for the first times; whether all ranks could: its numbers are not the step's, and a matrix may be singular."""
-        failed = None
-        try:
-            self.program = lower_graph(self.graph, device=self.device)
-            self.executor = Executor(self.program)
-            state, self.inputs = _filled(self.graph, self.device)
-            self.executor.bind(state)
-            for _ in range(_WARM):
-                self.executor(self.inputs)
-            _devices.synchronise(self.device)
-        except (UnisonoError, RuntimeError) as error:
-            failed = error
-        everyone = self.ranks.gathered(torch.tensor([failed is None])) if self.ranks.count > 1 else [failed is None]
-        if failed is not None:
-            words = f"a program of the step could not be measured, so that predictions are rougher: {failed}"
-            warnings.warn(words, RuntimeWarning, stacklevel=2)
-        return all(everyone)
-
-    def recorded(self) -> tuple[dict[Kind, dict[Amounts, float]], float]:
-        """The nanoseconds of each call, the mean over ranks, and how far apart the rounds were."""
-        rounds, walls = [], []
-        for _ in range(_ROUNDS):
-            _meet(self.ranks)
-            met = time.perf_counter()
-            _meet(self.ranks)
-            start = time.perf_counter()
-            _, records = self.executor.record(self.inputs, self.device)
-            _devices.synchronise(self.device)
-            alone = time.perf_counter() - start
-            # Until the last rank is done, where ranks share cores and get them in turns, less what it takes to meet.
-            _meet(self.ranks)
-            walls.append(max(alone, time.perf_counter() - start - (start - met)) * 1e9)
-            rounds.append(records)
-        by_node = _medians(self.program.nodes(), rounds)
-        wall = statistics.median(walls)
-        factor = max(1.0, wall / max(sum(by_node.values()), 1.0)) if self.ranks.count > 1 else 1.0
-        found: defaultdict[Kind, defaultdict[Amounts, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for position, call in enumerate(self.graph.amounts()):
-            if call is not None:
-                operator, dtype, flops, size, count = call
-                # What has no instruction of a step was done once, before the first.
-                found[operator, dtype][flops, size, count].append(by_node.get(position, 0.0) * factor)
-        calls = {
-            kind: {amounts: statistics.median(nanos) for amounts, nanos in rows.items()} for kind, rows in found.items()
-        }
-        spread = (sorted(walls)[_ROUNDS // 2 + 1] - min(walls)) / wall
-        return _mean(calls, self.ranks), self.ranks.tell(spread)
-
-
-def _medians(nodes: list[int | None], rounds: list[list[tuple[int, int, int]]]) -> dict[int, float]:
-    """The median over rounds of what all instructions of each operation take, by its position in the program."""
-    taken: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(rounds))
-    for number, records in enumerate(rounds):
-        for index, _, duration in records:
-            node = nodes[index]
-            if node is not None:
-                taken[node][number] += duration
-    return {node: statistics.median(nanos) for node, nanos in taken.items()}
-
-
-def _meet(ranks: Ranks) -> None:
-    if ranks.count > 1:
-        dist.barrier(ranks.group("cpu"))
-
-
-def _mean(calls: dict[Kind, dict[Amounts, float]], ranks: Ranks) -> dict[Kind, dict[Amounts, float]]:
-    """The mean over ranks of what rank 0 has measured and all others have too."""
-    if ranks.count == 1:
-        return calls
-    keys = [(kind, amounts) for kind, rows in calls.items() for amounts in rows]
-    keys = [((op, dtype), (flops, size, count)) for (op, dtype), (flops, size, count) in ranks.tell(keys)]
-    mine = torch.tensor([calls.get(kind, {}).get(amounts, float("nan")) for kind, amounts in keys])
-    means = torch.stack(ranks.gathered(mine)).nanmean(0).tolist()
-    found: dict[Kind, dict[Amounts, float]] = {}
-    for (kind, amounts), nanos in zip(keys, means, strict=True):
-        found.setdefault(kind, {})[amounts] = nanos
-    return found
-
-
-def _filled(graph: _native.Graph, device: torch.device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Tensors for the inputs of a graph: those of its state, and those that are passed at each step."""
-    message = unpack(graph.message())["graph"]
-    state, inputs = [], []
-    for item in message["inputs"]:
-        lives_on = item["class"] in ("parameter", "buffer", "optimizer", "constant")
-        # Products of numbers of one sign take less power, and are faster than those of a step. Second moments and variances have none.
-        signed = item["class"] in ("parameter", "batch")
-        (state if lives_on else inputs).append(_tensor(message["values"][item["value"]]["type"], device, signed))
-    return state, inputs
-
-
-def _tensor(kind: Mapping[str, Any], device: torch.device, signed: bool) -> torch.Tensor:
-    dtype, shape, strides = TORCH_DTYPES[kind["dtype"]], kind["shape"], kind["strides"]
-    place = _devices.HOST if kind["device"]["kind"] == "cpu" else device
-    size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if all(shape) else 0
-    if dtype.is_floating_point:
-        numbers = torch.rand(size, device=place) * _SMALL
-        return (numbers - _SMALL / 2 if signed else numbers).to(dtype).as_strided(shape, strides)
-    return torch.zeros(size, dtype=dtype, device=place).as_strided(shape, strides)

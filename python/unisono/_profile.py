@@ -21,6 +21,7 @@ import torch.distributed as dist
 import unisono
 from unisono import _devices, _links, _native, _operations, _standard_steps, _timing
 from unisono._capture.wire import TORCH_DTYPES
+from unisono._in_steps import InSteps
 from unisono._placements import STAGES
 from unisono._ranks import Ranks
 
@@ -264,14 +265,19 @@ def _warn(ranks: Ranks, message: str) -> None:
 def with_operations(
     text: str, graph: _native.Graph, mesh: Mapping[str, int], ranks: Ranks, device: torch.device, seconds: float
 ) -> str:
-    """A description with what the calls of a step's programs take, measured now as far as it does not say; the same on every rank."""
+    """A description with what the calls of a step's programs take, and their collectives there, measured now as far as it does not say; the
+    same on every rank.
+    """
     end = time.monotonic() + seconds
     # What is known now can make other plans better, with calls that are not known yet.
     for _ in range(_MOST_PLANS):
-        known, graphs = _operations.Measured.of(_device(text)), list(_operations.programs(graph, text, mesh))
-        if not _operations.measure(known, graphs, ranks, device, end - time.monotonic()):
+        said = tomllib.loads(text)
+        known, in_steps = _operations.Measured.of(said["device"]), InSteps.of(said, _links.layout_in(said, ranks.count))
+        programs = list(_operations.programs(graph, text, mesh, ranks.rank))
+        place = _operations.Place(ranks, device, mesh, text)
+        if not _operations.measure(known, in_steps, programs, place, end - time.monotonic()):
             break
-        head = text.partition("\n[device.operations")[0].rstrip()
+        head = in_steps.written(text).partition("\n[device.operations")[0].rstrip()
         head = _with_spread(head, known.spread)
         text = ranks.tell("\n".join([head, *known.lines()]) + "\n")
     return text

@@ -37,7 +37,7 @@ from unisono._deferred.models import Deferred, intended_device
 from unisono._executor import Executor, draws_numbers, has_kernels, lower_graph
 from unisono._graphs import Replayed
 from unisono._holders import Holders
-from unisono._issue_order import alike, prints_of
+from unisono._issue_order import same_order
 from unisono._memory_errors import without_memory
 from unisono._message import pack
 from unisono._placements import STAGES, Layout, coordinates, full_tensor, own_local, to_local
@@ -395,7 +395,7 @@ class CapturedStep:
 
     def _prepare(self, graph: _native.Graph) -> None:
         optimised, self.passes = graph.program(self.plan.native, self.ranks.rank)
-        if not self._same_order(optimised.issue_order()):
+        if not same_order(self.ranks, optimised.issue_order(), self._mesh):
             warnings.warn(
                 "the ranks' programs issue their collectives in different orders after the passes; they run without the passes, "
                 "which costs time: please report this step",
@@ -469,13 +469,6 @@ class CapturedStep:
         if self.plan.stages is None:
             return self.plan.prediction
         return self.plan.stages["predicted"][coordinates(self._mesh, self.ranks.rank)[STAGES]]
-
-    def _same_order(self, order: dict[str, str]) -> bool:
-        """Whether all ranks of this rank's pipeline stage start the same collectives in the same order, as do those of every other."""
-        if self.ranks.count == 1:
-            return True
-        mine = torch.tensor([list(one.encode()) for one in prints_of(order, self._mesh)], dtype=torch.uint8)
-        return alike([[bytes(row).decode() for row in one.tolist()] for one in self.ranks.gathered(mine)], self._mesh)
 
     def _require_devices_alike(self) -> None:
         """Refuses to draw random numbers on devices of several models: each draws others from the same seed."""

@@ -4,7 +4,7 @@ use base::{Code, Diagnostic, Result};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
-use crate::{Cluster, Device, GroupTimes, Interconnect, Kind, Links, Network, presets};
+use crate::{Cluster, Device, GroupTimes, InSteps, Interconnect, Kind, Links, Network, presets};
 
 /// The version of the format that is written.
 const VERSION: u32 = 1;
@@ -21,6 +21,8 @@ struct Description {
     network: Option<Network>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     groups: Vec<GroupTimes>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    in_steps: Vec<InSteps>,
     /// Ranks with devices of several kinds, each a device with how many `ranks` have it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     devices: Vec<Table>,
@@ -81,7 +83,7 @@ fn described(cluster: &Cluster) -> Description {
         Interconnect::Measured(links) => (Some(*links), None),
         Interconnect::Levels(network) => (None, Some(network.clone())),
     };
-    let groups = cluster.groups.clone();
+    let (groups, in_steps) = (cluster.groups.clone(), cluster.in_steps.clone());
     let device = cluster.kinds.first().map_or(&cluster.device, |kind| &kind.cluster.device).clone();
     let kind = |kind: &Kind| {
         let mut table = Table::try_from(&kind.cluster.device).expect("a device is a table");
@@ -89,7 +91,7 @@ fn described(cluster: &Cluster) -> Description {
         table
     };
     let devices = cluster.kinds.iter().map(kind).collect();
-    Description { version: VERSION, device, links, network, groups, devices }
+    Description { version: VERSION, device, links, network, groups, in_steps, devices }
 }
 
 /// Puts values over those of the same name, tables into each other. Lists of tables that have names are tables by those names.
@@ -121,7 +123,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn checked(&self, description: Description) -> Result<Cluster> {
-        let Description { version, device, links, network, groups, devices } = description;
+        let Description { version, device, links, network, groups, in_steps, devices } = description;
         if version != VERSION {
             return self.wrong(("version", &format!("{version}, not {VERSION}")));
         }
@@ -152,7 +154,14 @@ impl Source<'_> {
                 return self.wrong_in("[[groups]]", number, wrong);
             }
         }
-        let alone = Cluster { device, kinds: Vec::new(), interconnect, groups };
+        for (number, seen) in in_steps.iter().enumerate() {
+            let is_known = in_steps[..number].iter().any(|other| other.shape == seen.shape);
+            let again = is_known.then_some(("shape", "there twice"));
+            if let Some(wrong) = again.or_else(|| seen.wrong(network)) {
+                return self.wrong_in("[[in_steps]]", number, wrong);
+            }
+        }
+        let alone = Cluster { device, kinds: Vec::new(), interconnect, groups, in_steps };
         if devices.is_empty() { Ok(alone) } else { self.of_kinds(devices, &alone) }
     }
 

@@ -129,23 +129,28 @@ impl GroupTimes {
 
     /// The name of a value that is impossible on these levels, and what it is.
     pub(crate) fn wrong(&self, network: Option<&Network>) -> Option<(&'static str, &'static str)> {
-        let ranks = self.shape.iter().try_fold(1_u32, |ranks, count| ranks.checked_mul(*count));
-        let Some(ranks) = ranks.filter(|ranks| *ranks > 1) else {
-            return Some(("shape", "no group of several ranks"));
-        };
-        let is_possible = match network {
-            None => self.shape.len() == 1,
-            Some(network) => {
-                let stride = network.stride(&self.shape);
-                let is_there = u64::from(ranks) * u64::from(stride) <= u64::from(network.ranks());
-                is_there && network.shape(ranks, stride).as_ref() == Some(&self.shape)
-            }
-        };
-        if !is_possible {
-            return Some(("shape", "no group that an axis of a mesh has on these levels"));
+        if let Some(wrong) = wrong_shape(&self.shape, network) {
+            return Some(wrong);
         }
         CollectiveKind::ALL.into_iter().find_map(|kind| Some((kind.text(), self.curve(kind)?.wrong()?)))
     }
+}
+
+/// What is wrong with a shape on these levels.
+pub fn wrong_shape(shape: &[u32], network: Option<&Network>) -> Option<(&'static str, &'static str)> {
+    let ranks = shape.iter().try_fold(1_u32, |ranks, count| ranks.checked_mul(*count));
+    let Some(ranks) = ranks.filter(|ranks| *ranks > 1) else {
+        return Some(("shape", "no group of several ranks"));
+    };
+    let is_possible = match network {
+        None => shape.len() == 1,
+        Some(network) => {
+            let stride = network.stride(shape);
+            let is_there = u64::from(ranks) * u64::from(stride) <= u64::from(network.ranks());
+            is_there && network.shape(ranks, stride).as_deref() == Some(shape)
+        }
+    };
+    (!is_possible).then_some(("shape", "no group that an axis of a mesh has on these levels"))
 }
 
 impl Network {

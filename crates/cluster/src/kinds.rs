@@ -133,7 +133,12 @@ pub fn joined(parts: Vec<(u32, Cluster)>) -> Option<Cluster> {
     all.levels.last_mut()?.ranks = parts.iter().map(|(ranks, _)| ranks).sum();
     let kinds = parts.into_iter().map(|(ranks, cluster)| (ranks, cluster.device)).collect::<Vec<_>>();
     let interconnect = Interconnect::Levels(all);
-    let alone =
-        Cluster { device: kinds.first()?.1.clone(), kinds: Vec::new(), interconnect, groups: Vec::new() };
+    let alone = Cluster {
+        device: kinds.first()?.1.clone(),
+        kinds: Vec::new(),
+        interconnect,
+        groups: Vec::new(),
+        in_steps: Vec::new(),
+    };
     Some(Cluster::of_kinds(kinds, &alone))
 }

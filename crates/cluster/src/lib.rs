@@ -6,6 +6,7 @@ mod description;
 mod device;
 mod fitting;
 mod groups;
+mod in_steps;
 mod kinds;
 mod network;
 mod operations;
@@ -19,6 +20,7 @@ pub use coefficients::{Says, See};
 pub use device::Device;
 pub use fitting::{Rates, least_squares, median};
 pub use groups::{Curve, GroupTimes};
+pub use in_steps::InSteps;
 pub use kinds::Kind;
 pub use network::{InSwitch, Interconnect, Level, Link, Links, Network};
 pub use operations::{Amounts, Fit, Operations};
@@ -36,6 +38,8 @@ pub struct Cluster {
     pub interconnect: Interconnect,
     /// What collectives take in groups that were measured.
     pub groups: Vec<GroupTimes>,
+    /// What became of collectives in steps.
+    pub in_steps: Vec<InSteps>,
 }
 
 impl Cluster {

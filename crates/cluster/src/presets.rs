@@ -94,6 +94,7 @@ impl Preset {
             kinds: Vec::new(),
             interconnect: Interconnect::Levels(network),
             groups: Vec::new(),
+            in_steps: Vec::new(),
         }
     }
 }

@@ -23,7 +23,13 @@ pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster 
         operations: crate::Operations::new(),
     };
     let links = Links { all_reduce: link, all_gather: link, reduce_scatter: link, all_to_all: link };
-    Cluster { device, kinds: Vec::new(), interconnect: Interconnect::Measured(links), groups: Vec::new() }
+    Cluster {
+        device,
+        kinds: Vec::new(),
+        interconnect: Interconnect::Measured(links),
+        groups: Vec::new(),
+        in_steps: Vec::new(),
+    }
 }
 
 /// A link of a latency in nanoseconds and a bandwidth in bytes per second.

@@ -125,6 +125,38 @@ fn what_cannot_be_used_is_named_with_its_line() {
 }
 
 #[test]
+fn what_collectives_take_in_steps_is_read_and_written_and_refused_where_it_cannot_be() {
+    let good = format!(
+        "{MEASURED}[[in_steps]]\nshape = [8, 1]\nlate_ns = 50.0\nlate = 0.1\nall_reduce = [[8, 1.5], [64, 0.5]]\n"
+    );
+    let cluster = Cluster::parse(&good, "cluster.toml").unwrap();
+    assert_eq!(cluster.in_steps[0].all_reduce, [(8, 1.5), (64, 0.5)]);
+    assert_eq!(Cluster::parse(&cluster.text(), "text").unwrap(), cluster);
+    for (good_part, bad_part, what) in [
+        ("late = 0.1", "late = -0.1", "`late` of a cluster description is a part that is negative"),
+        ("late_ns = 50.0", "late_ns = nan", "`late_ns` of a cluster description is a time that is negative"),
+        (
+            "[8, 1.5]",
+            "[8, 0.0]",
+            "`all_reduce` of a cluster description is with a factor that is not positive",
+        ),
+        (
+            "[64, 0.5]",
+            "[8, 0.5]",
+            "`all_reduce` of a cluster description is seen in another order than that of sizes, each once",
+        ),
+        (
+            "shape = [8, 1]\nlate",
+            "shape = [9, 1]\nlate",
+            "`shape` of a cluster description is no group that an axis",
+        ),
+    ] {
+        let said = error(&good.replacen(good_part, bad_part, 1));
+        assert!(said.contains(what), "{said}");
+    }
+}
+
+#[test]
 fn names_that_are_not_known_or_missing_are_said() {
     let unknown = error(&MEASURED.replace("all_gather", "allgather"));
     assert!(unknown.contains("unknown field `allgather`"), "{unknown}");

@@ -5,7 +5,7 @@ use cluster::{Cluster, Interconnect};
 use ir::{Collective, CollectiveKind, MeshAxis};
 
 use crate::{
-    groups::{is_measured, measured_time},
+    groups::{is_measured, measured_time, times_in_steps},
     links::{group_of, modelled_time},
     machine::{Machine, PICOS, traffic},
     network::Group,
@@ -16,12 +16,12 @@ pub fn collective_time(machine: Machine<'_>, collective: Collective<'_>) -> i64 
     group_time(machine.cluster, collective.kind, group_of(machine, collective), collective.bytes)
 }
 
-/// The time of a collective of a group, in picoseconds.
+/// The time of a collective of a group in a step, in picoseconds.
 pub fn group_time(cluster: &Cluster, kind: CollectiveKind, group: Group, bytes: Bytes) -> i64 {
     let bytes = bytes.0 as f64;
     let seconds = measured_time(cluster, group, kind, bytes)
         .unwrap_or_else(|| modelled_time(cluster, group, kind, bytes));
-    (seconds * PICOS).round() as i64
+    (seconds * times_in_steps(cluster, group, kind, bytes) * PICOS).round() as i64
 }
 
 /// The time of a direct collective, in which each rank sends to each in one round, with the copies and sums around it; `None` for

@@ -1,7 +1,7 @@
 //! Collectives in groups whose times were measured: by the curve of a group of the same shape, or else by that of the group that is most
 //! like it, times what the links or levels have between the two.
 
-use cluster::{Cluster, GroupTimes, Interconnect};
+use cluster::{Cluster, GroupTimes, InSteps, Interconnect};
 use ir::CollectiveKind;
 
 use crate::{
@@ -28,6 +28,44 @@ pub fn measured_time(cluster: &Cluster, group: Group, kind: CollectiveKind, byte
     let modelled = |group| modelled_time(cluster, group, kind, bytes);
     let (this, that) = (modelled(group), modelled(measured));
     Some(if that > 0.0 { seconds * this / that } else { seconds })
+}
+
+/// How many times as long as alone a collective takes in a step.
+pub fn times_in_steps(cluster: &Cluster, group: Group, kind: CollectiveKind, bytes: f64) -> f64 {
+    in_steps(cluster, group).map_or(1.0, |seen| seen.times(kind, bytes))
+}
+
+/// How much later than a rank the last one of a group comes to a collective.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Late {
+    /// Picoseconds that there always are.
+    pub always: i64,
+    /// And thousandths of the time since they last met.
+    pub thousandths: i64,
+}
+
+impl Late {
+    /// That of a group of ranks.
+    pub fn of(cluster: &Cluster, group: Group) -> Self {
+        let seen = |seen: &InSteps| Self {
+            always: (seen.late_ns * 1e3).round() as i64,
+            thousandths: (seen.late * 1e3).round() as i64,
+        };
+        in_steps(cluster, group).map_or_else(Self::default, seen)
+    }
+
+    /// How many picoseconds later, so many after ranks have met.
+    pub const fn after(self, time: i64) -> i64 {
+        self.always + time.saturating_mul(self.thousandths) / 1000
+    }
+}
+
+fn in_steps(cluster: &Cluster, group: Group) -> Option<&InSteps> {
+    if cluster.in_steps.is_empty() || group.ranks < 2 {
+        return None;
+    }
+    let shape = shape_of(cluster, group)?;
+    cluster.in_steps.iter().find(|seen| seen.shape == shape)
 }
 
 /// Whether a kind of collective was measured in a group of just this shape.

@@ -33,6 +33,7 @@ mod start_collectives;
 mod state_units;
 mod terms;
 mod turn_shards;
+mod wait_at_once;
 mod without_collectives;
 
 pub use bucket_collectives::BucketCollectives;
@@ -61,4 +62,5 @@ pub use split_dropout::SplitDropout;
 pub use start_collectives::StartCollectives;
 pub use state_units::{Entry, Unit, state_units};
 pub use turn_shards::TurnShards;
+pub use wait_at_once::WaitAtOnce;
 pub use without_collectives::WithoutCollectives;

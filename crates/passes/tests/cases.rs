@@ -157,6 +157,11 @@ fn without_collectives() {
 }
 
 #[test]
+fn wait_at_once() {
+    check("wait_at_once");
+}
+
+#[test]
 fn turn_shards() {
     check("turn_shards");
 }

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
 };
 
-use aten::{Call, Random};
+use aten::{Call, Random, RunTimeSizes};
 use base::{Code, Diagnostic, Fingerprint, Result};
 use cluster::Cluster;
 use cost::Operation;
@@ -55,6 +55,34 @@ pub fn without(graph: &ir::Graph, slower: &Slower) -> loops::Partition {
 
 /// The name of each pass with the number of nodes before and after it.
 type Done = Vec<(&'static str, usize, usize)>;
+
+/// Kind, axis, bytes, positions.
+type TimedCollective = (&'static str, String, u64, Vec<usize>);
+
+fn collectives(graph: &ir::Graph) -> Option<Vec<TimedCollective>> {
+    if !RunTimeSizes::of(graph).is_empty() {
+        return None;
+    }
+    let (mut found, mut started): (Vec<TimedCollective>, BTreeMap<ir::ValueId, usize>) = Default::default();
+    for (position, id) in graph.order.iter().enumerate() {
+        let node = &graph.nodes[*id];
+        if let Some(collective) = graph.collective(*id) {
+            started.extend(node.results().map(|result| (result, found.len())));
+            found.push((
+                collective.kind.text(),
+                collective.axis.to_owned(),
+                collective.bytes.0,
+                vec![position],
+            ));
+        } else if graph.is_communication(*id) {
+            let waited = node.operands().find_map(|operand| started.get(&operand));
+            if let Some(number) = waited {
+                found[*number].3.push(position);
+            }
+        }
+    }
+    Some(found)
+}
 
 /// Operator, element type, floating-point operations, bytes, tensors.
 type OperationAmounts = (String, &'static str, f64, u64, usize);
@@ -248,6 +276,17 @@ impl Graph {
     /// What a rank computes by itself: the graph with numbers in the place of what others send.
     fn without_collectives(&self, py: Python<'_>) -> PyResult<Self> {
         run(py, || passes::run(&[Box::new(passes::WithoutCollectives)], &self.0, |_| {})).map(Self)
+    }
+
+    /// The graph with each collective waited for where it starts.
+    fn waiting_at_once(&self, py: Python<'_>) -> PyResult<Self> {
+        run(py, || passes::run(&[Box::new(passes::WaitAtOnce)], &self.0, |_| {})).map(Self)
+    }
+
+    /// The collectives in program order: kind, axis, bytes, and the positions of the node that starts it and of those that wait for it; `None`
+    /// where some have sizes that are known at run time only.
+    fn collectives(&self, py: Python<'_>) -> Option<Vec<TimedCollective>> {
+        py.detach(|| collectives(&self.0))
     }
 
     /// What each operation does, in program order: its operator, its main element type, its floating-point operations, and the bytes and

@@ -1,7 +1,8 @@
 //! The simulator: from ranks' graphs after the passes to a predicted timeline, and to what is read off it.
 //!
 //! A rank has a stream for its operations, which run in program order, and one for the collectives of each group, which run in the
-//! order in which they are started. A collective begins when all ranks of its group have started it and its stream is free;
+//! order in which they are started. A collective begins when all ranks of its group have started it and its stream is free; where a cluster
+//! says how late ranks come, the last one has started it later than those that are simulated, by a part of the time since they last met;
 //! `wait_tensor` stops the rank until it is done. While a collective and an operation of one rank run beside each other, both are slower
 //! by the cluster's factor. While collectives of several groups of a rank want more of a wire than there is, all that use it are slower by as
 //! much. Times are integer picoseconds inside; what comes out is in nanoseconds.
@@ -18,7 +19,7 @@ use ir::Graph;
 use memory::Peak;
 use timeline::{Timeline, step::Figures};
 
-pub use cost::{Machine, Wires};
+pub use cost::{Late, Machine, Wires};
 pub use prices::work_of;
 pub use program::{Group, Program, Programs, Step};
 pub use record::{figures, observe};

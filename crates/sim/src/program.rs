@@ -2,7 +2,7 @@
 
 use base::{Code, Diagnostic, Id, Result, SecondaryMap};
 use cluster::Bound;
-use cost::Wires;
+use cost::{Late, Wires};
 use indexmap::IndexMap;
 use ir::{AxisKind, Graph, HostCopy, Mesh, NodeId, ValueId, transfer_stages};
 
@@ -55,6 +55,8 @@ pub struct Group {
     pub size: u32,
     /// How far apart in number they are; 0 where simulated ranks have other numbers.
     pub stride: u32,
+    /// How much later than those that are simulated the last one comes to a collective.
+    pub late: Late,
     /// Whether it is of copies between device and host: engines of their own make them, which disturb nothing.
     pub copies: bool,
     /// Those of them that are simulated, ascending.
@@ -214,10 +216,14 @@ impl Groups<'_> {
         let shown = if several { format!("{name} of rank {first}") } else { name.to_owned() };
         let axis = self.axis(name).filter(|_| self.who != Who::Stages);
         let mesh = self.machine.mesh;
-        let stride = axis.map_or(0, |axis| mesh.stride_of(&mesh.axes[axis].name));
+        let stride_of = |axis: usize| mesh.stride_of(&mesh.axes[axis].name);
+        let stride = axis.map_or(0, stride_of);
+        let late =
+            |axis| Late::of(self.machine.cluster, cost::Group { ranks: size, stride: stride_of(axis) });
+        let late = self.axis(name).map_or_else(Late::default, late);
         let entry = self.found.entry(key);
         let index = entry.index();
-        entry.or_insert(Group { name: shown, size, stride, copies: false, members });
+        entry.or_insert(Group { name: shown, size, stride, late, copies: false, members });
         Some((index, member))
     }
 
@@ -227,7 +233,14 @@ impl Groups<'_> {
         let shown = if self.who == Who::One { name.to_owned() } else { format!("{name} of rank {rank}") };
         let entry = self.found.entry((name.to_owned(), rank));
         let index = entry.index();
-        entry.or_insert(Group { name: shown, size: 1, stride: 0, copies: true, members: vec![rank] });
+        entry.or_insert(Group {
+            name: shown,
+            size: 1,
+            stride: 0,
+            late: Late::default(),
+            copies: true,
+            members: vec![rank],
+        });
         index
     }
 }

@@ -92,17 +92,42 @@ struct Rank {
     wires: Wires,
     /// When its last collective so far ended.
     last_end: i64,
+    /// When it last knew where the others were: when the last collective began that it has waited for.
+    met: i64,
 }
 
 struct Stream {
     /// For each member, the steps that started the group's collectives.
     starts: Vec<Vec<usize>>,
+    /// When the last rank has come to each collective.
+    due: Vec<i64>,
+    /// When each began.
+    began: Vec<i64>,
     /// How many collectives are done.
     done: usize,
     /// Begin of the running one, and what is left of it.
     running: Option<(i64, i128)>,
     /// What the running one uses of the wires.
     wires: Wires,
+}
+
+impl Stream {
+    /// A member starts a collective, which the last rank has not come to before `due`; which one of the group it is.
+    fn start(&mut self, member: usize, step: usize, due: i64) -> usize {
+        let number = self.starts[member].len();
+        self.starts[member].push(step);
+        match self.due.get_mut(number) {
+            Some(known) => *known = due.max(*known),
+            None => self.due.push(due),
+        }
+        number
+    }
+
+    /// When the last rank has come to the next collective, where all that are simulated have started it and none is running.
+    fn next_due(&self) -> Option<i64> {
+        let is_started = || self.starts.iter().all(|starts| starts.len() > self.done);
+        (self.running.is_none() && is_started()).then(|| self.due[self.done])
+    }
 }
 
 /// Runs the programs and tells `observer` of everything in the order of its end.
@@ -114,9 +139,12 @@ pub fn run(programs: &Programs, factors: Factors, observer: &mut impl Observer) 
         beside: 0,
         wires: Wires::default(),
         last_end: 0,
+        met: 0,
     });
     let streams = programs.groups.iter().map(|group| Stream {
         starts: vec![Vec::new(); group.members.len()],
+        due: Vec::new(),
+        began: Vec::new(),
         done: 0,
         running: None,
         wires: Wires::default(),
@@ -168,6 +196,7 @@ impl Run<'_> {
                 return;
             }
             observer.wait(index, Some(rank.next), Interval { start, end: now });
+            rank.met = rank.met.max(self.streams[group].began[number]);
             rank.next += 1;
             rank.state = State::Ready;
         }
@@ -183,9 +212,8 @@ impl Run<'_> {
                     rank.state = State::Operation { start: now, left, bound: *bound };
                 }
                 Some(Step::Start { group, member, .. }) => {
-                    let starts = &mut self.streams[*group].starts[*member];
-                    rank.started.push((*group, starts.len()));
-                    starts.push(rank.next);
+                    let late = self.programs.groups[*group].late.after(now - rank.met);
+                    rank.started.push((*group, self.streams[*group].start(*member, rank.next, now + late)));
                     observer.operation(index, rank.next, Interval { start: now, end: now });
                     rank.next += 1;
                 }
@@ -195,13 +223,14 @@ impl Run<'_> {
                         Step::WaitCopy(copy) => Some(*copy),
                         _ => None,
                     };
-                    let awaited = awaited.filter(|collective| {
-                        let (group, number) = rank.started[*collective];
-                        self.streams[group].done <= number
-                    });
                     if let Some(collective) = awaited {
-                        rank.state = State::Waiting { start: now, collective };
-                        return;
+                        let (group, number) = rank.started[collective];
+                        let stream = &self.streams[group];
+                        if stream.done <= number {
+                            rank.state = State::Waiting { start: now, collective };
+                            return;
+                        }
+                        rank.met = rank.met.max(stream.began[number]);
                     }
                     observer.wait(index, Some(rank.next), Interval { start: now, end: now });
                     rank.next += 1;
@@ -214,7 +243,7 @@ impl Run<'_> {
     fn begin(&mut self, group: usize, observer: &mut impl Observer) -> bool {
         let stream = &mut self.streams[group];
         let number = stream.done;
-        if stream.running.is_some() || stream.starts.iter().any(|starts| starts.len() <= number) {
+        if stream.next_due().is_none_or(|due| due > self.now) {
             return false;
         }
         let Some(first) = self.programs.groups[group].members.first() else { return false };
@@ -223,6 +252,7 @@ impl Run<'_> {
             return false;
         };
         stream.running = Some((self.now, i128::from(time) * self.factors.alone * PARTS));
+        stream.began.push(self.now);
         stream.wires = wires;
         let of_group = &self.programs.groups[group];
         for member in of_group.members.iter().filter(|_| !of_group.copies) {
@@ -274,9 +304,9 @@ impl Run<'_> {
             State::Operation { left, bound, .. } => Some(time_for(left, self.speed(rank, bound))),
             _ => None,
         });
-        let groups = (0..self.streams.len()).filter_map(|group| {
-            let (_, left) = self.streams[group].running?;
-            Some(time_for(left, self.speed_of_group(group)))
+        let groups = (0..self.streams.len()).filter_map(|group| match self.streams[group].running {
+            Some((_, left)) => Some(time_for(left, self.speed_of_group(group))),
+            None => self.streams[group].next_due().map(|due| due - self.now),
         });
         ranks.chain(groups).min()
     }

@@ -50,6 +50,31 @@ fn a_collective_is_hidden_behind_what_stands_between_its_start_and_its_wait() {
 }
 
 #[test]
+fn the_last_rank_comes_later_by_a_part_of_the_time_since_ranks_last_met() {
+    // 100 ns always, and a tenth of what has passed since the collective before began: 100 + 200 where nothing did.
+    let text = "[[in_steps]]\nshape = [2]\nlate_ns = 100.0\nlate = 0.1\n";
+    let cluster = cluster::Cluster::parse(&(cluster(1.0).text() + text), "test").unwrap();
+    let (graph, mesh) = (
+        graph("neg v0 \n neg v0 \n reduce v2 a \n wait v3 \n neg v4 \n reduce v5 a \n wait v6"),
+        mesh(&[("a", 2)]),
+    );
+    let timeline = simulate(&[&graph], Machine { cluster: &cluster, mesh: &mesh }).unwrap();
+    expect![[r#"
+        0 operations     0 ..  6650  ProfilerStep#0
+        0 operations     0 ..  1000  neg
+        0 operations  1000 ..  2000  neg
+        0 operations  2000 ..  2000  all_reduce
+        0 axis:a      2300 ..  3800  unisono:all_reduce
+        0 operations  2000 ..  3800  wait_tensor
+        0 operations  3800 ..  4800  neg
+        0 operations  4800 ..  4800  all_reduce
+        0 axis:a      5150 ..  6650  unisono:all_reduce
+        0 operations  4800 ..  6650  wait_tensor
+    "#]]
+    .assert_eq(&table(&timeline));
+}
+
+#[test]
 fn collectives_of_one_group_run_one_after_the_other_in_the_order_of_their_starts() {
     let expected = expect![[r#"
         0 operations     0 ..  3000  ProfilerStep#0

@@ -9,7 +9,7 @@ use common::{cluster, graph, mesh, random_lines};
 use ir::testing::Random;
 use timeline::step::Figures;
 use unisono_sim::{
-    Factors, Group, Interval, Machine, Observer, Program, Programs, Step, Wires, figures, predict, run,
+    Factors, Group, Interval, Late, Machine, Observer, Program, Programs, Step, Wires, figures, predict, run,
     simulate,
 };
 
@@ -45,6 +45,39 @@ struct Slower {
     collectives: [i64; 2],
 }
 
+/// When each collective of a group may begin, and has begun, and when each rank last knew where the others are.
+struct Meetings {
+    due: Vec<Vec<i64>>,
+    began: Vec<Vec<i64>>,
+    met: Vec<i64>,
+}
+
+impl Meetings {
+    fn start(&mut self, (group, number): (usize, usize), rank: usize, now: i64, late: Late) {
+        let due = &mut self.due[group];
+        due.resize(due.len().max(number + 1), 0);
+        due[number] = due[number].max(now + late.after(now - self.met[rank]));
+    }
+
+    fn waited(&mut self, (group, number): (usize, usize), rank: usize) {
+        self.met[rank] = self.met[rank].max(self.began[group][number]);
+    }
+
+    /// Whether a group's next collective begins, or has begun.
+    fn begin(&mut self, (group, number): (usize, usize), now: i64) -> bool {
+        let is_due = self.due[group][number] <= now;
+        if is_due && self.began[group].len() == number {
+            self.began[group].push(now);
+        }
+        is_due
+    }
+
+    /// Whether a rank will come to a collective by itself.
+    fn comes(&self, done: &[usize], now: i64) -> bool {
+        self.due.iter().zip(done).any(|(due, done)| due.get(*done).is_some_and(|due| *due > now))
+    }
+}
+
 /// Looks at every picosecond; `None` where nothing happens any more before the end.
 fn every_picosecond(programs: &Programs, slower: Slower) -> Option<Log> {
     let alone = slower.collectives[0] * slower.collectives[1];
@@ -54,6 +87,8 @@ fn every_picosecond(programs: &Programs, slower: Slower) -> Option<Log> {
     let mut running: Vec<Option<(i64, i64)>> = vec![None; programs.groups.len()];
     let mut used = vec![Wires::default(); programs.groups.len()];
     let mut last_end = vec![0; programs.ranks.len()];
+    let none = || vec![Vec::new(); programs.groups.len()];
+    let mut meetings = Meetings { due: none(), began: none(), met: vec![0; programs.ranks.len()] };
     let nth = |rank: &Slow, group: usize, n: usize| {
         rank.started.iter().find(|(g, number, _)| (*g, *number) == (group, n)).map(|(.., step)| *step)
     };
@@ -72,6 +107,7 @@ fn every_picosecond(programs: &Programs, slower: Slower) -> Option<Log> {
                     Step::Start { group, .. } => {
                         let number = rank.started.iter().filter(|s| s.0 == *group).count();
                         rank.started.push((*group, number, rank.next));
+                        meetings.start((*group, number), r, now, programs.groups[*group].late);
                         ended = Some('o');
                     }
                     Step::WaitCopy(_) => unreachable!("nothing is copied"),
@@ -79,6 +115,9 @@ fn every_picosecond(programs: &Programs, slower: Slower) -> Option<Log> {
                     Step::Wait(Some(collective)) => {
                         let (group, number, _) = rank.started[*collective];
                         ended = (done[group] > number).then_some('w');
+                        if ended.is_some() {
+                            meetings.waited((group, number), r);
+                        }
                     }
                 }
                 if let Some(kind) = ended {
@@ -97,6 +136,9 @@ fn every_picosecond(programs: &Programs, slower: Slower) -> Option<Log> {
                     continue;
                 };
                 used[g] = wires;
+                if !meetings.begin((g, done[g]), now) {
+                    continue;
+                }
                 let (start, left) = *running[g].get_or_insert((now, time * alone * 1000));
                 if left <= 0 {
                     for (member, step) in group.members.iter().zip(steps) {
@@ -115,21 +157,13 @@ fn every_picosecond(programs: &Programs, slower: Slower) -> Option<Log> {
             _ => None,
         };
         let computes: Vec<Option<usize>> = ranks.iter().zip(&programs.ranks).map(computes).collect();
-        if computes.iter().all(Option::is_none) && running.iter().all(Option::is_none) {
+        if computes.iter().all(Option::is_none)
+            && running.iter().all(Option::is_none)
+            && !meetings.comes(&done, now)
+        {
             break;
         }
-        let beside = |rank: usize| {
-            programs
-                .groups
-                .iter()
-                .zip(&running)
-                .any(|(group, on)| on.is_some() && group.members.contains(&rank))
-        };
-        for (r, rank) in ranks.iter_mut().enumerate() {
-            if let (Some(left), Some(bound)) = (&mut rank.left, computes[r]) {
-                *left -= if beside(r) { 1000 } else { slower.operations[bound] };
-            }
-        }
+        compute(programs, &mut ranks, &running, &computes, slower);
         let speed = |group: &Group| {
             let bounds = group.members.iter().filter_map(|member| computes[*member]);
             let most = bounds.map(|bound| slower.collectives[bound]).max();
@@ -146,6 +180,24 @@ fn every_picosecond(programs: &Programs, slower: Slower) -> Option<Log> {
         }
     }
     Some(log)
+}
+
+/// Lets operations compute for a picosecond, slower beside a collective.
+fn compute(
+    programs: &Programs,
+    ranks: &mut [Slow],
+    running: &[Option<(i64, i64)>],
+    computes: &[Option<usize>],
+    slower: Slower,
+) {
+    let beside = |rank: usize| {
+        programs.groups.iter().zip(running).any(|(group, on)| on.is_some() && group.members.contains(&rank))
+    };
+    for (r, rank) in ranks.iter_mut().enumerate() {
+        if let (Some(left), Some(bound)) = (&mut rank.left, computes[r]) {
+            *left -= if beside(r) { 1000 } else { slower.operations[bound] };
+        }
+    }
 }
 
 /// Lets running collectives send for a picosecond: what all groups of a rank want of a wire is what they share it by.
@@ -177,6 +229,11 @@ fn random_programs(random: &mut Random) -> Programs {
     let groups: Vec<Group> = (0..=random.below(2))
         .map(|g| Group {
             copies: false,
+            late: *random.pick(&[
+                Late::default(),
+                Late { always: 7, thousandths: 0 },
+                Late { always: 0, thousandths: 400 },
+            ]),
             name: format!("g{g}"),
             size: 4,
             stride: 1,
@@ -270,8 +327,14 @@ fn events_are_those_of_a_simulator_that_looks_at_every_picosecond() {
 #[test]
 fn collectives_of_two_axes_that_want_more_than_a_wire_carries_take_as_much_longer() {
     let end = |uses: [[u32; 4]; 2]| {
-        let group =
-            |name: &str| Group { name: name.into(), size: 2, stride: 1, copies: false, members: vec![0] };
+        let group = |name: &str| Group {
+            name: name.into(),
+            size: 2,
+            stride: 1,
+            late: Late::default(),
+            copies: false,
+            members: vec![0],
+        };
         let start = |group: usize| Step::Start { group, member: 0, time: 1000, wires: Wires(uses[group]) };
         let steps = vec![start(0), start(1), Step::Wait(Some(0)), Step::Wait(Some(1))];
         let programs = Programs { ranks: vec![Program { steps }], groups: vec![group("a"), group("b")] };
@@ -291,7 +354,10 @@ fn a_step_is_no_shorter_than_what_one_stream_does_and_no_longer_than_all_of_it()
         let mut random = Random::new(seed);
         let mut programs = random_programs(&mut random);
         programs.ranks.truncate(1);
-        programs.groups.iter_mut().for_each(|group| group.members.retain(|rank| *rank == 0));
+        for group in &mut programs.groups {
+            group.members.retain(|rank| *rank == 0);
+            group.late = Late::default();
+        }
         for step in programs.ranks.iter_mut().flat_map(|program| &mut program.steps) {
             match step {
                 Step::Operation(time, _) | Step::Start { time, .. } => *time *= 1000,
