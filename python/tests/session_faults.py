@@ -14,7 +14,7 @@ import steps
 import torch
 
 import unisono
-from unisono import session
+from unisono import _issue_order
 from unisono._issue_order import prints_of
 from unisono.errors import UnisonoError
 
@@ -53,7 +53,7 @@ def run_in_disagreement() -> None:
         whole, along = prints_of(order, mesh)
         return [whole, along[:-1] + os.environ["RANK"]]
 
-    other = mock.patch.object(session, "prints_of", prints)
+    other = mock.patch.object(_issue_order, "prints_of", prints)
     with other, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step = unisono.parallelize(

@@ -192,7 +192,7 @@ def few_experts() -> Training:
     torch.manual_seed(3)
     model = Experts(bias=True)
     with torch.no_grad():
-        model.router.bias.copy_(torch.tensor([0.0, 0, 0, 40, 0, 0, 30, 0]))
+        model.router.bias.copy_(torch.tensor([0.0, 0, 0, 31, 0, 0, 30, 0]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
 
     def step(x_TD: torch.Tensor) -> torch.Tensor:

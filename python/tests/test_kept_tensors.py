@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,7 @@ from machines import DEAR_COMPUTING
 from torch import nn
 
 import unisono
+from unisono import _native
 from unisono._capture.outside import Outside
 from unisono.errors import StepError
 
@@ -503,3 +506,32 @@ def test_a_parameter_that_the_step_replaces_is_refused(replace):
     with pytest.raises(StepError) as caught:
         unisono.capture(given.step, model=model, optimizer=given.optimizer, example=given.batches[0])
     assert caught.value.code == "U0102"
+
+
+def test_entries_are_the_same_as_long_as_they_hold_the_same_objects():
+    class Other(dict):
+        def get(self, key, default=None):
+            raise AssertionError("what a class makes of a look-up is not asked")
+
+    one, other = {"a": 1.5, "b": None}, Other(c=[1])
+    entries = _native.Entries([(one, "a", one["a"]), (other, "c", other["c"]), (one, "b", None)])
+    assert len(entries) == 3
+    assert entries.first_other() is None
+    del one["b"]
+    assert entries.first_other() is None, "nothing is None"
+    other["c"] = [1]
+    assert entries.first_other() == 1
+    one["a"] = 2.5
+    assert entries.first_other() == 0
+
+
+def test_entries_do_not_keep_what_holds_them_alive():
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.entries = _native.Entries([(vars(holder), "self", holder)])
+    gone = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert gone() is None

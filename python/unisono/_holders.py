@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono import _native
 from unisono._capture.inputs import StepInput
 from unisono._placements import Layout
 from unisono.errors import StepError
@@ -32,12 +32,13 @@ class Holders:
         )
         held += [values for optimizer in optimizers for values in optimizer.state.values()]
         held += [module._modules for module in model.modules()] if model is not None else []
-        self._entries: list[tuple[dict[str, Any], str, Any]] = [
+        entries = [
             (holder, key, value)
             for holder in held
             for key, value in holder.items()
             if isinstance(value, torch.Tensor | nn.Module)
         ]
+        self._entries, self._watched = entries, _native.Entries(entries)
         self._names = names
         with torch._C.DisableTorchFunctionSubclass():  # what is given up already has no values, but an address
             self._shared = [
@@ -51,18 +52,19 @@ class Holders:
 
     def require(self) -> None:
         """Refuses a step when a tensor of state is no longer where it was."""
-        for holder, key, tensor in self._entries:
-            if holder.get(key) is not tensor:
-                raise StepError(
-                    f"`{self._names.get(id(tensor), key)}` is another {'module' if isinstance(tensor, nn.Module) else 'tensor'}",
-                    code="U0122",
-                    cause="the step goes on with the one that was there when it was captured",
-                    hint="write into it (`t.copy_(..)` under `torch.no_grad()`), or call `sync` and then `parallelize` again",
-                )
+        other = self._watched.first_other()
+        if other is not None:
+            _, key, tensor = self._entries[other]
+            raise StepError(
+                f"`{self._names.get(id(tensor), key)}` is another {'module' if isinstance(tensor, nn.Module) else 'tensor'}",
+                code="U0122",
+                cause="the step goes on with the one that was there when it was captured",
+                hint="write into it (`t.copy_(..)` under `torch.no_grad()`), or call `sync` and then `parallelize` again",
+            )
 
     def all_there(self) -> bool:
         """Whether every entry still holds its tensor."""
-        return all(holder.get(key) is tensor for holder, key, tensor in self._entries)
+        return self._watched.first_other() is None
 
     def moved(self) -> dict[int, torch.Tensor]:
         """Tensors whose memory the user has replaced (``p.data = ..``), by their position in the state; refuses other types."""

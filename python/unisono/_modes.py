@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from unisono import _devices
+from unisono import _devices, _native
 
 
 class Modes:
@@ -16,12 +16,18 @@ class Modes:
         self._modules = [] if model is None else list(model.named_modules())
         self._parameters = [] if model is None else list(model.named_parameters())
         self._training = [module.training for _, module in self._modules]
+        modes = [
+            (vars(module), "training", module.training) for _, module in self._modules if "training" in vars(module)
+        ]
+        # Where all have theirs as an attribute of their own, it is asked no module.
+        self._watched = _native.Entries(modes) if len(modes) == len(self._modules) else None
         self._trained = [parameter.requires_grad for _, parameter in self._parameters]
         self._casts = _casts()
 
     def changed(self) -> tuple[str, str] | None:
         """What is otherwise now, and how it was; none where all is as it was."""
-        training = [module.training for _, module in self._modules]
+        is_same = self._watched is not None and self._watched.first_other() is None
+        training = self._training if is_same else [module.training for _, module in self._modules]
         if training != self._training:
             at = next(i for i, was in enumerate(self._training) if was != training[i])
             name = f"`{self._modules[at][0]}`" if self._modules[at][0] else "the model"

@@ -60,12 +60,17 @@ impl Late {
     }
 }
 
+/// What was seen of groups of the shape, or of the shape that is most like it, so that axes that were not seen look no better.
 fn in_steps(cluster: &Cluster, group: Group) -> Option<&InSteps> {
     if cluster.in_steps.is_empty() || group.ranks < 2 {
         return None;
     }
-    let shape = shape_of(cluster, group)?;
-    cluster.in_steps.iter().find(|seen| seen.shape == shape)
+    let Some(shape) = shape_of(cluster, group) else { return cluster.in_steps.first() };
+    let unlike = |seen: &InSteps| (!crosses_alike(&seen.shape, &shape), apart(&seen.shape, &shape));
+    cluster.in_steps.iter().min_by(|one, other| {
+        let ((crosses, apart), (other_crosses, other_apart)) = (unlike(one), unlike(other));
+        crosses.cmp(&other_crosses).then(apart.total_cmp(&other_apart))
+    })
 }
 
 /// Whether a kind of collective was measured in a group of just this shape.

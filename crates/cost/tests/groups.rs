@@ -95,11 +95,17 @@ fn a_group_beside_it_takes_as_much_more_as_the_links_say() {
 fn in_steps_a_collective_takes_as_many_times_as_long_as_was_seen_there() {
     let reduce = CollectiveKind::AllReduce;
     let alone = nanos(LINKS, &[2], reduce, 1000)[0];
-    let seen = "[[in_steps]]\nshape = [2]\nlate_ns = 10.0\nall_reduce = [[1000, 1.5], [4000, 3.0]]\n";
+    let seen = "[[in_steps]]\nshape = [2]\nlate_ns = 10.0\nall_reduce = [[1000, 1.5], [4000, 3.0]]\n\
+                [[in_steps]]\nshape = [16]\nall_reduce = [[1000, 5.0]]\n";
     let in_steps = |ranks: u32, bytes| nanos(&format!("{LINKS}{seen}"), &[ranks], reduce, bytes)[0];
     assert_eq!(in_steps(2, 1000), 1.5 * alone);
     assert_eq!(in_steps(2, 9000), 3.0 * nanos(LINKS, &[2], reduce, 9000)[0]);
-    assert_eq!(in_steps(4, 1000), nanos(LINKS, &[4], reduce, 1000)[0], "of a shape that was not seen");
+    assert_eq!(
+        in_steps(4, 1000),
+        1.5 * nanos(LINKS, &[4], reduce, 1000)[0],
+        "as the most like of those seen"
+    );
+    assert_eq!(in_steps(8, 1000), 5.0 * nanos(LINKS, &[8], reduce, 1000)[0]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! One file per subject; [`error`] is the only place that turns diagnostics into Python exceptions.
 
 mod balance;
+mod entries;
 mod error;
 mod exec;
 mod explained;
@@ -83,6 +84,7 @@ fn parse_bytes(py: Python<'_>, text: &str) -> PyResult<u64> {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<entries::Entries>()?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     module.add_function(wrap_pyfunction!(parse_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(preset_text, module)?)?;

@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from unisono import _native
 from unisono._capture.compared import FUNCTIONS, MOST_ENTRIES, SEQUENCES, differ, is_one_value, numbers_of, seen
 from unisono._capture.places import is_the_users
 from unisono._tree import Structure, classes_of
@@ -168,23 +169,21 @@ class _Still:
     def __init__(self, places: Mapping[str, Place], captured: Iterable[Any]) -> None:
         """Takes them apart as they are now."""
         self.others: list[tuple[tuple[str, Place], Any]] = []
-        self._entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        entries: list[tuple[dict[Any, Any], Any, Any]] = []
         self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
         for (name, (holder, key)), was in zip(places.items(), captured, strict=True):
             value = value_at(holder, key)
             if not isinstance(holder, dict) or not is_one_value(value) or differ(was, seen(value)):
                 self.others.append(((name, (holder, key)), was))
                 continue
-            self._entries.append((holder, key, value))
+            entries.append((holder, key, value))
             if isinstance(value, types.FunctionType):
                 self._codes.append((value, value.__code__))
+        self._entries = _native.Entries(entries)
 
     def are_all(self) -> bool:
         """Whether they are all the same."""
-        get = dict.get
-        return all(get(holder, key) is value for holder, key, value in self._entries) and all(
-            function.__code__ is code for function, code in self._codes
-        )
+        return self._entries.first_other() is None and all(function.__code__ is code for function, code in self._codes)
 
 
 def _first_other(places: Iterable[tuple[tuple[str, Place], Any]]) -> tuple[str, Any, Any] | None:
@@ -204,7 +203,7 @@ class _Holders:
         values = ((holder, key, value_at(holder, key)) for holder, key in places)
         held = [one for one in values if _may_hold_numbers(one[2])]
         # Most are entries of dictionaries, and all are looked at before each step.
-        self._entries = [one for one in held if isinstance(one[0], dict)]
+        self._entries = _native.Entries([one for one in held if isinstance(one[0], dict)])
         self._others = [one for one in held if not isinstance(one[0], dict)]
         self._sizes = [
             (value, len(value))
@@ -221,7 +220,7 @@ class _Holders:
         """Whether one is not as it was."""
         return (
             RemovableHandle.next_id != self._next_hook
-            or any(dict.get(holder, key) is not value for holder, key, value in self._entries)
+            or self._entries.first_other() is not None
             or any(value_at(holder, key) is not value for holder, key, value in self._others)
             or any(len(value) != size for value, size in self._sizes)
         )
