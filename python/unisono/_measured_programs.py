@@ -106,9 +106,9 @@ class Running:
         calls: defaultdict[tuple[Kind, Amounts], list[float]] = defaultdict(list)
         for position, call in enumerate(self.graph.amounts()):
             if call is not None:
-                operator, dtype, *amounts = call
+                operator, dtype, flops, size, count = call
                 # What has no instruction of a step was done once, before the first.
-                calls[(operator, dtype), tuple(amounts)].append(timed.typical(position) * factor)
+                calls[(operator, dtype), (flops, size, count)].append(timed.typical(position) * factor)
         found: defaultdict[Kind, dict[Amounts, float]] = defaultdict(dict)
         for (operation, amounts), nanos in _mean(calls, self.ranks).items():
             found[operation][amounts] = nanos
