@@ -98,7 +98,6 @@ class Running:
             rounds.append(records)
         walls, timed = np.array(walls), _Timed(self.program.nodes(), rounds)
         collectives = (self.graph.collectives() or []) if self._groups is not None else []
-        collectives = [one for one in collectives if any(at in timed for at in one[3])]
         waits, before = timed.exchanges([positions for *_, positions in collectives])
         # What no instruction says is in between, and so is what a rank waits for a core.
         computing = float(np.median(walls - waits.sum(0)))
@@ -129,8 +128,9 @@ class Running:
         taken: defaultdict[Collective, list[float]] = defaultdict(list)
         points: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
         for number, ((kind, axis, size, _), nanos) in enumerate(zip(collectives, _typical(last), strict=True)):
-            taken[kind, axis, size].append(float(nanos))
-            points[axis].append((float(since[number]), float(late[number])))
+            if nanos > 0:
+                taken[kind, axis, size].append(float(nanos))
+                points[axis].append((float(since[number]), float(late[number])))
         return {key: statistics.median(times) for key, times in taken.items()}, dict(points)
 
 
@@ -174,6 +174,8 @@ class _Timed:
         shape = len(collectives), len(self._begins)
         waits, before, last = np.zeros(shape), np.zeros(shape), self._begins
         for number, positions in enumerate(collectives):
+            if not any(at in self for at in positions):
+                continue  # done once, before the first
             spans = np.stack([self._spans[at] for at in positions if at in self])
             waits[number], before[number] = spans[:, 2].sum(0), np.maximum(spans[:, 0].min(0) - last, 0.0)
             last = spans[:, 1].max(0)

@@ -6,6 +6,7 @@ bytes, tensors), and each operator gets coefficients for calls that were not mea
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -137,12 +138,12 @@ class Place:
         if self.ranks.count == 1 or self.device != _devices.HOST:
             return None
         # What the router of experts gives to whom does not follow from made-up numbers.
-        has_sizes = program.collectives() is not None
-        return (
-            program.waiting_at_once()
-            if same_order(self.ranks, program.issue_order(), self.mesh) and has_sizes
-            else None
-        )
+        collectives = program.collectives()
+        kinds = [] if collectives is None else [(kind, axis) for kind, axis, *_ in collectives]
+        # Each with that of the same number on all other ranks, some of which may have more where shards are unequal.
+        are_alike = self.ranks.agree(hashlib.blake2b(repr(kinds).encode(), digest_size=8).hexdigest())
+        are_alike = same_order(self.ranks, program.issue_order(), self.mesh) and are_alike
+        return program.waiting_at_once() if kinds and are_alike else None
 
     def groups(self) -> dict[str, str]:
         """The names of process groups by the symbolic ones of programs."""
