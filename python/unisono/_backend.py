@@ -30,6 +30,8 @@ from unisono.errors import CompileNotice, ConfigurationError, UnisonoError, Unsu
 #: For how many sets of sizes one graph with sizes that change is lowered and kept.
 _KEPT_SIZES = 16
 _PARTITIONS = ("min_cut", "default")
+#: What a graph's ``meta`` calls the number of its first outputs that are given back; the others backward alone gets.
+_GIVEN_BACK = "unisono_given_back"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -103,12 +105,17 @@ def backend(
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
-    def partition(joint: torch.fx.GraphModule, *given: Any, **settings: Any) -> tuple[torch.fx.GraphModule, ...]:
-        if chosen.fuse:
+    def partition(
+        joint: torch.fx.GraphModule, *given: Any, num_fwd_outputs: int, **settings: Any
+    ) -> tuple[torch.fx.GraphModule, ...]:
+        if chosen.fuse and again:
             _joint.rewrite(joint)
-        return min_cut_rematerialization_partition(joint, *given, **settings)
+        split: Any = min_cut_rematerialization_partition if again else default_partition
+        forward, *backward = split(joint, *given, num_fwd_outputs=num_fwd_outputs, **settings)
+        forward.meta[_GIVEN_BACK] = num_fwd_outputs
+        return forward, *backward
 
-    return aot_autograd(fw_compiler=compiler, partition_fn=partition if again else default_partition)(module, examples)
+    return aot_autograd(fw_compiler=compiler, partition_fn=partition)(module, examples)
 
 
 class _Compiled:
@@ -118,6 +125,7 @@ class _Compiled:
 
     def __init__(self, graph: torch.fx.GraphModule, options: Options) -> None:
         self._graph, self._options = graph, options
+        self._given_back: int | None = graph.meta.get(_GIVEN_BACK)
         self._programs: collections.OrderedDict[tuple[Any, ...], _Program] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._eager = False
@@ -146,7 +154,7 @@ class _Compiled:
         try:
             graph = _with_sizes(self._graph, arguments, self._sizes) if sizes else self._graph
             with unset_fake_temporarily():
-                self._programs[sizes] = _Program(graph, self._sizes, self._options.fuse)
+                self._programs[sizes] = _Program(graph, self._sizes, self._options.fuse, self._given_back)
         except Exception as error:  # whatever it is, PyTorch can run the graph
             reason = str(error) if isinstance(error, UnisonoError) else f"{type(error).__name__}: {error}"
             message = f"a graph of {len(self._graph.graph.nodes)} operations runs as in eager PyTorch: {reason}"
@@ -161,8 +169,10 @@ class _Compiled:
 class _Program:
     """A graph without sizes that change, lowered."""
 
-    def __init__(self, graph: torch.fx.GraphModule, sizes: Sequence[int], fuse: Fuse) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, sizes: Sequence[int], fuse: Fuse, given_back: int | None) -> None:
+        """Lowers a graph. Of its outputs all get out, or so many of the first ones; the others only backward gets."""
         graph, self._given, self._fixed, self._order = _tensors_only(graph)
+        inner = set() if given_back is None else set(self._order[given_back:]) - set(self._order[:given_back])
         inputs = StepInputs()
         for node in graph.graph.nodes:
             if node.op == "placeholder":
@@ -176,7 +186,7 @@ class _Program:
         if fuse:
             captured = captured.split_dropout()
         slower = _choice.slower(captured, device) if fuse == "auto" else {}
-        lowered = lower_graph(captured, device=device, fuse=bool(fuse), slower=slower)
+        lowered = lower_graph(captured, device=device, fuse=bool(fuse), slower=slower, inner=sorted(inner))
         self._executor = Executor(lowered)
         self._executor.bind([item.tensor for item in inputs.inputs[given:]])
         self._sizes = sizes

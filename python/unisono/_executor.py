@@ -136,6 +136,7 @@ def lower_graph(
     fuse: bool = False,
     live: bool = False,
     slower: Mapping[str, str] | None = None,
+    inner: Sequence[int] = (),
 ) -> Any:
     """Lowers a graph, global or of one rank.
 
@@ -150,17 +151,18 @@ def lower_graph(
         fuse: whether groups of operations run as kernels: on processors, and on CUDA where its libraries are there.
         live: whether numbers of the step, such as learning rates, are passed as tensors of the device.
         slower: the groups that are no kernels all the same, by name, and why.
+        inner: the positions of what is returned to other programs alone, which may lie in memory that is kept.
     """
     _ready()
     kernels = _kernel_device(torch.device(device)) if fuse else None
     settings = (graph, dict(groups or {}), _place(device), _schema_of, buffer_bytes)
     try:
-        return _native.Program.from_graph(*settings, fuse, live, kernels, dict(slower or {}))
+        return _native.Program.from_graph(*settings, fuse, live, kernels, dict(slower or {}), list(inner))
     except HardwareError as error:
         if kernels is None or error.code != "U0331":
             raise
         _stay(str(error))
-        return _native.Program.from_graph(*settings, False, live, None, {})
+        return _native.Program.from_graph(*settings, False, live, None, {}, list(inner))
 
 
 def has_kernels(device: torch.device) -> bool:

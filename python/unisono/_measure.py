@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
-from unisono import _devices
+from unisono import _devices, _native
 
 
 def nanoseconds(run: Callable[[], object], device: torch.device = _devices.HOST) -> int:
@@ -40,6 +40,11 @@ def peak_growth(run: Callable[[], object], device: torch.device = _devices.HOST,
     """
     if device != _devices.HOST:
         return min(_devices.peak_growth(device, run) for _ in range(repeats))
+    with _native.PausedKeeping():
+        return _growth_on_host(run, repeats)
+
+
+def _growth_on_host(run: Callable[[], object], repeats: int) -> int:
     first = _asked_in(run)  # which may give back what was asked for unseen
     alike: dict[tuple[int, ...], list[_Asked]] = {}
     for _ in range(repeats):

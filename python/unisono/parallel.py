@@ -477,7 +477,7 @@ class ParallelStep:
         optimizer state that the rank keeps; ``buffer_bytes``, what stays from step to step for small results (at most 16 MiB, and no
         more than a ``memory_limit`` leaves); ``peak_bytes``, the most that the rank held during a step: all that, what is the same at every
         step, the step's inputs, and what PyTorch's allocator gave out on top of them, as its profiler saw it. Memory that no tensor owns
-        (code, buffers of the network) is not in it.
+        (code, buffers of the network, what large results have left between steps) is not in it.
         """
         times = [_measure.nanoseconds(lambda: self(*arguments), self._device) for _ in range(repeats)]
         step = self._captured[0]

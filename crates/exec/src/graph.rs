@@ -44,6 +44,8 @@ pub fn spec_of(graph: &Graph, groups: &Groups, device: &Device) -> Result<Progra
         state: slots(state),
         inputs: slots(inputs),
         buffers: Vec::new(),
+        inner: Vec::new(),
+        kept: Vec::new(),
         kernels: Vec::new(),
         calls,
         updates: graph.updates.iter().map(update).collect(),

@@ -69,6 +69,8 @@ pub struct Write {
     pub shape: Shape,
     /// Which of the tensors that the kernel reads gives its memory, being read by nothing afterwards.
     pub over: Option<usize>,
+    /// Whether memory that it has of its own is kept when it ends.
+    pub kept: bool,
 }
 
 /// What decides whether a kernel may write over what it reads.
@@ -154,7 +156,8 @@ impl Operands {
 
     fn own(&self, slots: &Slots, write: &Write) -> std::result::Result<Tensor, Failure> {
         let Shape { dtype, sizes, strides } = &write.shape;
-        Tensor::empty(slots.library(), *dtype, sizes, strides.as_deref().unwrap_or_default(), self.device)
+        let make = if write.kept { Tensor::kept } else { Tensor::empty };
+        make(slots.library(), *dtype, sizes, strides.as_deref().unwrap_or_default(), self.device)
     }
 
     /// All of them, in the order in which kernels take them.

@@ -12,6 +12,7 @@ mod element_types;
 mod graph;
 mod inplace;
 mod kernels;
+mod large;
 mod link;
 mod live;
 mod lower;

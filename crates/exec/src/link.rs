@@ -54,6 +54,11 @@ pub(crate) enum Step {
         device: Device,
         target: Slot,
     },
+    Kept {
+        shape: Shape,
+        device: (i32, i32),
+        target: Slot,
+    },
 }
 
 /// An instruction, ready to run.
@@ -166,6 +171,10 @@ impl<'a> Linker<'a> {
             }
             Action::Buffer { shape, device, target } => {
                 let step = Step::Buffer { shape: shape.clone(), device: device.clone(), target: *target };
+                (step, instruction.release.clone())
+            }
+            Action::Kept { shape, target } => {
+                let step = Step::Kept { shape: shape.clone(), device: self.host()?, target: *target };
                 (step, instruction.release.clone())
             }
             Action::Call { op, route, role, args, outputs } => {

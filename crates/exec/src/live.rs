@@ -73,6 +73,8 @@ mod tests {
             state: vec![Slot(0)],
             inputs: vec![Slot(1), Slot(2)],
             buffers: Vec::new(),
+            inner: Vec::new(),
+            kept: Vec::new(),
             kernels: Vec::new(),
             calls: vec![
                 call(0, Arg::Tensor(Slot(1)), 3),

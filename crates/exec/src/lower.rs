@@ -22,7 +22,8 @@ use crate::{
 pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
     let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>()?;
     check(spec, &schemas)?;
-    let steps = steps_of(spec, &schemas, &Forms::new(&schemas));
+    let forms = Forms::new(&schemas);
+    let steps = steps_of(spec, &schemas, &forms);
     let buffers: Vec<u32> = spec.buffers.iter().map(|slot| slot.0).collect();
     let mut lowering = Lowering::new(spec, &schemas, abilities, Lifetimes::of(&steps));
     lowering.buffers()?;
@@ -37,7 +38,8 @@ pub fn lower(spec: &ProgramSpec, abilities: &Abilities) -> Result<Program> {
                 if reads_again { vec![None; kernel.operands.len()] } else { ends.taken(index, kernel) };
             lowering.kernel(call, &taken, once[index])?;
         } else {
-            lowering.call(call, once[index])?;
+            let into = if once[index] == Once::No { lowering.kept(call, &forms) } else { None };
+            lowering.call(into.as_ref().unwrap_or(call), once[index])?;
         }
     }
     lowering.keep_overwritten_values();
@@ -161,6 +163,17 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
+    /// The call that writes the result into memory that is kept, where it is to be; the memory is made before it.
+    fn kept(&mut self, call: &OpCall, forms: &Forms<'_>) -> Option<OpCall> {
+        let [Output::Tensor(target)] = call.outputs.as_slice() else { return None };
+        let shape = self.spec.shape(*target).filter(|_| self.spec.is_kept(*target))?.clone();
+        let op = forms.out(&self.schemas[call.op as usize])?;
+        let action = Action::Kept { shape, target: *target };
+        self.body.push(Instruction { action, release: Vec::new(), place: call.place, node: None });
+        let args = call.args.iter().cloned().chain([Arg::Tensor(*target)]).collect();
+        Some(OpCall { op, args, outputs: vec![Output::Ignored], ..call.clone() })
+    }
+
     fn call(&mut self, call: &OpCall, once: Once) -> Result<()> {
         let schema = &self.schemas[call.op as usize];
         let role = role(schema);
@@ -206,7 +219,10 @@ impl<'a> Lowering<'a> {
         let writes = writes.iter().flatten().zip(taken).map(|(slot, over)| {
             let shape =
                 strided(*slot).cloned().ok_or_else(|| Diagnostic::bug("a kernel's result has no strides"))?;
-            Ok(Write { slot: *slot, shape, over: *over })
+            let kept = once == Once::No && self.spec.is_kept(*slot);
+            // What leaves the program does not lie in memory that is kept.
+            let over = over.filter(|read| kept || !self.is_in_kept(reads[*read]));
+            Ok(Write { slot: *slot, shape, over, kept })
         });
         let writes: Vec<Write> = writes.collect::<Result<_>>()?;
         let reads = reads.iter().map(|slot| self.same[slot.0 as usize]).collect();
@@ -217,6 +233,10 @@ impl<'a> Lowering<'a> {
         let instruction = Instruction { action, release: Vec::new(), place: call.place, node: call.node };
         if once == Once::Constant { &mut self.prologue } else { &mut self.body }.push(instruction);
         Ok(())
+    }
+
+    fn is_in_kept(&self, slot: Slot) -> bool {
+        self.spec.is_kept(Slot(self.lifetimes.root(slot.0)))
     }
 
     /// Arguments with numbers as functions of one operation take them, which makes no difference beside floating-point tensors.

@@ -57,6 +57,13 @@ pub enum Action {
         /// What it makes.
         writes: Vec<Write>,
     },
+    /// Allocates an uninitialised tensor on the host whose memory is kept when it ends.
+    Kept {
+        /// The tensor's element type, sizes and strides.
+        shape: Shape,
+        /// Where it goes.
+        target: Slot,
+    },
     /// Allocates an uninitialised tensor.
     Buffer {
         /// The tensor's element type, sizes and strides.
@@ -135,6 +142,7 @@ impl Program {
             Action::Number { .. } => "number".to_owned(),
             Action::Kernel { kernel, .. } => format!("kernel {kernel}"),
             Action::Buffer { .. } => "buffer".to_owned(),
+            Action::Kept { .. } => "kept".to_owned(),
         }
     }
 
@@ -142,7 +150,9 @@ impl Program {
     pub fn calls_by(&self, route: Route) -> usize {
         let by = |instruction: &&Instruction| match &instruction.action {
             Action::Call { route: by, role, .. } => *by == route && *role != Role::View,
-            Action::Number { .. } | Action::Buffer { .. } | Action::Kernel { .. } => false,
+            Action::Number { .. } | Action::Buffer { .. } | Action::Kept { .. } | Action::Kernel { .. } => {
+                false
+            }
         };
         self.body.iter().filter(by).count()
     }
@@ -173,6 +183,15 @@ impl Program {
 
     fn shape(&self, slot: Slot) -> Option<&Shape> {
         self.shapes.get(slot.0 as usize)?.as_ref()
+    }
+
+    /// Whether memory of results is kept when they end.
+    pub fn keeps_memory(&self) -> bool {
+        self.body.iter().any(|instruction| match &instruction.action {
+            Action::Kept { .. } => true,
+            Action::Kernel { writes, .. } => writes.iter().any(|write| write.kept),
+            _ => false,
+        })
     }
 
     /// How many instructions of the body are views.
@@ -214,6 +233,9 @@ impl Program {
             }
             Action::Buffer { shape, target, .. } => {
                 write!(f, "  {target} = buffer of {} {:?}", shape.dtype.name(), shape.sizes)?;
+            }
+            Action::Kept { shape, target } => {
+                write!(f, "  {target} = kept {} {:?}", shape.dtype.name(), shape.sizes)?;
             }
             Action::Call { route, role, args, outputs, .. } => {
                 let targets: Vec<String> = outputs.iter().map(output).collect();

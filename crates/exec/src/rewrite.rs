@@ -5,7 +5,8 @@ use rustc_hash::FxHashSet;
 use torch_sys::Schema;
 
 use crate::{
-    Abilities, ProgramSpec, buffers::keep_small_results, inplace::write_in_place, numbers::numbers_as_tensors,
+    Abilities, ProgramSpec, buffers::keep_small_results, inplace::write_in_place, large::keep_large_results,
+    numbers::numbers_as_tensors,
 };
 
 /// The operations that [`rewrite`] uses where `spec` has their schemas: add those that PyTorch has.
@@ -23,8 +24,8 @@ pub fn wanted_schemas(spec: &ProgramSpec) -> Vec<String> {
     wanted.filter(|name| seen.insert(name.clone())).collect()
 }
 
-/// The same program with operations in place and small results in buffers that take at most `buffers`; its results are the same,
-/// bit for bit.
+/// The same program with operations in place, small results in buffers that take at most `buffers`, and large ones in memory that is kept,
+/// unless buffers are limited further than [`BUFFERS`](memory::BUFFERS); its results are the same, bit for bit.
 pub fn rewrite(spec: &ProgramSpec, abilities: &Abilities, buffers: Bytes) -> Result<ProgramSpec> {
     let schemas = spec.schemas.iter().map(|text| Schema::parse(text)).collect::<Result<Vec<_>>>()?;
     crate::lower::check(spec, &schemas)?;
@@ -35,5 +36,10 @@ pub fn rewrite(spec: &ProgramSpec, abilities: &Abilities, buffers: Bytes) -> Res
         return Ok(spec);
     }
     let spec = write_in_place(&spec, &schemas);
-    Ok(if on_cpu { keep_small_results(&spec, &schemas, buffers) } else { spec })
+    if !on_cpu {
+        return Ok(spec);
+    }
+    let spec = keep_small_results(&spec, &schemas, buffers);
+    // Under a memory limit nothing is held that a step does not need.
+    Ok(if buffers < memory::BUFFERS { spec } else { keep_large_results(spec, &schemas) })
 }

@@ -10,7 +10,9 @@ use std::{
 
 use base::{Code, Diagnostic, Nanos, Result};
 use cuda::Stream;
-use torch_sys::{Dtype, Failure, GradModeOff, Library, Proxy, Slot, Slots, Tensor, TensorLayout, View};
+use torch_sys::{
+    Dtype, Failure, GradModeOff, Keeping, Library, Proxy, Slot, Slots, Tensor, TensorLayout, View,
+};
 
 use crate::{
     DeviceKernels, Instruction, Program, Record,
@@ -54,6 +56,8 @@ pub struct Executor {
     progress: Progress,
     /// Where kernels of a device run.
     stream: Option<Stream>,
+    /// Dropped behind the slots, so that what they hold goes too.
+    _keeping: Option<Keeping>,
 }
 
 impl Executor {
@@ -72,6 +76,7 @@ impl Executor {
         let body = linker.link(&program.body)?;
         let refused = linker.refused();
         let slots = Slots::new(library, program.slots as usize);
+        let keeping = program.keeps_memory().then(Keeping::begin);
         Ok(Self {
             program,
             prologue,
@@ -84,6 +89,7 @@ impl Executor {
             refused,
             progress: Progress::new(),
             stream: None,
+            _keeping: keeping,
         })
     }
 
@@ -368,6 +374,12 @@ fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>, stream: Option<Stre
             let library = slots.library();
             let device = library.device_numbers(device)?;
             let tensor = Tensor::empty(library, shape.dtype, &shape.sizes, strides, device)?;
+            slots.put(*target, tensor);
+            Ok(())
+        }
+        Step::Kept { shape, device, target } => {
+            let strides = shape.strides.as_deref().unwrap_or_default();
+            let tensor = Tensor::kept(slots.library(), shape.dtype, &shape.sizes, strides, *device)?;
             slots.put(*target, tensor);
             Ok(())
         }

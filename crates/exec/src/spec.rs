@@ -20,6 +20,12 @@ pub struct ProgramSpec {
     /// Slots whose memory the executor makes once, uninitialised, by their shapes; operations write into them.
     #[serde(default)]
     pub buffers: Vec<Slot>,
+    /// Of what is returned, what only other programs of ours get.
+    #[serde(default)]
+    pub inner: Vec<Slot>,
+    /// Slots of results whose memory is kept for others when they end, in order.
+    #[serde(default)]
+    pub kept: Vec<Slot>,
     /// Kernels that calls refer to.
     #[serde(default)]
     pub kernels: Vec<loops::Kernel>,
@@ -96,6 +102,19 @@ impl ProgramSpec {
     /// Element type and sizes of `slot`, where known.
     pub fn shape(&self, slot: Slot) -> Option<&Shape> {
         self.shapes.get(slot.0 as usize)?.as_ref()
+    }
+
+    /// Says which returns, by their positions, only other programs of ours get.
+    pub fn keep_within(&mut self, positions: &[usize]) {
+        let (inner, outer): (Vec<_>, Vec<_>) =
+            self.returns.iter().enumerate().partition(|(position, _)| positions.contains(position));
+        let leaves = |slot: &Slot| outer.iter().any(|(_, other)| *other == slot);
+        self.inner = inner.into_iter().map(|(_, slot)| *slot).filter(|slot| !leaves(slot)).collect();
+    }
+
+    /// Whether memory of the tensor in `slot` is kept when it ends.
+    pub fn is_kept(&self, slot: Slot) -> bool {
+        self.kept.binary_search(&slot).is_ok()
     }
 
     /// Whether the size of the tensor in `slot` is known at run time only.

@@ -13,7 +13,7 @@ use pyo3::{
     exceptions::PyRuntimeError,
     ffi,
     prelude::*,
-    types::{PyBytes, PyList},
+    types::{PyBytes, PyList, PyTuple},
 };
 use timeline::{Timeline, chrome};
 use torch_sys::{Device, Failure, Library, Schema, Tensor};
@@ -51,6 +51,33 @@ fn torch_function_of(py: Python<'_>, schema: &str, kind: &str) -> PyResult<(Opti
 #[pyfunction]
 fn kernel_tier(py: Python<'_>) -> PyResult<(&'static str, bool)> {
     run(py, exec::kernel_tier)
+}
+
+/// The bytes of large results in memory that is to be kept, and of what is kept for the next ones.
+#[pyfunction]
+fn kept_bytes() -> (u64, u64) {
+    torch_sys::kept_bytes()
+}
+
+/// A context in which no memory of large results is kept, so that PyTorch's allocator sees all that a step takes.
+#[pyclass(module = "unisono._native")]
+struct PausedKeeping(Option<torch_sys::Paused>);
+
+#[pymethods]
+impl PausedKeeping {
+    #[new]
+    fn new() -> Self {
+        Self(Some(torch_sys::Paused::begin()))
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&mut self, _error: &Bound<'_, PyTuple>) {
+        self.0 = None;
+    }
 }
 
 fn device_of((kind, index): (String, Option<i32>)) -> Device {
@@ -174,7 +201,8 @@ impl Program {
     /// Lowers a graph. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
     /// schema of an operator, so that calls are made for the operators as they are. `buffer_bytes` may limit what
     /// buffers take further than the executor does. With `fuse`, groups of operations are kernels, on another device than the host where it
-    /// has `cuda`, but those that `slower` names. With `live`, numbers of the step are tensors of the device.
+    /// has `cuda`, but those that `slower` names. With `live`, numbers of the step are tensors of the device. `inner` has the positions of
+    /// returns that only other programs get.
     #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     #[staticmethod]
     fn from_graph(
@@ -188,11 +216,13 @@ impl Program {
         live: bool,
         cuda: Option<&CudaDevice>,
         slower: Slower,
+        inner: Vec<usize>,
     ) -> PyResult<Self> {
         let mut abilities = Abilities::of(library(py)?.version(), device_of(device));
         let mut spec = py
             .detach(|| exec::spec_of(&graph.0, &groups, &abilities.device))
             .map_err(|d| to_python(py, &d))?;
+        spec.keep_within(&inner);
         if fuse && abilities.device.is_host() {
             spec = py.detach(|| exec::fuse(&spec, &graph.0, &without(&graph.0, &slower)));
         }
@@ -479,6 +509,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(kernel_tier, module)?)?;
     module.add_function(wrap_pyfunction!(cuda_source, module)?)?;
     module.add_function(wrap_pyfunction!(compile_cuda, module)?)?;
+    module.add_function(wrap_pyfunction!(kept_bytes, module)?)?;
+    module.add_class::<PausedKeeping>()?;
     module.add_class::<CudaDevice>()?;
     module.add_class::<Program>()?;
     module.add_class::<Executor>()

@@ -16,6 +16,7 @@
 mod container;
 pub mod dispatcher;
 mod elements;
+mod kept;
 mod library;
 pub mod proxy;
 mod raw;
@@ -28,6 +29,7 @@ mod value;
 pub use container::captured_proxy;
 pub use dispatcher::DispatcherCall;
 pub use elements::{Cells, Elements, OnDevice};
+pub use kept::{Keeping, LARGE, Paused, kept_bytes};
 pub use library::{GradModeOff, Library, Version};
 pub use proxy::{Proxy, ProxyCall};
 pub use raw::Failure;

@@ -18,6 +18,8 @@ use crate::{
 
 /// The status that all functions return: 0 is success.
 pub(crate) type Status = i32;
+/// What is called with the memory of a tensor, and what was given beside it, when its storage ends.
+pub(crate) type End = unsafe extern "C" fn(*mut c_void, *mut c_void);
 /// An element of a dispatcher call's stack.
 pub(crate) type Word = u64;
 
@@ -121,6 +123,7 @@ symbols! {
         new_cell = "torch_new_stable_ivalue": fn(*mut *mut Word) -> Status;
         delete_cell = "torch_delete_stable_ivalue": fn(*mut Word) -> Status;
         error_text = "torch_exception_get_what_without_backtrace": fn() -> *const c_char;
+        from_blob = "torch_from_blob": fn(*mut c_void, i64, *const i64, *const i64, i64, i32, i32, i32, *mut RawTensor, i32, *const u8, i64, Option<End>, *mut c_void) -> Status;
     }
 }
 

@@ -112,7 +112,9 @@ impl<'a> Device<'a> {
     fn issue(&mut self, at: usize, instruction: &Instruction) {
         let name = format!("{} at {at}", self.program.name(instruction));
         match &instruction.action {
-            Action::Number { target, .. } | Action::Buffer { target, .. } => self.allocate(*target, &name),
+            Action::Number { target, .. } | Action::Buffer { target, .. } | Action::Kept { target, .. } => {
+                self.allocate(*target, &name);
+            }
             Action::Kernel { .. } => unreachable!("devices run no kernels of ours"),
             Action::Call { op, role, args, outputs, .. } => {
                 let targets: Vec<Slot> = outputs.iter().flat_map(Output::slots).collect();
