@@ -169,7 +169,7 @@ def bench_buffers() -> None:
 STATE = ("parameter", "buffer", "optimizer", "constant")
 
 
-def captured(size: int, length: int):
+def captured(size: int, length: int, *, fuse: bool = False):
     """A captured step as an executor, with its graph, the state that is bound and what is passed at each step."""
     torch.manual_seed(0)
     model, batch = gpt_step.GPT(), gpt_step.batch(size, length)
@@ -177,7 +177,7 @@ def captured(size: int, length: int):
     graph = unisono.capture(gpt_step.step(model, optimizer), model=model, optimizer=optimizer, example=batch)
     native, _ = graph.native.run_passes()
     start = time.process_time()
-    run = Executor(lower_graph(native))
+    run = Executor(lower_graph(native.for_kernels(), fuse=True) if fuse else lower_graph(native))
     build = time.process_time() - start
     decoded = msgpack.unpackb(native.message())["graph"]
     values = [item.tensor.detach().clone() for item in graph.capture.inputs.inputs]
@@ -202,6 +202,7 @@ def equal_to_interpreter(size: int, length: int) -> None:
 def bench_step(size: int, length: int, *, inductor: bool) -> None:
     equal_to_interpreter(size, length)
     run, decoded, _, rest, build = captured(size, length)
+    kernels, *_ = captured(size, length, fuse=True)
     nodes = len(decoded["order"])
     views, dispatcher, proxy, _, python, once = run.program.counts()
     all_views = str(run.program).count(" by view")
@@ -221,16 +222,18 @@ def bench_step(size: int, length: int, *, inductor: bool) -> None:
             graph(*flat_state, *inputs)
 
     eager, fused = (gpt_step.eager_step(gpt_step.GPT(), fused=fused) for fused in (None, True))
-    cases: dict[str, Callable[[], object]] = {"Unisono": lambda: run(rest), "FX graph module, fused AdamW": by_fx}
+    cases: dict[str, Callable[[], object]] = {"Unisono": lambda: run(rest), "Unisono, kernels": lambda: kernels(rest)}
+    cases |= {"FX graph module, fused AdamW": by_fx}
     cases["eager, AdamW"] = lambda: eager(*inputs)
     cases["eager, fused AdamW"] = lambda: fused(*inputs)
     if inductor:
         cases["Inductor, whole step"] = inductor_step(model, inputs)
     best = fastest(cases, rounds=8, seconds=0.15)
-    print("\n| | CPU ms | Unisono / this |")
-    print("|---|---|---|")
+    print("\n| | CPU ms | Unisono / this | with kernels / this |")
+    print("|---|---|---|---|")
     for name, value in best.items():
-        print(f"| {name} | {1e3 * value:.2f} | {best['Unisono'] / value:.2f} |")
+        own = [best[one] / value for one in ("Unisono", "Unisono, kernels")]
+        print(f"| {name} | {1e3 * value:.2f} | {own[0]:.2f} | {own[1]:.2f} |")
 
 
 def inductor_step(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Callable[[], object]:

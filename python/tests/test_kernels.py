@@ -251,7 +251,7 @@ def test_kernels_of_constants_run_once_and_are_not_written_over():
 
 def test_what_stays_as_it_is_has_a_reason():
     graph = unisono.capture(
-        lambda x, y: (x.cos() * 2, (x @ y).exp() + 1, y.long() + 1), example=(torch.ones(4, 4),) * 2
+        lambda x, y: (x.cos() * 2, (x @ y).exp() + 1, y.long() + 1), example=(torch.ones(64, 64),) * 2
     )
     text = graph.native.kernels()
     assert text.startswith("1 kernels for 2 operations")

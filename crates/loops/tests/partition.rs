@@ -100,7 +100,14 @@ v4: f32[4, 4] = aten::exp(v3)
 return v4
 "#,
         &expect![[r#"
-            aten::silu
+            group [v0] -> [v1] saves 0
+              kernel [4, 4]
+              read a0: f32 {4, 1}
+              write a1: f32 {4, 1}
+              %0 = load a0
+              %1 = sigmoid %0
+              %2 = mul %0 %1
+              store a1 %2
             aten::mm
             group [v1, v2] -> [v4] saves 128
               kernel [4, 4]
@@ -113,7 +120,6 @@ return v4
               %3 = exp %2
               store a2 %3
             left 1 of aten::mm: no formula
-            left 1 of aten::silu: no kernel with it would pay
         "#]],
     );
 }
@@ -133,34 +139,52 @@ v5: f32[4] = aten::add.Tensor(v3, v4, 1)
 return v5
 "#,
         &expect![[r#"
-            aten::silu
+            group [v0] -> [v1] saves 0
+              kernel [4]
+              read a0: f32 {1}
+              write a1: f32 {1}
+              %0 = load a0
+              %1 = sigmoid %0
+              %2 = mul %0 %1
+              store a1 %2
             _c10d_functional::all_reduce
-            aten::exp
+            group [v1] -> [v3] saves 0
+              kernel [4]
+              read a0: f32 {1}
+              write a1: f32 {1}
+              %0 = load a0
+              %1 = exp %0
+              store a1 %1
             _c10d_functional::wait_tensor
-            aten::add.Tensor
+            group [v3, v4] -> [v5] saves 0
+              kernel [4]
+              read a0: f32 {1}
+              read a1: f32 {1}
+              write a2: f32 {1}
+              %0 = load a0
+              %1 = load a1
+              %2 = add %0 %1
+              store a2 %2
             left 1 of _c10d_functional::all_reduce: no formula
             left 1 of _c10d_functional::wait_tensor: no formula
-            left 1 of aten::add.Tensor: no kernel with it would pay
-            left 1 of aten::exp: no kernel with it would pay
-            left 1 of aten::silu: no kernel with it would pay
         "#]],
     );
 }
 
 #[test]
-fn what_is_returned_is_written_and_operations_alone_stay() {
+fn what_is_returned_is_written_and_operations_of_many_elements_alone_stay() {
     check(
         r#"
-input v0: f32[4] = batch "x"
-input v1: i64[4] = batch "y"
-input v2: bf16[4] = batch "z"
+input v0: f32[8192] = batch "x"
+input v1: i64[8192] = batch "y"
+input v2: bf16[8192] = batch "z"
 
-v3: f32[4] = aten::exp(v0)
-v4: f32[4] = aten::pow.Tensor_Scalar(v3, 2)
-v5: i64[4] = aten::mul.Tensor(v1, v1)
-v6: f32[4] = aten::pow.Tensor_Scalar(v0, 0.3)
-v7: f32[4] = aten::_to_copy(v2, f32, none, none, none, false, none)
-v8: bf16[4] = aten::_to_copy(v4, bf16, none, none, none, false, none)
+v3: f32[8192] = aten::exp(v0)
+v4: f32[8192] = aten::pow.Tensor_Scalar(v3, 2)
+v5: i64[8192] = aten::mul.Tensor(v1, v1)
+v6: f32[8192] = aten::pow.Tensor_Scalar(v0, 0.3)
+v7: f32[8192] = aten::_to_copy(v2, f32, none, none, none, false, none)
+v8: bf16[8192] = aten::_to_copy(v4, bf16, none, none, none, false, none)
 
 return v3, v5, v6, v7, v8
 "#,
@@ -168,8 +192,8 @@ return v3, v5, v6, v7, v8
             aten::mul.Tensor
             aten::pow.Tensor_Scalar
             aten::_to_copy
-            group [v0] -> [v3, v8] saves 48
-              kernel [4]
+            group [v0] -> [v3, v8] saves 98304
+              kernel [8192]
               read a0: f32 {1}
               write a1: f32 {1}
               write a2: bf16 {1}
@@ -182,6 +206,33 @@ return v3, v5, v6, v7, v8
             left 1 of aten::_to_copy: no kernel with it would pay
             left 1 of aten::mul.Tensor: a tensor of i64
             left 1 of aten::pow.Tensor_Scalar: the exponent 0.3
+        "#]],
+    );
+}
+
+#[test]
+fn an_operation_of_few_elements_is_a_kernel_even_alone() {
+    check(
+        r#"
+input v0: f32[64] = parameter "w"
+input v1: f32[8192] = batch "x"
+
+v2: f32[64] = aten::add.Tensor(v0, 1, 1)
+v3: f32[8192] = aten::add.Tensor(v1, 1, 1)
+
+return v2, v3
+"#,
+        &expect![[r#"
+            group [v0] -> [v2] saves 0
+              kernel [64]
+              read a0: f32 {1}
+              write a1: f32 {1}
+              %0 = load a0
+              %1 = const 1.0
+              %2 = add %0 %1
+              store a1 %2
+            aten::add.Tensor
+            left 1 of aten::add.Tensor: no kernel with it would pay
         "#]],
     );
 }

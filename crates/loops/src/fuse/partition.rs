@@ -26,6 +26,9 @@ const CALL: u64 = 1000;
 /// What it takes for an element that lies apart from the next one, which is interpreted.
 const ELEMENT: u64 = 4;
 
+/// Up to so many points a processor takes longer to call an operation of PyTorch's than to run a kernel of it alone.
+const FEW_ALONE: u64 = 1 << 11;
+
 /// The fewest points of a row whose logarithm is worth a kernel that saves nothing else, where rows are many.
 const SHORTEST_LOGARITHM: usize = 256;
 
@@ -86,7 +89,7 @@ impl Partition {
 }
 
 /// The kernels of a verified graph: groups of pointwise operations of one shape that move less as one, and single ones that PyTorch is slow
-/// at. No group spans a collective or an operation that writes into its arguments, and nothing passes one.
+/// at or, on a processor, takes longer to call than to run. No group spans a collective or an operation that writes into its arguments, and nothing passes one.
 pub fn partition(graph: &Graph) -> Partition {
     partition_unless(graph, &|_| None)
 }
@@ -154,9 +157,11 @@ fn is_fixed(graph: &Graph, id: NodeId) -> bool {
 
 fn is_worth(groups: &Groups<'_>, members: &[usize]) -> bool {
     let slow = |position: &usize| groups.formulas[*position].as_ref().is_ok_and(|formula| formula.slow);
-    let points = |position: &usize| groups.domain(*position).iter().product::<i64>();
+    let points = |position: &usize| groups.domain(*position).iter().product::<i64>() as u64;
+    let on_processor = groups.positions.kind.is_cpu();
+    let few = |position: &usize| on_processor && points(position) <= FEW_ALONE;
     members.first().is_some_and(|first| points(first) > 0)
-        && (groups.saved(members) > 0 || members.iter().any(slow))
+        && (groups.saved(members) > 0 || members.iter().any(|member| slow(member) || few(member)))
         && !groups.writes(members).is_empty()
 }
 
