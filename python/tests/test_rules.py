@@ -68,7 +68,9 @@ def message(function, tensors):
 
 
 def call_message(op, args):
-    """The graph of one call, as it is: nothing is taken apart."""
+    """The graph of one call, its arguments in the order of the schema, as it is: nothing is taken apart."""
+    named = [a.name for a in op._schema.arguments if a.kwarg_only]
+    plain = len(op._schema.arguments) - len(named)
     flat, spec = torch.utils._pytree.tree_flatten(args)
     tensors = [x for x in flat if isinstance(x, torch.Tensor)]
     graph = torch.fx.Graph()
@@ -76,14 +78,15 @@ def call_message(op, args):
     with torch._subclasses.FakeTensorMode() as fakes:
         made = [fakes.from_tensor(t) for t in tensors]
         left = iter(made)
-        value = op(
-            *torch.utils._pytree.tree_unflatten([next(left) if isinstance(x, torch.Tensor) else x for x in flat], spec)
+        given = torch.utils._pytree.tree_unflatten(
+            [next(left) if isinstance(x, torch.Tensor) else x for x in flat], spec
         )
+        value = op(*given[:plain], **dict(zip(named, given[plain:], strict=False)))
     for node, fake in zip(nodes, made, strict=True):
         node.meta["val"] = fake
     left = iter(nodes)
     given = torch.utils._pytree.tree_unflatten([next(left) if isinstance(x, torch.Tensor) else x for x in flat], spec)
-    call_node = graph.call_function(op, tuple(given))
+    call_node = graph.call_function(op, tuple(given[:plain]), dict(zip(named, given[plain:], strict=False)))
     call_node.meta["val"] = value
     outputs = [call_node]
     if isinstance(value, tuple | list):
@@ -245,8 +248,7 @@ WITHOUT_A_ROW = {
         "round.decimals_3",
         "round.decimals_neg_3",
     ),
-    *("max.reduction_no_dim", "min.reduction_no_dim", "std.unbiased", "var.unbiased", "var_mean.unbiased"),
-    *("div.floor_rounding", "div.trunc_rounding", "div_floor_rounding", "div_trunc_rounding"),
+    *("std.unbiased", "var.unbiased", "var_mean.unbiased"),
     *(f"nn.functional.pad.{mode}" for mode in ("reflect", "replicate", "replicate_negative", "circular")),
 }
 NAMES = set(
@@ -394,6 +396,10 @@ BACKWARD = {
         lambda x, g: F.grid_sample(x, g.tanh(), align_corners=False),
         [rand(12, 2, 4, 4), rand(12, 3, 3, 2)],
     ),
+    "sampling of volumes by a grid": (
+        lambda x, g: F.grid_sample(x, g.tanh(), align_corners=False),
+        [rand(12, 2, 4, 4, 4), rand(12, 3, 3, 2, 3)],
+    ),
     "further activations": (
         lambda x: F.elu(x) + F.softplus(x) + F.hardtanh(x) + F.hardswish(x) + F.hardsigmoid(x) + F.mish(x),
         [rand(12, 6)],
@@ -401,6 +407,31 @@ BACKWARD = {
     "ctc loss of padded targets": (
         lambda x, y, n, m: F.ctc_loss(x.log_softmax(-1), y, n, m, reduction="none", zero_infinity=True),
         [rand(10, 12, 7), integers(6, 12, 3) + 1, torch.full((12,), 10), torch.full((12,), 3)],
+    ),
+    "triangular systems": (
+        lambda a, b: torch.linalg.solve_triangular(a.tanh() + 3 * torch.eye(4, dtype=torch.float64), b, upper=False),
+        [rand(6, 4, 4), rand(6, 4, 12)],
+    ),
+    "triangular systems from the right": (
+        lambda a, b: torch.linalg.solve_triangular(
+            a.tanh() + 3 * torch.eye(4, dtype=torch.float64), b, upper=True, left=False
+        ),
+        [rand(6, 4, 4), rand(6, 12, 4)],
+    ),
+    "division that rounds": (
+        lambda x, y: x * torch.div(x, y, rounding_mode="floor") + torch.div(x, 0.3, rounding_mode="trunc"),
+        [rand(6, 12), rand(12)],
+    ),
+    "distances": (lambda x, y: torch.cdist(x, y, 1.0) + torch.cdist(x, y), [rand(2, 6, 4), rand(2, 12, 4)]),
+    "windows": (lambda x: x.unfold(1, 3, 2).tanh(), [rand(6, 8, 12)]),
+    "diagonals": (lambda x: x.diagonal(0, 1, 3) * 2, [rand(6, 5, 12, 5)]),
+    "columns of windows": (
+        lambda x: F.fold(F.unfold(x, 3, padding=1).tanh(), (4, 4), 3, padding=1),
+        [rand(6, 12, 4, 4)],
+    ),
+    "frequencies": (
+        lambda x, w: torch.fft.irfft(torch.fft.rfft(x, dim=1) * torch.complex(w, w + 1).conj(), n=8, dim=1),
+        [rand(6, 8, 12), rand(5, 12)],
     ),
     "gated linear units": (lambda x: F.glu(x, 1), [rand(12, 8)]),
     "turning by complex factors": (
@@ -530,7 +561,7 @@ def odd(args, dims=9):
         if isinstance(one, torch.Tensor):
             sizes = tuple(slice(size_of(dim, size)) for dim, size in enumerate(one.shape))
             kept = one[sizes].clone(memory_format=torch.preserve_format)
-            return kept if one.is_floating_point() or one.dtype == torch.bool else kept.clamp(max=10)
+            return kept.clamp(max=10) if one.dtype in (torch.int32, torch.int64) else kept
         if not isinstance(one, list | tuple):
             return one
         if all(isinstance(part, int) for part in one):
@@ -705,6 +736,58 @@ DIRECT = {
     "_upsample_nearest_exact3d_backward": (rand(6, 12, 8, 8, 8), [8, 8, 8], [6, 12, 4, 4, 4]),
     "upsample_nearest3d_backward": (rand(6, 12, 8, 8, 8), [8, 8, 8], [6, 12, 4, 4, 4]),
     "upsample_bicubic2d_backward": (rand(6, 12, 8, 8), [8, 8], [6, 12, 4, 4], False),
+    "celu": (rand(6, 12), 0.7),
+    "selu": (rand(6, 12),),
+    "erfinv": (rand(6, 12).tanh(),),
+    "lgamma": (rand(6, 12),),
+    "digamma": (rand(6, 12),),
+    "logit": (rand(6, 12).sigmoid(), 1e-6),
+    "i0": (rand(6, 12),),
+    "sinc": (rand(6, 12),),
+    "heaviside": (rand(6, 12), rand(12)),
+    "gcd": (integers(99, 6, 12), integers(99, 12)),
+    "lcm": (integers(99, 6, 12), integers(99, 12)),
+    "polar": (rand(6, 12).abs(), rand(12)),
+    "complex": (rand(6, 12), rand(12)),
+    "angle": (torch.complex(rand(6, 12), rand(6, 12)),),
+    "conj_physical": (torch.complex(rand(6, 12), rand(6, 12)),),
+    "isposinf": (1 / integers(3, 6, 12),),
+    "isneginf": (-1 / integers(3, 6, 12),),
+    "signbit": (rand(6, 12),),
+    "bitwise_left_shift.Tensor": (integers(9, 6, 12), integers(9, 12)),
+    "bitwise_right_shift.Tensor": (integers(99, 6, 12), integers(5, 12)),
+    "bitwise_and.Scalar": (integers(9, 6, 12), 3),
+    "bitwise_or.Scalar": (integers(9, 6, 12), 3),
+    "unsafe_split.Tensor": (rand(6, 8, 12), 4, 1),
+    "unsafe_split_with_sizes": (rand(6, 8, 12), [4, 4], 1),
+    "diagonal": (rand(5, 12, 5), 1, 0, 2),
+    "diagonal_backward": (rand(6, 12, 4), [6, 12, 5, 5], 1, 2, 3),
+    "diagonal_scatter": (rand(5, 12, 5), rand(12, 4), 1, 0, 2),
+    "unfold": (rand(6, 8, 12), 1, 3, 2),
+    "unfold_backward": (rand(6, 12, 3, 3), [6, 12, 8], 2, 3, 2),
+    "im2col": (rand(6, 12, 5, 5), [3, 3], [1, 1], [1, 1], [2, 2]),
+    "col2im": (rand(6, 12 * 9, 9), [5, 5], [3, 3], [1, 1], [1, 1], [2, 2]),
+    "nansum": (rand(6, 12).log(), [1]),
+    "scatter.reduce": (rand(6, 12), 1, integers(12, 6, 3), rand(6, 3), "multiply"),
+    "scatter_reduce.two": (rand(6, 12), 1, integers(12, 6, 3), rand(6, 3), "amax", True),
+    "index_fill.int_Tensor": (rand(6, 12), 1, torch.tensor([3, 0, 7]), torch.tensor(2.0, dtype=torch.float64)),
+    "index_reduce": (rand(6, 12), 1, torch.tensor([3, 0, 7]), rand(6, 3), "prod", True),
+    "bucketize.Tensor": (rand(6, 12), rand(7).sort().values),
+    "linalg_inv_ex": (rand(6, 4, 4) + 3 * torch.eye(4, dtype=torch.float64),),
+    "linalg_cholesky_ex": (rand(6, 4, 4) @ rand(6, 4, 4).mT + torch.eye(4, dtype=torch.float64),),
+    "linalg_cross": (rand(6, 12, 3), rand(6, 12, 3) + 1, -1),
+    "_euclidean_dist": (rand(6, 4), rand(12, 4)),
+    "_cdist_forward": (rand(2, 6, 4), rand(2, 12, 4), 1.0, None),
+    "_cdist_backward": (
+        rand(2, 6, 12),
+        rand(2, 6, 4),
+        rand(2, 12, 4),
+        1.0,
+        torch.cdist(rand(2, 6, 4), rand(2, 12, 4), 1.0),
+    ),
+    "_fft_r2c": (rand(6, 8, 12), [1], 0, True),
+    "_fft_c2c": (torch.complex(rand(6, 8, 12), rand(6, 8, 12)), [1], 0, True),
+    "_fft_c2r": (torch.complex(rand(6, 5, 12), rand(6, 5, 12)), [1], 0, 8),
 }
 
 
@@ -754,6 +837,8 @@ MORE = {
         "_scaled_mm",
         (narrow(11, 32), narrow(80, 32).t(), torch.tensor(0.5), torch.tensor(2.0), None, None, torch.float32),
     ),
+    "windows that lie side by side": ("unfold", (rand(6, 12), 1, 3, 3)),
+    "numbers of windows in one image": ("im2col", (rand(1, 12, 4, 4), [2, 2], [1, 1], [0, 0], [2, 2])),
     "groups of rows": ("_grouped_mm", (whole_numbers(96, 32), whole_numbers(3, 32, 96), _OFFSETS)),
     "groups of columns": ("_grouped_mm", (whole_numbers(3, 96, 32), whole_numbers(32, 96), _OFFSETS)),
     "groups of inner elements": ("_grouped_mm", (whole_numbers(96, 96), whole_numbers(96, 96), _OFFSETS)),

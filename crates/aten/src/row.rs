@@ -187,6 +187,12 @@ pub enum Rewrite {
     BatchNormBackward(usize),
     /// Dropout as one kernel, while training by this argument: a mask, and a product with it.
     Dropout(usize),
+    /// A view whose elements are others than those in memory (`_conj`): the operation that computes them.
+    Own(&'static str),
+    /// What computes the elements of such a view: nothing where the operand is none, as operations give none then.
+    Nothing,
+    /// A reduction of all elements: this one of the dimensions behind the first one, and then of the first one.
+    InTwo(&'static str),
 }
 
 /// How an operation may be sharded.

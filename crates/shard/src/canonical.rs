@@ -6,7 +6,8 @@
 //! becomes a mask, which is drawn from an operand without values, and a product with it, so that only the mask is replicated. A transposition of a
 //! transposition goes away, so that gradients are reduced where they are made and not behind a view. A view of state is made in each part of
 //! the program that uses it, so that sharded state can be gathered in each part, and not only once for all. Empty tensors that are joined
-//! with others are left out, because they have no dimension that could be sharded.
+//! with others are left out, because they have no dimension that could be sharded. A reduction of all elements is one of each element of the
+//! first dimension, and then of these. Conjugates that are views of memory with other elements are computed.
 
 use aten::{Fill, Rewrite, Strides, Work};
 use ir::{Arg, Dtype, Graph, Node, NodeId, PartId, Return, TensorType, ValueDef, ValueId};
@@ -69,6 +70,9 @@ impl Rewriter<'_> {
             Some(Rewrite::BatchNorm(arg)) if is(arg, &yes) => self.batch_norm(id),
             Some(Rewrite::BatchNormBackward(arg)) if is(arg, &yes) => self.batch_norm_backward(id),
             Some(Rewrite::Dropout(arg)) if is(arg, &yes) => self.dropout(id),
+            Some(Rewrite::Own(name)) => self.own(id, name),
+            Some(Rewrite::Nothing) => self.nothing(id),
+            Some(Rewrite::InTwo(schema)) => self.in_two(id, schema),
             _ if row.strides == Strides::Reversed && self.turned_back(id) => {}
             _ if row.fills.is_some_and(|fill| self.constant(id, fill)) => {}
             _ if row.joins() => self.join(id),
@@ -240,6 +244,42 @@ impl Rewriter<'_> {
         let constant = self.emitter(id).filled(&ty, fill);
         self.bind(id, 0, constant);
         true
+    }
+
+    /// Elements of its own in place of a view that has others than memory.
+    fn own(&mut self, id: NodeId, name: &str) {
+        let Some(operand) = self.operand(id, 0) else { return self.copy(id) };
+        let made = self.emitter(id).unary(name, operand);
+        self.bind(id, 0, made);
+    }
+
+    /// The operand itself, which is no such view where an operation made it.
+    fn nothing(&mut self, id: NodeId) {
+        match self.operand(id, 0) {
+            Some(operand) if matches!(self.out.values[operand].def, ValueDef::Result(..)) => {
+                self.bind(id, 0, operand);
+            }
+            _ => self.copy(id),
+        }
+    }
+
+    /// What remains of each element of the first dimension, and of these, so that shards of the first dimension are reduced where they are.
+    fn in_two(&mut self, id: NodeId, schema: &str) {
+        let result = self.graph.nodes[id].results().next().map(|value| self.graph.ty(value).dtype);
+        let operand = self.operand(id, 0).filter(|operand| {
+            let ty = self.out.ty(*operand);
+            ty.rank() > 1 && ty.elements() > 0 && Some(ty.dtype) == result
+        });
+        let Some(operand) = operand else { return self.copy(id) };
+        let mut out = self.emitter(id);
+        let (schema, ty) = (format!("aten::{schema} -> Tensor"), out.ty(operand));
+        let mut reduced = |value, dims: std::ops::Range<i64>, shape: &[i64]| {
+            let ty = TensorType { device: ty.device, ..TensorType::contiguous(ty.dtype, shape) };
+            out.op(&schema, vec![Arg::Value(value), Arg::Ints(dims.collect()), Arg::Bool(false)], ty)
+        };
+        let rows = reduced(operand, 1..ty.rank() as i64, &ty.shape[..1]);
+        let made = reduced(rows, 0..1, &[]);
+        self.bind(id, 0, made);
     }
 
     /// The mask that the kernel draws for a tensor without values in this shape and order, and `x * mask / (1 - p)`, which is what it computes.

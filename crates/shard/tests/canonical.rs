@@ -177,3 +177,52 @@ return v2, v3
         "#]],
     );
 }
+
+#[test]
+fn the_largest_of_all_elements_is_that_of_the_largest_of_each_element_of_the_first_dimension() {
+    becomes(
+        r#"unisono graph 2
+op aten::max(Tensor self) -> Tensor
+op aten::_is_all_true(Tensor self) -> Tensor
+input v0: f32[4, 3, 2] = batch "batch.0"
+input v1: bool[4, 2] = batch "batch.1"
+input v2: f32[4] = batch "batch.2"
+part forward
+v3: f32[] = aten::max(v0)
+v4: bool[] = aten::_is_all_true(v1)
+v5: f32[] = aten::max(v2)
+return v3, v4, v5
+"#,
+        &expect![[r#"
+            v3: f32[4] = aten::amax(v0, [1, 2], false)
+            v4: f32[] = aten::amax(v3, [0], false)
+            v5: bool[4] = aten::all.dims(v1, [1], false)
+            v6: bool[] = aten::all.dims(v5, [0], false)
+            v7: f32[] = aten::max(v2)
+
+            return v4, v6, v7
+        "#]],
+    );
+}
+
+#[test]
+fn conjugates_are_computed_and_not_resolved_again() {
+    becomes(
+        r#"unisono graph 2
+op aten::_conj(Tensor self) -> Tensor
+op aten::resolve_conj(Tensor self) -> Tensor
+input v0: c64[4, 3] = batch "batch.0"
+part forward
+v1: c64[4, 3] = aten::_conj(v0)
+v2: c64[4, 3] = aten::resolve_conj(v1)
+v3: c64[4, 3] = aten::resolve_conj(v0)
+return v2, v3
+"#,
+        &expect![[r#"
+            v1: c64[4, 3] = aten::conj_physical(v0)
+            v2: c64[4, 3] = aten::resolve_conj(v0)
+
+            return v1, v2
+        "#]],
+    );
+}

@@ -216,6 +216,42 @@ pub fn convolution_backward(call: &Call<'_>) -> Option<Factors> {
     Some(space)
 }
 
+/// `linalg_solve_triangular(a, b, upper, left, ..)`: the batch, and the columns of `b`, or its rows where `a` stands on the right.
+pub fn triangular(call: &Call<'_>) -> Option<Factors> {
+    let batch = call.operand(0).rank().checked_sub(2)?;
+    let mut space = Factors::shared(call, 0..batch);
+    let free = if call.flag(3).unwrap_or(true) { batch + 1 } else { batch };
+    let free_factor = space.add(call.size(1, free)?, FactorKind::Parallel);
+    space.operand(1, free, free_factor)?;
+    space.result(0, free, free_factor)?;
+    Some(space)
+}
+
+/// Its work: a product with half of a matrix.
+pub fn triangular_flops(call: &Call<'_>) -> Flops {
+    let Flops(product) = inner_product(call, 0);
+    Flops(product / 2)
+}
+
+/// `_cdist_forward(x, y, ..)`: the batch, which both have alike, and the rows of each.
+pub fn distances(call: &Call<'_>) -> Option<Factors> {
+    has_pairs(call, 0).then(|| crate::einsum::factors("x* n _, x* m _ -> x* n m", call))?
+}
+
+/// `_cdist_backward(grad, x, y, p, distances)`: sharded by rows of `y`, the gradient of `x` is partial.
+pub fn distances_backward(call: &Call<'_>) -> Option<Factors> {
+    has_pairs(call, 1).then(|| crate::einsum::factors("x* n m, x* n _, x* m _, x* n m -> x* n _", call))?
+}
+
+/// Whether an operand and the next have the same batch, so that nothing is broadcast.
+fn has_pairs(call: &Call<'_>, first: usize) -> bool {
+    let batch = |operand: usize| {
+        let shape = &call.operand(operand).shape;
+        shape.split_last_chunk::<2>().map(|(batch, _)| batch)
+    };
+    batch(first).is_some() && batch(first) == batch(first + 1)
+}
+
 /// Two operations for each element of the result and of the inner dimension, which is the last one of argument `arg`.
 fn inner_product(call: &Call<'_>, arg: usize) -> Flops {
     let inner = call.arg_type(arg).and_then(|ty| ty.shape.last().copied()).unwrap_or(1);

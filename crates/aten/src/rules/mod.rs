@@ -15,3 +15,4 @@ pub mod reduce;
 pub mod ring;
 pub mod spatial;
 pub mod views;
+pub mod windows;
