@@ -408,6 +408,41 @@ BACKWARD = {
         lambda x, y, n, m: F.ctc_loss(x.log_softmax(-1), y, n, m, reduction="none", zero_infinity=True),
         [rand(10, 12, 7), integers(6, 12, 3) + 1, torch.full((12,), 10), torch.full((12,), 3)],
     ),
+    "cross entropy of images": (
+        lambda x, y: F.cross_entropy(x, torch.where(y < 5, y, -100)),
+        [rand(6, 7, 4, 12), integers(7, 6, 4, 12)],
+    ),
+    "binary cross entropy": (
+        lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid().detach()),
+        [rand(6, 12), rand(12, 12)[:6]],
+    ),
+    "binary cross entropy of each": (
+        lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid().detach(), reduction="none").sum(),
+        [rand(6, 12), rand(12, 12)[:6]],
+    ),
+    "binary cross entropy of logits": (
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+        [rand(6, 12), rand(12, 12)[:6]],
+    ),
+    "binary cross entropy of logits with weights": (
+        lambda x, w: F.binary_cross_entropy_with_logits(
+            x, x.detach().sigmoid(), w.detach().abs(), pos_weight=w.detach().square(), reduction="sum"
+        ),
+        [rand(6, 12), rand(12)],
+    ),
+    "logarithms of sigmoids": (lambda x: F.logsigmoid(x), [rand(6, 12)]),
+    "further shrinking": (
+        lambda x: F.softshrink(x, 0.3) + F.hardshrink(x, 0.3) + x.sigmoid().logit(1e-6),
+        [rand(6, 12)],
+    ),
+    "products with vectors": (lambda x, y: (x @ y) * torch.dot(y, y), [rand(6, 12), rand(12)]),
+    "resizing without aliasing": (
+        lambda x: (
+            F.interpolate(x, size=(3, 2), mode="bilinear", antialias=True)
+            + F.interpolate(x, size=(3, 2), mode="bicubic", antialias=True)
+        ),
+        [rand(6, 12, 5, 4)],
+    ),
     "triangular systems": (
         lambda a, b: torch.linalg.solve_triangular(a.tanh() + 3 * torch.eye(4, dtype=torch.float64), b, upper=False),
         [rand(6, 4, 4), rand(6, 4, 12)],
@@ -736,6 +771,13 @@ DIRECT = {
     "_upsample_nearest_exact3d_backward": (rand(6, 12, 8, 8, 8), [8, 8, 8], [6, 12, 4, 4, 4]),
     "upsample_nearest3d_backward": (rand(6, 12, 8, 8, 8), [8, 8, 8], [6, 12, 4, 4, 4]),
     "upsample_bicubic2d_backward": (rand(6, 12, 8, 8), [8, 8], [6, 12, 4, 4], False),
+    "softshrink": (rand(6, 12), 0.3),
+    "hardshrink": (rand(6, 12), 0.3),
+    "kthvalue": (rand(6, 12), 2, 0),
+    "std_mean.correction": (rand(6, 12), [1]),
+    "searchsorted.Tensor": (rand(6, 7).sort().values, rand(6, 12)),
+    "isin.Tensor_Tensor": (integers(9, 6, 12), torch.tensor([1, 5])),
+    "channel_shuffle": (rand(6, 8, 3, 12), 2),
     "celu": (rand(6, 12), 0.7),
     "selu": (rand(6, 12),),
     "erfinv": (rand(6, 12).tanh(),),
@@ -837,6 +879,7 @@ MORE = {
         "_scaled_mm",
         (narrow(11, 32), narrow(80, 32).t(), torch.tensor(0.5), torch.tensor(2.0), None, None, torch.float32),
     ),
+    "what is searched for in one row": ("searchsorted.Tensor", (rand(7).sort().values, rand(6, 12))),
     "windows that lie side by side": ("unfold", (rand(6, 12), 1, 3, 3)),
     "numbers of windows in one image": ("im2col", (rand(1, 12, 4, 4), [2, 2], [1, 1], [0, 0], [2, 2])),
     "groups of rows": ("_grouped_mm", (whole_numbers(96, 32), whole_numbers(3, 32, 96), _OFFSETS)),

@@ -138,6 +138,11 @@ impl Rewriter<'_> {
         }
     }
 
+    /// The name and schema of a node's operator.
+    fn signature(&self, id: NodeId) -> String {
+        format!("{}{}", self.graph.op_name(id), self.graph.ops[self.graph.nodes[id].op].schema)
+    }
+
     fn number(&self, id: NodeId, arg: usize) -> f64 {
         match self.graph.nodes[id].args[arg] {
             Arg::Float(number) => number,
@@ -307,7 +312,7 @@ impl Rewriter<'_> {
         args[3] = Arg::Int(SUM);
         let types: Vec<TensorType> =
             self.graph.nodes[id].results().map(|value| self.graph.ty(value).clone()).collect();
-        let schema = format!("aten::nll_loss_forward{}", self.graph.ops[self.graph.nodes[id].op].schema);
+        let schema = self.signature(id);
         let targets = self.operand(id, 1).filter(|_| args[2] == Arg::None);
         let ignored = args[4].clone();
         let mut out = self.emitter(id);
@@ -324,7 +329,7 @@ impl Rewriter<'_> {
     fn nll_loss_backward(&mut self, id: NodeId) {
         let mut args = self.args(id);
         let ty = self.graph.ty(self.graph.nodes[id].results().next().expect("one result")).clone();
-        let schema = format!("aten::nll_loss_backward{}", self.graph.ops[self.graph.nodes[id].op].schema);
+        let schema = self.signature(id);
         let (Some(gradient), Some(weight)) = (self.operand(id, 0), self.operand(id, 6)) else {
             return self.copy(id);
         };

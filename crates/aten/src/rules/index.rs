@@ -125,6 +125,24 @@ fn put_in_rows(call: &Call<'_>) -> Option<Factors> {
     Some(space)
 }
 
+/// `searchsorted(sorted, x, ..)`: what is searched for, and the dimensions before the last one where both have these.
+pub fn searched(call: &Call<'_>) -> Option<Factors> {
+    if call.operands.len() != 2 {
+        return None;
+    }
+    let (sorted, rank) = (call.operand(0).rank(), call.operand(1).rank());
+    let mut space = Factors::none(call);
+    for dim in 0..rank {
+        let factor = space.add(call.size(1, dim)?, FactorKind::Parallel);
+        space.operand(1, dim, factor)?;
+        space.result(0, dim, factor)?;
+        if sorted > 1 && dim + 1 < rank {
+            space.operand(0, dim, factor)?;
+        }
+    }
+    Some(space)
+}
+
 /// `index_select(x, dim, index)`: the numbers of the index, and the other dimensions of `x`.
 pub fn index_select(call: &Call<'_>) -> Option<Factors> {
     let along = call.dim(1, call.operand(0).rank())?;

@@ -216,6 +216,15 @@ pub fn convolution_backward(call: &Call<'_>) -> Option<Factors> {
     Some(space)
 }
 
+/// `dot(a, b)`: its elements, over which it sums.
+pub fn dot(call: &Call<'_>) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let inner = space.add(call.size(0, 0)?, FactorKind::Reduce(Reduce::Sum));
+    space.operand(0, 0, inner)?;
+    space.operand(1, 0, inner)?;
+    Some(space)
+}
+
 /// `linalg_solve_triangular(a, b, upper, left, ..)`: the batch, and the columns of `b`, or its rows where `a` stands on the right.
 pub fn triangular(call: &Call<'_>) -> Option<Factors> {
     let batch = call.operand(0).rank().checked_sub(2)?;

@@ -155,5 +155,37 @@ pub fn nll_loss_backward(call: &Call<'_>) -> Option<Factors> {
     Some(space)
 }
 
+/// Where a loss of images has each pixel's logits and its target: batch, rows and columns.
+const PIXELS: [(usize, usize); 3] = [(0, 0), (2, 1), (3, 2)];
+
+/// `nll_loss2d_forward(x, target, weight, reduction, ignore)` with the reduction "sum": the batch, rows and columns of images.
+pub fn nll_loss_of_images(call: &Call<'_>) -> Option<Factors> {
+    if call.int(3) != Some(SUM) || call.operand_of_arg(2).is_some() {
+        return None;
+    }
+    let mut space = Factors::none(call);
+    for (logit, target) in PIXELS {
+        let pixels = space.add(call.size(0, logit)?, FactorKind::Reduce(Reduce::Sum));
+        space.operand(0, logit, pixels)?;
+        space.operand(1, target, pixels)?;
+    }
+    Some(space)
+}
+
+/// `nll_loss2d_backward(grad, x, target, weight, reduction, ignore, total_weight)` with the reduction "sum".
+pub fn nll_loss_of_images_backward(call: &Call<'_>) -> Option<Factors> {
+    if call.int(4) != Some(SUM) || call.operand_of_arg(3).is_some() {
+        return None;
+    }
+    let mut space = Factors::none(call);
+    for (logit, target) in PIXELS {
+        let pixels = space.add(call.size(1, logit)?, FactorKind::Parallel);
+        space.operand(1, logit, pixels)?;
+        space.operand(2, target, pixels)?;
+        space.result(0, logit, pixels)?;
+    }
+    Some(space)
+}
+
 /// PyTorch's number for a loss that is a sum.
 const SUM: i64 = 2;

@@ -32,6 +32,21 @@ fn align(map: &mut [Option<usize>], own: &[i64], shape: &[i64]) -> Option<()> {
     Some(())
 }
 
+/// `log_sigmoid_forward(x)`, which keeps something for its backward on processors, and nothing elsewhere.
+pub fn log_sigmoid(call: &Call<'_>) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let shape = &call.operand(0).shape;
+    for (dim, size) in shape.iter().enumerate() {
+        let factor = space.add(*size, FactorKind::Parallel);
+        space.operand(0, dim, factor)?;
+        space.result(0, dim, factor)?;
+        if call.result(1).shape == *shape {
+            space.result(1, dim, factor)?;
+        }
+    }
+    Some(space)
+}
+
 /// Operations that make a tensor out of nothing but a shape: every dimension of the result is a factor.
 pub fn filled(call: &Call<'_>) -> Option<Factors> {
     let mut space = Factors::none(call);

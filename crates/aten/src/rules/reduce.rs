@@ -69,6 +69,11 @@ pub fn argmax(call: &Call<'_>) -> Option<Factors> {
     over(call, 1, 2, |_, _| None)
 }
 
+/// `kthvalue(x, k, dim, keepdim)`: the other dimensions.
+pub fn ordered(call: &Call<'_>) -> Option<Factors> {
+    over(call, 2, 3, |_, _| None)
+}
+
 /// `histc(x, bins, min, max)`: counts of a part are a part of the counts, unless the range is that of the values.
 pub fn histogram(call: &Call<'_>) -> Option<Factors> {
     let (min, max) = (call.number(2)?, call.number(3)?);
@@ -91,13 +96,46 @@ pub fn vector_norm(call: &Call<'_>) -> Option<Factors> {
 
 /// Losses that are a sum or a mean over all elements (`mse_loss(x, y, reduction)`): every dimension is a factor.
 pub fn loss(call: &Call<'_>) -> Option<Factors> {
-    elementwise_loss(call, 2, call.operand(0).rank())
+    loss_of(call, 2, call.operands.len())
+}
+
+/// `binary_cross_entropy(x, y, weight, reduction)`, whose mean is over all elements, whatever their weights.
+pub fn entropy(call: &Call<'_>) -> Option<Factors> {
+    weighted_loss(call, 3)
+}
+
+/// `binary_cross_entropy_with_logits(x, y, weight, weight of positives, reduction)`.
+pub fn entropy_of_logits(call: &Call<'_>) -> Option<Factors> {
+    weighted_loss(call, 4)
+}
+
+/// A loss of elements whose further operands are weights, broadcast as in operations on each element.
+fn weighted_loss(call: &Call<'_>, reduction: usize) -> Option<Factors> {
+    let shape = &call.operand(0).shape;
+    let mut space = loss_of(call, reduction, 2)?;
+    for weight in 2..call.operands.len() {
+        let own = &call.operand(weight).shape;
+        let missing = shape.len().checked_sub(own.len())?;
+        for dim in (0..own.len()).filter(|dim| own[*dim] == shape[dim + missing]) {
+            space.operands[weight][dim] = space.operands[0][dim + missing];
+        }
+    }
+    Some(space)
+}
+
+/// `binary_cross_entropy_backward(grad, x, y, weight, reduction)` without weights.
+pub fn entropy_backward(call: &Call<'_>) -> Option<Factors> {
+    if call.operand_of_arg(3).is_some() { None } else { backward_of(call, 4) }
 }
 
 /// Their backward (`mse_loss_backward(grad, x, y, reduction)`).
 pub fn loss_backward(call: &Call<'_>) -> Option<Factors> {
+    backward_of(call, 3)
+}
+
+fn backward_of(call: &Call<'_>, reduction: usize) -> Option<Factors> {
     let mut space = Factors::none(call);
-    let realise = if call.int(3)? == MEAN { Realise::Averaged } else { Realise::Plain };
+    let realise = if call.int(reduction)? == MEAN { Realise::Averaged } else { Realise::Plain };
     for (dim, size) in call.result(0).shape.iter().enumerate() {
         let factor = space.add_special(*size, FactorKind::Parallel, realise);
         for map in space.operands.iter_mut().chain(&mut space.results).filter(|map| map.len() > dim) {
@@ -112,7 +150,9 @@ const MEAN: i64 = 1;
 /// PyTorch's number for a loss that is not reduced.
 const UNREDUCED: i64 = 0;
 
-fn elementwise_loss(call: &Call<'_>, reduction: usize, rank: usize) -> Option<Factors> {
+/// A loss of the elements of the first operands, so `many`, which have the same shape.
+fn loss_of(call: &Call<'_>, reduction: usize, many: usize) -> Option<Factors> {
+    let rank = call.operand(0).rank();
     let mut space = Factors::none(call);
     let reduction = call.int(reduction)?;
     for dim in 0..rank {
@@ -122,7 +162,7 @@ fn elementwise_loss(call: &Call<'_>, reduction: usize, rank: usize) -> Option<Fa
             MEAN => space.add_special(size, FactorKind::Reduce(Reduce::Sum), Realise::Averaged),
             _ => space.add(size, FactorKind::Reduce(Reduce::Sum)),
         };
-        (0..call.operands.len()).try_for_each(|operand| space.operand(operand, dim, factor))?;
+        (0..many).try_for_each(|operand| space.operand(operand, dim, factor))?;
         if reduction == UNREDUCED {
             space.result(0, dim, factor)?;
         }

@@ -31,3 +31,8 @@ pub fn sampled(call: &Call<'_>) -> Option<Factors> {
 pub fn shuffled(call: &Call<'_>) -> Option<Factors> {
     planes(call, 3)
 }
+
+/// `channel_shuffle(x, groups)`, which puts channels in another order: the other dimensions.
+pub fn among_channels(call: &Call<'_>) -> Option<Factors> {
+    Some(Factors::shared(call, (0..call.operand(0).rank()).filter(|dim| *dim != 1)))
+}
