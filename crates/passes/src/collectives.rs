@@ -1,5 +1,6 @@
 //! The collectives of a graph that may be joined with others.
 
+use aten::RunTimeSizes;
 use base::{Bytes, Id, SecondaryMap};
 use fixedbitset::FixedBitSet;
 use ir::{
@@ -98,6 +99,7 @@ pub struct Context<'g> {
     alone: FixedBitSet,
     positions: SecondaryMap<NodeId, usize>,
     transfers_before: SecondaryMap<NodeId, u32>,
+    sizes: RunTimeSizes,
 }
 
 impl<'g> Context<'g> {
@@ -107,7 +109,8 @@ impl<'g> Context<'g> {
         let positions = graph.positions();
         let (users, ends, alone) = (users(graph), end_values(graph), of_state_alone(graph, &facts));
         let transfers_before = transfers_before(graph, &facts);
-        Self { graph, facts, users, ends, alone, positions, transfers_before }
+        let sizes = RunTimeSizes::of(graph);
+        Self { graph, facts, users, ends, alone, positions, transfers_before, sizes }
     }
 
     /// The collective that node `id` is, if it may be joined with others.
@@ -127,7 +130,9 @@ impl<'g> Context<'g> {
         let result = waiting.results().next().filter(|_| self.facts.is_wait(waiting))?;
         let larger = if kind == CollectiveKind::AllGather { result } else { *operand };
         let size = self.graph.ty(larger).bytes();
-        if self.ends.contains(started.index()) || !self.can_be_flat(kind, *operand, result) {
+        // Of what has as many rows as a router says, nobody knows where it ends in a tensor of several.
+        let is_known = !self.sizes.has(*operand) && !self.sizes.has(result);
+        if self.ends.contains(started.index()) || !is_known || !self.can_be_flat(kind, *operand, result) {
             return None;
         }
         let carried = self.carried(result);

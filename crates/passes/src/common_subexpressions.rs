@@ -44,9 +44,10 @@ impl Pass for CommonSubexpressions {
             // What a change of placement made may equal the user's own on one rank only (a slice that begins at 0): never merged, so that
             // the graphs of all ranks stay alike.
             // Nor is one that has another size on each rank, unless it is the same change.
-            let change =
-                node.label.filter(|_| is_uneven(graph, *id)).map(|label| graph.labels[label].as_str());
-            match known.entry((node.label.is_some(), change, again, node.key(first_of))) {
+            // Nor are changes along two axes, along both of which only some ranks are at the same place.
+            let label = node.label.map(|label| graph.labels[label].as_str());
+            let change = label.map(|label| if is_uneven(graph, *id) { label } else { along(label) });
+            match known.entry((change, again, node.key(first_of))) {
                 std::collections::hash_map::Entry::Vacant(entry) => drop(entry.insert(*id)),
                 std::collections::hash_map::Entry::Occupied(entry) => {
                     for (again, first) in node.results().zip(graph.nodes[*entry.get()].results()) {
@@ -59,4 +60,10 @@ impl Pass for CommonSubexpressions {
         }
         Ok(patch)
     }
+}
+
+/// The axis of a change of placement by its label; nothing of what else has a label.
+fn along(label: &str) -> &str {
+    let change = label.rsplit_once(" on ").map_or("", |(_, change)| change);
+    change.split_once(':').map_or("", |(axis, _)| axis)
 }
