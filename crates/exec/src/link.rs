@@ -173,7 +173,7 @@ impl<'a> Linker<'a> {
                 let step = Step::Buffer { shape: shape.clone(), device: device.clone(), target: *target };
                 (step, instruction.release.clone())
             }
-            Action::Kept { shape, target } => {
+            Action::Kept { shape, target, .. } => {
                 let step = Step::Kept { shape: shape.clone(), device: self.host()?, target: *target };
                 (step, instruction.release.clone())
             }

@@ -168,7 +168,7 @@ impl<'a> Lowering<'a> {
         let [Output::Tensor(target)] = call.outputs.as_slice() else { return None };
         let shape = self.spec.shape(*target).filter(|_| self.spec.is_kept(*target))?.clone();
         let op = forms.out(&self.schemas[call.op as usize])?;
-        let action = Action::Kept { shape, target: *target };
+        let action = Action::Kept { op: call.op, shape, target: *target };
         self.body.push(Instruction { action, release: Vec::new(), place: call.place, node: None });
         let args = call.args.iter().cloned().chain([Arg::Tensor(*target)]).collect();
         Some(OpCall { op, args, outputs: vec![Output::Ignored], ..call.clone() })

@@ -59,6 +59,8 @@ pub enum Action {
     },
     /// Allocates an uninitialised tensor on the host whose memory is kept when it ends.
     Kept {
+        /// The operation that it is the result of, an index into the program's schemas.
+        op: u32,
         /// The tensor's element type, sizes and strides.
         shape: Shape,
         /// Where it goes.
@@ -138,11 +140,10 @@ impl Program {
     /// The name of what an instruction calls.
     pub fn name(&self, instruction: &Instruction) -> String {
         match &instruction.action {
-            Action::Call { op, .. } => self.schemas[*op as usize].full_name(),
+            Action::Call { op, .. } | Action::Kept { op, .. } => self.schemas[*op as usize].full_name(),
             Action::Number { .. } => "number".to_owned(),
             Action::Kernel { kernel, .. } => format!("kernel {kernel}"),
             Action::Buffer { .. } => "buffer".to_owned(),
-            Action::Kept { .. } => "kept".to_owned(),
         }
     }
 
@@ -234,7 +235,7 @@ impl Program {
             Action::Buffer { shape, target, .. } => {
                 write!(f, "  {target} = buffer of {} {:?}", shape.dtype.name(), shape.sizes)?;
             }
-            Action::Kept { shape, target } => {
+            Action::Kept { shape, target, .. } => {
                 write!(f, "  {target} = kept {} {:?}", shape.dtype.name(), shape.sizes)?;
             }
             Action::Call { route, role, args, outputs, .. } => {
