@@ -26,7 +26,7 @@ pub struct Account {
     pub modules: Vec<ModuleTime>,
     /// Collectives.
     pub collectives: Vec<CollectiveTime>,
-    /// Waiting in which none of the collectives that are waited for runs, in milliseconds: another pipeline stage has not sent yet.
+    /// Waiting in which none of the collectives that are waited for runs, in milliseconds: the last rank has not come, or another pipeline stage has not sent, yet.
     pub idle_ms: f64,
     /// What PyTorch's caching allocator holds for all that; none on a processor.
     pub reserved: Option<Reserved>,

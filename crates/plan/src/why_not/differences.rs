@@ -54,7 +54,7 @@ pub struct FirstDifference {
 /// What the alternative takes longer for one cause.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Difference {
-    /// `waiting` for collectives, `operations`, or `idle`: another stage has not sent yet.
+    /// `waiting` for collectives, `operations`, or `idle`: other ranks have not come to a collective, or sent, yet.
     pub of: &'static str,
     /// The collective with the change of placement that it serves, or the module with the part of the program.
     pub what: String,
@@ -164,7 +164,7 @@ impl Costs {
                 *self.causes.entry(("operations", what)).or_default() += compute;
             }
         }
-        *self.causes.entry(("idle", "before another stage sends".into())).or_default() += times.idle;
+        *self.causes.entry(("idle", "before other ranks come, or send".into())).or_default() += times.idle;
     }
 }
 
