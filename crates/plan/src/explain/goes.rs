@@ -114,7 +114,8 @@ fn collectives(text: &mut String, account: &Account, whose: &str) {
         let _ = writeln!(text, "    {:>8} of {}: {count} others", nanos(waited).to_string(), nanos(all));
     }
     if account.idle_ms > 0.0 {
-        let _ = writeln!(text, "    {:>8} before other ranks come, or send", nanos(account.idle_ms).to_string());
+        let _ =
+            writeln!(text, "    {:>8} before other ranks come, or send", nanos(account.idle_ms).to_string());
     }
 }
 
