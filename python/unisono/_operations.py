@@ -112,8 +112,9 @@ def programs(graph: _native.Graph, cluster: str, mesh: Mapping[str, int], rank: 
             plan = graph.plan(cluster, pack(settings))
         except UnisonoError:  # nothing to cut
             continue
-        alone = graph.program(plan, 0)[0].without_collectives()
-        yield Programs(alone, graph.program(plan, rank)[0])
+        whole = graph.program(plan, rank)[0]
+        first = whole if rank == 0 else graph.program(plan, 0)[0]
+        yield Programs(first.without_collectives(), whole)
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,9 @@ def refitted(
     Raises:
         ConfigurationError: the timelines cannot be read, were predicted, or show nothing of the step.
     """
-    graphs = [] if graph is None else [graph]
+    graphs: list[_native.Graph] = []
     if graph is not None:
-        graphs += [programs.alone for programs in _operations.programs(graph, description, mesh or {})]
+        graphs = [graph, *(one.alone for one in _operations.programs(graph, description, mesh or {}))]
     cluster, text, figures = _native.refit_description(description, [list(run) for run in runs], graphs)
     return Refit(text, cluster, json.loads(figures))
 

@@ -147,22 +147,29 @@ impl Source<'_> {
             Interconnect::Measured(_) => None,
             Interconnect::Levels(network) => Some(network),
         };
-        for (number, group) in groups.iter().enumerate() {
-            let is_known = groups[..number].iter().any(|other| other.shape == group.shape);
-            let again = is_known.then_some(("shape", "there twice"));
-            if let Some(wrong) = again.or_else(|| group.wrong(network)) {
-                return self.wrong_in("[[groups]]", number, wrong);
-            }
-        }
-        for (number, seen) in in_steps.iter().enumerate() {
-            let is_known = in_steps[..number].iter().any(|other| other.shape == seen.shape);
-            let again = is_known.then_some(("shape", "there twice"));
-            if let Some(wrong) = again.or_else(|| seen.wrong(network)) {
-                return self.wrong_in("[[in_steps]]", number, wrong);
-            }
-        }
+        let of_groups = groups.iter().map(|group| (&group.shape[..], group.wrong(network)));
+        self.each_shape_once("[[groups]]", of_groups)?;
+        let of_steps = in_steps.iter().map(|seen| (&seen.shape[..], seen.wrong(network)));
+        self.each_shape_once("[[in_steps]]", of_steps)?;
         let alone = Cluster { device, kinds: Vec::new(), interconnect, groups, in_steps };
         if devices.is_empty() { Ok(alone) } else { self.of_kinds(devices, &alone) }
+    }
+
+    /// Refuses tables by shapes of groups of which one is wrong, or there twice.
+    fn each_shape_once<'s>(
+        &self,
+        header: &str,
+        tables: impl Iterator<Item = (&'s [u32], Option<(&'static str, &'static str)>)>,
+    ) -> Result<()> {
+        let mut known: Vec<&[u32]> = Vec::new();
+        for (number, (shape, wrong)) in tables.enumerate() {
+            let again = known.contains(&shape).then_some(("shape", "there twice"));
+            if let Some(wrong) = again.or(wrong) {
+                return self.wrong_in(header, number, wrong);
+            }
+            known.push(shape);
+        }
+        Ok(())
     }
 
     /// A cluster with the kinds of devices that are said.

@@ -57,7 +57,7 @@ impl InSteps {
 
     /// The geometric mean of all that was seen.
     fn mean(&self) -> f64 {
-        let all = || self.kinds().into_iter().flatten();
+        let all = || self.kinds().into_iter().flat_map(|(_, times)| times);
         let count = all().count();
         if count == 0 { 1.0 } else { (all().map(|(_, times)| times.ln()).sum::<f64>() / count as f64).exp() }
     }
@@ -72,18 +72,15 @@ impl InSteps {
         }
     }
 
-    const fn kinds(&self) -> [&Times; 5] {
-        let Self {
-            shape: _,
-            late_ns: _,
-            late: _,
-            all_reduce,
-            all_gather,
-            reduce_scatter,
-            all_to_all,
-            permute,
-        } = self;
-        [all_reduce, all_gather, reduce_scatter, all_to_all, permute]
+    /// What was seen of each kind, with its name.
+    const fn kinds(&self) -> [(&'static str, &Times); 5] {
+        [
+            ("all_reduce", &self.all_reduce),
+            ("all_gather", &self.all_gather),
+            ("reduce_scatter", &self.reduce_scatter),
+            ("all_to_all", &self.all_to_all),
+            ("permute", &self.permute),
+        ]
     }
 
     /// The name of a value that is impossible on these levels, and what it is.
@@ -97,8 +94,7 @@ impl InSteps {
         if !crate::is_time(self.late) {
             return Some(("late", "a part that is negative"));
         }
-        let names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"];
-        names.into_iter().zip(self.kinds()).find_map(|(name, times)| {
+        self.kinds().into_iter().find_map(|(name, times)| {
             if times.iter().any(|(_, times)| !crate::is_rate(*times)) {
                 return Some((name, "with a factor that is not positive"));
             }
