@@ -8,8 +8,8 @@
 One thread per process. As for every user, the machine is measured when the first step is made, and the operations of each step before it
 is planned. Each model is planned freely, and with the batch, state, or tensors sharded, and the steps of a model take turns. All of it,
 from the first measurement on, is done in several rounds, since a shared machine is not as fast at each moment: what is simulated and what
-is measured are the medians of the rounds. Milliseconds on a rank: the wall time of a step on the slowest rank, and by stream what one
-recorded step of the last round took.
+is measured are the medians of the rounds. Milliseconds on a rank: the wall time of a step on the slowest rank, the mean of some that
+follow each other, and by stream what one recorded step of the last round took.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ import small_models
 import unisono
 from unisono._ranks import Ranks
 
-WARM, TURNS, REPEATS = 3, 8, 3
+WARM, TURNS, REPEATS = 3, 5, 8
+#: Steps of each turn that are not counted: those before them were of another plan, and have left nothing of this one in the caches.
+COLD = 2
 Made = tuple[nn.Module, torch.optim.Optimizer, Callable[..., Any], tuple[torch.Tensor, ...]]
 
 
@@ -174,10 +176,14 @@ def taken_in_turns(name: str, rows: dict[str, Row], ranks: Ranks, folder: Path, 
         for _ in range(WARM):
             step(*batch)
     times: dict[str, list[float]] = {family: [] for family in steps}
-    for _, (family, (step, batch)), _ in itertools.product(range(TURNS), steps.items(), range(REPEATS)):
+    for _, (family, (step, batch)) in itertools.product(range(TURNS), steps.items()):
+        for _ in range(COLD):
+            step(*batch)
         start = time.perf_counter()
-        step(*batch)
-        times[family].append((time.perf_counter() - start) * 1e3)
+        for _ in range(REPEATS):
+            step(*batch)
+        # Not each by itself: of ranks that share a core most steps are as fast as if it were theirs alone, and others wait.
+        times[family].append((time.perf_counter() - start) * 1e3 / REPEATS)
     for family, (step, batch) in steps.items():
         medians = [statistics.median(times[family])] * ranks.count
         if ranks.count > 1:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import launch
 import numpy as np
 import pytest
 import steps
+import torch
 from test_operations import RATES
 
 import unisono
 from unisono import _native, _operations
 from unisono._in_steps import InSteps
 from unisono._links import Layout
-from unisono._measured_programs import Taken, _Timed, _typical
+from unisono._measured_programs import Exchanged, Running, _Timed, _typical
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,7 +32,7 @@ def alone(kind, size):
 
 def seen(text, collectives, late=()):
     found = InSteps.of(tomllib.loads(text), Layout(2))
-    found.add(Taken({}, collectives, {"data": list(late)}, 0.0), text, MESH)
+    found.add(Exchanged(collectives, {"data": list(late)}, 0.0), text, MESH)
     return found.written(text)
 
 
@@ -76,6 +78,19 @@ def test_waits_and_what_lies_between_them_make_up_a_round():
     assert timed.computing([("all_reduce", "data", 8, [1, 2]), ("all_reduce", "data", 8, [4])]) == 40
 
 
+@pytest.mark.parametrize(("alone", "times"), [(900.0, 1.0), (800.0, 2.0), (950.0, 0.5), (2000.0, 0.0)])
+def test_collectives_take_what_operations_take_longer_than_without_them(alone, times):
+    # In each round of 1,000 ns, 100 are waited for.
+    rounds = [[(0, 0, 400), (1, 400, 10), (2, 410, 90), (3, 500, 500)]] * 7
+    program = SimpleNamespace(collectives=lambda: [("all_reduce", "data", 8, [1, 2])])
+    alike = SimpleNamespace(count=2, gathered=lambda mine: [mine, mine], tell=lambda told: told)
+    running = Running(program, alike, torch.device("cpu"), {})
+    running._recorded = lambda: (np.array([1000.0] * 7), _Timed([0, 1, 2, 3], rounds))
+    found = running.exchanged(alone)
+    assert found.collectives == {("all_reduce", "data", 8): pytest.approx(100.0 * times)}
+    assert found.late == {"data": [(400.0, 0.0)]}
+
+
 def test_typical_times_sum_up_to_a_typical_round():
     # In each of three rounds another one is long.
     times = np.array([[9.0, 1.0, 1.0], [1.0, 9.0, 1.0], [1.0, 1.0, 9.0]])
@@ -93,7 +108,7 @@ def test_a_program_is_measured_where_it_has_a_collective_of_another_size():
         found = InSteps(Layout(2))
         taken = {(kind, axis, times * size): 1000.0 for kind, axis, size, _ in collectives}
         assert any(found.lacks(whole, MESH) for whole in wholes), "of nothing anything is known"
-        found.add(Taken({}, taken, {}, 0.0), RATES, MESH)
+        found.add(Exchanged(taken, {}, 0.0), RATES, MESH)
         assert any(found.lacks(whole, MESH) for whole in wholes) == lacks, times
 
 

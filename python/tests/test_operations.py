@@ -13,13 +13,15 @@ import steps
 import torch
 
 import unisono
-from unisono import _devices, _native, _operations, _profile
+from unisono import _calls, _devices, _native, _operations, _profile
 from unisono._in_steps import InSteps
 from unisono._links import Layout
 from unisono._measured_programs import Running
-from unisono._message import pack
+from unisono._message import pack, unpack
 from unisono._operations import Measured
 from unisono._ranks import Ranks
+from unisono.errors import UnsupportedError
+from unisono.plans import Plan
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -147,6 +149,40 @@ def test_what_is_measured_is_what_is_predicted(graph, home):
     assert int(predicted[1]) == pytest.approx(expected, abs=len(calls))
 
 
+def test_what_the_host_does_around_a_program_is_of_the_step(graph):
+    with_calls = RATES.replace("spread", "call_ns = 100000.0\ncall_tensor_ns = 1000.0\nspread")
+    settings = {"mesh": {"ranks": 1}}
+    plans = [Plan(graph.plan(text, pack(settings)), graph, text, settings=settings) for text in (RATES, with_calls)]
+    without, found = (plan.prediction for plan in plans)
+    inputs = unpack(graph.message())["graph"]["inputs"]
+    state = sum(item["class"] in ("parameter", "buffer", "optimizer") for item in inputs)
+    assert state > 0
+    assert found["call_ns"] == 100_000 + 1_000 * state
+    assert found["step_ns"] == without["step_ns"] + found["call_ns"]
+    assert "us on the host around them" in plans[1].explain()
+    assert "around them" not in plans[0].explain()
+
+
+def test_what_the_host_does_around_a_program_is_measured_and_the_users_random_numbers_stay():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        times = _calls.measured(Ranks())
+    assert torch.equal(torch.rand(3), expected)
+    assert times is not None
+    assert times.each > 0
+    assert 0 <= times.tensor < times.each
+
+
+def test_under_a_hook_that_no_step_can_be_captured_with_nothing_is_measured_of_it(monkeypatch):
+    def refuse(*_):
+        raise UnsupportedError("no step is captured", code="U0101")
+
+    monkeypatch.setattr(_calls, "_around", refuse)
+    assert _calls.measured(Ranks()) is None
+
+
 def test_a_description_written_by_hand_stays_as_it_is(graph, home):
     by_hand = RATES.replace("spread = 0.010\n", "")
     assert completed(graph, by_hand) == by_hand
@@ -185,8 +221,8 @@ def test_random_numbers_of_the_user_are_as_they_were(graph, home):
 
 
 def test_a_busy_machine_is_said_and_measured_again_at_the_next_start(graph, home, monkeypatch):
-    recorded = Running.recorded
-    monkeypatch.setattr(Running, "recorded", lambda self: dataclasses.replace(recorded(self), spread=0.9))
+    computed = Running.computed
+    monkeypatch.setattr(Running, "computed", lambda self: dataclasses.replace(computed(self), spread=0.9))
     measured = []
     monkeypatch.setattr(_profile, "describe", lambda *_: measured.append(1) or RATES)
     with pytest.warns(RuntimeWarning, match="busy"):

@@ -13,7 +13,7 @@ from typing import Any
 
 from unisono import _native
 from unisono._links import Layout, Shape, inserted, without
-from unisono._measured_programs import Taken
+from unisono._measured_programs import Exchanged
 
 #: The table of a description.
 _TABLE = "in_steps"
@@ -79,7 +79,7 @@ class InSteps:
         seen = self.seen.get(shape, _Seen()).times.get(kind, {})
         return any(max(size, one) <= _ALIKE * max(min(size, one), 1) for one in seen)
 
-    def add(self, taken: Taken, text: str, mesh: Mapping[str, int]) -> None:
+    def add(self, taken: Exchanged, text: str, mesh: Mapping[str, int]) -> None:
         """Adds what was measured of a program along the axes of a mesh; the description says what collectives take alone.
 
         What is known already counts as much.

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from unisono import _devices, _native
 from unisono._capture.wire import TORCH_DTYPES
@@ -35,17 +34,30 @@ Collective = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What was measured of a program, the mean over ranks, in nanoseconds.
+class Computed:
+    """What was measured of a program without collectives, the mean over ranks, in nanoseconds.
 
     Attributes:
         calls: of each operation, by what it does.
-        collectives: of each collective, from when the last rank comes to it.
-        late: by axis, for each collective the time since ranks last met, and how much later than a rank the last one comes to it.
+        whole: of all of it, on this rank.
         spread: how far apart the rounds were, as a part of their median.
     """
 
     calls: dict[Kind, dict[Amounts, float]]
+    whole: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What was measured of the collectives of a program, the mean over ranks, in nanoseconds.
+
+    Attributes:
+        collectives: of each collective, from when the last rank comes to it, with what operations take longer because of it.
+        late: by axis, for each collective the time since ranks last met, and how much later than a rank the last one comes to it.
+        spread: how far apart the rounds were, as a part of their median.
+    """
+
     collectives: dict[Collective, float]
     late: dict[str, list[tuple[float, float]]]
     spread: float
@@ -81,27 +93,12 @@ class Running:
             warnings.warn(words, RuntimeWarning, stacklevel=2)
         return all(everyone)
 
-    def recorded(self) -> Taken:
-        """Runs the program some times more, and says what all of it took."""
-        rounds, walls = [], []
-        for _ in range(_ROUNDS):
-            _meet(self.ranks)
-            met = time.perf_counter()
-            _meet(self.ranks)
-            start = time.perf_counter()
-            _, records = self.executor.record(self.inputs, self.device)
-            _devices.synchronise(self.device)
-            alone = time.perf_counter() - start
-            # Until the last rank is done, where ranks share cores and get them in turns, less what it takes to meet.
-            _meet(self.ranks)
-            walls.append(max(alone, time.perf_counter() - start - (start - met)) * 1e9)
-            rounds.append(records)
-        walls, timed = np.array(walls), _Timed(self.program.nodes(), rounds)
-        collectives = (self.graph.collectives() or []) if self._groups is not None else []
-        waits, before = timed.exchanges([positions for *_, positions in collectives])
+    def computed(self) -> Computed:
+        """Runs a program without collectives some times more, and says what its operations took."""
+        walls, timed = self._recorded()
+        whole = float(np.median(walls))
         # What no instruction says is in between, and so is what a rank waits for a core.
-        computing = float(np.median(walls - waits.sum(0)))
-        factor = max(1.0, computing / max(timed.computing(collectives), 1.0)) if self.ranks.count > 1 else 1.0
+        factor = max(1.0, whole / max(timed.computing(()), 1.0)) if self.ranks.count > 1 else 1.0
         calls: defaultdict[tuple[Kind, Amounts], list[float]] = defaultdict(list)
         for position, call in enumerate(self.graph.amounts()):
             if call is not None:
@@ -111,8 +108,47 @@ class Running:
         found: defaultdict[Kind, dict[Amounts, float]] = defaultdict(dict)
         for (operation, amounts), nanos in _mean(calls, self.ranks).items():
             found[operation][amounts] = nanos
-        spread = self.ranks.tell(float((np.sort(walls)[_ROUNDS // 2 + 1] - walls.min()) / np.median(walls)))
-        return Taken(dict(found), *self._met(collectives, waits, before), spread)
+        return Computed(dict(found), whole, self._spread(walls))
+
+    def exchanged(self, alone: float) -> Exchanged:
+        """Runs a program with its collectives some times more, and says what these took.
+
+        Args:
+            alone: what the program takes without them, in nanoseconds.
+        """
+        walls, timed = self._recorded()
+        collectives = self.graph.collectives() or []
+        waits, before = timed.exchanges([positions for *_, positions in collectives])
+        computing = float(np.median(walls - waits.sum(0)))
+        taken, late = self._met(collectives, waits, before)
+        # Behind a collective operations find less in caches, and what it has brought in none; and where ranks share cores, one has more of
+        # them while others wait. That is of collectives, in proportion to what they take.
+        mine = torch.tensor([computing - alone, float(np.median(waits.sum(0)))])
+        longer, waiting = torch.stack(self.ranks.gathered(mine)).sum(0).tolist()
+        factor = max(0.0, 1.0 + longer / max(waiting, 1.0))
+        return Exchanged({key: nanos * factor for key, nanos in taken.items()}, late, self._spread(walls))
+
+    def _recorded(self) -> tuple[np.ndarray, _Timed]:
+        """What each of some rounds took until the last rank was done, in nanoseconds, and what its instructions took."""
+        rounds, walls = [], []
+        for _ in range(_ROUNDS):
+            self.ranks.meet()
+            met = time.perf_counter()
+            self.ranks.meet()
+            start = time.perf_counter()
+            _, records = self.executor.record(self.inputs, self.device)
+            _devices.synchronise(self.device)
+            alone = time.perf_counter() - start
+            # Until the last rank is done, where ranks share cores and get them in turns, less what it takes to meet.
+            self.ranks.meet()
+            wall = max(alone, time.perf_counter() - start - (start - met)) * 1e9
+            # Before the first instruction and behind the last one is what it takes to give and to record them.
+            walls.append(wall - max(0.0, alone * 1e9 - _spanned(records)))
+            rounds.append(records)
+        return np.array(walls), _Timed(self.program.nodes(), rounds)
+
+    def _spread(self, walls: np.ndarray) -> float:
+        return self.ranks.tell(float((np.sort(walls)[_ROUNDS // 2 + 1] - walls.min()) / np.median(walls)))
 
     def _met(
         self, collectives: Sequence[tuple[str, str, int, list[int]]], waits: np.ndarray, before: np.ndarray
@@ -182,9 +218,10 @@ class _Timed:
         return waits, before
 
 
-def _meet(ranks: Ranks) -> None:
-    if ranks.count > 1:
-        dist.barrier(ranks.group("cpu"))
+def _spanned(records: list[tuple[int, int, int]]) -> float:
+    """The nanoseconds from the begin of the first instruction of a round to the end of the last one."""
+    begin = min((start for _, start, _ in records), default=0)
+    return max((start + duration for _, start, duration in records), default=0) - begin
 
 
 def _mean(times: Mapping[Any, list[float]], ranks: Ranks) -> dict[Any, float]:

@@ -174,13 +174,15 @@ def measure(known: Measured, in_steps: InSteps, found: Iterable[Programs], place
             running = Running(alone, ranks, device)
             if not running.warmed():
                 continue
+            computed = running.computed()
+            known.add(computed.calls)
+            known.spread = max(known.spread, computed.spread)
             if together is not None:
                 running = Running(together, ranks, device, place.groups())
                 running.warmed()
-            taken = running.recorded()
-            known.add(taken.calls)
-            in_steps.add(taken, place.text, place.mesh)
-            known.spread = max(known.spread, taken.spread)
+                exchanged = running.exchanged(computed.whole)
+                in_steps.add(exchanged, place.text, place.mesh)
+                known.spread = max(known.spread, exchanged.spread)
             added = True
     finally:
         _devices.set_generator_states(device, states)

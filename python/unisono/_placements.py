@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class _Sharding:
         return start, min(chunk, block - start)
 
 
+@functools.cache
 def _parsed(placement: str) -> _Sharding:
     numbers = placement.removeprefix("shard(").removesuffix(")").split(",")
     return _Sharding(*(int(number) for number in numbers))
@@ -89,6 +91,8 @@ def shard(tensor: torch.Tensor, placement: str, rank: int, ranks: int) -> torch.
     if on is not None:
         return tensor if rank in on else tensor.new_empty(0)
     one = _parsed(placement)
+    if one.dim == 0 and one.blocks == 1 and tensor.is_contiguous():  # what most batches are, at each step
+        return tensor.narrow(0, *one.part(tensor.shape[0], rank, ranks))
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
     at = order.index(one.dim)
     opened = tensor.permute(order).unflatten(at, (one.blocks, tensor.shape[one.dim] // one.blocks))

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from unisono import _devices, _links, _native, _operations, _standard_steps, _timing
+from unisono import _calls, _devices, _links, _native, _operations, _standard_steps, _timing
 from unisono._capture.wire import TORCH_DTYPES
 from unisono._in_steps import InSteps
 from unisono._placements import STAGES
@@ -79,6 +79,7 @@ def _device_lines(ranks: Ranks, device: torch.device, memory_bytes: int | None =
         f"memory_bandwidth = {bandwidth:.4e}",
         f"operation_ns = {overhead:.1f}",
         f"overlap_factor = {overlaps.get('products', 1.0):.3f}",
+        *_call_lines(ranks, device),
         *_host_link(ranks, device),
         f"spread = {spread:.3f}",
         f"measured_on = {json.dumps(_measured_on(device))}",
@@ -129,6 +130,12 @@ def _figures(times: Mapping[str, float], device: torch.device) -> tuple[float, f
     size, elements, types = _sizes(device)
     rates = {name: 2 * size**3 / times[name] for name in types}
     return 2 * elements * 4 / times["copy"], times["operation"] * 1e9, rates
+
+
+def _call_lines(ranks: Ranks, device: torch.device) -> list[str]:
+    """What the host takes around the program of a step; nothing where it does that while a device still runs the step before."""
+    times = _calls.measured(ranks) if device == _devices.HOST else None
+    return [] if times is None else [f"call_ns = {times.each:.1f}", f"call_tensor_ns = {times.tensor:.1f}"]
 
 
 def _host_link(ranks: Ranks, device: torch.device) -> list[str]:

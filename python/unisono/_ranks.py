@@ -37,12 +37,16 @@ class Ranks:
         meeting: where they meet, if there are several.
     """
 
-    def __init__(self) -> None:
-        """Joins the process group: the user's, or a new one where the process was started by ``torchrun``."""
-        if dist.is_available() and not dist.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ:
+    def __init__(self, *, alone: bool = False) -> None:
+        """Joins the process group: the user's, or a new one where the process was started by ``torchrun``.
+
+        Args:
+            alone: joins none; this process is the only rank, whatever others there are.
+        """
+        if not alone and dist.is_available() and not dist.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ:
             dist.init_process_group(_devices.networks(_devices.take_own()))
             atexit.register(_leave)
-        self.joined = dist.is_available() and dist.is_initialized()
+        self.joined = not alone and dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if self.joined else 0
         self.count = dist.get_world_size() if self.joined else 1
         self._groups: dict[Any, dict[str, str]] = {}
@@ -52,6 +56,11 @@ class Ranks:
         self._host = dist.new_group(backend=_own_gloo()) if own else None
         self.meeting = meeting() if self.count > 1 else None
         self._processes = self._introduce()
+
+    def meet(self) -> None:
+        """Waits for all ranks."""
+        if self.count > 1:
+            dist.barrier(self.group("cpu"))
 
     def come_together(self, what: str, why: str = "") -> None:
         """Waits for all ranks to be about to do the same; names those that are elsewhere."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
 from unisono import _devices
 from unisono._ranks import Ranks
@@ -53,15 +52,14 @@ def rounds(
 def together(ranks: Ranks, device: torch.device, run: Callable[[], object], calls: int) -> float:
     """The time of a number of calls on all ranks, in seconds, until their devices are done."""
     _devices.synchronise(device)
-    if ranks.count > 1:
-        dist.barrier(ranks.group("cpu"))
+    ranks.meet()
     start = time.perf_counter()
     for _ in range(calls):
         run()
     _devices.synchronise(device)
     if ranks.count > 1:
         alone = time.perf_counter()
-        dist.barrier(ranks.group("cpu"))
+        ranks.meet()
         # What the last barrier takes when nobody waits in it is not of the calls.
         return max(alone - start, time.perf_counter() - start - _barrier(ranks))
     return time.perf_counter() - start
@@ -70,8 +68,8 @@ def together(ranks: Ranks, device: torch.device, run: Callable[[], object], call
 @functools.cache
 def _barrier(ranks: Ranks) -> float:
     """The time of a barrier that everybody has come to, in seconds."""
-    dist.barrier(ranks.group("cpu"))
+    ranks.meet()
     start = time.perf_counter()
     for _ in range(10):
-        dist.barrier(ranks.group("cpu"))
+        ranks.meet()
     return (time.perf_counter() - start) / 10

@@ -28,6 +28,13 @@ pub struct Device {
     pub uneven_bandwidth: Option<f64>,
     /// Time to start one operation, in nanoseconds.
     pub operation_ns: f64,
+    /// What a step takes on the host around its program, where the host waits for the program: its call is looked at, and what it returns is
+    /// put together. In nanoseconds.
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
+    pub call_ns: f64,
+    /// What each tensor of state adds to that, in nanoseconds.
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
+    pub call_tensor_ns: f64,
     /// Slowdown of an operation and a collective while they run at the same time; 1 for none.
     #[serde(default = "crate::one")]
     pub overlap_factor: f64,
@@ -103,7 +110,12 @@ impl Device {
         let rates = rates.chain(self.host_bandwidth.map(|rate| ("host_bandwidth", rate)));
         let rate = rates.into_iter().find(|(_, rate)| !crate::is_rate(*rate));
         let rate = rate.map(|(name, _)| (name, "a rate that is not positive"));
-        let times = [("operation_ns", self.operation_ns), ("host_latency_ns", self.host_latency_ns)];
+        let times = [
+            ("operation_ns", self.operation_ns),
+            ("call_ns", self.call_ns),
+            ("call_tensor_ns", self.call_tensor_ns),
+            ("host_latency_ns", self.host_latency_ns),
+        ];
         let time = times.into_iter().find(|(_, time)| !crate::is_time(*time));
         let time = time.map(|(name, _)| (name, "a time that is negative"));
         let apart = Bound::ALL.map(|bound| self.slowdown(bound));

@@ -47,6 +47,8 @@ fn worst(kinds: &[(u32, Device)]) -> Device {
             .any(|device| device.uneven_bandwidth.is_some())
             .then(|| least(|device| device.uneven_bandwidth.unwrap_or(device.memory_bandwidth))),
         operation_ns: most(|device| device.operation_ns),
+        call_ns: most(|device| device.call_ns),
+        call_tensor_ns: most(|device| device.call_tensor_ns),
         overlap_factor: most(|device| device.overlap_factor),
         overlap: Overlap {
             products: slowest_beside(kinds, Bound::Products),

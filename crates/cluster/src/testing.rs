@@ -13,6 +13,8 @@ pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster 
         memory_bandwidth,
         uneven_bandwidth: None,
         operation_ns: 1_000.0,
+        call_ns: 0.0,
+        call_tensor_ns: 0.0,
         overlap_factor: 1.0,
         overlap: Overlap::default(),
         host_bandwidth: None,

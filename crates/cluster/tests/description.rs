@@ -92,7 +92,7 @@ fn what_cannot_be_used_is_named_with_its_line() {
     assert_eq!(
         error("preset = \"h100:2x8\"\n\n[device]\nmemory_bandwith = 1e12\n"),
         "error[U0201]: not a cluster description: unknown field `memory_bandwith`, expected one of `name`, `memory_bytes`, `matmul_flops`, \
-         `attention_flops`, `memory_bandwidth`, `uneven_bandwidth`, `operation_ns`, `overlap_factor`, `overlap`, `host_bandwidth`, `host_latency_ns`, `host_memory_bytes`, `spread`, `measured_on`, `operations`\n  at cluster.toml:4\n  hint: did you mean `memory_bandwidth`?"
+         `attention_flops`, `memory_bandwidth`, `uneven_bandwidth`, `operation_ns`, `call_ns`, `call_tensor_ns`, `overlap_factor`, `overlap`, `host_bandwidth`, `host_latency_ns`, `host_memory_bytes`, `spread`, `measured_on`, `operations`\n  at cluster.toml:4\n  hint: did you mean `memory_bandwidth`?"
     );
     let begin =
         "`unisono profile` measures a machine, `unisono cluster h100:8x8` prints a preset to begin with";

@@ -13,7 +13,7 @@ mod wires;
 
 pub use collectives::{Company, collective_time, direct_limit, group_time};
 pub use groups::Late;
-pub use machine::{Machine, host_copy_time};
+pub use machine::{Machine, call_time, host_copy_time};
 pub use network::{Group, sent};
 pub use operation::{Operation, bound, compute_rate, main_dtype, shares};
 pub use time::{local_time, operation_time, reshard_time};

@@ -1,7 +1,8 @@
 //! What programs run on.
 
+use base::Nanos;
 use cluster::Cluster;
-use ir::Mesh;
+use ir::{Graph, Mesh};
 
 /// Picoseconds of a second.
 pub const PICOS: f64 = 1e12;
@@ -21,6 +22,13 @@ pub fn host_copy_time(cluster: &Cluster, bytes: u64) -> i64 {
     let device = &cluster.device;
     let Some(bandwidth) = device.host_bandwidth else { return traffic(cluster, 2 * bytes) };
     (bytes as f64 / bandwidth * PICOS + device.host_latency_ns * 1e3).round() as i64
+}
+
+/// What a step takes on the host around the program of a rank.
+pub fn call_time(cluster: &Cluster, graph: &Graph) -> Nanos {
+    let state = graph.inputs.values().filter(|input| input.class.is_state()).count();
+    let device = &cluster.device;
+    Nanos((device.call_ns + device.call_tensor_ns * state as f64).round() as i64)
 }
 
 /// The time of an operation that does nothing but read and write so many bytes.

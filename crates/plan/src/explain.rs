@@ -146,10 +146,11 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
     }
     let _ = writeln!(
         text,
-        "  step      {} predicted: {} of operations, {} of waiting; {} collectives take {}",
+        "  step      {} predicted: {} of operations, {} of waiting{}; {} collectives take {}",
         Nanos(p.step_ns),
         Nanos(p.compute_ns),
         Nanos(p.exposed_ns),
+        if p.call_ns > 0 { format!(", {} on the host around them", Nanos(p.call_ns)) } else { String::new() },
         p.collectives,
         Nanos(p.communication_ns)
     );
@@ -168,7 +169,7 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
             },
             plan.micro_batches,
             stages.schedule,
-            100.0 * stages.bubble(p.step_ns)
+            100.0 * stages.bubble(p.step_ns - p.call_ns)
         );
         for (number, stage) in stages.predicted.iter().enumerate() {
             let begins = stages.begins(number as u32);

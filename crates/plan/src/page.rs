@@ -87,6 +87,12 @@ fn lead(summary: &Summary, measured: Option<Nanos>, rank: u32) -> Vec<String> {
             nanos(summary.least_ms),
         ),
     ];
+    if summary.call_ms > 0.0 {
+        sentences.push(format!(
+            "Around its program a step takes {} on the host, which no lane shows.",
+            nanos(summary.call_ms)
+        ));
+    }
     if summary.recomputed_ms > 0.0 {
         sentences.push(format!(
             "Of the operations {} are forward's, run again in backward instead of holding their results until then.",
@@ -104,8 +110,9 @@ fn lead(summary: &Summary, measured: Option<Nanos>, rank: u32) -> Vec<String> {
         sentences.push(format!("{} {what}; {rank} waits {waiting} for copies.", Bytes(bytes)));
     }
     sentences.extend(measured.map(|took| {
-        let more = percent(took.0 as f64 / NANOS_PER_MILLI - summary.step_ms, summary.step_ms);
-        format!("Measured on rank {rank}, a step took {took}: {more:+.0} % against the prediction.")
+        let program_ms = summary.step_ms - summary.call_ms;
+        let more = percent(took.0 as f64 / NANOS_PER_MILLI - program_ms, program_ms);
+        format!("Measured on rank {rank}, the program took {took}: {more:+.0} % against the prediction.")
     }));
     sentences
 }

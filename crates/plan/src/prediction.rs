@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct Prediction {
     /// Time of a step of the program that runs, simulated, in nanoseconds.
     pub step_ns: i64,
+    /// What of it the host takes around the program, in which nothing else happens.
+    #[serde(default, skip_serializing_if = "is_zero_ns")]
+    pub call_ns: i64,
     /// Operations alone.
     pub compute_ns: i64,
     /// What they take longer because operations of forward run again in backward.
@@ -97,10 +100,11 @@ impl Prediction {
     /// The same with what a simulated rank takes under a memory limit.
     #[must_use]
     pub fn of(self, found: &sim::Prediction, limit: Option<Bytes>, cluster: &Cluster) -> Self {
-        let sim::Prediction { time, memory } = found;
+        let sim::Prediction { time, call, memory } = found;
         let (alive, buffers) = memory.within(limit);
         let made = Self {
-            step_ns: time.step.0,
+            step_ns: (time.step + *call).0,
+            call_ns: call.0,
             compute_ns: time.compute.0,
             communication_ns: time.communication.0,
             exposed_ns: time.exposed.0,
@@ -182,6 +186,7 @@ impl Prediction {
         let collectives = bytes(|one| u64::from(one.collectives));
         Self {
             step_ns: time(|one| one.step_ns),
+            call_ns: time(|one| one.call_ns),
             compute_ns: time(|one| one.compute_ns),
             recomputed_ns: time(|one| one.recomputed_ns),
             communication_ns: time(|one| one.communication_ns),

@@ -106,6 +106,8 @@ pub struct Summary {
     pub pipeline: Option<PipelineSummary>,
     /// Predicted time of a step.
     pub step_ms: f64,
+    /// What of it the host takes around the program.
+    pub call_ms: f64,
     /// Operations alone.
     pub compute_ms: f64,
     /// Operations of forward that run again in backward.
@@ -185,7 +187,7 @@ pub fn summary(
         pipeline: plan.stages.as_ref().map(|stages| PipelineSummary {
             schedule: stages.schedule,
             chunks: stages.most_chunks(),
-            bubble: stages.bubble(p.step_ns),
+            bubble: stages.bubble(p.step_ns - p.call_ns),
             stages: stages
                 .predicted
                 .iter()
@@ -202,6 +204,7 @@ pub fn summary(
         }),
         mesh: plan.mesh.clone(),
         step_ms,
+        call_ms: millis(p.call_ns),
         compute_ms: millis(p.compute_ns),
         recomputed_ms: millis(p.recomputed_ns),
         offloaded_bytes: p.offloaded_bytes,

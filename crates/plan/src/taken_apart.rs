@@ -60,7 +60,7 @@ pub fn predicted_of(
     let of_each = sim::predict_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
     let mut worst = Prediction::default();
     let mut stages: Vec<StagePrediction> = Vec::new();
-    for (sim::Prediction { time, memory }, program) in of_each.into_iter().zip(programs) {
+    for (sim::Prediction { time, call, memory }, program) in of_each.into_iter().zip(programs) {
         let (alive, buffers) = memory.within(limit.map(Bytes));
         let held = Prediction::default().holding(&alive, buffers).beside(memory.on_host, machine.cluster);
         let of_stage = StagePrediction {
@@ -77,8 +77,8 @@ pub fn predicted_of(
         if held.peak_bytes > worst.peak_bytes {
             worst = worst.holding(&alive, buffers).beside(memory.on_host, machine.cluster);
         }
-        if time.step.0 > worst.step_ns {
-            worst.step_ns = time.step.0;
+        if (time.step + call).0 > worst.step_ns {
+            (worst.step_ns, worst.call_ns) = ((time.step + call).0, call.0);
         }
         // Of the stage that is busy longest.
         if time.compute.0 > worst.compute_ns {

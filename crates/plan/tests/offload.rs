@@ -61,7 +61,7 @@ fn everything(graph: &Graph, machine: Machine<'_>) -> Vec<(i64, u64)> {
         stays(base.order.len() as u32, &kept, &mut Vec::new(), &mut |stays| {
             let settings = Settings { recompute: again.clone(), offload: stays, ..Settings::default() };
             let Ok(program) = passes::run(&pipeline(&settings), graph, |_| {}) else { return false };
-            let sim::Prediction { time, memory } = sim::predict(&program, machine).unwrap();
+            let sim::Prediction { time, memory, .. } = sim::predict(&program, machine).unwrap();
             all.push((time.step.0, memory.least.total().0));
             true
         });

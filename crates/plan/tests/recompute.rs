@@ -39,7 +39,7 @@ fn everything(graph: &Graph, machine: Machine<'_>) -> Vec<(i64, u64)> {
         let chosen = positions.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1);
         let recompute = Positions(chosen.map(|(_, position)| *position).collect());
         let program = passes::run(&pipeline(&Settings { recompute, ..Settings::default() }), graph, |_| {});
-        let sim::Prediction { time, memory } = sim::predict(&program.unwrap(), machine).unwrap();
+        let sim::Prediction { time, memory, .. } = sim::predict(&program.unwrap(), machine).unwrap();
         (time.step.0, memory.least.total().0)
     });
     choices.collect()

@@ -5,7 +5,7 @@
 //! says how late ranks come, the last one has started it later than those that are simulated, by a part of the time since they last met;
 //! `wait_tensor` stops the rank until it is done. While a collective and an operation of one rank run beside each other, both are slower
 //! by the cluster's factor. While collectives of several groups of a rank want more of a wire than there is, all that use it are slower by as
-//! much. Times are integer picoseconds inside; what comes out is in nanoseconds.
+//! much. Timelines are of programs; what the host does around them is added to them as a whole. Times are integer picoseconds inside; what comes out is in nanoseconds.
 //!
 //! [`predict`] gives the figures alone, for a search that asks often; [`simulate`] the whole timeline. Both come from the same run.
 
@@ -14,7 +14,7 @@ mod program;
 mod record;
 mod streams;
 
-use base::Result;
+use base::{Nanos, Result};
 use ir::Graph;
 use memory::Peak;
 use timeline::{Timeline, step::Figures};
@@ -28,8 +28,10 @@ pub use streams::{Factors, Interval, Observer, Stuck, run};
 /// What one rank is expected to take.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Prediction {
-    /// Time.
+    /// Time of its program.
     pub time: Figures,
+    /// Time on the host around it, in which the device does nothing.
+    pub call: Nanos,
     /// Memory.
     pub memory: Peak,
 }
@@ -38,16 +40,18 @@ pub struct Prediction {
 pub fn predict(graph: &Graph, machine: Machine<'_>) -> Result<Prediction> {
     let programs = Programs::new(&[graph], machine)?;
     let time = figures(&programs, Factors::of(machine.cluster))?;
-    let memory = memory::peak(graph);
-    Ok(Prediction { time: time.into_iter().next().unwrap_or_default(), memory })
+    Ok(prediction(graph, time.into_iter().next().unwrap_or_default(), machine))
 }
 
 /// What each pipeline stage takes, from the graph of one rank of each: until its last operation, and what it waits for the others.
 pub fn predict_stages(graphs: &[&Graph], machine: Machine<'_>) -> Result<Vec<Prediction>> {
     let programs = Programs::of_stages(graphs, machine)?;
     let times = figures(&programs, Factors::of(machine.cluster))?;
-    let of = |(time, graph): (Figures, &&Graph)| Prediction { time, memory: memory::peak(graph) };
-    Ok(times.into_iter().zip(graphs).map(of).collect())
+    Ok(times.into_iter().zip(graphs).map(|(time, graph)| prediction(graph, time, machine)).collect())
+}
+
+fn prediction(graph: &Graph, time: Figures, machine: Machine<'_>) -> Prediction {
+    Prediction { time, call: cost::call_time(machine.cluster, graph), memory: memory::peak(graph) }
 }
 
 /// The timeline of one rank of each pipeline stage.
