@@ -11,8 +11,8 @@ import msgpack
 import pytest
 import torch
 from ranks import train
+from rule_exam import message, with_gradients
 from steps import SCARCE_LINKS, Experts, few_experts, routed
-from test_rules import message, with_gradients
 from uneven_graphs import compare_drawn
 
 import unisono

@@ -16,7 +16,7 @@ import msgpack
 import torch
 import torch.nn.functional as F
 from ranks import coordinates, cut, run_ranks
-from test_rules import message, with_gradients
+from rule_exam import message, with_gradients
 
 from unisono import _native
 from unisono._issue_order import alike, prints_of

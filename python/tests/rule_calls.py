@@ -1,0 +1,206 @@
+"""Calls of single operators that are asked for every strategy, their arguments in the order of the schema."""
+
+from __future__ import annotations
+
+import torch
+from rule_exam import integers, rand
+
+_IMAGE, _VOLUME, _SIGNAL = rand(6, 12, 4, 4), rand(6, 12, 4, 4, 4), rand(6, 12, 4)
+_MASK = integers(2, 6, 12).bool()
+#: Calls of operators that samples and programs above lead past, as PyTorch takes them apart or does them otherwise.
+DIRECT = {
+    "sub.Scalar": (rand(6, 12), 2.0),
+    "rsub.Scalar": (rand(6, 12), 2.0),
+    "pow.Scalar": (2.0, rand(6, 12)),
+    "square": (rand(6, 12),),
+    "clamp": (rand(6, 12), -0.5, 0.5),
+    "clamp_min": (rand(6, 12), -0.5),
+    "clamp_max": (rand(6, 12), 0.5),
+    "clamp_min.Tensor": (rand(6, 12), rand(12)),
+    "clamp_max.Tensor": (rand(6, 12), rand(12)),
+    "remainder.Scalar": (rand(6, 12), 0.3),
+    "fmod.Scalar": (rand(6, 12), 0.3),
+    "leaky_relu_backward": (rand(6, 12), rand(6, 12) + 0.1, 0.1, False),
+    "native_dropout_backward": (rand(6, 12), _MASK, 2.0),
+    "eq.Scalar": (integers(3, 6, 12), 1),
+    "ne.Scalar": (integers(3, 6, 12), 1),
+    "le.Scalar": (integers(3, 6, 12), 1),
+    "ge.Scalar": (integers(3, 6, 12), 1),
+    "bitwise_xor.Tensor": (integers(9, 6, 12), integers(9, 12)),
+    "bitwise_and.Tensor": (integers(9, 6, 12), integers(9, 12)),
+    "bitwise_or.Tensor": (integers(9, 6, 12), integers(9, 12)),
+    "bitwise_not": (integers(9, 6, 12),),
+    "_to_copy": (rand(6, 12),),
+    "alias": (rand(6, 12),),
+    "lift_fresh_copy": (rand(6, 12),),
+    "zero": (rand(6, 12),),
+    "fill.Scalar": (rand(6, 12), 3.0),
+    "fill.Tensor": (rand(6, 12), torch.tensor(3.0, dtype=torch.float64)),
+    "_thnn_fused_lstm_cell_backward_impl": (*(rand(6, 5) + i for i in range(4)), rand(6, 20), True),
+    "_thnn_fused_gru_cell_backward": (rand(6, 5), rand(6, 25), True),
+    "zeros": ([6, 12],),
+    "full": ([6, 12], 3.0),
+    "empty.memory_format": ([6, 12],),
+    "reshape": (rand(6, 12), [72]),
+    "repeat": (rand(6, 12), [2, 1]),
+    "tril": (rand(6, 12),),
+    "triu": (rand(6, 12),),
+    "_fused_rms_norm": (rand(6, 4, 12), [12], rand(12), 1e-6),
+    "_fused_rms_norm_backward": (rand(6, 4, 12), rand(6, 4, 12) + 1, [12], rand(6, 4, 1).abs(), rand(12), [True, True]),
+    "scatter.value": (rand(6, 12), 1, integers(12, 6, 3), 2.0),
+    "stack": ([rand(6, 12), rand(6, 12) + 1], 1),
+    "reflection_pad1d": (_SIGNAL, [1, 1]),
+    "replication_pad1d": (_SIGNAL, [1, 1]),
+    "replication_pad3d": (_VOLUME, [1] * 6),
+    "reflection_pad3d": (_VOLUME, [1] * 6),
+    "_adaptive_avg_pool3d_backward": (rand(6, 12, 2, 2, 2), _VOLUME),
+    "adaptive_max_pool2d_backward": (rand(6, 12, 2, 2), _IMAGE, integers(16, 6, 12, 2, 2)),
+    "reflection_pad1d_backward": (rand(6, 12, 6), _SIGNAL, [1, 1]),
+    "replication_pad1d_backward": (rand(6, 12, 6), _SIGNAL, [1, 1]),
+    "replication_pad3d_backward": (rand(6, 12, 6, 6, 6), _VOLUME, [1] * 6),
+    "reflection_pad3d_backward": (rand(6, 12, 6, 6, 6), _VOLUME, [1] * 6),
+    "pixel_shuffle": (rand(6, 12, 8, 3, 3), 2),
+    "pixel_unshuffle": (rand(6, 12, 2, 8, 8), 2),
+    "_weight_norm_interface": (rand(14, 6, 4), rand(14, 1, 1), 0),
+    "_weight_norm_interface_backward": (
+        rand(14, 6, 4),
+        rand(14, 6, 4) + 1,
+        rand(14, 1, 1),
+        rand(14, 1, 1).abs() + 1,
+        0,
+    ),
+    "argmin": (rand(6, 12), 1),
+    "logsumexp": (rand(6, 12), [1]),
+    "histc": (rand(6, 12), 5, 0.0, 1.0),
+    "index_copy": (rand(6, 12), 1, torch.tensor([3, 0, 7]), rand(6, 3)),
+    "index_fill.int_Scalar": (rand(6, 12), 1, torch.tensor([3, 0, 7]), 2.0),
+    "select_scatter": (rand(6, 12, 4), rand(6, 4), 1, 5),
+    "upsample_nearest1d_backward": (rand(6, 12, 8), [8], [6, 12, 4]),
+    "_upsample_nearest_exact2d_backward": (rand(6, 12, 8, 8), [8, 8], [6, 12, 4, 4]),
+    "_upsample_nearest_exact3d_backward": (rand(6, 12, 8, 8, 8), [8, 8, 8], [6, 12, 4, 4, 4]),
+    "upsample_nearest3d_backward": (rand(6, 12, 8, 8, 8), [8, 8, 8], [6, 12, 4, 4, 4]),
+    "upsample_bicubic2d_backward": (rand(6, 12, 8, 8), [8, 8], [6, 12, 4, 4], False),
+    "softshrink": (rand(6, 12), 0.3),
+    "hardshrink": (rand(6, 12), 0.3),
+    "kthvalue": (rand(6, 12), 2, 0),
+    "std_mean.correction": (rand(6, 12), [1]),
+    "searchsorted.Tensor": (rand(6, 7).sort().values, rand(6, 12)),
+    "isin.Tensor_Tensor": (integers(9, 6, 12), torch.tensor([1, 5])),
+    "channel_shuffle": (rand(6, 8, 3, 12), 2),
+    "celu": (rand(6, 12), 0.7),
+    "selu": (rand(6, 12),),
+    "erfinv": (rand(6, 12).tanh(),),
+    "lgamma": (rand(6, 12),),
+    "digamma": (rand(6, 12),),
+    "logit": (rand(6, 12).sigmoid(), 1e-6),
+    "i0": (rand(6, 12),),
+    "sinc": (rand(6, 12),),
+    "heaviside": (rand(6, 12), rand(12)),
+    "gcd": (integers(99, 6, 12), integers(99, 12)),
+    "lcm": (integers(99, 6, 12), integers(99, 12)),
+    "polar": (rand(6, 12).abs(), rand(12)),
+    "complex": (rand(6, 12), rand(12)),
+    "angle": (torch.complex(rand(6, 12), rand(6, 12)),),
+    "conj_physical": (torch.complex(rand(6, 12), rand(6, 12)),),
+    "isposinf": (1 / integers(3, 6, 12),),
+    "isneginf": (-1 / integers(3, 6, 12),),
+    "signbit": (rand(6, 12),),
+    "bitwise_left_shift.Tensor": (integers(9, 6, 12), integers(9, 12)),
+    "bitwise_right_shift.Tensor": (integers(99, 6, 12), integers(5, 12)),
+    "bitwise_and.Scalar": (integers(9, 6, 12), 3),
+    "bitwise_or.Scalar": (integers(9, 6, 12), 3),
+    "unsafe_split.Tensor": (rand(6, 8, 12), 4, 1),
+    "unsafe_split_with_sizes": (rand(6, 8, 12), [4, 4], 1),
+    "diagonal": (rand(5, 12, 5), 1, 0, 2),
+    "diagonal_backward": (rand(6, 12, 4), [6, 12, 5, 5], 1, 2, 3),
+    "diagonal_scatter": (rand(5, 12, 5), rand(12, 4), 1, 0, 2),
+    "unfold": (rand(6, 8, 12), 1, 3, 2),
+    "unfold_backward": (rand(6, 12, 3, 3), [6, 12, 8], 2, 3, 2),
+    "im2col": (rand(6, 12, 5, 5), [3, 3], [1, 1], [1, 1], [2, 2]),
+    "col2im": (rand(6, 12 * 9, 9), [5, 5], [3, 3], [1, 1], [1, 1], [2, 2]),
+    "nansum": (rand(6, 12).log(), [1]),
+    "scatter.reduce": (rand(6, 12), 1, integers(12, 6, 3), rand(6, 3), "multiply"),
+    "scatter_reduce.two": (rand(6, 12), 1, integers(12, 6, 3), rand(6, 3), "amax", True),
+    "index_fill.int_Tensor": (rand(6, 12), 1, torch.tensor([3, 0, 7]), torch.tensor(2.0, dtype=torch.float64)),
+    "index_reduce": (rand(6, 12), 1, torch.tensor([3, 0, 7]), rand(6, 3), "prod", True),
+    "bucketize.Tensor": (rand(6, 12), rand(7).sort().values),
+    "linalg_inv_ex": (rand(6, 4, 4) + 3 * torch.eye(4, dtype=torch.float64),),
+    "linalg_cholesky_ex": (rand(6, 4, 4) @ rand(6, 4, 4).mT + torch.eye(4, dtype=torch.float64),),
+    "linalg_cross": (rand(6, 12, 3), rand(6, 12, 3) + 1, -1),
+    "_euclidean_dist": (rand(6, 4), rand(12, 4)),
+    "_cdist_forward": (rand(2, 6, 4), rand(2, 12, 4), 1.0, None),
+    "_cdist_backward": (
+        rand(2, 6, 12),
+        rand(2, 6, 4),
+        rand(2, 12, 4),
+        1.0,
+        torch.cdist(rand(2, 6, 4), rand(2, 12, 4), 1.0),
+    ),
+    "_fft_r2c": (rand(6, 8, 12), [1], 0, True),
+    "_fft_c2c": (torch.complex(rand(6, 8, 12), rand(6, 8, 12)), [1], 0, True),
+    "_fft_c2r": (torch.complex(rand(6, 5, 12), rand(6, 5, 12)), [1], 0, 8),
+}
+
+
+def narrow(*shape):
+    """Whole numbers in 8 bits, whose sums of products are exact."""
+    return integers(5, *shape).to(torch.float8_e4m3fn)
+
+
+def whole_numbers(*shape):
+    """Whole numbers in 16 bits, of which that is true up to 64 of them."""
+    return integers(3, *shape).bfloat16()
+
+
+_SCALES = 2.0 ** integers(3, 12, 1).float(), 2.0 ** integers(3, 1, 96).float()
+_SCALED = narrow(12, 32), narrow(96, 32).t()
+_OFFSETS = torch.tensor([16, 48, 96], dtype=torch.int32)
+DIRECT |= {
+    "_scaled_mm": (*_SCALED, *_SCALES, None, None, torch.float32),
+    "_grouped_mm": (whole_numbers(6, 96, 32), whole_numbers(6, 32, 96)),
+    "unisono::to_host": (torch.randn(12, 96),),
+    "unisono::to_host_over": (torch.randn(12, 96), torch.randn(12, 96)),
+    "unisono::from_host": (torch.randn(12, 96), torch.device("cpu")),
+    "unisono::wait_copy": (torch.randn(12, 96),),
+    "unisono::random_at": (
+        torch.tensor([7, 3]),
+        [torch.arange(12), torch.arange(96)],
+        [12, 96],
+        2,
+        "uniform",
+        0.0,
+        1.0,
+        24,
+        torch.float32,
+    ),
+}
+#: Further calls of operators.
+MORE = {
+    "one scale for a whole operand": (
+        "_scaled_mm",
+        (*_SCALED, torch.tensor(0.5), torch.tensor(2.0), None, None, torch.float32),
+    ),
+    "columns that do not stay aligned": (
+        "_scaled_mm",
+        (narrow(12, 32), narrow(24, 32).t(), torch.tensor(0.5), torch.tensor(2.0), None, None, torch.float32),
+    ),
+    "one scale at odd sizes": (
+        "_scaled_mm",
+        (narrow(11, 32), narrow(80, 32).t(), torch.tensor(0.5), torch.tensor(2.0), None, None, torch.float32),
+    ),
+    "what is searched for in one row": ("searchsorted.Tensor", (rand(7).sort().values, rand(6, 12))),
+    "windows that lie side by side": ("unfold", (rand(6, 12), 1, 3, 3)),
+    "numbers of windows in one image": ("im2col", (rand(1, 12, 4, 4), [2, 2], [1, 1], [0, 0], [2, 2])),
+    "groups of rows": ("_grouped_mm", (whole_numbers(96, 32), whole_numbers(3, 32, 96), _OFFSETS)),
+    "groups of columns": ("_grouped_mm", (whole_numbers(3, 96, 32), whole_numbers(32, 96), _OFFSETS)),
+    "groups of inner elements": ("_grouped_mm", (whole_numbers(96, 96), whole_numbers(96, 96), _OFFSETS)),
+    "groups of columns and rows": ("_grouped_mm", (whole_numbers(96, 96).t(), whole_numbers(96, 96), _OFFSETS)),
+    "one group has all rows": (
+        "_grouped_mm",
+        (whole_numbers(96, 32).t(), whole_numbers(96, 96)[:, :32], torch.tensor([0, 0, 0, 96], dtype=torch.int32)),
+    ),
+    "some groups without rows": (
+        "_grouped_mm",
+        (whole_numbers(96, 32), whole_numbers(5, 32, 96), torch.tensor([0, 16, 16, 96, 96], dtype=torch.int32)),
+    ),
+}
