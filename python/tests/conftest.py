@@ -27,6 +27,7 @@ SECONDS = {
     "test_meta_tier.py": 45,
     "test_sequences.py": 45,
     "test_capture_cache.py": 40,
+    "test_modules.py": 40,
     "test_kept_tensors.py": 40,
     "test_compile.py": 35,
     "test_compiled_functions.py": 35,

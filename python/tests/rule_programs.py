@@ -44,6 +44,20 @@ BACKWARD = {
         lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
         [rand(4, 6, 2, 2), rand(6), rand(6)],
     ),
+    "batch norm by running statistics": (
+        lambda x, w, b, m, v: F.batch_norm(x, m.detach(), v.detach().square() + 0.5, w, b),
+        [rand(6, 12, 3), rand(12), rand(12), rand(12), rand(12)],
+    ),
+    "instance norm": (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), [rand(6, 12, 5), rand(12), rand(12)]),
+    "bilinear forms": (lambda x, y, w, b: F.bilinear(x, y, w, b), [rand(12, 4), rand(12, 5), rand(6, 4, 5), rand(6)]),
+    "linear systems": (
+        lambda a, b: torch.linalg.solve_ex(a.tanh() + 3 * torch.eye(4, dtype=torch.float64), b)[0],
+        [rand(6, 4, 4), rand(6, 4, 12)],
+    ),
+    "losses by margins": (
+        lambda x, y: F.multi_margin_loss(x, y[:, 0]) + F.multilabel_margin_loss(x, y, reduction="sum"),
+        [rand(12, 4), integers(4, 12, 4)],
+    ),
     "convolution": (lambda x, w, b: F.conv2d(x, w, b, padding=1), [rand(4, 3, 5, 5), rand(6, 3, 3, 3), rand(6)]),
     "group norm": (lambda x, w, b: F.group_norm(x, 3, w, b), [rand(12, 6, 4), rand(6), rand(6)]),
     "pooling": (

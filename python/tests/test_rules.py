@@ -238,6 +238,11 @@ SILENT = {
     "aten::arange.start",
     "aten::arange.start_step",
     "aten::linspace",
+    "aten::logspace",
+    *("aten::eye", "aten::eye.m", "aten::tril_indices", "aten::triu_indices"),
+    *(f"aten::{name}_window" for name in ("bartlett", "blackman", "hann", "hamming", "kaiser")),
+    *(f"aten::{name}_window.periodic" for name in ("bartlett", "blackman", "hann", "hamming", "kaiser")),
+    "aten::kaiser_window.beta",
 }
 
 #: What makes rows of experts and exchanges them stands in a rank's graph only, and runs replicated along axes within: asked by the meshes

@@ -104,7 +104,7 @@ pub enum Sizes {
     None,
     /// The shape of the first result.
     Shape(usize),
-    /// The first dimension of the first operand.
+    /// The first dimension of the first operand, alone or at the head of a list.
     Batch(usize),
     /// Sizes of parts of the first dimension, of the operand and of the result alike.
     Splits(&'static [usize]),

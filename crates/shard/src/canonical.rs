@@ -9,6 +9,8 @@
 //! with others are left out, because they have no dimension that could be sharded. A reduction of all elements is one of each element of the
 //! first dimension, and then of these. Conjugates that are views of memory with other elements are computed.
 
+mod batch_norm;
+
 use aten::{Fill, Rewrite, Strides, Work};
 use ir::{Arg, Dtype, Graph, Node, NodeId, PartId, Return, TensorType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
@@ -68,7 +70,9 @@ impl Rewriter<'_> {
             Some(Rewrite::MeanLoss(arg)) if is(arg, &mean) => self.nll_loss(id),
             Some(Rewrite::MeanLossBackward(arg)) if is(arg, &mean) => self.nll_loss_backward(id),
             Some(Rewrite::BatchNorm(arg)) if is(arg, &yes) => self.batch_norm(id),
+            Some(Rewrite::BatchNorm(_)) => self.fixed_batch_norm(id),
             Some(Rewrite::BatchNormBackward(arg)) if is(arg, &yes) => self.batch_norm_backward(id),
+            Some(Rewrite::BatchNormBackward(_)) => self.fixed_batch_norm_backward(id),
             Some(Rewrite::Dropout(arg)) if is(arg, &yes) => self.dropout(id),
             Some(Rewrite::Own(name)) => self.own(id, name),
             Some(Rewrite::Nothing) => self.nothing(id),
@@ -340,90 +344,6 @@ impl Rewriter<'_> {
         let result = out.op(&schema, args, ty);
         self.bind(id, 0, result);
     }
-
-    /// `(x - mean) * rsqrt(var + eps) * weight + bias`, with the statistics of the global batch.
-    fn batch_norm(&mut self, id: NodeId) {
-        let (momentum, eps) = (self.number(id, 6), self.number(id, 7));
-        let operands = [0, 1, 2, 3, 4].map(|arg| self.operand(id, arg));
-        let [Some(x), weight, bias, Some(running_mean), Some(running_var)] = operands else {
-            return self.copy(id);
-        };
-        let shape = self.out.ty(x).shape.clone();
-        if !self.are_channels(&shape, &[weight, bias, Some(running_mean), Some(running_var)]) {
-            return self.copy(id);
-        }
-        let dims: Vec<usize> = (0..shape.len()).filter(|dim| *dim != 1).collect();
-        let count: i64 = dims.iter().map(|dim| shape[*dim]).product();
-        let channels = [shape[1]];
-        let mut out = self.emitter(id);
-        let mean = out.reduce("mean", x, &dims, true);
-        let centred = out.sum("sub", x, mean);
-        let squares = out.binary("mul.Tensor", centred, centred);
-        let variance = out.reduce("mean", squares, &dims, true);
-        let shifted = out.shifted(variance, Arg::Float(eps));
-        let inverse = out.unary("rsqrt", shifted);
-        let mut result = out.binary("mul.Tensor", centred, inverse);
-        if let Some(weight) = weight {
-            let weight = out.per_channel(weight, shape.len());
-            result = out.binary("mul.Tensor", result, weight);
-        }
-        if let Some(bias) = bias {
-            let bias = out.per_channel(bias, shape.len());
-            result = out.sum("add", result, bias);
-        }
-        let (mean, inverse) = (out.view(mean, &channels), out.view(inverse, &channels));
-        let variance = out.view(variance, &channels);
-        let unbiased = out.scaled(variance, count as f64 / (count - 1).max(1) as f64);
-        let new_mean = out.moved(running_mean, mean, momentum);
-        let new_var = out.moved(running_var, unbiased, momentum);
-        for (position, value) in [result, mean, inverse, new_mean, new_var].into_iter().enumerate() {
-            self.bind(id, position, value);
-        }
-    }
-
-    /// Whether a tensor of `shape` has channels, and these values, where they are there, are one number for each.
-    fn are_channels(&self, shape: &[i64], values: &[Option<ValueId>]) -> bool {
-        let mut there = values.iter().flatten();
-        shape.len() >= 2 && there.all(|value| self.out.ty(*value).shape[..] == shape[1..2])
-    }
-
-    /// With `y = (x - mean) * inverse`: bias `sum(g)`, weight `sum(g * y)`, input
-    /// `weight * inverse * (g - sum(g) / n - y * sum(g * y) / n)`.
-    fn batch_norm_backward(&mut self, id: NodeId) {
-        let operands = [0, 1, 2, 5, 6].map(|arg| self.operand(id, arg));
-        let [Some(gradient), Some(x), weight, Some(mean), Some(inverse)] = operands else {
-            return self.copy(id);
-        };
-        let shape = self.out.ty(x).shape.clone();
-        if !self.are_channels(&shape, &[weight, Some(mean), Some(inverse)]) {
-            return self.copy(id);
-        }
-        let dims: Vec<usize> = (0..shape.len()).filter(|dim| *dim != 1).collect();
-        let share = 1.0 / dims.iter().map(|dim| shape[*dim]).product::<i64>() as f64;
-        let channels = [shape[1]];
-        let mut out = self.emitter(id);
-        let (mean, inverse) = (out.per_channel(mean, shape.len()), out.per_channel(inverse, shape.len()));
-        let centred = out.sum("sub", x, mean);
-        let y = out.binary("mul.Tensor", centred, inverse);
-        let bias_gradient = out.reduce("sum", gradient, &dims, true);
-        let product = out.binary("mul.Tensor", gradient, y);
-        let weight_gradient = out.reduce("sum", product, &dims, true);
-        let bias_share = out.scaled(bias_gradient, share);
-        let weight_share = out.scaled(weight_gradient, share);
-        let along = out.binary("mul.Tensor", y, weight_share);
-        let result = out.sum("sub", gradient, bias_share);
-        let result = out.sum("sub", result, along);
-        let mut result = out.binary("mul.Tensor", result, inverse);
-        if let Some(weight) = weight {
-            let weight = out.per_channel(weight, shape.len());
-            result = out.binary("mul.Tensor", result, weight);
-        }
-        let weight_gradient = out.view(weight_gradient, &channels);
-        let bias_gradient = out.view(bias_gradient, &channels);
-        for (position, value) in [result, weight_gradient, bias_gradient].into_iter().enumerate() {
-            self.bind(id, position, value);
-        }
-    }
 }
 
 impl Emitter<'_> {
@@ -468,20 +388,5 @@ impl Emitter<'_> {
             }
         };
         self.permute(constant, &back)
-    }
-
-    /// A value per channel as `[1, channels, 1, ...]`.
-    fn per_channel(&mut self, value: ValueId, rank: usize) -> ValueId {
-        let channels = self.graph.ty(value).shape[0];
-        let mut shape = vec![1; rank];
-        shape[1] = channels;
-        self.view(value, &shape)
-    }
-
-    /// `old * (1 - momentum) + new * momentum`.
-    fn moved(&mut self, old: ValueId, new: ValueId, momentum: f64) -> ValueId {
-        let kept = self.scaled(old, 1.0 - momentum);
-        let added = self.scaled(new, momentum);
-        self.sum("add", kept, added)
     }
 }

@@ -106,7 +106,10 @@ impl Realised<'_> {
             Sizes::Shape(arg) => args[arg] = Arg::Ints(self.told_shape(&args[arg])),
             Sizes::Batch(arg) => {
                 let local = self.local_shape(self.call.operand(0), self.strategy.operands[0]);
-                args[arg] = Arg::Int(local[0]);
+                match &mut args[arg] {
+                    Arg::Ints(sizes) => sizes[0] = local[0],
+                    size => *size = Arg::Int(local[0]),
+                }
             }
             Sizes::Splits(lists) => {
                 let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim: 0, .. });

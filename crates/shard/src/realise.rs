@@ -76,8 +76,12 @@ impl Realised<'_> {
         let (_, part) = chunks.part(self.resharder.coordinate);
         let share = part as f64 / chunks.block as f64;
         let mut results = self.plain(out);
+        let is_partial = |placement: &Placement| matches!(placement, Placement::Partial(_));
+        let sums = self.strategy.results.iter().any(is_partial);
         for (result, value) in results.iter_mut().enumerate() {
-            if !out.graph.ty(*value).dtype.is_floating() {
+            // Beside a mean, what is sharded says something of each element.
+            let is_mean = !sums || is_partial(&self.strategy.results[result]);
+            if !is_mean || !out.graph.ty(*value).dtype.is_floating() {
                 continue;
             }
             *value = out.scaled(*value, share);

@@ -43,6 +43,45 @@ pub fn embedding_backward(call: &Call<'_>) -> Option<Factors> {
     Some(space)
 }
 
+/// `_embedding_bag(weight, indices, offsets, ..) -> (sums, bag of each index, sizes of bags, where maxima are)`: the features. Where a bag
+/// begins is a position among all indices, so that bags stay together.
+pub fn bags(call: &Call<'_>) -> Option<Factors> {
+    let is_sparse = call.flag(5) != Some(false);
+    let mut space = Factors::none(call);
+    let features = space.add(call.size(0, 1)?, FactorKind::Parallel);
+    space.operand(0, 1, features)?;
+    space.result(0, 1, features)?;
+    if call.int(4) == Some(MAXIMUM) {
+        space.result(3, 1, features)?;
+    }
+    (!is_sparse).then_some(space)
+}
+
+/// `_embedding_bag_backward(grad, indices, offsets, bag of each index, sizes, where maxima are, ..)`: the features.
+pub fn bags_backward(call: &Call<'_>) -> Option<Factors> {
+    let is_sparse = call.flag(9) != Some(false);
+    let mut space = Factors::none(call);
+    let features = space.add(call.size(0, 1)?, FactorKind::Parallel);
+    space.operand(0, 1, features)?;
+    space.result(0, 1, features)?;
+    if call.int(8) == Some(MAXIMUM) {
+        space.operand(5, 1, features)?;
+    }
+    (!is_sparse).then_some(space)
+}
+
+/// `_embedding_bag_per_sample_weights_backward(grad, weight, indices, ..)`: sharded by features it is partial.
+pub fn weights_of_bags(call: &Call<'_>) -> Option<Factors> {
+    let mut space = Factors::none(call);
+    let features = space.add(call.size(0, 1)?, FactorKind::Reduce(Reduce::Sum));
+    space.operand(0, 1, features)?;
+    space.operand(1, 1, features)?;
+    Some(space)
+}
+
+/// PyTorch's number for a bag of which the largest of each feature is taken.
+const MAXIMUM: i64 = 2;
+
 /// `gather(x, dim, index)`: dimensions other than `dim` in which both have the same size.
 pub fn gather(call: &Call<'_>) -> Option<Factors> {
     all_but_arg_1(call)

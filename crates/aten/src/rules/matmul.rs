@@ -49,6 +49,77 @@ pub fn with_bias(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
     })
 }
 
+/// `addmv(bias, a, v)`: rows; with the inner dimension sharded the bias must be partial too.
+pub fn vector_with_bias(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
+    let inner = matches!((seed.slot, seed.dim), (Slot::Operand(1), 1) | (Slot::Operand(2), 0));
+    if !inner {
+        return crate::einsum::factors("m, m _, _ -> m", call)?.seeded(call, seed, ranks);
+    }
+    let (shard, sum) = (
+        |dim: u8| Placement::Shard { dim, blocks: seed.blocks, chunk: seed.chunk },
+        Placement::Partial(Reduce::Sum),
+    );
+    Some(Strategy {
+        operands: [sum, shard(1), shard(0)].into_iter().collect(),
+        results: std::iter::once(sum).collect(),
+        realise: Realise::Plain,
+    })
+}
+
+/// `addr(bias, v, w)`: rows and columns, along which the bias may repeat.
+pub fn outer(call: &Call<'_>) -> Option<Factors> {
+    let patterns = ["_, m, n -> m n", "n, m, n -> m n", "m n, m, n -> m n"];
+    match call.operand(0).rank() {
+        0 => crate::einsum::factors(", m, n -> m n", call),
+        rank => crate::einsum::factors(patterns.get(rank).copied()?, call),
+    }
+}
+
+/// `_trilinear(a, b, c, expand_a, expand_b, expand_c, summed, unroll)`: the product of three tensors, each of which lacks the dimensions
+/// that its list names, with some dimensions summed.
+pub fn trilinear(call: &Call<'_>) -> Option<Factors> {
+    let missing = |operand: usize| call.ints(3 + operand).unwrap_or(&[]);
+    let rank = call.operand(0).rank() + missing(0).len();
+    let summed = call.ints(6)?;
+    let mut space = Factors::none(call);
+    let mut next = [0; 3];
+    let mut result_dim = 0;
+    for dim in 0..rank {
+        let there = |operand: &usize| !missing(*operand).contains(&(dim as i64));
+        let owners: Vec<usize> = (0..3).filter(there).collect();
+        let mut sizes = owners.iter().filter_map(|operand| call.size(*operand, next[*operand]));
+        let size = sizes.next()?;
+        let is_shared = sizes.all(|other| other == size);
+        let is_summed = summed.contains(&(dim as i64));
+        if is_shared {
+            let kind = if is_summed { FactorKind::Reduce(Reduce::Sum) } else { FactorKind::Parallel };
+            let factor = space.add(size, kind);
+            owners.iter().try_for_each(|operand| space.operand(*operand, next[*operand], factor))?;
+            if !is_summed {
+                space.result(0, result_dim, factor)?;
+            }
+        }
+        for operand in &owners {
+            next[*operand] += 1;
+        }
+        result_dim += usize::from(!is_summed);
+    }
+    Some(space)
+}
+
+/// Its work: two products and a sum for each element of all dimensions.
+pub fn trilinear_flops(call: &Call<'_>) -> Flops {
+    let summed: u64 = call.ints(6).map_or(1, |dims| {
+        let size = |dim: &i64| {
+            let owner = (0..3).find(|operand| !call.ints(3 + operand).unwrap_or(&[]).contains(dim))?;
+            let before = call.ints(3 + owner).unwrap_or(&[]).iter().filter(|gone| *gone < dim).count();
+            call.size(owner, usize::try_from(*dim).ok()?.checked_sub(before)?)
+        };
+        dims.iter().filter_map(size).product::<i64>().max(0) as u64
+    });
+    Flops(3 * call.result(0).elements() * summed)
+}
+
 /// Elements to which kernels of narrow numbers keep the sizes of their operands aligned.
 const ALIGNED: i64 = 16;
 
@@ -234,6 +305,35 @@ pub fn triangular(call: &Call<'_>) -> Option<Factors> {
     space.operand(1, free, free_factor)?;
     space.result(0, free, free_factor)?;
     Some(space)
+}
+
+/// `_linalg_solve_ex(a, b, left, ..)`: the batch, and the columns of `b`, or its rows where `a` stands on the right.
+pub fn solved(call: &Call<'_>) -> Option<Factors> {
+    let pattern = match (call.operand(0).rank() == call.operand(1).rank(), call.flag(2).unwrap_or(true)) {
+        (true, true) => "x* _ _, x* _ k -> x* _ k, x* _ _, x* _, x*",
+        (true, false) => "x* _ _, x* k _ -> x* k _, x* _ _, x* _, x*",
+        (false, _) => "x* _ _, x* _ -> x* _, x* _ _, x* _, x*",
+    };
+    let mut space = has_one_batch(call, 1).then(|| crate::einsum::factors(pattern, call))??;
+    // The factors of the matrix do not depend on what the system is solved for.
+    space.factors.iter_mut().for_each(|factor| factor.kind = FactorKind::Parallel);
+    Some(space)
+}
+
+/// `linalg_lu_solve(factors, pivots, b, left, ..)`: the same.
+pub fn solved_by_factors(call: &Call<'_>) -> Option<Factors> {
+    let from_left = call.flag(3).unwrap_or(true);
+    let pattern = if from_left { "x* _ _, x* _, x* _ k -> x* _ k" } else { "x* _ _, x* _, x* k _ -> x* k _" };
+    has_one_batch(call, 2).then(|| crate::einsum::factors(pattern, call))?
+}
+
+/// Whether what a system is solved for has the batch of its matrix, so that nothing is broadcast: as matrices, or as vectors.
+fn has_one_batch(call: &Call<'_>, right: usize) -> bool {
+    let (matrix, right) = (&call.operand(0).shape, &call.operand(right).shape);
+    let Some(batch) = matrix.len().checked_sub(2) else { return false };
+    let is_matrix = right.len() == matrix.len() && right[..batch] == matrix[..batch];
+    let is_vector = right[..] == matrix[..=batch];
+    is_matrix || is_vector
 }
 
 /// Its work: a product with half of a matrix.

@@ -145,6 +145,62 @@ fn backward_of(call: &Call<'_>, reduction: usize) -> Option<Factors> {
     Some(space)
 }
 
+/// `multi_margin_loss(x, target, p, margin, weight, reduction)`: the samples, each of which has a number for every class.
+pub fn margins(call: &Call<'_>) -> Option<Factors> {
+    loss_of_samples(call, 5)
+}
+
+/// `multilabel_margin_loss_forward(x, target, reduction)`: the samples.
+pub fn margins_of_labels(call: &Call<'_>) -> Option<Factors> {
+    let mut space = loss_of_samples(call, 2)?;
+    let samples = space.operands[0][0]?;
+    space.result(1, 0, samples)?;
+    Some(space)
+}
+
+/// A loss of rows, the first two operands, by argument `reduction`: whatever operands there are beside them are about classes.
+fn loss_of_samples(call: &Call<'_>, reduction: usize) -> Option<Factors> {
+    if call.operand(0).rank() != 2 {
+        return None;
+    }
+    let mut space = Factors::none(call);
+    let size = call.size(0, 0)?;
+    let reduction = call.int(reduction)?;
+    let samples = loss_factor(&mut space, size, reduction);
+    space.operand(0, 0, samples)?;
+    space.operand(1, 0, samples)?;
+    if reduction == UNREDUCED {
+        space.result(0, 0, samples)?;
+    }
+    Some(space)
+}
+
+/// `multi_margin_loss_backward(grad, x, target, p, margin, weight, reduction)`.
+pub fn margins_backward(call: &Call<'_>) -> Option<Factors> {
+    backward_of_samples(call, 6, &[1, 2])
+}
+
+/// `multilabel_margin_loss_backward(grad, x, target, reduction, is_target)`.
+pub fn margins_of_labels_backward(call: &Call<'_>) -> Option<Factors> {
+    backward_of_samples(call, 3, &[1, 2, 3])
+}
+
+fn backward_of_samples(call: &Call<'_>, reduction: usize, members: &[usize]) -> Option<Factors> {
+    if call.operand(1).rank() != 2 {
+        return None;
+    }
+    let mut space = Factors::none(call);
+    let reduction = call.int(reduction)?;
+    let realise = if reduction == MEAN { Realise::Averaged } else { Realise::Plain };
+    let samples = space.add_special(call.size(1, 0)?, FactorKind::Parallel, realise);
+    members.iter().try_for_each(|operand| space.operand(*operand, 0, samples))?;
+    if reduction == UNREDUCED {
+        space.operand(0, 0, samples)?;
+    }
+    space.result(0, 0, samples)?;
+    Some(space)
+}
+
 /// PyTorch's number for a loss that is a mean.
 const MEAN: i64 = 1;
 /// PyTorch's number for a loss that is not reduced.
@@ -157,15 +213,20 @@ fn loss_of(call: &Call<'_>, reduction: usize, many: usize) -> Option<Factors> {
     let reduction = call.int(reduction)?;
     for dim in 0..rank {
         let size = call.size(0, dim)?;
-        let factor = match reduction {
-            UNREDUCED => space.add(size, FactorKind::Parallel),
-            MEAN => space.add_special(size, FactorKind::Reduce(Reduce::Sum), Realise::Averaged),
-            _ => space.add(size, FactorKind::Reduce(Reduce::Sum)),
-        };
+        let factor = loss_factor(&mut space, size, reduction);
         (0..many).try_for_each(|operand| space.operand(operand, dim, factor))?;
         if reduction == UNREDUCED {
             space.result(0, dim, factor)?;
         }
     }
     Some(space)
+}
+
+/// A factor along which a loss with that reduction runs.
+fn loss_factor(space: &mut Factors, size: i64, reduction: i64) -> usize {
+    match reduction {
+        UNREDUCED => space.add(size, FactorKind::Parallel),
+        MEAN => space.add_special(size, FactorKind::Reduce(Reduce::Sum), Realise::Averaged),
+        _ => space.add(size, FactorKind::Reduce(Reduce::Sum)),
+    }
 }

@@ -22,7 +22,13 @@ pub fn volumes(call: &Call<'_>) -> Option<Factors> {
     planes(call, 3)
 }
 
-/// `grid_sampler_2d(x, grid, ...)`, whose grid has no channels: the batch.
+/// `fractional_max_pool2d(x, kernel, sizes, samples)`, which draws windows for each plane: batch and channels.
+pub fn random_windows(call: &Call<'_>) -> Option<Factors> {
+    let has_batch = call.operand(0).rank() == call.ints(1)?.len() + 2;
+    has_batch.then(|| Factors::shared(call, 0..2))
+}
+
+/// `grid_sampler_2d(x, grid, ...)`, whose grid has no channels, and what makes such a grid: the batch.
 pub fn sampled(call: &Call<'_>) -> Option<Factors> {
     Some(Factors::shared(call, 0..1))
 }

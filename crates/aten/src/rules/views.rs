@@ -165,7 +165,7 @@ pub fn along_arg_2(call: &Call<'_>) -> Option<Factors> {
     Some(all_but(call, &[call.dim(2, call.operand(0).rank())?]))
 }
 
-/// `roll(x, shifts, dims)`: dimensions that are not rolled; none where it rolls all elements in a row.
+/// `roll(x, shifts, dims)`: dimensions that are not rolled; none where it rolls all elements in a row. `rot90(x, k, dims)`: the others.
 pub fn roll(call: &Call<'_>) -> Option<Factors> {
     Some(all_but(call, &call.dims(2, call.operand(0).rank())))
 }
@@ -183,4 +183,22 @@ pub fn pad(call: &Call<'_>) -> Option<Factors> {
     let pads = call.ints(1)?;
     let padded = |dim: &usize| pads.get(2 * (rank - 1 - dim)..2 * (rank - dim)).is_some_and(|p| p != [0, 0]);
     Some(all_but(call, &(0..rank).filter(padded).collect::<Vec<_>>()))
+}
+
+/// `repeat(x, repeats)`: dimensions that are not repeated.
+pub fn repeat(call: &Call<'_>) -> Option<Factors> {
+    let repeats = call.ints(1)?;
+    let new = repeats.len().checked_sub(call.operand(0).rank())?;
+    let mut space = Factors::none(call);
+    for (dim, size) in call.operand(0).shape.iter().enumerate().filter(|(dim, _)| repeats[dim + new] == 1) {
+        let factor = space.add(*size, FactorKind::Parallel);
+        space.operand(0, dim, factor)?;
+        space.result(0, dim + new, factor)?;
+    }
+    Some(space)
+}
+
+/// `tril(x, diagonal)`, which depends on where an element is in its matrix: the dimensions before the last two.
+pub fn of_matrices(call: &Call<'_>) -> Option<Factors> {
+    Some(Factors::shared(call, 0..call.operand(0).rank().checked_sub(2)?))
 }

@@ -45,6 +45,12 @@ pub fn diagonal_backward(call: &Call<'_>) -> Option<Factors> {
     kept(call, others.enumerate())
 }
 
+/// `diag_embed(x, offset, dim1, dim2)`: the dimensions before the diagonal, which is the last one of the operand.
+pub fn diag_embed(call: &Call<'_>) -> Option<Factors> {
+    let others = across(call, [2, 3], call.result(0).rank())?;
+    kept(call, others.enumerate())
+}
+
 /// `diagonal_scatter(x, source, offset, dim1, dim2)`: the other dimensions, which `source` has alone before its last one.
 pub fn diagonal_scatter(call: &Call<'_>) -> Option<Factors> {
     let others: Vec<usize> = across(call, [3, 4], call.operand(0).rank())?.collect();
