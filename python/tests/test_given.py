@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import linecache
 import warnings
@@ -10,6 +11,7 @@ import given_steps
 import launch
 import pytest
 import torch
+import torch.nn.functional as F
 from machines import DEAR_COMPUTING
 from torch import nn
 
@@ -53,6 +55,67 @@ def test_what_follows_from_parameters_is_refused_by_line():
         parallelize(step, model=model, example=(torch.randn(12, 4), given_steps.GRIDS[0]))
     file, _, line = str(caught.value.place).rpartition(":")
     assert caught.value.code == "U0101" and "rows.abs()" in linecache.getline(file, int(line))
+
+
+class Strided(nn.Module):
+    """Signals, padded until a whole number of windows fits; how many elements these have stands in a buffer."""
+
+    def __init__(self, *, counts=False):
+        super().__init__()
+        self.register_buffer("stride", torch.tensor(4), persistent=False)
+        self.register_buffer("steps", torch.tensor(0))
+        self.weight, self.counts = nn.Parameter(torch.ones(1)), counts
+
+    def forward(self, x):
+        if self.counts:
+            self.stride += 1
+        windows = torch.ceil(x.shape[-1] / self.stride).to(torch.int64)
+        missing = windows * self.stride - x.shape[-1]
+        padded = F.pad(x * self.weight, (0, missing))
+        return padded.reshape(3, int(windows), -1).square().mean(-1).sum()
+
+
+def trained_on_signals(how=lambda step, **_: step, *, other_stride=False):
+    model, x = Strided(), torch.arange(30.0).view(3, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    called, losses = how(step, model=model, optimizer=optimizer, example=(x,)), []
+    for number in range(4):
+        if number == 2 and other_stride:
+            model.stride.fill_(3)
+        losses.append(float(called(x).detach()))
+    return losses
+
+
+@pytest.mark.parametrize("other_stride", [False, True])
+def test_a_size_that_a_buffer_says_is_as_the_buffer_says(other_stride):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureNotice)
+        found = trained_on_signals(functools.partial(parallelize, on_change="capture"), other_stride=other_stride)
+    assert found == pytest.approx(trained_on_signals(other_stride=other_stride))
+
+
+def test_a_capture_that_rests_on_a_buffer_serves_no_model_with_another_one(tmp_path):
+    for stride in (4, 3):
+        model, x = Strided(), torch.arange(30.0).view(3, 10)
+        model.stride.fill_(stride)
+        called = parallelize(lambda x, model=model: model(x), model=model, example=(x,), cache=tmp_path)
+        torch.testing.assert_close(called(x).detach(), model(x).detach())
+
+
+def test_a_size_that_a_buffer_says_which_the_step_changes_is_refused_by_line():
+    model = Strided(counts=True)
+    with pytest.raises(StepError) as caught:
+        parallelize(lambda x: model(x), model=model, example=(torch.ones(3, 10),))
+    file, _, line = str(caught.value.place).rpartition(":")
+    assert caught.value.code == "U0101" and "F.pad" in linecache.getline(file, int(line))
 
 
 def test_a_value_that_is_computed_with_tensors_alone_takes_nothing_for_granted():

@@ -1,4 +1,4 @@
-"""Every layer and loss of `torch.nn`, in training: its operations and their backward have rows, and each strategy gives the whole result."""
+"""Every layer and loss of `torch.nn`, in training: its operations and their backward have rows, whose strategies give the whole result."""
 
 from __future__ import annotations
 

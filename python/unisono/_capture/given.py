@@ -1,7 +1,8 @@
-"""Values that follow from the tensors that a call gives, and from nothing else: they are known before the step.
+"""Values that follow from the tensors that a call gives, and from buffers that the step leaves alone: they are known before the step.
 
 While a step is traced, what it reads of such tensors is computed from those of the call that is captured, by the operations that have been
-recorded. These operations, as plain data, compute it before each later call.
+recorded. These operations, as plain data, compute it before each later call. Buffers are constants there: they are looked at before each
+step.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class _Block:
     def of(self, node: torch.fx.Node) -> list[Row] | None:
         """All rows, that of a node last; ``None`` where something is unknown."""
         try:
-            wanted = _sources(node, self._recorder.given)
+            wanted = _sources(node, self._recorder)
             ordered = sorted(wanted)
             self.writes = any(map(_is_mutable, ordered))
             rows: list[Row] = []
@@ -215,8 +216,10 @@ class _Block:
         return rows if at == len(rows) - 1 else [*rows, ["aten.alias.default", [["@", at]], {}]]
 
     def _row(self, node: torch.fx.Node) -> Row:
-        if node.op == "placeholder":
+        if node in self._recorder.given:
             return ["leaf", self._recorder.given[node], self.writes]
+        if node.op == "placeholder":
+            return self._constant(node, self._recorder.buffers[node])
         if node.op == "get_attr":
             return self._constant(node, getattr(self._recorder.root, str(node.target)))
         if node.target is operator.getitem:
@@ -254,8 +257,9 @@ def _name(one: Any) -> str:
     return str(one).removeprefix("torch.")
 
 
-def _sources(node: torch.fx.Node, given: Mapping[torch.fx.Node, int]) -> set[torch.fx.Node]:
+def _sources(node: torch.fx.Node, recorder: Recorder) -> set[torch.fx.Node]:
     """All nodes that one follows from, itself included, and those that write into one of these."""
+    inputs = recorder.given.keys() | recorder.buffers.keys()
     found: set[torch.fx.Node] = set()
     todo = [node]
     while todo:
@@ -263,15 +267,15 @@ def _sources(node: torch.fx.Node, given: Mapping[torch.fx.Node, int]) -> set[tor
         if one in found:
             continue
         random = torch.Tag.nondeterministic_seeded in getattr(one.target, "tags", ())
-        if random or (one.op == "placeholder" and one not in given) or one.op == "output":
+        if random or (one.op == "placeholder" and one not in inputs) or one.op == "output":
             raise _Unknown
         found.add(one)
         todo.extend(one.all_input_nodes)
-        todo.extend(_writers(one))
+        todo.extend(writers(one))
     return found
 
 
-def _writers(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+def writers(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
     """The operations that write into what a node gives, itself or through views."""
     todo, seen = [node], {node}
     while todo:

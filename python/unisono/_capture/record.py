@@ -91,6 +91,8 @@ class Recorder(TorchDispatchMode):
         self._within = False
         #: The inputs that the call gives, by their nodes, and the leaves of the arguments that they are.
         self.given: dict[torch.fx.Node, int] = {}
+        #: The inputs that are buffers of the model, by their nodes.
+        self.buffers: dict[torch.fx.Node, torch.Tensor] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -102,13 +104,19 @@ class Recorder(TorchDispatchMode):
         fakes: Sequence[torch.Tensor],
         mode: FakeTensorMode,
         leaves: Mapping[int, int] = MappingProxyType({}),
+        buffers: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> torch.fx.GraphModule:
-        """The graph of what a function does with tensors that become its inputs, some of them ``leaves`` of the arguments."""
+        """The graph of what a function does with tensors that become its inputs, some of them ``leaves`` of the arguments, or ``buffers``.
+
+        Both are given by the positions of the inputs.
+        """
         for number, fake in enumerate(fakes):
             node = self.graph.placeholder(f"input_{number}")
             self._track(fake, node)
             if number in leaves:
                 self.given[node] = leaves[number]
+            if number in buffers:
+                self.buffers[node] = buffers[number]
         recording = mock.patch.object(Recorder, "current", self)
         tracing = mock.patch("torch.fx._symbolic_trace._is_fx_tracing_flag", new=True)
         self._mode = mode

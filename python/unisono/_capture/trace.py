@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -33,6 +33,7 @@ from unisono._capture.followed import note_returned
 from unisono._capture.forks import Questions
 from unisono._capture.functional import Unknown, functionalised
 from unisono._capture.generators import Generators
+from unisono._capture.given import writers
 from unisono._capture.guards import EndedError, Ending, is_the_steps_own
 from unisono._capture.inputs import StepInput, StepInputs, is_decay
 from unisono._capture.kept import Kept, Writes
@@ -111,7 +112,8 @@ def trace(
         run.explaining_errors(),
     ):
         leaves = {position: leaf for leaf, position in enumerate(inputs.leaves) if position is not None}
-        first = run.recorder.record(run, fakes, fake_mode, leaves)
+        buffers = {position: item.tensor for position, item in enumerate(inputs.inputs) if item.cls == "buffer"}
+        first = run.recorder.record(run, fakes, fake_mode, leaves, buffers)
     assert run.traced is not None
     written = [*run.writes.found.values(), *_written(first)]
     kept.note_written(written)
@@ -124,8 +126,16 @@ def trace(
             kept.start_again()  # it ran on copies, or with numbers
         return None
     run.traced.graph = _functionalise(first, fakes)
+    _require_that_it_stays(run.recorder, [inputs.inputs[position].tensor for position in run.traced.replaced])
     run.traced.known = kept.known(run.recorder.asked.values())
     return run.traced
+
+
+def _require_that_it_stays(recorder: Recorder, replaced: Sequence[torch.Tensor]) -> None:
+    """Refuses a step that goes on with the values of a buffer, and changes them for the next one."""
+    for node, tensor in recorder.buffers.items():
+        if id(tensor) in recorder.asked and (any(writers(node)) or any(tensor is one for one in replaced)):
+            raise read_back(recorder.asked[id(tensor)][1])
 
 
 def _expected(condition: Any, skip: int = 0) -> bool:
