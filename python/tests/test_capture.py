@@ -157,6 +157,30 @@ def test_writing_into_parts_of_a_tensor_is_made_of_operations_that_can_be_sharde
         torch.testing.assert_close(state[f"params.{name}"], value.detach())
 
 
+@pytest.mark.parametrize(
+    ("pool", "shape"), [(nn.AdaptiveAvgPool1d(1), (4, 5, 6)), (nn.AdaptiveAvgPool2d(1), (4, 5, 3, 6))]
+)
+def test_averages_of_images_in_which_channels_lie_last_are_made_of_operations_that_can_be_sharded(pool, shape):
+    linear = nn.Linear(6, 6)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+
+    def train_step(x):
+        optimizer.zero_grad()
+        loss = pool(linear(x).tanh().movedim(-1, 1)).flatten(1).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(shape)
+    graph = unisono.capture(train_step, model=linear, optimizer=optimizer, example=(x,))
+    assert "as_strided" not in graph.text()
+    assert "runs replicated" not in graph.plan("h100:1x2").explain()
+    (returned,), state = run_graph(graph, [(x,)])
+    torch.testing.assert_close(returned, train_step(x).detach())
+    for name, value in linear.named_parameters():
+        torch.testing.assert_close(state[f"params.{name}"], value.detach())
+
+
 def test_every_node_keeps_the_users_line_and_module_and_its_part_of_the_step():
     graph = captured().decoded()
     ops = [op["name"] for op in graph["ops"]]

@@ -7,6 +7,7 @@ executor. Operations that change an operand without saying so in their schema be
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -61,7 +62,13 @@ _ROW_MAJOR = {
 }
 
 
-_OTHERS = {"_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "new_empty_strided"}
+_OTHERS = {
+    "_amp_foreach_non_finite_check_and_unscale_",
+    "_amp_update_scale_",
+    "as_strided",
+    "as_strided_",
+    "new_empty_strided",
+}
 
 
 class Rewrites(TorchDispatchMode):
@@ -100,6 +107,10 @@ class Rewrites(TorchDispatchMode):
             return _one_at_a_time(func, name.removeprefix("_foreach_"), args, kwargs)
         if name == "new_empty_strided":
             return _new_empty(func, *args, **kwargs)
+        if name == "as_strided":
+            return _strided(func, *args, **kwargs)
+        if name == "as_strided_" and _lies_so(*args, **kwargs):
+            return args[0]
         if name in _ROW_MAJOR:
             args = pytree.tree_map(_row_major, args)
         if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
@@ -117,6 +128,24 @@ def _new_empty(func: Any, like: torch.Tensor, size: Any, stride: Any, **kwargs: 
     if order == list(range(len(size))):
         return made
     return torch.ops.aten.permute.default(made, [order.index(dim) for dim in range(len(size))])
+
+
+def _strided(func: Any, x: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
+    """A view by strides as one that permutes dimensions, where it is no more than that; the backward of pooling makes such."""
+    order = sorted((dim for dim in range(len(size)) if size[dim] != 1), key=lambda dim: -stride[dim])
+    shape = [size[dim] for dim in order]
+    has_all = math.prod(size) == x.numel() and offset in (None, x.storage_offset()) and x.is_contiguous()
+    if not has_all or [stride[dim] for dim in order] != list(make_contiguous_strides_for(shape)):
+        return func(x, size, stride, offset)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    permuted = torch.ops.aten.permute.default(torch.ops.aten.view.default(x, shape), back)
+    return torch.ops.aten.view.default(permuted, size)
+
+
+def _lies_so(x: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> bool:
+    """Whether a tensor has these sizes and strides, but for dimensions of size 1; pooling says such where channels lie last."""
+    lies = all(own == other for one, own, other in zip(size, x.stride(), stride, strict=False) if one != 1)
+    return lies and list(x.shape) == list(size) and offset in (None, x.storage_offset())
 
 
 def _row_major(leaf: Any) -> Any:
