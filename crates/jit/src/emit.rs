@@ -126,20 +126,28 @@ const MOST_ACTIONS: usize = 400;
 fn loop_of(block: &Block, points: usize, isa: &Isa, constants: &mut Constants) -> Loop {
     let each = lanes(points).div_ceil(isa.lanes);
     // One register more is for what joins lanes.
-    let free = usize::from(isa.registers - 1).checked_sub(block.reductions.len() * each);
+    let last = isa.registers - 1;
+    let free = usize::from(last).checked_sub(block.reductions.len() * each);
     let counts = block.points.steps.iter().any(|step| step.code == steps::Code::Column);
+    let hold = |actions: &mut Actions, registers| {
+        if points > isa.lanes { actions.hold_constants(registers) } else { Vec::new() }
+    };
     if let Some(free) = free.filter(|free| *free >= FEWEST)
         && !block.reductions.is_empty()
         && spans(points) == 1
         && !counts
     {
-        let actions = Actions::of(&block.points, free as u8, constants);
+        let mut actions = Actions::of(&block.points, free as u8, constants);
         if actions.slots == 0 && actions.list.len() * each <= MOST_ACTIONS {
-            let held = Held { first: free as u8, each: each as u8, now: 0 };
-            return Loop { actions, held: Some(held) };
+            let registers = actions.written()..free as u8;
+            let held = Some(Held { first: free as u8, each: each as u8, now: 0 });
+            return Loop { constants: hold(&mut actions, registers), actions, held };
         }
     }
-    Loop { actions: Actions::of(&block.points, isa.registers, constants), held: None }
+    let mut actions = Actions::of(&block.points, isa.registers, constants);
+    // The lanes of spans are joined in the first two registers and the last one.
+    let registers = actions.written().max(2)..last;
+    Loop { constants: hold(&mut actions, registers), actions, held: None }
 }
 
 /// Constants, each as many times as a vector has numbers, then a mask of the points that do not fill a vector, and the positions in one.
@@ -186,6 +194,8 @@ impl Held {
 /// The code of a loop over points.
 struct Loop {
     actions: Actions,
+    /// Registers that have a constant in all turns of the loop.
+    constants: Vec<(u8, u32)>,
     held: Option<Held>,
 }
 
@@ -223,6 +233,9 @@ impl Emitter<'_> {
         let start = self.length;
         for (block, (row, points)) in blocks.phases.iter().zip(parts) {
             self.actions(row)?;
+            for (register, constant) in points.constants.iter().filter(|_| block.loops) {
+                self.load(self.vector(*register), Place::Constant(*constant))?;
+            }
             match points.held {
                 Some(held) if block.loops => self.points_in_turn(block, &points.actions, rest, held)?,
                 None if block.loops => self.points(block, &points.actions, rest)?,

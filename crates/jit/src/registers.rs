@@ -1,5 +1,7 @@
 //! Steps with registers: a value has a register from its step to its last use, or lies in memory where there are too many at once.
 
+use std::ops::Range;
+
 use crate::steps::{Code, Output, Step, Steps, V};
 
 /// Where a value is.
@@ -56,6 +58,48 @@ impl Actions {
             allocation.made.list.push(Action::Output { to: *to, from });
         }
         allocation.made
+    }
+
+    /// How many registers they write: the first ones.
+    pub(crate) fn written(&self) -> u8 {
+        let written = self.list.iter().map(|action| match action {
+            Action::Step { to, .. } => to + 1,
+            Action::Spill { .. } | Action::Output { .. } => 0,
+        });
+        written.max().unwrap_or(0)
+    }
+
+    /// Takes the constants that are needed most often from these registers: the register and the constant of each. They are to be loaded before.
+    /// Otherwise each use of one reads a vector of memory, of which processors read no more at once than they multiply.
+    pub(crate) fn hold_constants(&mut self, registers: Range<u8>) -> Vec<(u8, u32)> {
+        let mut uses: Vec<(u32, usize)> = Vec::new();
+        for place in self.list.iter_mut().flat_map(Action::places) {
+            let Place::Constant(constant) = *place else { continue };
+            match uses.iter_mut().find(|(known, _)| *known == constant) {
+                Some((_, times)) => *times += 1,
+                None => uses.push((constant, 1)),
+            }
+        }
+        uses.sort_by_key(|(_, times)| std::cmp::Reverse(*times));
+        let held: Vec<(u8, u32)> = registers.zip(uses.into_iter().map(|(constant, _)| constant)).collect();
+        for place in self.list.iter_mut().flat_map(Action::places) {
+            let register = held.iter().find(|(_, constant)| *place == Place::Constant(*constant));
+            if let Some((register, _)) = register {
+                *place = Place::Register(*register);
+            }
+        }
+        held
+    }
+}
+
+impl Action {
+    /// What it takes.
+    fn places(&mut self) -> impl Iterator<Item = &mut Place> {
+        match self {
+            Self::Step { from, .. } => from.iter_mut(),
+            Self::Output { from, .. } => std::slice::from_mut(from).iter_mut(),
+            Self::Spill { .. } => [].iter_mut(),
+        }
     }
 }
 

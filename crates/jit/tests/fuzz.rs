@@ -160,13 +160,15 @@ fn a_kernel_with_more_values_than_registers_keeps_them_on_the_stack() {
 #[test]
 fn rows_of_all_lengths_have_the_same_sums() {
     let mut compiled = 0;
-    let lengths = [1, 7, 16, 17, 63, 64, 65, 96, 100, 255, 256, 257, 384, 391, 512, 1000, 1023, 1024, 1025];
+    let lengths =
+        [1, 7, 16, 17, 63, 64, 65, 96, 100, 255, 256, 257, 384, 391, 512, 1000, 1023, 1024, 1025, 3001];
     for length in lengths {
         let kernel = format!(
             "kernel [3, {length}]\nread a0: f32 {{{length}, 1}}\nread a1: bf16 {{0, 1}}\nwrite a2: f32 {{{length}, 1}}\n\
             add a3: f32 {{0, 1}}\nwrite a4: f32 {{1, 0}}\n%0 = load a0\n%1 = load a1\n%2 = row_max %0\n%3 = row_min %1\n\
             %4 = sub %0 %2\n%5 = exp %4\n%6 = row_sum %5\n%7 = mul %5 %1\n%8 = row_sum %7\n%9 = div %7 %6\n\
-            %10 = add %9 %3\nstore a2 %10\nstore a3 %7\nstore a4 %8\n"
+            %10 = add %9 %3\n%11 = row_max %5\n%12 = add %8 %11\n\
+            store a2 %10\nstore a3 %7\nstore a4 %12\n"
         );
         let kernel: Kernel = kernel.parse().unwrap();
         compiled += compare(&kernel, &mut Random::new(length), &format!("{length} points"));

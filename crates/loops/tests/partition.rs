@@ -10,6 +10,7 @@ use unisono_loops::{Item, partition, verify};
 const OPS: &str = r#"unisono graph 2
 
 op aten::silu(Tensor self) -> Tensor
+op aten::gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor
 op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
 op aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
 op aten::gelu(Tensor self, *, str approximate='none') -> Tensor
@@ -268,7 +269,7 @@ return v1
 }
 
 #[test]
-fn an_error_function_of_many_points_is_left_to_pytorch_unless_much_is_saved() {
+fn an_error_function_of_many_points_is_a_kernel_with_what_stands_beside_it() {
     check(
         r#"
 input v0: f32[40000] = batch "x"
@@ -280,12 +281,52 @@ v3: f32[40000] = aten::mul.Tensor(v2, v1)
 return v3
 "#,
         &expect![[r#"
-            aten::gelu
-            aten::mul.Tensor
-            left 1 of aten::gelu: no kernel with it would pay
-            left 1 of aten::mul.Tensor: no kernel with it would pay
+            group [v0, v1] -> [v3] saves 320000
+              kernel [40000]
+              read a0: f32 {1}
+              read a1: f32 {1}
+              write a2: f32 {1}
+              %0 = load a0
+              %1 = const 0.70710677
+              %2 = mul %0 %1
+              %3 = erf %2
+              %4 = const 0.5
+              %5 = fma %3 %4 %4
+              %6 = mul %0 %5
+              %7 = load a1
+              %8 = mul %6 %7
+              store a2 %8
         "#]],
     );
+}
+
+#[test]
+fn the_gradient_of_an_error_function_of_many_points_is_left_to_pytorch_unless_something_is_saved() {
+    check(
+        r#"
+input v0: f32[200, 200] = batch "gradient"
+input v1: f32[200, 200] = batch "x"
+
+v2: f32[200, 200] = aten::gelu_backward(v0, v1, "none")
+
+return v2
+"#,
+        &expect![[r#"
+            aten::gelu_backward
+            left 1 of aten::gelu_backward: no kernel with it would pay
+        "#]],
+    );
+    let with_sums = "\
+input v0: f32[200, 200] = batch \"gradient\"
+input v1: f32[200, 200] = batch \"x\"
+
+v2: f32[200, 200] = aten::gelu_backward(v0, v1, \"none\")
+v3: f32[200] = aten::sum.dim_IntList(v2, [0], false, none)
+
+return v2, v3
+";
+    let graph = Graph::from_text("test", &format!("{OPS}{with_sums}")).unwrap();
+    assert_eq!(partition(&graph).groups.len(), 1);
 }
 
 #[test]

@@ -102,10 +102,15 @@ impl Emitter<'_> {
     pub(super) fn fma(&mut self, to: Register, a: Place, b: Place, c: Place) -> Done {
         let [product_into_a, product_with_last, sum_into] = self.isa.fma;
         let is_to = |this: &Self, place: Place| matches!(place, Place::Register(r) if this.vector(r) == to);
+        let scratch = self.scratch();
+        if a.is_memory() && !b.is_memory() && !is_to(self, b) && !is_to(self, c) {
+            self.load(to, a)?;
+            let b = self.in_register(b, scratch)?;
+            return self.three(product_into_a, to, b, c);
+        }
         // `a` is in a register, and it is the one to be overwritten if one of the factors is.
         let swap = a.is_memory() || is_to(self, b);
         let (a, b) = if swap { (b, a) } else { (a, b) };
-        let scratch = self.scratch();
         if is_to(self, c) && !is_to(self, a) {
             let a = self.in_register(a, scratch)?;
             return self.three(sum_into, to, a, b);

@@ -12,11 +12,8 @@ use super::{
 };
 use crate::{Kernel, Nest, Op, Unary};
 
-/// The bytes for each point that an error function must save.
-const ERROR_FUNCTION: u64 = 8;
-
-/// Up to so many points PyTorch's error function takes longer to be called than a kernel to run.
-const FEW_POINTS: u64 = 1 << 14;
+/// Up to so many points PyTorch's gradient of an error function takes longer to be called than a kernel to run.
+const FEW_ERRORS: u64 = 1 << 14;
 
 /// The fewest points of a row, where there are several: the code for a row takes as long as a vector or two of it.
 const SHORTEST: usize = 8;
@@ -165,8 +162,8 @@ fn is_worth(groups: &Groups<'_>, members: &[usize]) -> bool {
         && !groups.writes(members).is_empty()
 }
 
-/// Whether a group saves more than it loses: rows that are short cost a call each, elements that lie apart are read one by one, and PyTorch's
-/// error function is faster than that of kernels. On a processor few such elements take less than the calls that a group saves.
+/// Whether a group saves more than it loses: rows that are short cost a call each, and elements that lie apart are read one by one. On a
+/// processor few such elements take less than the calls that a group saves.
 fn pays(group: &Group, on_processor: bool) -> bool {
     let nest = Nest::of(&group.kernel);
     let is_short = nest.rows() > 1 && nest.inner < SHORTEST;
@@ -176,20 +173,20 @@ fn pays(group: &Group, on_processor: bool) -> bool {
         return false;
     }
     // PyTorch's kernel takes the logarithms of several rows at once.
-    let logarithms = group.kernel.body.iter().any(|op| matches!(op, Op::Unary(Unary::Log, _)));
-    let is_many = !on_processor || group.kernel.points() > FEW_OF_ROWS;
-    if group.saved.0 == 0
-        && group.kernel.by_rows()
-        && logarithms
-        && is_many
-        && nest.inner < SHORTEST_LOGARITHM
-    {
+    let computes = |unary: Unary| {
+        group.kernel.body.iter().any(|op| matches!(op, Op::Unary(other, _) if *other == unary))
+    };
+    let is_gradient = computes(Unary::Erf) && computes(Unary::Exp);
+    if on_processor && group.saved.0 == 0 && is_gradient && group.kernel.points() > FEW_ERRORS {
         return false;
     }
-    let errors = group.kernel.body.iter().filter(|op| matches!(op, Op::Unary(Unary::Erf, _))).count();
-    errors == 0
-        || group.kernel.points() <= FEW_POINTS
-        || group.saved.0 > errors as u64 * ERROR_FUNCTION * group.kernel.points()
+    let logarithms = computes(Unary::Log);
+    let is_many = !on_processor || group.kernel.points() > FEW_OF_ROWS;
+    group.saved.0 > 0
+        || !group.kernel.by_rows()
+        || !logarithms
+        || !is_many
+        || nest.inner >= SHORTEST_LOGARITHM
 }
 
 fn group(groups: &Groups<'_>, members: &[usize]) -> Option<Group> {
