@@ -62,7 +62,8 @@ def measured(ranks: Ranks) -> CallTimes | None:
 
 def _around(layers: int, ranks: Ranks) -> tuple[float, float]:
     """The number of tensors of state of a step of so many layers, and the nanoseconds around its program."""
-    from unisono.session import CapturedStep, Session  # which measures by this module
+    from unisono._captured_step import CapturedStep  # which measures by this module
+    from unisono.session import Session
 
     kind = {"dtype": torch.float32, "device": _devices.HOST}
     one = nn.TransformerEncoderLayer(_WIDTH, 1, _WIDTH, batch_first=True, **kind)

@@ -29,8 +29,8 @@ from unisono._message import pack, unpack
 from unisono.errors import ResourceError
 
 if TYPE_CHECKING:
+    from unisono._captured_step import CapturedStep
     from unisono._ranks import ProcessState, Ranks
-    from unisono.session import CapturedStep
 
 #: The longest and the shortest time between two looks, and how many there are in a time-out, in seconds.
 _MOST, _LEAST, _LOOKS = 2.0, 0.05, 20

@@ -34,6 +34,7 @@ from unisono._call import Call, Caller
 from unisono._capture.optimizer import together
 from unisono._capture.places import warn_user
 from unisono._capture.settings import cycled
+from unisono._captured_step import CapturedStep
 from unisono._captures import Captures
 from unisono._counter import key_of
 from unisono._deferred.models import Deferred, home_of
@@ -47,7 +48,7 @@ from unisono._users_errors import as_the_users
 from unisono._watch import Watch
 from unisono.errors import CaptureNotice, StepError, UnisonoError, UnsupportedError
 from unisono.plans import Plan
-from unisono.session import CapturedStep, Seconds, Session
+from unisono.session import Seconds, Session
 
 
 class ParallelStep:
