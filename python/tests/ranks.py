@@ -45,7 +45,8 @@ def train(
     assert alike([prints_of(one.issue_order(), mesh) for one in passed], mesh), (
         "ranks would wait for each other for ever"
     )
-    programs = [RankProgram(msgpack.unpackb(one.message())["graph"]) for one in (passed if passes else before)]
+    run = [graph.native.without_empty_parts(one) for one in (passed if passes else before)]
+    programs = [RankProgram(msgpack.unpackb(one.message())["graph"]) for one in run]
     items, placements = graph.capture.inputs.inputs, content["inputs"]
     placed = [placements.get(item.name, {}) for item in items]
 

@@ -60,7 +60,7 @@ def test_a_step_on_one_rank_has_a_page(tmp_path):
     assert "one rank" in (tmp_path / "predicted.html").read_text(encoding="utf-8")
     step.report(tmp_path / "measured.html", torch.ones(2, 4))
     page = (tmp_path / "measured.html").read_text(encoding="utf-8")
-    assert "Measured on rank 0, a step took" in page
+    assert "Measured on rank 0, the program took" in page
     assert page.index("predicted</h3>") < page.index("measured</h3>") < page.index("memory, predicted</h3>")
 
 

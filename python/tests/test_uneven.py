@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import launch
 import pytest
@@ -89,3 +90,44 @@ def test_ranks_are_alike_where_those_of_each_group_are():
     each = [prints_of({"": one, "axis:b": one}, stages) for one in "wwuu"]
     assert alike(each, stages)
     assert not alike([each[0], each[2], each[0], each[2]], stages)
+
+
+class _Images(nn.Module):
+    """Operations whose kernels refuse a batch of nothing: convolutions, norms of groups, pools and attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.norm, self.qkv = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Linear(8, 24)
+        self.out = nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, x):
+        y = nn.functional.max_pool2d(nn.functional.silu(self.norm(self.into(x))), 2)
+        tokens = y.flatten(2).transpose(1, 2)
+        q, k, v = (one.unflatten(-1, (2, -1)).transpose(1, 2) for one in self.qkv(tokens).chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        y = (tokens + mixed).transpose(1, 2).unflatten(-1, y.shape[2:])
+        return self.out(nn.functional.interpolate(y, scale_factor=2.0))
+
+
+@pytest.mark.parametrize("passes", [False, True])
+@pytest.mark.parametrize(("batch", "mesh"), [(6, {"a": 4}), (5, {"a": 4}), (3, {"a": 2, "b": 4})], ids=str)
+def test_ranks_without_a_sample_run_no_operation_that_refuses_nothing(batch, mesh, passes):
+    torch.manual_seed(0)
+    model = _Images()
+    reference = copy.deepcopy(model)
+    batches = [tuple(torch.randn(2, batch, 3, 8, 8)) for _ in range(3)]
+    cut, whole = dict.fromkeys(mesh, "replicate") | {[*mesh][-1]: "shard(0)"}, dict.fromkeys(mesh, "replicate")
+    step, optimizer = make_step(model)
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=batches[0])
+    plan = graph.native.plan(EAGER_TO_CUT, pack({"mesh": mesh, "pins": {"batch.*": cut, "params.*": whole}}))
+    ranks = math.prod(mesh.values())
+    programs = [graph.native.program(plan, rank)[0] for rank in range(ranks)]
+    assert "aten::convolution(" in programs[0].text()
+    assert "aten::convolution(" not in programs[-1].text()
+    assert alike([prints_of(program.issue_order(), mesh) for program in programs], mesh)
+    losses, after = train(graph, plan, mesh, batches, passes=passes)
+    eager, _ = make_step(reference)
+    for loss, given in zip(losses, batches, strict=True):
+        torch.testing.assert_close(loss, eager(*given).detach(), rtol=1e-5, atol=1e-7)
+    for name, found in after.items():
+        torch.testing.assert_close(found, reference.get_parameter(name).detach(), rtol=1e-5, atol=1e-6)

@@ -224,7 +224,8 @@ class CapturedStep:
                 RuntimeWarning,
                 stacklevel=4,
             )
-            optimised, self.passes = graph.rank_graph(self.plan.native, self.ranks.rank), []
+            local = graph.rank_graph(self.plan.native, self.ranks.rank)
+            optimised, self.passes = graph.without_empty_parts(local), []
         if self._is_fused:
             optimised = optimised.for_kernels(cuda=self.device != _devices.HOST)
         # All ranks of a pipeline draw what the whole step does.

@@ -65,7 +65,8 @@ pub fn strategies(row: &Row, call: &Call<'_>, seeds: &[Seed], ranks: u32) -> Vec
 /// shapes of a call for those that the operation makes, which a graph need not have that was not captured.
 pub fn suits(row: &Row, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> bool {
     let (may_be_uneven, fits) = (!strategy.realise.permutes(), strategy.realise.fits(ranks));
-    let may_be_empty = row.may_be_empty && strategy.realise.may_be_empty();
+    let may_be_empty =
+        strategy.realise.may_be_empty() && (row.may_be_empty || is_nothing_of_nothing(call, strategy));
     let suits = |(placement, ty): (Placement, &TensorType)| match placement {
         Placement::Shard { .. } => placement.chunks(&ty.shape, ranks).is_some_and(|(_, chunks)| {
             (may_be_empty || !chunks.leaves_empty()) && (may_be_uneven || chunks.is_even())
@@ -73,6 +74,20 @@ pub fn suits(row: &Row, call: &Call<'_>, strategy: &Strategy, ranks: u32) -> boo
         Placement::Replicate | Placement::Partial(_) | Placement::Groups { .. } => true,
     };
     fits && strategy.placed(call).all(suits)
+}
+
+/// Whether a rank without a part has nothing of each result, or 0 of a sum, so that it need not run the operation. What is whole on all ranks beside
+/// results that are divided says how random numbers were drawn, which nothing asks for in an operation that is divided.
+fn is_nothing_of_nothing(call: &Call<'_>, strategy: &Strategy) -> bool {
+    let is_empty = |value: &ValueId| call.graph.ty(*value).elements() == 0;
+    let is_divided = |placement: &Placement| {
+        matches!(placement, Placement::Shard { .. } | Placement::Partial(Reduce::Sum))
+    };
+    let suits = |placement: &Placement| is_divided(placement) || *placement == Placement::Replicate;
+    strategy.realise == Realise::Plain
+        && !call.operands.iter().any(is_empty)
+        && strategy.results.first().is_some_and(is_divided)
+        && strategy.results.iter().all(suits)
 }
 
 /// The strategies in which a partial value passes through the operation.

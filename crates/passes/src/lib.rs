@@ -14,6 +14,7 @@ mod draw_by_counter;
 mod driver;
 mod drop_aliases;
 mod dropout;
+mod empty_parts;
 mod facts;
 mod for_kernels;
 mod group_lists;
@@ -45,6 +46,7 @@ pub use direct_collectives::{Direct, DirectAxes, DirectCollectives, direct_form_
 pub use draw_by_counter::{DrawByCounter, KEY, with_key};
 pub use driver::{Outcome, Pass, run, run_unverified};
 pub use drop_aliases::DropAliases;
+pub use empty_parts::EmptyParts;
 pub use for_kernels::{Partitioner, for_kernels};
 pub use group_lists::GroupLists;
 pub use host_state::{HostState, Piece, Pieces};

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, CrossEntropy, DeadCode, DirectAxes, DirectCollectives,
-    DrawByCounter, DropAliases, GroupLists, HostState, LateCasts, MergeViews, Offload, OrderCollectives,
-    Pieces, Positions, Recompute, ReduceDtype, SplitDropout, StartCollectives, Stays, TurnShards, WaitAtOnce,
-    WithoutCollectives, driver::Pass,
+    DrawByCounter, DropAliases, EmptyParts, GroupLists, HostState, LateCasts, MergeViews, Offload,
+    OrderCollectives, Pieces, Positions, Recompute, ReduceDtype, SplitDropout, StartCollectives, Stays,
+    TurnShards, WaitAtOnce, WithoutCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -121,7 +121,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 20] = [
+    let all: [Box<dyn Pass>; 21] = [
         Box::new(DropAliases),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
@@ -136,6 +136,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
         Box::new(BucketCollectives { limit: settings.bucket_limit }),
         Box::new(OrderCollectives { prefetch_limit: settings.prefetch_limit }),
         Box::new(DirectCollectives { direct: settings.direct.clone() }),
+        Box::new(EmptyParts::default()),
         Box::new(WithoutCollectives),
         Box::new(WaitAtOnce),
         Box::new(DrawByCounter),

@@ -102,6 +102,11 @@ fn drop_aliases() {
 }
 
 #[test]
+fn empty_parts() {
+    check("empty_parts");
+}
+
+#[test]
 fn merge_views() {
     check("merge_views");
 }

@@ -94,7 +94,7 @@ pub use sensitivity::{Sensitivity, sensitivities};
 pub use settings::PlanSettings;
 pub use simulate::{Pipeline, Ranks, pipeline, simulate_one, simulate_plan, simulate_rank, simulated_step};
 pub use stages::{Cut, StagePrediction, Stages};
-pub use step::{plan_graph, plan_telling, program, rank_graph};
+pub use step::{plan_graph, plan_telling, program, rank_graph, without_empty_parts};
 pub use summary::{OtherPlan, StatePattern, Summary, summary};
 pub use text::Decisions;
 pub use why_not::{

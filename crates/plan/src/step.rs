@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use ir::{Graph, RankGraph};
-use passes::{Outcome, pipeline};
+use passes::{EmptyParts, Outcome, pipeline};
 use shard::canonical;
 
 use crate::{
@@ -52,7 +52,7 @@ pub fn plan_telling(
     with_kernels(plan, programs, cluster, settings.memory_limit(cluster))
 }
 
-/// The graph that `rank` runs under a plan for `graph`. On one rank it is the captured graph itself.
+/// The graph of `rank` under a plan for `graph`, in which all ranks are alike but for the sizes of their parts. On one rank it is the captured graph itself.
 pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
     let mesh = plan.mesh();
     if let Some(mut graphs) = stage_graphs(graph, plan, rank)? {
@@ -83,7 +83,15 @@ fn stage_graphs(graph: &Graph, plan: &Plan, rank: u32) -> Result<Option<Vec<Rank
 
 /// The program that `rank` runs under a plan for `graph`: its graph after the passes; `observe` hears of each.
 pub fn program(graph: &Graph, plan: &Plan, rank: u32, observe: impl FnMut(&Outcome)) -> Result<RankGraph> {
-    passes::run(&pipeline(&plan.passes_of(rank)), &rank_graph(graph, plan, rank)?, observe)
+    let program = passes::run(&pipeline(&plan.passes_of(rank)), &rank_graph(graph, plan, rank)?, observe)?;
+    without_empty_parts(graph, program)
+}
+
+/// What a rank runs of a step, without operations on parts of nothing, which the program of a rank has none of; operators that the
+/// step itself gives empty tensors to stay.
+pub fn without_empty_parts(graph: &Graph, local: RankGraph) -> Result<RankGraph> {
+    let without = EmptyParts::beside(graph);
+    if without.is_needed(&local) { passes::run(&[Box::new(without)], &local, |_| {}) } else { Ok(local) }
 }
 
 /// The programs that the first ranks of all stages run; none under a plan without stages.

@@ -203,6 +203,11 @@ impl Graph {
         run(py, || plan::rank_graph(&self.0, &plan.0, rank)).map(Self)
     }
 
+    /// What a rank runs of this step, without operations on parts of nothing.
+    fn without_empty_parts(&self, py: Python<'_>, local: &Self) -> PyResult<Self> {
+        run(py, || plan::without_empty_parts(&self.0, local.0.clone())).map(Self)
+    }
+
     /// The graph that a rank runs under a plan: after the passes, and what they did.
     fn program(&self, py: Python<'_>, plan: &Plan, rank: u32) -> PyResult<(Self, Done)> {
         let mut done = Done::new();
