@@ -90,7 +90,7 @@ class Session:
     pins: dict[str, dict[str, str]]
     compare_every: int
     keep_grads: bool
-    active: CapturedStep | None = None
+    active: Any = None
     live: tuple[str, ...] = ()
     batch: str = "global"
     steps: list[list[CapturedStep]] = field(default_factory=list)
