@@ -50,6 +50,16 @@ def test_pins_shard_what_the_ranks_do_not_divide(compared, ranks):
     assert sum(name.startswith("params.") for name in cut) > 20
 
 
+def require_equal_to_one_device(graph, plan, mesh, batches, passes, model):
+    """Trains on ranks in lock-step and the model on one device, and compares losses and parameters."""
+    losses, after = train(graph, plan, mesh, batches, passes=passes)
+    eager, _ = make_step(model)
+    for loss, batch in zip(losses, batches, strict=True):
+        torch.testing.assert_close(loss, eager(*batch).detach(), rtol=1e-5, atol=1e-7)
+    for name, found in after.items():
+        torch.testing.assert_close(found, model.get_parameter(name).detach(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("passes", [False, True])
 def test_ranks_with_more_and_less_have_collectives_of_unequal_sizes_along_another_axis(passes):
     torch.manual_seed(0)
@@ -64,12 +74,7 @@ def test_ranks_with_more_and_less_have_collectives_of_unequal_sizes_along_anothe
     orders = [graph.native.rank_graph(plan, rank).issue_order() for rank in range(4)]
     assert orders[0]["axis:a"] != orders[1]["axis:a"]
     assert orders[0]["axis:a"] == orders[2]["axis:a"]
-    losses, after = train(graph, plan, mesh, batches, passes=passes)
-    eager, _ = make_step(reference)
-    for loss, batch in zip(losses, batches, strict=True):
-        torch.testing.assert_close(loss, eager(*batch).detach(), rtol=1e-5, atol=1e-7)
-    for name, found in after.items():
-        torch.testing.assert_close(found, reference.get_parameter(name).detach(), rtol=1e-5, atol=1e-6)
+    require_equal_to_one_device(graph, plan, mesh, batches, passes, reference)
 
 
 def test_ranks_are_alike_where_those_of_each_group_are():
@@ -125,9 +130,4 @@ def test_ranks_without_a_sample_run_no_operation_that_refuses_nothing(batch, mes
     assert "aten::convolution(" in programs[0].text()
     assert "aten::convolution(" not in programs[-1].text()
     assert alike([prints_of(program.issue_order(), mesh) for program in programs], mesh)
-    losses, after = train(graph, plan, mesh, batches, passes=passes)
-    eager, _ = make_step(reference)
-    for loss, given in zip(losses, batches, strict=True):
-        torch.testing.assert_close(loss, eager(*given).detach(), rtol=1e-5, atol=1e-7)
-    for name, found in after.items():
-        torch.testing.assert_close(found, reference.get_parameter(name).detach(), rtol=1e-5, atol=1e-6)
+    require_equal_to_one_device(graph, plan, mesh, batches, passes, reference)

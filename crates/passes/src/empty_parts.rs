@@ -3,11 +3,9 @@
 use std::collections::BTreeSet;
 
 use base::Result;
-use ir::{Arg, Dtype, Graph, NodeId, Patch, TensorType, ValueId, inverse, memory_order};
+use ir::{Graph, NodeId, Patch, TensorType, ValueId, inverse, memory_order};
 
 use crate::{Pass, layout::Layout};
-
-const FULL: &str = "aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
 
 /// Puts zeros in the place of the results of operations that are given an empty part, and whose kernels would refuse it. Ranks are alike in what
 /// they exchange until then, so it comes after all passes that decide by the graph.
@@ -55,8 +53,8 @@ impl Pass for EmptyParts {
                 let order = memory_order(&ty.strides);
                 let shape: Vec<i64> = order.iter().map(|dim| ty.shape[*dim]).collect();
                 let lying = TensorType { device: ty.device, ..TensorType::contiguous(ty.dtype, shape) };
-                let zeros = patch.push_value(*id, FULL, zeros(&lying), lying);
                 let mut layout = Layout { patch: &mut patch, source: *id };
+                let zeros = layout.full(lying, 0.0);
                 let turned = layout.permute(zeros, &inverse(&order));
                 patch.replace(result, turned);
             }
@@ -64,14 +62,4 @@ impl Pass for EmptyParts {
         }
         Ok(patch)
     }
-}
-
-fn zeros(ty: &TensorType) -> Vec<Arg> {
-    let number = match ty.dtype {
-        Dtype::Bool => Arg::Bool(false),
-        dtype if dtype.is_floating() => Arg::Float(0.0),
-        _ => Arg::Int(0),
-    };
-    let shape = Arg::Ints(ty.shape.iter().copied().collect());
-    vec![shape, number, Arg::Dtype(ty.dtype), Arg::None, Arg::Device(ty.device), Arg::None]
 }

@@ -2,6 +2,7 @@
 
 use ir::{Arg, Dims, Dtype, NodeId, Patch, ReturnType, TensorType, ValueId, contiguous_strides};
 
+const FULL: &str = "aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
 const VIEW: &str = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)";
 const PERMUTE: &str = "aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)";
 const CLONE: &str = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor";
@@ -19,6 +20,18 @@ pub struct Layout<'p, 'g> {
 }
 
 impl Layout<'_, '_> {
+    /// A tensor of a number; of integers and truth values, of zeros.
+    pub fn full(&mut self, ty: TensorType, number: f64) -> ValueId {
+        let number = match ty.dtype {
+            Dtype::Bool => Arg::Bool(false),
+            dtype if dtype.is_floating() => Arg::Float(number),
+            _ => Arg::Int(0),
+        };
+        let shape = Arg::Ints(ty.shape.iter().copied().collect());
+        let args = vec![shape, number, Arg::Dtype(ty.dtype), Arg::None, Arg::Device(ty.device), Arg::None];
+        self.patch.push_value(self.source, FULL, args, ty)
+    }
+
     /// The source's operation on another tensor, beside its further arguments.
     pub fn again(&mut self, operand: ValueId, ty: TensorType) -> ValueId {
         let graph = self.patch.base();

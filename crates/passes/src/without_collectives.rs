@@ -2,11 +2,9 @@
 
 use aten::{Call, RunTimeSizes};
 use base::Result;
-use ir::{Arg, Dtype, Graph, NodeId, Patch, RowOperator, TensorType, ValueId, expected};
+use ir::{Arg, Graph, NodeId, Patch, RowOperator, TensorType, ValueId, expected};
 
-use crate::Pass;
-
-const FULL: &str = "aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor";
+use crate::{Pass, layout::Layout};
 
 /// Any number that no operation takes longer for.
 const ANY: f64 = 0.01;
@@ -30,8 +28,8 @@ impl Pass for WithoutCollectives {
             for (operand, result) in node.operands().zip(node.results()) {
                 let ty = graph.ty(result);
                 let alike = graph.ty(operand).shape == ty.shape;
-                let stands =
-                    if alike { operand } else { patch.push_value(*id, FULL, filled(ty), ty.clone()) };
+                let mut layout = Layout { patch: &mut patch, source: *id };
+                let stands = if alike { operand } else { layout.full(ty.clone(), ANY) };
                 patch.replace(result, stands);
             }
             patch.remove(*id);
@@ -87,15 +85,4 @@ fn counted(
     let numbers = [first, first + step * count, step].map(Arg::Int);
     let kind = [Arg::Dtype(ty.dtype), Arg::None, Arg::Device(ty.device), Arg::None];
     patch.push_value(source, ARANGE, numbers.into_iter().chain(kind).collect(), ty.clone())
-}
-
-/// The arguments of a tensor of a number.
-fn filled(ty: &TensorType) -> Vec<Arg> {
-    let number = match ty.dtype {
-        Dtype::Bool => Arg::Bool(false),
-        dtype if dtype.is_floating() => Arg::Float(ANY),
-        _ => Arg::Int(0),
-    };
-    let shape = Arg::Ints(ty.shape.iter().copied().collect());
-    vec![shape, number, Arg::Dtype(ty.dtype), Arg::None, Arg::Device(ty.device), Arg::None]
 }
