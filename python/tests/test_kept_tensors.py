@@ -21,7 +21,7 @@ from torch import nn
 import unisono
 from unisono import _native
 from unisono._capture.outside import Outside
-from unisono.errors import StepError
+from unisono.errors import CaptureNotice, StepError
 
 CASES: dict[str, Callable[[], Training]] = {}
 
@@ -294,6 +294,28 @@ def a_cache_of_what_is_the_same_at_every_step():
     return training(lambda m, x: m(x), Cached())
 
 
+class CachedFromBuffers(nn.Module):
+    """Keeps what it has made of buffers for a length, as codebooks and rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.length, self.angles = nn.Linear(6, 4), None, None
+        self.register_buffer("frequencies", torch.tensor([1.0, 0.5, 0.25, 0.125]))
+        self.register_buffer("usage", torch.tensor([2.0, 0.0, 1.0, 4.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.length != len(x) or self.angles is None:
+            self.length = len(x)
+            positions = torch.arange(self.length).type_as(self.frequencies)
+            self.angles = torch.outer(positions, self.frequencies).cos() / self.usage.clamp(min=0.1)
+        return self.layer(x) * self.angles
+
+
+@case
+def a_cache_of_what_buffers_say_that_stay():
+    return training(lambda m, x: m(x), CachedFromBuffers())
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_step_keeps_is_what_eager_keeps(name):
     before = fake_tensors()
@@ -393,6 +415,31 @@ def test_a_first_step_that_computes_otherwise_is_refused():
 
     assert refused(run).code == "U0115"
     assert not state
+
+
+@pytest.mark.parametrize("write", [lambda b: b.mul_(2), lambda b: b.chunk(2)[1].add_(1), lambda b: torch.neg(b, out=b)])
+def test_a_cache_of_what_follows_from_a_buffer_that_each_step_changes_is_refused(write):
+    model = CachedFromBuffers()
+
+    def run(model, x):
+        write(model.frequencies)
+        return model(x)
+
+    assert refused(run, model).code == "U0115"
+    assert model.angles is None
+
+
+def test_a_cache_of_what_follows_from_a_buffer_is_made_anew_with_a_notice_when_that_is_another_between_steps():
+    given = training(lambda m, x: m(x), CachedFromBuffers())
+    step = unisono.parallelize(
+        given.step, model=given.model, optimizer=given.optimizer, example=given.batches[0], cluster=DEAR_COMPUTING
+    )
+    step(*given.batches[0])
+    step.sync()
+    given.model.usage.fill_(3)
+    expected = copy.deepcopy(given.model)(*given.batches[0]).square().mean()
+    with pytest.warns(CaptureNotice, match="usage"):
+        torch.testing.assert_close(step(*given.batches[0]), expected.detach())
 
 
 @pytest.mark.parametrize("kind", [list, deque])

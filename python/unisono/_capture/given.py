@@ -18,7 +18,7 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from unisono._capture.known import is_lifted
+from unisono._capture.known import is_lifted, writers
 from unisono._capture.record import Recorder
 
 #: One operation or one source: ``["leaf", n, copied]`` for the n-th leaf of the arguments, ``["tensor", type, shape, values]``, ``["item",
@@ -273,29 +273,6 @@ def _sources(node: torch.fx.Node, recorder: Recorder) -> set[torch.fx.Node]:
         todo.extend(one.all_input_nodes)
         todo.extend(writers(one))
     return found
-
-
-def writers(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The operations that write into what a node gives, itself or through views."""
-    todo, seen = [node], {node}
-    while todo:
-        one = todo.pop()
-        for user in one.users:
-            if user in seen or not isinstance(user.target, torch._ops.OpOverload):
-                continue
-            seen.add(user)
-            if one in _written(user):
-                yield user
-            elif any(returned.alias_info is not None for returned in user.target._schema.returns):
-                todo.append(user)
-
-
-def _written(node: torch.fx.Node) -> list[Any]:
-    """The arguments that an operation writes into, also those in lists."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    given = zip(node.target._schema.arguments, node.args, strict=False)
-    written = [one for argument, one in given if argument.alias_info is not None and argument.alias_info.is_write]
-    return [part for one in written for part in (one if isinstance(one, list | tuple) else [one])]
 
 
 def _is_mutable(node: torch.fx.Node) -> bool:

@@ -262,7 +262,7 @@ class Kept:
             elif isinstance(before, torch.Tensor) and _kind(before) == _kind(tensor) and not self._is_put_in(path):
                 self.replaced.append(path)
                 more = True
-            elif isinstance(tensor, FakeTensor) and not follows_from_constants(tensor):
+            elif isinstance(tensor, FakeTensor) and not follows_from_constants(tensor, buffers=True):
                 place, among = self._place_of(path)
                 if among is self.lists or place != path:
                     more = self._note_place(place, among, None) or more

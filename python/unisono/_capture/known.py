@@ -7,7 +7,8 @@ each step from then on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -51,16 +52,24 @@ def value_of(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def follows_from_constants(tensor: torch.Tensor, *, outside: bool = False) -> bool:
+def follows_from_constants(tensor: torch.Tensor, *, outside: bool = False, buffers: bool = False) -> bool:
     """Whether a tensor that is being traced is the same at every step: it follows from constants of the step's code alone.
 
-    With ``outside``, from tensors too that the step only reads.
+    With ``outside``, from tensors too that the step only reads; with ``buffers``, from those of the model's that it does not write into, which
+    are looked at before each step from then on.
     """
-    node = Recorder.current.node_of(tensor) if Recorder.current is not None else None
-    if node is None:
+    recorder = Recorder.current
+    node = recorder.node_of(tensor) if recorder is not None else None
+    if recorder is None or node is None:
         return False
-    sources = _sources([node], outside=outside)
-    return sources is not None and not _changed_elsewhere(sources)
+    sources = _sources([node], outside=outside, inputs=recorder.buffers if buffers else ())
+    if sources is None or _changed_elsewhere(sources):
+        return False
+    read = [node for node in sources if node in recorder.buffers]
+    if any(any(writers(node)) for node in read):
+        return False
+    recorder.note_asked(recorder.buffers[node] for node in read)
+    return True
 
 
 def certain(asked: torch.Tensor) -> bool | None:
@@ -97,9 +106,11 @@ def _computed(node: torch.fx.Node, values: dict[torch.fx.Node, Any], root: torch
     return node.target(*args, **kwargs)
 
 
-def _sources(wanted: list[torch.fx.Node], *, outside: bool = False) -> set[torch.fx.Node] | None:
-    """All nodes that these depend on, themselves included; ``None`` where one is an input, random, or a tensor from outside without
-    ``outside``.
+def _sources(
+    wanted: list[torch.fx.Node], *, outside: bool = False, inputs: Container[torch.fx.Node] = ()
+) -> set[torch.fx.Node] | None:
+    """All nodes that these depend on, themselves included; ``None`` where one is random, another input than these, or a tensor from outside
+    without ``outside``.
     """
     found: set[torch.fx.Node] = set()
     todo = list(wanted)
@@ -107,7 +118,7 @@ def _sources(wanted: list[torch.fx.Node], *, outside: bool = False) -> set[torch
         node = todo.pop()
         if node in found:
             continue
-        if not (_is_constant(node) or (outside and node.op == "get_attr")):
+        if not (_is_constant(node) or node in inputs or (outside and node.op == "get_attr")):
             return None
         found.add(node)
         todo.extend(node.all_input_nodes)
@@ -129,15 +140,31 @@ def is_lifted(node: torch.fx.Node) -> bool:
 
 def _changed_elsewhere(sources: set[torch.fx.Node]) -> bool:
     """Whether an operation that is not among them may change what one of them made, itself or through a view."""
-    todo, seen = list(sources), set(sources)
+    return any(writer not in sources for node in sources for writer in writers(node))
+
+
+def writers(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The operations that write into what a node gives, itself or through views."""
+    todo, seen = [node], {node}
     while todo:
-        for user in todo.pop().users:
-            schema = getattr(user.target, "_schema", None)
-            if user in seen or schema is None:
+        one = todo.pop()
+        for user in one.users:
+            if user in seen:
                 continue
-            if schema.is_mutable:
-                return True
-            if any(returned.alias_info is not None for returned in schema.returns):
-                seen.add(user)
+            seen.add(user)
+            if user.target is operator.getitem:
                 todo.append(user)
-    return False
+            elif isinstance(user.target, torch._ops.OpOverload):
+                if one in _written(user):
+                    yield user
+                elif any(returned.alias_info is not None for returned in user.target._schema.returns):
+                    todo.append(user)
+
+
+def _written(node: torch.fx.Node) -> list[Any]:
+    """The arguments that an operation writes into, also those in lists."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    given = [*zip(node.target._schema.arguments, node.args, strict=False)]
+    given += [(one, node.kwargs[one.name]) for one in node.target._schema.arguments if one.name in node.kwargs]
+    written = [one for argument, one in given if argument.alias_info is not None and argument.alias_info.is_write]
+    return [part for one in written for part in (one if isinstance(one, list | tuple) else [one])]

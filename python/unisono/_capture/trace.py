@@ -33,10 +33,10 @@ from unisono._capture.followed import note_returned
 from unisono._capture.forks import Questions
 from unisono._capture.functional import Unknown, functionalised
 from unisono._capture.generators import Generators
-from unisono._capture.given import writers
 from unisono._capture.guards import EndedError, Ending, is_the_steps_own
 from unisono._capture.inputs import StepInput, StepInputs, is_decay
 from unisono._capture.kept import Kept, Writes
+from unisono._capture.known import writers
 from unisono._capture.masks import Masks
 from unisono._capture.number import Number, is_of_numbers
 from unisono._capture.optimizer import (
