@@ -144,6 +144,10 @@ pub enum Strides {
     Selected,
     /// The operand's with a step, argument 4, along the dimension of argument 1.
     Sliced,
+    /// The operand's with a step, argument 3, along the dimension of argument 1, and that dimension's behind them, within each window.
+    Windows,
+    /// The operand's without the dimensions of arguments 2 and 3, and the sum of theirs behind them.
+    Diagonal,
 }
 
 impl Strides {

@@ -357,8 +357,8 @@ pub static ROWS: &[Row] = &[
     op("aten::split_with_sizes(self, int[] split_sizes, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(Strides::Kept).sizes(Sizes::Pieces { sizes: 1, dim: 2 }),
     op("aten::unsafe_split.Tensor(self, int split_size, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(Strides::Kept).sizes(Sizes::Pieces { sizes: 1, dim: 2 }),
     op("aten::unsafe_split_with_sizes(self, int[] split_sizes, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(Strides::Kept).sizes(Sizes::Pieces { sizes: 1, dim: 2 }),
-    op("aten::diagonal(self, int offset, int dim1, int dim2)", Factors(windows::diagonal), Jointly, View).view(Strides::Dense),
-    op("aten::unfold(self, int dimension, int size, int step)", Factors(windows::unfold), Jointly, View).view(Strides::Dense),
+    op("aten::diagonal(self, int offset, int dim1, int dim2)", Factors(windows::diagonal), Jointly, View).view(Strides::Diagonal),
+    op("aten::unfold(self, int dimension, int size, int step)", Factors(windows::unfold), Jointly, View).view(Strides::Windows),
     // Joining, padding, and the backward of slicing
     op("aten::cat(Tensor[] tensors, int dim)", Seeded(join::cat), Stacked, Traffic).out("aten::cat.out").dims_of_result().computes("joined(tensors, dim)").moves(Moves::Join),
     op("aten::stack(Tensor[] tensors, int dim)", Factors(join::stack), Stacked, Traffic).out("aten::stack.out").dims_of_result().moves(Moves::Stack),

@@ -40,6 +40,18 @@ pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Opt
             strides.remove(call.dim(1, rank)?);
         }
         Strides::Sliced => strides[call.dim(1, rank)?] *= call.int(4).unwrap_or(1),
+        Strides::Windows => {
+            let dim = call.dim(1, rank)?;
+            strides.push(strides[dim]);
+            strides[dim] *= call.int(3)?;
+        }
+        Strides::Diagonal => {
+            let (one, other) = (call.dim(2, rank)?, call.dim(3, rank)?);
+            let along = strides[one] + strides[other];
+            strides.remove(one.max(other));
+            strides.remove(one.min(other));
+            strides.push(along);
+        }
     }
     Some(strides)
 }

@@ -31,9 +31,11 @@ pub(super) fn view(graph: &Graph, value: ValueId) -> Option<View> {
     }
     match (row.memory, row.strides) {
         (Memory::Alias, _) => Some(View { of, cut: None }),
-        (Memory::Own | Memory::Hidden, _) | (_, Strides::Dense | Strides::RowMajor | Strides::Selected) => {
-            None
-        }
+        (Memory::Own | Memory::Hidden, _)
+        | (
+            _,
+            Strides::Dense | Strides::RowMajor | Strides::Selected | Strides::Windows | Strides::Diagonal,
+        ) => None,
         (Memory::View, Strides::Sliced) => cut_of(graph, node, of).map(|cut| View { of, cut: Some(cut) }),
         (Memory::View, _) if from.elements() != to.elements() => None,
         _ => Some(View { of, cut: None }),
