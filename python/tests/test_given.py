@@ -16,6 +16,7 @@ from machines import DEAR_COMPUTING
 from torch import nn
 
 import unisono
+from unisono._interpret import interpret
 from unisono.errors import CaptureNotice, StepError
 
 
@@ -132,6 +133,36 @@ def test_a_value_that_is_computed_with_tensors_alone_takes_nothing_for_granted()
             torch.testing.assert_close(parallel(x, mask), step(x, mask))
 
 
+def looks_like_a_library(x, mask, model):
+    """Leaves a mask out that masks nothing, where it can be looked at, as transformers does; here that gives other values."""
+    if not isinstance(mask, torch._subclasses.FakeTensor) and mask.sum() == mask.numel():
+        return model(x).sum() * 3
+    return (model(x) * mask[:, None]).sum()
+
+
+def counts_what_has_data(x, mask, model):
+    if isinstance(mask, torch._subclasses.FakeTensor):
+        return (model(x) * mask[:, None]).sum()
+    return model(x)[: int(mask.sum())].sum()
+
+
+@pytest.mark.parametrize(("loss", "notices"), [(looks_like_a_library, 1), (counts_what_has_data, 0)])
+def test_code_that_asks_whether_the_batch_has_data_chooses_by_it_as_in_eager_pytorch(loss, notices):
+    model = nn.Linear(4, 4)
+
+    def step(x, mask):
+        return loss(x, mask, model)
+
+    masks = [torch.ones(6, dtype=torch.bool), torch.arange(6) < 4]
+    parallel = parallelize(step, model=model, example=(torch.randn(6, 4), masks[0]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CaptureNotice)
+        for mask in (*masks, *masks):
+            x = torch.randn(6, 4)
+            torch.testing.assert_close(parallel(x, mask), step(x, mask).detach())
+    assert len([one for one in caught if issubclass(one.category, CaptureNotice)]) == notices
+
+
 def test_a_step_that_is_another_one_at_each_call_says_so_and_keeps_no_more_than_it_may():
     loss = given_steps.NAMES["a_largest_number"]
     model, optimizer, step = given_steps.made(loss)
@@ -144,3 +175,30 @@ def test_a_step_that_is_another_one_at_each_call_says_so_and_keeps_no_more_than_
         notices += [str(one.message) for one in caught if issubclass(one.category, CaptureNotice)]
     assert len(notices) == 4 and "the oldest is gone" in notices[-1]
     assert len(parallel._captured) == 2
+
+
+def filled(lengths: tuple[int, ...]) -> torch.Tensor:
+    """A mask that code fills by numbers of its own."""
+    mask = torch.zeros(len(lengths), 4, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        mask[row, :length] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, mask: x[mask].cumsum(0)[-1],
+        lambda x, mask: x[torch.nonzero(mask * 1)[:, 1]].split([2, 4])[1],
+        lambda x, mask: torch.stack(mask.nonzero(as_tuple=True)).float() * x.sum(),
+    ],
+)
+def test_what_masks_select_that_follow_from_the_code_has_a_known_size(use):
+    x = torch.randn(2, 4)
+
+    def step(x):
+        return use(x.t().contiguous() if "split" in use.__code__.co_names else x, filled((2, 4)))
+
+    graph = unisono.capture(step, example=(x,))
+    found, _ = interpret(graph.decoded(), [item.tensor for item in graph.capture.inputs.inputs])
+    torch.testing.assert_close(found[0], step(x))

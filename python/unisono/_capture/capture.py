@@ -330,7 +330,8 @@ def _traced(asked: _Asked, *, anew: _Anew | None = None, changed: dict[Path, str
     compiler runs it is told no, as in eager PyTorch, and yes where it cannot be captured so. Values that follow from the tensors of the
     call are known where it cannot be captured otherwise.
     """
-    compiling, given = Compiling(), Given(asked.call.values if asked.looks_first else None)
+    given = Given(asked.call.values if asked.looks_first else None)
+    compiling = Compiling(given)
     first: Exception | None = None
     while True:
         seen = None if changed is None else dict[Path, str]()
@@ -338,6 +339,9 @@ def _traced(asked: _Asked, *, anew: _Anew | None = None, changed: dict[Path, str
             found = _traced_as_told(asked, anew, compiling, given, seen)
         except Exception as error:
             by_values = isinstance(error, StepError) and error.code == "U0101"
+            if by_values and given.asked:
+                given.asked = None  # it does more with what has data than to choose by it
+                continue
             # What is said of values that are known is said of those that cannot be.
             first = error if first is None or (given.is_known and not compiling.is_told and by_values) else first
             if by_values and given.may_be_known():

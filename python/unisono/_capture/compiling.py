@@ -2,7 +2,8 @@
 
 Eager PyTorch tells it no, and a library may take another way where it is told yes, to other values. So it is told no while the step is
 traced, and yes only where it cannot be traced otherwise, with a warning. PyTorch's own code is told yes: its optimizers read fewer values
-then.
+then. A tensor has data where that is known before the step: what follows from constants, and what follows from the arguments of a call as
+long as the step does no more with it than to choose.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from unisono._capture.given import Given
 from unisono._capture.known import follows_from_constants
 from unisono._capture.places import is_the_users, user_line, warn_user
 
@@ -29,9 +31,9 @@ class Compiling:
         asked: the user's line that was the first to ask.
     """
 
-    def __init__(self) -> None:
-        """Tells no."""
-        self.is_told = False
+    def __init__(self, given: Given | None = None) -> None:
+        """Tells no; ``given`` is what follows from the tensors of the call."""
+        self.is_told, self.given = False, given or Given()
         self.asked: str | None = None
 
     @contextlib.contextmanager
@@ -72,7 +74,8 @@ def _seen(compiling: Compiling) -> type:
         def __instancecheck__(cls, one: Any) -> bool:
             if not isinstance(one, FakeTensor) or not is_the_users(sys._getframe(1).f_code.co_filename):
                 return isinstance(one, FakeTensor)
-            return compiling.is_told or not follows_from_constants(one, outside=True)
+            is_known = follows_from_constants(one, outside=True) or compiling.given.ask(one)
+            return compiling.is_told or not is_known
 
         def __subclasscheck__(cls, kind: type) -> bool:
             return issubclass(kind, FakeTensor)

@@ -35,6 +35,7 @@ class Given:
 
     Attributes:
         is_known: whether values of theirs are known.
+        asked: the leaves of the arguments by whose values the step may choose all the same; ``None`` where it may by none.
         values: what rows give for the call that is captured.
         rows: what values follow from, each once.
     """
@@ -42,6 +43,7 @@ class Given:
     def __init__(self, leaves: Sequence[Any] | None = None) -> None:
         """Takes the leaves of the arguments, if they have values."""
         self.is_known = False
+        self.asked: set[int] | None = None if leaves is None else set()
         self.rows: list[Row] = []
         self._has_values, self._numbers = leaves is not None, dict[str, int]()
         self.values = Values(self.rows, leaves or [])
@@ -50,14 +52,28 @@ class Given:
         """Whether they can become known: they have values."""
         return self._has_values and not self.is_known
 
-    def row_of(self, node: torch.fx.Node | None) -> int | None:
-        """The number of the row that gives what a recorded node does; ``None`` if that follows from more than the arguments."""
+    def ask(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor follows from the arguments alone; by the values of these the step may choose from now on."""
         recorder = Recorder.current
-        if not self.is_known or node is None or recorder is None:
+        node = recorder.node_of(tensor) if recorder is not None else None
+        if self.asked is None or node is None or recorder is None:
+            return False
+        rows = _Block(recorder).of(node)
+        leaves = [] if rows is None else leaves_of([["block", rows]], 0)
+        self.asked.update(leaves)
+        return bool(leaves)
+
+    def row_of(self, node: torch.fx.Node | None, *, chooses: bool = False) -> int | None:
+        """The number of the row that gives what a recorded node does; ``None`` if that follows from more than the arguments.
+
+        Where the values of the arguments are not known, the step may only be one that ``chooses`` by it.
+        """
+        recorder = Recorder.current
+        if not (self.is_known or (chooses and self.asked)) or node is None or recorder is None:
             return None
         found = _Block(recorder)
         rows = found.of(node)
-        if rows is None:
+        if rows is None or not (self.is_known or {*leaves_of([["block", rows]], 0)} <= (self.asked or set())):
             return None
         if found.writes:
             return self._number(["block", rows])
@@ -65,6 +81,16 @@ class Given:
         for row in rows:
             numbers.append(self._number(_renumbered(row, numbers)))
         return numbers[-1]
+
+    @staticmethod
+    def constant(node: torch.fx.Node | None) -> Any:
+        """What a recorded node gives at every call, because it follows from no argument; ``None`` where it does."""
+        recorder = Recorder.current
+        rows = _Block(recorder).of(node) if recorder is not None and node is not None else None
+        if rows is None or leaves_of([["block", rows]], 0):
+            return None
+        with _plainly():
+            return _computed(["block", rows], {}, ())
 
     def _number(self, row: Row) -> int:
         key = repr(row)

@@ -55,8 +55,8 @@ def value_of(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def follows_from_constants(tensor: torch.Tensor, *, outside: bool = False, buffers: bool = False) -> bool:
     """Whether a tensor that is being traced is the same at every step: it follows from constants of the step's code alone.
 
-    With ``outside``, from tensors too that the step only reads; with ``buffers``, from those of the model's that it does not write into, which
-    are looked at before each step from then on.
+    With ``outside``, from tensors too that the step only reads; with ``buffers``, from buffers of the model that it does not write into,
+    which are looked at before each step from then on.
     """
     recorder = Recorder.current
     node = recorder.node_of(tensor) if recorder is not None else None

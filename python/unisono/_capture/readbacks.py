@@ -96,7 +96,7 @@ class Readbacks(TorchFunctionMode):
     def decide(self, value: torch.Tensor) -> bool:
         """The answer to a question about a value, in the way through the step that is traced."""
         known = certain(value)
-        row = self._row_of(value) if known is None else None
+        row = self._row_of(value, chooses=True) if known is None else None
         if row is not None:
             return self.counting.granted(["given", "number", row], as_truth=True)
         return self._questions.decide(value, user_line()) if known is None else known
@@ -150,26 +150,27 @@ class Readbacks(TorchFunctionMode):
         self.counting.granted(["given", "values", row])
         return self.counting.given.values.array(row)
 
-    def _row_of(self, tensor: torch.Tensor) -> int | None:
+    def _row_of(self, tensor: torch.Tensor, *, chooses: bool = False) -> int | None:
         recorder = Recorder.current
-        return None if recorder is None else self.counting.given.row_of(recorder.node_of(tensor))
+        return None if recorder is None else self.counting.given.row_of(recorder.node_of(tensor), chooses=chooses)
 
-    def _before(self, expression: Expression) -> Expression:
+    def _before(self, expression: Expression, *, chooses: bool = False) -> Expression:
         """The same with what follows from the tensors of the call in the place of what is read, as far as it does."""
         kind, *rest = expression
-        if kind == "constant" or not self.counting.given.is_known:
+        given = self.counting.given
+        if kind == "constant" or not (given.is_known or (chooses and given.asked)):
             return expression
         if kind == "value":
-            row = self._row_of(self.tensors[rest[0]])
+            row = self._row_of(self.tensors[rest[0]], chooses=chooses)
             return expression if row is None else ["given", "number", row]
-        return [kind, *(self._before(one) if isinstance(one, list) else one for one in rest)]
+        return [kind, *(self._before(one, chooses=chooses) if isinstance(one, list) else one for one in rest)]
 
     def _refused(self, expression: Expression, place: str | None) -> StepError:
         return self.counting.refused(expression, user_line()) if places_in(expression) else read_back(place)
 
     def decide_by(self, expression: Expression) -> bool:
         """The answer to a question about what an expression gives."""
-        expression = self._before(expression)
+        expression = self._before(expression, chooses=True)
         if self.counting.knows(expression):
             return self.counting.granted(expression, as_truth=True)
         return self.decide(self.tensor_of(expression))

@@ -1,4 +1,4 @@
-"""Operations that give as much as the values of a call's tensors say (``nonzero``, ``repeat_interleave``): that is taken for granted.
+"""Operations that give as much as values say (``nonzero``, ``repeat_interleave``): those of a call's tensors are taken for granted.
 
 The operation itself stays in the graph, with a result of the size that it has for the call which is captured.
 """
@@ -26,9 +26,12 @@ class Sized:
     def result(self, func: Any, args: Any, kwargs: Any, meta: dict[str, Any]) -> list[Any] | None:
         """In a list, what an operation gives that depends on values; ``None`` where these follow from more than a call's tensors."""
         recorder, given = Recorder.current, self._premises.given
-        if recorder is None or not given.is_known:
+        if recorder is None:
             return None
         node = recorder.note(func, args, kwargs, meta)
+        constant = given.constant(node) if torch.Tag.data_dependent_output not in func.tags else None
+        if constant is not None:
+            return [recorder.stand_for(constant, node)]
         row = given.row_of(node)
         if row is None or torch.Tag.data_dependent_output in func.tags:
             recorder.graph.erase_node(node)
@@ -49,11 +52,12 @@ class Sized:
         """Whether an index has masks, and how much each of them selects is known."""
         parts = index if isinstance(index, tuple) else (index,)
         masks = [one for one in parts if isinstance(one, torch.Tensor) and one.dtype == torch.bool and one.dim() > 0]
-        return bool(masks) and self._premises.given.is_known and all(map(self._is_known, masks))
+        return bool(masks) and all(map(self._is_known, masks))
 
     def _is_known(self, mask: torch.Tensor) -> bool:
-        recorder = Recorder.current
-        return recorder is not None and self._premises.given.row_of(recorder.node_of(mask)) is not None
+        recorder, given = Recorder.current, self._premises.given
+        node = recorder.node_of(mask) if recorder is not None else None
+        return given.row_of(node) is not None or given.constant(node) is not None
 
 
 def positions(index: Any) -> tuple[Any, ...]:
