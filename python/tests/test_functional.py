@@ -53,6 +53,15 @@ def the_whole_is_changed_by_another_shape_of_it(x, y):
     return [made, made.sin()]
 
 
+ROWS = torch.arange(8.0).view(2, 4)
+
+
+def a_tensor_from_outside_that_is_copied_into_a_part(x, y):
+    made = x.new_zeros(4, 4)
+    made[1:3, :4].copy_(ROWS)
+    return [made * y]
+
+
 def an_input_of_which_a_row_is_changed(x, y):
     x[1].add_(y[0])
     x.detach().mul_(2.0)
@@ -112,7 +121,7 @@ def inputs() -> list[torch.Tensor]:
 
 
 def recorded(change: Change) -> torch.fx.GraphModule:
-    mode = FakeTensorMode()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(one.clone()) for one in inputs()]
     return Recorder().record(change, fakes, mode)
 
@@ -126,6 +135,7 @@ CHANGES = [
     results_that_are_parts,
     parts_that_are_changed_before_the_whole_is_read,
     the_whole_is_changed_by_another_shape_of_it,
+    a_tensor_from_outside_that_is_copied_into_a_part,
     an_input_of_which_a_row_is_changed,
     the_averages_of_a_batch_norm,
     a_part_that_is_split_off_unsafely,

@@ -604,6 +604,8 @@ pub static ROWS: &[Row] = &[
     op("aten::_thnn_fused_lstm_cell_backward_impl(Tensor? grad_hy, Tensor? grad_cy, cx, cy, workspace, bool has_bias) -> (Tensor, Tensor, Tensor)", Factors(recurrent::cell), Together(&[0, 1]), Traffic).strides(Strides::RowMajor).never_empty(),
     op("aten::_thnn_fused_gru_cell(input_gates, hidden_gates, hx, Tensor? input_bias, Tensor? hidden_bias) -> (Tensor, Tensor)", Factors(recurrent::cell), No, Traffic).strides(Strides::RowMajor).never_empty(),
     op("aten::_thnn_fused_gru_cell_backward(grad_hy, workspace, bool has_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", Factors(recurrent::cell), InEach(&[0]), Traffic).strides(Strides::RowMajor).never_empty(),
+    // Computed by the host
+    op("unisono::assignment(cost, bool maximize) -> (Tensor, Tensor)", Fixed, No, Traffic).strides(Strides::RowMajor),
     // Collectives along another axis
     op("_c10d_functional::all_reduce(input, str reduce_op)", Rule::Each, Sums, Traffic),
     op("_c10d_functional::all_gather_into_tensor(input, int group_size)", Seeded(collective::all_gather), Jointly, Traffic),

@@ -279,7 +279,9 @@ class Recorder(TorchDispatchMode):
             self._constants[id(tensor)] = tensor, name
             # Not by `setattr`, for which a parameter is a parameter of the module.
             object.__setattr__(self.root, name, tensor)
-        return self.graph.create_node("get_attr", self._constants[id(tensor)][1])
+        node = self.graph.create_node("get_attr", self._constants[id(tensor)][1])
+        node.meta["val"] = type_of(tensor)
+        return node
 
     def _track(self, made: Any, node: torch.fx.Node) -> None:
         node.meta["val"] = type_of(made)

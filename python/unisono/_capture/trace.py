@@ -25,7 +25,7 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
 from unisono import _users_errors
-from unisono._capture import formats, hooks, iterators, kernels, outward, scaling, sources, telling
+from unisono._capture import assignment, formats, hooks, iterators, kernels, outward, scaling, sources, telling
 from unisono._capture.averages import Averages
 from unisono._capture.counting import Counts, require_known_keys
 from unisono._capture.expressions import Expression
@@ -390,6 +390,7 @@ class _Run:
             self.rates.standing_in(),
             self.reads.around(self.kept.functions()),
             iterators.refused(self.kept.functions(), self.kept.walk.holders),
+            assignment.standing_in(),
             self._clocks(),
         ):
             self.kept.count(self.reads)
