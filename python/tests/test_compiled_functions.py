@@ -34,6 +34,8 @@ OPERATIONS: dict[str, Operation] = {
     "sum": lambda x, y: x + y.sum(),
     "constant": lambda x, _: x + torch.tensor([[1.0, 2, 3, 4]]),
     "constant alone": lambda _x, _y: torch.tensor([[0.5] * SIZE] * SIZE),
+    "full": lambda _x, _y: torch.full((SIZE, SIZE), 1.5),
+    "range": lambda _x, _y: torch.arange(float(SIZE * SIZE)).view(SIZE, SIZE),
     "copy over": lambda x, y: x.relu().copy_(y),
     "in place": lambda x, _: x.add_(1),
     "in place of a new one": lambda x, y: x.mul(1).add_(y),

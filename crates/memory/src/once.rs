@@ -21,9 +21,9 @@ pub enum Once {
 /// For each step of a program whether it runs once. `stays` are values whose memory stays beside state: buffers.
 pub fn once(program: &Steps, stays: &[u32]) -> Vec<Once> {
     let lifetimes = Lifetimes::of(program);
-    let mut written = FixedBitSet::with_capacity(program.values.len());
+    let mut anew = returned_together(program, &lifetimes);
     let targets = program.steps.iter().flat_map(|step| &step.writes);
-    targets.for_each(|value| written.insert(lifetimes.root(*value) as usize));
+    targets.for_each(|value| anew.insert(lifetimes.root(*value) as usize));
     let mut pinned = FixedBitSet::with_capacity(program.values.len());
     pinned.extend(program.state.iter().chain(stays).map(|value| *value as usize));
     let mut constant = FixedBitSet::with_capacity(program.values.len());
@@ -32,7 +32,7 @@ pub fn once(program: &Steps, stays: &[u32]) -> Vec<Once> {
         let all = |bits: &FixedBitSet| step.reads.iter().all(|value| bits.contains(*value as usize));
         let keeps = |value: &u32| {
             let small = program.values[*value as usize].elements <= LARGEST_CONSTANT;
-            small && !written.contains(lifetimes.root(*value) as usize)
+            small && !anew.contains(lifetimes.root(*value) as usize)
         };
         let is_view = matches!(step.effect, Effect::View | Effect::Repeating);
         let once = if step.pure && all(&constant) && step.makes.iter().all(keeps) {
@@ -51,4 +51,17 @@ pub fn once(program: &Steps, stays: &[u32]) -> Vec<Once> {
         found.push(once);
     }
     found
+}
+
+/// Memory of which several values are returned. They share it, so that it is made at each run: of what is kept a copy of each would be.
+fn returned_together(program: &Steps, lifetimes: &Lifetimes) -> FixedBitSet {
+    let mut first = vec![None; program.values.len()];
+    let mut shared = FixedBitSet::with_capacity(program.values.len());
+    for value in &program.returns {
+        let root = lifetimes.root(*value) as usize;
+        if first[root].replace(*value).is_some_and(|other| other != *value) {
+            shared.insert(root);
+        }
+    }
+    shared
 }
